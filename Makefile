@@ -1,0 +1,40 @@
+# Every chore has a name here; .ci/run calls the same targets as a person does.
+PYTHON := .venv/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help setup check format test bench bench-quick differential docs-reference clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## install the engines (Debian packages), the venv and the pinned packages
+	@bash scripts/setup.sh
+
+check: ## format, lint, types, import contracts
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+format: ## rewrite the code to the format and fix what lint can fix
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+test: ## every test, on both engines, two at a time
+	$(PYTHON) -m pytest -n 2
+
+bench: ## all ratios against the bare engine and bare redis-py; writes bench/results/latest.json
+	$(PYTHON) -m bench
+
+bench-quick: ## the same ratios with short runs, under two minutes
+	$(PYTHON) -m bench --quick
+
+differential: ## a million random commands, braidstream against the bare engine
+	BRAID_COMMANDS=1000000 $(PYTHON) -m pytest -q -s tests/contract/test_differential.py --timeout 0 -n 2
+
+docs-reference: ## write the generated pages of docs/reference
+	$(PYTHON) -m scripts.reference
+
+clean: ## remove caches and build leftovers; keeps .venv and bench results
+	rm -rf build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -path ./.venv -prune -o -type d -name __pycache__ -exec rm -rf {} +

@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# Everything a fresh Debian bookworm needs to run the tests; quick when it is all there already.
+#
+#   engines   redis-server from bookworm, valkey-server from bookworm-backports; no service is left running
+#   packages  .venv with the versions of constraints.txt and this project, editable
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+REDIS_VERSION=7.0.15
+VALKEY_VERSION=8.0.1
+
+have() { command -v "$1" >/dev/null 2>&1; }
+
+say() { echo "setup: $*"; }
+
+fail() { echo "setup: $*" >&2; exit 1; }
+
+# Debian starts a service when its package is installed; this file is how one says no.
+refuse_services() {
+    local policy=/usr/sbin/policy-rc.d
+    [ -e "$policy" ] && return
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod +x "$policy"
+    trap "rm -f $policy" EXIT
+}
+
+# The configured mirror, with its suite changed: the mirror's name stays on the machine.
+add_backports() {
+    local from=/etc/apt/sources.list.d/debian.sources to=/etc/apt/sources.list.d/braidstream-backports
+    if [ -e "$from" ]; then
+        awk -v RS= -v ORS='\n\n' '
+            /(^|\n)Suites:([^\n]* )?bookworm( |\n|$)/ { sub(/Suites:[^\n]*/, "Suites: bookworm-backports"); print }
+        ' "$from" >"$to.sources"
+    elif [ -e /etc/apt/sources.list ]; then
+        sed -n -E 's/^(deb .*) bookworm (main.*)/\1 bookworm-backports \2/p' /etc/apt/sources.list >"$to.list"
+    else
+        fail "found no Debian sources to copy. Install valkey-server $VALKEY_VERSION by hand."
+    fi
+    apt-get -qq update
+}
+
+install_packages() {
+    local wanted=()
+    have redis-server || wanted+=(redis-server)
+    have valkey-server || wanted+=(valkey-server)
+    have openssl || wanted+=(openssl)
+    have python3 || wanted+=(python3)
+    python3 -c 'import ensurepip' 2>/dev/null || wanted+=(python3-venv)
+    [ ${#wanted[@]} -eq 0 ] && return
+    have apt-get || fail "no apt-get here. Install these by hand: ${wanted[*]}."
+    [ "$(id -u)" -eq 0 ] || fail "must be root to install ${wanted[*]}. Run 'sudo make setup' once."
+
+    export DEBIAN_FRONTEND=noninteractive
+    say "installing ${wanted[*]}"
+    refuse_services
+    apt-get -qq update
+    if [[ " ${wanted[*]} " == *" valkey-server "* ]] && [ -z "$(apt-cache madison valkey-server)" ]; then
+        add_backports
+    fi
+    apt-get -qq -y install --no-install-recommends "${wanted[@]}" >/dev/null
+}
+
+# Other versions are supported too, but then it is not CI's result that one sees.
+tell_version() {
+    local seen
+    seen=$("$1" --version | sed -E 's/.* v=([0-9.]+).*/\1/')
+    [ "$seen" = "$2" ] || say "note: $1 is $seen, CI runs $2"
+}
+
+install_venv() {
+    local stamp=.venv/.braidstream-setup want
+    if [ ! -x .venv/bin/python ]; then
+        python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || fail "python3 is older than 3.11."
+        say "creating .venv"
+        python3 -m venv .venv
+    fi
+    want=$(cat pyproject.toml constraints.txt scripts/setup.sh | sha256sum; pwd; .venv/bin/python --version)
+    [ -e "$stamp" ] && [ "$(cat "$stamp")" = "$want" ] && return
+    say "installing python packages"
+    # -c does not reach the isolated build, these two do (the second is what newer pips read).
+    PIP_CONSTRAINT="$PWD/constraints.txt" PIP_BUILD_CONSTRAINT="$PWD/constraints.txt" \
+        .venv/bin/pip install --quiet --disable-pip-version-check --root-user-action=ignore \
+        -c constraints.txt -e '.[dev]'
+    echo "$want" >"$stamp"
+}
+
+install_packages
+tell_version redis-server "$REDIS_VERSION"
+tell_version valkey-server "$VALKEY_VERSION"
+install_venv
+say "ready"

@@ -1,0 +1,1 @@
+"""What tests share: real servers and waiting without luck."""

@@ -1,0 +1,30 @@
+"""Make an engine a region, and fill it with the strands of writers far away."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import braidstream
+from braidstream import engine as functions
+from braidstream.commands.region import initialise, tune_id_mode
+from braidstream.ids import ZERO, Id
+from braidstream.plan import Batch, Plan
+from braidstream.strand import Strand
+from tests.support.servers import Engine
+
+
+def become(engine: Engine, *, region: int = 1, name: str = "us-east", id_mode: str = "strict") -> None:
+    """Do to an engine what `braid init` and `braid tune id-mode` do."""
+    with braidstream.Redis.from_url(engine.url) as client:
+        client.run_plan(initialise(region, name))
+        client.run_plan(functions.load())
+        client.run_plan(tune_id_mode(id_mode))
+
+
+def client_of(engine: Engine, **options: Any) -> braidstream.Redis:
+    return braidstream.Redis.from_url(engine.url, **options)
+
+
+def apply(strand: Strand, entries: Iterable[tuple[Id, Sequence[bytes]]], after: Id = ZERO) -> Plan[int]:
+    """Append entries to a strand as a link does: whoever its writer is."""
+    [applied] = yield Batch([strand.apply(after, entries)])
+    return int(applied)

@@ -1,0 +1,293 @@
+"""Real Redis and Valkey servers on loopback, started, hurt and stopped by tests.
+
+    with Engine("valkey", args=["--appendonly", "yes"]) as engine:
+        with engine.client() as client: ...
+        engine.kill()        # SIGKILL; restart() comes back on the same port with the same directory
+
+Ports lie in 10000..21999 and cluster buses 10000 above, all below the range the kernel lends to outgoing
+connections, so a port that was free when chosen can be lost only to another server; start() then picks again.
+"""
+
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, get_args
+from urllib.parse import quote
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from tests.support.waiting import eventually
+
+Flavour = Literal["redis", "valkey"]
+FLAVOURS: tuple[Flavour, ...] = get_args(Flavour)
+
+START_WITHIN_S = 20
+STOP_WITHIN_S = 5
+BUS_OFFSET = 10_000
+# Not the module's own dice: hypothesis seeds those, and then two xdist workers would want the same port.
+DICE = random.SystemRandom()
+
+
+class DidNotStart(Exception):
+    """A server exited or stayed silent; the message ends with the tail of its log."""
+
+
+class Engine:
+    """One server process. `args` is a flat list that wins over the defaults: `["--maxmemory", "10mb"]`."""
+
+    def __init__(
+        self,
+        flavour: Flavour = "redis",
+        *,
+        args: Sequence[str] = (),
+        tls: bool = False,
+        unixsocket: bool = False,
+        cluster: bool = False,
+    ) -> None:
+        self.flavour = flavour
+        self.args = list(args)
+        self.tls = tls
+        self.cluster = cluster
+        self.port = 0
+        self.directory = Path(tempfile.mkdtemp(prefix=f"braid-{flavour}-"))
+        self.unixsocket = self.directory / "engine.sock" if unixsocket else None
+        self._certificates = tls_files(self.directory) if tls else None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        if self._certificates:
+            return f"rediss://127.0.0.1:{self.port}/0?ssl_ca_certs={quote(str(self._certificates['ca']))}"
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the engine was never started"
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def client(self, **options: Any) -> "redis.Redis":
+        """A plain redis-py client that never retries; close it, or use it in `with`."""
+        return redis.Redis.from_url(self.url, **{"retry": Retry(NoBackoff(), 0), **options})
+
+    def start(self) -> Self:
+        """Start and wait until it answers. The first start chooses the port, later ones keep it."""
+        chosen = self.port != 0
+        for attempts_left in reversed(range(5)):
+            if not chosen:
+                self.port = free_port(bus=self.cluster)
+            try:
+                self._launch()
+                return self
+            except DidNotStart as error:
+                self.kill()
+                if chosen or attempts_left == 0 or "Address already in use" not in str(error):
+                    raise
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def kill(self) -> None:
+        """SIGKILL: no goodbye to clients, nothing written on the way out."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def pause(self) -> None:
+        """SIGSTOP: connections stay open and nothing answers, until resume()."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def restart(self) -> Self:
+        """Shut down if it is up, then start again on the same port and directory."""
+        self._shut_down()
+        return self.start()
+
+    def stop(self) -> None:
+        """Shut down and forget the directory."""
+        self._shut_down()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def flush(self) -> None:
+        """Forget every key of every database and every function."""
+        with self.client() as client:
+            client.execute_command("FLUSHALL", "SYNC")
+            client.execute_command("FUNCTION", "FLUSH", "SYNC")
+
+    @property
+    def log(self) -> str:
+        """What the server said since its first start."""
+        return (self.directory / "log").read_text(errors="replace")
+
+    def _launch(self) -> None:
+        with open(self.directory / "log", "ab") as log:
+            self._process = subprocess.Popen(self._command(), stdout=log, stderr=subprocess.STDOUT)
+        try:
+            eventually(self._answers, within_s=START_WITHIN_S, why=f"{self.flavour} should answer PING")
+        except AssertionError as error:
+            raise DidNotStart(f"{error}; log:\n{self._log_tail()}") from error
+
+    def _command(self) -> list[str]:
+        command = [f"{self.flavour}-server", "--bind", "127.0.0.1", "--dir", str(self.directory)]
+        command += ["--save", "", "--appendonly", "no", "--daemonize", "no"]
+        if self._certificates:
+            command += ["--port", "0", "--tls-port", str(self.port), "--tls-auth-clients", "no"]
+            command += ["--tls-ca-cert-file", str(self._certificates["ca"])]
+            command += ["--tls-cert-file", str(self._certificates["cert"])]
+            command += ["--tls-key-file", str(self._certificates["key"])]
+        else:
+            command += ["--port", str(self.port)]
+        if self.unixsocket:
+            command += ["--unixsocket", str(self.unixsocket)]
+        if self.cluster:
+            command += ["--cluster-enabled", "yes", "--cluster-node-timeout", "5000"]
+        return command + self.args
+
+    def _answers(self) -> bool:
+        """Whether it is our own process that answers: another server may have won the port."""
+        if not self.alive:
+            raise DidNotStart(f"{self.flavour}-server exited at once; log:\n{self._log_tail()}")
+        try:
+            with self.client(socket_timeout=1) as client:
+                client.ping()
+                return bool(client.info("server")["process_id"] == self.pid)
+        except redis.AuthenticationError:
+            return True
+        except (redis.ConnectionError, redis.TimeoutError):
+            return False
+
+    def _log_tail(self) -> str:
+        return "\n".join(self.log.splitlines()[-20:])
+
+    def _shut_down(self) -> None:
+        if self._process is None or not self.alive:
+            return
+        self.resume()
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+class Cluster:
+    """Three masters that share the 16,384 slots, no replicas."""
+
+    SLOTS = ((0, 5460), (5461, 10922), (10923, 16383))
+
+    def __init__(self, flavour: Flavour = "redis", *, args: Sequence[str] = ()) -> None:
+        self.flavour = flavour
+        self.nodes = [Engine(flavour, args=args, cluster=True) for _ in self.SLOTS]
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """The first node; a cluster client finds the others."""
+        return self.nodes[0].url
+
+    def start(self) -> Self:
+        """Start the nodes, introduce them, and wait until each of them sees a whole cluster."""
+        try:
+            for node in self.nodes:
+                node.start()
+            for epoch, (node, slots) in enumerate(zip(self.nodes, self.SLOTS, strict=True), start=1):
+                with node.client() as client:
+                    client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", epoch)
+                    client.execute_command("CLUSTER", "ADDSLOTSRANGE", *slots)
+                    if node is not self.nodes[0]:
+                        client.execute_command("CLUSTER", "MEET", "127.0.0.1", self.nodes[0].port)
+            for node in self.nodes:
+                eventually(
+                    partial(_sees_all, node, len(self.nodes)),
+                    within_s=START_WITHIN_S,
+                    why=f"node {node.port} should see a cluster of {len(self.nodes)} in state ok",
+                )
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        for node in self.nodes:
+            node.stop()
+
+    def flush(self) -> None:
+        for node in self.nodes:
+            node.flush()
+
+
+def _sees_all(node: Engine, size: int) -> bool:
+    with node.client() as client:
+        info = client.execute_command("CLUSTER INFO")
+    wanted = {"cluster_state": "ok", "cluster_slots_ok": "16384", "cluster_size": str(size)}
+    return bool(wanted.items() <= info.items())
+
+
+def free_port(*, bus: bool = False) -> int:
+    """A loopback port nobody listens on; with `bus`, the port 10,000 above it is free as well."""
+    for _ in range(1000):
+        port = DICE.randrange(10_000, 22_000)
+        if all(_is_free(wanted) for wanted in ([port, port + BUS_OFFSET] if bus else [port])):
+            return port
+    raise DidNotStart("found no free port between 10000 and 21999 in 1000 tries")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        # As the servers do: without it a port is lost for a minute to connections in TIME_WAIT.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def tls_files(directory: Path) -> dict[str, Path]:
+    """A CA (`ca`) and a server certificate (`cert`, `key`) for 127.0.0.1 and localhost, made by openssl."""
+    names = {"ca": "ca.crt", "cert": "server.crt", "key": "server.key"}
+    files = {name: directory / file for name, file in names.items()}
+    ca_key = directory / "ca.key"
+    new = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    new += ["-days", "2"]
+    ca = [*new, "-keyout", str(ca_key), "-out", str(files["ca"]), "-subj", "/CN=braid test CA"]
+    ca += ["-addext", "keyUsage=critical,keyCertSign"]
+    server = [*new, "-keyout", str(files["key"]), "-out", str(files["cert"]), "-subj", "/CN=localhost"]
+    server += ["-CA", str(files["ca"]), "-CAkey", str(ca_key)]
+    server += ["-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
+    server += ["-addext", "basicConstraints=critical,CA:FALSE"]
+    for command in (ca, server):
+        subprocess.run(command, check=True, capture_output=True)
+    return files

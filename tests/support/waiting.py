@@ -1,0 +1,19 @@
+"""Waiting for a condition, or failing with a sentence."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def eventually(check: Callable[[], T], *, within_s: float, why: str) -> T:
+    """Return the first true value of `check`; fail with `why` and the last value if none comes in time."""
+    deadline = time.monotonic() + within_s
+    while True:
+        seen = check()
+        if seen:
+            return seen
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"{why}: not within {within_s} s, last seen {seen!r}")
+        time.sleep(0.01)
