@@ -1,0 +1,61 @@
+"""Everything braidstream raises, each with a code that RESP replies, CLI JSON and the docs share.
+
+BraidError
+|-- ReplyError          an error reply, in the engine's own words: "ERR syntax error", "WRONGTYPE ..."
+|   `-- RefusedError    we decline what the engine would do, and say why and what to use instead
+|-- NotARegionError     the server has no bs:config yet
+|-- RegionTakenError    the server already is another region
+`-- LibraryError        the engine functions are missing, or newer than this client
+"""
+
+
+class BraidError(Exception):
+    """Base of all errors of braidstream."""
+
+    code = "ERR"
+
+
+class ReplyError(BraidError):
+    """An error reply. The text is the whole line after the `-`, its code included."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+        self.code = text.split(" ", 1)[0]
+
+
+class RefusedError(ReplyError):
+    """A command that would break a promise of ours. The text says why, and what to use instead."""
+
+    def __init__(self, command: str, why: str, instead: str) -> None:
+        super().__init__(f"ERR {command} refused by braidstream: {why}. {instead}.")
+
+
+class NotARegionError(BraidError):
+    """The database has no `bs:config`: nobody said which region it is."""
+
+    code = "NOREGION"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this database is not a braidstream region yet. "
+            "Make it one with: braid init --url URL --region N --name NAME"
+        )
+
+
+class RegionTakenError(BraidError):
+    """`braid init` on a database that is another region already."""
+
+    code = "REGIONTAKEN"
+
+    def __init__(self, *, has: str, wanted: str) -> None:
+        super().__init__(
+            f"this database already is {has}, not {wanted}. A region keeps its number for life, because "
+            "its IDs carry it. Name the region it is, or use an empty database."
+        )
+
+
+class LibraryError(BraidError):
+    """The engine functions are not the ones this client needs."""
+
+    code = "LIBRARY"

@@ -1,0 +1,81 @@
+"""Every Redis key we touch, and the way back from a key to the stream it belongs to.
+
+    bs:config                 hash    who this region is
+    bs:<w>:s:<tag>            stream  strand of writer w: minted IDs
+    bs:<w>:c:<tag>            stream  strand of writer w: IDs the user chose
+    bs:<w>:c.<g>:<tag>        stream  the same, g-th life: a stream that was deleted may start over
+    bs:<w>:j:<tag>            stream  journal of writer w
+    bs:meta:<tag>             hash    the stream's strands and where each was cut (see braid.py)
+    bs:copy:<token>:<tag>     stream  a copy being made; becomes a `c` strand (commands/rename.py)
+
+All keys of one stream share a slot, and no two names share a key. <tag> has three forms, told apart
+by their first byte:
+
+    {orders}            a name without a hash tag: the whole name is the tag, same slot as the plain key
+    +a{tag}b            a name with a tag of its own: kept, so streams a user put together stay together
+    !{!}}odd            empty, or starting with `}`: braces around it would not make a tag
+"""
+
+import re
+from typing import Final, Literal
+
+CONFIG: Final = b"bs:config"
+PREFIX: Final = b"bs:"
+
+Kind = Literal["s", "c"]
+
+_OWN_TAG = re.compile(rb"\A[^{]*\{[^}]+\}", re.DOTALL)
+_STRAND = re.compile(rb"\Abs:([1-9][0-9]{0,3}):(s|c)(?:\.([1-9][0-9]*))?:([{+!].*)\Z", re.DOTALL)
+_META = b"bs:meta:"
+
+
+def tag(name: bytes) -> bytes:
+    """The part of a key that carries the stream's name and decides its slot."""
+    if _OWN_TAG.match(name):
+        return b"+" + name
+    if not name or name.startswith(b"}"):
+        return b"!{!}" + name
+    return b"{" + name + b"}"
+
+
+def name_of_tag(text: bytes) -> bytes:
+    if text.startswith(b"+"):
+        return text[1:]
+    return text[4:] if text.startswith(b"!") else text[1:-1]
+
+
+def shares_slot(name: bytes) -> bool:
+    """Whether the plain key `name` lies in the slot of the stream's own keys."""
+    return bool(_OWN_TAG.match(name)) or (bool(name) and b"}" not in name)
+
+
+def strand(name: bytes, kind: Kind, writer: int, life: int = 0) -> bytes:
+    which = b"%d:%s" % (writer, kind.encode())
+    return PREFIX + which + (b".%d:" % life if life else b":") + tag(name)
+
+
+def meta(name: bytes) -> bytes:
+    return _META + tag(name)
+
+
+def copy(name: bytes, token: bytes) -> bytes:
+    return b"bs:copy:" + token + b":" + tag(name)
+
+
+def name_of_meta(key: bytes) -> bytes | None:
+    """The stream a meta key belongs to; None for any other key."""
+    return name_of_tag(key[len(_META) :]) if key.startswith(_META) else None
+
+
+def parse_strand(key: bytes) -> tuple[bytes, Kind, int, int] | None:
+    """(name, kind, writer, life) of a strand's key; None for any other key."""
+    found = _STRAND.match(key)
+    if found is None:
+        return None
+    kind: Kind = "s" if found[2] == b"s" else "c"
+    return name_of_tag(found[4]), kind, int(found[1]), int(found[3] or 0)
+
+
+def is_ours(key: bytes) -> bool:
+    """Whether a key is part of our storage, hidden from KEYS and SCAN."""
+    return key == CONFIG or key.startswith((_META, b"bs:copy:")) or _STRAND.match(key) is not None

@@ -1,0 +1,79 @@
+"""Plans: what to say to the engine and what to make of the answers, without any I/O.
+
+A plan is a generator. It yields a `Batch` of native commands, receives their replies (RESP2-shaped,
+bytes), and returns its result. `run` and `arun` are the only two loops; clients, gateway and tests
+give them a way to send.
+
+    plan          run                 send
+     |  Batch      |                   |
+     |------------>|  one round trip   |
+     |             |------------------>|
+     |   replies   |<------------------|
+     |<------------|
+"""
+
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from braidstream.errors import ReplyError
+
+T = TypeVar("T")
+
+Command = tuple[bytes | str | int, ...]
+Replies = list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Native commands for one round trip.
+
+    atomic: nothing of others comes between them (MULTI, unless there is only one).
+    resend: sending it twice is as good as once, so a driver may retry it after a lost connection.
+    attempt: error replies come back as values instead of being thrown into the plan.
+    block_ms: how long the engine may keep the last command waiting; 0 is for ever.
+    """
+
+    commands: Sequence[Command]
+    atomic: bool = False
+    resend: bool = False
+    attempt: bool = False
+    block_ms: int | None = None
+
+
+Plan = Generator[Batch, Replies, T]
+
+
+def first_error(batch: Batch, replies: Replies) -> ReplyError | None:
+    """The error to throw into the plan that asked, if any."""
+    if batch.attempt:
+        return None
+    return next((reply for reply in replies if isinstance(reply, ReplyError)), None)
+
+
+def run(plan: Plan[T], send: Callable[[Batch], Replies]) -> T:
+    """Drive a plan to its result. Each batch it yields is one round trip."""
+    step: Callable[[Any], Batch] = plan.send
+    value: Any = None
+    while True:
+        try:
+            batch = step(value)
+        except StopIteration as stop:
+            return cast(T, stop.value)
+        replies = send(batch)
+        error = first_error(batch, replies)
+        step, value = (plan.throw, error) if error else (plan.send, replies)
+
+
+async def arun(plan: Plan[T], send: Callable[[Batch], Awaitable[Replies]]) -> T:
+    """`run`, with one await."""
+    step: Callable[[Any], Batch] = plan.send
+    value: Any = None
+    while True:
+        try:
+            batch = step(value)
+        except StopIteration as stop:
+            return cast(T, stop.value)
+        replies = await send(batch)
+        error = first_error(batch, replies)
+        step, value = (plan.throw, error) if error else (plan.send, replies)

@@ -1,0 +1,102 @@
+"""One writer's native stream: builds its commands, reads its replies, never sends.
+
+A strand of kind `s` holds minted IDs: native inside, translated here. A strand of kind `c` holds IDs
+that users chose, as they are, and may start over in a next *life* once it was deleted.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from braidstream import ids, keys
+from braidstream.ids import Id
+from braidstream.plan import Command
+
+# An entry on its way to the user: (ms, seq, writer, [id, fields]). It sorts as it is, and two never
+# compare equal before their bodies: within one writer a user ID stands at most once in each kind.
+Entry = tuple[int, int, int, list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Strand:
+    """A writer's share of a stream."""
+
+    name: bytes
+    kind: keys.Kind
+    writer: int
+    life: int = 0
+    key: bytes = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", keys.strand(self.name, self.kind, self.writer, self.life))
+
+    @property
+    def label(self) -> bytes:
+        """Its field in the stream's registry."""
+        return b"%s%d" % (self.kind.encode(), self.writer)
+
+    @property
+    def registration(self) -> bytes:
+        """How a function checks that we know the strand as the registry does."""
+        return b"%s:%d" % (self.label, self.life)
+
+    @property
+    def next_life(self) -> "Strand":
+        return Strand(self.name, self.kind, self.writer, self.life + 1)
+
+    def user(self, native: Id) -> Id:
+        """The ID users see."""
+        return ids.mint(native, self.writer) if self.kind == "s" else native
+
+    def floor(self, user: Id) -> Id:
+        """The last native position at or before a user ID."""
+        return ids.floor_of(user, self.writer) if self.kind == "s" else user
+
+    def ceil(self, user: Id) -> Id:
+        """The first native position at or after a user ID."""
+        return ids.ceil_of(user, self.writer) if self.kind == "s" else user
+
+    def exact(self, user: Id) -> Id | None:
+        """The native ID that an entry with this user ID would have here; None if it cannot stand here."""
+        if self.kind == "c":
+            return user
+        return self.floor(user) if ids.writer_of(user) == self.writer else None
+
+    def xlen(self) -> Command:
+        return ("XLEN", self.key)
+
+    def xinfo(self, *full: bytes | str | int) -> Command:
+        return ("XINFO", "STREAM", self.key, *full)
+
+    def xrange(self, start: Id, end: Id, count: int | None = None, *, reverse: bool = False) -> Command:
+        low, high = ids.text(self.ceil(start)), ids.text(self.floor(end))
+        limit = () if count is None else ("COUNT", count)
+        return (
+            ("XREVRANGE", self.key, high, low, *limit) if reverse else ("XRANGE", self.key, low, high, *limit)
+        )
+
+    def apply(self, after: Id, entries: Iterable[tuple[Id, Sequence[bytes]]]) -> Command:
+        """Append entries of the writer's own strand, which follow `after` there, to our copy of it."""
+        words = list[bytes | str | int]()
+        for native, fields in entries:
+            words += [ids.text(native), len(fields), *fields]
+        where = (keys.meta(self.name), self.key, self.label, self.life)
+        return ("FCALL", "bs_strand_apply", 2, *where, ids.text(after), *words)
+
+    def entries(self, reply: list[Any]) -> list[Entry]:
+        """A page of entries, with the IDs users see."""
+        writer, found = self.writer, list[Entry]()
+        if self.kind == "c":
+            for native, fields in reply:
+                ms, _, seq = native.partition(b"-")
+                found.append((int(ms), int(seq), writer, [native, fields]))
+            return found
+        for native, fields in reply:
+            ms, _, n = native.partition(b"-")
+            seq = int(n) << 10 | writer
+            found.append((int(ms), seq, writer, [b"%b-%d" % (ms, seq), fields]))
+        return found
+
+    def user_text(self, native: bytes) -> bytes:
+        """An ID in a reply, as users see it."""
+        return native if self.kind == "c" else ids.text(self.user(ids.native(native)))
