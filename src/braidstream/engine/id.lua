@@ -1,0 +1,14 @@
+--[[ Native IDs are compared as text: Lua's numbers are doubles and would round them. ]]
+local MAX_SEQ = '18446744073709551615'
+
+local function less_number(a, b)
+  if #a ~= #b then return #a < #b end
+  return a < b
+end
+
+local function less(a, b)
+  local a_ms, a_seq = string.match(a, '^(%d+)-(%d+)$')
+  local b_ms, b_seq = string.match(b, '^(%d+)-(%d+)$')
+  if a_ms ~= b_ms then return less_number(a_ms, b_ms) end
+  return less_number(a_seq, b_seq)
+end

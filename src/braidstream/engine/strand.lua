@@ -1,0 +1,110 @@
+--[[ A strand: the native stream of one writer. Its key is never absent between two commands once it
+     was born, because a missing key forgets its last ID, and the engine would mint that ID again. ]]
+
+local function last_of(key)
+  local info = redis.pcall('XINFO', 'STREAM', key)
+  if info.err then return nil end
+  for at = 1, #info, 2 do
+    if info[at] == 'last-generated-id' then return info[at + 1] end
+  end
+end
+
+local function create_empty(key)
+  redis.call('XGROUP', 'CREATE', key, 'bs', '0', 'MKSTREAM')
+  redis.call('XGROUP', 'DESTROY', key, 'bs')
+end
+
+--[[ The registry: in a stream's meta, one field a strand, `s2` or `c2` -> `<life>:<cut>`.
+     A cut is the strand's last ID when the stream was deleted: what ends there is gone. ]]
+local function registered(meta, label)
+  local value = redis.call('HGET', meta, label)
+  if not value then return nil end
+  return string.match(value, '^(%d+):(.*)$')
+end
+
+local function end_of(key, cut)
+  local last = last_of(key)
+  if not last or last == cut then return '0-0' end
+  return last
+end
+
+local function move_on(key, floor)
+  if less(last_of(key), floor) then redis.call('XSETID', key, floor) end
+end
+
+--[[ strand_birth: make sure that a strand is there and registered, before its first append.
+     FCALL bs_strand_birth 2|3 <meta> <strand> [<name>] <label>
+     Returns 1 if it was made, 0 if it was there.
+
+     <name> is the plain key of the same name; if one exists the stream cannot (WRONGTYPE).
+     A strand that is registered but absent was evicted, expired or deleted behind our back.
+     Its last ID is lost, so it starts after all that could have been minted: at this moment.
+
+     Why a function: two clients may be first at once, and the registry must agree with the keys. ]]
+local function strand_birth(keys, args)
+  local meta, strand, label = keys[1], keys[2], args[1]
+  if redis.call('EXISTS', strand) == 1 then
+    redis.call('HSETNX', meta, label, '0:0-0')
+    return 0
+  end
+  if keys[3] and redis.call('EXISTS', keys[3]) == 1 then
+    return redis.error_reply('WRONGTYPE Operation against a key holding the wrong kind of value')
+  end
+  local life = registered(meta, label)
+  create_empty(strand)
+  local cut = '0-0'
+  if life then
+    local now = redis.call('TIME')
+    cut = string.format('%.0f', now[1] * 1000 + math.floor(now[2] / 1000)) .. '-' .. MAX_SEQ
+    redis.call('XSETID', strand, cut)
+  end
+  redis.call('HSET', meta, label, (life or '0') .. ':' .. cut)
+  return 1
+end
+
+--[[ strand_apply: append what a peer has to our copy of a strand.
+     FCALL bs_strand_apply 2 <meta> <strand> <label> <life> <after> (<id> <n> <field or value> * n)...
+     Returns how many entries were new.
+
+     <after> is the ID the batch follows at its source. If our copy ends before it, something is
+     missing in between: nothing is applied (BSGAP), the link starts again from our last ID.
+     What the copy has already is skipped, so a batch may be sent twice. The first refusal ends the
+     batch: appending a later entry would shut the refused one out for ever.
+
+     Why a function: a pipeline cannot stop at its first error. ]]
+local function strand_apply(keys, args)
+  local meta, strand, label, life, after = keys[1], keys[2], args[1], args[2], args[3]
+  local at, ends = 4, {}
+  while at <= #args do
+    local size = tonumber(args[at + 1])
+    if not size or size < 2 or size % 2 == 1 or not string.match(args[at], '^%d+-%d+$') then
+      return redis.error_reply('BSBATCH malformed batch at argument ' .. at)
+    end
+    ends[#ends + 1] = at
+    at = at + 2 + size
+  end
+  if at ~= #args + 1 then return redis.error_reply('BSBATCH truncated batch') end
+  local has_life = registered(meta, label)
+  if has_life and has_life ~= life then
+    return redis.error_reply('BSSTALE ' .. label .. ' is in life ' .. has_life .. ' here')
+  end
+  local last = last_of(strand)
+  if less(last or '0-0', after) then
+    return redis.error_reply('BSGAP our copy ends at ' .. (last or '0-0') .. ', the batch follows ' .. after)
+  end
+  if not last then
+    create_empty(strand)
+    last = '0-0'
+  end
+  redis.call('HSETNX', meta, label, life .. ':0-0')
+  local applied = 0
+  for _, start in ipairs(ends) do
+    if less(last, args[start]) then
+      local stop = start + 1 + tonumber(args[start + 1])
+      local reply = redis.pcall('XADD', strand, args[start], unpack(args, start + 2, stop))
+      if type(reply) == 'table' and reply.err then return reply end
+      last, applied = args[start], applied + 1
+    end
+  end
+  return applied
+end
