@@ -1,0 +1,277 @@
+"""The words of a command line: parsed in the engine's order, refused in the engine's words."""
+
+import re
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+from braidstream import ids
+from braidstream.errors import RefusedError, ReplyError
+from braidstream.ids import Id
+
+Argv = list[bytes]
+
+SYNTAX: Final = "ERR syntax error"
+NOT_AN_INTEGER: Final = "ERR value is not an integer or out of range"
+INVALID_ID: Final = "ERR Invalid stream ID specified as stream command argument"
+REF_POLICIES: Final = (b"KEEPREF", b"DELREF", b"ACKED")
+
+_INTEGER = re.compile(rb"(?:0|-?[1-9][0-9]*)\Z")
+_INT64 = 2**63
+
+
+def fail(text: str) -> NoReturn:
+    raise ReplyError(text)
+
+
+def wrong_arity(command: str) -> ReplyError:
+    return ReplyError(f"ERR wrong number of arguments for '{command.lower()}' command")
+
+
+def integer(word: bytes, otherwise: str = NOT_AN_INTEGER) -> int:
+    if not _INTEGER.match(word) or not -_INT64 <= int(word) < _INT64:
+        fail(otherwise)
+    return int(word)
+
+
+def strict_id(word: bytes, missing_seq: int = 0) -> Id:
+    """A full or partial ID; `-` and `+` are none."""
+    found = ids.parse(word, missing_seq)
+    return fail(INVALID_ID) if found is None else found
+
+
+@dataclass(frozen=True, slots=True)
+class Trim:
+    """How a stream is capped: MAXLEN or MINID."""
+
+    maxlen: int | None = None
+    minid: Id | None = None
+    approx: bool = False
+    limit: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """XADD, parsed. `id` is None for `*`; `seq` is False where the sequence was left out (`ms`)."""
+
+    id: Id | None
+    seq: bool
+    auto_seq: bool
+    nomkstream: bool
+    trim: Trim | None
+    fields: list[bytes]
+
+
+class _Options:
+    """What XADD and XTRIM collect before the ID or the end."""
+
+    def __init__(self) -> None:
+        self.strategy: bytes | None = None
+        self.maxlen: int | None = None
+        self.minid: Id | None = None
+        self.approx = self.limit_given = self.nomkstream = False
+        self.limit = 0
+
+    def take(self, argv: Argv, at: int) -> int | None:
+        """Read the option at `at`; its last word's place, or None if it is no option."""
+        option, more = argv[at].upper(), len(argv) - 1 - at
+        if option in (b"MAXLEN", b"MINID") and more:
+            return self._threshold(argv, at, option)
+        if option == b"LIMIT" and more:
+            self.limit, self.limit_given = integer(argv[at + 1]), True
+            if self.limit < 0:
+                fail("ERR The LIMIT argument must be >= 0.")
+            return at + 1
+        return at if option in REF_POLICIES else None
+
+    def _threshold(self, argv: Argv, at: int, option: bytes) -> int:
+        if self.strategy is not None:
+            fail("ERR syntax error, MAXLEN and MINID options at the same time are not compatible")
+        self.approx = False
+        if len(argv) - 1 - at >= 2 and argv[at + 1] in (b"~", b"="):
+            self.approx = argv[at + 1] == b"~"
+            at += 1
+        if option == b"MAXLEN":
+            self.maxlen = integer(argv[at + 1])
+            if self.maxlen < 0:
+                fail("ERR The MAXLEN argument must be >= 0.")
+        else:
+            self.minid = strict_id(argv[at + 1])
+        self.strategy = option
+        return at + 1
+
+    def done(self, *, required: bool) -> Trim | None:
+        if self.limit and self.strategy is None:
+            fail("ERR syntax error, LIMIT cannot be used without specifying a trimming strategy")
+        if required and self.strategy is None:
+            fail("ERR syntax error, XTRIM must be called with a trimming strategy")
+        if self.limit_given and not self.approx:
+            fail("ERR syntax error, LIMIT cannot be used without the special ~ option")
+        if self.strategy is None:
+            return None
+        return Trim(self.maxlen, self.minid, self.approx, self.limit if self.limit_given else None)
+
+
+def parse_add(argv: Argv) -> Add:
+    """XADD key [NOMKSTREAM] [KEEPREF|DELREF|ACKED] [MAXLEN|MINID [=|~] t [LIMIT n]] <*|id> field value ..."""
+    options, at, entry = _Options(), 2, None
+    seq, auto_seq = True, False
+    while at < len(argv) and argv[at] != b"*":
+        if argv[at].upper() == b"NOMKSTREAM":
+            options.nomkstream = True
+        elif argv[at].upper() in (b"IDMP", b"IDMPAUTO"):
+            raise RefusedError("XADD", "idempotent production is not in this release", "Use plain XADD")
+        elif (taken := options.take(argv, at)) is not None:
+            at = taken
+        else:
+            entry, seq, auto_seq = _entry_id(argv[at])
+            break
+        at += 1
+    trim = options.done(required=False)
+    fields = argv[at + 1 :]
+    if len(fields) < 2 or len(fields) % 2:
+        raise wrong_arity("xadd")
+    if entry == ids.ZERO and not auto_seq:
+        fail("ERR The ID specified in XADD must be greater than 0-0")
+    return Add(entry, seq, auto_seq, options.nomkstream, trim, fields)
+
+
+def _entry_id(word: bytes) -> tuple[Id, bool, bool]:
+    ms_text, dash, seq_text = word.partition(b"-")
+    if dash and seq_text == b"*":
+        return strict_id(ms_text), False, True
+    return strict_id(word), bool(dash), False
+
+
+def parse_trim(argv: Argv) -> Trim:
+    """XTRIM key MAXLEN|MINID [=|~] threshold [LIMIT n] [KEEPREF|DELREF|ACKED]"""
+    options, at = _Options(), 2
+    while at < len(argv):
+        taken = options.take(argv, at)
+        at = fail(SYNTAX) if taken is None else taken + 1
+    trim = options.done(required=True)
+    assert trim is not None
+    return trim
+
+
+def parse_interval(argv: Argv, *, reverse: bool) -> tuple[Id, Id, int | None]:
+    """XRANGE key start end [COUNT n], XREVRANGE key end start [COUNT n] -> (start, end, count)."""
+    first, last = (argv[3], argv[2]) if reverse else (argv[2], argv[3])
+    start = _interval_end(first, 0)
+    if first.startswith(b"(") and len(first) > 1:
+        start = ids.after(start) or fail("ERR invalid start ID for the interval")
+    end = _interval_end(last, ids.MAX)
+    if last.startswith(b"(") and len(last) > 1:
+        end = ids.before(end) or fail("ERR invalid end ID for the interval")
+    count, at = None, 4
+    while at < len(argv):
+        if argv[at].upper() != b"COUNT" or at + 1 == len(argv):
+            fail(SYNTAX)
+        count = max(integer(argv[at + 1]), 0)
+        at += 2
+    return start, end, count
+
+
+def _interval_end(word: bytes, missing_seq: int) -> Id:
+    if word.startswith(b"(") and len(word) > 1:
+        return strict_id(word[1:], missing_seq)
+    if word == b"-":
+        return ids.ZERO
+    return ids.LAST if word == b"+" else strict_id(word, missing_seq)
+
+
+@dataclass(frozen=True, slots=True)
+class SetId:
+    """XSETID, parsed."""
+
+    id: Id
+    entries_added: int | None
+    max_deleted: Id | None
+
+
+def parse_setid(argv: Argv) -> SetId:
+    """XSETID key id [ENTRIESADDED n] [MAXDELETEDID id]"""
+    last, added, deleted, at = strict_id(argv[2]), None, None, 3
+    while at < len(argv):
+        option, more = argv[at].upper(), at + 1 < len(argv)
+        if more and option == b"ENTRIESADDED":
+            added = integer(argv[at + 1])
+            if added < 0:
+                fail("ERR entries_added must be positive")
+        elif more and option == b"MAXDELETEDID":
+            deleted = strict_id(argv[at + 1])
+            if last < deleted:
+                fail("ERR The ID specified in XSETID is smaller than the provided max_deleted_entry_id")
+        else:
+            fail(SYNTAX)
+        at += 2
+    return SetId(last, added, None if deleted == ids.ZERO else deleted)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """XREAD, parsed. Positions are still words: what they mean depends on the stream."""
+
+    names: list[bytes]
+    positions: list[bytes]
+    count: int | None
+    block_ms: int | None
+    max_count: int | None
+    max_size: int | None
+
+
+class UnbalancedError(Exception):
+    """As many streams as IDs are needed. The engines word this error differently, so they are asked."""
+
+
+def parse_read(argv: Argv) -> Read:
+    """XREAD [COUNT n] [MAXCOUNT n] [MAXSIZE bytes] [BLOCK ms] STREAMS key ... id ..."""
+    count = block_ms = max_count = max_size = None
+    at = 1
+    while at < len(argv):
+        option, more = argv[at].upper(), len(argv) - 1 - at
+        if option == b"BLOCK" and more:
+            block_ms = integer(argv[at + 1], "ERR timeout is not an integer or out of range")
+            if block_ms < 0:
+                fail("ERR timeout is negative")
+        elif option == b"COUNT" and more:
+            count = max(integer(argv[at + 1]), 0) or None
+        elif option == b"MAXCOUNT" and more:
+            max_count = _positive(argv[at + 1], "MAXCOUNT")
+        elif option == b"MAXSIZE" and more:
+            max_size = _positive(argv[at + 1], "MAXSIZE")
+        elif option == b"STREAMS" and more:
+            rest = argv[at + 1 :]
+            if len(rest) % 2:
+                raise UnbalancedError
+            if max_count is not None and count is not None and max_count < count:
+                fail("ERR MAXCOUNT must be greater than or equal to COUNT")
+            half = len(rest) // 2
+            return Read(rest[:half], rest[half:], count, block_ms, max_count, max_size)
+        elif (option == b"GROUP" and more >= 2) or option == b"NOACK":
+            fail(
+                f"ERR The {option.decode()} option is only supported by XREADGROUP. You called XREAD instead."
+            )
+        else:
+            fail(SYNTAX)
+        at += 2
+    return fail(SYNTAX)
+
+
+def _positive(word: bytes, option: str) -> int:
+    value = integer(word, f"ERR {option} must be a positive integer")
+    return value if value > 0 else fail(f"ERR {option} must be a positive integer")
+
+
+def parse_delex(argv: Argv) -> list[bytes]:
+    """XDELEX key [KEEPREF|DELREF|ACKED] IDS numids id ... -> the IDs, unparsed."""
+    at = 2
+    while at < len(argv) and argv[at].upper() in REF_POLICIES:
+        at += 1
+    if at >= len(argv) or argv[at].upper() != b"IDS":
+        fail("ERR IDS option is required")
+    if at + 1 >= len(argv) or not _INTEGER.match(argv[at + 1]) or int(argv[at + 1]) <= 0:
+        fail("ERR Number of IDs must be a positive integer")
+    given = argv[at + 2 :]
+    if len(given) != int(argv[at + 1]):
+        fail("ERR The `numids` parameter must match the number of arguments")
+    return given

@@ -1,0 +1,100 @@
+"""XINFO: what a stream says of itself. The strands' answers, merged into one of the engine's shape."""
+
+from typing import Any
+
+from braidstream import ids
+from braidstream.braid import Registry, View, ask, exists
+from braidstream.commands.arguments import Argv, fail, integer, wrong_arity
+from braidstream.errors import ReplyError
+from braidstream.plan import Batch, Plan
+from braidstream.strand import Entry, Strand
+from braidstream.weave import bodies, weave
+
+Info = dict[bytes, Any]
+
+
+def info(view: View, argv: Argv) -> Plan[Any]:
+    """XINFO STREAM key [FULL [COUNT n]] | GROUPS key | CONSUMERS key group | HELP. Two round trips."""
+    if len(argv) < 2:
+        raise wrong_arity("xinfo")
+    which = argv[1].upper()
+    least = {b"STREAM": 3, b"GROUPS": 3, b"CONSUMERS": 4, b"HELP": 2}.get(which)
+    shown = argv[1].decode("utf-8", "replace")
+    if least is None:
+        fail(f"ERR unknown subcommand '{shown}'. Try XINFO HELP.")
+    exact = which != b"STREAM"
+    if len(argv) < least or (exact and len(argv) > least):
+        raise wrong_arity(f"xinfo|{shown.lower()}")
+    if which == b"HELP":
+        [reply] = yield Batch([tuple(argv)], resend=True)
+        return reply
+    name = argv[2]
+    registry, answers = yield from ask(view, name, lambda strand: strand.xinfo(*_full(argv)))
+    if not answers or not (yield from exists(view, name)):
+        raise ReplyError("ERR no such key")
+    if which == b"GROUPS":
+        return []
+    if which == b"CONSUMERS":
+        group = argv[3].decode("utf-8", "replace")
+        fail(f"NOGROUP No such consumer group '{group}' for key name '{name.decode('utf-8', 'replace')}'")
+    infos = {strand: dict(zip(reply[::2], reply[1::2], strict=True)) for strand, reply in answers}
+    if len(argv) == 3:
+        return _flat({**_common(registry, infos), **_ends(infos)})
+    count = _full_count(argv, shown)
+    woven = weave((strand.entries(each[b"entries"]) for strand, each in infos.items()), count or None)
+    return _flat({**_common(registry, infos), b"entries": bodies(woven), b"groups": []})
+
+
+def _full(argv: Argv) -> tuple[bytes | str | int, ...]:
+    """What to ask the strands; if the words are wrong that is said once the key was found."""
+    if argv[1].upper() != b"STREAM" or len(argv) == 3:
+        return ()
+    try:
+        return ("FULL", "COUNT", _full_count(argv, ""))
+    except ReplyError:
+        return ()
+
+
+def _full_count(argv: Argv, shown: str) -> int:
+    full = len(argv) in (4, 6) and argv[3].upper() == b"FULL"
+    if not full or (len(argv) == 6 and argv[4].upper() != b"COUNT"):
+        fail(f"ERR unknown subcommand or wrong number of arguments for '{shown}'. Try XINFO HELP.")
+    count = integer(argv[5]) if len(argv) == 6 else 10
+    return 10 if count < 0 else count
+
+
+def _common(registry: Registry, infos: dict[Strand, Info]) -> Info:
+    """Sums, and the furthest IDs. The trees are counted as if the strands shared one root."""
+    last = max(registry.end(strand, ids.native(each[b"last-generated-id"])) for strand, each in infos.items())
+    deleted = max(strand.user(ids.native(each[b"max-deleted-entry-id"])) for strand, each in infos.items())
+    firsts = [
+        strand.user(ids.native(each[b"recorded-first-entry-id"]))
+        for strand, each in infos.items()
+        if each[b"length"]
+    ]
+    return {
+        b"length": sum(each[b"length"] for each in infos.values()),
+        b"radix-tree-keys": sum(each[b"radix-tree-keys"] for each in infos.values()),
+        b"radix-tree-nodes": 1 + sum(each[b"radix-tree-nodes"] - 1 for each in infos.values()),
+        b"last-generated-id": ids.text(last),
+        b"max-deleted-entry-id": ids.text(deleted),
+        b"entries-added": sum(each[b"entries-added"] for each in infos.values()),
+        b"recorded-first-entry-id": ids.text(min(firsts, default=ids.ZERO)),
+    }
+
+
+def _ends(infos: dict[Strand, Info]) -> Info:
+    def woven(end: bytes, *, reverse: bool) -> list[Entry]:
+        pages = (strand.entries([each[end]]) for strand, each in infos.items() if each[end])
+        return weave(pages, 1, reverse=reverse)
+
+    first, last = woven(b"first-entry", reverse=False), woven(b"last-entry", reverse=True)
+    return {
+        b"groups": 0,
+        b"first-entry": first[0][3] if first else None,
+        b"last-entry": last[0][3] if last else None,
+    }
+
+
+def _flat(info: Info) -> list[Any]:
+    return [word for pair in info.items() for word in pair]

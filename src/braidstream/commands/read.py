@@ -1,0 +1,253 @@
+"""XRANGE, XREVRANGE, XREAD, XLEN: what looks at entries."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from braidstream import ids, keys
+from braidstream.braid import Registry, View, ask, refuse_other_types, registry_of
+from braidstream.commands.arguments import Argv, Read, UnbalancedError, parse_interval, parse_read, strict_id
+from braidstream.errors import ReplyError
+from braidstream.frontier import Frontier
+from braidstream.ids import Id
+from braidstream.plan import Batch, Command, Plan
+from braidstream.strand import Entry, Strand
+from braidstream.weave import bodies, weave
+
+# A blocked reader looks up from time to time, for strands of regions that joined meanwhile.
+BLOCK_SLICE_MS: Final = 60_000
+
+
+def length(view: View, argv: Argv) -> Plan[int]:
+    """XLEN: the sum over the strands. One round trip where they are known."""
+    _, lengths = yield from ask(view, argv[1], lambda strand: strand.xlen())
+    return sum(count for _, count in lengths)
+
+
+def read_range(view: View, argv: Argv) -> Plan[list[Any] | None]:
+    """XRANGE: a page of every strand as one snapshot, woven. One round trip where the strands are known.
+
+    Each strand is asked for COUNT entries: the whole answer may come from one region.
+    """
+    return (yield from _range(view, argv, reverse=False))
+
+
+def read_range_back(view: View, argv: Argv) -> Plan[list[Any] | None]:
+    """XREVRANGE: the same from the end."""
+    return (yield from _range(view, argv, reverse=True))
+
+
+def _range(view: View, argv: Argv, *, reverse: bool) -> Plan[list[Any] | None]:
+    start, end, count = parse_interval(argv, reverse=reverse)
+    registry, pages = yield from ask(
+        view, argv[1], lambda strand: strand.xrange(start, end, count, reverse=reverse)
+    )
+    if count == 0:
+        # The engine answers a null array for COUNT 0 where the stream exists.
+        return None if registry.cuts else []
+    return bodies(weave((strand.entries(page) for strand, page in pages), count, reverse=reverse))
+
+
+def read(view: View, argv: Argv) -> Plan[list[Any] | None]:
+    """XREAD: native, over all strands of all streams at once. One round trip where the strands are known.
+
+    BLOCK: a first look without waiting, then one native blocking read over every strand that may
+    come to be. One ID is a position in every strand; entries that arrive later with a smaller ID
+    are skipped, as the specification says.
+    """
+    try:
+        spec = parse_read(argv)
+    except UnbalancedError:
+        yield from _engine_says(argv)
+        return None
+    yield from _check_positions(spec)
+    blocks = spec.block_ms is not None and not view.in_multi
+    if all(name in view.known for name in spec.names) and not {b"$", b"+"} & set(spec.positions):
+        starts = [
+            _start(name, word, view.known[name])
+            for name, word in zip(spec.names, spec.positions, strict=True)
+        ]
+        current, found = yield from _look_again(view, spec, starts)
+        if current and (found is not None or not blocks):
+            return found
+    registries = yield from _find_all(view, spec.names)
+    starts = yield from _starts(view, spec, registries)
+    found = yield from _look(spec, starts, None)
+    if found is None and blocks:
+        found = yield from _wait(view, spec, starts)
+    return found
+
+
+def _engine_says(argv: Argv) -> Plan[None]:
+    [reply] = yield Batch([tuple(argv)], resend=True, attempt=True)
+    raise reply if isinstance(reply, ReplyError) else ReplyError("ERR syntax error")
+
+
+def _check_positions(spec: Read) -> Plan[None]:
+    """Refuse a bad ID, but as the engine does only after the types of the keys up to it."""
+    for at, word in enumerate(spec.positions):
+        error = None
+        if word == b">":
+            error = (
+                "ERR The > ID can be specified only when calling XREADGROUP "
+                "using the GROUP <group> <consumer> option."
+            )
+        elif word not in (b"$", b"+") and ids.parse(word) is None:
+            error = "ERR Invalid stream ID specified as stream command argument"
+        if error is not None:
+            for name in spec.names[: at + 1]:
+                yield from refuse_other_types(name)
+            raise ReplyError(error)
+
+
+def _find_all(view: View, names: list[bytes]) -> Plan[dict[bytes, Registry]]:
+    distinct = list(dict.fromkeys(names))
+    replies = yield Batch([registry_of(name) for name in distinct], resend=True)
+    found = {name: view.learn(name, reply) for name, reply in zip(distinct, replies, strict=True)}
+    for name, registry in found.items():
+        if not registry.cuts:
+            yield from refuse_other_types(name)
+    return found
+
+
+Starts = list[tuple[bytes, Frontier, Id]]
+
+
+def _starts(view: View, spec: Read, registries: dict[bytes, Registry]) -> Plan[Starts]:
+    """Where each stream is read from: a frontier, and the user ID for strands that come to be later."""
+    starts: Starts = []
+    for name, word in zip(spec.names, spec.positions, strict=True):
+        strands = registries[name].strands
+        if word == b"$" or (word == b"+" and not strands):
+            frontier, end = yield from _end_of(view, name)
+            starts.append((name, frontier, end))
+        elif word == b"+":
+            starts.append((yield from _before_last(view, name)))
+        else:
+            starts.append(_start(name, word, strands))
+    return starts
+
+
+def _start(name: bytes, word: bytes, strands: tuple[Strand, ...]) -> tuple[bytes, Frontier, Id]:
+    position = strict_id(word)
+    return name, Frontier.below(position, strands), position
+
+
+def _end_of(view: View, name: bytes) -> Plan[tuple[Frontier, Id]]:
+    registry, answers = yield from ask(view, name, lambda strand: strand.xinfo())
+    at, end = dict[Strand, Id](), ids.ZERO
+    for strand, reply in answers:
+        last = ids.native(reply[reply.index(b"last-generated-id") + 1])
+        at[strand] = last
+        end = max(end, registry.end(strand, last))
+    return Frontier(at), end
+
+
+def _before_last(view: View, name: bytes) -> Plan[tuple[bytes, Frontier, Id]]:
+    """`+`: just before the last entry, so that it alone is read; the end where there is none."""
+    registry, answers = yield from ask(
+        view, name, lambda strand: strand.xrange(ids.ZERO, ids.LAST, 1, reverse=True)
+    )
+    newest = weave((strand.entries(page) for strand, page in answers), 1, reverse=True)
+    if not newest:
+        frontier, end = yield from _end_of(view, name)
+        return name, frontier, end
+    position = ids.before(newest[0][:2]) or ids.ZERO
+    return name, Frontier.below(position, registry.strands), position
+
+
+def _look(spec: Read, starts: Starts, block_ms: int | None) -> Plan[list[Any] | None]:
+    if not any(frontier.at for _, frontier, _ in starts):
+        return None
+    [reply] = yield Batch([_xread(spec, starts, block_ms)], resend=True, block_ms=block_ms)
+    return _answer(spec, reply or [])
+
+
+def _look_again(view: View, spec: Read, starts: Starts) -> Plan[tuple[bool, list[Any] | None]]:
+    """Read by memory; whether the memory was right comes with it."""
+    replies = yield Batch([_xread(spec, starts, None), *map(registry_of, spec.names)], resend=True)
+    remembered = [frozenset(frontier) for _, frontier, _ in starts]
+    seen = [
+        frozenset(view.learn(name, reply).cuts) for name, reply in zip(spec.names, replies[1:], strict=True)
+    ]
+    return remembered == seen, _answer(spec, replies[0] or [])
+
+
+def _xread(spec: Read, starts: Starts, block_ms: int | None) -> Command:
+    places = [(strand, frontier[strand]) for _, frontier, _ in starts for strand in frontier]
+    count = min((cap for cap in (spec.count, spec.max_count) if cap is not None), default=None)
+    limit: Command = () if count is None else ("COUNT", count)
+    block: Command = () if block_ms is None else ("BLOCK", block_ms)
+    where = (*(strand.key for strand, _ in places), *(ids.text(after) for _, after in places))
+    return ("XREAD", *limit, *block, "STREAMS", *where)
+
+
+def _answer(spec: Read, reply: Iterable[Any]) -> list[Any] | None:
+    """The native answer by strand, as an answer by stream, within the caps."""
+    pages = dict[bytes, list[list[Entry]]]()
+    for key, page in reply:
+        place = keys.parse_strand(key)
+        assert place is not None, key
+        pages.setdefault(place[0], []).append(Strand(*place).entries(page))
+    answer, budget = [], _Budget(spec)
+    for name in dict.fromkeys(spec.names):
+        woven = budget.take(weave(pages.get(name, []), spec.count))
+        if woven:
+            answer.append([name, bodies(woven)])
+    return answer or None
+
+
+class _Budget:
+    """MAXCOUNT and MAXSIZE cap the whole reply; at least one entry is always returned."""
+
+    def __init__(self, spec: Read) -> None:
+        self.count, self.size, self.used = spec.max_count, spec.max_size, 0
+
+    def take(self, woven: list[Entry]) -> list[Entry]:
+        if self.count is None and self.size is None:
+            return woven
+        kept = []
+        for entry in woven:
+            size = sum(map(len, entry[3][1])) + len(entry[3][0])
+            if self.used and (
+                (self.count is not None and self.count <= 0) or (self.size is not None and self.size < size)
+            ):
+                self.count = 0
+                break
+            kept.append(entry)
+            self.used += 1
+            self.count = None if self.count is None else self.count - 1
+            self.size = None if self.size is None else self.size - size
+        return kept
+
+
+def _wait(view: View, spec: Read, starts: Starts) -> Plan[list[Any] | None]:
+    assert spec.block_ms is not None
+    left = spec.block_ms
+    while True:
+        turn = BLOCK_SLICE_MS if not spec.block_ms else min(left, BLOCK_SLICE_MS)
+        found = yield from _look(spec, [_with_unborn(view, *start) for start in starts], turn)
+        left -= turn
+        if found is not None or (spec.block_ms and left <= 0):
+            return found
+        registries = yield from _find_all(view, spec.names)
+        starts = [
+            (name, _joined(frontier, registries[name].strands, position), position)
+            for name, frontier, position in starts
+        ]
+
+
+def _joined(frontier: Frontier, strands: tuple[Strand, ...], position: Id) -> Frontier:
+    return Frontier.below(position, tuple(strand for strand in strands if strand not in frontier.at)).join(
+        frontier
+    )
+
+
+def _with_unborn(view: View, name: bytes, frontier: Frontier, position: Id) -> tuple[bytes, Frontier, Id]:
+    """The frontier, and every strand that any writer may start while we wait."""
+    strands = {strand.label: strand for strand in frontier}
+    possible = [*frontier]
+    for writer in view.region.writers:
+        minted, chosen = Strand(name, "s", writer), Strand(name, "c", writer)
+        current = strands.get(chosen.label)
+        possible += [minted, current.next_life if current else chosen]
+    return name, _joined(frontier, tuple(dict.fromkeys(possible)), position), position

@@ -1,0 +1,45 @@
+"""Make a database a region, and change how it behaves: what `braid init` and `braid tune` run."""
+
+from braidstream.braid import ID_MODES, Region, read_region
+from braidstream.errors import BraidError, NotARegionError, RegionTakenError
+from braidstream.keys import CONFIG
+from braidstream.plan import Batch, Plan
+
+
+def initialise(region: int, name: str) -> Plan[Region]:
+    """Write `bs:config`, once. Again with the same words changes nothing."""
+    if not 1 <= region <= 1023:
+        raise BraidError(f"region {region} is not between 1 and 1023. Give each region its own number there.")
+    if not name or len(name) > 64:
+        raise BraidError("a region's name has 1 to 64 characters. Use a short one, like us-east.")
+    yield from _refuse_eviction()
+    try:
+        known = yield from read_region()
+    except NotARegionError:
+        facts = ("region", region, "name", name, "writer", region, "writers", region, "id-mode", "strict")
+        yield Batch([("HSET", CONFIG, *facts, "topology", 1)])
+        return (yield from read_region())
+    if (known.id, known.name) != (region, name):
+        raise RegionTakenError(has=f"region {known.id} ({known.name})", wanted=f"region {region} ({name})")
+    return known
+
+
+def _refuse_eviction() -> Plan[None]:
+    """An evicted strand forgets its last ID. CONFIG may be forbidden on managed servers: then INFO tells."""
+    [info] = yield Batch([("INFO", "memory")], resend=True)
+    facts = dict(line.partition(b":")[::2] for line in bytes(info).splitlines())
+    policy = facts.get(b"maxmemory_policy", b"noeviction").decode()
+    if policy.startswith("allkeys"):
+        raise BraidError(
+            f"this server evicts any key when memory is full (maxmemory-policy {policy}). A strand would be "
+            "lost with its last ID. Set maxmemory-policy to noeviction or volatile-*, and run this again."
+        )
+
+
+def tune_id_mode(mode: str) -> Plan[Region]:
+    """Choose which IDs XADD takes in this region. Running clients follow within a second."""
+    if mode not in ID_MODES:
+        raise BraidError(f"{mode!r} is no ID mode. Choose one of: {', '.join(ID_MODES)}.")
+    yield from read_region()
+    yield Batch([("HSET", CONFIG, "id-mode", mode), ("HINCRBY", CONFIG, "topology", 1)])
+    return (yield from read_region())

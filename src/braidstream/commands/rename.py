@@ -1,0 +1,184 @@
+"""RENAME, RENAMENX, COPY: a stream's entries, woven, become the chosen strand of another name.
+
+    orders    s1  1-1     4-1                        old    c1  1-1  2-2  3-0  4-1
+              s2      2-2           -- RENAME -->                (IDs as users know them)
+              c1          3-0
+
+The copy is made aside, page by page, under a key of its own, and adopted in one MULTI that also
+deletes what the new name was (and, for RENAME, the old stream). The source is WATCHed meanwhile: if
+it changes, the copy starts again. Groups do not come along, and of entries that share one ID only
+one does, as the specification says.
+"""
+
+from typing import Any, Final
+
+from braidstream import ids, keys
+from braidstream.braid import View, delete_command, exists, find, registry_of
+from braidstream.commands.arguments import Argv, fail
+from braidstream.commands.inspect import info
+from braidstream.commands.keyspace import on_streams
+from braidstream.commands.read import read_range
+from braidstream.errors import RefusedError, ReplyError
+from braidstream.ids import Id
+from braidstream.plan import Batch, Command, Plan
+
+PAGE: Final = 500
+_TRIES: Final = 5
+
+
+def rename(view: View, argv: Argv) -> Plan[bytes]:
+    """RENAME key newkey. O(n): every entry is copied once."""
+    yield from _rename(view, argv)
+    return b"OK"
+
+
+def rename_if_new(view: View, argv: Argv) -> Plan[int]:
+    """RENAMENX key newkey: 0 if newkey exists."""
+    if not (yield from _source_is_stream(view, argv[1])) and not (yield from exists(view, argv[2])):
+        [reply] = yield Batch([tuple(argv)])
+        return int(reply)
+    if (yield from _taken(view, argv[2])):
+        yield from _refuse_missing(view, argv[1])
+        return 0
+    yield from _rename(view, argv)
+    return 1
+
+
+def _refuse_missing(view: View, name: bytes) -> Plan[None]:
+    [plain] = yield Batch([("EXISTS", name)], resend=True)
+    if not plain and not (yield from exists(view, name)):
+        raise ReplyError("ERR no such key")
+
+
+def _rename(view: View, argv: Argv) -> Plan[None]:
+    source, target = argv[1], argv[2]
+    if not (yield from _source_is_stream(view, source)):
+        yield Batch([("RENAME", source, target)])
+        yield from on_streams(view, [target], delete_command)
+    elif source != target:
+        yield from _copy(view, source, target, move=True)
+
+
+def copy(view: View, argv: Argv) -> Plan[int]:
+    """COPY source destination [DB n] [REPLACE]: 0 if the destination exists and REPLACE is not given."""
+    source, target = argv[1], argv[2]
+    replace, other_database, at = False, False, 3
+    while at < len(argv):
+        if argv[at].upper() == b"REPLACE":
+            replace = True
+        elif argv[at].upper() == b"DB" and at + 1 < len(argv):
+            other_database, at = True, at + 1
+        else:
+            fail("ERR syntax error")
+        at += 1
+    is_stream = yield from _source_is_stream(view, source)
+    if not is_stream and (other_database or not (yield from exists(view, target))):
+        [reply] = yield Batch([tuple(argv)])
+        return int(reply)
+    if other_database:
+        raise RefusedError("COPY", "another database is another region", "Leave DB out")
+    if source == target:
+        fail("ERR source and destination objects are the same")
+    if not replace and (yield from _taken(view, target)):
+        return 0
+    if is_stream:
+        yield from _copy(view, source, target, move=False)
+        return 1
+    [copied] = yield Batch([("COPY", source, target, "REPLACE")])
+    if copied:
+        yield from on_streams(view, [target], delete_command)
+    return int(copied)
+
+
+def _source_is_stream(view: View, name: bytes) -> Plan[bool]:
+    return (yield from exists(view, name))
+
+
+def _taken(view: View, name: bytes) -> Plan[bool]:
+    [plain] = yield Batch([("EXISTS", name)], resend=True)
+    return bool(plain) or (yield from exists(view, name))
+
+
+def _copy(view: View, source: bytes, target: bytes, *, move: bool) -> Plan[None]:
+    token = yield from _token()
+    aside = keys.copy(target, token)
+    for _ in range(_TRIES):
+        strands = yield from find(view, source)
+        watched = [keys.meta(source), keys.meta(target), *(strand.key for strand in strands)]
+        yield Batch([("WATCH", *watched), ("UNLINK", aside)])
+        try:
+            yield from _fill(view, source, aside)
+            done = yield Batch((yield from _adoption(view, source, target, aside, move)), atomic=True)
+        except ReplyError:
+            yield Batch([("UNWATCH",), ("UNLINK", aside)])
+            raise
+        view.known.pop(target, None)
+        view.known.pop(source, None)
+        if done is not None:
+            return
+    yield Batch([("UNLINK", aside)])
+    raise ReplyError(
+        f"ERR {source.decode('utf-8', 'replace')!r} was written {_TRIES} times while it was copied. "
+        "Stop the writers for a moment and try again."
+    )
+
+
+def _token() -> Plan[bytes]:
+    """A name nobody else uses for a copy now: this connection, this moment."""
+    time, client = yield Batch([("TIME",), ("CLIENT", "ID")], resend=True)
+    return b"%d.%b.%b" % (client, time[0], time[1])
+
+
+def _fill(view: View, source: bytes, aside: bytes) -> Plan[None]:
+    """Copy the entries, then the counters, as the user sees both."""
+    about = yield from info(view, [b"XINFO", b"STREAM", source])
+    facts = dict(zip(about[::2], about[1::2], strict=True))
+    yield Batch([("XGROUP", "CREATE", aside, "bs", "0", "MKSTREAM"), ("XGROUP", "DESTROY", aside, "bs")])
+    start, last = b"-", ids.ZERO
+    while True:
+        page = yield from read_range(view, [b"XRANGE", source, start, b"+", b"COUNT", b"%d" % PAGE])
+        if not page:
+            break
+        commands: list[Command] = []
+        for entry, fields in page:
+            if ids.native(entry) != last:  # of entries with one ID, the first
+                commands.append(("XADD", aside, entry, *fields))
+            last = ids.native(entry)
+        yield Batch(commands)
+        start = b"(" + ids.text(last)
+    length = facts[b"length"]
+    added: tuple[Any, ...] = ("ENTRIESADDED", max(facts[b"entries-added"], length))
+    deleted = ("MAXDELETEDID", facts[b"max-deleted-entry-id"])
+    yield Batch([("XSETID", aside, facts[b"last-generated-id"], *added, *deleted)])
+
+
+def _adoption(view: View, source: bytes, target: bytes, aside: bytes, move: bool) -> Plan[list[Command]]:
+    """The commands that make the copy the stream, and unmake what was."""
+    replies = yield Batch([registry_of(target), registry_of(source), ("XINFO", "STREAM", aside)], resend=True)
+    there, here = view.learn(target, replies[0]).strands, view.learn(source, replies[1]).strands
+    last: Id = ids.native(replies[2][replies[2].index(b"last-generated-id") + 1])
+    minted, chosen = view.minted(target), view.chosen(target)
+    life = chosen.next_life if chosen in there else chosen
+    commands: list[Command] = [("DEL", target)]
+    if there:
+        commands.append(delete_command(target, there))
+    if chosen in there:
+        commands.append(("UNLINK", chosen.key))
+    commands.append(
+        (
+            "FCALL",
+            "bs_braid_adopt",
+            4,
+            keys.meta(target),
+            minted.key,
+            aside,
+            life.key,
+            minted.label,
+            life.label,
+            life.life,
+            ids.text(minted.floor(last)),
+        )
+    )
+    if move:
+        commands.append(delete_command(source, here))
+    return commands

@@ -1,0 +1,131 @@
+"""Wire name -> grammar, plan, reply shape. Read by the clients, the gateway and the docs build."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from braidstream.braid import View
+from braidstream.commands import append, inspect, keyspace, read, rename, trim
+from braidstream.commands.arguments import Argv, wrong_arity
+from braidstream.errors import RefusedError
+from braidstream.plan import Plan
+
+# How RESP3 shapes a reply that RESP2 sends as an array: {name: entries}, or a map of facts.
+Shape = Literal["plain", "streams", "facts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One command."""
+
+    grammar: str
+    build: Callable[[View, Argv], Plan[Any]]
+    names: Callable[[Argv], Argv]
+    least: int
+    most: int | None = None
+    shape: Shape = "plain"
+    multi: bool = True
+
+    def plan(self, view: View, argv: Argv) -> Plan[Any]:
+        """The plan for a command line. A wrong number of words is an error before any plan."""
+        if len(argv) < self.least or (self.most is not None and len(argv) > self.most):
+            raise wrong_arity(argv[0].decode("ascii", "replace"))
+        return self.build(view, argv)
+
+
+def _first(argv: Argv) -> Argv:
+    return argv[1:2]
+
+
+def _all(argv: Argv) -> Argv:
+    return argv[1:]
+
+
+def _pair(argv: Argv) -> Argv:
+    return argv[1:3]
+
+
+def _second(argv: Argv) -> Argv:
+    return argv[2:3]
+
+
+def _none(argv: Argv) -> Argv:
+    return []
+
+
+def _read(argv: Argv) -> Argv:
+    for at, word in enumerate(argv):
+        if word.upper() == b"STREAMS":
+            return argv[at + 1 : at + 1 + (len(argv) - at - 1) // 2]
+    return []
+
+
+def _later(argv: Argv, what: str) -> RefusedError:
+    return RefusedError(
+        argv[0].decode("ascii", "replace").upper(), f"{what} are not in this release", "See CHANGELOG.md"
+    )
+
+
+def _groups_later(view: View, argv: Argv) -> Plan[Any]:
+    raise _later(argv, "consumer groups")
+    yield  # a plan, like all others
+
+
+def _idempotence_later(view: View, argv: Argv) -> Plan[Any]:
+    raise _later(argv, "idempotent producers")
+    yield
+
+
+_TRIM = "MAXLEN|MINID [=|~] threshold [LIMIT count]"
+_REFS = "[KEEPREF|DELREF|ACKED]"
+
+TABLE: Final[dict[bytes, Spec]] = {
+    b"XADD": Spec(
+        f"key [NOMKSTREAM] {_REFS} [{_TRIM}] *|id field value [field value ...]", append.add, _first, 5
+    ),
+    b"XLEN": Spec("key", read.length, _first, 2, 2),
+    b"XRANGE": Spec("key start end [COUNT count]", read.read_range, _first, 4),
+    b"XREVRANGE": Spec("key end start [COUNT count]", read.read_range_back, _first, 4),
+    b"XREAD": Spec(
+        "[COUNT count] [MAXCOUNT count] [MAXSIZE bytes] [BLOCK ms] STREAMS key [key ...] id [id ...]",
+        read.read,
+        _read,
+        4,
+        shape="streams",
+    ),
+    b"XDEL": Spec("key id [id ...]", trim.delete_entries, _first, 3),
+    b"XDELEX": Spec(f"key {_REFS} IDS numids id [id ...]", trim.delete_entries_ex, _first, 5),
+    b"XTRIM": Spec(f"key {_TRIM} {_REFS}", trim.trim, _first, 4),
+    b"XSETID": Spec("key last-id [ENTRIESADDED count] [MAXDELETEDID id]", append.set_id, _first, 3),
+    b"XINFO": Spec("STREAM key [FULL [COUNT count]] | HELP", inspect.info, _second, 1, shape="facts"),
+    b"DEL": Spec("key [key ...]", keyspace.delete, _all, 2),
+    b"UNLINK": Spec("key [key ...]", keyspace.delete, _all, 2),
+    b"EXISTS": Spec("key [key ...]", keyspace.count_existing, _all, 2),
+    b"TYPE": Spec("key", keyspace.kind, _all, 2, 2),
+    b"RENAME": Spec("key newkey", rename.rename, _pair, 3, 3, multi=False),
+    b"RENAMENX": Spec("key newkey", rename.rename_if_new, _pair, 3, 3, multi=False),
+    b"COPY": Spec("source destination [REPLACE]", rename.copy, _pair, 3, multi=False),
+    b"EXPIRE": Spec("key seconds [NX|XX|GT|LT]", keyspace.expire, _first, 3),
+    b"PEXPIRE": Spec("key milliseconds [NX|XX|GT|LT]", keyspace.expire, _first, 3),
+    b"EXPIREAT": Spec("key unix-time-seconds [NX|XX|GT|LT]", keyspace.expire, _first, 3),
+    b"PEXPIREAT": Spec("key unix-time-milliseconds [NX|XX|GT|LT]", keyspace.expire, _first, 3),
+    b"TTL": Spec("key", keyspace.time_to_live, _first, 2, 2),
+    b"PTTL": Spec("key", keyspace.time_to_live, _first, 2, 2),
+    b"EXPIRETIME": Spec("key", keyspace.time_to_live, _first, 2, 2),
+    b"PEXPIRETIME": Spec("key", keyspace.time_to_live, _first, 2, 2),
+    b"PERSIST": Spec("key", keyspace.persist, _first, 2, 2),
+    b"OBJECT": Spec("ENCODING|IDLETIME|FREQ|REFCOUNT key | HELP", keyspace.describe, _second, 2),
+    b"DUMP": Spec("key", keyspace.dump, _first, 2, 2),
+    b"SCAN": Spec("cursor [MATCH pattern] [COUNT count] [TYPE type]", keyspace.scan, _none, 2, multi=False),
+    b"KEYS": Spec("pattern", keyspace.list_keys, _none, 2, 2, multi=False),
+    b"FLUSHDB": Spec("[ASYNC|SYNC]", keyspace.flush, _none, 1, multi=False),
+    b"FLUSHALL": Spec("[ASYNC|SYNC]", keyspace.flush, _none, 1, multi=False),
+    b"WATCH": Spec("key [key ...]", keyspace.watch, _all, 2, multi=False),
+    **dict.fromkeys(
+        (b"XGROUP", b"XREADGROUP", b"XACK", b"XACKDEL", b"XNACK", b"XPENDING", b"XCLAIM", b"XAUTOCLAIM"),
+        Spec("(consumer groups)", _groups_later, _none, 1),
+    ),
+    **dict.fromkeys(
+        (b"XCFGSET", b"XIDMPRECORD"), Spec("(idempotent producers)", _idempotence_later, _none, 1)
+    ),
+}

@@ -1,0 +1,147 @@
+"""XTRIM, XDEL, XDELEX: what takes entries out. Caps count the whole stream, not one strand."""
+
+from typing import Any, Final
+
+from braidstream import ids
+from braidstream.braid import View, ask, find, refuse_other_types, registry_of
+from braidstream.commands.arguments import Argv, Trim, parse_delex, parse_trim, strict_id
+from braidstream.ids import Id
+from braidstream.plan import Batch, Command, Plan
+from braidstream.strand import Strand
+from braidstream.weave import weave
+
+# One round of trimming to a length reads at most this many entries of each strand.
+PAGE: Final = 1_000
+# What `~` may leave: the engine drops whole nodes, of 100 entries unless it was told otherwise.
+NODE: Final = 100
+
+
+def trim_options(trim: Trim | None, strand: Strand) -> Command:
+    """The cap as native words for one strand."""
+    if trim is None:
+        return ()
+    limit: Command = () if trim.limit is None else ("LIMIT", trim.limit)
+    about = "~" if trim.approx else "="
+    if trim.maxlen is not None:
+        return ("MAXLEN", about, trim.maxlen, *limit)
+    assert trim.minid is not None
+    return ("MINID", about, ids.text(strand.ceil(trim.minid)), *limit)
+
+
+def trim(view: View, argv: Argv) -> Plan[int]:
+    """XTRIM. One round trip for MINID, or where one strand has entries; else see `_trim_to_length`."""
+    name, spec = argv[1], parse_trim(argv)
+    return (yield from trim_all(view, name, spec))
+
+
+def trim_all(view: View, name: bytes, spec: Trim) -> Plan[int]:
+    strands = yield from find(view, name)
+    if not strands:
+        yield from refuse_other_types(name)
+        return 0
+    if spec.maxlen and len(strands) > 1:
+        return (yield from _trim_to_length(view, name, spec))
+    commands = [("XTRIM", strand.key, *trim_options(spec, strand)) for strand in strands]
+    replies = yield Batch([*commands, registry_of(name)], atomic=len(strands) > 1)
+    later = [strand for strand in view.learn(name, replies[-1]).strands if strand not in strands]
+    removed = sum(replies[:-1])
+    if later:
+        removed += yield from trim_all(view, name, spec)
+    return removed
+
+
+def _trim_to_length(view: View, name: bytes, spec: Trim) -> Plan[int]:
+    """The oldest of all strands go first, so their heads are compared: a page of each, round by round.
+
+    s1   1 2 3 | 8 9      pages of 3: everything up to 7 is known, because the page of c1
+    c1   4 6 7 | 12       ends there; of those the oldest are cut, each strand by its own MINID
+    """
+    assert spec.maxlen is not None
+    removed = 0
+    while True:
+        _, lengths = yield from ask(view, name, lambda strand: strand.xlen())
+        busy = {strand: length for strand, length in lengths if length}
+        over = sum(busy.values()) - spec.maxlen
+        if over <= 0 or (spec.approx and over < NODE):
+            return removed
+        if len(busy) == 1:
+            [strand] = busy
+            [gone] = yield Batch([("XTRIM", strand.key, *trim_options(spec, strand))])
+            return removed + int(gone)
+        page = min(PAGE, -(-over // len(busy)))
+        heads = yield Batch(
+            [strand.xrange(ids.ZERO, ids.LAST, page) for strand in busy], atomic=True, resend=True
+        )
+        cuts = _cuts(dict(zip(busy, heads, strict=True)), page, over)
+        limit: Command = () if spec.limit is None else ("LIMIT", spec.limit)
+        about = "~" if spec.approx else "="
+        commands: list[Command] = [
+            ("XTRIM", strand.key, "MINID", about, ids.text(cut), *limit) for strand, cut in cuts.items()
+        ]
+        gone_each = yield Batch(commands, atomic=True)
+        removed += sum(gone_each)
+        if spec.approx:
+            return removed
+
+
+def _cuts(heads: dict[Strand, list[Any]], page: int, over: int) -> dict[Strand, Id]:
+    """The native MINID of each strand that takes out the oldest `over` entries, as far as the heads tell."""
+    pages = {strand: strand.entries(head) for strand, head in heads.items()}
+    known_to = min((entries[-1][:3] for entries in pages.values() if len(entries) == page), default=None)
+    oldest = [entry for entry in weave(pages.values(), over) if known_to is None or entry[:3] <= known_to]
+    taken = {id(entry[3]) for entry in oldest}
+    cuts = {}
+    for strand, entries in pages.items():
+        count = sum(id(entry[3]) in taken for entry in entries)
+        if count:
+            following = ids.after(ids.native(heads[strand][count - 1][0]))
+            if following is not None:
+                cuts[strand] = following
+    return cuts
+
+
+def delete_entries(view: View, argv: Argv) -> Plan[int]:
+    """XDEL key id ...: each ID goes to the strands that may hold it. One round trip where they are known."""
+    name = argv[1]
+    strands = yield from find(view, name)
+    if not strands:
+        yield from refuse_other_types(name)
+        return 0
+    wanted = [strict_id(word) for word in argv[2:]]
+    counts = yield from _delete(view, name, strands, wanted)
+    return sum(counts)
+
+
+def delete_entries_ex(view: View, argv: Argv) -> Plan[list[int]]:
+    """XDELEX: an answer for each ID. Without groups the three policies are one."""
+    name, words = argv[1], parse_delex(argv)
+    wanted = [strict_id(word) for word in words]
+    strands = yield from find(view, name)
+    if not strands:
+        yield from refuse_other_types(name)
+        return [-1] * len(wanted)
+    counts = yield from _delete(view, name, strands, wanted)
+    return [1 if count else -1 for count in counts]
+
+
+def _delete(view: View, name: bytes, strands: tuple[Strand, ...], wanted: list[Id]) -> Plan[list[int]]:
+    """How many entries each ID took out: more than one where regions chose the same ID."""
+    counts = [0] * len(wanted)
+    places = _places(strands, wanted)
+    replies = yield Batch([*(command for _, command in places), registry_of(name)], atomic=len(places) > 1)
+    for (at, _), gone in zip(places, replies, strict=False):
+        counts[at] += gone
+    later = tuple(strand for strand in view.learn(name, replies[-1]).strands if strand not in strands)
+    if later:
+        more = yield from _delete(view, name, later, wanted)
+        counts = [one + other for one, other in zip(counts, more, strict=True)]
+    return counts
+
+
+def _places(strands: tuple[Strand, ...], wanted: list[Id]) -> list[tuple[int, Command]]:
+    return [
+        (at, ("XDEL", strand.key, ids.text(native)))
+        for at, entry in enumerate(wanted)
+        for strand in strands
+        if (native := strand.exact(entry)) is not None
+    ]
