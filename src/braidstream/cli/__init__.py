@@ -1,0 +1,1 @@
+"""The `braid` command: one file per verb, `main.py` joins them."""

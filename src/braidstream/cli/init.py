@@ -1,0 +1,40 @@
+"""`braid init`: make a database a region."""
+
+from typing import Annotated
+
+import typer
+
+from braidstream import engine
+from braidstream.cli.server import Json, Url, ask, report, shown, trouble
+from braidstream.commands.region import initialise
+
+
+def init(
+    url: Url,
+    region: Annotated[int, typer.Option(help="Number of this region, 1 to 1023. Its IDs carry it.")],
+    name: Annotated[str, typer.Option(help="Name of this region, like us-east.")],
+    as_json: Json = False,
+) -> None:
+    """Make a database a braidstream region, or bring its engine functions up to date.
+
+    Safe to run again, also while clients work. It never changes which region a database is.
+
+    Example: braid init --url redis://localhost:6379 --region 1 --name us-east
+    """
+    with trouble(url, as_json):
+        # Who it is first: a database that belongs to another region is left as it was.
+        ready, before = ask(url, initialise(region, name), engine.load())
+    facts = {
+        "region": ready.id,
+        "name": ready.name,
+        "writer": ready.writer,
+        "id_mode": ready.id_mode,
+        "functions": {"version": engine.VERSION, "was": before},
+    }
+    loaded = "already there" if before == engine.VERSION else f"loaded, was {before or 'none'}"
+    report(
+        as_json,
+        facts,
+        f"{shown(url)} is region {ready.id} ({ready.name}), ID mode {ready.id_mode}. "
+        f"Engine functions: version {engine.VERSION}, {loaded}.",
+    )

@@ -1,0 +1,18 @@
+"""The `braid` command. Exit codes: 0 fine, 1 found trouble, 2 misused."""
+
+import typer
+
+from braidstream.cli import init, tune
+
+app = typer.Typer(
+    name="braid",
+    help="Active-active event streams on the Redis or Valkey servers you already run.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.command("init")(init.init)
+app.add_typer(tune.app, name="tune")
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,35 @@
+"""`braid tune`: change how a region behaves, at run time."""
+
+from typing import Annotated
+
+import typer
+
+from braidstream.cli.server import Json, Url, ask, report, shown, trouble
+from braidstream.commands.region import tune_id_mode
+
+app = typer.Typer(help="Change how a region behaves, at run time.", no_args_is_help=True)
+
+
+@app.callback()
+def tune() -> None:
+    """Change how a region behaves, at run time."""
+
+
+@app.command("id-mode")
+def id_mode(
+    mode: Annotated[str, typer.Argument(help="strict, semi-strict or liberal.")],
+    url: Url,
+    as_json: Json = False,
+) -> None:
+    """Choose which IDs XADD takes: strict (* or ms), semi-strict (also full IDs), liberal (ms means ms-0).
+
+    Running clients follow within a second. Only strict rules out that two regions use the same ID.
+
+    Example: braid tune id-mode liberal --url redis://localhost:6379
+    """
+    with trouble(url, as_json):
+        [region] = ask(url, tune_id_mode(mode))
+    facts = {"region": region.id, "name": region.name, "id_mode": region.id_mode}
+    report(
+        as_json, facts, f"{shown(url)}: region {region.id} ({region.name}) now has ID mode {region.id_mode}."
+    )

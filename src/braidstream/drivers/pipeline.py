@@ -1,0 +1,196 @@
+"""A pipeline or MULTI of a client, as one plan over the plans of its commands.
+
+    XADD a *      first batches      +--------------------------------+
+    GET k         ------------->     | XADD bs:1:s:{a} ...  GET k ...  |   one round trip
+    XRANGE a - +                     +--------------------------------+
+                  <-- replies: each plan gets its own; who has more to say goes on, one by one
+
+A command that cannot share (RENAME, a blocking read) closes the round trip it is in. Before the
+first one, the strands that the commands rely on are looked up, all at once. Inside MULTI they are
+WATCHed too, so that the plans cannot be wrong by the time of EXEC.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from redis import exceptions
+
+from braidstream.braid import View, registry_of
+from braidstream.commands.table import Spec
+from braidstream.drivers import session as shared
+from braidstream.drivers.session import Exchange, Session
+from braidstream.errors import BraidError, RefusedError, ReplyError
+from braidstream.keys import meta
+from braidstream.plan import Batch, Command, Plan, Replies, first_error
+
+_WATCH_TRIES: Final = 10
+
+
+@dataclass(slots=True)
+class Queued:
+    """A command of a pipeline: native, or a plan that has said its first batch."""
+
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+    spec: Spec | None
+    argv: list[bytes]
+    plan: Plan[Any] | None = None
+    batch: Batch | None = None
+    result: Any = None
+
+    def start(self, view: View) -> None:
+        """Hear the plan's first batch. Its refusal is the result, as an error reply would be."""
+        if self.spec is None:
+            return
+        try:
+            self.plan = self.spec.plan(view, self.argv)
+            self.batch = next(self.plan)
+        except ReplyError as error:
+            self.plan, self.result = None, error
+        except StopIteration as stop:
+            self.plan, self.result = None, stop.value
+
+    def wire(self, *, in_multi: bool) -> list[Command]:
+        if self.spec is None:
+            return [self.args]
+        if self.plan is None or self.batch is None:
+            return []
+        return list(self.batch.commands) if in_multi else shared.wire(self.batch)
+
+    def finish(self, replies: Replies) -> Plan[None]:
+        """Take the replies to the first batch, and go on to the result."""
+        if self.spec is None:
+            self.result = replies[0]
+        elif self.plan is not None:
+            try:
+                self.result = yield from self._rest(replies)
+            except ReplyError as error:
+                self.result = error
+
+    def _rest(self, replies: Replies) -> Plan[Any]:
+        plan, batch = self.plan, self.batch
+        assert plan is not None
+        assert batch is not None
+        while True:
+            error = first_error(batch, replies)
+            try:
+                batch = plan.throw(error) if error else plan.send(replies)
+            except StopIteration as stop:
+                return stop.value
+            replies = yield batch
+
+    @property
+    def alone(self) -> bool:
+        """Whether it cannot share its round trip with the commands after it."""
+        if self.spec is None:
+            return False
+        return not self.spec.multi or any(word.upper() == b"BLOCK" for word in self.argv[:8])
+
+
+def queue(conn: Any, commands: Iterable[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[Queued]:
+    queued = []
+    for args, options in commands:
+        spec = shared.spec_of(args)
+        queued.append(Queued(args, options, spec, shared.words(conn, args) if spec else []))
+    return queued
+
+
+def has_streams(commands: Iterable[tuple[tuple[Any, ...], dict[str, Any]]]) -> bool:
+    return any(shared.spec_of(args) for args, _ in commands)
+
+
+def pipeline(session: Session, conn: Any, queued: list[Queued]) -> Plan[None]:
+    """All commands in order, in as few round trips as can be."""
+    yield from session.refresh(conn)
+    view = session.view(pipelined=True)
+    yield from _look_up(view, queued)
+    together = list[Queued]()
+    for item in queued:
+        together.append(item)
+        if item.alone:
+            yield from _send(view, together)
+            together = []
+    yield from _send(view, together)
+
+
+def _look_up(view: View, queued: list[Queued]) -> Plan[list[bytes]]:
+    """Learn the strands of the streams that are read. A plain XADD needs to know none."""
+    names = dict[bytes, None]()
+    for item in queued:
+        plain_add = item.argv[:1] == [b"XADD"] and item.argv[2:3] == [b"*"]
+        if item.spec is not None and item.spec.multi and not plain_add:
+            names.update(dict.fromkeys(item.spec.names(item.argv)))
+    wanted = [name for name in names if view.in_multi or name not in view.known]
+    if wanted and view.in_multi:
+        yield Batch([("WATCH", *map(meta, wanted))], resend=True)
+    if wanted:
+        replies = yield Batch([registry_of(name) for name in wanted], resend=True)
+        for name, reply in zip(wanted, replies, strict=True):
+            view.learn(name, reply)
+    return wanted
+
+
+def _send(view: View, queued: list[Queued]) -> Plan[None]:
+    for item in queued:
+        item.start(view)
+    commands = [item.wire(in_multi=False) for item in queued]
+    flat = [command for each in commands for command in each]
+    resend = all(item.batch.resend if item.batch else item.spec is None for item in queued)
+    replies = (yield Exchange(flat, resend=resend)) if flat else []
+    at = 0
+    for item, said in zip(queued, commands, strict=True):
+        mine, at = replies[at : at + len(said)], at + len(said)
+        if item.plan is not None and item.batch is not None:
+            mine = shared.unpack(item.batch, mine)
+        yield from item.finish(mine)
+
+
+def transaction(session: Session, conn: Any, queued: list[Queued], *, watching: bool) -> Plan[bool]:
+    """All commands in one MULTI. False if a key that the user WATCHes has changed: nothing was done."""
+    yield from session.refresh(conn)
+    for item in queued:
+        if item.spec is not None and not item.spec.multi:
+            name = item.argv[0].decode("ascii", "replace").upper()
+            raise RefusedError(
+                f"{name} inside MULTI", "it takes several round trips", "Run it before or after"
+            )
+    for _ in range(_WATCH_TRIES):
+        view = session.view(pipelined=True, in_multi=True)
+        yield from _look_up(view, queued)
+        for item in queued:
+            item.start(view)
+        commands = [item.wire(in_multi=True) for item in queued]
+        flat = [command for each in commands for command in each]
+        said = yield Exchange(shared.transaction(flat))
+        replies = shared.executed(said)
+        if replies is not None:
+            yield from _finish_all(queued, commands, replies)
+            return True
+        if watching:
+            return False
+    return False
+
+
+def _finish_all(queued: list[Queued], commands: list[list[Command]], replies: Replies) -> Plan[None]:
+    at = 0
+    for item, said in zip(queued, commands, strict=True):
+        mine, at = replies[at : at + len(said)], at + len(said)
+        if item.spec is not None:
+            mine = [shared.resp2(command, reply) for command, reply in zip(said, mine, strict=True)]
+        yield from item.finish(mine)
+
+
+def results(client: Any, conn: Any, queued: list[Queued]) -> list[Any]:
+    """What redis-py's `execute` returns: values, and errors among them."""
+    found = []
+    for item in queued:
+        if isinstance(item.result, BraidError):
+            found.append(shared.for_user(item.result))
+        elif isinstance(item.result, exceptions.ResponseError):
+            found.append(item.result)
+        elif item.spec is not None:
+            found.append(shared.present(client, conn, item.spec, item.result, item.args, item.options))
+        else:
+            found.append(shared.present_native(client, conn, item.result, item.args, item.options))
+    return found

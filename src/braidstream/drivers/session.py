@@ -1,0 +1,209 @@
+"""What the sync and the asyncio client share: everything but the waiting.
+
+redis-py sends a command in one method. There we look the command up; if it is ours its plan runs on
+the same connection, and its result, shaped as the engine would have sent it, goes through redis-py's
+own response callbacks. So methods, pools, TLS, pipelines and parsing stay redis-py's.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+from redis import exceptions
+from redis._parsers.base import BaseParser
+from redis.client import EMPTY_RESPONSE, NEVER_DECODE
+
+from braidstream.braid import Region, View, read_region
+from braidstream.commands.table import TABLE, Spec
+from braidstream.errors import BraidError, LibraryError, ReplyError
+from braidstream.plan import Batch, Command, Plan, Replies
+from braidstream.strand import Strand
+
+# How old a client's knowledge of its region may be. `braid tune` reaches running clients within it.
+REGION_FRESH_S: Final = 1.0
+
+LOST: Final = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
+
+
+class NotResentError(Exception):
+    """A connection was lost after a write was sent. Not a redis error, so redis-py does not retry it."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+    def for_user(self) -> BaseException:
+        """The same kind of error redis-py raises, saying what is not known."""
+        text = (
+            f"{self.error}. A write had been sent and its reply is lost: it may or may not have been "
+            "applied. braidstream does not send a write twice."
+        )
+        kind = (
+            type(self.error) if isinstance(self.error, exceptions.RedisError) else exceptions.ConnectionError
+        )
+        return kind(text)
+
+
+class Session:
+    """What one client knows of its server. Everything here can be asked again."""
+
+    def __init__(self) -> None:
+        self.region: Region | None = None
+        self.read_at = 0.0
+        self.known: OrderedDict[bytes, tuple[Strand, ...]] = OrderedDict()
+
+    def stale(self, conn: Any) -> bool:
+        """Whether to ask the server who it is: a new connection, or some time has passed."""
+        socket = getattr(conn, "_sock", None) or getattr(conn, "_writer", None)
+        if getattr(conn, "braid_socket", None) is not socket:
+            conn.braid_socket = socket
+            return True
+        return self.region is None or time.monotonic() - self.read_at > REGION_FRESH_S
+
+    def learn(self, region: Region) -> None:
+        if self.region is not None and region.writer != self.region.writer:
+            self.known.clear()
+        self.region, self.read_at = region, time.monotonic()
+
+    def view(self, *, pipelined: bool = False, in_multi: bool = False) -> View:
+        assert self.region is not None
+        return View(self.region, self.known, pipelined, in_multi)
+
+    def refresh(self, conn: Any) -> Plan[None]:
+        """Ask the server who it is, where that is due."""
+        if self.stale(conn):
+            self.learn((yield from read_region()))
+
+    def command(self, conn: Any, spec: Spec, argv: list[bytes]) -> Plan[Any]:
+        """One command, on a connection."""
+        yield from self.refresh(conn)
+        return (yield from spec.plan(self.view(), argv))
+
+
+@lru_cache(maxsize=4096)
+def find_spec(word: str | bytes) -> Spec | None:
+    """The command that a first word (or redis-py's joined "XINFO STREAM") names."""
+    text = word.encode("utf-8", "replace") if isinstance(word, str) else bytes(word)
+    return TABLE.get(text.split(b" ", 1)[0].upper())
+
+
+def spec_of(args: tuple[Any, ...]) -> Spec | None:
+    return find_spec(args[0]) if isinstance(args[0], str | bytes) else None
+
+
+def words(conn: Any, args: Iterable[Any]) -> list[bytes]:
+    """The command line as the engine would get it."""
+    encode = conn.encoder.encode
+    first, *rest = (bytes(encode(word)) for word in args)
+    return [*first.split(b" "), *rest]
+
+
+def resp2(command: Command, reply: Any) -> Any:
+    """A reply in the shape plans know, whatever protocol it came by."""
+    if isinstance(reply, exceptions.ResponseError):
+        return reply_error(reply)
+    if isinstance(reply, dict):
+        if command[0] == "XREAD":
+            return [[name, entries] for name, entries in reply.items()]
+        return [word for pair in reply.items() for word in pair]
+    return reply
+
+
+def reply_error(error: exceptions.ResponseError) -> ReplyError:
+    """The error line that redis-py made an exception of."""
+    code, text = getattr(error, "status_code", None), str(error)
+    return ReplyError(f"{code} {text}" if code and not text.startswith(code) else text)
+
+
+def for_user(error: BraidError) -> Exception:
+    """An error reply becomes the exception redis-py would raise for it."""
+    if not isinstance(error, ReplyError):
+        return error
+    if "Function not found" in error.text:
+        return LibraryError(
+            "the engine lacks the braidstream functions this client needs. "
+            "Load them with: braid init --url URL --region N --name NAME"
+        )
+    return BaseParser.parse_error(error.text)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def transaction(commands: Iterable[Command]) -> list[Command]:
+    return [("MULTI",), *commands, ("EXEC",)]
+
+
+def executed(replies: Replies) -> Replies | None:
+    """What EXEC answered; None if a WATCHed key had changed. A MULTI that was refused is an error."""
+    *queued, last = replies
+    if isinstance(last, exceptions.ResponseError):
+        raise reply_error(next((each for each in queued if isinstance(each, exceptions.ResponseError)), last))
+    return last  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange(Batch):
+    """Commands of a pipeline, native ones among them. Replies come back as the connection read them."""
+
+    attempt: bool = True
+
+
+def unpack(batch: Batch, replies: Replies) -> Replies:
+    """What the plan gets for what the connection said."""
+    if isinstance(batch, Exchange):
+        return replies
+    if wrapped(batch):
+        done = executed(replies)
+        if done is None:
+            return None  # type: ignore[return-value]  # only plans that WATCH can see it
+        replies = done
+    return [resp2(command, reply) for command, reply in zip(batch.commands, replies, strict=True)]
+
+
+def wrapped(batch: Batch) -> bool:
+    return batch.atomic and len(batch.commands) > 1
+
+
+def wire(batch: Batch) -> list[Command]:
+    return transaction(batch.commands) if wrapped(batch) else list(batch.commands)
+
+
+def read_timeout(conn: Any, batch: Batch) -> float | None:
+    """How long the last reply may take: the socket's own timeout, and the time the engine may block."""
+    if batch.block_ms is None or conn.socket_timeout is None:
+        return None
+    return float(conn.socket_timeout) + batch.block_ms / 1000
+
+
+def present(
+    client: Any, conn: Any, spec: Spec, result: Any, args: tuple[Any, ...], options: dict[str, Any]
+) -> Any:
+    """A plan's result as redis-py's method returns it."""
+    if conn.get_protocol() in (3, "3") and isinstance(result, list):
+        if spec.shape == "streams":
+            result = dict(result)
+        elif spec.shape == "facts" and result and len(result) % 2 == 0 and result[0] == b"length":
+            result = dict(zip(result[::2], result[1::2], strict=True))
+    return present_native(client, conn, result, args, options)
+
+
+def present_native(
+    client: Any, conn: Any, result: Any, args: tuple[Any, ...], options: dict[str, Any]
+) -> Any:
+    """An undecoded reply of a native command, as redis-py's method returns it."""
+    options = {key: value for key, value in options.items() if key not in (EMPTY_RESPONSE, "keys")}
+    if options.pop(NEVER_DECODE, None) is None and conn.encoder.decode_responses:
+        result = decode(conn.encoder, result)
+    callback = client.response_callbacks.get(args[0])
+    return result if callback is None else callback(result, **options)
+
+
+def decode(encoder: Any, value: Any) -> Any:
+    if isinstance(value, bytes):
+        return encoder.decode(value)
+    if isinstance(value, list):
+        return [decode(encoder, each) for each in value]
+    if isinstance(value, dict):
+        return {decode(encoder, key): decode(encoder, each) for key, each in value.items()}
+    return value

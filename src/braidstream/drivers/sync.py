@@ -1,0 +1,140 @@
+"""`braidstream.Redis`: redis-py's client, its stream commands run as plans. `aio.py` is its twin."""
+
+from typing import Any, TypeVar
+
+import redis
+from redis import exceptions
+from redis.exceptions import RedisError as ServerError
+
+from braidstream.drivers import pipeline, session
+from braidstream.drivers.session import LOST, NotResentError, Session
+from braidstream.errors import BraidError
+from braidstream.plan import Batch, Plan, Replies, run
+
+__all__ = ["Pipeline", "Redis", "ServerError"]
+
+T = TypeVar("T")
+
+
+class _Sender:
+    """Sends batches over one connection, and remembers whether a write was among them."""
+
+    def __init__(self, conn: Any) -> None:
+        self.conn, self.wrote = conn, False
+
+    def __call__(self, batch: Batch) -> Replies:
+        commands, timeout = session.wire(batch), session.read_timeout(self.conn, batch)
+        if not self.conn.is_connected:
+            self.conn.connect()
+        self.wrote = self.wrote or not batch.resend
+        try:
+            self.conn.send_packed_command(self.conn.pack_commands(commands))
+            return session.unpack(batch, [self._read(timeout) for _ in commands])
+        except LOST as error:
+            self.conn.disconnect()
+            if self.wrote:
+                raise NotResentError(error) from error
+            raise
+
+    def _read(self, timeout: float | None) -> Any:
+        try:
+            if timeout is None:
+                return self.conn.read_response(disable_decoding=True)
+            return self.conn.read_response(disable_decoding=True, timeout=timeout)
+        except exceptions.ResponseError as error:
+            return error
+
+
+class _Plans:
+    """The seam: where redis-py sends one command over a connection."""
+
+    session: Session
+
+    def _send_command_parse_response(self, conn: Any, command_name: Any, *args: Any, **options: Any) -> Any:
+        spec = session.spec_of(args)
+        if spec is None:
+            return super()._send_command_parse_response(conn, command_name, *args, **options)  # type: ignore[misc]
+        plan = self.session.command(conn, spec, session.words(conn, args))
+        return session.present(self, conn, spec, self._run(conn, plan), args, options)
+
+    def _run(self, conn: Any, plan: Plan[T]) -> T:
+        try:
+            return run(plan, _Sender(conn))
+        except BraidError as error:
+            raise session.for_user(error) from None
+
+
+class Redis(_Plans, redis.Redis):
+    """redis.Redis on a braidstream region. Same constructor, same methods."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.session = Session()
+        super().__init__(*args, **kwargs)
+
+    def run_plan(self, plan: Plan[T]) -> T:
+        """Run a plan of your own on a connection from the pool."""
+        conn = self.connection_pool.get_connection()
+        try:
+            return self._run(conn, plan)
+        except NotResentError as lost:
+            raise lost.for_user() from None
+        finally:
+            self.connection_pool.release(conn)
+
+    def _execute_command(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super()._execute_command(*args, **options)  # type: ignore[no-untyped-call]
+        except NotResentError as lost:
+            raise lost.for_user() from None
+
+    def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> "Pipeline":
+        return Pipeline(self.session, self.connection_pool, self.response_callbacks, transaction, shard_hint)
+
+    def client(self) -> "Redis":
+        return type(self)(connection_pool=self.connection_pool, single_connection_client=True)
+
+
+class Pipeline(_Plans, redis.client.Pipeline):
+    """redis-py's pipeline. Stream commands share its round trip, and its MULTI."""
+
+    def __init__(self, session: Session, *args: Any) -> None:
+        self.session = session
+        super().__init__(*args)
+
+    def immediate_execute_command(self, *args: Any, **options: Any) -> Any:
+        try:
+            reply = super().immediate_execute_command(*args, **options)  # type: ignore[no-untyped-call]
+        except NotResentError as lost:
+            raise lost.for_user() from None
+        self.watching = self.watching or args[0] == "WATCH"
+        return reply
+
+    def execute(self, raise_on_error: bool = True) -> list[Any]:
+        try:
+            return super().execute(raise_on_error)
+        except NotResentError as lost:
+            raise lost.for_user() from None
+
+    def _execute_pipeline(self, connection: Any, commands: Any, raise_on_error: bool) -> Any:
+        if not pipeline.has_streams(commands):
+            return super()._execute_pipeline(connection, commands, raise_on_error)  # type: ignore[no-untyped-call]
+        queued = pipeline.queue(connection, commands)
+        self._run(connection, pipeline.pipeline(self.session, connection, queued))
+        return self._results(connection, commands, queued, raise_on_error)
+
+    def _execute_transaction(self, connection: Any, commands: Any, raise_on_error: bool) -> Any:
+        if not pipeline.has_streams(commands):
+            return super()._execute_transaction(connection, commands, raise_on_error)
+        queued = pipeline.queue(connection, commands)
+        plan = pipeline.transaction(self.session, connection, queued, watching=self.watching)
+        done = self._run(connection, plan)
+        self.watching = False
+        if not done:
+            raise exceptions.WatchError("Watched variable changed.")
+        return self._results(connection, commands, queued, raise_on_error)
+
+    def _results(self, conn: Any, commands: Any, queued: Any, raise_on_error: bool) -> list[Any]:
+        found = pipeline.results(self, conn, queued)
+        if raise_on_error:
+            self.raise_first_error(commands, found)  # type: ignore[no-untyped-call]
+        return found
