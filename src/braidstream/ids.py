@@ -92,6 +92,15 @@ def mint(entry: Id, writer: int) -> Id:
     return ms, n << 10 | writer
 
 
+def minted_text(native_text: bytes, writer: int) -> bytes:
+    """The user ID of a native one, text to text. On the path of every append."""
+    dash = native_text.index(b"-") + 1
+    n = int(native_text[dash:])
+    if n >= NATIVE_LIMIT:
+        return text(mint(native(native_text), writer))
+    return b"%b%d" % (native_text[:dash], n << 10 | writer)
+
+
 def writer_of(entry: Id) -> int:
     """Whose ID this is, if it was minted; 0 is nobody."""
     return entry[1] & (WRITERS - 1)

@@ -62,7 +62,7 @@ def _add_minted(view: View, name: bytes, spec: Add, entry: bytes) -> Plan[bytes 
         )
     if spec.trim is not None:
         yield from _trim_others(view, home, spec.trim)
-    return ids.text(ids.mint(ids.native(native), home.writer))
+    return ids.minted_text(native, home.writer)
 
 
 def _append(view: View, home: Strand, rest: Command) -> Plan[bytes]:

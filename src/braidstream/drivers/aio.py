@@ -10,7 +10,7 @@ from redis import exceptions
 from braidstream.drivers import pipeline, session
 from braidstream.drivers.session import LOST, NotResentError, Session
 from braidstream.errors import BraidError
-from braidstream.plan import Batch, Plan, Replies, arun
+from braidstream.plan import Batch, Command, Plan, Replies, arun
 
 T = TypeVar("T")
 
@@ -44,6 +44,18 @@ class _Sender:
             return error
 
 
+async def _append(conn: Any, command: Command) -> Any:
+    """One native append, sent once."""
+    if not conn.is_connected:
+        await conn.connect()
+    try:
+        await conn.send_command(*command)
+        return await conn.read_response(disable_decoding=True)
+    except LOST as error:
+        await conn.disconnect(nowait=True)
+        raise NotResentError(error) from error
+
+
 class _Plans:
     """The seam: where redis-py sends one command over a connection."""
 
@@ -56,8 +68,15 @@ class _Plans:
         if spec is None:
             native = super()._send_command_parse_response(conn, command_name, *args, **options)  # type: ignore[misc]
             return await native
-        plan = self.session.command(conn, spec, session.words(conn, args))
-        return await _awaited(session.present(self, conn, spec, await self._run(conn, plan), args, options))
+        known = self.session
+        if not known.stale(conn) and (plain := known.plain_add(args)) is not None:
+            native = await _append(conn, plain)
+            if native is not None:
+                return known.minted(conn, native)
+        argv = session.words(conn, args)
+        result = await self._run(conn, known.command(conn, spec, argv))
+        known.remember_home(args, argv)
+        return await _awaited(session.present(self, conn, spec, result, args, options))
 
     async def _run(self, conn: Any, plan: Plan[T]) -> T:
         try:
@@ -125,24 +144,20 @@ class Pipeline(_Plans, redis.asyncio.client.Pipeline):  # type: ignore[misc]
     async def _execute_pipeline(self, connection: Any, commands: Any, raise_on_error: bool) -> Any:
         if not pipeline.has_streams(commands):
             return await super()._execute_pipeline(connection, commands, raise_on_error)
-        queued = pipeline.queue(connection, commands)
-        await self._run(connection, pipeline.pipeline(self.session, connection, queued))
-        return await self._results(connection, commands, queued, raise_on_error)
+        found = await self._run(connection, pipeline.pipeline(self, connection, commands))
+        return await self._checked(commands, found, raise_on_error)
 
     async def _execute_transaction(self, connection: Any, commands: Any, raise_on_error: bool) -> Any:
         if not pipeline.has_streams(commands):
-            native = super()._execute_transaction(connection, commands, raise_on_error)
-            return await native
-        queued = pipeline.queue(connection, commands)
-        plan = pipeline.transaction(self.session, connection, queued, watching=self.watching)
-        done = await self._run(connection, plan)
+            return await super()._execute_transaction(connection, commands, raise_on_error)
+        found = await self._run(connection, pipeline.transaction(self, connection, commands))
         self.watching = False
-        if not done:
+        if found is None:
             raise exceptions.WatchError("Watched variable changed.")
-        return await self._results(connection, commands, queued, raise_on_error)
+        return await self._checked(commands, found, raise_on_error)
 
-    async def _results(self, conn: Any, commands: Any, queued: Any, raise_on_error: bool) -> list[Any]:
-        found = [await _awaited(each) for each in pipeline.results(self, conn, queued)]
+    async def _checked(self, commands: Any, found: list[Any], raise_on_error: bool) -> list[Any]:
+        found = [await _awaited(each) for each in found]
         if raise_on_error:
             self.raise_first_error(commands, found)
         return found

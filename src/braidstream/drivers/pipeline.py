@@ -10,7 +10,6 @@ first one, the strands that the commands rely on are looked up, all at once. Ins
 WATCHed too, so that the plans cannot be wrong by the time of EXEC.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -88,7 +87,14 @@ class Queued:
         return not self.spec.multi or any(word.upper() == b"BLOCK" for word in self.argv[:8])
 
 
-def queue(conn: Any, commands: Iterable[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[Queued]:
+Commands = list[tuple[tuple[Any, ...], dict[str, Any]]]
+
+
+def has_streams(commands: Commands) -> bool:
+    return any(shared.spec_of(args) for args, _ in commands)
+
+
+def _queue(conn: Any, commands: Commands) -> list[Queued]:
     queued = []
     for args, options in commands:
         spec = shared.spec_of(args)
@@ -96,13 +102,14 @@ def queue(conn: Any, commands: Iterable[tuple[tuple[Any, ...], dict[str, Any]]])
     return queued
 
 
-def has_streams(commands: Iterable[tuple[tuple[Any, ...], dict[str, Any]]]) -> bool:
-    return any(shared.spec_of(args) for args, _ in commands)
-
-
-def pipeline(session: Session, conn: Any, queued: list[Queued]) -> Plan[None]:
-    """All commands in order, in as few round trips as can be."""
+def pipeline(client: Any, conn: Any, commands: Commands) -> Plan[list[Any]]:
+    """All commands in order, in as few round trips as can be. Results, and errors among them."""
+    session: Session = client.session
     yield from session.refresh(conn)
+    if (express := _express(session, commands)) is not None:
+        replies = yield Exchange(express)
+        return (yield from _express_results(client, conn, commands, replies))
+    queued = _queue(conn, commands)
     view = session.view(pipelined=True)
     yield from _look_up(view, queued)
     together = list[Queued]()
@@ -112,6 +119,37 @@ def pipeline(session: Session, conn: Any, queued: list[Queued]) -> Plan[None]:
             yield from _send(view, together)
             together = []
     yield from _send(view, together)
+    return _results(client, conn, queued)
+
+
+def _express(session: Session, commands: Commands) -> list[Command] | None:
+    """Where every command is native or a plain append: the native commands, one for one."""
+    express = list[Command]()
+    for args, _ in commands:
+        plain = session.plain_add(args)
+        if plain is None:
+            if shared.spec_of(args) is not None:
+                return None
+            plain = args
+        express.append(plain)
+    return express
+
+
+def _express_results(client: Any, conn: Any, commands: Commands, replies: Replies) -> Plan[list[Any]]:
+    session: Session = client.session
+    found = list[Any]()
+    for (args, options), reply in zip(commands, replies, strict=True):
+        spec = shared.spec_of(args)
+        if isinstance(reply, exceptions.ResponseError):
+            found.append(reply)
+        elif spec is None:
+            found.append(shared.present_native(client, conn, reply, args, options))
+        elif reply is not None:
+            found.append(session.minted(conn, reply))
+        else:
+            plan = session.command(conn, spec, shared.words(conn, args))
+            found.append(shared.present(client, conn, spec, (yield from plan), args, options))
+    return found
 
 
 def _look_up(view: View, queued: list[Queued]) -> Plan[list[bytes]]:
@@ -146,9 +184,14 @@ def _send(view: View, queued: list[Queued]) -> Plan[None]:
         yield from item.finish(mine)
 
 
-def transaction(session: Session, conn: Any, queued: list[Queued], *, watching: bool) -> Plan[bool]:
-    """All commands in one MULTI. False if a key that the user WATCHes has changed: nothing was done."""
+def transaction(client: Any, conn: Any, commands: Commands) -> Plan[list[Any] | None]:
+    """All commands in one MULTI. None if a key that the user WATCHes has changed: nothing was done."""
+    session: Session = client.session
     yield from session.refresh(conn)
+    if (express := _express(session, commands)) is not None:
+        replies = shared.executed((yield Exchange(shared.transaction(express))))
+        return None if replies is None else (yield from _express_results(client, conn, commands, replies))
+    queued = _queue(conn, commands)
     for item in queued:
         if item.spec is not None and not item.spec.multi:
             name = item.argv[0].decode("ascii", "replace").upper()
@@ -160,29 +203,27 @@ def transaction(session: Session, conn: Any, queued: list[Queued], *, watching: 
         yield from _look_up(view, queued)
         for item in queued:
             item.start(view)
-        commands = [item.wire(in_multi=True) for item in queued]
-        flat = [command for each in commands for command in each]
-        said = yield Exchange(shared.transaction(flat))
-        replies = shared.executed(said)
+        wire = [item.wire(in_multi=True) for item in queued]
+        flat = [command for each in wire for command in each]
+        replies = shared.executed((yield Exchange(shared.transaction(flat))))
         if replies is not None:
-            yield from _finish_all(queued, commands, replies)
-            return True
-        if watching:
-            return False
-    return False
+            yield from _finish_all(queued, wire, replies)
+            return _results(client, conn, queued)
+        if client.watching:
+            return None
+    return None
 
 
-def _finish_all(queued: list[Queued], commands: list[list[Command]], replies: Replies) -> Plan[None]:
+def _finish_all(queued: list[Queued], wire: list[list[Command]], replies: Replies) -> Plan[None]:
     at = 0
-    for item, said in zip(queued, commands, strict=True):
+    for item, said in zip(queued, wire, strict=True):
         mine, at = replies[at : at + len(said)], at + len(said)
         if item.spec is not None:
             mine = [shared.resp2(command, reply) for command, reply in zip(said, mine, strict=True)]
         yield from item.finish(mine)
 
 
-def results(client: Any, conn: Any, queued: list[Queued]) -> list[Any]:
-    """What redis-py's `execute` returns: values, and errors among them."""
+def _results(client: Any, conn: Any, queued: list[Queued]) -> list[Any]:
     found = []
     for item in queued:
         if isinstance(item.result, BraidError):
@@ -190,6 +231,7 @@ def results(client: Any, conn: Any, queued: list[Queued]) -> list[Any]:
         elif isinstance(item.result, exceptions.ResponseError):
             found.append(item.result)
         elif item.spec is not None:
+            client.session.remember_home(item.args, item.argv)
             found.append(shared.present(client, conn, item.spec, item.result, item.args, item.options))
         else:
             found.append(shared.present_native(client, conn, item.result, item.args, item.options))

@@ -16,9 +16,10 @@ from redis import exceptions
 from redis._parsers.base import BaseParser
 from redis.client import EMPTY_RESPONSE, NEVER_DECODE
 
-from braidstream.braid import Region, View, read_region
+from braidstream.braid import REMEMBERED, Region, View, read_region
 from braidstream.commands.table import TABLE, Spec
 from braidstream.errors import BraidError, LibraryError, ReplyError
+from braidstream.ids import minted_text
 from braidstream.plan import Batch, Command, Plan, Replies
 from braidstream.strand import Strand
 
@@ -54,6 +55,7 @@ class Session:
         self.region: Region | None = None
         self.read_at = 0.0
         self.known: OrderedDict[bytes, tuple[Strand, ...]] = OrderedDict()
+        self.homes: dict[str | bytes, bytes] = {}
 
     def stale(self, conn: Any) -> bool:
         """Whether to ask the server who it is: a new connection, or some time has passed."""
@@ -66,6 +68,7 @@ class Session:
     def learn(self, region: Region) -> None:
         if self.region is not None and region.writer != self.region.writer:
             self.known.clear()
+            self.homes.clear()
         self.region, self.read_at = region, time.monotonic()
 
     def view(self, *, pipelined: bool = False, in_multi: bool = False) -> View:
@@ -81,6 +84,30 @@ class Session:
         """One command, on a connection."""
         yield from self.refresh(conn)
         return (yield from spec.plan(self.view(), argv))
+
+    def plain_add(self, args: tuple[Any, ...]) -> Command | None:
+        """`XADD name * field value ...` to a home strand that is there: the native command at once.
+
+        It is the first batch of the plan of XADD, without the plan. If the strand is gone after all
+        the engine answers nil, and the plan runs.
+        """
+        if args[0] != "XADD" or len(args) < 5 or args[2] != "*" or not len(args) % 2:
+            return None
+        home = self.homes.get(args[1]) if isinstance(args[1], str | bytes) else None
+        return None if home is None else ("XADD", home, "NOMKSTREAM", *args[2:])
+
+    def remember_home(self, args: tuple[Any, ...], argv: list[bytes]) -> None:
+        """A plan has appended: the strand is there."""
+        if argv[0] == b"XADD" and isinstance(args[1], str | bytes):
+            if len(self.homes) >= REMEMBERED:
+                self.homes.clear()
+            self.homes[args[1]] = self.view().minted(argv[1]).key
+
+    def minted(self, conn: Any, native: bytes) -> Any:
+        """The reply to a plain XADD as users see it."""
+        assert self.region is not None
+        entry: Any = minted_text(native, self.region.writer)
+        return conn.encoder.decode(entry) if conn.encoder.decode_responses else entry
 
 
 @lru_cache(maxsize=4096)

@@ -9,7 +9,7 @@ from redis.exceptions import RedisError as ServerError
 from braidstream.drivers import pipeline, session
 from braidstream.drivers.session import LOST, NotResentError, Session
 from braidstream.errors import BraidError
-from braidstream.plan import Batch, Plan, Replies, run
+from braidstream.plan import Batch, Command, Plan, Replies, run
 
 __all__ = ["Pipeline", "Redis", "ServerError"]
 
@@ -45,6 +45,18 @@ class _Sender:
             return error
 
 
+def _append(conn: Any, command: Command) -> Any:
+    """One native append, sent once."""
+    if not conn.is_connected:
+        conn.connect()
+    try:
+        conn.send_command(*command)
+        return conn.read_response(disable_decoding=True)
+    except LOST as error:
+        conn.disconnect()
+        raise NotResentError(error) from error
+
+
 class _Plans:
     """The seam: where redis-py sends one command over a connection."""
 
@@ -54,8 +66,15 @@ class _Plans:
         spec = session.spec_of(args)
         if spec is None:
             return super()._send_command_parse_response(conn, command_name, *args, **options)  # type: ignore[misc]
-        plan = self.session.command(conn, spec, session.words(conn, args))
-        return session.present(self, conn, spec, self._run(conn, plan), args, options)
+        known = self.session
+        if not known.stale(conn) and (plain := known.plain_add(args)) is not None:
+            native = _append(conn, plain)
+            if native is not None:
+                return known.minted(conn, native)
+        argv = session.words(conn, args)
+        result = self._run(conn, known.command(conn, spec, argv))
+        known.remember_home(args, argv)
+        return session.present(self, conn, spec, result, args, options)
 
     def _run(self, conn: Any, plan: Plan[T]) -> T:
         try:
@@ -118,23 +137,19 @@ class Pipeline(_Plans, redis.client.Pipeline):
     def _execute_pipeline(self, connection: Any, commands: Any, raise_on_error: bool) -> Any:
         if not pipeline.has_streams(commands):
             return super()._execute_pipeline(connection, commands, raise_on_error)  # type: ignore[no-untyped-call]
-        queued = pipeline.queue(connection, commands)
-        self._run(connection, pipeline.pipeline(self.session, connection, queued))
-        return self._results(connection, commands, queued, raise_on_error)
+        found = self._run(connection, pipeline.pipeline(self, connection, commands))
+        return self._checked(commands, found, raise_on_error)
 
     def _execute_transaction(self, connection: Any, commands: Any, raise_on_error: bool) -> Any:
         if not pipeline.has_streams(commands):
             return super()._execute_transaction(connection, commands, raise_on_error)
-        queued = pipeline.queue(connection, commands)
-        plan = pipeline.transaction(self.session, connection, queued, watching=self.watching)
-        done = self._run(connection, plan)
+        found = self._run(connection, pipeline.transaction(self, connection, commands))
         self.watching = False
-        if not done:
+        if found is None:
             raise exceptions.WatchError("Watched variable changed.")
-        return self._results(connection, commands, queued, raise_on_error)
+        return self._checked(commands, found, raise_on_error)
 
-    def _results(self, conn: Any, commands: Any, queued: Any, raise_on_error: bool) -> list[Any]:
-        found = pipeline.results(self, conn, queued)
+    def _checked(self, commands: Any, found: list[Any], raise_on_error: bool) -> list[Any]:
         if raise_on_error:
             self.raise_first_error(commands, found)  # type: ignore[no-untyped-call]
         return found

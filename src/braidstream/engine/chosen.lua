@@ -65,10 +65,20 @@ local function chosen_add(keys, args)
   return reply
 end
 
+local function counters(added, deleted)
+  local options = {}
+  if added ~= '' then options = { 'ENTRIESADDED', added } end
+  if deleted ~= '' then
+    options[#options + 1] = 'MAXDELETEDID'
+    options[#options + 1] = deleted
+  end
+  return options
+end
+
 --[[ chosen_setid: XSETID. The last ID moves on, on both strands; it never moves back.
      FCALL bs_chosen_setid 4 <meta> <s> <c> <c of the next life> <s label> <c label> <life of c> <id> <floor>
-           [<s entries added> <c entries added>] [<max deleted>]     (empty where not given)
-     Returns OK. ]]
+           <s entries added> <c entries added> <max deleted>      (empty where not given)
+     Returns OK. The counters are the whole stream's: the client has split them over the strands. ]]
 local function chosen_setid(keys, args)
   local s_label, c_label, id = args[1], args[2], args[4]
   local room, stale = room_for(keys, c_label, args[3], id)
@@ -77,23 +87,10 @@ local function chosen_setid(keys, args)
     return redis.error_reply('ERR The ID specified in XSETID is smaller than the target stream top item')
   end
   if room.missing or room.old then create_empty(room.key) end
-  local added, deleted = {}, {}
-  if args[7] ~= '' then added = { 'ENTRIESADDED', args[7] } end
-  if args[8] ~= '' then deleted = { 'MAXDELETEDID', args[8] } end
-  -- MAXDELETEDID needs ENTRIESADDED next to it on no engine; both are optional and independent.
-  local options = {}
-  for _, list in ipairs({ added, deleted }) do
-    for _, word in ipairs(list) do options[#options + 1] = word end
-  end
-  redis.call('XSETID', room.key, id, unpack(options))
+  redis.call('XSETID', room.key, id, unpack(counters(args[7], args[8])))
   settle(keys, c_label, room)
   move_minted_on(keys, s_label, args[5])
-  local rest = {}
-  if args[6] ~= '' then rest = { 'ENTRIESADDED', args[6] } end
-  if args[8] ~= '' then
-    rest[#rest + 1] = 'MAXDELETEDID'
-    rest[#rest + 1] = '0-0'
-  end
+  local rest = counters(args[6], args[8] ~= '' and '0-0' or '')
   if #rest > 0 then redis.call('XSETID', keys[2], last_of(keys[2]), unpack(rest)) end
   return redis.status_reply('OK')
 end
