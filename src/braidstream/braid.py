@@ -96,12 +96,18 @@ class View:
 
     pipelined: plans are gathered into one round trip, so each should be done in its first batch.
     in_multi: the batch stands inside a MULTI: it cannot block, and what it relies on is WATCHed.
+    watching: the connection WATCHes keys.
     """
 
     region: Region
     known: "OrderedDict[bytes, tuple[Strand, ...]]" = field(default_factory=OrderedDict)
     pipelined: bool = False
     in_multi: bool = False
+    watching: bool = False
+
+    def one_step(self, commands: int) -> bool:
+        """Whether a batch needs a MULTI. Not under a WATCH: EXEC would end it, and it guards the whole."""
+        return commands > 1 and not self.watching
 
     def minted(self, name: bytes) -> Strand:
         """The home strand of a stream."""
@@ -159,7 +165,7 @@ def ask(
     strands = view.known.get(name) or (view.minted(name),)
     while True:
         commands = [*map(make, strands), registry_of(name)]
-        replies = yield Batch(commands, atomic=len(strands) > 1, resend=True, attempt=True)
+        replies = yield Batch(commands, atomic=view.one_step(len(strands)), resend=True, attempt=True)
         if isinstance(replies[-1], ReplyError):
             raise replies[-1]
         registry = view.learn(name, replies[-1])

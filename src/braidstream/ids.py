@@ -83,10 +83,10 @@ def before(entry: Id) -> Id | None:
 
 
 def mint(entry: Id, writer: int) -> Id:
-    """The user ID of a native one. A full millisecond (no image) reads as its very last ID."""
+    """The user ID of a native one. A full millisecond (no image) reads as the last that has one."""
     ms, n = entry
     if n >= NATIVE_LIMIT:
-        return ms, MAX
+        return ms, MAX >> 10 << 10 | writer
     if entry == ZERO:
         return ZERO  # the last ID of a strand that never had an entry
     return ms, n << 10 | writer

@@ -27,6 +27,7 @@ Kind = Literal["s", "c"]
 _OWN_TAG = re.compile(rb"\A[^{]*\{[^}]+\}", re.DOTALL)
 _STRAND = re.compile(rb"\Abs:([1-9][0-9]{0,3}):(s|c)(?:\.([1-9][0-9]*))?:([{+!].*)\Z", re.DOTALL)
 _META = b"bs:meta:"
+_COPY = b"bs:copy:"
 
 
 def tag(name: bytes) -> bytes:
@@ -59,7 +60,12 @@ def meta(name: bytes) -> bytes:
 
 
 def copy(name: bytes, token: bytes) -> bytes:
-    return b"bs:copy:" + token + b":" + tag(name)
+    return _COPY + token + b":" + tag(name)
+
+
+def is_copy(key: bytes) -> bool:
+    """Whether a key is a copy being made, or left over."""
+    return key.startswith(_COPY)
 
 
 def name_of_meta(key: bytes) -> bytes | None:
@@ -78,4 +84,4 @@ def parse_strand(key: bytes) -> tuple[bytes, Kind, int, int] | None:
 
 def is_ours(key: bytes) -> bool:
     """Whether a key is part of our storage, hidden from KEYS and SCAN."""
-    return key == CONFIG or key.startswith((_META, b"bs:copy:")) or _STRAND.match(key) is not None
+    return key == CONFIG or key.startswith((_META, _COPY)) or _STRAND.match(key) is not None

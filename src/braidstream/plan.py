@@ -28,7 +28,8 @@ Replies = list[Any]
 class Batch:
     """Native commands for one round trip.
 
-    atomic: nothing of others comes between them (MULTI, unless there is only one).
+    atomic: nothing of others comes between them (MULTI, unless there is only one). If a key that
+        the plan WATCHes has changed by then, nothing was done and the replies are None.
     resend: sending it twice is as good as once, so a driver may retry it after a lost connection.
     attempt: error replies come back as values instead of being thrown into the plan.
     block_ms: how long the engine may keep the last command waiting; 0 is for ever.
@@ -44,9 +45,9 @@ class Batch:
 Plan = Generator[Batch, Replies, T]
 
 
-def first_error(batch: Batch, replies: Replies) -> ReplyError | None:
+def first_error(batch: Batch, replies: Replies | None) -> ReplyError | None:
     """The error to throw into the plan that asked, if any."""
-    if batch.attempt:
+    if batch.attempt or replies is None:
         return None
     return next((reply for reply in replies if isinstance(reply, ReplyError)), None)
 

@@ -60,7 +60,7 @@ class Strand:
         """The native ID that an entry with this user ID would have here; None if it cannot stand here."""
         if self.kind == "c":
             return user
-        return self.floor(user) if ids.writer_of(user) == self.writer else None
+        return (user[0], user[1] >> 10) if ids.writer_of(user) == self.writer else None
 
     def xlen(self) -> Command:
         return ("XLEN", self.key)

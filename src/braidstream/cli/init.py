@@ -11,7 +11,9 @@ from braidstream.commands.region import initialise
 
 def init(
     url: Url,
-    region: Annotated[int, typer.Option(help="Number of this region, 1 to 1023. Its IDs carry it.")],
+    region: Annotated[
+        int, typer.Option(min=1, max=1023, help="Number of this region, 1 to 1023. Its IDs carry it.")
+    ],
     name: Annotated[str, typer.Option(help="Name of this region, like us-east.")],
     as_json: Json = False,
 ) -> None:

@@ -3,8 +3,8 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, TypeVar
-from urllib.parse import urlsplit, urlunsplit
+from typing import Annotated, Any, NoReturn, TypeVar
+from urllib.parse import urlsplit
 
 import typer
 from rich.console import Console
@@ -24,9 +24,15 @@ _errors = Console(stderr=True, highlight=False)
 
 
 def shown(url: str) -> str:
-    """The address without its secrets."""
-    parts = urlsplit(url)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    """The address without its secrets; where it cannot be read for sure, nothing of it."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return "the given URL"
+    if not host or "@" in parts.path + parts.query + parts.fragment:
+        return "the given URL"
+    return f"{parts.scheme}://{host}{f':{port}' if port else ''}{parts.path}"
 
 
 @contextmanager
@@ -34,14 +40,21 @@ def trouble(url: str, as_json: bool) -> Iterator[None]:
     """Errors end the command with one message and exit code 1, never with a traceback."""
     try:
         yield
-    except (BraidError, ServerError, OSError, ValueError) as error:
-        code = getattr(error, "code", "ERR")
-        if as_json:
-            typer.echo(json.dumps({"error": str(error), "code": code, "url": shown(url)}))
-        else:
-            _errors.print(f"[bold red]error[/] {shown(url)}: ", end="")
-            _errors.print(str(error), markup=False, soft_wrap=True)
-        raise typer.Exit(1) from None
+    except (BraidError, ServerError, OSError) as error:
+        _tell(url, as_json, str(error), getattr(error, "code", "ERR"))
+    except (ValueError, TypeError):
+        # redis-py's words may repeat a part of the URL, and with it a password.
+        text = "it cannot be read. Write redis://user:password@host:port/db, special characters escaped."
+        _tell(url, as_json, text, "URL")
+
+
+def _tell(url: str, as_json: bool, text: str, code: str) -> NoReturn:
+    if as_json:
+        typer.echo(json.dumps({"error": text, "code": code, "url": shown(url)}))
+    else:
+        _errors.print(f"[bold red]error[/] {shown(url)}: ", end="")
+        _errors.print(text, markup=False, soft_wrap=True)
+    raise typer.Exit(1)
 
 
 def ask(url: str, *plans: Plan[Any]) -> list[Any]:

@@ -1,11 +1,15 @@
 """`braid tune`: change how a region behaves, at run time."""
 
+from enum import Enum
 from typing import Annotated
 
 import typer
 
+from braidstream.braid import ID_MODES
 from braidstream.cli.server import Json, Url, ask, report, shown, trouble
 from braidstream.commands.region import tune_id_mode
+
+IdMode = Enum("IdMode", {mode: mode for mode in ID_MODES})  # type: ignore[misc]
 
 app = typer.Typer(help="Change how a region behaves, at run time.", no_args_is_help=True)
 
@@ -17,7 +21,7 @@ def tune() -> None:
 
 @app.command("id-mode")
 def id_mode(
-    mode: Annotated[str, typer.Argument(help="strict, semi-strict or liberal.")],
+    mode: Annotated[IdMode, typer.Argument(help="strict, semi-strict or liberal.")],
     url: Url,
     as_json: Json = False,
 ) -> None:
@@ -28,7 +32,7 @@ def id_mode(
     Example: braid tune id-mode liberal --url redis://localhost:6379
     """
     with trouble(url, as_json):
-        [region] = ask(url, tune_id_mode(mode))
+        [region] = ask(url, tune_id_mode(mode.value))
     facts = {"region": region.id, "name": region.name, "id_mode": region.id_mode}
     report(
         as_json, facts, f"{shown(url)}: region {region.id} ({region.name}) now has ID mode {region.id_mode}."

@@ -79,7 +79,7 @@ def _append(view: View, home: Strand, rest: Command) -> Plan[bytes]:
         return _appended(view, home, replies)
     if not keys.shares_slot(home.name):
         yield from refuse_other_types(home.name)
-    replies = yield Batch([birth_command(home), append], atomic=True, attempt=True)
+    replies = yield Batch([birth_command(home), append], atomic=view.one_step(2), attempt=True)
     return _appended(view, home, replies)
 
 

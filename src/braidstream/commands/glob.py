@@ -5,6 +5,8 @@ import re
 
 def matcher(pattern: bytes) -> "re.Pattern[bytes]":
     """A regular expression that matches what KEYS and SCAN MATCH would."""
+    if len(pattern) > 1 and not pattern.strip(b"*"):
+        return re.compile(rb"(?s:.+)\Z")  # in the engine only a single star matches the empty name
     out, at = [b"(?s:"], 0
     while at < len(pattern):
         char = pattern[at : at + 1]

@@ -175,7 +175,7 @@ def flush(view: View, argv: Argv) -> Plan[bytes]:
     cursor = b"0"
     while True:
         [(cursor, found)] = yield Batch([("SCAN", cursor, "COUNT", 1000)], resend=True)
-        plain = [key for key in found if not keys.is_ours(key)]
+        plain = [key for key in found if not keys.is_ours(key) or keys.is_copy(key)]
         if plain:
             yield Batch([("UNLINK", key) for key in plain])
         names = [name for key in found if (name := keys.name_of_meta(key)) is not None]

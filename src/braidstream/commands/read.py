@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from braidstream import ids, keys
-from braidstream.braid import Registry, View, ask, refuse_other_types, registry_of
+from braidstream.braid import Registry, View, ask, exists, refuse_other_types, registry_of
 from braidstream.commands.arguments import Argv, Read, UnbalancedError, parse_interval, parse_read, strict_id
 from braidstream.errors import ReplyError
 from braidstream.frontier import Frontier
@@ -38,12 +38,10 @@ def read_range_back(view: View, argv: Argv) -> Plan[list[Any] | None]:
 
 def _range(view: View, argv: Argv, *, reverse: bool) -> Plan[list[Any] | None]:
     start, end, count = parse_interval(argv, reverse=reverse)
-    registry, pages = yield from ask(
-        view, argv[1], lambda strand: strand.xrange(start, end, count, reverse=reverse)
-    )
+    _, pages = yield from ask(view, argv[1], lambda strand: strand.xrange(start, end, count, reverse=reverse))
     if count == 0:
         # The engine answers a null array for COUNT 0 where the stream exists.
-        return None if registry.cuts else []
+        return None if (yield from exists(view, argv[1])) else []
     return bodies(weave((strand.entries(page) for strand, page in pages), count, reverse=reverse))
 
 

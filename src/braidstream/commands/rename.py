@@ -10,10 +10,11 @@ it changes, the copy starts again. Groups do not come along, and of entries that
 one does, as the specification says.
 """
 
-from typing import Any, Final
+import dataclasses
+from typing import Final
 
 from braidstream import ids, keys
-from braidstream.braid import View, delete_command, exists, find, registry_of
+from braidstream.braid import View, delete_command, exists, registry_of
 from braidstream.commands.arguments import Argv, fail
 from braidstream.commands.inspect import info
 from braidstream.commands.keyspace import on_streams
@@ -23,6 +24,7 @@ from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
 
 PAGE: Final = 500
+ASIDE_MS: Final = 24 * 3600 * 1000
 _TRIES: Final = 5
 
 
@@ -100,12 +102,14 @@ def _taken(view: View, name: bytes) -> Plan[bool]:
 
 
 def _copy(view: View, source: bytes, target: bytes, *, move: bool) -> Plan[None]:
+    view = dataclasses.replace(view, watching=True)
     token = yield from _token()
     aside = keys.copy(target, token)
     for _ in range(_TRIES):
-        strands = yield from find(view, source)
-        watched = [keys.meta(source), keys.meta(target), *(strand.key for strand in strands)]
-        yield Batch([("WATCH", *watched), ("UNLINK", aside)])
+        metas = ("WATCH", keys.meta(source), keys.meta(target))
+        [_, reply] = yield Batch([metas, registry_of(source)])
+        strands = view.learn(source, reply).strands
+        yield Batch([("WATCH", *(strand.key for strand in strands)), ("UNLINK", aside)])
         try:
             yield from _fill(view, source, aside)
             done = yield Batch((yield from _adoption(view, source, target, aside, move)), atomic=True)
@@ -133,8 +137,12 @@ def _fill(view: View, source: bytes, aside: bytes) -> Plan[None]:
     """Copy the entries, then the counters, as the user sees both."""
     about = yield from info(view, [b"XINFO", b"STREAM", source])
     facts = dict(zip(about[::2], about[1::2], strict=True))
-    yield Batch([("XGROUP", "CREATE", aside, "bs", "0", "MKSTREAM"), ("XGROUP", "DESTROY", aside, "bs")])
-    start, last = b"-", ids.ZERO
+    # Should we never come to adopt it, it goes by itself.
+    expiry: Command = ("PEXPIRE", aside, ASIDE_MS)
+    yield Batch(
+        [("XGROUP", "CREATE", aside, "bs", "0", "MKSTREAM"), ("XGROUP", "DESTROY", aside, "bs"), expiry]
+    )
+    start, last, length = b"-", ids.ZERO, 0
     while True:
         page = yield from read_range(view, [b"XRANGE", source, start, b"+", b"COUNT", b"%d" % PAGE])
         if not page:
@@ -145,11 +153,13 @@ def _fill(view: View, source: bytes, aside: bytes) -> Plan[None]:
                 commands.append(("XADD", aside, entry, *fields))
             last = ids.native(entry)
         yield Batch(commands)
+        length += len(commands)
         start = b"(" + ids.text(last)
-    length = facts[b"length"]
-    added: tuple[Any, ...] = ("ENTRIESADDED", max(facts[b"entries-added"], length))
-    deleted = ("MAXDELETEDID", facts[b"max-deleted-entry-id"])
-    yield Batch([("XSETID", aside, facts[b"last-generated-id"], *added, *deleted)])
+    # Facts and pages were read at different moments. If that matters, the WATCH ends this attempt.
+    end = max(last, ids.native(facts[b"last-generated-id"]))
+    deleted = min(end, ids.native(facts[b"max-deleted-entry-id"]))
+    added = max(length, facts[b"entries-added"])
+    yield Batch([("XSETID", aside, ids.text(end), "ENTRIESADDED", added, "MAXDELETEDID", ids.text(deleted))])
 
 
 def _adoption(view: View, source: bytes, target: bytes, aside: bytes, move: bool) -> Plan[list[Command]]:

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 from braidstream.braid import View
 from braidstream.commands import append, inspect, keyspace, read, rename, trim
 from braidstream.commands.arguments import Argv, wrong_arity
-from braidstream.errors import RefusedError
+from braidstream.errors import RefusedError, ReplyError
 from braidstream.plan import Plan
 
 # How RESP3 shapes a reply that RESP2 sends as an array: {name: entries}, or a map of facts.
@@ -28,9 +28,15 @@ class Spec:
 
     def plan(self, view: View, argv: Argv) -> Plan[Any]:
         """The plan for a command line. A wrong number of words is an error before any plan."""
-        if len(argv) < self.least or (self.most is not None and len(argv) > self.most):
-            raise wrong_arity(argv[0].decode("ascii", "replace"))
+        error = self.arity_error(argv)
+        if error is not None:
+            raise error
         return self.build(view, argv)
+
+    def arity_error(self, argv: Argv) -> ReplyError | None:
+        if len(argv) < self.least or (self.most is not None and len(argv) > self.most):
+            return wrong_arity(argv[0].decode("ascii", "replace"))
+        return None
 
 
 def _first(argv: Argv) -> Argv:
@@ -67,11 +73,13 @@ def _later(argv: Argv, what: str) -> RefusedError:
 
 
 def _groups_later(view: View, argv: Argv) -> Plan[Any]:
+    """Refused: consumer groups are not in this release."""
     raise _later(argv, "consumer groups")
     yield  # a plan, like all others
 
 
 def _idempotence_later(view: View, argv: Argv) -> Plan[Any]:
+    """Refused: idempotent producers are not in this release."""
     raise _later(argv, "idempotent producers")
     yield
 
@@ -123,9 +131,7 @@ TABLE: Final[dict[bytes, Spec]] = {
     b"WATCH": Spec("key [key ...]", keyspace.watch, _all, 2, multi=False),
     **dict.fromkeys(
         (b"XGROUP", b"XREADGROUP", b"XACK", b"XACKDEL", b"XNACK", b"XPENDING", b"XCLAIM", b"XAUTOCLAIM"),
-        Spec("(consumer groups)", _groups_later, _none, 1),
+        Spec("...", _groups_later, _none, 1),
     ),
-    **dict.fromkeys(
-        (b"XCFGSET", b"XIDMPRECORD"), Spec("(idempotent producers)", _idempotence_later, _none, 1)
-    ),
+    **dict.fromkeys((b"XCFGSET", b"XIDMPRECORD"), Spec("...", _idempotence_later, _none, 1)),
 }

@@ -42,7 +42,7 @@ def trim_all(view: View, name: bytes, spec: Trim) -> Plan[int]:
     if spec.maxlen and len(strands) > 1:
         return (yield from _trim_to_length(view, name, spec))
     commands = [("XTRIM", strand.key, *trim_options(spec, strand)) for strand in strands]
-    replies = yield Batch([*commands, registry_of(name)], atomic=len(strands) > 1)
+    replies = yield Batch([*commands, registry_of(name)], atomic=view.one_step(len(strands)))
     later = [strand for strand in view.learn(name, replies[-1]).strands if strand not in strands]
     removed = sum(replies[:-1])
     if later:
@@ -69,23 +69,28 @@ def _trim_to_length(view: View, name: bytes, spec: Trim) -> Plan[int]:
             [gone] = yield Batch([("XTRIM", strand.key, *trim_options(spec, strand))])
             return removed + int(gone)
         page = min(PAGE, -(-over // len(busy)))
-        heads = yield Batch(
-            [strand.xrange(ids.ZERO, ids.LAST, page) for strand in busy], atomic=True, resend=True
-        )
+        pages = [strand.xrange(ids.ZERO, ids.LAST, page) for strand in busy]
+        heads = yield Batch(pages, atomic=view.one_step(len(pages)), resend=True)
         cuts = _cuts(dict(zip(busy, heads, strict=True)), page, over)
-        limit: Command = () if spec.limit is None else ("LIMIT", spec.limit)
-        about = "~" if spec.approx else "="
-        commands: list[Command] = [
-            ("XTRIM", strand.key, "MINID", about, ids.text(cut), *limit) for strand, cut in cuts.items()
-        ]
-        gone_each = yield Batch(commands, atomic=True)
-        removed += sum(gone_each)
+        commands = [_cut_command(strand, cut, spec) for strand, cut in cuts.items()]
+        removed += sum((yield Batch(commands, atomic=view.one_step(len(commands)))))
         if spec.approx:
             return removed
 
 
-def _cuts(heads: dict[Strand, list[Any]], page: int, over: int) -> dict[Strand, Id]:
-    """The native MINID of each strand that takes out the oldest `over` entries, as far as the heads tell."""
+def _cut_command(strand: Strand, cut: Id | None, spec: Trim) -> Command:
+    about = "~" if spec.approx else "="
+    limit: Command = () if spec.limit is None else ("LIMIT", spec.limit)
+    if cut is None:
+        return ("XTRIM", strand.key, "MAXLEN", about, 0, *limit)
+    return ("XTRIM", strand.key, "MINID", about, ids.text(cut), *limit)
+
+
+def _cuts(heads: dict[Strand, list[Any]], page: int, over: int) -> dict[Strand, Id | None]:
+    """The native MINID of each strand that takes out the oldest `over` entries, as far as the heads tell.
+
+    None is past the last ID of all: the whole strand goes.
+    """
     pages = {strand: strand.entries(head) for strand, head in heads.items()}
     known_to = min((entries[-1][:3] for entries in pages.values() if len(entries) == page), default=None)
     oldest = [entry for entry in weave(pages.values(), over) if known_to is None or entry[:3] <= known_to]
@@ -94,9 +99,7 @@ def _cuts(heads: dict[Strand, list[Any]], page: int, over: int) -> dict[Strand, 
     for strand, entries in pages.items():
         count = sum(id(entry[3]) in taken for entry in entries)
         if count:
-            following = ids.after(ids.native(heads[strand][count - 1][0]))
-            if following is not None:
-                cuts[strand] = following
+            cuts[strand] = ids.after(ids.native(heads[strand][count - 1][0]))
     return cuts
 
 
@@ -128,7 +131,9 @@ def _delete(view: View, name: bytes, strands: tuple[Strand, ...], wanted: list[I
     """How many entries each ID took out: more than one where regions chose the same ID."""
     counts = [0] * len(wanted)
     places = _places(strands, wanted)
-    replies = yield Batch([*(command for _, command in places), registry_of(name)], atomic=len(places) > 1)
+    replies = yield Batch(
+        [*(command for _, command in places), registry_of(name)], atomic=view.one_step(len(places))
+    )
     for (at, _), gone in zip(places, replies, strict=False):
         counts[at] += gone
     later = tuple(strand for strand in view.learn(name, replies[-1]).strands if strand not in strands)

@@ -1,5 +1,6 @@
 """`braidstream.asyncio.Redis`: the same text as `sync.py`, with awaits. Keep the two side by side."""
 
+import asyncio
 import inspect
 from typing import Any, TypeVar
 
@@ -39,7 +40,11 @@ class _Sender:
         try:
             if timeout is None:
                 return await self.conn.read_response(disable_decoding=True)
-            return await self.conn.read_response(disable_decoding=True, timeout=timeout)
+            # Asked for a timeout, redis-py answers None in time and leaves the reply for the next reader.
+            async with asyncio.timeout(timeout):
+                return await self.conn.read_response(disable_decoding=True, timeout=2 * timeout)
+        except TimeoutError as error:
+            raise exceptions.TimeoutError(f"Timeout reading from {self.conn!r}") from error
         except exceptions.ResponseError as error:
             return error
 
@@ -60,6 +65,7 @@ class _Plans:
     """The seam: where redis-py sends one command over a connection."""
 
     session: Session
+    watching = False
 
     async def _send_command_parse_response(
         self, conn: Any, command_name: Any, *args: Any, **options: Any
@@ -74,7 +80,7 @@ class _Plans:
             if native is not None:
                 return known.minted(conn, native)
         argv = session.words(conn, args)
-        result = await self._run(conn, known.command(conn, spec, argv))
+        result = await self._run(conn, known.command(conn, spec, argv, watching=self.watching))
         known.remember_home(args, argv)
         return await _awaited(session.present(self, conn, spec, result, args, options))
 
@@ -159,5 +165,6 @@ class Pipeline(_Plans, redis.asyncio.client.Pipeline):  # type: ignore[misc]
     async def _checked(self, commands: Any, found: list[Any], raise_on_error: bool) -> list[Any]:
         found = [await _awaited(each) for each in found]
         if raise_on_error:
+            session.raise_braid_error(found)
             self.raise_first_error(commands, found)
         return found

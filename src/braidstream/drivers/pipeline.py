@@ -147,8 +147,11 @@ def _express_results(client: Any, conn: Any, commands: Commands, replies: Replie
         elif reply is not None:
             found.append(session.minted(conn, reply))
         else:
-            plan = session.command(conn, spec, shared.words(conn, args))
-            found.append(shared.present(client, conn, spec, (yield from plan), args, options))
+            try:
+                result = yield from session.command(conn, spec, shared.words(conn, args))
+                found.append(shared.present(client, conn, spec, result, args, options))
+            except ReplyError as error:
+                found.append(shared.for_user(error))
     return found
 
 
@@ -192,12 +195,8 @@ def transaction(client: Any, conn: Any, commands: Commands) -> Plan[list[Any] | 
         replies = shared.executed((yield Exchange(shared.transaction(express))))
         return None if replies is None else (yield from _express_results(client, conn, commands, replies))
     queued = _queue(conn, commands)
-    for item in queued:
-        if item.spec is not None and not item.spec.multi:
-            name = item.argv[0].decode("ascii", "replace").upper()
-            raise RefusedError(
-                f"{name} inside MULTI", "it takes several round trips", "Run it before or after"
-            )
+    for number, item in enumerate(queued, 1):
+        _refuse_before_multi(client, number, item)
     for _ in range(_WATCH_TRIES):
         view = session.view(pipelined=True, in_multi=True)
         yield from _look_up(view, queued)
@@ -212,6 +211,20 @@ def transaction(client: Any, conn: Any, commands: Commands) -> Plan[list[Any] | 
         if client.watching:
             return None
     return None
+
+
+def _refuse_before_multi(client: Any, number: int, item: Queued) -> None:
+    """What the engine would not even queue, so that nothing of the MULTI is done."""
+    if item.spec is None:
+        return
+    error = item.spec.arity_error(item.argv)
+    if error is None and not item.spec.multi:
+        name = item.argv[0].decode("ascii", "replace").upper()
+        error = RefusedError(f"{name} inside MULTI", "it takes several round trips", "Run it before or after")
+    if error is not None:
+        refusal = shared.for_user(error)
+        client.annotate_exception(refusal, number, item.args)
+        raise refusal
 
 
 def _finish_all(queued: list[Queued], wire: list[list[Command]], replies: Replies) -> Plan[None]:

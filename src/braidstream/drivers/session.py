@@ -59,9 +59,7 @@ class Session:
 
     def stale(self, conn: Any) -> bool:
         """Whether to ask the server who it is: a new connection, or some time has passed."""
-        socket = getattr(conn, "_sock", None) or getattr(conn, "_writer", None)
-        if getattr(conn, "braid_socket", None) is not socket:
-            conn.braid_socket = socket
+        if getattr(conn, "braid_socket", None) is not _socket(conn):
             return True
         return self.region is None or time.monotonic() - self.read_at > REGION_FRESH_S
 
@@ -71,19 +69,20 @@ class Session:
             self.homes.clear()
         self.region, self.read_at = region, time.monotonic()
 
-    def view(self, *, pipelined: bool = False, in_multi: bool = False) -> View:
+    def view(self, *, pipelined: bool = False, in_multi: bool = False, watching: bool = False) -> View:
         assert self.region is not None
-        return View(self.region, self.known, pipelined, in_multi)
+        return View(self.region, self.known, pipelined, in_multi, watching)
 
     def refresh(self, conn: Any) -> Plan[None]:
         """Ask the server who it is, where that is due."""
         if self.stale(conn):
             self.learn((yield from read_region()))
+            conn.braid_socket = _socket(conn)
 
-    def command(self, conn: Any, spec: Spec, argv: list[bytes]) -> Plan[Any]:
+    def command(self, conn: Any, spec: Spec, argv: list[bytes], *, watching: bool = False) -> Plan[Any]:
         """One command, on a connection."""
         yield from self.refresh(conn)
-        return (yield from spec.plan(self.view(), argv))
+        return (yield from spec.plan(self.view(watching=watching), argv))
 
     def plain_add(self, args: tuple[Any, ...]) -> Command | None:
         """`XADD name * field value ...` to a home strand that is there: the native command at once.
@@ -108,6 +107,11 @@ class Session:
         assert self.region is not None
         entry: Any = minted_text(native, self.region.writer)
         return conn.encoder.decode(entry) if conn.encoder.decode_responses else entry
+
+
+def _socket(conn: Any) -> Any:
+    """What changes when a connection is made anew."""
+    return getattr(conn, "_sock", None) or getattr(conn, "_writer", None)
 
 
 @lru_cache(maxsize=4096)
@@ -143,6 +147,13 @@ def reply_error(error: exceptions.ResponseError) -> ReplyError:
     """The error line that redis-py made an exception of."""
     code, text = getattr(error, "status_code", None), str(error)
     return ReplyError(f"{code} {text}" if code and not text.startswith(code) else text)
+
+
+def raise_braid_error(found: list[Any]) -> None:
+    """redis-py raises the first of its own errors in a pipeline; ours are not among those."""
+    for each in found:
+        if isinstance(each, BraidError):
+            raise each
 
 
 def for_user(error: BraidError) -> Exception:

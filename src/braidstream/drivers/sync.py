@@ -61,6 +61,7 @@ class _Plans:
     """The seam: where redis-py sends one command over a connection."""
 
     session: Session
+    watching = False
 
     def _send_command_parse_response(self, conn: Any, command_name: Any, *args: Any, **options: Any) -> Any:
         spec = session.spec_of(args)
@@ -72,7 +73,7 @@ class _Plans:
             if native is not None:
                 return known.minted(conn, native)
         argv = session.words(conn, args)
-        result = self._run(conn, known.command(conn, spec, argv))
+        result = self._run(conn, known.command(conn, spec, argv, watching=self.watching))
         known.remember_home(args, argv)
         return session.present(self, conn, spec, result, args, options)
 
@@ -151,5 +152,6 @@ class Pipeline(_Plans, redis.client.Pipeline):
 
     def _checked(self, commands: Any, found: list[Any], raise_on_error: bool) -> list[Any]:
         if raise_on_error:
+            session.raise_braid_error(found)
             self.raise_first_error(commands, found)  # type: ignore[no-untyped-call]
         return found

@@ -78,6 +78,7 @@ end
      FCALL bs_braid_adopt 4 <meta> <s> <copy> <c of the next life> <s label> <c label> <next life> <floor>
      The caller has deleted what the stream was before, in the same MULTI. Returns OK. ]]
 local function braid_adopt(keys, args)
+  redis.call('PERSIST', keys[3])
   redis.call('RENAME', keys[3], keys[4])
   redis.call('HSET', keys[1], args[2], args[3] .. ':0-0', 'live', '1')
   move_minted_on({ keys[1], keys[2] }, args[1], args[4])

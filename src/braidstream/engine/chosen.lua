@@ -14,13 +14,15 @@
 local SMALLER = 'ERR The ID specified in XADD is equal or smaller than the target stream top item'
 local EXHAUSTED = 'ERR The stream has exhausted the last possible ID, unable to add more items'
 
--- The `c` strand that can take `id`: this life's, or the next one's where this one is cut and past it.
+-- The `c` strand that can take `id`: this life's, or the next one's where this one is cut and past it,
+-- or was lost behind our back: copies elsewhere may know IDs of it that we do not.
 local function room_for(keys, label, life, id)
   local c, c_next = keys[3], keys[4]
   local has_life, cut = registered(keys[1], label)
   if (has_life or '0') ~= life then return nil, 'BSSTALE ' .. label .. ' has another life here' end
   local raw = last_of(c)
-  if raw and raw == cut and raw ~= '0-0' and not less(raw, id) then
+  local lost = has_life and not raw
+  if lost or (raw and raw == cut and raw ~= '0-0' and not less(raw, id)) then
     return { key = c_next, old = c, last = '0-0', life = string.format('%d', life + 1) }
   end
   local last = raw or '0-0'
@@ -38,8 +40,11 @@ local function settle(keys, label, room)
 end
 
 local function move_minted_on(keys, label, floor)
-  if redis.call('EXISTS', keys[2]) == 0 then create_empty(keys[2]) end
-  redis.call('HSETNX', keys[1], label, '0:0-0')
+  if redis.call('EXISTS', keys[2]) == 0 then
+    make(keys[1], keys[2], label)
+  else
+    redis.call('HSETNX', keys[1], label, '0:0-0')
+  end
   move_on(keys[2], floor)
 end
 

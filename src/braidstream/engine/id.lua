@@ -6,6 +6,12 @@ local function less_number(a, b)
   return a < b
 end
 
+local function successor(number)
+  local kept, nines = string.match(number, '^(%d-)(9*)$')
+  if kept == '' then return '1' .. string.rep('0', #nines) end
+  return string.sub(kept, 1, -2) .. string.char(string.byte(kept, -1) + 1) .. string.rep('0', #nines)
+end
+
 local function less(a, b)
   local a_ms, a_seq = string.match(a, '^(%d+)-(%d+)$')
   local b_ms, b_seq = string.match(b, '^(%d+)-(%d+)$')

@@ -32,13 +32,35 @@ local function move_on(key, floor)
   if less(last_of(key), floor) then redis.call('XSETID', key, floor) end
 end
 
+local function now_ms()
+  local now = redis.call('TIME')
+  return string.format('%.0f', now[1] * 1000 + math.floor(now[2] / 1000))
+end
+
+--[[ Make the key of a strand, and register it.
+
+     One that is registered but absent was evicted, expired or deleted behind our back. Its last ID is
+     lost, so it starts after all it can have minted: after this moment, and after the millisecond
+     that follows its last such start (it may have minted ahead of the clock there). ]]
+local function make(meta, strand, label)
+  create_empty(strand)
+  local life, cut = registered(meta, label)
+  if not life then
+    redis.call('HSET', meta, label, '0:0-0')
+    return
+  end
+  local start, again = now_ms(), successor(string.match(cut, '^%d+'))
+  if less_number(start, again) then start = again end
+  cut = start .. '-' .. MAX_SEQ
+  redis.call('XSETID', strand, cut)
+  redis.call('HSET', meta, label, life .. ':' .. cut)
+end
+
 --[[ strand_birth: make sure that a strand is there and registered, before its first append.
      FCALL bs_strand_birth 2|3 <meta> <strand> [<name>] <label>
      Returns 1 if it was made, 0 if it was there.
 
      <name> is the plain key of the same name; if one exists the stream cannot (WRONGTYPE).
-     A strand that is registered but absent was evicted, expired or deleted behind our back.
-     Its last ID is lost, so it starts after all that could have been minted: at this moment.
 
      Why a function: two clients may be first at once, and the registry must agree with the keys. ]]
 local function strand_birth(keys, args)
@@ -50,15 +72,7 @@ local function strand_birth(keys, args)
   if keys[3] and redis.call('EXISTS', keys[3]) == 1 then
     return redis.error_reply('WRONGTYPE Operation against a key holding the wrong kind of value')
   end
-  local life = registered(meta, label)
-  create_empty(strand)
-  local cut = '0-0'
-  if life then
-    local now = redis.call('TIME')
-    cut = string.format('%.0f', now[1] * 1000 + math.floor(now[2] / 1000)) .. '-' .. MAX_SEQ
-    redis.call('XSETID', strand, cut)
-  end
-  redis.call('HSET', meta, label, (life or '0') .. ':' .. cut)
+  make(meta, strand, label)
   return 1
 end
 

@@ -1,0 +1,1 @@
+"""Chores that are not part of the package."""
