@@ -2,13 +2,12 @@
 
 `bs:meta:<tag>` is the registry, written only by the engine functions:
 
-    s1 -> 0:0-0          strand s of writer 1, first life, never cut
-    c1 -> 2:7-3          strand c of writer 1, third life, cut at 7-3 when the stream was deleted
-    live -> 1            exists although nothing in it shows it
+    s1 -> 0:+:0-0        strand s of writer 1, first life, there
+    s2 -> 0:-:7-3        strand s of writer 2, deleted when it ended at 7-3
+    c1 -> 2:+:0-0        strand c of writer 1, third life, there
 
-A stream exists while some strand ends past its cut. Strands are only ever added (or, `c`, reborn), so
-a client may remember them: every plan that relies on its memory asks for the registry in the same
-round trip, and starts over if it has missed one.
+A stream exists while one of its strands is there. A client may remember the strands: every plan that
+relies on its memory asks for the registry in the same round trip, and starts over if it was wrong.
 """
 
 import re
@@ -26,6 +25,7 @@ from braidstream.strand import Strand
 
 ID_MODES: Final = ("strict", "semi-strict", "liberal")
 REMEMBERED: Final = 10_000
+STALE_TRIES: Final = 8
 
 _LABEL = re.compile(rb"\A([sc])([0-9]+)\Z")
 _WRONGTYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
@@ -65,29 +65,40 @@ def read_region() -> Plan[Region]:
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """What the registry of one stream says."""
+    """What the registry of one stream says: the cut of every strand, and which are there."""
 
     cuts: dict[Strand, Id] = field(default_factory=dict)
-    live: bool = False
+    strands: tuple[Strand, ...] = ()
 
     @staticmethod
     def parse(name: bytes, reply: list[Any]) -> "Registry":
-        cuts = dict[Strand, Id]()
+        cuts, there = dict[Strand, Id](), list[Strand]()
         for label, value in zip(reply[::2], reply[1::2], strict=True):
             if found := _LABEL.match(label):
-                life, _, cut = value.partition(b":")
-                kind: keys.Kind = "s" if found[1] == b"s" else "c"
-                cuts[Strand(name, kind, int(found[2]), int(life))] = ids.native(cut)
-        ordered = sorted(cuts, key=lambda strand: (strand.writer, strand.kind))
-        return Registry({strand: cuts[strand] for strand in ordered}, b"live" in reply[::2])
+                life, state, cut = value.split(b":")
+                strand = Strand(name, "s" if found[1] == b"s" else "c", int(found[2]), int(life))
+                cuts[strand] = ids.native(cut)
+                if state == b"+":
+                    there.append(strand)
+        return Registry(cuts, _ordered(there))
 
     @property
-    def strands(self) -> tuple[Strand, ...]:
-        return tuple(self.cuts)
+    def exists(self) -> bool:
+        return bool(self.strands)
 
     def end(self, strand: Strand, last: Id) -> Id:
-        """The user ID a strand ends at; 0-0 if it was cut there."""
+        """The user ID a strand ends at; 0-0 if nothing came since its cut."""
         return ids.ZERO if self.cuts.get(strand) == last else strand.user(last)
+
+    def with_strand(self, strand: Strand) -> "Registry":
+        """The same, with a strand (in this life) there."""
+        cuts = {each: cut for each, cut in self.cuts.items() if each.label != strand.label}
+        others = [each for each in self.strands if each.label != strand.label]
+        return Registry({**cuts, strand: self.cuts.get(strand, ids.ZERO)}, _ordered([*others, strand]))
+
+
+def _ordered(strands: Iterable[Strand]) -> tuple[Strand, ...]:
+    return tuple(sorted(strands, key=lambda strand: (strand.writer, strand.kind)))
 
 
 @dataclass(slots=True)
@@ -100,7 +111,7 @@ class View:
     """
 
     region: Region
-    known: "OrderedDict[bytes, tuple[Strand, ...]]" = field(default_factory=OrderedDict)
+    known: "OrderedDict[bytes, Registry]" = field(default_factory=OrderedDict)
     pipelined: bool = False
     in_multi: bool = False
     watching: bool = False
@@ -114,44 +125,57 @@ class View:
         return Strand(name, "s", self.region.writer)
 
     def chosen(self, name: bytes) -> Strand:
-        """The home strand for chosen IDs, in the life we know."""
-        for strand in self.known.get(name, ()):
+        """The home strand for chosen IDs, in the life we remember."""
+        for strand in self.recall(name).cuts:
             if strand.kind == "c" and strand.writer == self.region.writer:
                 return strand
         return Strand(name, "c", self.region.writer)
 
+    def recall(self, name: bytes) -> Registry:
+        """What we remember of a stream, be it nothing."""
+        return self.known.get(name, _NOTHING)
+
     def learn(self, name: bytes, reply: list[Any]) -> Registry:
         registry = Registry.parse(name, reply)
-        if registry.cuts:
-            self.remember(name, registry.strands)
-        else:
-            self.known.pop(name, None)
+        self._remember(name, registry)
         return registry
 
-    def remember(self, name: bytes, strands: tuple[Strand, ...]) -> None:
-        self.known[name] = strands
+    def forget(self, name: bytes) -> None:
+        self.known.pop(name, None)
+
+    def expect(self, strand: Strand) -> None:
+        """A strand will be there by the time the next command runs."""
+        self._remember(strand.name, self.recall(strand.name).with_strand(strand))
+
+    def expect_deleted(self, name: bytes) -> None:
+        """No strand will be there by the time the next command runs."""
+        if self.recall(name).exists:
+            self._remember(name, Registry(self.recall(name).cuts))
+
+    def _remember(self, name: bytes, registry: Registry) -> None:
+        self.known[name] = registry
         self.known.move_to_end(name)
         if len(self.known) > REMEMBERED:
             self.known.popitem(last=False)
 
-    def expect(self, strand: Strand) -> None:
-        """A strand will be there by the time the next command runs."""
-        others = (each for each in self.known.get(strand.name, ()) if each.label != strand.label)
-        both = sorted((*others, strand), key=lambda each: (each.writer, each.kind))
-        self.remember(strand.name, tuple(both))
+
+_NOTHING: Final = Registry()
 
 
 def registry_of(name: bytes) -> Command:
     return ("HGETALL", keys.meta(name))
 
 
-def find(view: View, name: bytes) -> Plan[tuple[Strand, ...]]:
-    """The strands of a stream: from memory, or from the registry in one round trip. () if there are none."""
-    known = view.known.get(name)
-    if known is not None:
+def find(view: View, name: bytes) -> Plan[Registry]:
+    """The registry of a stream: from memory, or in one round trip.
+
+    That a stream does not exist is remembered only within a pipeline, which has just looked.
+    """
+    known = view.recall(name)
+    if known.exists or (view.pipelined and name in view.known):
         return known
     [reply] = yield Batch([registry_of(name)], resend=True)
-    return view.learn(name, reply).strands
+    return view.learn(name, reply)
 
 
 def ask(
@@ -162,7 +186,7 @@ def ask(
     The registry is asked last: a strand born while we read shows as missing and we read again, so an
     entry never hides behind a later one.
     """
-    strands = view.known.get(name) or (view.minted(name),)
+    strands = view.recall(name).strands or (view.minted(name),)
     while True:
         commands = [*map(make, strands), registry_of(name)]
         replies = yield Batch(commands, atomic=view.one_step(len(strands)), resend=True, attempt=True)
@@ -170,10 +194,12 @@ def ask(
             raise replies[-1]
         registry = view.learn(name, replies[-1])
         asked = dict(zip(strands, replies, strict=False))
-        if all(strand in asked for strand in registry.cuts):
-            if not registry.cuts:
+        if all(strand in asked for strand in registry.strands):
+            if not registry.exists:
                 yield from refuse_other_types(name)
-            return registry, [(strand, asked[strand]) for strand in registry.cuts if _answered(asked[strand])]
+            return registry, [
+                (strand, asked[strand]) for strand in registry.strands if _answered(asked[strand])
+            ]
         strands = registry.strands
 
 
@@ -192,60 +218,34 @@ def refuse_other_types(name: bytes) -> Plan[None]:
 
 
 def delete_command(name: bytes, strands: Iterable[Strand]) -> Command:
-    return _function("bs_braid_delete", name, strands)
-
-
-def exists_command(name: bytes, strands: Iterable[Strand]) -> Command:
-    return _function("bs_braid_exists", name, strands, call="FCALL_RO")
-
-
-def _function(function: str, name: bytes, strands: Iterable[Strand], call: str = "FCALL") -> Command:
+    """Delete a stream that has these strands, and no others."""
     listed = list(strands)
-    return (
-        call,
-        function,
-        1 + len(listed),
-        keys.meta(name),
-        *(strand.key for strand in listed),
-        *(strand.registration for strand in listed),
-    )
+    where = (keys.meta(name), *(strand.key for strand in listed))
+    return ("FCALL", "bs_braid_delete", len(where), *where, *(strand.registration for strand in listed))
 
 
 def birth_command(strand: Strand) -> Command:
     plain = (strand.name,) if keys.shares_slot(strand.name) else ()
-    return (
-        "FCALL",
-        "bs_strand_birth",
-        2 + len(plain),
-        keys.meta(strand.name),
-        strand.key,
-        *plain,
-        strand.label,
-    )
+    where = (keys.meta(strand.name), strand.key, *plain)
+    return ("FCALL", "bs_strand_birth", len(where), *where, strand.label)
 
 
-STALE_TRIES: Final = 8
-
-
-def fresh(
-    view: View, name: bytes, call: Callable[[tuple[Strand, ...]], Command], *, resend: bool = False
-) -> Plan[Any]:
-    """Call a function that must know every strand; look again whenever it says our memory is stale."""
+def delete(view: View, name: bytes) -> Plan[int]:
+    """Delete a stream; look again whenever it has another strand than we knew. 1 if it existed."""
     for _ in range(STALE_TRIES):
-        strands = yield from find(view, name)
-        [reply] = yield Batch([call(strands)], resend=resend, attempt=True)
+        registry = yield from find(view, name)
+        if not registry.exists:
+            return 0
+        [reply] = yield Batch([delete_command(name, registry.strands)], attempt=True)
+        view.forget(name)
         if not isinstance(reply, ReplyError):
-            return reply
+            return int(reply)
         if reply.code != "BSSTALE":
             raise reply
-        view.known.pop(name, None)
     raise ReplyError(f"ERR the strands of {name!r} changed {STALE_TRIES} times while we looked. Try again.")
 
 
-def exists(view: View, name: bytes) -> Plan[bool]:
-    """Whether the stream exists. One round trip where its strands are known."""
-    strands = yield from find(view, name)
-    if not strands:
-        return False
-    reply = yield from fresh(view, name, lambda strands: exists_command(name, strands), resend=True)
-    return bool(reply)
+def exists(name: bytes) -> Plan[bool]:
+    """Whether the stream exists. One round trip."""
+    [reply] = yield Batch([registry_of(name)], resend=True)
+    return Registry.parse(name, reply).exists

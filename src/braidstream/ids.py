@@ -11,8 +11,8 @@ writer. IDs that users choose themselves stand in another strand, as they are.
 
 Positions do not have to be entries: a range, a cursor or a cut may lie anywhere. So besides `mint`
 there are `floor_of` and `ceil_of`: the last native at or before, the first native at or after, a user
-ID. A native sequence of 2**54 or more has no image. It is used on purpose as a *full* millisecond:
-the engine moves on to the next one by itself (see `floor_of`).
+ID. Native sequences of 2**54 or more have no image, so no strand gets near them: from 2**53 on a
+millisecond counts as *full*, and the engine mints in the next one (see `rest_of`).
 
 An ID is a plain tuple (ms, seq): it compares as the engine compares, and costs little.
 """
@@ -22,7 +22,8 @@ from typing import Final
 
 WRITERS: Final = 1024
 MAX: Final = 2**64 - 1
-NATIVE_LIMIT: Final = 2**54
+LIMIT: Final = 2**54
+FULL: Final = 2**53
 
 Id = tuple[int, int]
 
@@ -83,10 +84,10 @@ def before(entry: Id) -> Id | None:
 
 
 def mint(entry: Id, writer: int) -> Id:
-    """The user ID of a native one. A full millisecond (no image) reads as the last that has one."""
+    """The user ID of a native one. A full millisecond reads as the end of what fits into one."""
     ms, n = entry
-    if n >= NATIVE_LIMIT:
-        return ms, MAX >> 10 << 10 | writer
+    if n >= LIMIT:
+        return ms, FULL << 10 | writer
     if entry == ZERO:
         return ZERO  # the last ID of a strand that never had an entry
     return ms, n << 10 | writer
@@ -96,7 +97,7 @@ def minted_text(native_text: bytes, writer: int) -> bytes:
     """The user ID of a native one, text to text. On the path of every append."""
     dash = native_text.index(b"-") + 1
     n = int(native_text[dash:])
-    if n >= NATIVE_LIMIT:
+    if n >= LIMIT:
         return text(mint(native(native_text), writer))
     return b"%b%d" % (native_text[:dash], n << 10 | writer)
 
@@ -107,17 +108,23 @@ def writer_of(entry: Id) -> int:
 
 
 def floor_of(entry: Id, writer: int) -> Id:
-    """The last native ID whose image is at or before a user ID.
+    """The last native position whose image is at or before a user ID.
 
-    Where the millisecond has no such native (its sequence is below the writer's number), or where the
-    next native would have no image, it is a full millisecond: `ms-(2**64-1)`. Set as a strand's last
-    ID, it makes the engine mint in the next millisecond.
+    Where the millisecond has none (its sequence is below the writer's number), the end of the one before.
     """
     ms, seq = entry
     if seq < writer:
         return (ms - 1, MAX) if ms > 0 else ZERO
-    n = (seq - writer) >> 10
-    return (ms, n) if n < NATIVE_LIMIT - 1 else (ms, MAX)
+    return ms, (seq - writer) >> 10
+
+
+def rest_of(entry: Id, writer: int) -> Id:
+    """The last ID to give a strand so that it mints after a user ID: the floor, or a full millisecond.
+
+    A full one is `ms-(2**64-1)`: the engine mints in the next millisecond.
+    """
+    ms, n = floor_of(entry, writer)
+    return (ms, n) if n < FULL else (ms, MAX)
 
 
 def ceil_of(entry: Id, writer: int) -> Id:

@@ -12,9 +12,8 @@ from braidstream import ids, keys
 from braidstream.ids import Id
 from braidstream.plan import Command
 
-# An entry on its way to the user: (ms, seq, writer, [id, fields]). It sorts as it is, and two never
-# compare equal before their bodies: within one writer a user ID stands at most once in each kind.
-Entry = tuple[int, int, int, list[Any]]
+# An entry on its way to the user: (ms, seq, writer, fields). The first three order it.
+Entry = tuple[int, int, int, list[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +51,10 @@ class Strand:
         """The last native position at or before a user ID."""
         return ids.floor_of(user, self.writer) if self.kind == "s" else user
 
+    def rest(self, user: Id) -> Id:
+        """The last ID to give the strand so that it goes on after a user ID."""
+        return ids.rest_of(user, self.writer) if self.kind == "s" else user
+
     def ceil(self, user: Id) -> Id:
         """The first native position at or after a user ID."""
         return ids.ceil_of(user, self.writer) if self.kind == "s" else user
@@ -85,18 +88,10 @@ class Strand:
 
     def entries(self, reply: list[Any]) -> list[Entry]:
         """A page of entries, with the IDs users see."""
-        writer, found = self.writer, list[Entry]()
-        if self.kind == "c":
-            for native, fields in reply:
-                ms, _, seq = native.partition(b"-")
-                found.append((int(ms), int(seq), writer, [native, fields]))
-            return found
+        writer, shift = self.writer, 10 if self.kind == "s" else 0
+        low = writer if shift else 0
+        found = list[Entry]()
         for native, fields in reply:
-            ms, _, n = native.partition(b"-")
-            seq = int(n) << 10 | writer
-            found.append((int(ms), seq, writer, [b"%b-%d" % (ms, seq), fields]))
+            ms, _, seq = native.partition(b"-")
+            found.append((int(ms), int(seq) << shift | low, writer, fields))
         return found
-
-    def user_text(self, native: bytes) -> bytes:
-        """An ID in a reply, as users see it."""
-        return native if self.kind == "c" else ids.text(self.user(ids.native(native)))

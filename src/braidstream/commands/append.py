@@ -7,14 +7,14 @@ from braidstream.braid import (
     View,
     ask,
     birth_command,
+    delete,
     exists,
     find,
-    fresh,
     read_region,
     refuse_other_types,
     registry_of,
 )
-from braidstream.commands.arguments import Add, Argv, Trim, parse_add, parse_setid, strict_id
+from braidstream.commands.arguments import Add, Argv, SetId, parse_add, parse_setid
 from braidstream.commands.trim import trim_all, trim_options
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.ids import Id
@@ -37,8 +37,7 @@ def add(view: View, argv: Argv) -> Plan[bytes | None]:
     if spec.seq and view.region.id_mode == "strict" and not view.pipelined:
         # We are about to refuse: do so by the mode of this moment, not of a second ago.
         view.region = yield from read_region()
-    liberal = view.region.id_mode == "liberal"
-    if not spec.seq and not liberal:
+    if _is_minted(view, spec):
         return (yield from _add_minted(view, name, spec, b"%d-*" % spec.id[0]))
     if view.region.id_mode == "strict":
         raise RefusedError(
@@ -52,134 +51,128 @@ def add(view: View, argv: Argv) -> Plan[bytes | None]:
 
 def _add_minted(view: View, name: bytes, spec: Add, entry: bytes) -> Plan[bytes | None]:
     home = view.minted(name)
-    if spec.nomkstream:
-        native = yield from _add_existing(view, home, spec, entry)
-        if native is None:
+    append: Command = ("XADD", home.key, "NOMKSTREAM", *trim_options(spec.trim, home), entry, *spec.fields)
+    if spec.trim is None:
+        native = yield from _append(view, home, append, spec.nomkstream)
+        return native and ids.minted_text(native, home.writer)
+    # The cap counts the whole stream. The home strand is trimmed with the append; are there others?
+    native = yield from _append(view, home, append, spec.nomkstream, registry_of(name))
+    if native is not None and view.recall(name).strands != (home,):
+        yield from trim_all(view, name, spec.trim)
+    return native and ids.minted_text(native, home.writer)
+
+
+def _append(
+    view: View, home: Strand, append: Command, nomkstream: bool, *also: Command
+) -> Plan[bytes | None]:
+    """A native append, after the birth of the strand where it needs one. `also` may ask for the registry."""
+    if nomkstream or not view.pipelined or home in view.recall(home.name).strands:
+        replies = yield Batch([append, *also])
+        if also:
+            view.learn(home.name, replies[1])
+        if replies[0] is not None:
+            return replies[0]  # type: ignore[no-any-return]
+        if nomkstream and not (yield from exists(home.name)):
+            yield from refuse_other_types(home.name)
             return None
-    else:
-        native = yield from _append(
-            view, home, ("NOMKSTREAM", *trim_options(spec.trim, home), entry, *spec.fields)
-        )
-    if spec.trim is not None:
-        yield from _trim_others(view, home, spec.trim)
-    return ids.minted_text(native, home.writer)
-
-
-def _append(view: View, home: Strand, rest: Command) -> Plan[bytes]:
-    """A native append, after the birth of the strand where it needs one."""
-    append: Command = ("XADD", home.key, *rest)
-    if not view.pipelined or home in view.known.get(home.name, ()):
-        [native] = yield Batch([append])
-        if native is not None:
-            return native  # type: ignore[no-any-return]
-    elif view.pipelined:
-        # In one go with the commands around it: being born twice is harmless.
-        view.expect(home)
-        replies = yield Batch([birth_command(home), append], attempt=True)
-        return _appended(view, home, replies)
     if not keys.shares_slot(home.name):
         yield from refuse_other_types(home.name)
-    replies = yield Batch([birth_command(home), append], atomic=view.one_step(2), attempt=True)
-    return _appended(view, home, replies)
-
-
-def _appended(view: View, home: Strand, replies: list[Any]) -> bytes:
+    # In a pipeline in one go with the commands around it: being born twice is harmless.
+    view.expect(home)
+    step = view.one_step(2) and not view.pipelined
+    replies = yield Batch([birth_command(home), append, *also], atomic=step, attempt=True)
     for reply in replies:
         if isinstance(reply, ReplyError):
-            view.known.pop(home.name, None)
+            view.forget(home.name)
+            yield from _unborn(view, home, replies)
             raise reply
-    view.expect(home)
-    native = replies[1]
-    assert isinstance(native, bytes), "a strand was deleted within the MULTI that made it"
-    return native
+    if also:
+        view.learn(home.name, replies[2])
+    assert isinstance(replies[1], bytes), "a strand went away within the round trip that made it"
+    return replies[1]
 
 
-def _add_existing(view: View, home: Strand, spec: Add, entry: bytes) -> Plan[bytes | None]:
-    """NOMKSTREAM: whether the stream exists is asked and acted on in one step."""
-    strands = yield from find(view, home.name)
-    if not strands:
-        yield from refuse_other_types(home.name)
-        return None
-    if home not in strands:
-        if not (yield from exists(view, home.name)):
-            return None
-        yield Batch([birth_command(home)])
-        view.known.pop(home.name, None)
-
-    def call(strands: tuple[Strand, ...]) -> Command:
-        ordered = [home, *(strand for strand in strands if strand != home)]
-        return (
-            "FCALL",
-            "bs_braid_add",
-            1 + len(ordered),
-            keys.meta(home.name),
-            *(strand.key for strand in ordered),
-            *(strand.registration for strand in ordered),
-            *trim_options(spec.trim, home),
-            entry,
-            *spec.fields,
-        )
-
-    _refuse_huge(spec, "XADD NOMKSTREAM")
-    reply: bytes | None = yield from fresh(view, home.name, call)
-    return reply
+def _unborn(view: View, home: Strand, replies: list[Any]) -> Plan[None]:
+    """The append was refused. If its strand is all there is of the stream, there should be no stream."""
+    if replies[0] == 1 and (yield from find(view, home.name)).strands == (home,):
+        yield from delete(view, home.name)
 
 
-def _refuse_huge(spec: Add, what: str) -> None:
+def shares(view: View, argv: Argv) -> bool:
+    """Whether XADD is done in its first batch, as far as we know."""
+    try:
+        name, spec = argv[1], parse_add(argv)
+    except ReplyError:
+        return True
+    known, home = view.recall(name), view.minted(name)
+    if _is_minted(view, spec):
+        certain = home in known.strands or not spec.nomkstream
+        return certain and (spec.trim is None or set(known.strands) <= {home})
+    chosen = view.chosen(name)
+    reborn = chosen in known.cuts and chosen not in known.strands
+    return not spec.auto_seq and spec.trim is None and not reborn
+
+
+def fits_multi(view: View, argv: Argv) -> bool:
+    """Whether XADD can stand in a MULTI. A cap over several strands is brought about after EXEC."""
+    try:
+        spec = parse_add(argv)
+    except ReplyError:
+        return True
+    return _is_minted(view, spec) or not spec.auto_seq
+
+
+def _is_minted(view: View, spec: Add) -> bool:
+    return spec.id is None or (not spec.seq and view.region.id_mode != "liberal")
+
+
+def _refuse_huge(spec: Add) -> None:
     if len(spec.fields) > FUNCTION_ARGUMENTS:
         raise RefusedError(
-            what,
+            "XADD with a chosen ID",
             f"it takes at most {FUNCTION_ARGUMENTS // 2} fields, this entry has {len(spec.fields) // 2}",
             "Use XADD with * for larger entries",
         )
 
 
-def _trim_others(view: View, home: Strand, trim: Trim) -> Plan[None]:
-    """The cap counts the whole stream. The home strand was trimmed with the append; are there others?"""
-    [reply] = yield Batch([registry_of(home.name)], resend=True)
-    if view.learn(home.name, reply).strands != (home,):
-        yield from trim_all(view, home.name, trim)
-
-
 def _add_chosen(view: View, name: bytes, spec: Add) -> Plan[bytes | None]:
-    _refuse_huge(spec, "XADD with a chosen ID")
-    if spec.nomkstream and not (yield from exists(view, name)):
+    assert spec.id is not None
+    _refuse_huge(spec)
+    registry = yield from find(view, name)
+    if spec.nomkstream and not registry.exists:
         yield from refuse_other_types(name)
         return None
-    assert spec.id is not None
+    if not registry.exists and not keys.shares_slot(name):
+        yield from refuse_other_types(name)
     for _ in range(_TRIES):
-        entry = spec.id
-        if spec.auto_seq:
-            entry = yield from _next_in(view, name, spec.id[0])
-        if name not in view.known and not view.pipelined:
-            yield from find(view, name)
-        command = _chosen_command(view, name, entry, spec.fields)
+        entry = (yield from _next_in(view, name, spec.id[0])) if spec.auto_seq else spec.id
+        chosen = view.chosen(name)
+        command = _chosen_command(view, chosen, entry, spec.fields)
         if view.pipelined:
             view.expect(view.minted(name))
-            view.expect(view.chosen(name))
+            view.expect(chosen)
         [reply] = yield Batch([command], attempt=True)
-        if isinstance(reply, ReplyError):
-            view.known.pop(name, None)
-            again = reply.code == "BSSTALE" or (spec.auto_seq and "equal or smaller" in reply.text)
-            if not again:
-                raise reply
-            continue
-        view.expect(view.minted(name))
-        if view.chosen(name) not in view.known[name]:
-            view.expect(view.chosen(name))
-        if spec.trim is not None:
-            yield from trim_all(view, name, spec.trim)
-        return ids.text(entry)
+        if not isinstance(reply, ReplyError):
+            if view.recall(name).cuts.get(chosen, entry) >= entry and not view.pipelined:
+                view.forget(name)  # it may be in its next life now
+            if spec.trim is not None:
+                yield from trim_all(view, name, spec.trim)
+            return ids.text(entry)
+        view.forget(name)
+        again = reply.code == "BSSTALE" or (spec.auto_seq and "equal or smaller" in reply.text)
+        if not again:
+            raise reply
+        yield from find(view, name)
     raise ReplyError(f"ERR others kept adding to {name!r} in the same millisecond. Try again, or use *.")
 
 
-def _chosen_keys(view: View, name: bytes) -> tuple[bytes, bytes, bytes, bytes]:
-    chosen = view.chosen(name)
+def _chosen_keys(view: View, chosen: Strand) -> tuple[bytes, bytes, bytes, bytes]:
+    name = chosen.name
     return keys.meta(name), view.minted(name).key, chosen.key, chosen.next_life.key
 
 
-def _chosen_command(view: View, name: bytes, entry: Id, fields: list[bytes]) -> Command:
-    minted, chosen = view.minted(name), view.chosen(name)
+def _chosen_command(view: View, chosen: Strand, entry: Id, fields: list[bytes]) -> Command:
+    name, minted = chosen.name, view.minted(chosen.name)
     below = ids.before(entry)
     assert below is not None, "0-0 is refused before"
     plain = (name,) if keys.shares_slot(name) else ()
@@ -187,19 +180,19 @@ def _chosen_command(view: View, name: bytes, entry: Id, fields: list[bytes]) -> 
         "FCALL",
         "bs_chosen_add",
         4 + len(plain),
-        *_chosen_keys(view, name),
+        *_chosen_keys(view, chosen),
         *plain,
         minted.label,
         chosen.label,
         chosen.life,
         ids.text(entry),
-        ids.text(minted.floor(below)),
-        ids.text(minted.floor(entry)),
+        ids.text(minted.rest(below)),
+        ids.text(minted.rest(entry)),
         *fields,
     )
 
 
-def _ends(view: View, name: bytes) -> Plan[dict[Strand, tuple[Id, dict[bytes, Any]]]]:
+def _ends(view: View, name: bytes) -> "Plan[Ends]":
     """Where our own strands end, and what XINFO says of every strand."""
     registry, answers = yield from ask(view, name, lambda strand: strand.xinfo())
     found = {}
@@ -226,26 +219,29 @@ def set_id(view: View, argv: Argv) -> Plan[bytes]:
     name, spec = argv[1], parse_setid(argv)
     for _ in range(_TRIES):
         ends = yield from _ends(view, name)
-        if not ends or not (yield from exists(view, name)):
+        if not ends:
             raise ReplyError("ERR no such key")
-        _check_setid(spec.id, spec.entries_added, ends)
-        added = _split_added(view, spec.entries_added, ends)
+        _check_setid(spec, ends)
         minted, chosen = view.minted(name), view.chosen(name)
+        deleted = (b"", b"")
+        if spec.max_deleted is not None:
+            below = max(minted.floor(spec.max_deleted), (0, 1))  # 0-0 would mean that none is given
+            deleted = (ids.text(spec.max_deleted), ids.text(below))
         command: Command = (
             "FCALL",
             "bs_chosen_setid",
             4,
-            *_chosen_keys(view, name),
+            *_chosen_keys(view, chosen),
             minted.label,
             chosen.label,
             chosen.life,
             ids.text(spec.id),
-            ids.text(minted.floor(spec.id)),
-            *added,
-            b"" if spec.max_deleted is None else ids.text(spec.max_deleted),
+            ids.text(minted.rest(spec.id)),
+            *_split_added(view, spec.entries_added, ends),
+            *deleted,
         )
         [reply] = yield Batch([command], attempt=True)
-        view.known.pop(name, None)
+        view.forget(name)
         if not isinstance(reply, ReplyError):
             return b"OK"
         if reply.code != "BSSTALE":
@@ -253,30 +249,37 @@ def set_id(view: View, argv: Argv) -> Plan[bytes]:
     raise ReplyError(f"ERR the strands of {name!r} kept changing. Try again.")
 
 
-def _check_setid(last: Id, added: int | None, ends: dict[Strand, tuple[Id, dict[bytes, Any]]]) -> None:
+Ends = dict[Strand, tuple[Id, dict[bytes, Any]]]
+
+
+def _check_setid(spec: SetId, ends: Ends) -> None:
+    """The engine's own checks in its order, then ours."""
+    deleted = max(
+        strand.user(ids.native(info[b"max-deleted-entry-id"])) for strand, (_, info) in ends.items()
+    )
+    if spec.id < deleted:
+        raise ReplyError("ERR The ID specified in XSETID is smaller than current max_deleted_entry_id")
     tops = [
-        strand.user(strict_id(info[b"last-entry"][0]))
+        strand.user(ids.native(info[b"last-entry"][0]))
         for strand, (_, info) in ends.items()
         if info[b"last-entry"]
     ]
-    if tops and last < max(tops):
+    if tops and spec.id < max(tops):
         raise ReplyError("ERR The ID specified in XSETID is smaller than the target stream top item")
     length = sum(info[b"length"] for _, info in ends.values())
-    if length and added is not None and added < length:
+    if length and spec.entries_added is not None and spec.entries_added < length:
         raise ReplyError("ERR The entries_added specified in XSETID is smaller than the target stream length")
     end = max(end for end, _ in ends.values())
-    if last < end:
+    if spec.id < end:
         raise RefusedError(
             "XSETID",
-            f"{ids.text(last).decode()} is smaller than the stream's last ID {ids.text(end).decode()}; "
+            f"{ids.text(spec.id).decode()} is smaller than the stream's last ID {ids.text(end).decode()}; "
             "moving back would mint IDs twice",
             "Use a larger ID, or DEL the stream to start over",
         )
 
 
-def _split_added(
-    view: View, added: int | None, ends: dict[Strand, tuple[Id, dict[bytes, Any]]]
-) -> tuple[bytes | int, bytes | int]:
+def _split_added(view: View, added: int | None, ends: Ends) -> tuple[bytes | int, bytes | int]:
     """ENTRIESADDED counts the whole stream: what the other strands count is left to the chosen strand."""
     if added is None:
         return b"", b""

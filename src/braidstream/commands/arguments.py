@@ -19,6 +19,16 @@ _INTEGER = re.compile(rb"(?:0|-?[1-9][0-9]*)\Z")
 _INT64 = 2**63
 
 
+def option(word: bytes) -> bytes:
+    """A word as the engine compares it: to its first NUL, in any case."""
+    return word.split(b"\0", 1)[0].upper()
+
+
+def shown(word: bytes) -> str:
+    """A user's word in an error line: cut as the engine cuts it, and never a line break."""
+    return word.split(b"\0", 1)[0][:128].replace(b"\r", b" ").replace(b"\n", b" ").decode("utf-8", "replace")
+
+
 def fail(text: str) -> NoReturn:
     raise ReplyError(text)
 
@@ -73,30 +83,30 @@ class _Options:
 
     def take(self, argv: Argv, at: int) -> int | None:
         """Read the option at `at`; its last word's place, or None if it is no option."""
-        option, more = argv[at].upper(), len(argv) - 1 - at
-        if option in (b"MAXLEN", b"MINID") and more:
-            return self._threshold(argv, at, option)
-        if option == b"LIMIT" and more:
+        word, more = option(argv[at]), len(argv) - 1 - at
+        if word in (b"MAXLEN", b"MINID") and more:
+            return self._threshold(argv, at, word)
+        if word == b"LIMIT" and more:
             self.limit, self.limit_given = integer(argv[at + 1]), True
             if self.limit < 0:
                 fail("ERR The LIMIT argument must be >= 0.")
             return at + 1
-        return at if option in REF_POLICIES else None
+        return at if word in REF_POLICIES else None
 
-    def _threshold(self, argv: Argv, at: int, option: bytes) -> int:
+    def _threshold(self, argv: Argv, at: int, strategy: bytes) -> int:
         if self.strategy is not None:
             fail("ERR syntax error, MAXLEN and MINID options at the same time are not compatible")
         self.approx = False
         if len(argv) - 1 - at >= 2 and argv[at + 1] in (b"~", b"="):
             self.approx = argv[at + 1] == b"~"
             at += 1
-        if option == b"MAXLEN":
+        if strategy == b"MAXLEN":
             self.maxlen = integer(argv[at + 1])
             if self.maxlen < 0:
                 fail("ERR The MAXLEN argument must be >= 0.")
         else:
             self.minid = strict_id(argv[at + 1])
-        self.strategy = option
+        self.strategy = strategy
         return at + 1
 
     def done(self, *, required: bool) -> Trim | None:
@@ -115,10 +125,10 @@ def parse_add(argv: Argv) -> Add:
     """XADD key [NOMKSTREAM] [KEEPREF|DELREF|ACKED] [MAXLEN|MINID [=|~] t [LIMIT n]] <*|id> field value ..."""
     options, at, entry = _Options(), 2, None
     seq, auto_seq = True, False
-    while at < len(argv) and argv[at] != b"*":
-        if argv[at].upper() == b"NOMKSTREAM":
+    while at < len(argv) and (word := option(argv[at])) != b"*":
+        if word == b"NOMKSTREAM":
             options.nomkstream = True
-        elif argv[at].upper() in (b"IDMP", b"IDMPAUTO"):
+        elif word in (b"IDMP", b"IDMPAUTO"):
             raise RefusedError("XADD", "idempotent production is not in this release", "Use plain XADD")
         elif (taken := options.take(argv, at)) is not None:
             at = taken
@@ -164,7 +174,7 @@ def parse_interval(argv: Argv, *, reverse: bool) -> tuple[Id, Id, int | None]:
         end = ids.before(end) or fail("ERR invalid end ID for the interval")
     count, at = None, 4
     while at < len(argv):
-        if argv[at].upper() != b"COUNT" or at + 1 == len(argv):
+        if option(argv[at]) != b"COUNT" or at + 1 == len(argv):
             fail(SYNTAX)
         count = max(integer(argv[at + 1]), 0)
         at += 2
@@ -174,9 +184,10 @@ def parse_interval(argv: Argv, *, reverse: bool) -> tuple[Id, Id, int | None]:
 def _interval_end(word: bytes, missing_seq: int) -> Id:
     if word.startswith(b"(") and len(word) > 1:
         return strict_id(word[1:], missing_seq)
-    if word == b"-":
+    special = word.split(b"\0", 1)[0] if len(word) <= 127 else b""
+    if special == b"-":
         return ids.ZERO
-    return ids.LAST if word == b"+" else strict_id(word, missing_seq)
+    return ids.LAST if special == b"+" else strict_id(word, missing_seq)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,12 +203,12 @@ def parse_setid(argv: Argv) -> SetId:
     """XSETID key id [ENTRIESADDED n] [MAXDELETEDID id]"""
     last, added, deleted, at = strict_id(argv[2]), None, None, 3
     while at < len(argv):
-        option, more = argv[at].upper(), at + 1 < len(argv)
-        if more and option == b"ENTRIESADDED":
+        word, more = option(argv[at]), at + 1 < len(argv)
+        if more and word == b"ENTRIESADDED":
             added = integer(argv[at + 1])
             if added < 0:
                 fail("ERR entries_added must be positive")
-        elif more and option == b"MAXDELETEDID":
+        elif more and word == b"MAXDELETEDID":
             deleted = strict_id(argv[at + 1])
             if last < deleted:
                 fail("ERR The ID specified in XSETID is smaller than the provided max_deleted_entry_id")
@@ -228,18 +239,18 @@ def parse_read(argv: Argv) -> Read:
     count = block_ms = max_count = max_size = None
     at = 1
     while at < len(argv):
-        option, more = argv[at].upper(), len(argv) - 1 - at
-        if option == b"BLOCK" and more:
+        word, more = option(argv[at]), len(argv) - 1 - at
+        if word == b"BLOCK" and more:
             block_ms = integer(argv[at + 1], "ERR timeout is not an integer or out of range")
             if block_ms < 0:
                 fail("ERR timeout is negative")
-        elif option == b"COUNT" and more:
+        elif word == b"COUNT" and more:
             count = max(integer(argv[at + 1]), 0) or None
-        elif option == b"MAXCOUNT" and more:
+        elif word == b"MAXCOUNT" and more:
             max_count = _positive(argv[at + 1], "MAXCOUNT")
-        elif option == b"MAXSIZE" and more:
+        elif word == b"MAXSIZE" and more:
             max_size = _positive(argv[at + 1], "MAXSIZE")
-        elif option == b"STREAMS" and more:
+        elif word == b"STREAMS" and more:
             rest = argv[at + 1 :]
             if len(rest) % 2:
                 raise UnbalancedError
@@ -247,27 +258,25 @@ def parse_read(argv: Argv) -> Read:
                 fail("ERR MAXCOUNT must be greater than or equal to COUNT")
             half = len(rest) // 2
             return Read(rest[:half], rest[half:], count, block_ms, max_count, max_size)
-        elif (option == b"GROUP" and more >= 2) or option == b"NOACK":
-            fail(
-                f"ERR The {option.decode()} option is only supported by XREADGROUP. You called XREAD instead."
-            )
+        elif (word == b"GROUP" and more >= 2) or word == b"NOACK":
+            fail(f"ERR The {word.decode()} option is only supported by XREADGROUP. You called XREAD instead.")
         else:
             fail(SYNTAX)
         at += 2
     return fail(SYNTAX)
 
 
-def _positive(word: bytes, option: str) -> int:
-    value = integer(word, f"ERR {option} must be a positive integer")
-    return value if value > 0 else fail(f"ERR {option} must be a positive integer")
+def _positive(word: bytes, name: str) -> int:
+    value = integer(word, f"ERR {name} must be a positive integer")
+    return value if value > 0 else fail(f"ERR {name} must be a positive integer")
 
 
 def parse_delex(argv: Argv) -> list[bytes]:
     """XDELEX key [KEEPREF|DELREF|ACKED] IDS numids id ... -> the IDs, unparsed."""
     at = 2
-    while at < len(argv) and argv[at].upper() in REF_POLICIES:
+    while at < len(argv) and option(argv[at]) in REF_POLICIES:
         at += 1
-    if at >= len(argv) or argv[at].upper() != b"IDS":
+    if at >= len(argv) or option(argv[at]) != b"IDS":
         fail("ERR IDS option is required")
     if at + 1 >= len(argv) or not _INTEGER.match(argv[at + 1]) or int(argv[at + 1]) <= 0:
         fail("ERR Number of IDs must be a positive integer")

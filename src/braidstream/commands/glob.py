@@ -25,6 +25,11 @@ def matcher(pattern: bytes) -> "re.Pattern[bytes]":
     return re.compile(b"".join(out) + rb")\Z")
 
 
+def _signed(byte: int) -> int:
+    """The engine compares C chars; on x86 those above 127 are negative."""
+    return byte - 256 if byte > 127 else byte
+
+
 def _set(pattern: bytes, at: int) -> tuple[int, bytes]:
     """A [set]: where it ends, and the same as a regular expression. An unclosed set ends with the pattern."""
     negated = pattern[at : at + 1] == b"^"
@@ -37,8 +42,8 @@ def _set(pattern: bytes, at: int) -> tuple[int, bytes]:
         elif pattern[at : at + 1] == b"]":
             break
         elif pattern[at + 1 : at + 2] == b"-" and at + 2 < len(pattern):
-            low, high = sorted((pattern[at], pattern[at + 2]))
-            members.update(range(low, high + 1))
+            low, high = sorted((_signed(pattern[at]), _signed(pattern[at + 2])))
+            members.update(byte & 0xFF for byte in range(low, high + 1))
             at += 2
         else:
             members.add(pattern[at])

@@ -3,8 +3,8 @@
 from typing import Any
 
 from braidstream import ids
-from braidstream.braid import Registry, View, ask, exists
-from braidstream.commands.arguments import Argv, fail, integer, wrong_arity
+from braidstream.braid import Registry, View, ask
+from braidstream.commands.arguments import Argv, fail, integer, option, shown, wrong_arity
 from braidstream.errors import ReplyError
 from braidstream.plan import Batch, Plan
 from braidstream.strand import Entry, Strand
@@ -14,33 +14,32 @@ Info = dict[bytes, Any]
 
 
 def info(view: View, argv: Argv) -> Plan[Any]:
-    """XINFO STREAM key [FULL [COUNT n]] | GROUPS key | CONSUMERS key group | HELP. Two round trips."""
+    """XINFO STREAM key [FULL [COUNT n]] | GROUPS key | CONSUMERS key group | HELP. One round trip."""
     if len(argv) < 2:
         raise wrong_arity("xinfo")
-    which = argv[1].upper()
+    which = option(argv[1])
     least = {b"STREAM": 3, b"GROUPS": 3, b"CONSUMERS": 4, b"HELP": 2}.get(which)
-    shown = argv[1].decode("utf-8", "replace")
+    typed = shown(argv[1])
     if least is None:
-        fail(f"ERR unknown subcommand '{shown}'. Try XINFO HELP.")
+        fail(f"ERR unknown subcommand '{typed}'. Try XINFO HELP.")
     exact = which != b"STREAM"
     if len(argv) < least or (exact and len(argv) > least):
-        raise wrong_arity(f"xinfo|{shown.lower()}")
+        raise wrong_arity(f"xinfo|{typed.lower()}")
     if which == b"HELP":
         [reply] = yield Batch([tuple(argv)], resend=True)
         return reply
     name = argv[2]
     registry, answers = yield from ask(view, name, lambda strand: strand.xinfo(*_full(argv)))
-    if not answers or not (yield from exists(view, name)):
+    if not answers:
         raise ReplyError("ERR no such key")
     if which == b"GROUPS":
         return []
     if which == b"CONSUMERS":
-        group = argv[3].decode("utf-8", "replace")
-        fail(f"NOGROUP No such consumer group '{group}' for key name '{name.decode('utf-8', 'replace')}'")
+        fail(f"NOGROUP No such consumer group '{shown(argv[3])}' for key name '{shown(name)}'")
     infos = {strand: dict(zip(reply[::2], reply[1::2], strict=True)) for strand, reply in answers}
     if len(argv) == 3:
         return _flat({**_common(registry, infos), **_ends(infos)})
-    count = _full_count(argv, shown)
+    count = _full_count(argv, typed)
     woven = weave((strand.entries(each[b"entries"]) for strand, each in infos.items()), count or None)
     return _flat({**_common(registry, infos), b"entries": bodies(woven), b"groups": []})
 
@@ -55,10 +54,10 @@ def _full(argv: Argv) -> tuple[bytes | str | int, ...]:
         return ()
 
 
-def _full_count(argv: Argv, shown: str) -> int:
+def _full_count(argv: Argv, typed: str) -> int:
     full = len(argv) in (4, 6) and argv[3].upper() == b"FULL"
     if not full or (len(argv) == 6 and argv[4].upper() != b"COUNT"):
-        fail(f"ERR unknown subcommand or wrong number of arguments for '{shown}'. Try XINFO HELP.")
+        fail(f"ERR unknown subcommand or wrong number of arguments for '{typed}'. Try XINFO HELP.")
     count = integer(argv[5]) if len(argv) == 6 else 10
     return 10 if count < 0 else count
 
@@ -91,8 +90,8 @@ def _ends(infos: dict[Strand, Info]) -> Info:
     first, last = woven(b"first-entry", reverse=False), woven(b"last-entry", reverse=True)
     return {
         b"groups": 0,
-        b"first-entry": first[0][3] if first else None,
-        b"last-entry": last[0][3] if last else None,
+        b"first-entry": bodies(first)[0] if first else None,
+        b"last-entry": bodies(last)[0] if last else None,
     }
 
 

@@ -4,81 +4,95 @@ A name is looked for twice: as a plain key, by the native command, and as a stre
 served as ever, so code that mixes both needs no second client.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
-from braidstream import keys
-from braidstream.braid import View, delete_command, exists_command, fresh, registry_of
-from braidstream.commands.arguments import Argv, fail, integer
+from braidstream import braid, keys
+from braidstream.braid import View, delete_command, registry_of
+from braidstream.commands.arguments import Argv, fail, integer, option
 from braidstream.commands.glob import matcher
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.plan import Batch, Command, Plan
-from braidstream.strand import Strand
-
-Call = Callable[[bytes, Iterable[Strand]], Command]
-
-
-def on_streams(
-    view: View, names: Iterable[bytes], call: Call, native: Command | None = None
-) -> Plan[tuple[Any, dict[bytes, int]]]:
-    """A native command, and a function on each name that is a stream: (native reply, {name: reply}).
-
-    One round trip where the strands are known, one more where they are not.
-    """
-    distinct = list(dict.fromkeys(names))
-    first: list[Command] = [] if native is None else [native]
-    asked = [(name, view.known.get(name)) for name in distinct]
-    commands = [call(name, known) if known else registry_of(name) for name, known in asked]
-    replies = yield Batch([*first, *commands], attempt=True)
-    plain = replies.pop(0) if native is not None else None
-    if isinstance(plain, ReplyError):
-        raise plain
-    found = dict.fromkeys(distinct, 0)
-    for (name, known), reply in zip(asked, replies, strict=True):
-        if isinstance(reply, ReplyError) and reply.code != "BSSTALE":
-            raise reply
-        if known and not isinstance(reply, ReplyError):
-            found[name] = reply
-        elif known or view.learn(name, reply).cuts:
-            if known:
-                view.known.pop(name, None)
-            found[name] = yield from fresh(view, name, lambda strands, name=name: call(name, strands))  # type: ignore[misc]
-    return plain, found
 
 
 def delete(view: View, argv: Argv) -> Plan[int]:
-    """DEL, UNLINK key ...: plain keys natively; a stream is emptied and keeps its last IDs."""
-    plain, streams = yield from on_streams(view, argv[1:], delete_command, tuple(argv))
-    return int(plain) + sum(streams.values())
+    """DEL, UNLINK key ...: plain keys natively; of a stream, the registry keeps the last IDs.
+
+    One round trip where the strands are known, two where not.
+    """
+    plain, streams = yield from _delete(view, argv[1:], [tuple(argv)])
+    return int(plain[0]) + streams
+
+
+def _delete(view: View, names: Iterable[bytes], native: list[Command]) -> Plan[tuple[list[Any], int]]:
+    """Native commands, and the deletion of every name that is a stream: (replies, how many were)."""
+    asked = [(name, view.recall(name)) for name in dict.fromkeys(names)]
+    commands = [
+        delete_command(name, known.strands) if known.exists else registry_of(name) for name, known in asked
+    ]
+    for name, _ in asked:
+        view.expect_deleted(name)
+    replies = yield Batch([*native, *commands], attempt=True)
+    plain, answers = replies[: len(native)], replies[len(native) :]
+    streams = 0
+    for reply in plain:
+        if isinstance(reply, ReplyError):
+            raise reply
+    for (name, known), reply in zip(asked, answers, strict=True):
+        if isinstance(reply, ReplyError):
+            if reply.code != "BSSTALE":
+                raise reply
+            view.forget(name)
+            streams += yield from braid.delete(view, name)
+        elif known.exists:
+            streams += reply
+        elif view.learn(name, reply).exists:
+            streams += yield from braid.delete(view, name)
+    return plain, streams
+
+
+Found = tuple[Any, dict[bytes, bool]]
+
+
+def _look(names: Iterable[bytes], native: Command | None = None, *, writes: bool = False) -> Plan[Found]:
+    """A native command, and whether each name is a stream. One round trip."""
+    distinct = list(dict.fromkeys(names))
+    first: list[Command] = [] if native is None else [native]
+    replies = yield Batch([*first, *map(registry_of, distinct)], resend=not writes)
+    plain = replies.pop(0) if native is not None else None
+    found = {
+        name: braid.Registry.parse(name, reply).exists for name, reply in zip(distinct, replies, strict=True)
+    }
+    return plain, found
 
 
 def count_existing(view: View, argv: Argv) -> Plan[int]:
     """EXISTS key ...: a name given twice counts twice."""
-    plain, streams = yield from on_streams(view, argv[1:], exists_command, tuple(argv))
+    plain, streams = yield from _look(argv[1:], tuple(argv))
     return int(plain) + sum(streams[name] for name in argv[1:])
 
 
 def kind(view: View, argv: Argv) -> Plan[bytes]:
     """TYPE key."""
-    plain, streams = yield from on_streams(view, argv[1:], exists_command, tuple(argv))
+    plain, streams = yield from _look(argv[1:], tuple(argv))
     return b"stream" if streams[argv[1]] else plain
 
 
 def time_to_live(view: View, argv: Argv) -> Plan[int]:
     """TTL, PTTL, EXPIRETIME, PEXPIRETIME key: a stream never expires."""
-    plain, streams = yield from on_streams(view, argv[1:2], exists_command, tuple(argv))
+    plain, streams = yield from _look(argv[1:], tuple(argv))
     return -1 if streams[argv[1]] else plain
 
 
 def persist(view: View, argv: Argv) -> Plan[int]:
     """PERSIST key: nothing to take from a stream."""
-    plain, streams = yield from on_streams(view, argv[1:2], exists_command, tuple(argv))
+    plain, streams = yield from _look(argv[1:], tuple(argv), writes=True)
     return 0 if streams[argv[1]] else plain
 
 
-def _only_plain(view: View, argv: Argv, name: bytes, why: str, instead: str) -> Plan[Any]:
-    plain, streams = yield from on_streams(view, [name], exists_command, tuple(argv))
-    if streams[name]:
+def _only_plain(argv: Argv, why: str, instead: str) -> Plan[Any]:
+    plain, streams = yield from _look(argv[1:2], tuple(argv), writes=True)
+    if streams[argv[1]]:
         raise RefusedError(argv[0].decode("ascii", "replace").upper(), why, instead)
     return plain
 
@@ -86,47 +100,46 @@ def _only_plain(view: View, argv: Argv, name: bytes, why: str, instead: str) -> 
 def expire(view: View, argv: Argv) -> Plan[Any]:
     """EXPIRE, PEXPIRE, EXPIREAT, PEXPIREAT key ...: refused on a stream."""
     why = "an expired strand forgets its last ID and would mint the same IDs again"
-    return (yield from _only_plain(view, argv, argv[1], why, "Use XTRIM MINID to drop old entries, or DEL"))
+    return (yield from _only_plain(argv, why, "Use XTRIM MINID to drop old entries, or DEL"))
 
 
 def dump(view: View, argv: Argv) -> Plan[Any]:
     """DUMP key: refused on a stream."""
     why = "a stream is several keys, one for each writer, and RESTORE could not bring them back as one"
-    return (yield from _only_plain(view, argv, argv[1], why, "Use COPY within a region, or XRANGE to export"))
+    return (yield from _only_plain(argv, why, "Use COPY within a region, or XRANGE to export"))
 
 
 def describe(view: View, argv: Argv) -> Plan[Any]:
-    """OBJECT ENCODING|IDLETIME|FREQ|REFCOUNT key: of the home strand. OBJECT HELP."""
+    """OBJECT ENCODING|IDLETIME|FREQ|REFCOUNT key: of the plain key, or of a strand. OBJECT HELP."""
     if len(argv) != 3:
         [reply] = yield Batch([tuple(argv)], resend=True)
         return reply
-    _, streams = yield from on_streams(view, [argv[2]], exists_command)
-    name = argv[2]
-    if streams[name]:
-        strands = view.known.get(name, ())
-        home = view.minted(name)
-        name = home.key if home in strands else strands[0].key
-    [reply] = yield Batch([(*argv[:2], name)], resend=True)
-    return reply
+    strands = view.recall(argv[2]).strands or (view.minted(argv[2]),)
+    commands = [(*argv[:2], key) for key in (argv[2], *(strand.key for strand in strands))]
+    replies = yield Batch([*commands, registry_of(argv[2])], resend=True)
+    registry = view.learn(argv[2], replies.pop())
+    if replies[0] is None and any(strand not in strands for strand in registry.strands):
+        replies = yield Batch([(*argv[:2], strand.key) for strand in registry.strands], resend=True)
+    return next((reply for reply in replies if reply is not None), None)
 
 
 def watch(view: View, argv: Argv) -> Plan[Any]:
     """WATCH key ...: the plain keys, the registries, then every strand there is or may be."""
-    metas = [keys.meta(name) for name in argv[1:]]
-    replies = yield Batch([("WATCH", *argv[1:], *metas), *map(registry_of, argv[1:])])
-    strands = list[bytes]()
-    for name, reply in zip(argv[1:], replies[1:], strict=True):
-        known = view.learn(name, reply).strands
-        strands += [strand.key for strand in {*known, view.minted(name), view.chosen(name)}]
+    names = argv[1:]
+    replies = yield Batch([tuple(argv), ("WATCH", *map(keys.meta, names)), *map(registry_of, names)])
+    strands = dict[bytes, None]()
+    for name, reply in zip(names, replies[2:], strict=True):
+        for strand in (*view.learn(name, reply).strands, view.minted(name), view.chosen(name)):
+            strands[strand.key] = None
     yield Batch([("WATCH", *strands)])
     return b"OK"
 
 
-def _existing(view: View, names: Iterable[bytes]) -> Plan[list[bytes]]:
+def _existing(names: Iterable[bytes]) -> Plan[list[bytes]]:
     wanted = list(names)
     if not wanted:
         return []
-    _, found = yield from on_streams(view, wanted, exists_command)
+    _, found = yield from _look(wanted)
     return [name for name in wanted if found[name]]
 
 
@@ -135,30 +148,27 @@ def list_keys(view: View, argv: Argv) -> Plan[list[bytes]]:
     plain, metas = yield Batch([("KEYS", argv[1]), ("KEYS", b"bs:meta:*")], resend=True)
     matches = matcher(argv[1]).match
     names = [name for key in metas if (name := keys.name_of_meta(key)) is not None and matches(name)]
-    streams = yield from _existing(view, names)
+    streams = yield from _existing(names)
     return [key for key in plain if not keys.is_ours(key)] + streams
 
 
 def scan(view: View, argv: Argv) -> Plan[list[Any]]:
     """SCAN cursor [MATCH pattern] [COUNT n] [TYPE type]: each stream once, where its registry lies."""
-    pattern, wanted, count = b"*", None, list[bytes]()
-    for option, value in zip(argv[2::2], argv[3::2], strict=False):
-        if option.upper() == b"MATCH":
-            pattern = value
-        elif option.upper() == b"TYPE":
-            wanted = value.lower()
-        elif option.upper() == b"COUNT":
-            count = [option, value]
-    if len(argv) % 2 or any(word.upper() not in (b"MATCH", b"TYPE", b"COUNT") for word in argv[2::2]):
-        fail("ERR syntax error")
-    [(cursor, found)] = yield Batch([("SCAN", argv[1], *count)], resend=True)
-    matches = matcher(pattern).match
-    names = [name for key in found if (name := keys.name_of_meta(key)) is not None and matches(name)]
-    plain = [key for key in found if not keys.is_ours(key) and matches(key)]
+    options = dict(zip(map(option, argv[2::2]), argv[3::2], strict=False))
+    count: Command = ("COUNT", options[b"COUNT"]) if b"COUNT" in options else ()
+    # The engine judges the words as they are; what it finds there is not looked at.
+    judged, found = yield Batch([("SCAN", *argv[1:]), ("SCAN", argv[1], *count)], resend=True, attempt=True)
+    for reply in (judged, found):
+        if isinstance(reply, ReplyError):
+            raise reply
+    cursor, listed = found
+    matches, wanted = matcher(options.get(b"MATCH", b"*")).match, options.get(b"TYPE")
+    names = [name for key in listed if (name := keys.name_of_meta(key)) is not None and matches(name)]
+    plain = [key for key in listed if not keys.is_ours(key) and matches(key)]
     if wanted is not None:
         types = yield Batch([("TYPE", key) for key in plain], resend=True)
-        plain = [key for key, type_ in zip(plain, types, strict=True) if type_ == wanted]
-    streams = yield from _existing(view, names if wanted in (None, b"stream") else [])
+        plain = [key for key, type_ in zip(plain, types, strict=True) if type_.lower() == wanted.lower()]
+    streams = yield from _existing(names if wanted is None or wanted.lower() == b"stream" else [])
     return [cursor, plain + streams]
 
 
@@ -176,11 +186,8 @@ def flush(view: View, argv: Argv) -> Plan[bytes]:
     while True:
         [(cursor, found)] = yield Batch([("SCAN", cursor, "COUNT", 1000)], resend=True)
         plain = [key for key in found if not keys.is_ours(key) or keys.is_copy(key)]
-        if plain:
-            yield Batch([("UNLINK", key) for key in plain])
         names = [name for key in found if (name := keys.name_of_meta(key)) is not None]
-        if names:
-            yield from on_streams(view, names, delete_command)
+        yield from _delete(view, names, [("UNLINK", key) for key in plain])
         if integer(cursor) == 0:
             return b"OK"
 
@@ -191,8 +198,5 @@ def _refuse_other_databases() -> Plan[None]:
     used = [line.split(b":")[0] for line in bytes(info).splitlines() if line.startswith(b"db")]
     others = [db.decode() for db in used if db != b"db" + words[b"db"]]
     if others:
-        raise RefusedError(
-            "FLUSHALL",
-            f"{', '.join(others)} hold keys too, perhaps another region's",
-            "Use FLUSHDB in each database",
-        )
+        why = f"{', '.join(others)} hold keys too, perhaps another region's"
+        raise RefusedError("FLUSHALL", why, "Use FLUSHDB in each database")

@@ -1,20 +1,31 @@
 """XRANGE, XREVRANGE, XREAD, XLEN: what looks at entries."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 
 from braidstream import ids, keys
-from braidstream.braid import Registry, View, ask, exists, refuse_other_types, registry_of
-from braidstream.commands.arguments import Argv, Read, UnbalancedError, parse_interval, parse_read, strict_id
+from braidstream.braid import Registry, View, ask, refuse_other_types, registry_of
+from braidstream.commands.arguments import (
+    Argv,
+    Read,
+    UnbalancedError,
+    option,
+    parse_interval,
+    parse_read,
+    strict_id,
+)
 from braidstream.errors import ReplyError
 from braidstream.frontier import Frontier
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
 from braidstream.strand import Entry, Strand
-from braidstream.weave import bodies, weave
+from braidstream.weave import bodies, certain, weave
 
 # A blocked reader looks up from time to time, for strands of regions that joined meanwhile.
 BLOCK_SLICE_MS: Final = 60_000
+# From this COUNT on, a range over several strands does not ask each strand for all of it.
+MANY: Final = 50
 
 
 def length(view: View, argv: Argv) -> Plan[int]:
@@ -38,11 +49,60 @@ def read_range_back(view: View, argv: Argv) -> Plan[list[Any] | None]:
 
 def _range(view: View, argv: Argv, *, reverse: bool) -> Plan[list[Any] | None]:
     start, end, count = parse_interval(argv, reverse=reverse)
-    _, pages = yield from ask(view, argv[1], lambda strand: strand.xrange(start, end, count, reverse=reverse))
+    strands = view.recall(argv[1]).strands
+    if count is not None and count >= MANY and len(strands) > 1 and not view.pipelined:
+        return (yield from _range_by_rounds(view, argv[1], (start, end), count, reverse=reverse))
+    registry, pages = yield from ask(
+        view, argv[1], lambda strand: strand.xrange(start, end, count, reverse=reverse)
+    )
     if count == 0:
         # The engine answers a null array for COUNT 0 where the stream exists.
-        return None if (yield from exists(view, argv[1])) else []
+        return None if registry.exists else []
     return bodies(weave((strand.entries(page) for strand, page in pages), count, reverse=reverse))
+
+
+def _range_by_rounds(
+    view: View, name: bytes, between: tuple[Id, Id], count: int, *, reverse: bool
+) -> Plan[list[Any]]:
+    """A large page over several strands: a share of each strand, and more where that was not enough.
+
+    Every round asks every strand, as one snapshot. What a strand holds before the end of a page does
+    not grow any more, so all rounds together are a snapshot of the last.
+    """
+    pages = dict[Strand, list[Entry]]()
+    while True:
+        share = _share(count, len(view.recall(name).strands), pages)
+        parts = partial(_rest, pages, between, share, reverse)
+        _, answers = yield from ask(view, name, parts)
+        more = {strand: strand.entries(page) for strand, page in answers}
+        pages = {strand: pages.get(strand, []) + page for strand, page in more.items()}
+        unfinished = [pages[strand] for strand, page in more.items() if len(page) == share]
+        woven = certain(pages.values(), unfinished, reverse=reverse)
+        if len(woven) >= count or not unfinished:
+            return bodies(woven[:count])
+
+
+def _share(count: int, strands: int, pages: dict[Strand, list[Entry]]) -> int:
+    """How much to ask of each: an even share and a fifth; then what is missing, were it all in one."""
+    even = count // max(strands, 1)
+    return max(count - sum(map(len, pages.values())), even) + 1 if pages else even + count // 5 + 1
+
+
+def _rest(
+    pages: dict[Strand, list[Entry]], between: tuple[Id, Id], share: int, reverse: bool, strand: Strand
+) -> Command:
+    """What a strand holds beyond the page we have of it."""
+    low, high = between
+    if pages.get(strand):
+        last = pages[strand][-1][:2]
+        beyond = ids.before(last) if reverse else ids.after(last)
+        if beyond is None:
+            low, high = ids.LAST, ids.ZERO  # nothing
+        elif reverse:
+            high = beyond
+        else:
+            low = beyond
+    return strand.xrange(low, high, share, reverse=reverse)
 
 
 def read(view: View, argv: Argv) -> Plan[list[Any] | None]:
@@ -59,12 +119,8 @@ def read(view: View, argv: Argv) -> Plan[list[Any] | None]:
         return None
     yield from _check_positions(spec)
     blocks = spec.block_ms is not None and not view.in_multi
-    if all(name in view.known for name in spec.names) and not {b"$", b"+"} & set(spec.positions):
-        starts = [
-            _start(name, word, view.known[name])
-            for name, word in zip(spec.names, spec.positions, strict=True)
-        ]
-        current, found = yield from _look_again(view, spec, starts)
+    if b"+" not in spec.positions and not (blocks and b"$" in spec.positions):
+        current, found = yield from _look_by_memory(view, spec)
         if current and (found is not None or not blocks):
             return found
     registries = yield from _find_all(view, spec.names)
@@ -73,6 +129,11 @@ def read(view: View, argv: Argv) -> Plan[list[Any] | None]:
     if found is None and blocks:
         found = yield from _wait(view, spec, starts)
     return found
+
+
+def shares(view: View, argv: Argv) -> bool:
+    """Whether XREAD is done in its first batch, as far as we know."""
+    return b"+" not in argv and not any(option(word) == b"BLOCK" for word in argv)
 
 
 def _engine_says(argv: Argv) -> Plan[None]:
@@ -102,7 +163,7 @@ def _find_all(view: View, names: list[bytes]) -> Plan[dict[bytes, Registry]]:
     replies = yield Batch([registry_of(name) for name in distinct], resend=True)
     found = {name: view.learn(name, reply) for name, reply in zip(distinct, replies, strict=True)}
     for name, registry in found.items():
-        if not registry.cuts:
+        if not registry.exists:
             yield from refuse_other_types(name)
     return found
 
@@ -156,18 +217,38 @@ def _before_last(view: View, name: bytes) -> Plan[tuple[bytes, Frontier, Id]]:
 def _look(spec: Read, starts: Starts, block_ms: int | None) -> Plan[list[Any] | None]:
     if not any(frontier.at for _, frontier, _ in starts):
         return None
-    [reply] = yield Batch([_xread(spec, starts, block_ms)], resend=True, block_ms=block_ms)
-    return _answer(spec, reply or [])
+    commands = _xreads(spec, starts, block_ms)
+    replies = yield Batch(commands, atomic=len(commands) > 1, resend=True, block_ms=block_ms)
+    return _answer(spec, replies)
 
 
-def _look_again(view: View, spec: Read, starts: Starts) -> Plan[tuple[bool, list[Any] | None]]:
-    """Read by memory; whether the memory was right comes with it."""
-    replies = yield Batch([_xread(spec, starts, None), *map(registry_of, spec.names)], resend=True)
-    remembered = [frozenset(frontier) for _, frontier, _ in starts]
-    seen = [
-        frozenset(view.learn(name, reply).cuts) for name, reply in zip(spec.names, replies[1:], strict=True)
-    ]
-    return remembered == seen, _answer(spec, replies[0] or [])
+def _look_by_memory(view: View, spec: Read) -> Plan[tuple[bool, list[Any] | None]]:
+    """Read the strands we remember; whether that was all of them comes with it."""
+    starts: Starts = []
+    for name, word in zip(spec.names, spec.positions, strict=True):
+        position = ids.LAST if word == b"$" else strict_id(word)
+        strands = view.recall(name).strands or (view.minted(name),)
+        starts.append((name, Frontier.below(position, strands), position))
+    reads = _xreads(spec, starts, None)
+    distinct = list(dict.fromkeys(spec.names))
+    commands = [*reads, *map(registry_of, distinct)]
+    replies = yield Batch(commands, atomic=view.one_step(len(reads)), resend=True)
+    registries = dict(zip(distinct, map(view.learn, distinct, replies[len(reads) :]), strict=True))
+    for name, registry in registries.items():
+        if not registry.exists:
+            yield from refuse_other_types(name)
+    current = all(set(registries[name].strands) <= set(frontier) for name, frontier, _ in starts)
+    return current, _answer(spec, replies[: len(reads)])
+
+
+def _xreads(spec: Read, starts: Starts, block_ms: int | None) -> list[Command]:
+    """One native XREAD over all strands; one for each position where a stream is named twice."""
+    if len(set(spec.names)) == len(spec.names):
+        return [_xread(spec, starts, block_ms)]
+    if block_ms is None:
+        return [_xread(spec, [start], None) for start in starts]
+    first = {start[0]: start for start in reversed(starts)}
+    return [_xread(spec, list(first.values()), block_ms)]
 
 
 def _xread(spec: Read, starts: Starts, block_ms: int | None) -> Command:
@@ -179,19 +260,24 @@ def _xread(spec: Read, starts: Starts, block_ms: int | None) -> Command:
     return ("XREAD", *limit, *block, "STREAMS", *where)
 
 
-def _answer(spec: Read, reply: Iterable[Any]) -> list[Any] | None:
-    """The native answer by strand, as an answer by stream, within the caps."""
-    pages = dict[bytes, list[list[Entry]]]()
-    for key, page in reply:
-        place = keys.parse_strand(key)
-        assert place is not None, key
-        pages.setdefault(place[0], []).append(Strand(*place).entries(page))
+def _answer(spec: Read, replies: list[Any]) -> list[Any] | None:
+    """The native answers by strand, as an answer by stream, within the caps."""
     answer, budget = [], _Budget(spec)
-    for name in dict.fromkeys(spec.names):
-        woven = budget.take(weave(pages.get(name, []), spec.count))
+    names = dict.fromkeys(spec.names) if len(replies) == 1 else spec.names
+    for at, name in enumerate(names):
+        reply = replies[0] if len(replies) == 1 else replies[at]
+        pages = [strand.entries(page) for strand, page in _strands(reply or []) if strand.name == name]
+        woven = budget.take(weave(pages, spec.count))
         if woven:
             answer.append([name, bodies(woven)])
     return answer or None
+
+
+def _strands(reply: list[Any]) -> Iterator[tuple[Strand, list[Any]]]:
+    for key, page in reply:
+        place = keys.parse_strand(key)
+        assert place is not None, key
+        yield Strand(*place), page
 
 
 class _Budget:
@@ -205,7 +291,7 @@ class _Budget:
             return woven
         kept = []
         for entry in woven:
-            size = sum(map(len, entry[3][1])) + len(entry[3][0])
+            size = sum(map(len, entry[3]))
             if self.used and (
                 (self.count is not None and self.count <= 0) or (self.size is not None and self.size < size)
             ):

@@ -14,10 +14,9 @@ import dataclasses
 from typing import Final
 
 from braidstream import ids, keys
-from braidstream.braid import View, delete_command, exists, registry_of
-from braidstream.commands.arguments import Argv, fail
+from braidstream.braid import View, delete, delete_command, exists, registry_of
+from braidstream.commands.arguments import Argv, fail, integer, option, shown
 from braidstream.commands.inspect import info
-from braidstream.commands.keyspace import on_streams
 from braidstream.commands.read import read_range
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.ids import Id
@@ -36,69 +35,67 @@ def rename(view: View, argv: Argv) -> Plan[bytes]:
 
 def rename_if_new(view: View, argv: Argv) -> Plan[int]:
     """RENAMENX key newkey: 0 if newkey exists."""
-    if not (yield from _source_is_stream(view, argv[1])) and not (yield from exists(view, argv[2])):
-        [reply] = yield Batch([tuple(argv)])
-        return int(reply)
-    if (yield from _taken(view, argv[2])):
-        yield from _refuse_missing(view, argv[1])
+    source, target = argv[1], argv[2]
+    if not (yield from _taken(source)):
+        raise ReplyError("ERR no such key")
+    if (yield from _taken(target)):
         return 0
     yield from _rename(view, argv)
     return 1
 
 
-def _refuse_missing(view: View, name: bytes) -> Plan[None]:
-    [plain] = yield Batch([("EXISTS", name)], resend=True)
-    if not plain and not (yield from exists(view, name)):
-        raise ReplyError("ERR no such key")
-
-
 def _rename(view: View, argv: Argv) -> Plan[None]:
     source, target = argv[1], argv[2]
-    if not (yield from _source_is_stream(view, source)):
+    if not (yield from exists(source)):
         yield Batch([("RENAME", source, target)])
-        yield from on_streams(view, [target], delete_command)
+        yield from delete(view, target)
     elif source != target:
         yield from _copy(view, source, target, move=True)
 
 
 def copy(view: View, argv: Argv) -> Plan[int]:
     """COPY source destination [DB n] [REPLACE]: 0 if the destination exists and REPLACE is not given."""
-    source, target = argv[1], argv[2]
-    replace, other_database, at = False, False, 3
+    source, target, replace = argv[1], argv[2], False
+    at, database = 3, None
     while at < len(argv):
-        if argv[at].upper() == b"REPLACE":
+        if option(argv[at]) == b"REPLACE":
             replace = True
-        elif argv[at].upper() == b"DB" and at + 1 < len(argv):
-            other_database, at = True, at + 1
+        elif option(argv[at]) == b"DB" and at + 1 < len(argv):
+            database, at = integer(argv[at + 1]), at + 1
         else:
             fail("ERR syntax error")
         at += 1
-    is_stream = yield from _source_is_stream(view, source)
-    if not is_stream and (other_database or not (yield from exists(view, target))):
+    elsewhere = database is not None and database != (yield from _database())
+    is_stream = yield from exists(source)
+    if elsewhere and not is_stream:
         [reply] = yield Batch([tuple(argv)])
         return int(reply)
-    if other_database:
+    if elsewhere:
         raise RefusedError("COPY", "another database is another region", "Leave DB out")
     if source == target:
         fail("ERR source and destination objects are the same")
-    if not replace and (yield from _taken(view, target)):
+    if not is_stream and not (yield from exists(target)):
+        [reply] = yield Batch([tuple(argv)])
+        return int(reply)
+    if not replace and (yield from _taken(target)):
         return 0
     if is_stream:
         yield from _copy(view, source, target, move=False)
         return 1
     [copied] = yield Batch([("COPY", source, target, "REPLACE")])
     if copied:
-        yield from on_streams(view, [target], delete_command)
+        yield from delete(view, target)
     return int(copied)
 
 
-def _source_is_stream(view: View, name: bytes) -> Plan[bool]:
-    return (yield from exists(view, name))
+def _database() -> Plan[int]:
+    [client] = yield Batch([("CLIENT", "INFO")], resend=True)
+    return int(dict(word.partition(b"=")[::2] for word in bytes(client).split())[b"db"])
 
 
-def _taken(view: View, name: bytes) -> Plan[bool]:
+def _taken(name: bytes) -> Plan[bool]:
     [plain] = yield Batch([("EXISTS", name)], resend=True)
-    return bool(plain) or (yield from exists(view, name))
+    return bool(plain) or (yield from exists(name))
 
 
 def _copy(view: View, source: bytes, target: bytes, *, move: bool) -> Plan[None]:
@@ -116,13 +113,13 @@ def _copy(view: View, source: bytes, target: bytes, *, move: bool) -> Plan[None]
         except ReplyError:
             yield Batch([("UNWATCH",), ("UNLINK", aside)])
             raise
-        view.known.pop(target, None)
-        view.known.pop(source, None)
+        view.forget(target)
+        view.forget(source)
         if done is not None:
             return
     yield Batch([("UNLINK", aside)])
     raise ReplyError(
-        f"ERR {source.decode('utf-8', 'replace')!r} was written {_TRIES} times while it was copied. "
+        f"ERR {shown(source)!r} was written {_TRIES} times while it was copied. "
         "Stop the writers for a moment and try again."
     )
 
@@ -165,15 +162,13 @@ def _fill(view: View, source: bytes, aside: bytes) -> Plan[None]:
 def _adoption(view: View, source: bytes, target: bytes, aside: bytes, move: bool) -> Plan[list[Command]]:
     """The commands that make the copy the stream, and unmake what was."""
     replies = yield Batch([registry_of(target), registry_of(source), ("XINFO", "STREAM", aside)], resend=True)
-    there, here = view.learn(target, replies[0]).strands, view.learn(source, replies[1]).strands
+    there, here = view.learn(target, replies[0]), view.learn(source, replies[1])
     last: Id = ids.native(replies[2][replies[2].index(b"last-generated-id") + 1])
     minted, chosen = view.minted(target), view.chosen(target)
-    life = chosen.next_life if chosen in there else chosen
+    life = chosen.next_life if chosen in there.cuts else chosen
     commands: list[Command] = [("DEL", target)]
-    if there:
-        commands.append(delete_command(target, there))
-    if chosen in there:
-        commands.append(("UNLINK", chosen.key))
+    if there.exists:
+        commands.append(delete_command(target, there.strands))
     commands.append(
         (
             "FCALL",
@@ -186,9 +181,9 @@ def _adoption(view: View, source: bytes, target: bytes, aside: bytes, move: bool
             minted.label,
             life.label,
             life.life,
-            ids.text(minted.floor(last)),
+            ids.text(minted.rest(last)),
         )
     )
     if move:
-        commands.append(delete_command(source, here))
+        commands.append(delete_command(source, here.strands))
     return commands

@@ -14,9 +14,17 @@ from braidstream.plan import Plan
 Shape = Literal["plain", "streams", "facts"]
 
 
+def _always(view: View, argv: Argv) -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One command."""
+    """One command.
+
+    multi: it may stand inside a MULTI; `fits_multi` says whether this very call may.
+    shares: whether its first batch is its last, so that it can share a round trip with those after it.
+    """
 
     grammar: str
     build: Callable[[View, Argv], Plan[Any]]
@@ -25,6 +33,8 @@ class Spec:
     most: int | None = None
     shape: Shape = "plain"
     multi: bool = True
+    shares: Callable[[View, Argv], bool] = _always
+    fits_multi: Callable[[View, Argv], bool] = _always
 
     def plan(self, view: View, argv: Argv) -> Plan[Any]:
         """The plan for a command line. A wrong number of words is an error before any plan."""
@@ -89,7 +99,12 @@ _REFS = "[KEEPREF|DELREF|ACKED]"
 
 TABLE: Final[dict[bytes, Spec]] = {
     b"XADD": Spec(
-        f"key [NOMKSTREAM] {_REFS} [{_TRIM}] *|id field value [field value ...]", append.add, _first, 5
+        f"key [NOMKSTREAM] {_REFS} [{_TRIM}] *|id field value [field value ...]",
+        append.add,
+        _first,
+        5,
+        shares=append.shares,
+        fits_multi=append.fits_multi,
     ),
     b"XLEN": Spec("key", read.length, _first, 2, 2),
     b"XRANGE": Spec("key start end [COUNT count]", read.read_range, _first, 4),
@@ -100,11 +115,14 @@ TABLE: Final[dict[bytes, Spec]] = {
         _read,
         4,
         shape="streams",
+        shares=read.shares,
     ),
     b"XDEL": Spec("key id [id ...]", trim.delete_entries, _first, 3),
     b"XDELEX": Spec(f"key {_REFS} IDS numids id [id ...]", trim.delete_entries_ex, _first, 5),
-    b"XTRIM": Spec(f"key {_TRIM} {_REFS}", trim.trim, _first, 4),
-    b"XSETID": Spec("key last-id [ENTRIESADDED count] [MAXDELETEDID id]", append.set_id, _first, 3),
+    b"XTRIM": Spec(f"key {_TRIM} {_REFS}", trim.trim, _first, 4, shares=trim.shares, fits_multi=trim.shares),
+    b"XSETID": Spec(
+        "key last-id [ENTRIESADDED count] [MAXDELETEDID id]", append.set_id, _first, 3, multi=False
+    ),
     b"XINFO": Spec("STREAM key [FULL [COUNT count]] | HELP", inspect.info, _second, 1, shape="facts"),
     b"DEL": Spec("key [key ...]", keyspace.delete, _all, 2),
     b"UNLINK": Spec("key [key ...]", keyspace.delete, _all, 2),

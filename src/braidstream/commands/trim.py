@@ -4,11 +4,11 @@ from typing import Any, Final
 
 from braidstream import ids
 from braidstream.braid import View, ask, find, refuse_other_types, registry_of
-from braidstream.commands.arguments import Argv, Trim, parse_delex, parse_trim, strict_id
+from braidstream.commands.arguments import Argv, Trim, option, parse_delex, parse_trim, strict_id
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
 from braidstream.strand import Strand
-from braidstream.weave import weave
+from braidstream.weave import certain
 
 # One round of trimming to a length reads at most this many entries of each strand.
 PAGE: Final = 1_000
@@ -34,8 +34,13 @@ def trim(view: View, argv: Argv) -> Plan[int]:
     return (yield from trim_all(view, name, spec))
 
 
+def shares(view: View, argv: Argv) -> bool:
+    """Whether XTRIM is done in its first batch, as far as we know."""
+    return option(argv[2]) != b"MAXLEN" or len(view.recall(argv[1]).strands) <= 1
+
+
 def trim_all(view: View, name: bytes, spec: Trim) -> Plan[int]:
-    strands = yield from find(view, name)
+    strands = (yield from find(view, name)).strands
     if not strands:
         yield from refuse_other_types(name)
         return 0
@@ -92,12 +97,12 @@ def _cuts(heads: dict[Strand, list[Any]], page: int, over: int) -> dict[Strand, 
     None is past the last ID of all: the whole strand goes.
     """
     pages = {strand: strand.entries(head) for strand, head in heads.items()}
-    known_to = min((entries[-1][:3] for entries in pages.values() if len(entries) == page), default=None)
-    oldest = [entry for entry in weave(pages.values(), over) if known_to is None or entry[:3] <= known_to]
-    taken = {id(entry[3]) for entry in oldest}
+    full = [entries for entries in pages.values() if len(entries) == page]
+    oldest = certain(pages.values(), full)[:over]
+    taken = {id(entry) for entry in oldest}
     cuts = {}
     for strand, entries in pages.items():
-        count = sum(id(entry[3]) in taken for entry in entries)
+        count = sum(id(entry) in taken for entry in entries)
         if count:
             cuts[strand] = ids.after(ids.native(heads[strand][count - 1][0]))
     return cuts
@@ -105,41 +110,36 @@ def _cuts(heads: dict[Strand, list[Any]], page: int, over: int) -> dict[Strand, 
 
 def delete_entries(view: View, argv: Argv) -> Plan[int]:
     """XDEL key id ...: each ID goes to the strands that may hold it. One round trip where they are known."""
-    name = argv[1]
-    strands = yield from find(view, name)
-    if not strands:
-        yield from refuse_other_types(name)
-        return 0
-    wanted = [strict_id(word) for word in argv[2:]]
-    counts = yield from _delete(view, name, strands, wanted)
+    # As in the engine, bad IDs matter only where the stream exists.
+    counts = yield from _delete(view, argv[1], argv[2:])
     return sum(counts)
 
 
 def delete_entries_ex(view: View, argv: Argv) -> Plan[list[int]]:
     """XDELEX: an answer for each ID. Without groups the three policies are one."""
-    name, words = argv[1], parse_delex(argv)
-    wanted = [strict_id(word) for word in words]
-    strands = yield from find(view, name)
-    if not strands:
-        yield from refuse_other_types(name)
-        return [-1] * len(wanted)
-    counts = yield from _delete(view, name, strands, wanted)
+    words = parse_delex(argv)
+    for word in words:
+        strict_id(word)
+    counts = yield from _delete(view, argv[1], words)
     return [1 if count else -1 for count in counts]
 
 
-def _delete(view: View, name: bytes, strands: tuple[Strand, ...], wanted: list[Id]) -> Plan[list[int]]:
+def _delete(view: View, name: bytes, words: list[bytes]) -> Plan[list[int]]:
     """How many entries each ID took out: more than one where regions chose the same ID."""
-    counts = [0] * len(wanted)
-    places = _places(strands, wanted)
-    replies = yield Batch(
-        [*(command for _, command in places), registry_of(name)], atomic=view.one_step(len(places))
-    )
-    for (at, _), gone in zip(places, replies, strict=False):
-        counts[at] += gone
-    later = tuple(strand for strand in view.learn(name, replies[-1]).strands if strand not in strands)
-    if later:
-        more = yield from _delete(view, name, later, wanted)
-        counts = [one + other for one, other in zip(counts, more, strict=True)]
+    counts, asked = [0] * len(words), set[Strand]()
+    strands = (yield from find(view, name)).strands
+    if not strands:
+        yield from refuse_other_types(name)
+        return counts
+    wanted = [strict_id(word) for word in words]
+    while strands:
+        places = _places(strands, wanted)
+        commands = [*(command for _, command in places), registry_of(name)]
+        replies = yield Batch(commands, atomic=view.one_step(len(places)))
+        for (at, _), gone in zip(places, replies, strict=False):
+            counts[at] += gone
+        asked.update(strands)
+        strands = tuple(strand for strand in view.learn(name, replies[-1]).strands if strand not in asked)
     return counts
 
 

@@ -70,15 +70,16 @@ class _Plans:
     async def _send_command_parse_response(
         self, conn: Any, command_name: Any, *args: Any, **options: Any
     ) -> Any:
-        spec = session.spec_of(args)
-        if spec is None:
-            native = super()._send_command_parse_response(conn, command_name, *args, **options)  # type: ignore[misc]
-            return await native
         known = self.session
-        if not known.stale(conn) and (plain := known.plain_add(args)) is not None:
+        plain = known.plain_add(args)
+        if plain is not None and not known.stale(conn):
             native = await _append(conn, plain)
             if native is not None:
                 return known.minted(conn, native)
+        spec = session.spec_of(args)
+        if spec is None:
+            theirs = super()._send_command_parse_response(conn, command_name, *args, **options)  # type: ignore[misc]
+            return await theirs
         argv = session.words(conn, args)
         result = await self._run(conn, known.command(conn, spec, argv, watching=self.watching))
         known.remember_home(args, argv)

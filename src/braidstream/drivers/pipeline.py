@@ -28,7 +28,10 @@ _WATCH_TRIES: Final = 10
 
 @dataclass(slots=True)
 class Queued:
-    """A command of a pipeline: native, or a plan that has said its first batch."""
+    """A command of a pipeline: native, or a plan that has said its first batch.
+
+    more: it may go on after that, so what follows it must wait.
+    """
 
     args: tuple[Any, ...]
     options: dict[str, Any]
@@ -36,12 +39,14 @@ class Queued:
     argv: list[bytes]
     plan: Plan[Any] | None = None
     batch: Batch | None = None
+    more: bool = False
     result: Any = None
 
     def start(self, view: View) -> None:
         """Hear the plan's first batch. Its refusal is the result, as an error reply would be."""
         if self.spec is None:
             return
+        self.more = not (self.spec.multi and self.spec.shares(view, self.argv))
         try:
             self.plan = self.spec.plan(view, self.argv)
             self.batch = next(self.plan)
@@ -79,13 +84,6 @@ class Queued:
                 return stop.value
             replies = yield batch
 
-    @property
-    def alone(self) -> bool:
-        """Whether it cannot share its round trip with the commands after it."""
-        if self.spec is None:
-            return False
-        return not self.spec.multi or any(word.upper() == b"BLOCK" for word in self.argv[:8])
-
 
 Commands = list[tuple[tuple[Any, ...], dict[str, Any]]]
 
@@ -114,11 +112,12 @@ def pipeline(client: Any, conn: Any, commands: Commands) -> Plan[list[Any]]:
     yield from _look_up(view, queued)
     together = list[Queued]()
     for item in queued:
+        item.start(view)
         together.append(item)
-        if item.alone:
-            yield from _send(view, together)
+        if item.more:
+            yield from _send(together)
             together = []
-    yield from _send(view, together)
+    yield from _send(together)
     return _results(client, conn, queued)
 
 
@@ -162,7 +161,7 @@ def _look_up(view: View, queued: list[Queued]) -> Plan[list[bytes]]:
         plain_add = item.argv[:1] == [b"XADD"] and item.argv[2:3] == [b"*"]
         if item.spec is not None and item.spec.multi and not plain_add:
             names.update(dict.fromkeys(item.spec.names(item.argv)))
-    wanted = [name for name in names if view.in_multi or name not in view.known]
+    wanted = [name for name in names if view.in_multi or not view.recall(name).exists]
     if wanted and view.in_multi:
         yield Batch([("WATCH", *map(meta, wanted))], resend=True)
     if wanted:
@@ -172,9 +171,8 @@ def _look_up(view: View, queued: list[Queued]) -> Plan[list[bytes]]:
     return wanted
 
 
-def _send(view: View, queued: list[Queued]) -> Plan[None]:
-    for item in queued:
-        item.start(view)
+def _send(queued: list[Queued]) -> Plan[None]:
+    """One round trip for all; the last may have more to say."""
     commands = [item.wire(in_multi=False) for item in queued]
     flat = [command for each in commands for command in each]
     resend = all(item.batch.resend if item.batch else item.spec is None for item in queued)
@@ -195,11 +193,14 @@ def transaction(client: Any, conn: Any, commands: Commands) -> Plan[list[Any] | 
         replies = shared.executed((yield Exchange(shared.transaction(express))))
         return None if replies is None else (yield from _express_results(client, conn, commands, replies))
     queued = _queue(conn, commands)
-    for number, item in enumerate(queued, 1):
-        _refuse_before_multi(client, number, item)
     for _ in range(_WATCH_TRIES):
         view = session.view(pipelined=True, in_multi=True)
-        yield from _look_up(view, queued)
+        looked = yield from _look_up(view, queued)
+        refusal = _refusal(client, view, queued)
+        if refusal is not None:
+            if looked and not client.watching:
+                yield Batch([("UNWATCH",)])
+            raise refusal
         for item in queued:
             item.start(view)
         wire = [item.wire(in_multi=True) for item in queued]
@@ -213,18 +214,21 @@ def transaction(client: Any, conn: Any, commands: Commands) -> Plan[list[Any] | 
     return None
 
 
-def _refuse_before_multi(client: Any, number: int, item: Queued) -> None:
-    """What the engine would not even queue, so that nothing of the MULTI is done."""
-    if item.spec is None:
-        return
-    error = item.spec.arity_error(item.argv)
-    if error is None and not item.spec.multi:
-        name = item.argv[0].decode("ascii", "replace").upper()
-        error = RefusedError(f"{name} inside MULTI", "it takes several round trips", "Run it before or after")
-    if error is not None:
-        refusal = shared.for_user(error)
-        client.annotate_exception(refusal, number, item.args)
-        raise refusal
+def _refusal(client: Any, view: View, queued: list[Queued]) -> Exception | None:
+    """The error of the first command that cannot be queued, so that nothing of the MULTI is done."""
+    for number, item in enumerate(queued, 1):
+        if item.spec is None:
+            continue
+        error = item.spec.arity_error(item.argv)
+        if error is None and not (item.spec.multi and item.spec.fits_multi(view, item.argv)):
+            name = item.argv[0].decode("ascii", "replace").upper()
+            why = "it takes several round trips here"
+            error = RefusedError(f"{name} inside MULTI", why, "Run it before or after")
+        if error is not None:
+            refusal = shared.for_user(error)
+            client.annotate_exception(refusal, number, item.args)
+            return refusal
+    return None
 
 
 def _finish_all(queued: list[Queued], wire: list[list[Command]], replies: Replies) -> Plan[None]:

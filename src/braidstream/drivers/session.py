@@ -16,12 +16,11 @@ from redis import exceptions
 from redis._parsers.base import BaseParser
 from redis.client import EMPTY_RESPONSE, NEVER_DECODE
 
-from braidstream.braid import REMEMBERED, Region, View, read_region
+from braidstream.braid import REMEMBERED, Region, Registry, View, read_region
 from braidstream.commands.table import TABLE, Spec
 from braidstream.errors import BraidError, LibraryError, ReplyError
 from braidstream.ids import minted_text
 from braidstream.plan import Batch, Command, Plan, Replies
-from braidstream.strand import Strand
 
 # How old a client's knowledge of its region may be. `braid tune` reaches running clients within it.
 REGION_FRESH_S: Final = 1.0
@@ -54,7 +53,7 @@ class Session:
     def __init__(self) -> None:
         self.region: Region | None = None
         self.read_at = 0.0
-        self.known: OrderedDict[bytes, tuple[Strand, ...]] = OrderedDict()
+        self.known: OrderedDict[bytes, Registry] = OrderedDict()
         self.homes: dict[str | bytes, bytes] = {}
 
     def stale(self, conn: Any) -> bool:
@@ -104,8 +103,7 @@ class Session:
 
     def minted(self, conn: Any, native: bytes) -> Any:
         """The reply to a plain XADD as users see it."""
-        assert self.region is not None
-        entry: Any = minted_text(native, self.region.writer)
+        entry = minted_text(native, self.region.writer)  # type: ignore[union-attr]  # known by now
         return conn.encoder.decode(entry) if conn.encoder.decode_responses else entry
 
 
@@ -232,16 +230,21 @@ def present_native(
     """An undecoded reply of a native command, as redis-py's method returns it."""
     options = {key: value for key, value in options.items() if key not in (EMPTY_RESPONSE, "keys")}
     if options.pop(NEVER_DECODE, None) is None and conn.encoder.decode_responses:
-        result = decode(conn.encoder, result)
+        result = decode(conn.encoder.encoding, conn.encoder.encoding_errors, result)
     callback = client.response_callbacks.get(args[0])
     return result if callback is None else callback(result, **options)
 
 
-def decode(encoder: Any, value: Any) -> Any:
-    if isinstance(value, bytes):
-        return encoder.decode(value)
-    if isinstance(value, list):
-        return [decode(encoder, each) for each in value]
-    if isinstance(value, dict):
-        return {decode(encoder, key): decode(encoder, each) for key, each in value.items()}
+def decode(encoding: str, errors: str, value: Any) -> Any:
+    """Bytes to text, however deep. Entries come by the thousand, so their fields are not looked at twice."""
+    kind = type(value)
+    if kind is bytes:
+        return value.decode(encoding, errors)
+    if kind is list:
+        return [
+            each.decode(encoding, errors) if type(each) is bytes else decode(encoding, errors, each)
+            for each in value
+        ]
+    if kind is dict:
+        return {decode(encoding, errors, key): decode(encoding, errors, each) for key, each in value.items()}
     return value

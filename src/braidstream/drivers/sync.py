@@ -64,14 +64,15 @@ class _Plans:
     watching = False
 
     def _send_command_parse_response(self, conn: Any, command_name: Any, *args: Any, **options: Any) -> Any:
-        spec = session.spec_of(args)
-        if spec is None:
-            return super()._send_command_parse_response(conn, command_name, *args, **options)  # type: ignore[misc]
         known = self.session
-        if not known.stale(conn) and (plain := known.plain_add(args)) is not None:
+        plain = known.plain_add(args)
+        if plain is not None and not known.stale(conn):
             native = _append(conn, plain)
             if native is not None:
                 return known.minted(conn, native)
+        spec = session.spec_of(args)
+        if spec is None:
+            return super()._send_command_parse_response(conn, command_name, *args, **options)  # type: ignore[misc]
         argv = session.words(conn, args)
         result = self._run(conn, known.command(conn, spec, argv, watching=self.watching))
         known.remember_home(args, argv)

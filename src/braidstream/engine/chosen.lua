@@ -14,38 +14,36 @@
 local SMALLER = 'ERR The ID specified in XADD is equal or smaller than the target stream top item'
 local EXHAUSTED = 'ERR The stream has exhausted the last possible ID, unable to add more items'
 
--- The `c` strand that can take `id`: this life's, or the next one's where this one is cut and past it,
--- or was lost behind our back: copies elsewhere may know IDs of it that we do not.
+-- The `c` strand that can take `id`: this life's; or the next one's, where this one was cut past it, or
+-- was lost behind our back (copies elsewhere may know IDs of it that we do not).
 local function room_for(keys, label, life, id)
   local c, c_next = keys[3], keys[4]
-  local has_life, cut = registered(keys[1], label)
+  local has_life, state, cut = registered(keys[1], label)
   if (has_life or '0') ~= life then return nil, 'BSSTALE ' .. label .. ' has another life here' end
-  local raw = last_of(c)
-  local lost = has_life and not raw
-  if lost or (raw and raw == cut and raw ~= '0-0' and not less(raw, id)) then
+  local last = last_of(c)
+  local lost = state == '+' and not last
+  local past = state and (last or cut) == cut and cut ~= '0-0' and not less(cut, id)
+  if lost or past then
     return { key = c_next, old = c, last = '0-0', life = string.format('%d', life + 1) }
   end
-  local last = raw or '0-0'
-  if last == cut then last = '0-0' end
-  return { key = c, last = last, life = life, missing = not raw }
+  if not last or last == cut then return { key = c, last = '0-0', missing = not last } end
+  return { key = c, last = last }
 end
 
-local function settle(keys, label, room)
+local function move_in(keys, label, room)
   if room.old then
     redis.call('UNLINK', room.old)
-    redis.call('HSET', keys[1], label, room.life .. ':0-0')
-  else
-    redis.call('HSETNX', keys[1], label, room.life .. ':0-0')
+    create_empty(room.key)
+    register(keys[1], label, room.life, '+', '0-0')
+  elseif room.missing then
+    make(keys[1], room.key, label)
   end
 end
 
 local function move_minted_on(keys, label, floor)
-  if redis.call('EXISTS', keys[2]) == 0 then
-    make(keys[1], keys[2], label)
-  else
-    redis.call('HSETNX', keys[1], label, '0:0-0')
-  end
-  move_on(keys[2], floor)
+  if redis.call('EXISTS', keys[2]) == 0 then make(keys[1], keys[2], label) end
+  redis.call('HSETNX', keys[1], label, '0:+:0-0')
+  if less(last_of(keys[2]), floor) then redis.call('XSETID', keys[2], floor) end
 end
 
 --[[ chosen_add: append an entry under an ID the user chose.
@@ -58,14 +56,14 @@ local function chosen_add(keys, args)
   if keys[5] and redis.call('EXISTS', keys[5]) == 1 then
     return redis.error_reply('WRONGTYPE Operation against a key holding the wrong kind of value')
   end
-  local _, s_cut = registered(keys[1], s_label)
+  local _, _, s_cut = registered(keys[1], s_label)
   local room, stale = room_for(keys, c_label, args[3], id)
   if not room then return redis.error_reply(stale) end
   if room.last == MAX_SEQ .. '-' .. MAX_SEQ then return redis.error_reply(EXHAUSTED) end
   if not less(room.last, id) or less(bound, end_of(keys[2], s_cut)) then return redis.error_reply(SMALLER) end
+  move_in(keys, c_label, room)
   local reply = redis.pcall('XADD', room.key, id, unpack(args, 7))
   if type(reply) == 'table' and reply.err then return reply end
-  settle(keys, c_label, room)
   move_minted_on(keys, s_label, args[6])
   return reply
 end
@@ -82,7 +80,7 @@ end
 
 --[[ chosen_setid: XSETID. The last ID moves on, on both strands; it never moves back.
      FCALL bs_chosen_setid 4 <meta> <s> <c> <c of the next life> <s label> <c label> <life of c> <id> <floor>
-           <s entries added> <c entries added> <max deleted>      (empty where not given)
+           <s entries added> <c entries added> <max deleted> <max deleted of s>     (empty where not given)
      Returns OK. The counters are the whole stream's: the client has split them over the strands. ]]
 local function chosen_setid(keys, args)
   local s_label, c_label, id = args[1], args[2], args[4]
@@ -91,11 +89,10 @@ local function chosen_setid(keys, args)
   if less(id, room.last) then
     return redis.error_reply('ERR The ID specified in XSETID is smaller than the target stream top item')
   end
-  if room.missing or room.old then create_empty(room.key) end
+  move_in(keys, c_label, room)
   redis.call('XSETID', room.key, id, unpack(counters(args[7], args[8])))
-  settle(keys, c_label, room)
   move_minted_on(keys, s_label, args[5])
-  local rest = counters(args[6], args[8] ~= '' and '0-0' or '')
+  local rest = counters(args[6], args[9])
   if #rest > 0 then redis.call('XSETID', keys[2], last_of(keys[2]), unpack(rest)) end
   return redis.status_reply('OK')
 end

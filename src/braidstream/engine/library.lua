@@ -3,10 +3,8 @@ redis.register_function('bs_strand_birth', strand_birth)
 redis.register_function('bs_strand_apply', strand_apply)
 redis.register_function('bs_chosen_add', chosen_add)
 redis.register_function('bs_chosen_setid', chosen_setid)
-redis.register_function('bs_braid_add', braid_add)
 redis.register_function('bs_braid_adopt', braid_adopt)
 redis.register_function { function_name = 'bs_braid_delete', callback = braid_delete, flags = { 'allow-oom' } }
-redis.register_function { function_name = 'bs_braid_exists', callback = braid_exists, flags = { 'no-writes' } }
 redis.register_function {
   function_name = 'bs_version',
   callback = function() return VERSION end,

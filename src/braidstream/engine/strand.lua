@@ -1,5 +1,6 @@
---[[ A strand: the native stream of one writer. Its key is never absent between two commands once it
-     was born, because a missing key forgets its last ID, and the engine would mint that ID again. ]]
+--[[ A strand: the native stream of one writer. A native key that goes away forgets its last ID, and the
+     engine would mint that ID again. So whoever takes a strand away notes its last ID in the registry,
+     in the same step, and whoever makes it again gives it back. ]]
 
 local function last_of(key)
   local info = redis.pcall('XINFO', 'STREAM', key)
@@ -14,12 +15,17 @@ local function create_empty(key)
   redis.call('XGROUP', 'DESTROY', key, 'bs')
 end
 
---[[ The registry: in a stream's meta, one field a strand, `s2` or `c2` -> `<life>:<cut>`.
-     A cut is the strand's last ID when the stream was deleted: what ends there is gone. ]]
+--[[ The registry: in a stream's meta, one field a strand, `s2` or `c2` -> `<life>:<state>:<cut>`.
+       +   the key is there; a strand that still ends at its cut has had nothing since it was re-made
+       -   deleted; the cut is the last ID it had ]]
 local function registered(meta, label)
   local value = redis.call('HGET', meta, label)
   if not value then return nil end
-  return string.match(value, '^(%d+):(.*)$')
+  return string.match(value, '^(%d+):([+-]):(.*)$')
+end
+
+local function register(meta, label, life, state, cut)
+  redis.call('HSET', meta, label, life .. ':' .. state .. ':' .. cut)
 end
 
 local function end_of(key, cut)
@@ -28,32 +34,24 @@ local function end_of(key, cut)
   return last
 end
 
-local function move_on(key, floor)
-  if less(last_of(key), floor) then redis.call('XSETID', key, floor) end
-end
-
-local function now_ms()
+-- After all that a strand whose key was lost can have minted: after this moment, and after the
+-- millisecond that follows its last such start (it may have minted ahead of the clock there).
+local function after_loss(cut)
   local now = redis.call('TIME')
-  return string.format('%.0f', now[1] * 1000 + math.floor(now[2] / 1000))
+  local start = string.format('%.0f', now[1] * 1000 + math.floor(now[2] / 1000))
+  local again = successor(string.match(cut, '^%d+'))
+  if less_number(start, again) then start = again end
+  return start .. '-' .. MAX_SEQ
 end
 
---[[ Make the key of a strand, and register it.
-
-     One that is registered but absent was evicted, expired or deleted behind our back. Its last ID is
-     lost, so it starts after all it can have minted: after this moment, and after the millisecond
-     that follows its last such start (it may have minted ahead of the clock there). ]]
+--[[ Make the key of a strand and register it: a new one, one that was deleted (it gets its last ID
+     back), or one that was evicted, expired or deleted behind our back. ]]
 local function make(meta, strand, label)
+  local life, state, cut = registered(meta, label)
   create_empty(strand)
-  local life, cut = registered(meta, label)
-  if not life then
-    redis.call('HSET', meta, label, '0:0-0')
-    return
-  end
-  local start, again = now_ms(), successor(string.match(cut, '^%d+'))
-  if less_number(start, again) then start = again end
-  cut = start .. '-' .. MAX_SEQ
-  redis.call('XSETID', strand, cut)
-  redis.call('HSET', meta, label, life .. ':' .. cut)
+  if state == '+' then cut = after_loss(cut) end
+  if cut and cut ~= '0-0' then redis.call('XSETID', strand, cut) end
+  register(meta, label, life or '0', '+', cut or '0-0')
 end
 
 --[[ strand_birth: make sure that a strand is there and registered, before its first append.
@@ -61,12 +59,11 @@ end
      Returns 1 if it was made, 0 if it was there.
 
      <name> is the plain key of the same name; if one exists the stream cannot (WRONGTYPE).
-
      Why a function: two clients may be first at once, and the registry must agree with the keys. ]]
 local function strand_birth(keys, args)
   local meta, strand, label = keys[1], keys[2], args[1]
   if redis.call('EXISTS', strand) == 1 then
-    redis.call('HSETNX', meta, label, '0:0-0')
+    redis.call('HSETNX', meta, label, '0:+:0-0')
     return 0
   end
   if keys[3] and redis.call('EXISTS', keys[3]) == 1 then
@@ -98,19 +95,23 @@ local function strand_apply(keys, args)
     at = at + 2 + size
   end
   if at ~= #args + 1 then return redis.error_reply('BSBATCH truncated batch') end
-  local has_life = registered(meta, label)
+  local has_life, state, cut = registered(meta, label)
   if has_life and has_life ~= life then
     return redis.error_reply('BSSTALE ' .. label .. ' is in life ' .. has_life .. ' here')
   end
-  local last = last_of(strand)
-  if less(last or '0-0', after) then
-    return redis.error_reply('BSGAP our copy ends at ' .. (last or '0-0') .. ', the batch follows ' .. after)
+  -- A copy that was deleted ends at its cut; one that was lost is copied from the start.
+  local last = last_of(strand) or (state == '-' and cut) or '0-0'
+  if less(last, after) then
+    return redis.error_reply('BSGAP our copy ends at ' .. last .. ', the batch follows ' .. after)
   end
-  if not last then
+  if redis.call('EXISTS', strand) == 0 then
+    if #ends == 0 or not less(last, args[ends[#ends]]) then return 0 end
     create_empty(strand)
-    last = '0-0'
+    if last ~= '0-0' then redis.call('XSETID', strand, last) end
+    register(meta, label, life, '+', last)
+  else
+    redis.call('HSETNX', meta, label, life .. ':+:0-0')
   end
-  redis.call('HSETNX', meta, label, life .. ':0-0')
   local applied = 0
   for _, start in ipairs(ends) do
     if less(last, args[start]) then

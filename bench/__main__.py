@@ -1,0 +1,39 @@
+"""`python -m bench`: every ratio on both engines. `--quick`: the same in under two minutes."""
+
+import argparse
+
+from rich.progress import Progress
+
+from bench import append, read, report
+from bench.bed import Bed
+from bench.measure import compare
+from tests.support.servers import FLAVOURS
+
+QUICK_S, FULL_S = 3.0, 15.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_S:.0f} s per case, not {FULL_S:.0f}")
+    parser.add_argument("--engine", choices=FLAVOURS, action="append", help="only this one")
+    parser.add_argument("--only", default="", help="only cases whose name contains this")
+    chosen = parser.parse_args()
+    budget_s = QUICK_S if chosen.quick else FULL_S
+    measured = list[report.Measured]()
+    todo = [
+        (flavour, build) for flavour in chosen.engine or FLAVOURS for build in (*append.CASES, *read.CASES)
+    ]
+    with Progress(transient=True) as progress:
+        for flavour, build in progress.track(todo):
+            with Bed(flavour) as bed:
+                case = build(bed)
+                if chosen.only in case.name:
+                    ratios = compare(case, bed.engine_cpu, budget_s=budget_s)
+                    measured.append(report.Measured(flavour, case, ratios))
+    report.show(measured)
+    if not (chosen.only or chosen.engine):
+        report.write(measured)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""A fresh engine for one case: a region, the clients of both kinds, and its CPU clock."""
+
+import asyncio
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+import redis
+import redis.asyncio
+
+import braidstream
+import braidstream.asyncio
+from tests.support.regions import become
+from tests.support.servers import Engine, Flavour
+
+
+class Bed:
+    """Liberal ID mode, so that chosen IDs are allowed; XADD with `*` does not look at the mode."""
+
+    def __init__(self, flavour: Flavour) -> None:
+        self.engine = Engine(flavour)
+        self.loop = asyncio.Runner()
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._stack.enter_context(self.engine)
+        self._stack.enter_context(self.loop)
+        try:
+            become(self.engine, id_mode="liberal")
+            self._control = self.bare()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def ours(self, **options: Any) -> braidstream.Redis:
+        client = braidstream.Redis(port=self.engine.port, **options)
+        self._stack.callback(client.close)
+        return client
+
+    def bare(self, **options: Any) -> redis.Redis:
+        client = redis.Redis(port=self.engine.port, **options)
+        self._stack.callback(client.close)
+        return client
+
+    def ours_async(self) -> braidstream.asyncio.Redis:
+        client = braidstream.asyncio.Redis(port=self.engine.port)
+        self._stack.callback(lambda: self.loop.run(client.aclose()))
+        return client
+
+    def bare_async(self) -> redis.asyncio.Redis:
+        client = redis.asyncio.Redis(port=self.engine.port)
+        self._stack.callback(lambda: self.loop.run(client.aclose()))
+        return client
+
+    def engine_cpu(self) -> float:
+        """Seconds of CPU the engine has used. INFO has microseconds; /proc counts in 10 ms ticks."""
+        used: dict[str, float] = self._control.info("cpu")
+        return used["used_cpu_user"] + used["used_cpu_sys"]
