@@ -125,10 +125,11 @@ class View:
         return Strand(name, "s", self.region.writer)
 
     def chosen(self, name: bytes) -> Strand:
-        """The home strand for chosen IDs, in the life we remember."""
-        for strand in self.recall(name).cuts:
+        """The home strand for chosen IDs: in its present life, or in the one that it would begin."""
+        known = self.recall(name)
+        for strand in known.cuts:
             if strand.kind == "c" and strand.writer == self.region.writer:
-                return strand
+                return strand if strand in known.strands else strand.next_life
         return Strand(name, "c", self.region.writer)
 
     def recall(self, name: bytes) -> Registry:
@@ -188,15 +189,16 @@ def ask(
     """
     strands = view.recall(name).strands or (view.minted(name),)
     while True:
-        commands = [*map(make, strands), registry_of(name)]
+        commands = [*map(make, strands), registry_of(name), *type_check(view, name)]
         replies = yield Batch(commands, atomic=view.one_step(len(strands)), resend=True, attempt=True)
-        if isinstance(replies[-1], ReplyError):
-            raise replies[-1]
-        registry = view.learn(name, replies[-1])
         asked = dict(zip(strands, replies, strict=False))
+        reply, *kind = replies[len(strands) :]
+        if isinstance(reply, ReplyError):
+            raise reply
+        registry = view.learn(name, reply)
         if all(strand in asked for strand in registry.strands):
             if not registry.exists:
-                yield from refuse_other_types(name)
+                yield from refuse_other_types(name, *kind)
             return registry, [
                 (strand, asked[strand]) for strand in registry.strands if _answered(asked[strand])
             ]
@@ -210,10 +212,16 @@ def _answered(reply: Any) -> bool:
     return not isinstance(reply, ReplyError)
 
 
-def refuse_other_types(name: bytes) -> Plan[None]:
+def type_check(view: View, name: bytes) -> list[Command]:
+    """In a pipeline other commands follow at once, so the type of a missing stream is asked along."""
+    return [("TYPE", name)] if view.pipelined and not view.recall(name).exists else []
+
+
+def refuse_other_types(name: bytes, kind: bytes | None = None) -> Plan[None]:
     """A stream that does not exist: is there another kind of key with its name?"""
-    [kind] = yield Batch([("TYPE", name)], resend=True)
-    if kind not in (b"none", "none"):
+    if kind is None:
+        [kind] = yield Batch([("TYPE", name)], resend=True)
+    if kind != b"none":
         raise ReplyError(_WRONGTYPE)
 
 

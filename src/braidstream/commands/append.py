@@ -58,6 +58,7 @@ def _add_minted(view: View, name: bytes, spec: Add, entry: bytes) -> Plan[bytes 
     # The cap counts the whole stream. The home strand is trimmed with the append; are there others?
     native = yield from _append(view, home, append, spec.nomkstream, registry_of(name))
     if native is not None and view.recall(name).strands != (home,):
+        view.forget(name)
         yield from trim_all(view, name, spec.trim)
     return native and ids.minted_text(native, home.writer)
 
@@ -108,9 +109,7 @@ def shares(view: View, argv: Argv) -> bool:
     if _is_minted(view, spec):
         certain = home in known.strands or not spec.nomkstream
         return certain and (spec.trim is None or set(known.strands) <= {home})
-    chosen = view.chosen(name)
-    reborn = chosen in known.cuts and chosen not in known.strands
-    return not spec.auto_seq and spec.trim is None and not reborn
+    return not spec.auto_seq and spec.trim is None
 
 
 def fits_multi(view: View, argv: Argv) -> bool:
@@ -138,26 +137,24 @@ def _refuse_huge(spec: Add) -> None:
 def _add_chosen(view: View, name: bytes, spec: Add) -> Plan[bytes | None]:
     assert spec.id is not None
     _refuse_huge(spec)
-    registry = yield from find(view, name)
-    if spec.nomkstream and not registry.exists:
+    if not keys.shares_slot(name):
         yield from refuse_other_types(name)
-        return None
-    if not registry.exists and not keys.shares_slot(name):
-        yield from refuse_other_types(name)
+    yield from find(view, name)
     for _ in range(_TRIES):
         entry = (yield from _next_in(view, name, spec.id[0])) if spec.auto_seq else spec.id
         chosen = view.chosen(name)
-        command = _chosen_command(view, chosen, entry, spec.fields)
-        if view.pipelined:
+        command = _chosen_command(view, chosen, entry, spec)
+        if not spec.nomkstream or view.recall(name).exists:
             view.expect(view.minted(name))
             view.expect(chosen)
         [reply] = yield Batch([command], attempt=True)
         if not isinstance(reply, ReplyError):
-            if view.recall(name).cuts.get(chosen, entry) >= entry and not view.pipelined:
-                view.forget(name)  # it may be in its next life now
-            if spec.trim is not None:
+            if reply is None:
+                yield from refuse_other_types(name)
+            elif spec.trim is not None:
+                view.forget(name)
                 yield from trim_all(view, name, spec.trim)
-            return ids.text(entry)
+            return reply  # type: ignore[no-any-return]
         view.forget(name)
         again = reply.code == "BSSTALE" or (spec.auto_seq and "equal or smaller" in reply.text)
         if not again:
@@ -166,12 +163,11 @@ def _add_chosen(view: View, name: bytes, spec: Add) -> Plan[bytes | None]:
     raise ReplyError(f"ERR others kept adding to {name!r} in the same millisecond. Try again, or use *.")
 
 
-def _chosen_keys(view: View, chosen: Strand) -> tuple[bytes, bytes, bytes, bytes]:
-    name = chosen.name
-    return keys.meta(name), view.minted(name).key, chosen.key, chosen.next_life.key
+def _chosen_keys(view: View, chosen: Strand) -> tuple[bytes, bytes, bytes]:
+    return keys.meta(chosen.name), view.minted(chosen.name).key, chosen.key
 
 
-def _chosen_command(view: View, chosen: Strand, entry: Id, fields: list[bytes]) -> Command:
+def _chosen_command(view: View, chosen: Strand, entry: Id, spec: Add) -> Command:
     name, minted = chosen.name, view.minted(chosen.name)
     below = ids.before(entry)
     assert below is not None, "0-0 is refused before"
@@ -179,7 +175,7 @@ def _chosen_command(view: View, chosen: Strand, entry: Id, fields: list[bytes]) 
     return (
         "FCALL",
         "bs_chosen_add",
-        4 + len(plain),
+        3 + len(plain),
         *_chosen_keys(view, chosen),
         *plain,
         minted.label,
@@ -188,7 +184,8 @@ def _chosen_command(view: View, chosen: Strand, entry: Id, fields: list[bytes]) 
         ids.text(entry),
         ids.text(minted.rest(below)),
         ids.text(minted.rest(entry)),
-        *fields,
+        b"NOMKSTREAM" if spec.nomkstream else b"",
+        *spec.fields,
     )
 
 
@@ -223,14 +220,10 @@ def set_id(view: View, argv: Argv) -> Plan[bytes]:
             raise ReplyError("ERR no such key")
         _check_setid(spec, ends)
         minted, chosen = view.minted(name), view.chosen(name)
-        deleted = (b"", b"")
-        if spec.max_deleted is not None:
-            below = max(minted.floor(spec.max_deleted), (0, 1))  # 0-0 would mean that none is given
-            deleted = (ids.text(spec.max_deleted), ids.text(below))
         command: Command = (
             "FCALL",
             "bs_chosen_setid",
-            4,
+            3,
             *_chosen_keys(view, chosen),
             minted.label,
             chosen.label,
@@ -238,7 +231,7 @@ def set_id(view: View, argv: Argv) -> Plan[bytes]:
             ids.text(spec.id),
             ids.text(minted.rest(spec.id)),
             *_split_added(view, spec.entries_added, ends),
-            *deleted,
+            *_split_deleted(minted, spec.max_deleted, ends),
         )
         [reply] = yield Batch([command], attempt=True)
         view.forget(name)
@@ -254,16 +247,8 @@ Ends = dict[Strand, tuple[Id, dict[bytes, Any]]]
 
 def _check_setid(spec: SetId, ends: Ends) -> None:
     """The engine's own checks in its order, then ours."""
-    deleted = max(
-        strand.user(ids.native(info[b"max-deleted-entry-id"])) for strand, (_, info) in ends.items()
-    )
-    if spec.id < deleted:
-        raise ReplyError("ERR The ID specified in XSETID is smaller than current max_deleted_entry_id")
-    tops = [
-        strand.user(ids.native(info[b"last-entry"][0]))
-        for strand, (_, info) in ends.items()
-        if info[b"last-entry"]
-    ]
+    infos = [(strand, info) for strand, (_, info) in ends.items()]
+    tops = [strand.user(ids.native(info[b"last-entry"][0])) for strand, info in infos if info[b"last-entry"]]
     if tops and spec.id < max(tops):
         raise ReplyError("ERR The ID specified in XSETID is smaller than the target stream top item")
     length = sum(info[b"length"] for _, info in ends.values())
@@ -292,3 +277,13 @@ def _split_added(view: View, added: int | None, ends: Ends) -> tuple[bytes | int
         else:
             others += info[b"entries-added"]
     return minted, max(chosen, added - minted - others)
+
+
+def _split_deleted(minted: Strand, wanted: Id | None, ends: Ends) -> tuple[bytes, bytes]:
+    """MAXDELETEDID stands in the chosen strand; the minted one must not know a larger one."""
+    if wanted is None:
+        return b"", b""
+    own = ids.native(ends[minted][1][b"max-deleted-entry-id"]) if minted in ends else ids.ZERO
+    below = minted.floor(wanted)
+    # 0-0 would mean that none is given.
+    return ids.text(wanted), ids.text(max(below, (0, 1))) if own > below else b""

@@ -1,10 +1,10 @@
 """XINFO: what a stream says of itself. The strands' answers, merged into one of the engine's shape."""
 
-from typing import Any
+from typing import Any, Final
 
 from braidstream import ids
 from braidstream.braid import Registry, View, ask
-from braidstream.commands.arguments import Argv, fail, integer, option, shown, wrong_arity
+from braidstream.commands.arguments import Argv, fail, integer, option, shown
 from braidstream.errors import ReplyError
 from braidstream.plan import Batch, Plan
 from braidstream.strand import Entry, Strand
@@ -12,19 +12,13 @@ from braidstream.weave import bodies, weave
 
 Info = dict[bytes, Any]
 
+# How many words each takes, the command's own two among them.
+SUBCOMMANDS: Final = {b"STREAM": (3, None), b"GROUPS": (3, 3), b"CONSUMERS": (4, 4), b"HELP": (2, 2)}
+
 
 def info(view: View, argv: Argv) -> Plan[Any]:
     """XINFO STREAM key [FULL [COUNT n]] | GROUPS key | CONSUMERS key group | HELP. One round trip."""
-    if len(argv) < 2:
-        raise wrong_arity("xinfo")
-    which = option(argv[1])
-    least = {b"STREAM": 3, b"GROUPS": 3, b"CONSUMERS": 4, b"HELP": 2}.get(which)
-    typed = shown(argv[1])
-    if least is None:
-        fail(f"ERR unknown subcommand '{typed}'. Try XINFO HELP.")
-    exact = which != b"STREAM"
-    if len(argv) < least or (exact and len(argv) > least):
-        raise wrong_arity(f"xinfo|{typed.lower()}")
+    which, typed = option(argv[1]), shown(argv[1])
     if which == b"HELP":
         [reply] = yield Batch([tuple(argv)], resend=True)
         return reply

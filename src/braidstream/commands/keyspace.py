@@ -5,7 +5,7 @@ served as ever, so code that mixes both needs no second client.
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from braidstream import braid, keys
 from braidstream.braid import View, delete_command, registry_of
@@ -13,6 +13,8 @@ from braidstream.commands.arguments import Argv, fail, integer, option
 from braidstream.commands.glob import matcher
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.plan import Batch, Command, Plan
+
+OBJECT: Final = {b"HELP": (2, 2), **dict.fromkeys((b"ENCODING", b"FREQ", b"IDLETIME", b"REFCOUNT"), (3, 3))}
 
 
 def delete(view: View, argv: Argv) -> Plan[int]:

@@ -1,11 +1,11 @@
 """XRANGE, XREVRANGE, XREAD, XLEN: what looks at entries."""
 
-from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 from braidstream import ids, keys
-from braidstream.braid import Registry, View, ask, refuse_other_types, registry_of
+from braidstream.braid import Registry, View, ask, refuse_other_types, registry_of, type_check
 from braidstream.commands.arguments import (
     Argv,
     Read,
@@ -118,6 +118,12 @@ def read(view: View, argv: Argv) -> Plan[list[Any] | None]:
         yield from _engine_says(argv)
         return None
     yield from _check_positions(spec)
+    if len(set(spec.names)) < len(spec.names):
+        return (yield from _read_repeated(view, spec))
+    return (yield from _read(view, spec))
+
+
+def _read(view: View, spec: Read) -> Plan[list[Any] | None]:
     blocks = spec.block_ms is not None and not view.in_multi
     if b"+" not in spec.positions and not (blocks and b"$" in spec.positions):
         current, found = yield from _look_by_memory(view, spec)
@@ -134,6 +140,21 @@ def read(view: View, argv: Argv) -> Plan[list[Any] | None]:
 def shares(view: View, argv: Argv) -> bool:
     """Whether XREAD is done in its first batch, as far as we know."""
     return b"+" not in argv and not any(option(word) == b"BLOCK" for word in argv)
+
+
+def _read_repeated(view: View, spec: Read) -> Plan[list[Any] | None]:
+    """A stream that is named twice is read twice, each time from its own position."""
+    singles = [
+        replace(spec, names=[name], positions=[word], block_ms=None)
+        for name, word in zip(spec.names, spec.positions, strict=True)
+    ]
+    found = list[Any]()
+    for single in singles:
+        found += (yield from _read(view, single)) or []
+    if found or spec.block_ms is None or view.in_multi:
+        return found or None
+    first = dict(reversed(list(zip(spec.names, spec.positions, strict=True))))
+    return (yield from _read(view, replace(spec, names=list(first), positions=list(first.values()))))
 
 
 def _engine_says(argv: Argv) -> Plan[None]:
@@ -217,9 +238,8 @@ def _before_last(view: View, name: bytes) -> Plan[tuple[bytes, Frontier, Id]]:
 def _look(spec: Read, starts: Starts, block_ms: int | None) -> Plan[list[Any] | None]:
     if not any(frontier.at for _, frontier, _ in starts):
         return None
-    commands = _xreads(spec, starts, block_ms)
-    replies = yield Batch(commands, atomic=len(commands) > 1, resend=True, block_ms=block_ms)
-    return _answer(spec, replies)
+    [reply] = yield Batch([_xread(spec, starts, block_ms)], resend=True, block_ms=block_ms)
+    return _answer(spec, reply or [])
 
 
 def _look_by_memory(view: View, spec: Read) -> Plan[tuple[bool, list[Any] | None]]:
@@ -229,26 +249,17 @@ def _look_by_memory(view: View, spec: Read) -> Plan[tuple[bool, list[Any] | None
         position = ids.LAST if word == b"$" else strict_id(word)
         strands = view.recall(name).strands or (view.minted(name),)
         starts.append((name, Frontier.below(position, strands), position))
-    reads = _xreads(spec, starts, None)
-    distinct = list(dict.fromkeys(spec.names))
-    commands = [*reads, *map(registry_of, distinct)]
-    replies = yield Batch(commands, atomic=view.one_step(len(reads)), resend=True)
-    registries = dict(zip(distinct, map(view.learn, distinct, replies[len(reads) :]), strict=True))
+    missing = [name for name in spec.names if type_check(view, name)]
+    checks = [("TYPE", name) for name in missing]
+    commands = [_xread(spec, starts, None), *map(registry_of, spec.names), *checks]
+    replies = yield Batch(commands, resend=True)
+    registries = {name: view.learn(name, replies[at]) for at, name in enumerate(spec.names, 1)}
+    kinds = dict(zip(missing, replies[1 + len(spec.names) :], strict=True))
     for name, registry in registries.items():
         if not registry.exists:
-            yield from refuse_other_types(name)
+            yield from refuse_other_types(name, kinds.get(name))
     current = all(set(registries[name].strands) <= set(frontier) for name, frontier, _ in starts)
-    return current, _answer(spec, replies[: len(reads)])
-
-
-def _xreads(spec: Read, starts: Starts, block_ms: int | None) -> list[Command]:
-    """One native XREAD over all strands; one for each position where a stream is named twice."""
-    if len(set(spec.names)) == len(spec.names):
-        return [_xread(spec, starts, block_ms)]
-    if block_ms is None:
-        return [_xread(spec, [start], None) for start in starts]
-    first = {start[0]: start for start in reversed(starts)}
-    return [_xread(spec, list(first.values()), block_ms)]
+    return current, _answer(spec, replies[0] or [])
 
 
 def _xread(spec: Read, starts: Starts, block_ms: int | None) -> Command:
@@ -260,24 +271,19 @@ def _xread(spec: Read, starts: Starts, block_ms: int | None) -> Command:
     return ("XREAD", *limit, *block, "STREAMS", *where)
 
 
-def _answer(spec: Read, replies: list[Any]) -> list[Any] | None:
-    """The native answers by strand, as an answer by stream, within the caps."""
-    answer, budget = [], _Budget(spec)
-    names = dict.fromkeys(spec.names) if len(replies) == 1 else spec.names
-    for at, name in enumerate(names):
-        reply = replies[0] if len(replies) == 1 else replies[at]
-        pages = [strand.entries(page) for strand, page in _strands(reply or []) if strand.name == name]
-        woven = budget.take(weave(pages, spec.count))
-        if woven:
-            answer.append([name, bodies(woven)])
-    return answer or None
-
-
-def _strands(reply: list[Any]) -> Iterator[tuple[Strand, list[Any]]]:
+def _answer(spec: Read, reply: list[Any]) -> list[Any] | None:
+    """The native answer by strand, as an answer by stream, within the caps."""
+    pages = dict[bytes, list[list[Entry]]]()
     for key, page in reply:
         place = keys.parse_strand(key)
         assert place is not None, key
-        yield Strand(*place), page
+        pages.setdefault(place[0], []).append(Strand(*place).entries(page))
+    answer, budget = [], _Budget(spec)
+    for name in spec.names:
+        woven = budget.take(weave(pages.get(name, []), spec.count))
+        if woven:
+            answer.append([name, bodies(woven)])
+    return answer or None
 
 
 class _Budget:

@@ -151,6 +151,8 @@ def _fill(view: View, source: bytes, aside: bytes) -> Plan[None]:
             last = ids.native(entry)
         yield Batch(commands)
         length += len(commands)
+        if last == ids.LAST:
+            break
         start = b"(" + ids.text(last)
     # Facts and pages were read at different moments. If that matters, the WATCH ends this attempt.
     end = max(last, ids.native(facts[b"last-generated-id"]))
@@ -165,7 +167,8 @@ def _adoption(view: View, source: bytes, target: bytes, aside: bytes, move: bool
     there, here = view.learn(target, replies[0]), view.learn(source, replies[1])
     last: Id = ids.native(replies[2][replies[2].index(b"last-generated-id") + 1])
     minted, chosen = view.minted(target), view.chosen(target)
-    life = chosen.next_life if chosen in there.cuts else chosen
+    if there.exists and chosen in there.strands:
+        chosen = chosen.next_life  # the deletion before ends its present life
     commands: list[Command] = [("DEL", target)]
     if there.exists:
         commands.append(delete_command(target, there.strands))
@@ -177,10 +180,10 @@ def _adoption(view: View, source: bytes, target: bytes, aside: bytes, move: bool
             keys.meta(target),
             minted.key,
             aside,
-            life.key,
+            chosen.key,
             minted.label,
-            life.label,
-            life.life,
+            chosen.label,
+            chosen.life,
             ids.text(minted.rest(last)),
         )
     )

@@ -1,12 +1,12 @@
 """Wire name -> grammar, plan, reply shape. Read by the clients, the gateway and the docs build."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from braidstream.braid import View
 from braidstream.commands import append, inspect, keyspace, read, rename, trim
-from braidstream.commands.arguments import Argv, wrong_arity
+from braidstream.commands.arguments import Argv, option, shown, wrong_arity
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.plan import Plan
 
@@ -33,6 +33,7 @@ class Spec:
     most: int | None = None
     shape: Shape = "plain"
     multi: bool = True
+    subcommands: Mapping[bytes, tuple[int, int | None]] | None = None
     shares: Callable[[View, Argv], bool] = _always
     fits_multi: Callable[[View, Argv], bool] = _always
 
@@ -44,8 +45,18 @@ class Spec:
         return self.build(view, argv)
 
     def arity_error(self, argv: Argv) -> ReplyError | None:
+        """What the engine would refuse before it looks at anything: it is not even queued in a MULTI."""
+        command = argv[0].decode("ascii", "replace")
         if len(argv) < self.least or (self.most is not None and len(argv) > self.most):
-            return wrong_arity(argv[0].decode("ascii", "replace"))
+            return wrong_arity(command)
+        if not self.subcommands:
+            return None
+        bounds = self.subcommands.get(option(argv[1]))
+        if bounds is None:
+            text = f"ERR unknown subcommand '{shown(argv[1])}'. Try {command.upper()} HELP."
+            return ReplyError(text)
+        if len(argv) < bounds[0] or (bounds[1] is not None and len(argv) > bounds[1]):
+            return wrong_arity(f"{command}|{shown(argv[1])}")
         return None
 
 
@@ -123,7 +134,14 @@ TABLE: Final[dict[bytes, Spec]] = {
     b"XSETID": Spec(
         "key last-id [ENTRIESADDED count] [MAXDELETEDID id]", append.set_id, _first, 3, multi=False
     ),
-    b"XINFO": Spec("STREAM key [FULL [COUNT count]] | HELP", inspect.info, _second, 1, shape="facts"),
+    b"XINFO": Spec(
+        "STREAM key [FULL [COUNT count]] | HELP",
+        inspect.info,
+        _second,
+        2,
+        shape="facts",
+        subcommands=inspect.SUBCOMMANDS,
+    ),
     b"DEL": Spec("key [key ...]", keyspace.delete, _all, 2),
     b"UNLINK": Spec("key [key ...]", keyspace.delete, _all, 2),
     b"EXISTS": Spec("key [key ...]", keyspace.count_existing, _all, 2),
@@ -140,7 +158,13 @@ TABLE: Final[dict[bytes, Spec]] = {
     b"EXPIRETIME": Spec("key", keyspace.time_to_live, _first, 2, 2),
     b"PEXPIRETIME": Spec("key", keyspace.time_to_live, _first, 2, 2),
     b"PERSIST": Spec("key", keyspace.persist, _first, 2, 2),
-    b"OBJECT": Spec("ENCODING|IDLETIME|FREQ|REFCOUNT key | HELP", keyspace.describe, _second, 2),
+    b"OBJECT": Spec(
+        "ENCODING|IDLETIME|FREQ|REFCOUNT key | HELP",
+        keyspace.describe,
+        _second,
+        2,
+        subcommands=keyspace.OBJECT,
+    ),
     b"DUMP": Spec("key", keyspace.dump, _first, 2, 2),
     b"SCAN": Spec("cursor [MATCH pattern] [COUNT count] [TYPE type]", keyspace.scan, _none, 2, multi=False),
     b"KEYS": Spec("pattern", keyspace.list_keys, _none, 2, 2, multi=False),

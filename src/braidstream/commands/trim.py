@@ -52,6 +52,8 @@ def trim_all(view: View, name: bytes, spec: Trim) -> Plan[int]:
     removed = sum(replies[:-1])
     if later:
         removed += yield from trim_all(view, name, spec)
+    elif not view.recall(name).exists:
+        yield from refuse_other_types(name)
     return removed
 
 
@@ -139,7 +141,10 @@ def _delete(view: View, name: bytes, words: list[bytes]) -> Plan[list[int]]:
         for (at, _), gone in zip(places, replies, strict=False):
             counts[at] += gone
         asked.update(strands)
-        strands = tuple(strand for strand in view.learn(name, replies[-1]).strands if strand not in asked)
+        registry = view.learn(name, replies[-1])
+        strands = tuple(strand for strand in registry.strands if strand not in asked)
+        if not registry.exists:
+            yield from refuse_other_types(name)
     return counts
 
 

@@ -111,11 +111,12 @@ def pipeline(client: Any, conn: Any, commands: Commands) -> Plan[list[Any]]:
     view = session.view(pipelined=True)
     yield from _look_up(view, queued)
     together = list[Queued]()
-    for item in queued:
+    for at, item in enumerate(queued):
         item.start(view)
         together.append(item)
         if item.more:
             yield from _send(together)
+            yield from _look_up(view, queued[at + 1 :])
             together = []
     yield from _send(together)
     return _results(client, conn, queued)
@@ -155,20 +156,19 @@ def _express_results(client: Any, conn: Any, commands: Commands, replies: Replie
 
 
 def _look_up(view: View, queued: list[Queued]) -> Plan[list[bytes]]:
-    """Learn the strands of the streams that are read. A plain XADD needs to know none."""
+    """Learn the strands of the streams, afresh: nothing can be said twice here. A plain XADD needs none."""
     names = dict[bytes, None]()
     for item in queued:
         plain_add = item.argv[:1] == [b"XADD"] and item.argv[2:3] == [b"*"]
         if item.spec is not None and item.spec.multi and not plain_add:
             names.update(dict.fromkeys(item.spec.names(item.argv)))
-    wanted = [name for name in names if view.in_multi or not view.recall(name).exists]
-    if wanted and view.in_multi:
-        yield Batch([("WATCH", *map(meta, wanted))], resend=True)
-    if wanted:
-        replies = yield Batch([registry_of(name) for name in wanted], resend=True)
-        for name, reply in zip(wanted, replies, strict=True):
+    if names and view.in_multi:
+        yield Batch([("WATCH", *map(meta, names))], resend=True)
+    if names:
+        replies = yield Batch([registry_of(name) for name in names], resend=True)
+        for name, reply in zip(names, replies, strict=True):
             view.learn(name, reply)
-    return wanted
+    return list(names)
 
 
 def _send(queued: list[Queued]) -> Plan[None]:
