@@ -108,6 +108,8 @@ class View:
     pipelined: plans are gathered into one round trip, so each should be done in its first batch.
     in_multi: the batch stands inside a MULTI: it cannot block, and what it relies on is WATCHed.
     watching: the connection WATCHes keys.
+    born: strands whose birth stands in this MULTI already.
+    taken: names of a pipeline that are plain keys, where a function could not see it.
     """
 
     region: Region
@@ -115,6 +117,8 @@ class View:
     pipelined: bool = False
     in_multi: bool = False
     watching: bool = False
+    born: set[Strand] = field(default_factory=set)
+    taken: frozenset[bytes] = frozenset()
 
     def one_step(self, commands: int) -> bool:
         """Whether a batch needs a MULTI. Not under a WATCH: EXEC would end it, and it guards the whole."""
@@ -143,6 +147,17 @@ class View:
 
     def forget(self, name: bytes) -> None:
         self.known.pop(name, None)
+
+    def must_bear(self, home: Strand) -> bool:
+        """Whether an append in a pipeline needs the birth of its strand before it. In a MULTI there is no
+        second try, so each strand is born there once, whatever we remember."""
+        if self.in_multi:
+            return home not in self.born
+        return self.pipelined and home not in self.recall(home.name).strands
+
+    def bear(self, home: Strand) -> None:
+        self.born.add(home)
+        self.expect(home)
 
     def expect(self, strand: Strand) -> None:
         """A strand will be there by the time the next command runs."""
@@ -196,13 +211,26 @@ def ask(
         if isinstance(reply, ReplyError):
             raise reply
         registry = view.learn(name, reply)
-        if all(strand in asked for strand in registry.strands):
+        if not reply and any(answer for answer in asked.values() if not isinstance(answer, ReplyError)):
+            # The registry was lost (evicted, say) while the home strand is there.
+            yield Batch([birth_command(view.minted(name))])
+        elif all(strand in asked for strand in registry.strands):
             if not registry.exists:
                 yield from refuse_other_types(name, *kind)
             return registry, [
                 (strand, asked[strand]) for strand in registry.strands if _answered(asked[strand])
             ]
-        strands = registry.strands
+        strands = registry.strands or strands
+
+
+def refuse_unseen_types(view: View, name: bytes) -> Plan[None]:
+    """The functions check for a plain key of the name; not where it lies in another slot. Then we do."""
+    if keys.shares_slot(name):
+        return
+    if not view.pipelined:
+        yield from refuse_other_types(name)
+    elif name in view.taken:
+        raise ReplyError(_WRONGTYPE)
 
 
 def _answered(reply: Any) -> bool:

@@ -47,6 +47,10 @@ class Strand:
         """The ID users see."""
         return ids.mint(native, self.writer) if self.kind == "s" else native
 
+    def deleted(self, native: Id) -> Id:
+        """Its max-deleted-entry-id as users see it. XSETID cannot take one away; it leaves 0-1 for none."""
+        return ids.ZERO if self.kind == "s" and native == (0, 1) else self.user(native)
+
     def floor(self, user: Id) -> Id:
         """The last native position at or before a user ID."""
         return ids.floor_of(user, self.writer) if self.kind == "s" else user

@@ -12,7 +12,9 @@ from braidstream.braid import (
     find,
     read_region,
     refuse_other_types,
+    refuse_unseen_types,
     registry_of,
+    type_check,
 )
 from braidstream.commands.arguments import Add, Argv, SetId, parse_add, parse_setid
 from braidstream.commands.trim import trim_all, trim_options
@@ -67,19 +69,19 @@ def _append(
     view: View, home: Strand, append: Command, nomkstream: bool, *also: Command
 ) -> Plan[bytes | None]:
     """A native append, after the birth of the strand where it needs one. `also` may ask for the registry."""
-    if nomkstream or not view.pipelined or home in view.recall(home.name).strands:
-        replies = yield Batch([append, *also])
+    known = view.recall(home.name)
+    if not view.must_bear(home) or (nomkstream and not known.exists):
+        replies = yield Batch([append, *also, *type_check(view, home.name)])
         if also:
             view.learn(home.name, replies[1])
         if replies[0] is not None:
             return replies[0]  # type: ignore[no-any-return]
-        if nomkstream and not (yield from exists(home.name)):
-            yield from refuse_other_types(home.name)
+        if nomkstream and (view.pipelined or not (yield from exists(home.name))):
+            yield from refuse_other_types(home.name, *replies[1 + len(also) :])
             return None
-    if not keys.shares_slot(home.name):
-        yield from refuse_other_types(home.name)
+    yield from refuse_unseen_types(view, home.name)
+    view.bear(home)
     # In a pipeline in one go with the commands around it: being born twice is harmless.
-    view.expect(home)
     step = view.one_step(2) and not view.pipelined
     replies = yield Batch([birth_command(home), append, *also], atomic=step, attempt=True)
     for reply in replies:
@@ -107,8 +109,7 @@ def shares(view: View, argv: Argv) -> bool:
         return True
     known, home = view.recall(name), view.minted(name)
     if _is_minted(view, spec):
-        certain = home in known.strands or not spec.nomkstream
-        return certain and (spec.trim is None or set(known.strands) <= {home})
+        return spec.trim is None or set(known.strands) <= {home}
     return not spec.auto_seq and spec.trim is None
 
 
@@ -137,8 +138,7 @@ def _refuse_huge(spec: Add) -> None:
 def _add_chosen(view: View, name: bytes, spec: Add) -> Plan[bytes | None]:
     assert spec.id is not None
     _refuse_huge(spec)
-    if not keys.shares_slot(name):
-        yield from refuse_other_types(name)
+    yield from refuse_unseen_types(view, name)
     yield from find(view, name)
     for _ in range(_TRIES):
         entry = (yield from _next_in(view, name, spec.id[0])) if spec.auto_seq else spec.id
@@ -149,9 +149,9 @@ def _add_chosen(view: View, name: bytes, spec: Add) -> Plan[bytes | None]:
             view.expect(chosen)
         [reply] = yield Batch([command], attempt=True)
         if not isinstance(reply, ReplyError):
-            if reply is None:
+            if reply is None and not view.pipelined:
                 yield from refuse_other_types(name)
-            elif spec.trim is not None:
+            elif reply is not None and spec.trim is not None:
                 view.forget(name)
                 yield from trim_all(view, name, spec.trim)
             return reply  # type: ignore[no-any-return]

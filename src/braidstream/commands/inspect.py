@@ -59,7 +59,7 @@ def _full_count(argv: Argv, typed: str) -> int:
 def _common(registry: Registry, infos: dict[Strand, Info]) -> Info:
     """Sums, and the furthest IDs. The trees are counted as if the strands shared one root."""
     last = max(registry.end(strand, ids.native(each[b"last-generated-id"])) for strand, each in infos.items())
-    deleted = max(strand.user(ids.native(each[b"max-deleted-entry-id"])) for strand, each in infos.items())
+    deleted = max(strand.deleted(ids.native(each[b"max-deleted-entry-id"])) for strand, each in infos.items())
     firsts = [
         strand.user(ids.native(each[b"recorded-first-entry-id"]))
         for strand, each in infos.items()

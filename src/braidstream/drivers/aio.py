@@ -9,7 +9,7 @@ import redis.asyncio.client
 from redis import exceptions
 
 from braidstream.drivers import pipeline, session
-from braidstream.drivers.session import LOST, NotResentError, Session
+from braidstream.drivers.session import LOST, REFUSALS, NotResentError, Session
 from braidstream.errors import BraidError
 from braidstream.plan import Batch, Command, Plan, Replies, arun
 
@@ -24,15 +24,14 @@ class _Sender:
 
     async def __call__(self, batch: Batch) -> Replies:
         commands, timeout = session.wire(batch), session.read_timeout(self.conn, batch)
-        if not self.conn.is_connected:
-            await self.conn.connect()
-        self.wrote = self.wrote or not batch.resend
+        await _connect(self.conn)
+        before, self.wrote = self.wrote, self.wrote or not batch.resend
         try:
             await self.conn.send_packed_command(self.conn.pack_commands(commands))
             return session.unpack(batch, [await self._read(timeout) for _ in commands])
         except LOST as error:
             await self.conn.disconnect(nowait=True)
-            if self.wrote:
+            if before if isinstance(error, REFUSALS) else self.wrote:
                 raise NotResentError(error) from error
             raise
 
@@ -49,15 +48,24 @@ class _Sender:
             return error
 
 
-async def _append(conn: Any, command: Command) -> Any:
-    """One native append, sent once."""
+async def _connect(conn: Any) -> None:
+    """Make sure that what is sent next is sent. redis-py may hand out a connection that the server closed."""
+    if conn.is_connected and conn._reader is not None and conn._reader.at_eof():
+        await conn.disconnect(nowait=True)
     if not conn.is_connected:
         await conn.connect()
+
+
+async def _append(conn: Any, command: Command) -> Any:
+    """One native append, sent once."""
+    await _connect(conn)
     try:
         await conn.send_command(*command)
         return await conn.read_response(disable_decoding=True)
     except LOST as error:
         await conn.disconnect(nowait=True)
+        if isinstance(error, REFUSALS):
+            raise
         raise NotResentError(error) from error
 
 

@@ -15,15 +15,15 @@ from typing import Any, Final
 
 from redis import exceptions
 
-from braidstream.braid import View, registry_of
+from braidstream.braid import View, birth_command, registry_of
 from braidstream.commands.table import Spec
 from braidstream.drivers import session as shared
 from braidstream.drivers.session import Exchange, Session
 from braidstream.errors import BraidError, RefusedError, ReplyError
-from braidstream.keys import meta
+from braidstream.keys import meta, shares_slot
 from braidstream.plan import Batch, Command, Plan, Replies, first_error
 
-_WATCH_TRIES: Final = 10
+_WATCH_TRIES: Final = 100
 
 
 @dataclass(slots=True)
@@ -159,15 +159,19 @@ def _look_up(view: View, queued: list[Queued]) -> Plan[list[bytes]]:
     """Learn the strands of the streams, afresh: nothing can be said twice here. A plain XADD needs none."""
     names = dict[bytes, None]()
     for item in queued:
-        plain_add = item.argv[:1] == [b"XADD"] and item.argv[2:3] == [b"*"]
+        plain_add = item.argv[:1] == [b"XADD"] and item.argv[2:3] == [b"*"] and shares_slot(item.argv[1])
         if item.spec is not None and item.spec.multi and not plain_add:
             names.update(dict.fromkeys(item.spec.names(item.argv)))
+    odd = [name for name in names if not shares_slot(name)]
     if names and view.in_multi:
         yield Batch([("WATCH", *map(meta, names))], resend=True)
     if names:
-        replies = yield Batch([registry_of(name) for name in names], resend=True)
-        for name, reply in zip(names, replies, strict=True):
+        types: list[Command] = [("TYPE", name) for name in odd]
+        replies = yield Batch([*map(registry_of, names), *types], resend=True)
+        for name, reply in zip(names, replies, strict=False):
             view.learn(name, reply)
+        kinds = zip(odd, replies[len(names) :], strict=True)
+        view.taken = frozenset(name for name, kind in kinds if kind != b"none")
     return list(names)
 
 
@@ -190,8 +194,12 @@ def transaction(client: Any, conn: Any, commands: Commands) -> Plan[list[Any] | 
     session: Session = client.session
     yield from session.refresh(conn)
     if (express := _express(session, commands)) is not None:
-        replies = shared.executed((yield Exchange(shared.transaction(express))))
-        return None if replies is None else (yield from _express_results(client, conn, commands, replies))
+        homes = {session.homes[args[1]]: None for args, _ in commands if session.plain_add(args)}
+        births = list(map(birth_command, homes))
+        replies = shared.executed((yield Exchange(shared.transaction(births + express))))
+        if replies is None:
+            return None
+        return (yield from _express_results(client, conn, commands, replies[len(births) :]))
     queued = _queue(conn, commands)
     for _ in range(_WATCH_TRIES):
         view = session.view(pipelined=True, in_multi=True)
@@ -211,7 +219,9 @@ def transaction(client: Any, conn: Any, commands: Commands) -> Plan[list[Any] | 
             return _results(client, conn, queued)
         if client.watching:
             return None
-    return None
+    raise ReplyError(
+        f"ERR others changed the streams of this MULTI {_WATCH_TRIES} times. Nothing was done. Try again."
+    )
 
 
 def _refusal(client: Any, view: View, queued: list[Queued]) -> Exception | None:

@@ -21,10 +21,13 @@ from braidstream.commands.table import TABLE, Spec
 from braidstream.errors import BraidError, LibraryError, ReplyError
 from braidstream.ids import minted_text
 from braidstream.plan import Batch, Command, Plan, Replies
+from braidstream.strand import Strand
 
 # How old a client's knowledge of its region may be. `braid tune` reaches running clients within it.
 REGION_FRESH_S: Final = 1.0
 
+# A server that is starting up, or asks for a password, has done nothing: no reply is lost.
+REFUSALS: Final = (exceptions.BusyLoadingError, exceptions.AuthenticationError)
 LOST: Final = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
 
 
@@ -54,7 +57,7 @@ class Session:
         self.region: Region | None = None
         self.read_at = 0.0
         self.known: OrderedDict[bytes, Registry] = OrderedDict()
-        self.homes: dict[str | bytes, bytes] = {}
+        self.homes: dict[str | bytes, Strand] = {}
 
     def stale(self, conn: Any) -> bool:
         """Whether to ask the server who it is: a new connection, or some time has passed."""
@@ -92,14 +95,14 @@ class Session:
         if args[0] != "XADD" or len(args) < 5 or args[2] != "*" or not len(args) % 2:
             return None
         home = self.homes.get(args[1]) if isinstance(args[1], str | bytes) else None
-        return None if home is None else ("XADD", home, "NOMKSTREAM", *args[2:])
+        return None if home is None else ("XADD", home.key, "NOMKSTREAM", *args[2:])
 
     def remember_home(self, args: tuple[Any, ...], argv: list[bytes]) -> None:
         """A plan has appended: the strand is there."""
         if argv[0] == b"XADD" and isinstance(args[1], str | bytes):
             if len(self.homes) >= REMEMBERED:
                 self.homes.clear()
-            self.homes[args[1]] = self.view().minted(argv[1]).key
+            self.homes[args[1]] = self.view().minted(argv[1])
 
     def minted(self, conn: Any, native: bytes) -> Any:
         """The reply to a plain XADD as users see it."""

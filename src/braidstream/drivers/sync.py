@@ -7,7 +7,7 @@ from redis import exceptions
 from redis.exceptions import RedisError as ServerError
 
 from braidstream.drivers import pipeline, session
-from braidstream.drivers.session import LOST, NotResentError, Session
+from braidstream.drivers.session import LOST, REFUSALS, NotResentError, Session
 from braidstream.errors import BraidError
 from braidstream.plan import Batch, Command, Plan, Replies, run
 
@@ -24,15 +24,14 @@ class _Sender:
 
     def __call__(self, batch: Batch) -> Replies:
         commands, timeout = session.wire(batch), session.read_timeout(self.conn, batch)
-        if not self.conn.is_connected:
-            self.conn.connect()
-        self.wrote = self.wrote or not batch.resend
+        _connect(self.conn)
+        before, self.wrote = self.wrote, self.wrote or not batch.resend
         try:
             self.conn.send_packed_command(self.conn.pack_commands(commands))
             return session.unpack(batch, [self._read(timeout) for _ in commands])
         except LOST as error:
             self.conn.disconnect()
-            if self.wrote:
+            if before if isinstance(error, REFUSALS) else self.wrote:
                 raise NotResentError(error) from error
             raise
 
@@ -45,15 +44,22 @@ class _Sender:
             return error
 
 
-def _append(conn: Any, command: Command) -> Any:
-    """One native append, sent once."""
+def _connect(conn: Any) -> None:
+    """Make sure that what is sent next is sent."""
     if not conn.is_connected:
         conn.connect()
+
+
+def _append(conn: Any, command: Command) -> Any:
+    """One native append, sent once."""
+    _connect(conn)
     try:
         conn.send_command(*command)
         return conn.read_response(disable_decoding=True)
     except LOST as error:
         conn.disconnect()
+        if isinstance(error, REFUSALS):
+            raise
         raise NotResentError(error) from error
 
 

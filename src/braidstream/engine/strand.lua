@@ -3,8 +3,8 @@
      in the same step, and whoever makes it again gives it back. ]]
 
 local function last_of(key)
-  local info = redis.pcall('XINFO', 'STREAM', key)
-  if info.err then return nil end
+  if redis.call('EXISTS', key) == 0 then return nil end
+  local info = redis.call('XINFO', 'STREAM', key)
   for at = 1, #info, 2 do
     if info[at] == 'last-generated-id' then return info[at + 1] end
   end
