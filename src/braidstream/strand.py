@@ -92,10 +92,15 @@ class Strand:
 
     def entries(self, reply: list[Any]) -> list[Entry]:
         """A page of entries, with the IDs users see."""
-        writer, shift = self.writer, 10 if self.kind == "s" else 0
-        low = writer if shift else 0
-        found = list[Entry]()
-        for native, fields in reply:
-            ms, _, seq = native.partition(b"-")
-            found.append((int(ms), int(seq) << shift | low, writer, fields))
-        return found
+        writer = self.writer
+        if self.kind == "c":
+            return [
+                (int(ms), int(seq), writer, fields)
+                for native, fields in reply
+                for ms, _, seq in (native.partition(b"-"),)
+            ]
+        return [
+            (int(ms), int(n) << 10 | writer, writer, fields)
+            for native, fields in reply
+            for ms, _, n in (native.partition(b"-"),)
+        ]

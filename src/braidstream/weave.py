@@ -8,9 +8,9 @@ Pages are sorted runs, so sorting their concatenation is the merge (timsort find
 with one ID in several strands stand next to each other, by writer.
 """
 
-from collections.abc import Callable, Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 from itertools import chain
-from operator import itemgetter
 from typing import Any
 
 from braidstream.strand import Entry
@@ -19,15 +19,8 @@ from braidstream.strand import Entry
 def weave(pages: Iterable[list[Entry]], count: int | None = None, *, reverse: bool = False) -> list[Entry]:
     """One sorted page of all; at most `count` entries of it."""
     filled = [page for page in pages if page]
-    if len(filled) == 1:
-        woven = filled[0]
-    else:
-        woven = sorted(chain.from_iterable(filled), reverse=reverse, key=position)
+    woven = filled[0] if len(filled) == 1 else sorted(chain.from_iterable(filled), reverse=reverse)
     return woven if count is None else woven[:count]
-
-
-# Where an entry stands: (ms, seq, writer).
-position: Callable[[Entry], tuple[int, int, int]] = itemgetter(0, 1, 2)
 
 
 def certain(
@@ -39,12 +32,18 @@ def certain(
     2 4 6
     """
     woven = weave(pages, reverse=reverse)
-    ends = [position(page[-1]) for page in unfinished if page]
+    ends = [page[-1] for page in unfinished if page]
     if not ends:
         return woven
     if reverse:
-        return [entry for entry in woven if position(entry) >= max(ends)]
-    return [entry for entry in woven if position(entry) <= min(ends)]
+        ms, seq, writer, _ = max(ends)
+        return woven[: bisect_right(woven, (-ms, -seq, -writer), key=_from_the_end)]
+    ms, seq, writer, _ = min(ends)
+    return woven[: bisect_left(woven, (ms, seq, writer + 1, []))]
+
+
+def _from_the_end(entry: Entry) -> tuple[int, int, int]:
+    return -entry[0], -entry[1], -entry[2]
 
 
 def bodies(woven: list[Entry]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from math import isqrt
 from typing import Any, Final
 
 from braidstream import ids, keys
@@ -83,9 +84,9 @@ def _range_by_rounds(
 
 
 def _share(count: int, strands: int, pages: dict[Strand, list[Entry]]) -> int:
-    """How much to ask of each: an even share and a fifth; then what is missing, were it all in one."""
+    """How much to ask of each: an even share and what chance adds to it; then what is missing."""
     even = count // max(strands, 1)
-    return max(count - sum(map(len, pages.values())), even) + 1 if pages else even + count // 5 + 1
+    return max(count - sum(map(len, pages.values())), even) + 1 if pages else even + 3 * isqrt(even) + 1
 
 
 def _rest(
@@ -139,7 +140,16 @@ def _read(view: View, spec: Read) -> Plan[list[Any] | None]:
 
 def shares(view: View, argv: Argv) -> bool:
     """Whether XREAD is done in its first batch, as far as we know."""
-    return b"+" not in argv and not any(option(word) == b"BLOCK" for word in argv)
+    return fits_multi(view, argv) and not any(option(word) == b"BLOCK" for word in argv)
+
+
+def fits_multi(view: View, argv: Argv) -> bool:
+    """Whether XREAD can stand in a MULTI: not with `+`, nor with a stream named twice."""
+    try:
+        spec = parse_read(argv)
+    except (ReplyError, UnbalancedError):
+        return True
+    return b"+" not in spec.positions and len(set(spec.names)) == len(spec.names)
 
 
 def _read_repeated(view: View, spec: Read) -> Plan[list[Any] | None]:

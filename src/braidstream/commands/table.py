@@ -127,6 +127,7 @@ TABLE: Final[dict[bytes, Spec]] = {
         4,
         shape="streams",
         shares=read.shares,
+        fits_multi=read.fits_multi,
     ),
     b"XDEL": Spec("key id [id ...]", trim.delete_entries, _first, 3),
     b"XDELEX": Spec(f"key {_REFS} IDS numids id [id ...]", trim.delete_entries_ex, _first, 5),

@@ -3,8 +3,9 @@
 from typing import Any, Final
 
 from braidstream import ids
-from braidstream.braid import View, ask, find, refuse_other_types, registry_of
+from braidstream.braid import View, ask, exists, find, refuse_other_types, registry_of
 from braidstream.commands.arguments import Argv, Trim, option, parse_delex, parse_trim, strict_id
+from braidstream.errors import ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
 from braidstream.strand import Strand
@@ -133,7 +134,12 @@ def _delete(view: View, name: bytes, words: list[bytes]) -> Plan[list[int]]:
     if not strands:
         yield from refuse_other_types(name)
         return counts
-    wanted = [strict_id(word) for word in words]
+    try:
+        wanted = [strict_id(word) for word in words]
+    except ReplyError:
+        if (yield from exists(name)):
+            raise
+        return counts
     while strands:
         places = _places(strands, wanted)
         commands = [*(command for _, command in places), registry_of(name)]

@@ -219,9 +219,7 @@ def transaction(client: Any, conn: Any, commands: Commands) -> Plan[list[Any] | 
             return _results(client, conn, queued)
         if client.watching:
             return None
-    raise ReplyError(
-        f"ERR others changed the streams of this MULTI {_WATCH_TRIES} times. Nothing was done. Try again."
-    )
+    raise ReplyError(f"ERR others changed these streams {_WATCH_TRIES} times. Nothing was done. Try again.")
 
 
 def _refusal(client: Any, view: View, queued: list[Queued]) -> Exception | None:
