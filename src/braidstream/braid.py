@@ -109,7 +109,7 @@ class View:
     in_multi: the batch stands inside a MULTI: it cannot block, and what it relies on is WATCHed.
     watching: the connection WATCHes keys.
     born: strands whose birth stands in this MULTI already.
-    taken: names of a pipeline that are plain keys, where a function could not see it.
+    taken: names of a pipeline that are plain keys.
     """
 
     region: Region
@@ -164,7 +164,9 @@ class View:
         self._remember(strand.name, self.recall(strand.name).with_strand(strand))
 
     def expect_deleted(self, name: bytes) -> None:
-        """No strand will be there by the time the next command runs."""
+        """Nothing of that name will be there by the time the next command runs."""
+        self.born = {strand for strand in self.born if strand.name != name}
+        self.taken -= {name}
         if self.recall(name).exists:
             self._remember(name, Registry(self.recall(name).cuts))
 
@@ -224,13 +226,14 @@ def ask(
 
 
 def refuse_unseen_types(view: View, name: bytes) -> Plan[None]:
-    """The functions check for a plain key of the name; not where it lies in another slot. Then we do."""
-    if keys.shares_slot(name):
-        return
-    if not view.pipelined:
-        yield from refuse_other_types(name)
-    elif name in view.taken:
+    """The functions check for a plain key of the name; not where it lies in another slot. Then we do.
+
+    In a pipeline it was looked up before: an append that will be refused must not be counted on.
+    """
+    if view.pipelined and name in view.taken:
         raise ReplyError(_WRONGTYPE)
+    if not view.pipelined and not keys.shares_slot(name):
+        yield from refuse_other_types(name)
 
 
 def _answered(reply: Any) -> bool:

@@ -169,7 +169,11 @@ def _adoption(view: View, source: bytes, target: bytes, aside: bytes, move: bool
     minted, chosen = view.minted(target), view.chosen(target)
     if there.exists and chosen in there.strands:
         chosen = chosen.next_life  # the deletion before ends its present life
-    commands: list[Command] = [("DEL", target)]
+    commands: list[Command] = []
+    if keys.shares_slot(target):
+        commands.append(("DEL", target))
+    else:
+        yield Batch([("DEL", target)])  # it lies in another slot: no MULTI can hold both
     if there.exists:
         commands.append(delete_command(target, there.strands))
     commands.append(

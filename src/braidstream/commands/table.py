@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from braidstream import keys
 from braidstream.braid import View
 from braidstream.commands import append, inspect, keyspace, read, rename, trim
 from braidstream.commands.arguments import Argv, option, shown, wrong_arity
@@ -39,10 +40,17 @@ class Spec:
 
     def plan(self, view: View, argv: Argv) -> Plan[Any]:
         """The plan for a command line. A wrong number of words is an error before any plan."""
-        error = self.arity_error(argv)
+        error = self.arity_error(argv) or self._storage_error(argv)
         if error is not None:
             raise error
         return self.build(view, argv)
+
+    def _storage_error(self, argv: Argv) -> ReplyError | None:
+        for name in self.names(argv):
+            if name.startswith(keys.PREFIX) and keys.is_ours(name):
+                why = f"{shown(name)} is a key of braidstream's own storage"
+                return RefusedError(argv[0].decode("ascii", "replace").upper(), why, "Use another name")
+        return None
 
     def arity_error(self, argv: Argv) -> ReplyError | None:
         """What the engine would refuse before it looks at anything: it is not even queued in a MULTI."""

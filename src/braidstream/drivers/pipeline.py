@@ -162,15 +162,14 @@ def _look_up(view: View, queued: list[Queued]) -> Plan[list[bytes]]:
         plain_add = item.argv[:1] == [b"XADD"] and item.argv[2:3] == [b"*"] and shares_slot(item.argv[1])
         if item.spec is not None and item.spec.multi and not plain_add:
             names.update(dict.fromkeys(item.spec.names(item.argv)))
-    odd = [name for name in names if not shares_slot(name)]
     if names and view.in_multi:
         yield Batch([("WATCH", *map(meta, names))], resend=True)
     if names:
-        types: list[Command] = [("TYPE", name) for name in odd]
+        types: list[Command] = [("TYPE", name) for name in names]
         replies = yield Batch([*map(registry_of, names), *types], resend=True)
         for name, reply in zip(names, replies, strict=False):
             view.learn(name, reply)
-        kinds = zip(odd, replies[len(names) :], strict=True)
+        kinds = zip(names, replies[len(names) :], strict=True)
         view.taken = frozenset(name for name, kind in kinds if kind != b"none")
     return list(names)
 
