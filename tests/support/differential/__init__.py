@@ -1,0 +1,25 @@
+"""The same commands to a one-region braidstream and to the bare engine, compared reply for reply.
+
+    generator: Dice -> sequence()         what to say; IDs that engines mint stand in it as symbols
+          |
+       script: Step, Ref                  only data: any step can be dropped, so shrinking is simple
+          |
+       runner: Run                        each step to both sides (`sides`), ours first
+          |
+    our reply --`mapping`-->  ==  bare reply        else Mismatch, which `shrink` makes small and tells
+
+What must differ is mapped, never ignored. Minted IDs are read off the clock, so every XADD that both
+sides accept pairs (bare ID, our ID); our replies are translated by these pairs before they are
+compared, and later commands name entries by `Ref`, so that each side is told its own ID.
+
+`deviations` lists all else that differs on purpose. None is skipped: each has a contract, which is
+checked in place of equality.
+"""
+
+from tests.support.differential.generator import sequence
+from tests.support.differential.report import Mismatch, Tally
+from tests.support.differential.script import Script
+from tests.support.differential.shrink import compare
+from tests.support.differential.sides import Servers
+
+__all__ = ["Mismatch", "Script", "Servers", "Tally", "compare", "sequence"]

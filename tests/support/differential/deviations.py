@@ -1,0 +1,234 @@
+"""What differs on purpose, and the contract that is checked in its place."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from tests.support.differential.mapping import Mapping, entry_id, parsed
+from tests.support.differential.report import Mismatch, Tally, same
+from tests.support.differential.script import (
+    CAPS,
+    EXPIRES,
+    GROUPS,
+    MAX,
+    Argv,
+    Call,
+    command_of,
+    id_word_at,
+    unfit_for_multi,
+)
+from tests.support.differential.sides import Fault, Reply, Sides
+
+DEVIATIONS: Final = {
+    "minted IDs": "minted by *, they carry the writer: paired with the bare ones; sequence % 1024 is 1",
+    "minting after DEL": "IDs stay above those of the deleted stream; after 18446744073709551615-x none is "
+    "left, or it is no smaller, and the sequence ends",
+    "EXPIRE family and DUMP on a stream": "refused; the bare engine has a stream there and accepts the words",
+    "XSETID back": "refused; the bare engine accepts it (it does while no entry is above the new ID)",
+    "XSETID below what was deleted": "Valkey 8.0.1 looks at max-deleted-entry-id first and says so; ours "
+    "refuses, or says as Redis does that entries are above; the ID is below the bare max-deleted-entry-id",
+    "COPY of a stream to another database": "refused; the source is a stream",
+    "FLUSHALL": "refused while other databases hold keys",
+    "groups": "refused in this release, whatever the words",
+    "several round trips inside MULTI": "RENAME, COPY, SCAN, KEYS, FLUSHDB, XSETID, XADD ms-*, XREAD of a "
+    "stream twice, XTRIM MAXLEN of a stream with chosen IDs: the whole MULTI is refused",
+    "a cap inside MULTI": "XADD with a cap on a stream with chosen IDs trims right after EXEC, so it is the "
+    "last command on that stream there",
+    "two errors inside MULTI": "both sides refuse the whole MULTI; which of the two errors is told differs",
+    "XREAD +": "Redis 7.0 lacks it, and Valkey 8.0.1 answers nil where the last ID is no entry (as Redis "
+    "7.4.0 did): there the bare side is asked with the ID just before its last entry",
+    "XREAD of a stream twice": "by RESP2 only: hiredis misreads a RESP3 map with equal keys",
+    "~ trimming": "a stream with chosen IDs has two strands, so other nodes may go: the exact trim is sent "
+    "to both next, after which both have dropped as many in all",
+    "radix-tree-keys, -nodes": "equal while a stream has IDs of one kind and was not copied; minted keys "
+    "share prefixes as the clock says, so nodes only while there is one key; else nodes are at least keys",
+    "plain commands on a stream": "they pass untouched, so GET and kin see no key where the bare engine says "
+    "WRONGTYPE; those that write are not sent to a stream",
+    "the clock": "TTL and kin, OBJECT IDLETIME: within a few seconds",
+    "order of KEYS and SCAN": "compared as sets; SCAN is followed to its end",
+}
+
+# Known bugs, each with a test of a command line that triggers it and is not sent. Empty is what we want.
+KNOWN: list[tuple[str, Callable[[Argv], bool]]] = []
+
+CLOCK_SLACK_S: Final = 5
+SCRATCH: Final = b"differential:scratch"
+WRONGTYPE: Final = "WRONGTYPE Operation against a key holding the wrong kind of value"
+MISSING: Final[dict[bytes, Any]] = {b"GET": None, b"STRLEN": 0, b"HGETALL": [], b"LLEN": 0}
+TICKS: Final = {b"TTL": 1, b"EXPIRETIME": 1, b"PTTL": 1000, b"PEXPIRETIME": 1000}
+KEYS, NODES = b"radix-tree-keys", b"radix-tree-nodes"
+
+
+class SequenceEnds(Exception):
+    """A documented deviation after which the two sides cannot be brought together."""
+
+
+class Deviations:
+    """The contracts, over what a run knows."""
+
+    def __init__(self, sides: Sides, mapping: Mapping, tally: Tally) -> None:
+        self._sides, self._mapping, self._tally = sides, mapping, tally
+
+    def note(self, name: str) -> None:
+        assert name in DEVIATIONS, name
+        self._tally.deviations[name] += 1
+
+    # Replies
+
+    def expected_error(self, theirs: Argv, argv: Argv, bare: Reply, ours: Reply) -> bool:
+        """Whether two replies, at least one an error, differ as documented."""
+        command = argv[0].upper()
+        if command in MISSING and isinstance(bare, Fault) and bare.text == WRONGTYPE:
+            self.note("plain commands on a stream")
+            return (same(MISSING[command], ours) or ours == {}) and self._sides.is_stream(argv[1])
+        if command == b"XSETID" and isinstance(ours, Fault) and self._below_deleted(theirs, bare):
+            return "smaller than the target stream top item" in ours.text
+        return False
+
+    def clock(self, argv: Argv, bare: Reply, ours: Reply) -> bool:
+        """Whether two numbers are the same but for the time between the commands."""
+        command = argv[0].upper()
+        idle = command == b"OBJECT" and argv[1].upper() == b"IDLETIME"
+        if not (idle or command in TICKS) or type(bare) is not int or type(ours) is not int:
+            return False
+        self.note("the clock")
+        return min(bare, ours) >= 0 and abs(bare - ours) <= CLOCK_SLACK_S * TICKS.get(command, 1)
+
+    def listed(self, argv: Argv, bare: Reply, ours: Reply) -> bool:
+        """KEYS and SCAN: the same names in any order."""
+        self.note("order of KEYS and SCAN")
+        if not isinstance(ours, list) or (argv[0].upper() == b"SCAN" and argv[1] != b"0"):
+            return isinstance(ours, list)  # from a cursor nobody gave, any page will do
+        return len(ours) == len(set(ours)) and set(bare) == set(ours)
+
+    def trees(self, name: bytes, bare: dict[bytes, Any], ours: dict[bytes, Any]) -> bool:
+        """XINFO STREAM: check our counts of the tree, and take over those that need not be equal."""
+        if type(ours[KEYS]) is not int or ours[NODES] < ours[KEYS] or ours[KEYS] < bool(ours[b"length"]):
+            return False
+        life = self._mapping.life(name)
+        if not life.same_nodes:
+            self.note("radix-tree-keys, -nodes")
+            ours[KEYS], ours[NODES] = bare[KEYS], bare[NODES]
+        elif "minted" in life.kinds and bare[KEYS] > 1:
+            self.note("radix-tree-keys, -nodes")
+            ours[NODES] = bare[NODES]
+        return True
+
+    def no_more_ids(self, argv: Argv, bare: Reply, ours: Reply) -> None:
+        """XADD * where a stream of this name once reached the end of all IDs."""
+        if not isinstance(bare, bytes) or entry_id(bare)[0] == MAX or argv[1] not in self._mapping.exhausted:
+            return
+        if isinstance(ours, Fault) and "exhausted the last possible ID" in ours.text:
+            raise SequenceEnds("minting after DEL")
+        if isinstance(ours, bytes) and argv[id_word_at(argv)] == b"*" and entry_id(ours)[0] == MAX:
+            raise SequenceEnds("minting after DEL")
+
+    # XREAD +
+
+    def without_plus(self, argv: Argv) -> Argv:
+        """The same for a bare engine that lacks it, or has it wrong."""
+        words = [word.upper() for word in argv]
+        at = words.index(b"STREAMS") + 1 if b"STREAMS" in words else len(argv)
+        half = (len(argv) - at) // 2
+        names, positions = argv[at : at + half], argv[at + half :]
+        if len(names) != len(positions) or b"+" not in positions:
+            return argv
+        self.note("XREAD +")
+        asked = [
+            self._plus(name) if word == b"+" else word for name, word in zip(names, positions, strict=True)
+        ]
+        return [*argv[:at], *names, *asked]
+
+    def _plus(self, name: bytes) -> bytes:
+        newest = self._sides.peek("XREVRANGE", name, "+", "-", "COUNT", 1)
+        if not newest or isinstance(newest, Fault):
+            return b"$" if self._sides.flavour == "redis" else b"+"
+        ms, seq = entry_id(newest[0][0])
+        if self._sides.flavour == "valkey" and (ms, seq) == self._mapping.life(name).top[0]:
+            return b"+"
+        return b"%d-%d" % ((ms, seq - 1) if seq else (ms - 1, MAX))
+
+    # ~ trimming
+
+    def trims_loosely(self, argv: Argv) -> bool:
+        """Whether `~` may take other entries here than in the bare engine."""
+        at = _cap_at(argv)
+        if at is None or argv[at + 1] != b"~":
+            return False
+        if argv[at].upper() == b"MAXLEN":
+            return argv[1] in self._mapping.has_chosen
+        return not self._mapping.life(argv[1]).same_nodes
+
+    def finish_trim(self, theirs: Argv, argv: Argv, bare: Reply, ours: Reply) -> None:
+        """Send the exact trim to both; what both dropped, in both trims together, is equal."""
+        at = _cap_at(argv)
+        assert at is not None
+        self.note("~ trimming")
+        more = self._sides.ask_bare([b"XTRIM", theirs[1], theirs[at], b"=", theirs[at + 2]])
+        our_more = self._sides.ask_ours([b"XTRIM", argv[1], argv[at], b"=", argv[at + 2]])
+        lengths = self._sides.ask_bare([b"XLEN", theirs[1]]), self._sides.ask_ours([b"XLEN", argv[1]])
+        if not same(*lengths) or type(more) is not int or type(our_more) is not int:
+            raise Mismatch(argv, more, our_more, f"the exact trim after ~ left {lengths} entries")
+        if argv[0].upper() == b"XTRIM" and bare + more != ours + our_more:
+            raise Mismatch(argv, (bare, more), (ours, our_more), "~ and the exact trim dropped other numbers")
+
+    # Refusals
+
+    def check_refusal(self, theirs: Argv, argv: Argv, ours: Fault) -> None:
+        """What we refuse the bare engine must accept: tried there on a copy."""
+        command = argv[0].upper()
+        if ours.refused != command.decode():
+            raise Mismatch(argv, None, ours, "a refusal of something else")
+        if command in GROUPS:
+            return self.note("groups")
+        if command == b"COPY" and self._sides.is_stream(argv[1]) and argv[4:5] == [b"1"]:
+            return self.note("COPY of a stream to another database")
+        if command == b"FLUSHALL" and b"db1:" in self._sides.peek("INFO", "keyspace"):
+            return self.note("FLUSHALL")
+        if command not in (*EXPIRES, b"DUMP", b"XSETID") or not self._sides.is_stream(argv[1]):
+            raise Mismatch(argv, None, ours, "a refusal that is no documented deviation")
+        self._sides.peek("COPY", argv[1], SCRATCH, "REPLACE")
+        tried = self._sides.peek(theirs[0], SCRATCH, *theirs[2:])
+        self._sides.peek("DEL", SCRATCH)
+        if isinstance(tried, Fault) and not (command == b"XSETID" and self._below_deleted(theirs, tried)):
+            raise Mismatch(argv, tried, ours, "refused, where the bare engine finds an error in the words")
+        return self.note("XSETID back" if command == b"XSETID" else "EXPIRE family and DUMP on a stream")
+
+    def check_refusal_in_pipeline(self, argv: Argv, ours: Fault) -> None:
+        """The state it met is gone: only that it is one of those we refuse."""
+        command = argv[0].upper()
+        refusable = (*EXPIRES, b"DUMP", b"XSETID", b"COPY", b"FLUSHALL", *GROUPS)
+        if ours.refused != command.decode() or command not in refusable:
+            raise Mismatch(argv, None, ours, "a refusal that is no documented deviation")
+
+    def check_refused_multi(self, calls: list[Call], ours: Fault) -> None:
+        unfit = {f"{command_of(call).decode()} inside MULTI" for call in calls if unfit_for_multi(call)}
+        if ours.refused not in unfit:
+            raise Mismatch([b"MULTI"], None, ours, "a refusal that is no documented deviation")
+        self.note("several round trips inside MULTI")
+
+    def two_errors(self, bare: Reply, ours: Reply) -> bool:
+        """Whether both refuse a MULTI, each for a command that cannot be queued."""
+        self.note("two errors inside MULTI")
+        causes = ("wrong number of arguments", "unknown subcommand")
+        return all(isinstance(each, Fault) and each.text.startswith(causes) for each in (bare, ours))
+
+    def _below_deleted(self, theirs: Argv, bare: Reply) -> bool:
+        """Whether Valkey's XSETID says what only it says, and rightly."""
+        if not isinstance(bare, Fault) or not bare.text.endswith("smaller than current max_deleted_entry_id"):
+            return False
+        self.note("XSETID below what was deleted")
+        info = self._sides.peek("XINFO", "STREAM", theirs[1])
+        if isinstance(info, Fault):
+            return True  # deleted since, in the same pipeline
+        return parsed(theirs[2]) < entry_id(facts(info)[b"max-deleted-entry-id"])
+
+
+def facts(reply: Reply) -> dict[bytes, Any]:
+    """A map, by whichever protocol it came."""
+    return dict(reply) if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
+
+
+def _cap_at(argv: Argv) -> int | None:
+    """Where the cap of a valid XADD or XTRIM stands."""
+    last = id_word_at(argv) if argv[0].upper() == b"XADD" else len(argv)
+    return next((at for at, word in enumerate(argv[:last]) if at > 1 and word.upper() in CAPS), None)

@@ -1,0 +1,157 @@
+"""One script on both sides: say, compare, note what was done."""
+
+from tests.support.differential.deviations import KNOWN, MISSING, Deviations, SequenceEnds, facts
+from tests.support.differential.mapping import BARE, OURS, Mapping
+from tests.support.differential.report import Mismatch, Tally, same
+from tests.support.differential.script import (
+    MOVES,
+    PLAIN_WRITES,
+    Argv,
+    Call,
+    Mode,
+    Script,
+    Step,
+    command_of,
+    forget,
+    has_cap,
+    mints,
+    reads_twice,
+    unmakes,
+    with_exact_cap,
+)
+from tests.support.differential.sides import Fault, Reply, Servers
+
+
+class Run:
+    """One script, from empty servers. `all` raises Mismatch where the sides differ."""
+
+    def __init__(self, servers: Servers, script: Script, tally: Tally) -> None:
+        self.script = script
+        self.sides = servers.reset(script.protocol, script.node_entries)
+        self._tally, self._mapping = tally, Mapping()
+        self._deviations = Deviations(self.sides, self._mapping, tally)
+
+    def all(self) -> None:
+        self._tally.sequences += 1
+        try:
+            for step in self.script.steps:
+                if step.mode == "single":
+                    self._single(step.calls[0], step.who)
+                else:
+                    self._several(step)
+        except SequenceEnds as why:
+            self._deviations.note(str(why))
+
+    def _single(self, call: Call, who: int) -> None:
+        theirs, argv = self._mapping.resolve(call, BARE), self._mapping.resolve(call, OURS)
+        if not self._may_be_sent(argv):
+            return
+        if command_of(argv) == b"XREAD" and b"+" in argv:
+            theirs = self._deviations.without_plus(theirs)
+        ours = self.sides.ask_ours(argv, who)
+        if isinstance(ours, Fault) and ours.refused:
+            self._tally.count(command_of(argv), error=True)
+            self._deviations.check_refusal(theirs, argv, ours)
+            return
+        bare = self.sides.ask_bare(theirs)
+        self._settle(call, theirs, argv, bare, ours)
+        cut = command_of(argv) in (b"XADD", b"XTRIM") and isinstance(bare, bytes | int)
+        if cut and self._deviations.trims_loosely(argv):
+            self._deviations.finish_trim(theirs, argv, bare, ours)
+
+    def _may_be_sent(self, argv: Argv) -> bool:
+        if any(triggers(argv) for _, triggers in KNOWN):
+            return False
+        if command_of(argv) in PLAIN_WRITES and len(argv) > 1 and self.sides.is_stream(argv[1]):
+            return False
+        if self.script.protocol == 3 and reads_twice(argv):
+            self._deviations.note("XREAD of a stream twice")
+            return False
+        return True
+
+    def _settle(self, call: Call, theirs: Argv, argv: Argv, bare: Reply, ours: Reply) -> None:
+        """Compare the replies to one command, and note what it did."""
+        command = command_of(argv)
+        self._tally.count(command, error=isinstance(bare, Fault))
+        if command == b"XADD":
+            self._deviations.no_more_ids(argv, bare, ours)
+        if command == b"XADD" and isinstance(bare, bytes) and isinstance(ours, bytes):
+            if not self._mapping.added(call, theirs, argv, bare, ours):
+                raise Mismatch(argv, bare, ours, "an ID that was not asked for, or does not ascend")
+            if b"*" in argv:
+                self._deviations.note("minted IDs")
+        elif not self._agree(theirs, argv, bare, ours):
+            raise Mismatch(argv, bare, ours)
+        if not isinstance(bare, Fault):
+            self._mapping.note(theirs, argv, bare)
+
+    def _agree(self, theirs: Argv, argv: Argv, bare: Reply, ours: Reply) -> bool:
+        command = command_of(argv)
+        if isinstance(bare, Fault) or isinstance(ours, Fault):
+            return same(bare, ours) or self._deviations.expected_error(theirs, argv, bare, ours)
+        if command in (b"KEYS", b"SCAN"):
+            return self._deviations.listed(argv, bare, ours)
+        if command == b"XTRIM" and self._deviations.trims_loosely(argv):
+            return type(bare) is type(ours) is int  # the sum is checked next
+        if command == b"XINFO" and argv[1].upper() == b"STREAM":
+            return self._same_facts(argv[2], bare, ours)
+        translated = self._mapping.reply(argv, ours)
+        if command in (b"XRANGE", b"XREVRANGE"):
+            self._tally.entries += len(bare or ())
+        return same(bare, translated) or self._deviations.clock(argv, bare, ours)
+
+    def _same_facts(self, name: bytes, bare: Reply, ours: Reply) -> bool:
+        if type(bare) is not type(ours):
+            return False
+        theirs, mine = facts(bare), self._mapping.facts(name, facts(ours))
+        return self._deviations.trees(name, theirs, mine) and same(theirs, mine)
+
+    # Pipelines
+
+    def _several(self, step: Step) -> None:
+        calls = [with_exact_cap(call) for call in step.calls]
+        calls = [call for at, call in enumerate(calls) if self._fits(call, calls, at, step.mode)]
+        theirs, argvs = list[Argv](), list[Argv]()
+        for at, call in enumerate(calls):
+            if any(map(unmakes, calls[:at])):
+                calls[at] = forget(call)
+            minting = {before[1] for before in calls[:at] if mints(before)}
+            theirs.append(self._mapping.resolve(calls[at], BARE, minting))
+            argvs.append(self._mapping.resolve(calls[at], OURS, minting))
+        if not calls or any(triggers(argv) for argv in argvs for _, triggers in KNOWN):
+            return
+        ours = self.sides.pipeline_ours(argvs, step.mode, step.who)
+        if isinstance(ours, Fault) and ours.refused and step.mode == "multi":
+            self._tally.count(b"MULTI", error=True)
+            self._deviations.check_refused_multi(calls, ours)
+            return
+        replies = ours if isinstance(ours, list) else []
+        refused = {at for at, reply in enumerate(replies) if isinstance(reply, Fault) and reply.refused}
+        said = [[b"ECHO", b"refused by us"] if at in refused else words for at, words in enumerate(theirs)]
+        bare = self.sides.pipeline_bare(said, step.mode)
+        if isinstance(bare, Fault) or isinstance(ours, Fault):
+            self._tally.count(b"MULTI", error=True)
+            if not same(bare, ours) and not self._deviations.two_errors(bare, ours):
+                raise Mismatch([b"MULTI"], bare, ours)
+            return
+        for at, call in enumerate(calls):
+            if at in refused:
+                self._tally.count(command_of(call), error=True)
+                self._deviations.check_refusal_in_pipeline(argvs[at], ours[at])
+            else:
+                self._settle(call, theirs[at], argvs[at], bare[at], ours[at])
+
+    def _fits(self, call: Call, calls: list[Call], at: int, mode: Mode) -> bool:
+        """Whether a pipeline may have it: some deviations can only be checked one command at a time."""
+        command = command_of(call)
+        if command == b"SCAN" and mode == "pipeline":
+            return False  # one page compares with nothing
+        if command == b"XREAD" and (b"+" in call or (self.script.protocol == 3 and reads_twice(call))):
+            return False
+        if command == b"XADD" and mode == "multi" and has_cap(call):
+            self._deviations.note("a cap inside MULTI")
+            return not any(call[1] in other for other in calls[at + 1 :])
+        if (command in PLAIN_WRITES or command in MISSING) and len(call) > 1:
+            made = any(command_of(other) in (b"XADD", *MOVES) and call[1] in other for other in calls)
+            return not made and isinstance(call[1], bytes) and not self.sides.is_stream(call[1])
+        return True

@@ -1,0 +1,136 @@
+"""What is said: commands as data, and what can be told of a command from its words."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+MAX: Final = 2**64 - 1
+LAST_ID: Final = b"18446744073709551615-18446744073709551615"
+
+EXPIRES: Final = (b"EXPIRE", b"PEXPIRE", b"EXPIREAT", b"PEXPIREAT")
+GROUPS: Final = (b"XGROUP", b"XREADGROUP", b"XACK", b"XPENDING", b"XCLAIM", b"XAUTOCLAIM")
+MOVES: Final = (b"RENAME", b"RENAMENX", b"COPY")
+FLUSHES: Final = (b"FLUSHDB", b"FLUSHALL")
+NOT_IN_MULTI: Final = (*MOVES, *FLUSHES, b"SCAN", b"KEYS", b"XSETID")
+PLAIN_WRITES: Final = (b"SET", b"HSET", b"RPUSH")
+CAPS: Final = (b"MAXLEN", b"MINID")
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """An ID that each side spells its own way: `at` counts back from the newest of the stream.
+
+    exact   the ID itself
+    ms      its milliseconds, then `tail` (the ID itself where another one has the same milliseconds)
+    next    an ID above all of the stream: counted on from equal IDs, or far beyond minted ones
+    """
+
+    name: bytes
+    kind: Literal["exact", "ms", "next"] = "exact"
+    at: int = 0
+    head: bytes = b""
+    tail: bytes = b""
+    more: int = 0
+
+
+Word = bytes | Ref
+Call = tuple[Word, ...]
+Argv = list[bytes]
+Mode = Literal["single", "pipeline", "multi"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One command, or several in a pipeline. `who`: which of our two clients, each with its own memory."""
+
+    calls: tuple[Call, ...]
+    mode: Mode = "single"
+    who: int = 0
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Script:
+    """A whole run, from empty servers."""
+
+    protocol: int
+    node_entries: int
+    steps: tuple[Step, ...]
+
+    def __repr__(self) -> str:
+        return f"Script({len(self.steps)} steps)"  # a failure tells them, shrunk
+
+
+def command_of(call: Sequence[Word]) -> bytes:
+    return upper(call[0])
+
+
+def upper(word: Word) -> bytes:
+    return word.upper() if isinstance(word, bytes) else b""
+
+
+def has_cap(call: Sequence[Word]) -> bool:
+    """Whether an XADD trims."""
+    return any(upper(word) in CAPS for word in call[2 : id_word_at(call)])
+
+
+def mints(call: Call) -> bool:
+    """Whether it may add an entry under a minted ID."""
+    return command_of(call) == b"XADD" and b"*" in call
+
+
+def reads_twice(call: Sequence[Word]) -> bool:
+    """Whether it is an XREAD that names a stream more than once."""
+    words = list(map(upper, call))
+    if words[0] != b"XREAD" or b"STREAMS" not in words:
+        return False
+    rest = call[words.index(b"STREAMS") + 1 :]
+    names = rest[: len(rest) // 2]
+    return len(set(names)) < len(names)
+
+
+def unfit_for_multi(call: Call) -> bool:
+    """Whether we may refuse it inside MULTI."""
+    command = command_of(call)
+    if command == b"XADD":
+        return any((word if isinstance(word, bytes) else word.tail).endswith(b"-*") for word in call)
+    if command == b"XTRIM":
+        return any(upper(word) == b"MAXLEN" for word in call)
+    return command in NOT_IN_MULTI or reads_twice(call)
+
+
+def unmakes(call: Call) -> bool:
+    """Whether IDs known before it may mean other entries after it."""
+    return command_of(call) in (b"DEL", b"UNLINK", *FLUSHES, *MOVES, *EXPIRES)
+
+
+def forget(call: Call) -> Call:
+    """The same without references."""
+    return tuple(word if isinstance(word, bytes) else word.head + b"3-1" for word in call)
+
+
+def with_exact_cap(call: Call) -> Call:
+    """The same with `=` for `~`."""
+    if command_of(call) not in (b"XADD", b"XTRIM") or b"~" not in call:
+        return call
+    words = list(call)
+    at = words.index(b"~")
+    words[at] = b"="
+    if at + 3 < len(words) and words[at + 2] == b"LIMIT":
+        del words[at + 2 : at + 4]
+    return tuple(words)
+
+
+def id_word_at(call: Sequence[Word]) -> int:
+    """Where the ID of a valid XADD stands."""
+    at = 2
+    while at < len(call):
+        option = upper(call[at])
+        if option == b"NOMKSTREAM":
+            at += 1
+        elif option in CAPS:
+            at += 3 if call[at + 1 : at + 2] in ([b"="], [b"~"], (b"=",), (b"~",)) else 2
+        elif option == b"LIMIT":
+            at += 2
+        else:
+            return at
+    return at

@@ -1,0 +1,150 @@
+"""A loopback proxy before an engine, that loses replies, cuts connections and shuts its door when told to.
+
+with Proxy(engine.port) as proxy:
+    proxy.lose_replies(b"XADD", times=1)   # forwarded and answered, and the answer never arrives
+    proxy.cut()                            # every open connection ends now
+    proxy.shut()                           # nobody gets in any more, until open()
+"""
+
+import socket
+import threading
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+
+class Proxy:
+    """One port, any number of connections, two threads each."""
+
+    def __init__(self, target_port: int) -> None:
+        self.target_port = target_port
+        self.port = 0
+        self.lost = 0
+        self.stalled = threading.Event()
+        self._pattern, self._times = b"", 0
+        self._stall_at: bytes | None = None
+        self._go_on = threading.Event()
+        self._lock = threading.Lock()
+        self._door: socket.socket | None = None
+        self._open: set[socket.socket] = set()
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shut()
+        self._stall_at = None
+        self.go_on()
+        self.cut()
+        for thread in self._threads:
+            thread.join()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def lose_replies(self, pattern: bytes, *, times: int) -> None:
+        """Forward the next requests that contain `pattern`, and cut each connection when its answer comes."""
+        with self._lock:
+            self._pattern, self._times, self.lost = pattern, times, 0
+
+    def stall(self, pattern: bytes) -> None:
+        """Forward each request up to the last place of `pattern` in it; `stalled` is set until go_on()."""
+        self._stall_at = pattern
+
+    def go_on(self) -> None:
+        """Forward the rest of the request that has stalled."""
+        self.stalled.clear()
+        self._go_on.set()
+
+    def cut(self) -> None:
+        """End every connection, on both sides."""
+        with self._lock:
+            sockets = list(self._open)
+        for each in sockets:
+            _end(each)
+
+    def open(self) -> None:
+        """Listen: on a free port the first time, on the same one later."""
+        self._door = socket.create_server(("127.0.0.1", self.port))
+        self.port = self._door.getsockname()[1]
+        self._start(self._accept, self._door)
+
+    def shut(self) -> None:
+        """Refuse new connections; those that are open stay."""
+        if self._door is not None:
+            _end(self._door)
+            self._door = None
+
+    def _start(self, target: object, *args: object) -> None:
+        thread = threading.Thread(target=target, args=args, daemon=True)  # type: ignore[arg-type]
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self, door: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = door.accept()
+            except OSError:
+                return
+            try:
+                engine = socket.create_connection(("127.0.0.1", self.target_port))
+            except OSError:
+                _end(client)
+                continue
+            with self._lock:
+                self._open |= {client, engine}
+            doomed = threading.Event()
+            self._start(self._requests, client, engine, doomed)
+            self._start(self._replies, engine, client, doomed)
+
+    def _requests(self, client: socket.socket, engine: socket.socket, doomed: threading.Event) -> None:
+        with suppress(OSError):
+            while chunk := client.recv(65536):
+                if self._is_to_be_lost(chunk):
+                    doomed.set()
+                if self._stall_at is not None and self._stall_at in chunk:
+                    chunk = self._stalled(chunk, engine, self._stall_at)
+                engine.sendall(chunk)
+        self._forget(client, engine)
+
+    def _replies(self, engine: socket.socket, client: socket.socket, doomed: threading.Event) -> None:
+        with suppress(OSError):
+            while chunk := engine.recv(65536):
+                if doomed.is_set():
+                    break
+                client.sendall(chunk)
+        self._forget(client, engine)
+
+    def _stalled(self, chunk: bytes, engine: socket.socket, pattern: bytes) -> bytes:
+        """Forward the first part, wait, and return the rest."""
+        cut = chunk.rindex(pattern)
+        engine.sendall(chunk[:cut])
+        self._go_on.clear()
+        self.stalled.set()
+        self._go_on.wait()
+        return chunk[cut:]
+
+    def _is_to_be_lost(self, chunk: bytes) -> bool:
+        with self._lock:
+            if not self._times or self._pattern not in chunk:
+                return False
+            self._times -= 1
+            self.lost += 1
+            return True
+
+    def _forget(self, *sockets: socket.socket) -> None:
+        with self._lock:
+            self._open -= set(sockets)
+        for each in sockets:
+            _end(each)
+
+
+def _end(one: socket.socket) -> None:
+    with suppress(OSError):
+        one.shutdown(socket.SHUT_RDWR)
+    one.close()

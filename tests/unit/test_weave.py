@@ -1,0 +1,64 @@
+"""Weave: whatever the strands, the same as putting all entries in one heap and sorting it."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from braidstream.strand import Entry
+from braidstream.weave import bodies, certain, weave
+
+# Few milliseconds and sequences, so that entries of several writers meet.
+_ids = st.integers(0, 2**16 - 1).map(lambda bits: {divmod(at, 4) for at in range(16) if bits >> at & 1})
+_strands = st.dictionaries(st.integers(1, 16), _ids, max_size=16)
+_counts = st.one_of(st.none(), st.integers(0, 40))
+
+
+def _pages(strands: dict[int, set[tuple[int, int]]], *, reverse: bool) -> list[list[Entry]]:
+    return [
+        [(ms, seq, writer, [b"w", b"%d" % writer]) for ms, seq in sorted(found)][:: -1 if reverse else 1]
+        for writer, found in strands.items()
+    ]
+
+
+@given(_strands, _counts, st.booleans())
+def test_weaving_is_merging(
+    strands: dict[int, set[tuple[int, int]]], count: int | None, reverse: bool
+) -> None:
+    naive = sorted(
+        ((*entry, writer) for writer, found in strands.items() for entry in found), reverse=reverse
+    )
+    woven = weave(_pages(strands, reverse=reverse), count, reverse=reverse)
+    assert [entry[:3] for entry in woven] == naive[:count]
+    assert bodies(woven) == [[b"%d-%d" % (ms, seq), fields] for ms, seq, _, fields in woven]
+
+
+@given(_strands, st.integers(0, 40), st.booleans())
+def test_pages_of_the_count_are_enough(
+    strands: dict[int, set[tuple[int, int]]], count: int, reverse: bool
+) -> None:
+    whole = _pages(strands, reverse=reverse)
+    assert weave([page[:count] for page in whole], count, reverse=reverse) == weave(
+        whole, count, reverse=reverse
+    )
+
+
+@given(_strands, st.integers(1, 6), st.booleans())
+def test_what_is_certain_is_the_beginning_of_the_whole(
+    strands: dict[int, set[tuple[int, int]]], share: int, reverse: bool
+) -> None:
+    """Whatever the unread rest of the strands is; and it is no less than the shortest page."""
+    whole = _pages(strands, reverse=reverse)
+    heads = [page[:share] for page in whole]
+    unfinished = [page for page in heads if len(page) == share]
+    known = certain(heads, unfinished, reverse=reverse)
+    assert known == weave(whole, reverse=reverse)[: len(known)]
+    assert len(known) >= (share if unfinished else sum(map(len, whole)))
+
+
+def test_entries_with_one_id_stand_together_by_writer() -> None:
+    strands = {9: {(1, 0), (2, 0)}, 3: {(2, 0), (3, 0)}}
+    assert [entry[:3] for entry in weave(_pages(strands, reverse=False))] == [
+        (1, 0, 9),
+        (2, 0, 3),
+        (2, 0, 9),
+        (3, 0, 3),
+    ]
