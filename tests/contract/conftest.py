@@ -1,0 +1,31 @@
+"""Fixtures of the contract tests: clients of both kinds, a proxy to hurt connections, threads to wait in."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from tests.support.clients import Opener
+from tests.support.proxy import Proxy
+from tests.support.regions import become
+from tests.support.servers import Engine
+
+
+@pytest.fixture(params=["sync", "asyncio"])
+def opened(request: pytest.FixtureRequest) -> Iterator[Opener]:
+    with ExitStack() as stack:
+        yield Opener(request.param, stack)
+
+
+@pytest.fixture
+def proxy(engine: Engine) -> Iterator[Proxy]:
+    become(engine)
+    with Proxy(engine.port) as between:
+        yield between
+
+
+@pytest.fixture
+def background() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as pool:
+        yield pool

@@ -1,0 +1,235 @@
+"""`braid init` and `braid tune id-mode` as an operator runs them: text, --json, exit codes, no secrets."""
+
+import json
+import re
+import subprocess
+import sys
+from importlib.metadata import entry_points
+
+import pytest
+
+import braidstream
+from braidstream import engine as functions
+from tests.support.regions import become, client_of
+from tests.support.servers import Engine, Flavour, free_port
+
+SECRET = "s3cr3t-pa55"
+NAMED = ("--region", "1", "--name", "us-east")
+
+
+def braid(*words: str) -> "subprocess.CompletedProcess[str]":
+    """Run the command; no secret may ever come out of it, and no traceback."""
+    command = [sys.executable, "-m", "braidstream.cli.main", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    for said in (done.stdout, done.stderr):
+        assert "Traceback" not in said, said
+        assert SECRET[:4] not in said, said
+    return done
+
+
+def unframed(text: str) -> str:
+    """Without frames, colours and line breaks."""
+    return " ".join(re.sub(r"\x1b\[[0-9;]*m|[^\x00-\x7f]", " ", text).split())
+
+
+def config(engine: Engine) -> dict[str, str]:
+    with engine.client(decode_responses=True) as operator:
+        return operator.hgetall("bs:config")
+
+
+# braid init
+
+
+def test_init_makes_a_database_a_region_and_says_so(engine: Engine) -> None:
+    done = braid("init", "--url", engine.url, *NAMED)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == (
+        f"{engine.url} is region 1 (us-east), ID mode strict. "
+        f"Engine functions: version {functions.VERSION}, loaded, was none.\n"
+    )
+    with client_of(engine) as client:
+        assert client.xadd("x", {"n": "1"}) == client.xrange("x")[0][0]
+
+
+def test_init_prints_its_facts_as_one_line_of_json(engine: Engine) -> None:
+    done = braid("init", "--url", engine.url, *NAMED, "--json")
+    assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1)
+    assert json.loads(done.stdout) == {
+        "region": 1,
+        "name": "us-east",
+        "writer": 1,
+        "id_mode": "strict",
+        "functions": {"version": functions.VERSION, "was": 0},
+    }
+
+
+def test_init_again_changes_nothing(engine: Engine) -> None:
+    become(engine, id_mode="liberal")
+    before = config(engine)
+    done = braid("init", "--url", engine.url, *NAMED)
+    assert (done.returncode, config(engine)) == (0, before)
+    assert f"ID mode liberal. Engine functions: version {functions.VERSION}, already there." in done.stdout
+
+
+def test_init_refuses_a_database_that_is_another_region_and_leaves_it(engine: Engine) -> None:
+    become(engine)
+    before = config(engine)
+    done = braid("init", "--url", engine.url, "--region", "2", "--name", "us-east")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith(
+        f"error {engine.url}: this database already is region 1 (us-east), not region 2"
+    )
+    done = braid("init", "--url", engine.url, "--region", "1", "--name", "eu-west", "--json")
+    facts = json.loads(done.stdout)
+    assert (done.returncode, facts["code"], facts["url"]) == (1, "REGIONTAKEN", engine.url)
+    assert "A region keeps its number for life" in facts["error"]
+    assert config(engine) == before
+
+
+def test_init_refuses_a_server_that_evicts_any_key(flavour: Flavour) -> None:
+    with Engine(flavour, args=["--maxmemory-policy", "allkeys-lru"]) as engine:
+        done = braid("init", "--url", engine.url, *NAMED)
+        assert (done.returncode, done.stdout, config(engine)) == (1, "", {})
+        assert "maxmemory-policy allkeys-lru" in done.stderr
+        assert "Set maxmemory-policy to noeviction" in done.stderr
+
+
+def test_init_does_not_put_older_functions_in_place_of_newer_ones(
+    region: braidstream.Redis, engine: Engine
+) -> None:
+    region.run_plan(functions.load(version=functions.VERSION + 1))
+    done = braid("init", "--url", engine.url, *NAMED)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "pip install -U braidstream" in done.stderr
+
+
+# braid tune id-mode
+
+
+def test_tune_changes_the_mode_and_says_so(region: braidstream.Redis, engine: Engine) -> None:
+    for mode in ("semi-strict", "liberal"):
+        done = braid("tune", "id-mode", mode, "--url", engine.url)
+        assert (done.returncode, done.stderr, config(engine)["id-mode"]) == (0, "", mode)
+        assert done.stdout == f"{engine.url}: region 1 (us-east) now has ID mode {mode}.\n"
+    done = braid("tune", "id-mode", "strict", "--url", engine.url, "--json")
+    assert (done.returncode, done.stderr, config(engine)["id-mode"]) == (0, "", "strict")
+    assert json.loads(done.stdout) == {"region": 1, "name": "us-east", "id_mode": "strict"}
+
+
+def test_tune_of_a_database_that_is_no_region_says_how_to_make_it_one(engine: Engine) -> None:
+    done = braid("tune", "id-mode", "liberal", "--url", engine.url)
+    assert (done.returncode, done.stdout, config(engine)) == (1, "", {})
+    assert "not a braidstream region yet" in done.stderr
+    assert "braid init --url URL --region N --name NAME" in done.stderr
+    done = braid("tune", "id-mode", "liberal", "--url", engine.url, "--json")
+    assert (done.returncode, json.loads(done.stdout)["code"]) == (1, "NOREGION")
+
+
+# Misuse is exit code 2, before any server is asked.
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("tune id-mode lenient", "semi-strict"),
+        ("tune id-mode", "semi-strict"),
+        ("init --region 0 --name us-east", "--region"),
+        ("init --region 1024 --name us-east", "1023"),
+        ("init --region one --name us-east", "--region"),
+        ("init --region 1", "--name"),
+        ("init --name us-east", "--region"),
+        ("init --region 1 --name us-east --force", "--force"),
+    ],
+)
+def test_misuse_exits_2_and_names_what_is_wrong(line: str, says: str) -> None:
+    done = braid(*line.split(), "--url", "redis://127.0.0.1:1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in unframed(done.stderr)
+
+
+@pytest.mark.parametrize("line", ["init --region 1 --name us-east", "tune id-mode strict"])
+def test_a_missing_url_is_misuse(line: str) -> None:
+    done = braid(*line.split())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--url" in unframed(done.stderr)
+
+
+# Trouble is exit code 1 and one line, without secrets.
+
+
+def test_a_server_that_is_down_is_one_line() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    done = braid("init", *NAMED, "--url", f"redis://operator:{SECRET}@{address}/0")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith(f"error redis://{address}/0: ")
+    assert "Connection refused" in done.stderr
+    done = braid("tune", "id-mode", "strict", "--url", f"redis://operator:{SECRET}@{address}/0", "--json")
+    assert (done.returncode, done.stderr, done.stdout.count("\n")) == (1, "", 1)
+    assert set(json.loads(done.stdout)) == {"error", "code", "url"}
+
+
+def test_a_password_serves_and_never_shows(flavour: Flavour) -> None:
+    with Engine(flavour, args=["--requirepass", SECRET]) as engine:
+        address = f"127.0.0.1:{engine.port}"
+        done = braid("init", "--url", f"redis://:{SECRET}@{address}", *NAMED)
+        assert (done.returncode, done.stdout.split()[0]) == (0, f"redis://{address}")
+        done = braid("tune", "id-mode", "liberal", "--url", f"redis://{address}?password={SECRET}")
+        assert (done.returncode, done.stdout.split()[0]) == (0, f"redis://{address}:")
+        for wrong in (f":{SECRET}x@{address}", address, f"nobody:{SECRET}@{address}"):
+            done = braid("init", "--url", f"redis://{wrong}", *NAMED)
+            assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"redis://:{SECRET}/more@127.0.0.1:1",
+        f"redis://:{SECRET}#more@127.0.0.1:1",
+        f"redis://:{SECRET}?more@127.0.0.1:1",
+        f"redis://:{SECRET}[@127.0.0.1:1",
+        f"redis://[oops:{SECRET}@",
+        f"redis://:{SECRET}@127.0.0.1:port",
+        f"redis://127.0.0.1:1/?nonsense={SECRET}",
+        f"redis://127.0.0.1:1/?socket_timeout={SECRET}",
+        f"http://:{SECRET}@127.0.0.1:1",
+        f":{SECRET}@127.0.0.1",
+        "",
+    ],
+)
+def test_an_address_that_makes_no_sense_is_told_without_its_secret(url: str) -> None:
+    done = braid("init", "--url", url, *NAMED)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith("error ")
+
+
+def test_an_address_that_makes_no_sense_is_told_in_json_too() -> None:
+    done = braid("init", "--url", f"redis://:{SECRET}/more@127.0.0.1:1", *NAMED, "--json")
+    assert (done.returncode, done.stderr, set(json.loads(done.stdout))) == (1, "", {"error", "code", "url"})
+
+
+# Help.
+
+
+@pytest.mark.parametrize(
+    ("line", "example"),
+    [
+        ("init", "Example: braid init --url redis://localhost:6379 --region 1 --name us-east"),
+        ("tune id-mode", "Example: braid tune id-mode liberal --url redis://localhost:6379"),
+    ],
+)
+def test_help_shows_an_example(line: str, example: str) -> None:
+    done = braid(*line.split(), "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert example in unframed(done.stdout)
+
+
+def test_help_lists_the_verbs_and_a_bare_call_is_misuse() -> None:
+    helped, bare = braid("--help"), braid()
+    assert (helped.returncode, bare.returncode) == (0, 2)
+    for verb in ("init", "tune"):
+        assert verb in helped.stdout
+
+
+def test_the_installed_command_is_this_one() -> None:
+    [script] = entry_points(group="console_scripts", name="braid")
+    assert script.value == "braidstream.cli.main:app"
