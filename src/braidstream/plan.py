@@ -28,8 +28,8 @@ Replies = list[Any]
 class Batch:
     """Native commands for one round trip.
 
-    atomic: nothing of others comes between them (MULTI, unless there is only one). If a key that
-        the plan WATCHes has changed by then, nothing was done and the replies are None.
+    atomic: in a MULTI, so nothing of others comes between them. If a key that the plan WATCHes has
+        changed by then, nothing was done and the replies are None.
     resend: sending it twice is as good as once, so a driver may retry it after a lost connection.
     attempt: error replies come back as values instead of being thrown into the plan.
     block_ms: how long the engine may keep the last command waiting; 0 is for ever.

@@ -8,7 +8,11 @@ import pytest
 from scripts.reference import FOLDER, PAGES
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCS = sorted((ROOT / "docs").rglob("*.md")) + [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+DOCS = sorted((ROOT / "docs").rglob("*.md")) + [
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "CONTRIBUTING.md",
+]
 SOURCE = ROOT / "src" / "braidstream"
 
 

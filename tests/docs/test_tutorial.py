@@ -24,7 +24,9 @@ def test_the_tutorial_runs_as_printed(engine: Engine) -> None:
 def test_the_readme_shows_what_one_gets(engine: Engine) -> None:
     become(engine)
     [code] = blocks("README.md")
-    lines = code.replace("braidstream.Redis(decode_responses=True)", "client").replace("block=5000", "block=1")
+    lines = code.replace("braidstream.Redis(decode_responses=True)", "client").replace(
+        "block=5000", "block=1"
+    )
     with braidstream.Redis.from_url(engine.url, decode_responses=True) as client:
         exec(compile(lines, "README.md", "exec"), {"client": client})
         assert [fields["text"] for _, fields in client.xrange("messages")] == ["hello", "goodbye"]

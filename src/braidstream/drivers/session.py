@@ -192,7 +192,7 @@ def unpack(batch: Batch, replies: Replies) -> Replies:
     """What the plan gets for what the connection said."""
     if isinstance(batch, Exchange):
         return replies
-    if wrapped(batch):
+    if batch.atomic:
         done = executed(replies)
         if done is None:
             return None  # type: ignore[return-value]  # only plans that WATCH can see it
@@ -200,12 +200,8 @@ def unpack(batch: Batch, replies: Replies) -> Replies:
     return [resp2(command, reply) for command, reply in zip(batch.commands, replies, strict=True)]
 
 
-def wrapped(batch: Batch) -> bool:
-    return batch.atomic and len(batch.commands) > 1
-
-
 def wire(batch: Batch) -> list[Command]:
-    return transaction(batch.commands) if wrapped(batch) else list(batch.commands)
+    return transaction(batch.commands) if batch.atomic else list(batch.commands)
 
 
 def read_timeout(conn: Any, batch: Batch) -> float | None:

@@ -48,12 +48,7 @@ DEVIATIONS: Final = {
 }
 
 # Known bugs, each with a test of a command line that triggers it and is not sent. Empty is what we want.
-KNOWN: list[tuple[str, Callable[[Argv], bool]]] = [
-    (
-        "D33: COPY onto a name that shares no slot leaves a WATCH on the connection",
-        lambda argv: argv[0].upper() == b"COPY" and argv[2:3] in ([b""], [b"}x"]),
-    ),
-]
+KNOWN: list[tuple[str, Callable[[Argv], bool]]] = []
 
 CLOCK_SLACK_S: Final = 5
 SCRATCH: Final = b"differential:scratch"

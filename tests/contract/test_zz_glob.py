@@ -1,0 +1,48 @@
+"""Patterns: `matcher` says of a stream's name what KEYS says of a plain key."""
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from braidstream.commands.glob import matcher
+from tests.support.servers import Engine
+
+_letters = st.sampled_from(
+    [b"a", b"b", b"c", b"-", b"^", b"]", b"[", b"\\", b"*", b"?", b"\n", b"\0", b"\xff"]
+)
+_sets = st.tuples(
+    st.sampled_from([b"[", b"[^"]),
+    st.lists(st.one_of(_letters, st.sampled_from([b"a-c", b"c-a", b"\\]", b"\\-"])), max_size=4).map(
+        b"".join
+    ),
+    st.sampled_from([b"]", b""]),
+).map(b"".join)
+_patterns = st.lists(st.one_of(_letters, _sets, st.just(b"*")), max_size=8).map(b"".join)
+_names = st.lists(st.lists(_letters, max_size=5).map(b"".join), min_size=1, max_size=8, unique=True)
+
+
+from hypothesis import settings
+
+
+@settings(max_examples=12000)
+@given(_names, _patterns)
+@example([b"", b"a"], b"*")
+@example([b"", b"a"], b"**")
+@example([b"", b"a"], b"")
+@example([b"a", b"aa"], b"a**")
+@example([b"\\", b"a\\"], b"*\\")
+@example([b"a", b"b", b"["], b"[")
+@example([b"a", b"b", b"^"], b"[^")
+@example([b"a", b"b", b"]"], b"[]")
+@example([b"a", b"b", b"]"], b"[^]")
+@example([b"a", b"-", b"c", b"b"], b"[a-")
+@example([b"a", b"-", b"]", b"b"], b"[a-]")
+@example([b"b", b"\\"], b"[c-a]")
+@example([b"\\", b"a"], b"[\\")
+@example([b"\n", b"a\nb"], b"*?")
+def test_the_matcher_agrees_with_the_engine(engine: Engine, names: list[bytes], pattern: bytes) -> None:
+    with engine.client() as client:
+        client.mset(dict.fromkeys(names, b""))
+        seen = sorted(client.keys(pattern))
+        client.delete(*names)
+    matches = matcher(pattern).match
+    assert sorted(name for name in names if matches(name)) == seen
