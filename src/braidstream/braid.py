@@ -65,14 +65,15 @@ def read_region() -> Plan[Region]:
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """What the registry of one stream says: the cut of every strand, and which are there."""
+    """What the registry of one stream says: every strand's cut, which are there, where each group starts."""
 
     cuts: dict[Strand, Id] = field(default_factory=dict)
     strands: tuple[Strand, ...] = ()
+    groups: dict[bytes, Id] = field(default_factory=dict)
 
     @staticmethod
     def parse(name: bytes, reply: list[Any]) -> "Registry":
-        cuts, there = dict[Strand, Id](), list[Strand]()
+        cuts, there, groups = dict[Strand, Id](), list[Strand](), dict[bytes, Id]()
         for label, value in zip(reply[::2], reply[1::2], strict=True):
             if found := _LABEL.match(label):
                 life, state, cut = value.split(b":")
@@ -80,7 +81,9 @@ class Registry:
                 cuts[strand] = ids.native(cut)
                 if state == b"+":
                     there.append(strand)
-        return Registry(cuts, _ordered(there))
+            elif label.startswith(b"g:"):
+                groups[label[2:]] = ids.native(value.split(b" ", 1)[0])
+        return Registry(cuts, _ordered(there), dict(sorted(groups.items())))
 
     @property
     def exists(self) -> bool:
@@ -94,7 +97,8 @@ class Registry:
         """The same, with a strand (in this life) there."""
         cuts = {each: cut for each, cut in self.cuts.items() if each.label != strand.label}
         others = [each for each in self.strands if each.label != strand.label]
-        return Registry({**cuts, strand: self.cuts.get(strand, ids.ZERO)}, _ordered([*others, strand]))
+        cuts[strand] = self.cuts.get(strand, ids.ZERO)
+        return Registry(cuts, _ordered([*others, strand]), self.groups)
 
 
 def _ordered(strands: Iterable[Strand]) -> tuple[Strand, ...]:

@@ -166,12 +166,7 @@ def parse_trim(argv: Argv) -> Trim:
 def parse_interval(argv: Argv, *, reverse: bool) -> tuple[Id, Id, int | None]:
     """XRANGE key start end [COUNT n], XREVRANGE key end start [COUNT n] -> (start, end, count)."""
     first, last = (argv[3], argv[2]) if reverse else (argv[2], argv[3])
-    start = _interval_end(first, 0)
-    if first.startswith(b"(") and len(first) > 1:
-        start = ids.after(start) or fail("ERR invalid start ID for the interval")
-    end = _interval_end(last, ids.MAX)
-    if last.startswith(b"(") and len(last) > 1:
-        end = ids.before(end) or fail("ERR invalid end ID for the interval")
+    start, end = interval(first, last)
     count, at = None, 4
     while at < len(argv):
         if option(argv[at]) != b"COUNT" or at + 1 == len(argv):
@@ -179,6 +174,17 @@ def parse_interval(argv: Argv, *, reverse: bool) -> tuple[Id, Id, int | None]:
         count = max(integer(argv[at + 1]), 0)
         at += 2
     return start, end, count
+
+
+def interval(first: bytes, last: bytes) -> tuple[Id, Id]:
+    """The ends of a range, both inclusive: `-`, `+`, `(id`, partial IDs."""
+    start = _interval_end(first, 0)
+    if first.startswith(b"(") and len(first) > 1:
+        start = ids.after(start) or fail("ERR invalid start ID for the interval")
+    end = _interval_end(last, ids.MAX)
+    if last.startswith(b"(") and len(last) > 1:
+        end = ids.before(end) or fail("ERR invalid end ID for the interval")
+    return start, end
 
 
 def _interval_end(word: bytes, missing_seq: int) -> Id:

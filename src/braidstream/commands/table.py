@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 from braidstream import keys
 from braidstream.braid import View
-from braidstream.commands import append, inspect, keyspace, read, rename, trim
+from braidstream.commands import append, deliver, groups, inspect, keyspace, pending, read, rename, trim
 from braidstream.commands.arguments import Argv, option, shown, wrong_arity
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.plan import Plan
@@ -180,8 +180,39 @@ TABLE: Final[dict[bytes, Spec]] = {
     b"FLUSHDB": Spec("[ASYNC|SYNC]", keyspace.flush, _none, 1, multi=False),
     b"FLUSHALL": Spec("[ASYNC|SYNC]", keyspace.flush, _none, 1, multi=False),
     b"WATCH": Spec("key [key ...]", keyspace.watch, _all, 2, multi=False),
+    b"XGROUP": Spec(
+        "CREATE|SETID key group id|$ [MKSTREAM] [ENTRIESREAD n] | DESTROY key group | "
+        "CREATECONSUMER|DELCONSUMER key group consumer | HELP",
+        groups.manage,
+        _second,
+        2,
+        subcommands=groups.SUBCOMMANDS,
+        multi=False,
+    ),
+    b"XREADGROUP": Spec(
+        "GROUP group consumer [COUNT count] [BLOCK ms] [NOACK] STREAMS key [key ...] id [id ...]",
+        deliver.read_group,
+        _read,
+        7,
+        shape="streams",
+        multi=False,
+    ),
+    b"XACK": Spec("key group id [id ...]", pending.acknowledge, _first, 4, multi=False),
+    b"XPENDING": Spec(
+        "key group [[IDLE min-idle] start end count [consumer]]", pending.pending, _first, 3, multi=False
+    ),
+    b"XCLAIM": Spec(
+        "key group consumer min-idle id [id ...] [IDLE ms] [TIME ms] [RETRYCOUNT n] [FORCE] [JUSTID] [LASTID id]",
+        pending.claim,
+        _first,
+        6,
+        multi=False,
+    ),
+    b"XAUTOCLAIM": Spec(
+        "key group consumer min-idle start [COUNT count] [JUSTID]", pending.claim_idle, _first, 6, multi=False
+    ),
     **dict.fromkeys(
-        (b"XGROUP", b"XREADGROUP", b"XACK", b"XACKDEL", b"XNACK", b"XPENDING", b"XCLAIM", b"XAUTOCLAIM"),
+        (b"XACKDEL", b"XNACK"),
         Spec("...", _groups_later, _none, 1),
     ),
     **dict.fromkeys((b"XCFGSET", b"XIDMPRECORD"), Spec("...", _idempotence_later, _none, 1)),

@@ -137,11 +137,18 @@ def resp2(command: Command, reply: Any) -> Any:
     """A reply in the shape plans know, whatever protocol it came by."""
     if isinstance(reply, exceptions.ResponseError):
         return reply_error(reply)
-    if isinstance(reply, dict):
-        if command[0] == "XREAD":
-            return [[name, entries] for name, entries in reply.items()]
-        return [word for pair in reply.items() for word in pair]
+    if isinstance(reply, dict) and command[0] in ("XREAD", "XREADGROUP"):
+        return [[name, entries] for name, entries in reply.items()]
+    if isinstance(reply, dict) or command[0] == "XINFO":
+        return _flattened(reply)
     return reply
+
+
+def _flattened(value: Any) -> Any:
+    """Maps as the flat arrays that RESP2 sends, however deep."""
+    if isinstance(value, dict):
+        return [_flattened(word) for pair in value.items() for word in pair]
+    return [_flattened(each) for each in value] if isinstance(value, list) else value
 
 
 def reply_error(error: exceptions.ResponseError) -> ReplyError:

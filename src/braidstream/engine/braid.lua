@@ -7,12 +7,14 @@
      (BSSTALE): the caller looks again.
      Why a function: between taking the keys away and noting their last IDs, nobody may append. ]]
 local function braid_delete(keys, args)
-  local given, strands, found = {}, {}, 0
+  local given, strands, groups, found = {}, {}, {}, 0
   for at = 1, #args do given[args[at]] = keys[at + 1] end
   local fields = redis.call('HGETALL', keys[1])
   for at = 1, #fields, 2 do
     local life, state, cut = string.match(fields[at + 1], '^(%d+):([+-]):(.*)$')
-    if string.match(fields[at], '^[sc]%d+$') and state == '+' then
+    if string.match(fields[at], '^g:') then
+      groups[#groups + 1] = fields[at]
+    elseif string.match(fields[at], '^[sc]%d+$') and state == '+' then
       local key = given[fields[at] .. ':' .. life]
       if not key then return redis.error_reply('BSSTALE the strands of this stream have changed') end
       strands[fields[at]] = { key = key, life = life, cut = cut }
@@ -29,6 +31,7 @@ local function braid_delete(keys, args)
     end
     register(keys[1], label, strand.life, '-', last or after_loss(strand.cut))
   end
+  for _, field in ipairs(groups) do redis.call('HDEL', keys[1], field) end
   return existed
 end
 

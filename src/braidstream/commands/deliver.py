@@ -1,0 +1,272 @@
+"""XREADGROUP: new entries in ID order over all strands, or a consumer's own pending ones again.
+
+New entries (`>`). Each strand has its own position, so nothing is skipped, whatever arrives late.
+
+    one strand                    native XREADGROUP, one round trip
+    no COUNT                      native, over all strands
+    COUNT, several strands        1. where is the group, and what has it not read yet?  (XINFO GROUPS)
+                                  2. if more is waiting in two strands than COUNT: the heads, woven
+                                  3. so many from this strand, so many from that: native, in one MULTI
+
+At most COUNT come back, whoever reads at the same time: step 3 asks for numbers, not for IDs. What
+another consumer took meanwhile is taken from what follows.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from braidstream import ids, keys
+from braidstream.braid import Registry, View, refuse_other_types, registry_of
+from braidstream.commands.arguments import Argv, fail, integer, option, shown, strict_id
+from braidstream.commands.pending import Query, Row, rows_of
+from braidstream.errors import ReplyError
+from braidstream.ids import Id
+from braidstream.plan import Batch, Command, Plan
+from braidstream.strand import Entry, Strand
+from braidstream.weave import bodies, weave
+
+# A waiting consumer looks up from time to time, for strands that came to be meanwhile.
+BLOCK_SLICE_MS: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class ReadGroup:
+    """XREADGROUP, parsed."""
+
+    group: bytes
+    consumer: bytes
+    names: list[bytes]
+    positions: list[bytes]
+    count: int | None
+    block_ms: int | None
+    noack: bool
+
+
+def parse(argv: Argv) -> ReadGroup | None:
+    """XREADGROUP GROUP group consumer [COUNT n] [BLOCK ms] [NOACK] STREAMS key ... id ...
+
+    None where streams and IDs are not balanced: the engines word that differently, so they are asked.
+    """
+    group = consumer = count = block_ms = None
+    noack, at = False, 1
+    while at < len(argv):
+        word, more = option(argv[at]), len(argv) - 1 - at
+        if word == b"BLOCK" and more:
+            block_ms, at = integer(argv[at + 1], "ERR timeout is not an integer or out of range"), at + 1
+            if block_ms < 0:
+                fail("ERR timeout is negative")
+        elif word == b"COUNT" and more:
+            count, at = max(integer(argv[at + 1]), 0) or None, at + 1
+        elif word == b"GROUP" and more >= 2:
+            group, consumer, at = argv[at + 1], argv[at + 2], at + 2
+        elif word == b"NOACK":
+            noack = True
+        elif word == b"STREAMS" and more:
+            rest = argv[at + 1 :]
+            if len(rest) % 2:
+                return None
+            if group is None or consumer is None:
+                fail("ERR Missing GROUP option for XREADGROUP")
+            half = len(rest) // 2
+            return ReadGroup(group, consumer, rest[:half], rest[half:], count, block_ms, noack)
+        else:
+            fail("ERR syntax error")
+        at += 1
+    return fail("ERR syntax error")
+
+
+def read_group(view: View, argv: Argv) -> Plan[list[Any] | None]:
+    """XREADGROUP. One round trip where a stream has one strand or no COUNT is given; else two or three."""
+    spec = parse(argv)
+    if spec is None:
+        [reply] = yield Batch([tuple(argv)], attempt=True)
+        raise reply if isinstance(reply, ReplyError) else ReplyError("ERR syntax error")
+    registries = yield from _look(view, spec)
+    answer = list[Any]()
+    for name, word in zip(spec.names, spec.positions, strict=True):
+        strands = registries[name].strands
+        if word == b">":
+            woven = yield from _new(view, spec, strands)
+            if woven:
+                answer.append([name, bodies(woven)])
+        else:
+            answer.append([name, (yield from _history(view, spec, strands, strict_id(word)))])
+    waits = spec.block_ms is not None and not view.in_multi and all(word == b">" for word in spec.positions)
+    if not answer and waits:
+        return (yield from _wait(view, spec, registries))
+    return answer or None
+
+
+def _look(view: View, spec: ReadGroup) -> Plan[dict[bytes, Registry]]:
+    """The registries. As the engine does, each key is checked together with its ID, in order."""
+    distinct = list(dict.fromkeys(spec.names))
+    replies = yield Batch([registry_of(name) for name in distinct], resend=True)
+    registries = {name: view.learn(name, reply) for name, reply in zip(distinct, replies, strict=True)}
+    for name, word in zip(spec.names, spec.positions, strict=True):
+        if not registries[name].exists:
+            yield from refuse_other_types(name)
+        if spec.group not in registries[name].groups:
+            where = f"No such key '{shown(name)}' or consumer group '{shown(spec.group)}'"
+            fail(f"NOGROUP {where} in XREADGROUP with GROUP option")
+        if word == b"$" or word == b"+":
+            sign = word.decode()
+            fail(
+                f"ERR The {sign} ID is meaningless in the context of XREADGROUP: you want to read the history "
+                "of this consumer by specifying a proper ID, or use the > ID to get new messages. "
+                f"The {sign} ID would just return an empty result set."
+            )
+        if word != b">":
+            strict_id(word)
+    return registries
+
+
+def _take(spec: ReadGroup, counts: dict[Strand, int | None], block_ms: int | None = None) -> list[Command]:
+    """Native reads of new entries: one command for all strands that get the same count."""
+    by_count = dict[int | None, list[Strand]]()
+    for strand, count in counts.items():
+        by_count.setdefault(count, []).append(strand)
+    commands: list[Command] = []
+    for count, strands in by_count.items():
+        groups = [[strand] for strand in strands] if count is not None and block_ms is None else [strands]
+        for each in groups:
+            limit: Command = () if count is None else ("COUNT", count)
+            block: Command = () if block_ms is None else ("BLOCK", block_ms)
+            noack: Command = ("NOACK",) if spec.noack else ()
+            where = (*(strand.key for strand in each), *([b">"] * len(each)))
+            commands.append(
+                ("XREADGROUP", "GROUP", spec.group, spec.consumer, *limit, *block, *noack, "STREAMS", *where)
+            )
+    return commands
+
+
+def _entries(replies: list[Any]) -> list[Entry]:
+    pages = list[list[Entry]]()
+    for reply in replies:
+        for key, page in reply or []:
+            place = keys.parse_strand(key)
+            assert place is not None, key
+            pages.append(Strand(*place).entries(page))
+    return weave(pages)
+
+
+def _new(view: View, spec: ReadGroup, strands: tuple[Strand, ...]) -> Plan[list[Entry]]:
+    """New entries of one stream, in ID order."""
+    counts: dict[Strand, int | None] = dict.fromkeys(strands, spec.count)
+    if spec.count is not None and len(strands) > 1:
+        counts = yield from _shares(view, spec, strands)
+    commands = _take(spec, counts)
+    replies = yield Batch(commands, atomic=view.one_step(len(commands)))
+    return _entries(replies)
+
+
+def _shares(view: View, spec: ReadGroup, strands: tuple[Strand, ...]) -> Plan[dict[Strand, int | None]]:
+    """How many new entries to take from each strand, so that they are the next COUNT in ID order."""
+    assert spec.count is not None
+    positions = yield from _positions(strands, spec.group)
+    waiting = {strand: lag for strand, (_, lag) in positions.items() if lag != 0}
+    if not waiting:
+        # Nothing, as far as the engine knows. One read of all settles it, and makes the consumer.
+        each = max(spec.count // len(strands), 1)
+        return dict.fromkeys(strands[: spec.count], each)
+    if len(waiting) == 1:
+        return dict.fromkeys(waiting, spec.count)
+    if (
+        all(lag is not None for lag in waiting.values())
+        and sum(lag or 0 for lag in waiting.values()) <= spec.count
+    ):
+        return dict(waiting)
+    heads = yield Batch(
+        [_after(strand, positions[strand][0], spec.count) for strand in waiting],
+        atomic=view.one_step(len(waiting)),
+        resend=True,
+    )
+    woven = weave(
+        [
+            [(*entry[:3], [strand.label]) for entry in strand.entries(page)]
+            for strand, page in zip(waiting, heads, strict=True)
+        ],
+        spec.count,
+    )
+    shares = dict[Strand, int | None]()
+    for strand in waiting:
+        share = sum(entry[3] == [strand.label] for entry in woven)
+        if share:
+            shares[strand] = share
+    return shares or dict.fromkeys(list(waiting)[:1], spec.count)
+
+
+def _after(strand: Strand, native: Id, count: int) -> Command:
+    return (
+        "XRANGE",
+        strand.key,
+        b"(" + ids.text(native) if native != ids.ZERO else b"-",
+        b"+",
+        "COUNT",
+        count,
+    )
+
+
+def _positions(strands: tuple[Strand, ...], group: bytes) -> Plan[dict[Strand, tuple[Id, int | None]]]:
+    """Where the group is in each strand, and how much it has not read there (None: not known)."""
+    replies = yield Batch([("XINFO", "GROUPS", strand.key) for strand in strands], resend=True)
+    found = dict[Strand, tuple[Id, int | None]]()
+    for strand, reply in zip(strands, replies, strict=True):
+        for info in reply:
+            facts = dict(zip(info[::2], info[1::2], strict=True))
+            if facts[b"name"] == group:
+                found[strand] = ids.native(facts[b"last-delivered-id"]), facts[b"lag"]
+    return found
+
+
+def _history(view: View, spec: ReadGroup, strands: tuple[Strand, ...], after: Id) -> Plan[list[Any]]:
+    """The consumer's own pending entries after an ID, in ID order; [id, nil] for one that was deleted."""
+    shares: dict[Strand, int | None] = dict.fromkeys(strands, spec.count)
+    if spec.count is not None and len(strands) > 1:
+        start = ids.after(after)
+        rows = yield from _own(view, spec, strands, start) if start is not None else _nothing()
+        shares = {strand: share for strand in strands if (share := sum(row.strand == strand for row in rows))}
+    commands: list[Command] = []
+    for strand, count in (shares or dict.fromkeys(strands[:1], spec.count)).items():
+        limit: Command = () if count is None else ("COUNT", count)
+        where = (strand.key, ids.text(strand.floor(after)))
+        commands.append(("XREADGROUP", "GROUP", spec.group, spec.consumer, *limit, "STREAMS", *where))
+    replies = yield Batch(commands, atomic=view.one_step(len(commands)))
+    return bodies(_entries(replies))
+
+
+def _nothing() -> Plan[list[Row]]:
+    return []
+    yield
+
+
+def _own(view: View, spec: ReadGroup, strands: tuple[Strand, ...], start: Id) -> Plan[list[Row]]:
+    assert spec.count is not None
+    query = Query(start, ids.LAST, spec.count, consumer=spec.consumer)
+    rows = yield from rows_of(view, strands, spec.group, query)
+    return rows[: spec.count]
+
+
+def _wait(view: View, spec: ReadGroup, registries: dict[bytes, Registry]) -> Plan[list[Any] | None]:
+    """Block natively over every strand: the engine serves waiting consumers first come, first served."""
+    assert spec.block_ms is not None
+    left = spec.block_ms
+    while True:
+        strands = [strand for name in spec.names for strand in registries[name].strands]
+        turn = BLOCK_SLICE_MS if not spec.block_ms else min(left, BLOCK_SLICE_MS)
+        count = None if spec.count is None else max(spec.count // len(strands), 1)
+        [command] = _take(spec, dict.fromkeys(strands, count), turn)
+        [reply] = yield Batch([command], block_ms=turn, attempt=True)
+        if isinstance(reply, ReplyError):
+            # A strand or the group went away: say so, or go on with what there is now.
+            reply = None
+        if reply:
+            answer = list[Any]()
+            for name in spec.names:
+                mine = [each for each in reply if (keys.parse_strand(each[0]) or (b"",))[0] == name]
+                if mine:
+                    answer.append([name, bodies(_entries([mine]))])
+            return answer
+        left -= turn
+        if spec.block_ms and left <= 0:
+            return None
+        registries = yield from _look(view, spec)

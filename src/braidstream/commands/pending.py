@@ -1,0 +1,259 @@
+"""XACK, XPENDING, XCLAIM, XAUTOCLAIM: what was delivered and not yet acknowledged, over all strands."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
+
+from braidstream import ids
+from braidstream.braid import Registry, View, refuse_other_types, registry_of
+from braidstream.commands.arguments import Argv, fail, integer, interval, option, shown, strict_id
+from braidstream.ids import Id
+from braidstream.plan import Batch, Command, Plan
+from braidstream.strand import Strand
+
+
+class Row(NamedTuple):
+    """One pending entry, as XPENDING tells it; it sorts by ID."""
+
+    id: Id
+    writer: int
+    strand: Strand
+    consumer: bytes
+    idle: int
+    deliveries: int
+
+
+def no_group(name: bytes, group: bytes) -> NoReturn:
+    fail(f"NOGROUP No such key '{shown(name)}' or consumer group '{shown(group)}'")
+
+
+def _look(view: View, name: bytes) -> Plan[Registry]:
+    [reply] = yield Batch([registry_of(name)], resend=True)
+    registry = view.learn(name, reply)
+    if not registry.exists:
+        yield from refuse_other_types(name)
+    return registry
+
+
+def acknowledge(view: View, argv: Argv) -> Plan[int]:
+    """XACK key group id ...: each ID goes to the strands that may hold it. Two round trips."""
+    name, group = argv[1], argv[2]
+    registry = yield from _look(view, name)
+    if group not in registry.groups:
+        return 0
+    wanted = [strict_id(word) for word in argv[3:]]
+    commands: list[Command] = []
+    for strand in registry.strands:
+        here = [ids.text(native) for entry in wanted if (native := strand.exact(entry)) is not None]
+        if here:
+            commands.append(("XACK", strand.key, group, *here))
+    if not commands:
+        return 0
+    replies = yield Batch(commands, atomic=view.one_step(len(commands)))
+    return sum(replies)
+
+
+def pending(view: View, argv: Argv) -> Plan[list[Any]]:
+    """XPENDING key group [[IDLE min-idle] start end count [consumer]]. Two round trips."""
+    if len(argv) != 3 and not 6 <= len(argv) <= 9:
+        fail("ERR syntax error")
+    name, group = argv[1], argv[2]
+    query = _parse_pending(argv) if len(argv) > 3 else None
+    registry = yield from _look(view, name)
+    if group not in registry.groups:
+        no_group(name, group)
+    if query is None:
+        return (yield from _summary(view, registry.strands, group))
+    rows = yield from rows_of(view, registry.strands, group, query)
+    return [[ids.text(row.id), row.consumer, row.idle, row.deliveries] for row in rows[: query.count]]
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """The extended form of XPENDING."""
+
+    start: Id
+    end: Id
+    count: int
+    idle: int = 0
+    consumer: bytes | None = None
+
+
+def _parse_pending(argv: Argv) -> Query:
+    at, idle = 3, 0
+    if option(argv[3]) == b"IDLE":
+        idle = integer(argv[4])
+        if len(argv) < 8:
+            fail("ERR syntax error")
+        at = 5
+    count = max(integer(argv[at + 2]), 0)
+    start, end = interval(argv[at], argv[at + 1])
+    return Query(start, end, count, idle, argv[at + 3] if len(argv) > at + 3 else None)
+
+
+def rows_of(view: View, strands: tuple[Strand, ...], group: bytes, query: Query) -> Plan[list[Row]]:
+    """Pending entries of every strand, in ID order."""
+    if not query.count:
+        return []
+    idle: Command = ("IDLE", query.idle) if query.idle else ()
+    who: Command = () if query.consumer is None else (query.consumer,)
+    commands: list[Command] = []
+    for strand in strands:
+        low, high = ids.text(strand.ceil(query.start)), ids.text(strand.floor(query.end))
+        commands.append(("XPENDING", strand.key, group, *idle, low, high, query.count, *who))
+    replies = yield Batch(commands, atomic=view.one_step(len(commands)), resend=True)
+    rows = [
+        Row(strand.user(ids.native(entry)), strand.writer, strand, consumer, since, deliveries)
+        for strand, reply in zip(strands, replies, strict=True)
+        for entry, consumer, since, deliveries in reply
+    ]
+    return sorted(rows, key=lambda row: row[:2])
+
+
+def _summary(view: View, strands: tuple[Strand, ...], group: bytes) -> Plan[list[Any]]:
+    commands: list[Command] = [("XPENDING", strand.key, group) for strand in strands]
+    replies = yield Batch(commands, atomic=view.one_step(len(commands)), resend=True)
+    total, consumers = 0, dict[bytes, int]()
+    first, last = list[Id](), list[Id]()
+    for strand, (count, low, high, each) in zip(strands, replies, strict=True):
+        if count:
+            total += count
+            first.append(strand.user(ids.native(low)))
+            last.append(strand.user(ids.native(high)))
+            for consumer, number in each:
+                consumers[consumer] = consumers.get(consumer, 0) + int(number)
+    if not total:
+        return [0, None, None, None]
+    counts = [[consumer, b"%d" % number] for consumer, number in sorted(consumers.items())]
+    return [total, ids.text(min(first)), ids.text(max(last)), counts]
+
+
+def claim(view: View, argv: Argv) -> Plan[list[Any]]:
+    """XCLAIM key group consumer min-idle id ... [IDLE ms] [TIME ms] [RETRYCOUNT n] [FORCE] [JUSTID] [LASTID id]."""
+    name, group, consumer = argv[1:4]
+    registry = yield from _look(view, name)
+    if group not in registry.groups:
+        no_group(name, group)
+    idle = max(integer(argv[4], "ERR Invalid min-idle-time argument for XCLAIM"), 0)
+    at = 5
+    while at < len(argv) and ids.parse(argv[at]) is not None:
+        at += 1
+    options = _parse_claim(argv, at)
+    wanted = [strict_id(word) for word in argv[5:at]]
+    return (yield from _claim(view, registry.strands, (group, consumer, idle), wanted, options))
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimOptions:
+    words: Command = ()
+    justid: bool = False
+    last: Id | None = None
+
+
+def _parse_claim(argv: Argv, at: int) -> ClaimOptions:
+    words: Command = ()
+    justid, last = False, None
+    while at < len(argv):
+        word, more = option(argv[at]), at + 1 < len(argv)
+        if word == b"FORCE":
+            words += (word,)
+        elif word == b"JUSTID":
+            justid, words = True, (*words, word)
+        elif word in (b"IDLE", b"TIME", b"RETRYCOUNT") and more:
+            value = integer(argv[at + 1], f"ERR Invalid {word.decode()} option argument for XCLAIM")
+            words, at = (*words, word, value), at + 1
+        elif word == b"LASTID" and more:
+            last, at = strict_id(argv[at + 1]), at + 1
+        else:
+            fail(f"ERR Unrecognized XCLAIM option '{shown(argv[at])}'")
+        at += 1
+    return ClaimOptions(words, justid, last)
+
+
+def _claim(
+    view: View,
+    strands: tuple[Strand, ...],
+    who: tuple[bytes, bytes, int],
+    wanted: list[Id],
+    options: ClaimOptions,
+) -> Plan[list[Any]]:
+    """Native claims on the strands that may hold the IDs; the answer in the order they were asked for."""
+    asked = list[tuple[Strand, list[bytes]]]()
+    for strand in strands:
+        here = [ids.text(native) for entry in wanted if (native := strand.exact(entry)) is not None]
+        if here or options.last is not None:
+            asked.append((strand, here or [b"0-0"]))
+    commands: list[Command] = []
+    for strand, here in asked:
+        last: Command = () if options.last is None else ("LASTID", ids.text(strand.floor(options.last)))
+        commands.append(("XCLAIM", strand.key, *who, *here, *options.words, *last))
+    if not commands:
+        return []
+    replies = yield Batch(commands, atomic=view.one_step(len(commands)))
+    found = dict[Id, list[Any]]()
+    for (strand, _), reply in zip(asked, replies, strict=True):
+        for each in reply:
+            native = each if options.justid else each[0]
+            entry = strand.user(ids.native(native))
+            found.setdefault(entry, []).append(
+                ids.text(entry) if options.justid else [ids.text(entry), each[1]]
+            )
+    return [answer for entry in wanted for answer in found.get(entry, [])]
+
+
+def claim_idle(view: View, argv: Argv) -> Plan[list[Any]]:
+    """XAUTOCLAIM key group consumer min-idle start [COUNT n] [JUSTID]: [next, entries, deleted].
+
+    The pending lists of all strands are walked in ID order, as the engine walks one. Three round trips.
+    """
+    name, group, consumer = argv[1:4]
+    idle = max(integer(argv[4], "ERR Invalid min-idle-time argument for XAUTOCLAIM"), 0)
+    start, _ = interval(argv[5], b"+")
+    count, justid, at = 100, False, 6
+    while at < len(argv):
+        if option(argv[at]) == b"COUNT" and at + 1 < len(argv):
+            count, at = integer(argv[at + 1], "ERR COUNT must be > 0"), at + 1
+            if count < 1:
+                fail("ERR COUNT must be > 0")
+        elif option(argv[at]) == b"JUSTID":
+            justid = True
+        else:
+            fail("ERR syntax error")
+        at += 1
+    registry = yield from _look(view, name)
+    if group not in registry.groups:
+        no_group(name, group)
+    attempts = count * 10
+    rows = yield from rows_of(view, registry.strands, group, Query(start, ids.LAST, attempts + 1))
+    taken, position = list[Row](), 0
+    while position < len(rows) and attempts and len(taken) < count:
+        attempts -= 1
+        if rows[position].idle >= idle:
+            taken.append(rows[position])
+        position += 1
+    following = ids.text(rows[position].id) if position < len(rows) else b"0-0"
+    return [following, *(yield from _take(view, (group, consumer, idle), taken, justid))]
+
+
+def _take(view: View, who: tuple[bytes, bytes, int], rows: list[Row], justid: bool) -> Plan[list[list[Any]]]:
+    by_strand = dict[Strand, list[bytes]]()
+    for row in rows:
+        native = row.strand.exact(row.id)
+        assert native is not None
+        by_strand.setdefault(row.strand, []).append(ids.text(native))
+    words: Command = ("JUSTID",) if justid else ()
+    commands: list[Command] = [
+        ("XCLAIM", strand.key, *who[:2], 0, *natives, *words) for strand, natives in by_strand.items()
+    ]
+    replies = (yield Batch(commands, atomic=view.one_step(len(commands)))) if commands else []
+    found = dict[tuple[Strand, bytes], Any]()
+    for strand, reply in zip(by_strand, replies, strict=True):
+        for each in reply:
+            found[strand, each if justid else each[0]] = None if justid else each[1]
+    entries, deleted = list[Any](), list[bytes]()
+    for row in rows:
+        place = row.strand, ids.text(row.strand.exact(row.id) or ids.ZERO)
+        if place not in found:
+            deleted.append(ids.text(row.id))
+        else:
+            entries.append(ids.text(row.id) if justid else [ids.text(row.id), found[place]])
+    return [entries, deleted]
