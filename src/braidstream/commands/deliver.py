@@ -19,6 +19,7 @@ from braidstream import ids, keys
 from braidstream.braid import Registry, View, refuse_other_types, registry_of
 from braidstream.commands.arguments import Argv, fail, integer, option, shown, strict_id
 from braidstream.commands.pending import Query, Row, rows_of
+from braidstream.commands.standing import after, facts
 from braidstream.errors import ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
@@ -111,8 +112,8 @@ def _look(view: View, spec: ReadGroup) -> Plan[dict[bytes, Registry]]:
         if word == b"$" or word == b"+":
             sign = word.decode()
             fail(
-                f"ERR The {sign} ID is meaningless in the context of XREADGROUP: you want to read the history "
-                "of this consumer by specifying a proper ID, or use the > ID to get new messages. "
+                f"ERR The {sign} ID is meaningless in the context of XREADGROUP: you want to read the "
+                "history of this consumer by specifying a proper ID, or use the > ID to get new messages. "
                 f"The {sign} ID would just return an empty result set."
             )
         if word != b">":
@@ -176,7 +177,7 @@ def _shares(view: View, spec: ReadGroup, strands: tuple[Strand, ...]) -> Plan[di
     ):
         return dict(waiting)
     heads = yield Batch(
-        [_after(strand, positions[strand][0], spec.count) for strand in waiting],
+        [after(strand, positions[strand][0], spec.count) for strand in waiting],
         atomic=view.one_step(len(waiting)),
         resend=True,
     )
@@ -195,40 +196,29 @@ def _shares(view: View, spec: ReadGroup, strands: tuple[Strand, ...]) -> Plan[di
     return shares or dict.fromkeys(list(waiting)[:1], spec.count)
 
 
-def _after(strand: Strand, native: Id, count: int) -> Command:
-    return (
-        "XRANGE",
-        strand.key,
-        b"(" + ids.text(native) if native != ids.ZERO else b"-",
-        b"+",
-        "COUNT",
-        count,
-    )
-
-
 def _positions(strands: tuple[Strand, ...], group: bytes) -> Plan[dict[Strand, tuple[Id, int | None]]]:
     """Where the group is in each strand, and how much it has not read there (None: not known)."""
     replies = yield Batch([("XINFO", "GROUPS", strand.key) for strand in strands], resend=True)
     found = dict[Strand, tuple[Id, int | None]]()
     for strand, reply in zip(strands, replies, strict=True):
         for info in reply:
-            facts = dict(zip(info[::2], info[1::2], strict=True))
-            if facts[b"name"] == group:
-                found[strand] = ids.native(facts[b"last-delivered-id"]), facts[b"lag"]
+            row = facts(info)
+            if row[b"name"] == group:
+                found[strand] = ids.native(row[b"last-delivered-id"]), row[b"lag"]
     return found
 
 
-def _history(view: View, spec: ReadGroup, strands: tuple[Strand, ...], after: Id) -> Plan[list[Any]]:
+def _history(view: View, spec: ReadGroup, strands: tuple[Strand, ...], since: Id) -> Plan[list[Any]]:
     """The consumer's own pending entries after an ID, in ID order; [id, nil] for one that was deleted."""
     shares: dict[Strand, int | None] = dict.fromkeys(strands, spec.count)
     if spec.count is not None and len(strands) > 1:
-        start = ids.after(after)
+        start = ids.after(since)
         rows = yield from _own(view, spec, strands, start) if start is not None else _nothing()
         shares = {strand: share for strand in strands if (share := sum(row.strand == strand for row in rows))}
     commands: list[Command] = []
     for strand, count in (shares or dict.fromkeys(strands[:1], spec.count)).items():
         limit: Command = () if count is None else ("COUNT", count)
-        where = (strand.key, ids.text(strand.floor(after)))
+        where = (strand.key, ids.text(strand.floor(since)))
         commands.append(("XREADGROUP", "GROUP", spec.group, spec.consumer, *limit, "STREAMS", *where))
     replies = yield Batch(commands, atomic=view.one_step(len(commands)))
     return bodies(_entries(replies))

@@ -68,9 +68,8 @@ def _place(view: View, argv: Argv, create: bool) -> Plan[bytes]:
             if read < -1:
                 fail("ERR value for ENTRIESREAD must be positive or -1")
         else:
-            fail(
-                f"ERR unknown subcommand or wrong number of arguments for '{shown(argv[1])}'. Try XGROUP HELP."
-            )
+            typed = shown(argv[1])
+            fail(f"ERR unknown subcommand or wrong number of arguments for '{typed}'. Try XGROUP HELP.")
     for _ in range(_TRIES):
         registry = yield from _look(view, name)
         if not registry.exists and not mkstream:

@@ -128,7 +128,7 @@ def _summary(view: View, strands: tuple[Strand, ...], group: bytes) -> Plan[list
 
 
 def claim(view: View, argv: Argv) -> Plan[list[Any]]:
-    """XCLAIM key group consumer min-idle id ... [IDLE ms] [TIME ms] [RETRYCOUNT n] [FORCE] [JUSTID] [LASTID id]."""
+    """XCLAIM: native claims on the strands that may hold the IDs. Two round trips."""
     name, group, consumer = argv[1:4]
     registry = yield from _look(view, name)
     if group not in registry.groups:

@@ -202,7 +202,8 @@ TABLE: Final[dict[bytes, Spec]] = {
         "key group [[IDLE min-idle] start end count [consumer]]", pending.pending, _first, 3, multi=False
     ),
     b"XCLAIM": Spec(
-        "key group consumer min-idle id [id ...] [IDLE ms] [TIME ms] [RETRYCOUNT n] [FORCE] [JUSTID] [LASTID id]",
+        "key group consumer min-idle id [id ...] "
+        "[IDLE ms] [TIME ms] [RETRYCOUNT n] [FORCE] [JUSTID] [LASTID id]",
         pending.claim,
         _first,
         6,

@@ -225,9 +225,21 @@ def present(
     if conn.get_protocol() in (3, "3") and isinstance(result, list):
         if spec.shape == "streams":
             result = dict(result)
-        elif spec.shape == "facts" and result and len(result) % 2 == 0 and result[0] == b"length":
-            result = dict(zip(result[::2], result[1::2], strict=True))
+        elif spec.shape == "facts":
+            result = _mapped(result)
     return present_native(client, conn, result, args, options)
+
+
+def _mapped(info: list[Any]) -> Any:
+    """XINFO as RESP3 sends it: the flat arrays that start with a fact's name are maps."""
+    if info and info[0] in (b"length", b"name") and len(info) % 2 == 0:
+        pairs = zip(info[::2], info[1::2], strict=True)
+        return {name: _mapped(value) if _holds_maps(name, value) else value for name, value in pairs}
+    return [_mapped(each) if isinstance(each, list) else each for each in info]
+
+
+def _holds_maps(name: bytes, value: Any) -> bool:
+    return name in (b"groups", b"consumers") and isinstance(value, list)
 
 
 def present_native(
