@@ -200,6 +200,21 @@ def find(view: View, name: bytes) -> Plan[Registry]:
     return view.learn(name, reply)
 
 
+def look(view: View, name: bytes) -> Plan[Registry]:
+    """The registry, afresh. A stream that does not exist may be another kind of key: WRONGTYPE.
+
+    In a pipeline it was looked up a moment ago, for all commands at once.
+    """
+    if view.pipelined and name in view.known:
+        registry = view.recall(name)
+    else:
+        [reply] = yield Batch([registry_of(name)], resend=True)
+        registry = view.learn(name, reply)
+    if not registry.exists:
+        yield from refuse_other_types(name)
+    return registry
+
+
 def ask(
     view: View, name: bytes, make: Callable[[Strand], Command]
 ) -> Plan[tuple[Registry, list[tuple[Strand, Any]]]]:

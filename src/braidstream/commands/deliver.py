@@ -82,6 +82,10 @@ def read_group(view: View, argv: Argv) -> Plan[list[Any] | None]:
     if spec is None:
         [reply] = yield Batch([tuple(argv)], attempt=True)
         raise reply if isinstance(reply, ReplyError) else ReplyError("ERR syntax error")
+    if not view.in_multi and _is_simple(view, spec):
+        found = yield from _read_by_memory(view, spec)
+        if found is not None:
+            return found
     registries = yield from _look(view, spec)
     answer = list[Any]()
     for name, word in zip(spec.names, spec.positions, strict=True):
@@ -98,11 +102,51 @@ def read_group(view: View, argv: Argv) -> Plan[list[Any] | None]:
     return answer or None
 
 
+def _is_simple(view: View, spec: ReadGroup) -> bool:
+    """New entries of one stream that we remember: of one strand, or without a COUNT."""
+    if spec.positions != [b">"]:
+        return False
+    strands = view.recall(spec.names[0]).strands
+    return len(strands) == 1 or (bool(strands) and spec.count is None)
+
+
+def _read_by_memory(view: View, spec: ReadGroup) -> Plan[list[Any] | None]:
+    """One native read, and the registry with it: strands that came to be since are read next time."""
+    name = spec.names[0]
+    [command] = _take(spec, dict.fromkeys(view.recall(name).strands, spec.count), spec.count is None)
+    reply, registry = yield Batch([command, registry_of(name)], attempt=True)
+    if isinstance(reply, ReplyError) or isinstance(registry, ReplyError):
+        view.forget(name)
+        return None
+    view.learn(name, registry)
+    woven = _entries([reply])
+    return [[name, bodies(woven)]] if woven else None
+
+
+def shares(view: View, argv: Argv) -> bool:
+    """Whether XREADGROUP is done in its first batch, once the strands are known."""
+    try:
+        spec = parse(argv)
+    except ReplyError:
+        return True
+    if spec is None or spec.block_ms is not None:
+        return spec is None
+    return len(spec.names) == 1 and (spec.count is None or len(view.recall(spec.names[0]).strands) <= 1)
+
+
+def fits_multi(view: View, argv: Argv) -> bool:
+    """In a MULTI nothing waits, so BLOCK does not matter there."""
+    return shares(view, [word for word in argv if option(word) != b"BLOCK"]) or shares(view, argv)
+
+
 def _look(view: View, spec: ReadGroup) -> Plan[dict[bytes, Registry]]:
     """The registries. As the engine does, each key is checked together with its ID, in order."""
     distinct = list(dict.fromkeys(spec.names))
-    replies = yield Batch([registry_of(name) for name in distinct], resend=True)
-    registries = {name: view.learn(name, reply) for name, reply in zip(distinct, replies, strict=True)}
+    if view.pipelined:
+        registries = {name: view.recall(name) for name in distinct}
+    else:
+        replies = yield Batch([registry_of(name) for name in distinct], resend=True)
+        registries = {name: view.learn(name, reply) for name, reply in zip(distinct, replies, strict=True)}
     for name, word in zip(spec.names, spec.positions, strict=True):
         if not registries[name].exists:
             yield from refuse_other_types(name)
@@ -121,14 +165,16 @@ def _look(view: View, spec: ReadGroup) -> Plan[dict[bytes, Registry]]:
     return registries
 
 
-def _take(spec: ReadGroup, counts: dict[Strand, int | None], block_ms: int | None = None) -> list[Command]:
+def _take(
+    spec: ReadGroup, counts: dict[Strand, int | None], together: bool = False, block_ms: int | None = None
+) -> list[Command]:
     """Native reads of new entries: one command for all strands that get the same count."""
     by_count = dict[int | None, list[Strand]]()
     for strand, count in counts.items():
         by_count.setdefault(count, []).append(strand)
     commands: list[Command] = []
     for count, strands in by_count.items():
-        groups = [[strand] for strand in strands] if count is not None and block_ms is None else [strands]
+        groups = [strands] if together or count is None else [[strand] for strand in strands]
         for each in groups:
             limit: Command = () if count is None else ("COUNT", count)
             block: Command = () if block_ms is None else ("BLOCK", block_ms)
@@ -244,7 +290,7 @@ def _wait(view: View, spec: ReadGroup, registries: dict[bytes, Registry]) -> Pla
         strands = [strand for name in spec.names for strand in registries[name].strands]
         turn = BLOCK_SLICE_MS if not spec.block_ms else min(left, BLOCK_SLICE_MS)
         count = None if spec.count is None else max(spec.count // len(strands), 1)
-        [command] = _take(spec, dict.fromkeys(strands, count), turn)
+        [command] = _take(spec, dict.fromkeys(strands, count), True, turn)
         [reply] = yield Batch([command], block_ms=turn, attempt=True)
         if isinstance(reply, ReplyError):
             # A strand or the group went away: say so, or go on with what there is now.

@@ -7,7 +7,7 @@ frontier: an entry that arrives late from another region is still delivered.
 from typing import Any, Final, NoReturn
 
 from braidstream import ids, keys
-from braidstream.braid import Registry, View, refuse_other_types, registry_of
+from braidstream.braid import Registry, View, look
 from braidstream.commands.arguments import Argv, fail, integer, option, shown, strict_id
 from braidstream.errors import ReplyError
 from braidstream.ids import Id
@@ -47,15 +47,6 @@ def no_group(name: bytes, group: bytes) -> NoReturn:
     fail(f"NOGROUP No such consumer group '{shown(group)}' for key name '{shown(name)}'")
 
 
-def _look(view: View, name: bytes) -> Plan[Registry]:
-    """The registry, afresh. A stream that does not exist may be another kind of key."""
-    [reply] = yield Batch([registry_of(name)], resend=True)
-    registry = view.learn(name, reply)
-    if not registry.exists:
-        yield from refuse_other_types(name)
-    return registry
-
-
 def _place(view: View, argv: Argv, create: bool) -> Plan[bytes]:
     """Make a group, or move it."""
     name, group, word = argv[2], argv[3], argv[4]
@@ -71,7 +62,7 @@ def _place(view: View, argv: Argv, create: bool) -> Plan[bytes]:
             typed = shown(argv[1])
             fail(f"ERR unknown subcommand or wrong number of arguments for '{typed}'. Try XGROUP HELP.")
     for _ in range(_TRIES):
-        registry = yield from _look(view, name)
+        registry = yield from look(view, name)
         if not registry.exists and not mkstream:
             fail(_KEY_NEEDED)
         if not create and group not in registry.groups:
@@ -127,7 +118,7 @@ def later(start: Id) -> bytes:
 
 def _destroy(view: View, name: bytes, group: bytes) -> Plan[int]:
     for _ in range(_TRIES):
-        registry = yield from _look(view, name)
+        registry = yield from look(view, name)
         if not registry.exists:
             fail(_KEY_NEEDED)
         [reply] = yield Batch(
@@ -144,7 +135,7 @@ def _destroy(view: View, name: bytes, group: bytes) -> Plan[int]:
 def _consumer(view: View, argv: Argv, create: bool) -> Plan[int]:
     """A consumer is there if one strand has it; it is made on all, and taken from all."""
     name, group, consumer = argv[2:5]
-    registry = yield from _look(view, name)
+    registry = yield from look(view, name)
     if not registry.exists:
         fail(_KEY_NEEDED)
     if group not in registry.groups:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from braidstream import ids
-from braidstream.braid import Registry, View, refuse_other_types, registry_of
+from braidstream.braid import View, find, look, refuse_other_types, registry_of
 from braidstream.commands.arguments import Argv, fail, integer, interval, option, shown, strict_id
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
@@ -26,30 +26,40 @@ def no_group(name: bytes, group: bytes) -> NoReturn:
     fail(f"NOGROUP No such key '{shown(name)}' or consumer group '{shown(group)}'")
 
 
-def _look(view: View, name: bytes) -> Plan[Registry]:
-    [reply] = yield Batch([registry_of(name)], resend=True)
-    registry = view.learn(name, reply)
-    if not registry.exists:
-        yield from refuse_other_types(name)
-    return registry
-
-
 def acknowledge(view: View, argv: Argv) -> Plan[int]:
-    """XACK key group id ...: each ID goes to the strands that may hold it. Two round trips."""
+    """XACK key group id ...: each ID goes to the strands that may hold it. One round trip where they are known."""
     name, group = argv[1], argv[2]
-    registry = yield from _look(view, name)
-    if group not in registry.groups:
+    try:
+        wanted = [strict_id(word) for word in argv[3:]]
+    except ReplyError:
+        registry = yield from look(view, name)
+        if group in registry.groups:
+            raise
         return 0
-    wanted = [strict_id(word) for word in argv[3:]]
-    commands: list[Command] = []
-    for strand in registry.strands:
+    total, asked = 0, set[Strand]()
+    strands = (yield from find(view, name)).strands
+    if not strands:
+        yield from refuse_other_types(name)
+    while strands:
+        commands = [("XACK", strand.key, group, *here) for strand, here in places(strands, wanted)]
+        replies = yield Batch([*commands, registry_of(name)], atomic=view.one_step(len(commands)))
+        total += sum(replies[:-1])
+        asked.update(strands)
+        registry = view.learn(name, replies[-1])
+        strands = tuple(strand for strand in registry.strands if strand not in asked)
+        if not registry.exists:
+            yield from refuse_other_types(name)
+    return total
+
+
+def places(strands: Iterable[Strand], wanted: list[Id]) -> list[tuple[Strand, list[bytes]]]:
+    """The strands that may hold some of the IDs, and which, as natives."""
+    found = []
+    for strand in strands:
         here = [ids.text(native) for entry in wanted if (native := strand.exact(entry)) is not None]
         if here:
-            commands.append(("XACK", strand.key, group, *here))
-    if not commands:
-        return 0
-    replies = yield Batch(commands, atomic=view.one_step(len(commands)))
-    return sum(replies)
+            found.append((strand, here))
+    return found
 
 
 def pending(view: View, argv: Argv) -> Plan[list[Any]]:
@@ -58,7 +68,7 @@ def pending(view: View, argv: Argv) -> Plan[list[Any]]:
         fail("ERR syntax error")
     name, group = argv[1], argv[2]
     query = _parse_pending(argv) if len(argv) > 3 else None
-    registry = yield from _look(view, name)
+    registry = yield from look(view, name)
     if group not in registry.groups:
         no_group(name, group)
     if query is None:
@@ -130,7 +140,7 @@ def _summary(view: View, strands: tuple[Strand, ...], group: bytes) -> Plan[list
 def claim(view: View, argv: Argv) -> Plan[list[Any]]:
     """XCLAIM: native claims on the strands that may hold the IDs. Two round trips."""
     name, group, consumer = argv[1:4]
-    registry = yield from _look(view, name)
+    registry = yield from look(view, name)
     if group not in registry.groups:
         no_group(name, group)
     idle = max(integer(argv[4], "ERR Invalid min-idle-time argument for XCLAIM"), 0)
@@ -177,11 +187,7 @@ def _claim(
     options: ClaimOptions,
 ) -> Plan[list[Any]]:
     """Native claims on the strands that may hold the IDs; the answer in the order they were asked for."""
-    asked = list[tuple[Strand, list[bytes]]]()
-    for strand in strands:
-        here = [ids.text(native) for entry in wanted if (native := strand.exact(entry)) is not None]
-        if here or options.last is not None:
-            asked.append((strand, here or [b"0-0"]))
+    asked = places(strands, wanted)
     commands: list[Command] = []
     for strand, here in asked:
         last: Command = () if options.last is None else ("LASTID", ids.text(strand.floor(options.last)))
@@ -219,9 +225,15 @@ def claim_idle(view: View, argv: Argv) -> Plan[list[Any]]:
         else:
             fail("ERR syntax error")
         at += 1
-    registry = yield from _look(view, name)
+    registry = yield from look(view, name)
     if group not in registry.groups:
         no_group(name, group)
+    if len(registry.strands) == 1:
+        return (
+            yield from _claim_idle_natively(
+                registry.strands[0], (group, consumer, idle), start, (count, justid)
+            )
+        )
     attempts = count * 10
     rows = yield from rows_of(view, registry.strands, group, Query(start, ids.LAST, attempts + 1))
     taken, position = list[Row](), 0
@@ -232,6 +244,25 @@ def claim_idle(view: View, argv: Argv) -> Plan[list[Any]]:
         position += 1
     following = ids.text(rows[position].id) if position < len(rows) else b"0-0"
     return [following, *(yield from _take(view, (group, consumer, idle), taken, justid))]
+
+
+def _claim_idle_natively(
+    strand: Strand, who: tuple[bytes, bytes, int], start: Id, how: tuple[int, bool]
+) -> Plan[list[Any]]:
+    justid: Command = ("JUSTID",) if how[1] else ()
+    native = ids.text(strand.ceil(start))
+    [reply] = yield Batch([("XAUTOCLAIM", strand.key, *who, native, "COUNT", how[0], *justid)])
+    following, entries, deleted = reply
+
+    def user(text: bytes) -> bytes:
+        return ids.text(strand.user(ids.native(text)))
+
+    shown_entries = [user(each) if how[1] else [user(each[0]), each[1]] for each in entries]
+    return [
+        b"0-0" if following == b"0-0" else user(following),
+        shown_entries,
+        [user(each) for each in deleted],
+    ]
 
 
 def _take(view: View, who: tuple[bytes, bytes, int], rows: list[Row], justid: bool) -> Plan[list[list[Any]]]:
@@ -257,3 +288,8 @@ def _take(view: View, who: tuple[bytes, bytes, int], rows: list[Row], justid: bo
         else:
             entries.append(ids.text(row.id) if justid else [ids.text(row.id), found[place]])
     return [entries, deleted]
+
+
+def shares(view: View, argv: Argv) -> bool:
+    """Whether XAUTOCLAIM is done in its first batch, once the strands are known."""
+    return len(view.recall(argv[1]).strands) <= 1

@@ -195,22 +195,25 @@ TABLE: Final[dict[bytes, Spec]] = {
         _read,
         7,
         shape="streams",
-        multi=False,
+        shares=deliver.shares,
+        fits_multi=deliver.fits_multi,
     ),
-    b"XACK": Spec("key group id [id ...]", pending.acknowledge, _first, 4, multi=False),
-    b"XPENDING": Spec(
-        "key group [[IDLE min-idle] start end count [consumer]]", pending.pending, _first, 3, multi=False
-    ),
+    b"XACK": Spec("key group id [id ...]", pending.acknowledge, _first, 4),
+    b"XPENDING": Spec("key group [[IDLE min-idle] start end count [consumer]]", pending.pending, _first, 3),
     b"XCLAIM": Spec(
         "key group consumer min-idle id [id ...] "
         "[IDLE ms] [TIME ms] [RETRYCOUNT n] [FORCE] [JUSTID] [LASTID id]",
         pending.claim,
         _first,
         6,
-        multi=False,
     ),
     b"XAUTOCLAIM": Spec(
-        "key group consumer min-idle start [COUNT count] [JUSTID]", pending.claim_idle, _first, 6, multi=False
+        "key group consumer min-idle start [COUNT count] [JUSTID]",
+        pending.claim_idle,
+        _first,
+        6,
+        shares=pending.shares,
+        fits_multi=pending.shares,
     ),
     **dict.fromkeys(
         (b"XACKDEL", b"XNACK"),
