@@ -1,11 +1,13 @@
 """XACK, XPENDING, XCLAIM, XAUTOCLAIM: what was delivered and not yet acknowledged, over all strands."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from braidstream import ids
 from braidstream.braid import View, find, look, refuse_other_types, registry_of
 from braidstream.commands.arguments import Argv, fail, integer, interval, option, shown, strict_id
+from braidstream.errors import ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
 from braidstream.strand import Strand
@@ -27,7 +29,7 @@ def no_group(name: bytes, group: bytes) -> NoReturn:
 
 
 def acknowledge(view: View, argv: Argv) -> Plan[int]:
-    """XACK key group id ...: each ID goes to the strands that may hold it. One round trip where they are known."""
+    """XACK: each ID goes to the strands that may hold it. One round trip where the strands are known."""
     name, group = argv[1], argv[2]
     try:
         wanted = [strict_id(word) for word in argv[3:]]
@@ -41,7 +43,8 @@ def acknowledge(view: View, argv: Argv) -> Plan[int]:
     if not strands:
         yield from refuse_other_types(name)
     while strands:
-        commands = [("XACK", strand.key, group, *here) for strand, here in places(strands, wanted)]
+        acks = places(strands, wanted)
+        commands: list[Command] = [("XACK", strand.key, group, *here) for strand, here in acks]
         replies = yield Batch([*commands, registry_of(name)], atomic=view.one_step(len(commands)))
         total += sum(replies[:-1])
         asked.update(strands)
