@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 from braidstream import keys
 from braidstream.braid import View
-from braidstream.commands import append, deliver, groups, inspect, keyspace, pending, read, rename, trim
+from braidstream.commands import append, deliver, drop, groups, inspect, keyspace, pending, read, rename, trim
 from braidstream.commands.arguments import Argv, option, shown, wrong_arity
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.plan import Plan
@@ -138,8 +138,15 @@ TABLE: Final[dict[bytes, Spec]] = {
         fits_multi=read.fits_multi,
     ),
     b"XDEL": Spec("key id [id ...]", trim.delete_entries, _first, 3),
-    b"XDELEX": Spec(f"key {_REFS} IDS numids id [id ...]", trim.delete_entries_ex, _first, 5),
-    b"XTRIM": Spec(f"key {_TRIM} {_REFS}", trim.trim, _first, 4, shares=trim.shares, fits_multi=trim.shares),
+    b"XDELEX": Spec(f"key {_REFS} IDS numids id [id ...]", drop.delete_ex, _first, 5, multi=False),
+    b"XTRIM": Spec(
+        f"key {_TRIM} [KEEPREF|DELREF|ACKED [EXCEPT numgroups group ...]]",
+        trim.trim,
+        _first,
+        4,
+        shares=trim.shares,
+        fits_multi=trim.shares,
+    ),
     b"XSETID": Spec(
         "key last-id [ENTRIESADDED count] [MAXDELETEDID id]", append.set_id, _first, 3, multi=False
     ),
@@ -215,8 +222,11 @@ TABLE: Final[dict[bytes, Spec]] = {
         shares=pending.shares,
         fits_multi=pending.shares,
     ),
+    b"XACKDEL": Spec(
+        f"key group {_REFS} IDS numids id [id ...]", drop.acknowledge_and_delete, _first, 6, multi=False
+    ),
     **dict.fromkeys(
-        (b"XACKDEL", b"XNACK"),
+        (b"XNACK",),
         Spec("...", _groups_later, _none, 1),
     ),
     **dict.fromkeys((b"XCFGSET", b"XIDMPRECORD"), Spec("...", _idempotence_later, _none, 1)),
