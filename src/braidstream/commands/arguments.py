@@ -270,9 +270,9 @@ def parse_read(argv: Argv) -> Read:
         elif word == b"COUNT" and more:
             count = max(integer(argv[at + 1]), 0) or None
         elif word == b"MAXCOUNT" and more:
-            max_count = _positive(argv[at + 1], "MAXCOUNT")
+            max_count = positive(argv[at + 1], "MAXCOUNT")
         elif word == b"MAXSIZE" and more:
-            max_size = _positive(argv[at + 1], "MAXSIZE")
+            max_size = positive(argv[at + 1], "MAXSIZE")
         elif word == b"STREAMS" and more:
             rest = argv[at + 1 :]
             if len(rest) % 2:
@@ -289,7 +289,8 @@ def parse_read(argv: Argv) -> Read:
     return fail(SYNTAX)
 
 
-def _positive(word: bytes, name: str) -> int:
+def positive(word: bytes, name: str) -> int:
+    """The value of an option that must be one or more."""
     value = integer(word, f"ERR {name} must be a positive integer")
     return value if value > 0 else fail(f"ERR {name} must be a positive integer")
 

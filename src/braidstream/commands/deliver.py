@@ -12,13 +12,14 @@ At most COUNT come back, whoever reads at the same time: step 3 asks for numbers
 another consumer took meanwhile is taken from what follows.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, Final
 
 from braidstream import ids, keys
 from braidstream.braid import Registry, View, refuse_other_types, registry_of
-from braidstream.commands.arguments import Argv, fail, integer, option, shown, strict_id
-from braidstream.commands.pending import Query, Row, rows_of
+from braidstream.commands.arguments import Argv, fail, integer, option, positive, shown, strict_id
+from braidstream.commands.pending import Query, Row, claim_idle_entries, rows_of
 from braidstream.commands.standing import after, facts
 from braidstream.errors import ReplyError
 from braidstream.ids import Id
@@ -28,6 +29,8 @@ from braidstream.weave import bodies, weave
 
 # A waiting consumer looks up from time to time, for strands that came to be meanwhile.
 BLOCK_SLICE_MS: Final = 10_000
+# With MAXSIZE, at most so many entries are looked at (and given) in one call.
+PEEK: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +44,23 @@ class ReadGroup:
     count: int | None
     block_ms: int | None
     noack: bool
+    claim_ms: int | None = None
+    max_count: int | None = None
+    max_size: int | None = None
+
+    @property
+    def limited(self) -> bool:
+        """Whether the whole reply is capped, or claims come first: then it takes more than native reads."""
+        return self.claim_ms is not None or self.max_count is not None or self.max_size is not None
 
 
 def parse(argv: Argv) -> ReadGroup | None:
-    """XREADGROUP GROUP group consumer [COUNT n] [BLOCK ms] [NOACK] STREAMS key ... id ...
+    """XREADGROUP GROUP group consumer [COUNT n] [MAXCOUNT n] [MAXSIZE bytes] [BLOCK ms] [CLAIM min-idle]
+    [NOACK] STREAMS key ... id ...
 
     None where streams and IDs are not balanced: the engines word that differently, so they are asked.
     """
-    group = consumer = count = block_ms = None
+    group = consumer = count = block_ms = claim_ms = max_count = max_size = None
     noack, at = False, 1
     while at < len(argv):
         word, more = option(argv[at]), len(argv) - 1 - at
@@ -58,6 +70,14 @@ def parse(argv: Argv) -> ReadGroup | None:
                 fail("ERR timeout is negative")
         elif word == b"COUNT" and more:
             count, at = max(integer(argv[at + 1]), 0) or None, at + 1
+        elif word == b"MAXCOUNT" and more:
+            max_count, at = positive(argv[at + 1], "MAXCOUNT"), at + 1
+        elif word == b"MAXSIZE" and more:
+            max_size, at = positive(argv[at + 1], "MAXSIZE"), at + 1
+        elif word == b"CLAIM" and more:
+            claim_ms, at = integer(argv[at + 1], "ERR min-idle-time must be a positive integer"), at + 1
+            if claim_ms < 0:
+                fail("ERR min-idle-time must be a positive integer")
         elif word == b"GROUP" and more >= 2:
             group, consumer, at = argv[at + 1], argv[at + 2], at + 2
         elif word == b"NOACK":
@@ -68,8 +88,11 @@ def parse(argv: Argv) -> ReadGroup | None:
                 return None
             if group is None or consumer is None:
                 fail("ERR Missing GROUP option for XREADGROUP")
+            if max_count is not None and count is not None and max_count < count:
+                fail("ERR MAXCOUNT must be greater than or equal to COUNT")
             half = len(rest) // 2
-            return ReadGroup(group, consumer, rest[:half], rest[half:], count, block_ms, noack)
+            caps = (claim_ms, max_count, max_size)
+            return ReadGroup(group, consumer, rest[:half], rest[half:], count, block_ms, noack, *caps)
         else:
             fail("ERR syntax error")
         at += 1
@@ -87,15 +110,16 @@ def read_group(view: View, argv: Argv) -> Plan[list[Any] | None]:
         if found is not None:
             return found
     registries = yield from _look(view, spec)
-    answer = list[Any]()
+    answer, budget = list[Any](), Budget(spec.max_count, spec.max_size)
     for name, word in zip(spec.names, spec.positions, strict=True):
         strands = registries[name].strands
         if word == b">":
-            woven = yield from _new(view, spec, strands)
-            if woven:
-                answer.append([name, bodies(woven)])
+            found = yield from _new_and_claimed(view, spec, strands, budget)
+            if found:
+                answer.append([name, found])
         else:
-            answer.append([name, (yield from _history(view, spec, strands, strict_id(word)))])
+            history = yield from _history(view, spec, strands, strict_id(word))
+            answer.append([name, history])
     waits = spec.block_ms is not None and not view.in_multi and all(word == b">" for word in spec.positions)
     if not answer and waits:
         return (yield from _wait(view, spec, registries))
@@ -104,7 +128,7 @@ def read_group(view: View, argv: Argv) -> Plan[list[Any] | None]:
 
 def _is_simple(view: View, spec: ReadGroup) -> bool:
     """New entries of one stream that we remember: of one strand, or without a COUNT."""
-    if spec.positions != [b">"]:
+    if spec.positions != [b">"] or spec.limited:
         return False
     strands = view.recall(spec.names[0]).strands
     return len(strands) == 1 or (bool(strands) and spec.count is None)
@@ -129,7 +153,7 @@ def shares(view: View, argv: Argv) -> bool:
         spec = parse(argv)
     except ReplyError:
         return True
-    if spec is None or spec.block_ms is not None:
+    if spec is None or spec.block_ms is not None or spec.limited:
         return spec is None
     return len(spec.names) == 1 and (spec.count is None or len(view.recall(spec.names[0]).strands) <= 1)
 
@@ -194,6 +218,65 @@ def _entries(replies: list[Any]) -> list[Entry]:
             assert place is not None, key
             pages.append(Strand(*place).entries(page))
     return weave(pages)
+
+
+class Budget:
+    """MAXCOUNT and MAXSIZE cap the whole reply. At least one entry always fits."""
+
+    def __init__(self, count: int | None, size: int | None) -> None:
+        self.count, self.size, self.used = count, size, 0
+
+    def cap(self, count: int | None) -> int | None:
+        """How many entries may still come, if at most `count` are wanted."""
+        left = None if self.count is None else max(self.count - self.used, 0)
+        return min((each for each in (count, left) if each is not None), default=None)
+
+    def fits(self, fields: list[bytes] | None) -> bool:
+        """Take one more entry, if it fits."""
+        size = sum(map(len, fields or []))
+        if self.used and ((self.count is not None and self.used >= self.count) or (self.size or size) < size):
+            self.size = 0 if self.size is not None else None
+            return False
+        self.used += 1
+        self.size = None if self.size is None else max(self.size - size, 0)
+        return True
+
+
+def _new_and_claimed(
+    view: View, spec: ReadGroup, strands: tuple[Strand, ...], budget: Budget
+) -> Plan[list[Any]]:
+    """What `>` gives: with CLAIM, idle pending entries first, each with its idle time and deliveries."""
+    if not spec.limited:
+        return bodies((yield from _new(view, spec, strands)))
+    found = list[Any]()
+    if spec.claim_ms is not None:
+        found = yield from claim_idle_entries(
+            view, strands, (spec.group, spec.consumer, spec.claim_ms), budget.cap(spec.count)
+        )
+        budget.used += len(found)
+    left = budget.cap(None if spec.count is None else spec.count - len(found))
+    if left == 0 or budget.size == 0:
+        return found
+    if budget.size is not None:
+        left = yield from _how_many_fit(view, replace(spec, count=left), strands, budget)
+    fresh = (yield from _new(view, replace(spec, count=left), strands)) if left != 0 else []
+    if budget.size is None:
+        budget.used += len(fresh)
+    extra = [0, 0] if spec.claim_ms is not None else []
+    return found + [[*entry, *extra] for entry in bodies(fresh)]
+
+
+def _how_many_fit(view: View, spec: ReadGroup, strands: tuple[Strand, ...], budget: Budget) -> Plan[int]:
+    """MAXSIZE: look at the next entries before taking them; what was given cannot be taken back."""
+    positions = yield from _positions(strands, spec.group)
+    page = min(spec.count or PEEK, PEEK)
+    heads = yield Batch(
+        [after(strand, positions[strand][0], page) for strand in strands],
+        atomic=view.one_step(len(strands)),
+        resend=True,
+    )
+    woven = weave([strand.entries(head) for strand, head in zip(strands, heads, strict=True)], page)
+    return len(list(takewhile(lambda entry: budget.fits(entry[3]), woven)))
 
 
 def _new(view: View, spec: ReadGroup, strands: tuple[Strand, ...]) -> Plan[list[Entry]]:

@@ -49,7 +49,13 @@ def _drop(
         ]
         for first in range(0, len(here), AT_ONCE):
             part = here[first : first + AT_ONCE]
-            words = (policy, acker, len(left_out), *left_out, *(ids.text(native) for _, native in part))
+            words: Command = (
+                policy,
+                acker,
+                len(left_out),
+                *left_out,
+                *(ids.text(native) for _, native in part),
+            )
             [reply] = yield Batch([("FCALL", "bs_entry_drop", 1, strand.key, *words)])
             for (at, _), answer in zip(part, reply, strict=True):
                 answers[at] = answer if answers[at] == -1 else min(answers[at], max(answer, 1))

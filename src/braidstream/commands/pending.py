@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from braidstream import ids
 from braidstream.braid import View, find, look, refuse_other_types, registry_of
@@ -11,6 +11,11 @@ from braidstream.errors import ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
 from braidstream.strand import Strand
+
+# Who owns an entry that was given back. On the engine it is a consumer with an empty name.
+NOBODY: Final = b""
+# XREADGROUP CLAIM looks at so many idle entries of each strand to find those idle longest.
+SCANNED: Final = 1_000
 
 
 class Row(NamedTuple):
@@ -77,7 +82,10 @@ def pending(view: View, argv: Argv) -> Plan[list[Any]]:
     if query is None:
         return (yield from _summary(view, registry.strands, group))
     rows = yield from rows_of(view, registry.strands, group, query)
-    return [[ids.text(row.id), row.consumer, row.idle, row.deliveries] for row in rows[: query.count]]
+    return [
+        [ids.text(row.id), row.consumer, -1 if row.consumer == NOBODY else row.idle, row.deliveries]
+        for row in rows[: query.count]
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +255,80 @@ def claim_idle(view: View, argv: Argv) -> Plan[list[Any]]:
         position += 1
     following = ids.text(rows[position].id) if position < len(rows) else b"0-0"
     return [following, *(yield from _take(view, (group, consumer, idle), taken, justid))]
+
+
+def claim_idle_entries(
+    view: View, strands: tuple[Strand, ...], who: tuple[bytes, bytes, int], count: int | None
+) -> Plan[list[Any]]:
+    """XREADGROUP CLAIM: pending entries that nobody owns, then those idle longest, for this consumer.
+
+    Each is [id, fields, idle, deliveries], as it was before.
+    """
+    query = Query(ids.ZERO, ids.LAST, SCANNED, who[2])
+    rows = yield from rows_of(view, strands, who[0], query)
+    chosen = sorted(rows, key=lambda row: (row.consumer != NOBODY, -row.idle, row.id))[:count]
+    found, _ = yield from _take(view, who, chosen, False)
+    by_id = {entry[0]: entry for entry in found}
+    return [
+        [*by_id[text], -1 if row.consumer == NOBODY else row.idle, row.deliveries]
+        for row in chosen
+        if (text := ids.text(row.id)) in by_id
+    ]
+
+
+def give_back(view: View, argv: Argv) -> Plan[int]:
+    """XNACK key group SILENT|FAIL|FATAL IDS numids id ... [RETRYCOUNT n] [FORCE]: how many were given back.
+
+    An entry that is given back belongs to nobody and may be claimed at once. SILENT takes back the
+    delivery from its count, FATAL makes the count the largest there is.
+    """
+    name, group = argv[1], argv[2]
+    mode, words, retry, force = _parse_nack(argv)
+    wanted = [strict_id(word) for word in words]
+    registry = yield from look(view, name)
+    if group not in registry.groups:
+        no_group(name, group)
+    given = 0
+    for strand, here in places(registry.strands, wanted):
+        commands: list[Command] = [("XPENDING", strand.key, group, native, native, 1) for native in here]
+        replies = yield Batch(commands, resend=True)
+        claims: list[Command] = []
+        for native, rows in zip(here, replies, strict=True):
+            if rows or force:
+                count = rows[0][3] if rows else 0
+                after = {b"SILENT": max(count - 1, 0), b"FAIL": count}.get(mode, 2**63 - 1)
+                number = after if retry is None else retry
+                options = ("TIME", 0, "RETRYCOUNT", number, *(("FORCE",) if force else ()), "JUSTID")
+                claims.append(("XCLAIM", strand.key, group, NOBODY, 0, native, *options))
+        if claims:
+            given += sum(map(len, (yield Batch(claims, atomic=view.one_step(len(claims))))))
+    return given
+
+
+def _parse_nack(argv: Argv) -> tuple[bytes, list[bytes], int | None, bool]:
+    mode = option(argv[3])
+    if mode not in (b"SILENT", b"FAIL", b"FATAL"):
+        fail("ERR mode must be SILENT, FAIL, or FATAL")
+    if option(argv[4]) != b"IDS":
+        fail("ERR syntax error, expected IDS keyword")
+    number = integer(argv[5], "ERR numids must be a positive integer")
+    if number < 1:
+        fail("ERR numids must be a positive integer")
+    words, at = argv[6 : 6 + number], 6 + number
+    if len(words) != number:
+        fail("ERR number of IDs doesn't match numids")
+    retry, force = None, False
+    while at < len(argv):
+        if option(argv[at]) == b"RETRYCOUNT" and at + 1 < len(argv):
+            retry, at = integer(argv[at + 1], "ERR Invalid RETRYCOUNT value, must be >= 0"), at + 1
+            if retry < 0:
+                fail("ERR Invalid RETRYCOUNT value, must be >= 0")
+        elif option(argv[at]) == b"FORCE":
+            force = True
+        else:
+            fail(f"ERR Unrecognized XNACK option '{shown(argv[at])}'")
+        at += 1
+    return mode, words, retry, force
 
 
 def _claim_idle_natively(

@@ -10,6 +10,7 @@ from typing import Any, Final
 from braidstream import ids
 from braidstream.braid import Registry, View, ask
 from braidstream.commands.groups import no_group
+from braidstream.commands.pending import NOBODY
 from braidstream.errors import ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
@@ -127,6 +128,8 @@ def _consumers(strands: Iterable[Strand], group: bytes) -> Plan[dict[bytes, Info
     found = dict[bytes, Info]()
     for reply in replies:
         for row in map(facts, reply):
+            if row[b"name"] == NOBODY:
+                continue
             known = found.setdefault(row[b"name"], row)
             if known is not row:
                 found[row[b"name"]] = _joined(known, row)
@@ -193,6 +196,8 @@ def _full_consumers(rows: dict[Strand, Info], count: int) -> list[Any]:
     found = dict[bytes, dict[Strand, Info]]()
     for strand, row in rows.items():
         for consumer in map(facts, row[b"consumers"]):
+            if consumer[b"name"] == NOBODY:
+                continue
             found.setdefault(consumer[b"name"], {})[strand] = consumer
     answer = []
     for name in sorted(found):

@@ -101,12 +101,6 @@ def _later(argv: Argv, what: str) -> RefusedError:
     )
 
 
-def _groups_later(view: View, argv: Argv) -> Plan[Any]:
-    """Refused: consumer groups are not in this release."""
-    raise _later(argv, "consumer groups")
-    yield  # a plan, like all others
-
-
 def _idempotence_later(view: View, argv: Argv) -> Plan[Any]:
     """Refused: idempotent producers are not in this release."""
     raise _later(argv, "idempotent producers")
@@ -197,7 +191,8 @@ TABLE: Final[dict[bytes, Spec]] = {
         multi=False,
     ),
     b"XREADGROUP": Spec(
-        "GROUP group consumer [COUNT count] [BLOCK ms] [NOACK] STREAMS key [key ...] id [id ...]",
+        "GROUP group consumer [COUNT count] [MAXCOUNT count] [MAXSIZE bytes] [BLOCK ms] "
+        "[CLAIM min-idle] [NOACK] STREAMS key [key ...] id [id ...]",
         deliver.read_group,
         _read,
         7,
@@ -225,9 +220,12 @@ TABLE: Final[dict[bytes, Spec]] = {
     b"XACKDEL": Spec(
         f"key group {_REFS} IDS numids id [id ...]", drop.acknowledge_and_delete, _first, 6, multi=False
     ),
-    **dict.fromkeys(
-        (b"XNACK",),
-        Spec("...", _groups_later, _none, 1),
+    b"XNACK": Spec(
+        "key group SILENT|FAIL|FATAL IDS numids id [id ...] [RETRYCOUNT count] [FORCE]",
+        pending.give_back,
+        _first,
+        7,
+        multi=False,
     ),
     **dict.fromkeys((b"XCFGSET", b"XIDMPRECORD"), Spec("...", _idempotence_later, _none, 1)),
 }
