@@ -234,8 +234,9 @@ class Budget:
     def fits(self, fields: list[bytes] | None) -> bool:
         """Take one more entry, if it fits."""
         size = sum(map(len, fields or []))
-        if self.used and ((self.count is not None and self.used >= self.count) or (self.size or size) < size):
-            self.size = 0 if self.size is not None else None
+        full = self.count is not None and self.used >= self.count
+        if self.used and (full or (self.size is not None and self.size < size)):
+            self.size = None if self.size is None else 0
             return False
         self.used += 1
         self.size = None if self.size is None else max(self.size - size, 0)
