@@ -153,6 +153,9 @@ class Mapping:
             self._lives.setdefault(argv[1], Life()).raise_to(*ids)
             self.has_chosen.add(argv[1])
             self._note_end(argv[1], entry_id(ids[OURS]))
+        elif command == b"XGROUP" and argv[1].upper() == b"CREATE":
+            self._lives.setdefault(argv[2], Life())
+            self.has_chosen.add(argv[2])
         elif command in (b"DEL", b"UNLINK"):
             for name in argv[1:]:
                 self._lives.pop(name, None)
