@@ -160,7 +160,7 @@ def _look_up(view: View, queued: list[Queued]) -> Plan[list[bytes]]:
     names = dict[bytes, None]()
     for item in queued:
         plain_add = item.argv[:1] == [b"XADD"] and item.argv[2:3] == [b"*"] and shares_slot(item.argv[1])
-        if item.spec is not None and item.spec.multi and not plain_add:
+        if item.spec is not None and not plain_add:
             names.update(dict.fromkeys(item.spec.names(item.argv)))
     if names and view.in_multi:
         yield Batch([("WATCH", *map(meta, names))], resend=True)

@@ -3,11 +3,11 @@
 --[[ braid_delete: DEL. FCALL bs_braid_delete n <meta> <strand>... <label:life>...
      Returns 1 if the stream existed. The strands' last IDs go to the registry.
 
-     The caller names every strand that is there. If the registry knows another set, nothing is done
+     The caller names every strand that may be there. If the registry has one more, nothing is done
      (BSSTALE): the caller looks again.
      Why a function: between taking the keys away and noting their last IDs, nobody may append. ]]
 local function braid_delete(keys, args)
-  local given, strands, groups, found = {}, {}, {}, 0
+  local given, strands, groups = {}, {}, {}
   for at = 1, #args do given[args[at]] = keys[at + 1] end
   local fields = redis.call('HGETALL', keys[1])
   for at = 1, #fields, 2 do
@@ -18,10 +18,8 @@ local function braid_delete(keys, args)
       local key = given[fields[at] .. ':' .. life]
       if not key then return redis.error_reply('BSSTALE the strands of this stream have changed') end
       strands[fields[at]] = { key = key, life = life, cut = cut }
-      found = found + 1
     end
   end
-  if found ~= #args then return redis.error_reply('BSSTALE the strands of this stream have changed') end
   local existed = 0
   for label, strand in pairs(strands) do
     local last = last_of(strand.key)
