@@ -65,15 +65,20 @@ def read_region() -> Plan[Region]:
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """What the registry of one stream says: every strand's cut, which are there, where each group starts."""
+    """What the registry of one stream says: every strand's cut, which are there, where each group starts.
+
+    told: groups whose count of entries read was told by a user (ENTRIESREAD), so it proves nothing.
+    """
 
     cuts: dict[Strand, Id] = field(default_factory=dict)
     strands: tuple[Strand, ...] = ()
     groups: dict[bytes, Id] = field(default_factory=dict)
+    told: frozenset[bytes] = frozenset()
 
     @staticmethod
     def parse(name: bytes, reply: list[Any]) -> "Registry":
         cuts, there, groups = dict[Strand, Id](), list[Strand](), dict[bytes, Id]()
+        told = set[bytes]()
         for label, value in zip(reply[::2], reply[1::2], strict=True):
             if found := _LABEL.match(label):
                 life, state, cut = value.split(b":")
@@ -83,7 +88,9 @@ class Registry:
                     there.append(strand)
             elif label.startswith(b"g:"):
                 groups[label[2:]] = ids.native(value.split(b" ", 1)[0])
-        return Registry(cuts, _ordered(there), dict(sorted(groups.items())))
+                if value.endswith(b" told"):
+                    told.add(label[2:])
+        return Registry(cuts, _ordered(there), dict(sorted(groups.items())), frozenset(told))
 
     @property
     def exists(self) -> bool:
@@ -98,7 +105,7 @@ class Registry:
         cuts = {each: cut for each, cut in self.cuts.items() if each.label != strand.label}
         others = [each for each in self.strands if each.label != strand.label]
         cuts[strand] = self.cuts.get(strand, ids.ZERO)
-        return Registry(cuts, _ordered([*others, strand]), self.groups)
+        return Registry(cuts, _ordered([*others, strand]), self.groups, self.told)
 
 
 def _ordered(strands: Iterable[Strand]) -> tuple[Strand, ...]:

@@ -12,6 +12,7 @@ At most COUNT come back, whoever reads at the same time: step 3 asks for numbers
 another consumer took meanwhile is taken from what follows.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, Final
@@ -28,7 +29,9 @@ from braidstream.strand import Entry, Strand
 from braidstream.weave import bodies, weave
 
 # A waiting consumer looks up from time to time, for strands that came to be meanwhile.
-BLOCK_SLICE_MS: Final = 10_000
+BLOCK_SLICE_MS: Final = 5_000
+# How often a wait may be disturbed (strands re-made, say) before it says so.
+STIRRED: Final = 20
 # With MAXSIZE, at most so many entries are looked at (and given) in one call.
 PEEK: Final = 100
 
@@ -135,7 +138,7 @@ def _is_simple(view: View, spec: ReadGroup) -> bool:
 
 
 def _read_by_memory(view: View, spec: ReadGroup) -> Plan[list[Any] | None]:
-    """One native read, and the registry with it: strands that came to be since are read next time."""
+    """One native read, and the registry with it. A strand that we have not heard of is read next time."""
     name = spec.names[0]
     [command] = _take(spec, dict.fromkeys(view.recall(name).strands, spec.count), spec.count is None)
     reply, registry = yield Batch([command, registry_of(name)], attempt=True)
@@ -211,13 +214,7 @@ def _take(
 
 
 def _entries(replies: list[Any]) -> list[Entry]:
-    pages = list[list[Entry]]()
-    for reply in replies:
-        for key, page in reply or []:
-            place = keys.parse_strand(key)
-            assert place is not None, key
-            pages.append(Strand(*place).entries(page))
-    return weave(pages)
+    return weave([strand.entries(page) for reply in replies for strand, page in _by_strand(reply)])
 
 
 class Budget:
@@ -293,8 +290,9 @@ def _new(view: View, spec: ReadGroup, strands: tuple[Strand, ...]) -> Plan[list[
 def _shares(view: View, spec: ReadGroup, strands: tuple[Strand, ...]) -> Plan[dict[Strand, int | None]]:
     """How many new entries to take from each strand, so that they are the next COUNT in ID order."""
     assert spec.count is not None
+    unsure = view.recall(strands[0].name).told
     positions = yield from _positions(strands, spec.group)
-    waiting = {strand: lag for strand, (_, lag) in positions.items() if lag != 0}
+    waiting = {strand: lag for strand, (_, lag) in positions.items() if lag != 0 or spec.group in unsure}
     if not waiting:
         # Nothing, as far as the engine knows. One read of all settles it, and makes the consumer.
         each = max(spec.count // len(strands), 1)
@@ -367,9 +365,12 @@ def _own(view: View, spec: ReadGroup, strands: tuple[Strand, ...], start: Id) ->
 
 
 def _wait(view: View, spec: ReadGroup, registries: dict[bytes, Registry]) -> Plan[list[Any] | None]:
-    """Block natively over every strand: the engine serves waiting consumers first come, first served."""
+    """Block natively over every strand: the engine serves waiting consumers first come, first served.
+
+    Between two turns the strands are looked up again: one may have come to be meanwhile.
+    """
     assert spec.block_ms is not None
-    left = spec.block_ms
+    left, stirred = spec.block_ms, 0
     while True:
         strands = [strand for name in spec.names for strand in registries[name].strands]
         turn = BLOCK_SLICE_MS if not spec.block_ms else min(left, BLOCK_SLICE_MS)
@@ -377,16 +378,52 @@ def _wait(view: View, spec: ReadGroup, registries: dict[bytes, Registry]) -> Pla
         [command] = _take(spec, dict.fromkeys(strands, count), True, turn)
         [reply] = yield Batch([command], block_ms=turn, attempt=True)
         if isinstance(reply, ReplyError):
-            # A strand or the group went away: say so, or go on with what there is now.
-            reply = None
-        if reply:
-            answer = list[Any]()
-            for name in spec.names:
-                mine = [each for each in reply if (keys.parse_strand(each[0]) or (b"",))[0] == name]
-                if mine:
-                    answer.append([name, bodies(_entries([mine]))])
-            return answer
-        left -= turn
+            # A strand or the group went away: the look below says which, and we wait on if we can.
+            stirred += 1
+            if stirred > STIRRED:
+                raise reply
+        elif reply:
+            return (yield from _within_count(spec, reply))
+        else:
+            left -= turn
+        registries = yield from _look(view, spec)
+        fresh = [name for name in spec.names if not set(registries[name].strands) <= set(strands)]
+        for name in fresh:
+            woven = yield from _new(view, spec, registries[name].strands)
+            if woven:
+                return [[name, bodies(woven)]]
         if spec.block_ms and left <= 0:
             return None
-        registries = yield from _look(view, spec)
+
+
+def _within_count(spec: ReadGroup, reply: list[Any]) -> Plan[list[Any]]:
+    """What a waiting read was given, by stream. Several strands may have served it: what is more than
+    COUNT is given back, while nobody has read past it."""
+    answer = list[Any]()
+    for name in dict.fromkeys(spec.names):
+        pages = [(strand, page) for strand, page in _by_strand(reply) if strand.name == name]
+        woven = weave([strand.entries(page) for strand, page in pages])
+        surplus = woven[spec.count :] if spec.count is not None else []
+        for strand, page in pages:
+            mine = [entry for entry in strand.entries(page) if entry in surplus]
+            if mine and not (yield from _give_back(spec, strand, page[-len(mine) :])):
+                surplus = [entry for entry in surplus if entry not in mine]
+        kept = [entry for entry in woven if entry not in surplus]
+        if kept:
+            answer.append([name, bodies(kept)])
+    return answer
+
+
+def _by_strand(reply: list[Any]) -> Iterator[tuple[Strand, list[Any]]]:
+    for key, page in reply or []:
+        place = keys.parse_strand(key)
+        assert place is not None, key
+        yield Strand(*place), page
+
+
+def _give_back(spec: ReadGroup, strand: Strand, page: list[Any]) -> Plan[int]:
+    natives = [native for native, _ in page]
+    before = ids.before(ids.native(natives[0])) or ids.ZERO
+    words = (spec.group, ids.text(before), *natives)
+    [reply] = yield Batch([("FCALL", "bs_group_return", 1, strand.key, *words)])
+    return int(reply)

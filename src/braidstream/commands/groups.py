@@ -106,7 +106,16 @@ def _command(
         count: bytes | int = b"" if read is None else read
         words += [strand.label, strand.life, begin, count if len(strands) == 1 or read is None else b""]
     where = (keys.meta(name), *(strand.key for strand in strands))
-    return ("FCALL", function, len(where), *where, group, later(start or ids.ZERO), flag, *words)
+    return (
+        "FCALL",
+        function,
+        len(where),
+        *where,
+        group,
+        later(start or ids.ZERO) + (b" told" if read is not None else b""),
+        flag,
+        *words,
+    )
 
 
 def later(start: Id) -> bytes:

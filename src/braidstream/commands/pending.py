@@ -1,5 +1,6 @@
 """XACK, XPENDING, XCLAIM, XAUTOCLAIM: what was delivered and not yet acknowledged, over all strands."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, NoReturn
@@ -214,7 +215,12 @@ def _claim(
             found.setdefault(entry, []).append(
                 ids.text(entry) if options.justid else [ids.text(entry), each[1]]
             )
-    return [answer for entry in wanted for answer in found.get(entry, [])]
+    times = Counter(wanted)
+    return [
+        answer
+        for entry in wanted
+        for answer in found.get(entry, [])[: len(found.get(entry, [])) // times[entry] or None]
+    ]
 
 
 def claim_idle(view: View, argv: Argv) -> Plan[list[Any]]:
@@ -351,28 +357,24 @@ def _claim_idle_natively(
 
 
 def _take(view: View, who: tuple[bytes, bytes, int], rows: list[Row], justid: bool) -> Plan[list[list[Any]]]:
-    by_strand = dict[Strand, list[bytes]]()
+    """Claim rows of several strands, each natively from its first: [entries, deleted], in ID order."""
+    starts = dict[Strand, bytes]()
     for row in rows:
-        native = row.strand.exact(row.id)
-        assert native is not None
-        by_strand.setdefault(row.strand, []).append(ids.text(native))
+        starts.setdefault(row.strand, ids.text(row.strand.exact(row.id) or ids.ZERO))
     words: Command = ("JUSTID",) if justid else ()
-    commands: list[Command] = [
-        ("XCLAIM", strand.key, *who[:2], 0, *natives, *words) for strand, natives in by_strand.items()
-    ]
+    commands: list[Command] = []
+    for strand, start in starts.items():
+        count = sum(row.strand == strand for row in rows)
+        commands.append(("XAUTOCLAIM", strand.key, *who, start, "COUNT", count, *words))
     replies = (yield Batch(commands, atomic=view.one_step(len(commands)))) if commands else []
-    found = dict[tuple[Strand, bytes], Any]()
-    for strand, reply in zip(by_strand, replies, strict=True):
-        for each in reply:
-            found[strand, each if justid else each[0]] = None if justid else each[1]
-    entries, deleted = list[Any](), list[bytes]()
-    for row in rows:
-        place = row.strand, ids.text(row.strand.exact(row.id) or ids.ZERO)
-        if place not in found:
-            deleted.append(ids.text(row.id))
-        else:
-            entries.append(ids.text(row.id) if justid else [ids.text(row.id), found[place]])
-    return [entries, deleted]
+    entries, deleted = list[tuple[Id, int, Any]](), list[Id]()
+    for strand, (_, found, gone) in zip(starts, replies, strict=True):
+        for each in found:
+            entry = strand.user(ids.native(each if justid else each[0]))
+            entries.append((entry, strand.writer, ids.text(entry) if justid else [ids.text(entry), each[1]]))
+        deleted += [strand.user(ids.native(native)) for native in gone]
+    entries.sort(key=lambda each: each[:2])
+    return [[each[2] for each in entries], [ids.text(entry) for entry in sorted(deleted)]]
 
 
 def shares(view: View, argv: Argv) -> bool:

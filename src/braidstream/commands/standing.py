@@ -51,7 +51,7 @@ def groups(view: View, name: bytes) -> Plan[list[Any]]:
                     b"pending": sum(row[b"pending"] for row in rows.values()),
                     b"last-delivered-id": ids.text(last_delivered(registry, group, rows)),
                     b"entries-read": entries_read(strands, rows),
-                    b"lag": (yield from lag(strands, rows)),
+                    b"lag": (yield from lag(strands, rows, group in registry.told)),
                 }
             )
         )
@@ -71,26 +71,25 @@ def entries_read(strands: dict[Strand, Info], rows: dict[Strand, Info]) -> int |
     return None if None in counts else sum(counts)
 
 
-def lag(strands: dict[Strand, Info], rows: dict[Strand, Info]) -> Plan[int]:
+def lag(strands: dict[Strand, Info], rows: dict[Strand, Info], told: bool) -> Plan[int]:
     """How many entries stand after the group's position, in all strands."""
     total = 0
     for strand, row in rows.items():
         position, info = ids.native(row[b"last-delivered-id"]), strands[strand]
-        known = _known_lag(position, row, info)
+        known = _known_lag(position, row, info, told)
         total += (yield from _count_after(strand, position)) if known is None else known
     return total
 
 
-def _known_lag(position: Id, row: Info, info: Info) -> int | None:
+def _known_lag(position: Id, row: Info, info: Info, told: bool) -> int | None:
     """The lag in one strand, where ends and counters tell it."""
     if not info[b"length"] or position >= ids.native(info[b"last-entry"][0]):
         return 0
     if position < ids.native(info[b"first-entry"][0]):
         return int(info[b"length"])
-    deleted_after = position < ids.native(info[b"max-deleted-entry-id"])
     read = row[b"entries-read"]
-    if deleted_after or read is None:
-        return None
+    if told or read is None or ids.native(info[b"max-deleted-entry-id"]) > (0, 1):
+        return None  # the engine's counters miss what was deleted before it was read
     ahead = int(info[b"entries-added"]) - int(read)
     return ahead if 0 < ahead < info[b"length"] else None
 
@@ -165,7 +164,7 @@ def full(registry: Registry, infos: dict[Strand, Info], count: int) -> Plan[list
                     b"name": group,
                     b"last-delivered-id": ids.text(last_delivered(registry, group, rows)),
                     b"entries-read": entries_read(infos, rows),
-                    b"lag": (yield from lag(ends, rows)),
+                    b"lag": (yield from lag(ends, rows, group in registry.told)),
                     b"pel-count": sum(row[b"pel-count"] for row in rows.values()),
                     b"pending": _pending(((strand, row[b"pending"]) for strand, row in rows.items()), count),
                     b"consumers": _full_consumers(rows, count),

@@ -27,9 +27,9 @@ end
 --[[ A group is a native group on every strand of the stream. The registry keeps where it starts, for
      strands that come to be later: `g:<name>` -> `<user ID> <native> <native> <writer>`. Of the two
      natives the first is for writers up to that number, the second for those above: the client has
-     translated, there is no arithmetic here. A `c` strand takes the user ID as it is. ]]
+     translated, there is no arithmetic here. ` told` may follow: a user gave ENTRIESREAD. A `c` strand takes the user ID as it is. ]]
 local function start_of(value, label)
-  local user, low, high, bound = string.match(value, '^(%S+) (%S+) (%S+) (%d+)$')
+  local user, low, high, bound = string.match(value, '^(%S+) (%S+) (%S+) (%d+)')
   local kind, writer = string.match(label, '^(%a)(%d+)$')
   if kind == 'c' then return user end
   return tonumber(writer) <= tonumber(bound) and low or high

@@ -73,6 +73,12 @@ class Maker:
         return self.dice.below(100) < percent
 
     def step(self) -> Step:
+        step = self._step()
+        for call in step.calls:
+            self.groups.heard(call)
+        return step
+
+    def _step(self) -> Step:
         who = int(self.chance(20))
         if not self.chance(8):
             return Step((self.call(),), who=who)
@@ -94,7 +100,6 @@ class Maker:
 
     def call(self) -> Call:
         words = self.pick(self.table)()
-        self.groups.heard(words)
         if self.chance(2):
             words = self.damaged(words)
         if self.chance(10):

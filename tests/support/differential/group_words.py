@@ -26,8 +26,17 @@ class GroupWords:
         self._likely = set[tuple[bytes, bytes]]()
 
     def weights(self) -> dict[Callable[[], Call], int]:
-        found: dict[Callable[[], Call], int] = {self.manage: 9, self.read: 20, self.ack: 6, self.pending: 7}
-        return found | {self.claim: 7, self.claim_idle: 5, self.info: 8}
+        use: dict[Callable[[], Call], int] = {self.read: 22, self.ack: 5, self.pending: 8, self.claim: 9}
+        use |= {self.claim_idle: 6, self.info: 8}
+        return {self.manage: 9} | {self._or_create(make): weight for make, weight in use.items()}
+
+    def _or_create(self, use: Callable[[], Call]) -> Callable[[], Call]:
+        """A command on a group; while there is none, mostly one that makes one."""
+
+        def make() -> Call:
+            return use() if self._likely or self._make.chance(15) else self._create()
+
+        return make
 
     def heard(self, call: Call) -> None:
         """What a command, once said, does to the groups; roughly."""
@@ -39,8 +48,9 @@ class GroupWords:
             self._likely = {each for each in self._likely if each[0] not in gone}
         elif command == b"XGROUP" and len(call) > 3:
             name, group = call[2:4]
+            there = b"MKSTREAM" in map(upper, call) or any(name == its for its, _ in self._likely)
             if isinstance(name, bytes) and isinstance(group, bytes) and name in self._make.streams:
-                if upper(call[1]) == b"CREATE":
+                if upper(call[1]) == b"CREATE" and there:
                     self._likely.add((name, group))
                 elif upper(call[1]) == b"DESTROY":
                     self._likely.discard((name, group))
@@ -95,12 +105,10 @@ class GroupWords:
 
     def _create(self) -> Call:
         name, group = self._make.name(), self._make.pick(GROUP_NAMES)
-        mkstream = (b"MKSTREAM",) if self._make.chance(70) else ()
+        mkstream = (b"MKSTREAM",) if self._make.chance(80) else ()
         return (b"XGROUP", b"CREATE", name, group, self._start(name), *mkstream, *self._read_so_far())
 
     def read(self) -> Call:
-        if not self._likely and self._make.chance(80):
-            return self._create()
         name, group = self._pair()
         names = [name]
         if self._make.chance(20):
