@@ -185,6 +185,8 @@ def test_every_function_is_accepted(cluster: Cluster) -> None:
             view, said = _view(), nodes.of(name)
             home = view.minted(name)
             assert said(Batch([birth_command(home)])) == [1]
+            unbirth = ("FCALL", "bs_strand_unbirth", 2, keys.meta(name), home.key, home.label)
+            assert said(Batch([unbirth, birth_command(home)])) == [1, 1]
             assert run(apply(Strand(name, "s", 2), [((5, 5), [b"v", b"a"])]), said) == 1
             assert run(_command(view, b"XADD", name, b"7-7", b"v", b"a"), said) == b"7-7"
             assert run(_command(view, b"XSETID", name, b"8-8"), said) == b"OK"
