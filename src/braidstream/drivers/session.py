@@ -70,7 +70,8 @@ class Session:
         if region.library < VERSION:
             raise LibraryError(
                 f"the engine has version {region.library} of the braidstream functions, this client needs "
-                f"{VERSION}. Bring it up to date: braid init --url URL --region {region.id} --name {region.name}"
+                f"{VERSION}. Bring it up to date: "
+                f"braid init --url URL --region {region.id} --name {region.name}"
             )
         if self.region is not None and region.writer != self.region.writer:
             self.known.clear()
