@@ -40,6 +40,7 @@ class Region:
     writer: int
     id_mode: str = "strict"
     writers: tuple[int, ...] = ()
+    library: int = 0
 
     @staticmethod
     def parse(reply: list[Any]) -> "Region":
@@ -54,6 +55,7 @@ class Region:
             writer=writer,
             id_mode=config[b"id-mode"].decode("ascii", "replace"),
             writers=tuple(sorted({writer, *others})),
+            library=int(config.get(b"library", b"0")),
         )
 
 
@@ -184,7 +186,7 @@ class View:
     def _remember(self, name: bytes, registry: Registry) -> None:
         self.known[name] = registry
         self.known.move_to_end(name)
-        if len(self.known) > REMEMBERED:
+        if len(self.known) > REMEMBERED and not self.pipelined:
             self.known.popitem(last=False)
 
 
@@ -283,7 +285,7 @@ def refuse_other_types(name: bytes, kind: bytes | None = None) -> Plan[None]:
 
 
 def delete_command(name: bytes, strands: Iterable[Strand]) -> Command:
-    """Delete a stream that has these strands, and no others."""
+    """Delete a stream that has no other strands than these."""
     listed = list(strands)
     where = (keys.meta(name), *(strand.key for strand in listed))
     return ("FCALL", "bs_braid_delete", len(where), *where, *(strand.registration for strand in listed))

@@ -32,7 +32,7 @@ class Batch:
         changed by then, nothing was done and the replies are None.
     resend: sending it twice is as good as once, so a driver may retry it after a lost connection.
     attempt: error replies come back as values instead of being thrown into the plan.
-    block_ms: how long the engine may keep the last command waiting; 0 is for ever.
+    block_ms: how long the engine may keep the last command waiting.
     """
 
     commands: Sequence[Command]
@@ -61,9 +61,12 @@ def run(plan: Plan[T], send: Callable[[Batch], Replies]) -> T:
             batch = step(value)
         except StopIteration as stop:
             return cast(T, stop.value)
-        replies = send(batch)
-        error = first_error(batch, replies)
-        step, value = (plan.throw, error) if error else (plan.send, replies)
+        try:
+            value = send(batch)
+            error = first_error(batch, value)
+        except ReplyError as refused:  # a MULTI that was not executed
+            error = refused
+        step, value = (plan.throw, error) if error else (plan.send, value)
 
 
 async def arun(plan: Plan[T], send: Callable[[Batch], Awaitable[Replies]]) -> T:
@@ -75,6 +78,9 @@ async def arun(plan: Plan[T], send: Callable[[Batch], Awaitable[Replies]]) -> T:
             batch = step(value)
         except StopIteration as stop:
             return cast(T, stop.value)
-        replies = await send(batch)
-        error = first_error(batch, replies)
-        step, value = (plan.throw, error) if error else (plan.send, replies)
+        try:
+            value = await send(batch)
+            error = first_error(batch, value)
+        except ReplyError as refused:  # a MULTI that was not executed
+            error = refused
+        step, value = (plan.throw, error) if error else (plan.send, value)

@@ -3,6 +3,7 @@
 import pytest
 
 from braidstream.commands.append import add
+from braidstream.commands.table import TABLE
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.strand import Strand
 from tests.support.transcript import Atomic, registry, remembering, replay
@@ -119,3 +120,9 @@ def test_a_stale_memory_of_the_chosen_strand_is_refreshed() -> None:
         },
     )
     assert added == b"7-0"
+
+
+@pytest.mark.parametrize("name", [b"bs:config", b"bs:meta:{orders}", b"bs:1:s:{orders}", b"bs:2:c.1:+a{b}"])
+def test_a_key_of_our_own_storage_is_no_name_for_a_stream(name: bytes) -> None:
+    with pytest.raises(RefusedError, match="own storage"):
+        replay(TABLE[b"XADD"].plan(remembering(), [b"XADD", name, b"*", b"v", b"a"]))

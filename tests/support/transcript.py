@@ -43,8 +43,7 @@ def replay(plan: Plan[T], *round_trips: dict[str, Any]) -> T:
         assert left, f"the plan should be done, but says {said}"
         expected = left.pop(0)
         assert said == list(expected), "\n".join(["the plan says", *said, "and should say", *expected])
-        together = batch.atomic and len(said) > 1
-        assert together == isinstance(expected, Atomic), f"in one MULTI: {together}, for {said}"
+        assert batch.atomic == isinstance(expected, Atomic), f"in one MULTI: {batch.atomic}, for {said}"
         return list(expected.values())
 
     result = run(plan, send)

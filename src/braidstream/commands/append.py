@@ -7,7 +7,6 @@ from braidstream.braid import (
     View,
     ask,
     birth_command,
-    delete,
     exists,
     find,
     read_region,
@@ -29,9 +28,9 @@ _TRIES: Final = 16
 
 
 def add(view: View, argv: Argv) -> Plan[bytes | None]:
-    """XADD: one native XADD on the home strand, one round trip. The first write to a stream takes two more.
+    """XADD: one native XADD on the home strand, one round trip. The first write to a stream takes one more.
 
-    A chosen ID goes through a function instead, one round trip.
+    A chosen ID goes through a function instead: one round trip where the strands are known.
     """
     name, spec = argv[1], parse_add(argv)
     if spec.id is None:
@@ -88,7 +87,7 @@ def _append(
     for reply in replies:
         if isinstance(reply, ReplyError):
             view.forget(home.name)
-            yield from _unborn(view, home, replies)
+            yield from _unborn(home, replies)
             raise reply
     if also:
         view.learn(home.name, replies[2])
@@ -96,10 +95,10 @@ def _append(
     return replies[1]
 
 
-def _unborn(view: View, home: Strand, replies: list[Any]) -> Plan[None]:
-    """The append was refused. If its strand is all there is of the stream, there should be no stream."""
-    if replies[0] == 1 and (yield from find(view, home.name)).strands == (home,):
-        yield from delete(view, home.name)
+def _unborn(home: Strand, replies: list[Any]) -> Plan[None]:
+    """The append was refused: if its strand was made for it, and is empty still, it goes again."""
+    if replies[0] == 1:
+        yield Batch([("FCALL", "bs_strand_unbirth", 2, keys.meta(home.name), home.key, home.label)])
 
 
 def shares(view: View, argv: Argv) -> bool:

@@ -38,7 +38,7 @@ def length(view: View, argv: Argv) -> Plan[int]:
 def read_range(view: View, argv: Argv) -> Plan[list[Any] | None]:
     """XRANGE: a page of every strand as one snapshot, woven. One round trip where the strands are known.
 
-    Each strand is asked for COUNT entries: the whole answer may come from one region.
+    A COUNT of 50 or more over several strands asks each for its share, in one or more rounds.
     """
     return (yield from _range(view, argv, reverse=False))
 
@@ -68,7 +68,8 @@ def _range_by_rounds(
     """A large page over several strands: a share of each strand, and more where that was not enough.
 
     Every round asks every strand, as one snapshot. What a strand holds before the end of a page does
-    not grow any more, so all rounds together are a snapshot of the last.
+    not grow any more, so nothing is missing that was there in the last round; what was deleted between
+    two rounds may still be in it.
     """
     pages = dict[Strand, list[Entry]]()
     while True:
@@ -325,8 +326,11 @@ def _wait(view: View, spec: Read, starts: Starts) -> Plan[list[Any] | None]:
     left = spec.block_ms
     while True:
         turn = BLOCK_SLICE_MS if not spec.block_ms else min(left, BLOCK_SLICE_MS)
-        found = yield from _look(spec, [_with_unborn(view, *start) for start in starts], turn)
-        left -= turn
+        waited = [_with_unborn(view, *start) for start in starts]
+        [reply] = yield Batch([_xread(spec, waited, turn)], resend=True, block_ms=turn)
+        found = _answer(spec, reply or [])
+        if reply is None:  # the time is up; a strand that was made empty also wakes us
+            left -= turn
         if found is not None or (spec.block_ms and left <= 0):
             return found
         registries = yield from _find_all(view, spec.names)
@@ -344,10 +348,10 @@ def _joined(frontier: Frontier, strands: tuple[Strand, ...], position: Id) -> Fr
 
 def _with_unborn(view: View, name: bytes, frontier: Frontier, position: Id) -> tuple[bytes, Frontier, Id]:
     """The frontier, and every strand that any writer may start while we wait."""
-    strands = {strand.label: strand for strand in frontier}
+    known = {strand.label: strand for strand in (*view.recall(name).cuts, *frontier)}
     possible = [*frontier]
     for writer in view.region.writers:
         minted, chosen = Strand(name, "s", writer), Strand(name, "c", writer)
-        current = strands.get(chosen.label)
+        current = known.get(chosen.label)
         possible += [minted, current.next_life if current else chosen]
     return name, _joined(frontier, tuple(dict.fromkeys(possible)), position), position

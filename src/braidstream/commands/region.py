@@ -13,19 +13,23 @@ def initialise(region: int, name: str) -> Plan[Region]:
     if not name or len(name) > 64:
         raise BraidError("a region's name has 1 to 64 characters. Use a short one, like us-east.")
     yield from _refuse_eviction()
-    try:
-        known = yield from read_region()
-    except NotARegionError:
-        facts = ("region", region, "name", name, "writer", region, "writers", region, "id-mode", "strict")
-        yield Batch([("HSET", CONFIG, *facts, "topology", 1)])
-        return (yield from read_region())
+    while True:
+        yield Batch([("WATCH", CONFIG)])
+        try:
+            known = yield from read_region()
+        except NotARegionError:
+            facts = ("region", region, "name", name, "writer", region, "writers", region, "id-mode", "strict")
+            yield Batch([("HSET", CONFIG, *facts, "topology", 1)], atomic=True)
+            continue  # whoever was first, it is read now
+        yield Batch([("UNWATCH",)])
+        break
     if (known.id, known.name) != (region, name):
         raise RegionTakenError(has=f"region {known.id} ({known.name})", wanted=f"region {region} ({name})")
     return known
 
 
 def _refuse_eviction() -> Plan[None]:
-    """An evicted strand forgets its last ID. CONFIG may be forbidden on managed servers: then INFO tells."""
+    """An evicted strand forgets its last ID. INFO tells the policy also where CONFIG is forbidden."""
     [info] = yield Batch([("INFO", "memory")], resend=True)
     facts = dict(line.partition(b":")[::2] for line in bytes(info).splitlines())
     policy = facts.get(b"maxmemory_policy", b"noeviction").decode()

@@ -4,7 +4,7 @@
               s2      2-2           -- RENAME -->                (IDs as users know them)
               c1          3-0
 
-The copy is made aside, page by page, under a key of its own, and adopted in one MULTI that also
+The copy is made aside, page by page, under a key of its own, and adopted by one function that also
 deletes what the new name was (and, for RENAME, the old stream). The source is WATCHed meanwhile: if
 it changes, the copy starts again. Groups do not come along, and of entries that share one ID only
 one does, as the specification says.
@@ -14,7 +14,7 @@ import dataclasses
 from typing import Final
 
 from braidstream import ids, keys
-from braidstream.braid import View, delete, delete_command, exists, registry_of
+from braidstream.braid import View, delete, exists, registry_of
 from braidstream.commands.arguments import Argv, fail, integer, option, shown
 from braidstream.commands.inspect import info
 from braidstream.commands.read import read_range
@@ -23,7 +23,6 @@ from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
 
 PAGE: Final = 500
-ASIDE_MS: Final = 24 * 3600 * 1000
 _TRIES: Final = 5
 
 
@@ -36,12 +35,13 @@ def rename(view: View, argv: Argv) -> Plan[bytes]:
 def rename_if_new(view: View, argv: Argv) -> Plan[int]:
     """RENAMENX key newkey: 0 if newkey exists."""
     source, target = argv[1], argv[2]
-    if not (yield from _taken(source)):
-        raise ReplyError("ERR no such key")
-    if (yield from _taken(target)):
-        return 0
-    yield from _rename(view, argv)
-    return 1
+    if not (yield from exists(source)):
+        if (yield from exists(target)):
+            [plain] = yield Batch([("EXISTS", source)], resend=True)
+            return 0 if plain else fail("ERR no such key")
+        [reply] = yield Batch([("RENAMENX", source, target)])
+        return int(reply)
+    return int(source != target and (yield from _copy(view, source, target, move=True, replace=False)))
 
 
 def _rename(view: View, argv: Argv) -> Plan[None]:
@@ -50,7 +50,7 @@ def _rename(view: View, argv: Argv) -> Plan[None]:
         yield Batch([("RENAME", source, target)])
         yield from delete(view, target)
     elif source != target:
-        yield from _copy(view, source, target, move=True)
+        yield from _copy(view, source, target, move=True, replace=True)
 
 
 def copy(view: View, argv: Argv) -> Plan[int]:
@@ -77,11 +77,10 @@ def copy(view: View, argv: Argv) -> Plan[int]:
     if not is_stream and not (yield from exists(target)):
         [reply] = yield Batch([tuple(argv)])
         return int(reply)
-    if not replace and (yield from _taken(target)):
-        return 0
     if is_stream:
-        yield from _copy(view, source, target, move=False)
-        return 1
+        return int((yield from _copy(view, source, target, move=False, replace=replace)))
+    if not replace:
+        return 0
     [copied] = yield Batch([("COPY", source, target, "REPLACE")])
     if copied:
         yield from delete(view, target)
@@ -93,35 +92,47 @@ def _database() -> Plan[int]:
     return int(dict(word.partition(b"=")[::2] for word in bytes(client).split())[b"db"])
 
 
-def _taken(name: bytes) -> Plan[bool]:
-    [plain] = yield Batch([("EXISTS", name)], resend=True)
-    return bool(plain) or (yield from exists(name))
-
-
-def _copy(view: View, source: bytes, target: bytes, *, move: bool) -> Plan[None]:
+def _copy(view: View, source: bytes, target: bytes, *, move: bool, replace: bool) -> Plan[bool]:
+    """Make the target what the source is; False if it exists and may not be replaced."""
     view = dataclasses.replace(view, watching=True)
     token = yield from _token()
     aside = keys.copy(target, token)
     for _ in range(_TRIES):
-        metas = ("WATCH", keys.meta(source), keys.meta(target))
-        [_, reply] = yield Batch([metas, registry_of(source)])
-        strands = view.learn(source, reply).strands
-        yield Batch([("WATCH", *(strand.key for strand in strands)), ("UNLINK", aside)])
+        watch: Command = ("WATCH", keys.meta(source), keys.meta(target))
+        replies = yield Batch(
+            [("WATCH", target), watch, registry_of(source), registry_of(target), ("EXISTS", target)]
+        )
+        here, there = view.learn(source, replies[2]), view.learn(target, replies[3])
+        if not replace and (replies[4] or there.exists):
+            yield Batch([("UNWATCH",)])
+            return False
+        yield Batch([("WATCH", *(strand.key for strand in here.strands)), ("UNLINK", aside)])
         try:
-            yield from _fill(view, source, aside)
-            done = yield Batch((yield from _adoption(view, source, target, aside, move)), atomic=True)
-        except ReplyError:
+            done = yield from _attempt(view, (source, target, aside), move)
+        except ReplyError as error:
             yield Batch([("UNWATCH",), ("UNLINK", aside)])
-            raise
+            if error.code not in ("BSCOPY", "BSSTALE"):
+                raise
+            done = False
         view.forget(target)
         view.forget(source)
-        if done is not None:
-            return
+        if done:
+            return True
     yield Batch([("UNLINK", aside)])
     raise ReplyError(
         f"ERR {shown(source)!r} was written {_TRIES} times while it was copied. "
         "Stop the writers for a moment and try again."
     )
+
+
+def _attempt(view: View, names: tuple[bytes, bytes, bytes], move: bool) -> Plan[bool]:
+    source, target, aside = names
+    length, last = yield from _fill(view, source, aside)
+    if not keys.shares_slot(target):
+        yield Batch([("DEL", target)])  # it lies in another slot: no function can hold both
+    command = _adoption(view, names, (length, last), move)
+    done: list[object] | None = yield Batch([command], atomic=True)
+    return done is not None
 
 
 def _token() -> Plan[bytes]:
@@ -130,15 +141,11 @@ def _token() -> Plan[bytes]:
     return b"%d.%b.%b" % (client, time[0], time[1])
 
 
-def _fill(view: View, source: bytes, aside: bytes) -> Plan[None]:
-    """Copy the entries, then the counters, as the user sees both."""
+def _fill(view: View, source: bytes, aside: bytes) -> Plan[tuple[int, Id]]:
+    """Copy the entries, then the counters, as the user sees both: (how many, the last ID)."""
     about = yield from info(view, [b"XINFO", b"STREAM", source])
     facts = dict(zip(about[::2], about[1::2], strict=True))
-    # Should we never come to adopt it, it goes by itself.
-    expiry: Command = ("PEXPIRE", aside, ASIDE_MS)
-    yield Batch(
-        [("XGROUP", "CREATE", aside, "bs", "0", "MKSTREAM"), ("XGROUP", "DESTROY", aside, "bs"), expiry]
-    )
+    yield Batch([("XGROUP", "CREATE", aside, "bs", "0", "MKSTREAM"), ("XGROUP", "DESTROY", aside, "bs")])
     start, last, length = b"-", ids.ZERO, 0
     while True:
         page = yield from read_range(view, [b"XRANGE", source, start, b"+", b"COUNT", b"%d" % PAGE])
@@ -147,9 +154,10 @@ def _fill(view: View, source: bytes, aside: bytes) -> Plan[None]:
         commands: list[Command] = []
         for entry, fields in page:
             if ids.native(entry) != last:  # of entries with one ID, the first
-                commands.append(("XADD", aside, entry, *fields))
+                commands.append(("XADD", aside, "NOMKSTREAM", entry, *fields))
             last = ids.native(entry)
-        yield Batch(commands)
+        if None in (yield Batch(commands)):
+            raise ReplyError("BSCOPY the copy went away while it was made")
         length += len(commands)
         if last == ids.LAST:
             break
@@ -159,38 +167,40 @@ def _fill(view: View, source: bytes, aside: bytes) -> Plan[None]:
     deleted = min(end, ids.native(facts[b"max-deleted-entry-id"]))
     added = max(length, facts[b"entries-added"])
     yield Batch([("XSETID", aside, ids.text(end), "ENTRIESADDED", added, "MAXDELETEDID", ids.text(deleted))])
+    return length, end
 
 
-def _adoption(view: View, source: bytes, target: bytes, aside: bytes, move: bool) -> Plan[list[Command]]:
-    """The commands that make the copy the stream, and unmake what was."""
-    replies = yield Batch([registry_of(target), registry_of(source), ("XINFO", "STREAM", aside)], resend=True)
-    there, here = view.learn(target, replies[0]), view.learn(source, replies[1])
-    last: Id = ids.native(replies[2][replies[2].index(b"last-generated-id") + 1])
+def _adoption(view: View, names: tuple[bytes, bytes, bytes], copied: tuple[int, Id], move: bool) -> Command:
+    """The command that makes the copy the stream, and unmakes what was."""
+    source, target, aside = names
+    here, there = view.recall(source).strands, view.recall(target).strands
     minted, chosen = view.minted(target), view.chosen(target)
-    if there.exists and chosen in there.strands:
-        chosen = chosen.next_life  # the deletion before ends its present life
-    commands: list[Command] = []
-    if keys.shares_slot(target):
-        commands.append(("DEL", target))
-    else:
-        yield Batch([("DEL", target)])  # it lies in another slot: no MULTI can hold both
-    if there.exists:
-        commands.append(delete_command(target, there.strands))
-    commands.append(
-        (
-            "FCALL",
-            "bs_braid_adopt",
-            4,
-            keys.meta(target),
-            minted.key,
-            aside,
-            chosen.key,
-            minted.label,
-            chosen.label,
-            chosen.life,
-            ids.text(minted.rest(last)),
-        )
+    if chosen in there:
+        chosen = chosen.next_life  # the deletion ends its present life
+    plain = (target,) if keys.shares_slot(target) else ()
+    from_source = (keys.meta(source), *(strand.key for strand in here)) if move else ()
+    where = (
+        keys.meta(target),
+        minted.key,
+        aside,
+        chosen.key,
+        *(strand.key for strand in there),
+        *from_source,
+        *plain,
     )
-    if move:
-        commands.append(delete_command(source, here.strands))
-    return commands
+    return (
+        "FCALL",
+        "bs_braid_adopt",
+        len(where),
+        *where,
+        minted.label,
+        chosen.label,
+        chosen.life,
+        ids.text(minted.rest(copied[1])),
+        copied[0],
+        len(there),
+        *(strand.registration for strand in there),
+        len(here) if move else -1,
+        *(strand.registration for strand in here if move),
+        len(plain),
+    )

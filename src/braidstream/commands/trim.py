@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from braidstream import ids
-from braidstream.braid import View, ask, exists, find, refuse_other_types, registry_of
+from braidstream.braid import View, exists, find, refuse_other_types, registry_of
 from braidstream.commands.arguments import Argv, Trim, option, parse_trim, strict_id
 from braidstream.commands.drop import trim_asking
 from braidstream.errors import ReplyError
@@ -31,7 +31,7 @@ def trim_options(trim: Trim | None, strand: Strand) -> Command:
 
 
 def trim(view: View, argv: Argv) -> Plan[int]:
-    """XTRIM. One round trip for MINID, or where one strand has entries; else see `_trim_to_length`."""
+    """XTRIM. One round trip for MINID, or where the stream has one strand; else MAXLEN takes rounds."""
     name, spec = argv[1], parse_trim(argv)
     return (yield from trim_all(view, name, spec))
 
@@ -70,25 +70,28 @@ def _trim_to_length(view: View, name: bytes, spec: Trim) -> Plan[int]:
     c1   4 6 7 | 12       ends there; of those the oldest are cut, each strand by its own MINID
     """
     assert spec.maxlen is not None
-    removed = 0
+    removed, page = 0, NODE
     while True:
-        _, lengths = yield from ask(view, name, lambda strand: strand.xlen())
-        busy = {strand: length for strand, length in lengths if length}
-        over = sum(busy.values()) - spec.maxlen
+        strands = (yield from find(view, name)).strands
+        lengths = [strand.xlen() for strand in strands]
+        heads = [strand.xrange(ids.ZERO, ids.LAST, page) for strand in strands]
+        # One snapshot: another trim in between would be counted twice.
+        commands = [*lengths, *heads, registry_of(name)]
+        replies = yield Batch(commands, atomic=view.one_step(len(commands)), resend=True)
+        if view.learn(name, replies[-1]).strands != strands:
+            continue
+        over = sum(replies[: len(strands)]) - spec.maxlen
         if over <= 0 or (spec.approx and over < NODE):
             return removed
-        if len(busy) == 1:
-            [strand] = busy
-            [gone] = yield Batch([("XTRIM", strand.key, *trim_options(spec, strand))])
-            return removed + int(gone)
-        page = min(PAGE, -(-over // len(busy)))
-        pages = [strand.xrange(ids.ZERO, ids.LAST, page) for strand in busy]
-        heads = yield Batch(pages, atomic=view.one_step(len(pages)), resend=True)
-        cuts = _cuts(dict(zip(busy, heads, strict=True)), page, over)
+        busy = {
+            strand: head for strand, head in zip(strands, replies[len(strands) : -1], strict=True) if head
+        }
+        cuts = _cuts(busy, page, over)
         commands = [_cut_command(strand, cut, spec) for strand, cut in cuts.items()]
         removed += sum((yield Batch(commands, atomic=view.one_step(len(commands)))))
         if spec.approx:
             return removed
+        page = min(PAGE, max(NODE, -(-over // len(busy))))
 
 
 def _cut_command(strand: Strand, cut: Id | None, spec: Trim) -> Command:

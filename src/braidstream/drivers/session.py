@@ -18,6 +18,7 @@ from redis.client import EMPTY_RESPONSE, NEVER_DECODE
 
 from braidstream.braid import REMEMBERED, Region, Registry, View, read_region
 from braidstream.commands.table import TABLE, Spec
+from braidstream.engine import VERSION
 from braidstream.errors import BraidError, LibraryError, ReplyError
 from braidstream.ids import minted_text
 from braidstream.plan import Batch, Command, Plan, Replies
@@ -66,6 +67,12 @@ class Session:
         return self.region is None or time.monotonic() - self.read_at > REGION_FRESH_S
 
     def learn(self, region: Region) -> None:
+        if region.library < VERSION:
+            raise LibraryError(
+                f"the engine has version {region.library} of the braidstream functions, this client needs "
+                f"{VERSION}. Bring it up to date: "
+                f"braid init --url URL --region {region.id} --name {region.name}"
+            )
         if self.region is not None and region.writer != self.region.writer:
             self.known.clear()
             self.homes.clear()
@@ -73,7 +80,9 @@ class Session:
 
     def view(self, *, pipelined: bool = False, in_multi: bool = False, watching: bool = False) -> View:
         assert self.region is not None
-        return View(self.region, self.known, pipelined, in_multi, watching)
+        # A pipeline looks everything up afresh, and what it expects is nobody else's knowledge.
+        known = OrderedDict[bytes, Registry]() if pipelined else self.known
+        return View(self.region, known, pipelined, in_multi, watching)
 
     def refresh(self, conn: Any) -> Plan[None]:
         """Ask the server who it is, where that is due."""

@@ -6,40 +6,76 @@
      The caller names every strand that may be there. If the registry has one more, nothing is done
      (BSSTALE): the caller looks again.
      Why a function: between taking the keys away and noting their last IDs, nobody may append. ]]
-local function braid_delete(keys, args)
-  local given, strands, groups = {}, {}, {}
-  for at = 1, #args do given[args[at]] = keys[at + 1] end
-  local fields = redis.call('HGETALL', keys[1])
+local function delete_strands(meta, named)
+  local strands, groups = {}, {}
+  local fields = redis.call('HGETALL', meta)
   for at = 1, #fields, 2 do
     local life, state, cut = string.match(fields[at + 1], '^(%d+):([+-]):(.*)$')
     if string.match(fields[at], '^g:') then
       groups[#groups + 1] = fields[at]
     elseif string.match(fields[at], '^[sc]%d+$') and state == '+' then
-      local key = given[fields[at] .. ':' .. life]
-      if not key then return redis.error_reply('BSSTALE the strands of this stream have changed') end
+      local key = named[fields[at] .. ':' .. life]
+      if not key then return nil end
       strands[fields[at]] = { key = key, life = life, cut = cut }
     end
   end
-  local existed = 0
-  for label, strand in pairs(strands) do
-    local last = last_of(strand.key)
-    if last then
-      existed = 1
-      redis.call('UNLINK', strand.key)
+  return function()
+    local existed = 0
+    for label, strand in pairs(strands) do
+      local last = last_of(strand.key)
+      if last then
+        existed = 1
+        redis.call('UNLINK', strand.key)
+      end
+      register(meta, label, strand.life, '-', last or after_loss(strand.cut))
     end
-    register(keys[1], label, strand.life, '-', last or after_loss(strand.cut))
+    for _, group in ipairs(groups) do redis.call('HDEL', meta, group) end
+    return existed
   end
-  for _, field in ipairs(groups) do redis.call('HDEL', keys[1], field) end
-  return existed
 end
 
---[[ braid_adopt: a finished copy becomes the `c` strand, in a life in which it was never used.
-     FCALL bs_braid_adopt 4 <meta> <s> <copy> <c> <s label> <c label> <life> <floor>
-     The caller has deleted what the stream was before, in the same MULTI. Returns OK. ]]
+local function braid_delete(keys, args)
+  local named = {}
+  for at = 1, #args do named[args[at]] = keys[at + 1] end
+  local delete = delete_strands(keys[1], named)
+  if not delete then return redis.error_reply('BSSTALE the strands of this stream have changed') end
+  return delete()
+end
+
+--[[ braid_adopt: a finished copy becomes the stream: the `c` strand, in a life in which it was never used.
+     FCALL bs_braid_adopt n <meta> <s> <copy> <c> <strand of it>... [<source's meta> <strand of it>...] [<name>]
+           <s label> <c label> <life> <floor> <length of the copy>
+           <how many strands> <label:life>... <how many strands of the source, or -1> <label:life>... <0|1: name>
+     What the stream was is deleted, and so is the source where one is given (RENAME), and a plain key.
+     Everything is checked before the first write. Returns OK.
+     Why a function: a half of it would lose a stream. ]]
 local function braid_adopt(keys, args)
-  redis.call('PERSIST', keys[3])
-  redis.call('RENAME', keys[3], keys[4])
-  register(keys[1], args[2], args[3], '+', '0-0')
+  local meta, copy, c = keys[1], keys[3], keys[4]
+  if redis.call('EXISTS', copy) == 0 or redis.call('XLEN', copy) ~= tonumber(args[5]) then
+    return redis.error_reply('BSCOPY the copy is not what it was')
+  end
+  local key, at, named = 5, 7, {}
+  for _ = 1, tonumber(args[6]) do
+    named[args[at]], key, at = keys[key], key + 1, at + 1
+  end
+  local deletes = { delete_strands(meta, named) }
+  local source = tonumber(args[at])
+  at = at + 1
+  if source >= 0 then
+    local source_meta, source_named = keys[key], {}
+    key = key + 1
+    for _ = 1, source do
+      source_named[args[at]], key, at = keys[key], key + 1, at + 1
+    end
+    deletes[2] = delete_strands(source_meta, source_named)
+  end
+  if #deletes ~= (source >= 0 and 2 or 1) then
+    return redis.error_reply('BSSTALE the strands of this stream have changed')
+  end
+  for _, delete in ipairs(deletes) do delete() end
+  if args[at] == '1' then redis.call('UNLINK', keys[key]) end
+  redis.call('RENAME', copy, c)
+  register(meta, args[2], args[3], '+', '0-0')
   move_minted_on(keys, args[1], args[4])
   return redis.status_reply('OK')
 end

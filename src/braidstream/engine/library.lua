@@ -1,5 +1,6 @@
 --[[ What the library offers. `allow-oom`: deleting must work when memory is full. ]]
 redis.register_function('bs_strand_birth', strand_birth)
+redis.register_function('bs_strand_unbirth', strand_unbirth)
 redis.register_function('bs_strand_apply', strand_apply)
 redis.register_function('bs_chosen_add', chosen_add)
 redis.register_function('bs_chosen_setid', chosen_setid)

@@ -93,6 +93,18 @@ local function strand_birth(keys, args)
   return 1
 end
 
+--[[ strand_unbirth: take a birth back, because the append it was for was refused.
+     FCALL bs_strand_unbirth 2 <meta> <strand> <label>
+     Returns 1; 0 if something was appended since, by anyone. ]]
+local function strand_unbirth(keys, args)
+  local meta, strand, label = keys[1], keys[2], args[1]
+  local life, state, cut = registered(meta, label)
+  if state ~= '+' or last_of(strand) ~= cut then return 0 end
+  redis.call('UNLINK', strand)
+  register(meta, label, life, '-', cut)
+  return 1
+end
+
 --[[ strand_apply: append what a peer has to our copy of a strand.
      FCALL bs_strand_apply 2 <meta> <strand> <label> <life> <after> (<id> <n> <field or value> * n)...
      Returns how many entries were new.
@@ -117,7 +129,10 @@ local function strand_apply(keys, args)
   if at ~= #args + 1 then return redis.error_reply('BSBATCH truncated batch') end
   local has_life, state, cut = registered(meta, label)
   if has_life and has_life ~= life then
-    return redis.error_reply('BSSTALE ' .. label .. ' is in life ' .. has_life .. ' here')
+    if state == '+' or less_number(life, has_life) then
+      return redis.error_reply('BSSTALE ' .. label .. ' is in life ' .. has_life .. ' here')
+    end
+    state, cut = nil, nil -- a later life begins here
   end
   -- A copy that was deleted ends at its cut; one that was lost is copied from the start.
   local last = last_of(strand) or (state == '-' and cut) or '0-0'

@@ -106,7 +106,9 @@ class Deviations:
         if type(bare) is not int or type(ours) is not int or (bare < 0) != (ours < 0):
             raise Mismatch([what], bare, ours, "no times")
         if abs(bare - ours) > apart:
-            raise Mismatch([what], bare, ours, f"times are {abs(bare - ours)} ms apart; {apart:.0f} are allowed")
+            raise Mismatch(
+                [what], bare, ours, f"times are {abs(bare - ours)} ms apart; {apart:.0f} are allowed"
+            )
 
     def listed(self, argv: Argv, bare: Reply, ours: Reply) -> bool:
         """KEYS and SCAN: the same names in any order."""

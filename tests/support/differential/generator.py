@@ -104,9 +104,7 @@ class Maker:
             words = self.damaged(words)
         if self.chance(10):
             words = tuple(
-                word.swapcase()
-                if isinstance(word, bytes) and word.isalpha() and word not in NAMES
-                else word
+                word.swapcase() if isinstance(word, bytes) and word.isalpha() and word not in NAMES else word
                 for word in words
             )
         return words

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 GROUP_NAMES: Final = (b"g", b"workers", b"g", b"\xff\x00", b"", b"a b\r\n")
 CONSUMERS: Final = (b"alice", b"bob", b"alice", b"\xfe", b"1-1")
-BOUNDS: Final = (b"0", b"0", b"0", b"500000", b"500000", b"100000000", b"-1")
+BOUNDS: Final = (b"0", b"0", b"0", b"0", b"0", b"500000", b"500000", b"100000000", b"-1")
 END_OF_MS: Final = (b"-18446744073709551615",)
 
 
@@ -23,6 +23,7 @@ class GroupWords:
 
     def __init__(self, make: "Maker") -> None:
         self._make = make
+        self._names = [make.pick(GROUP_NAMES) for _ in range(2)]
         self._likely = set[tuple[bytes, bytes]]()
 
     def weights(self) -> dict[Callable[[], Call], int]:
@@ -61,7 +62,7 @@ class GroupWords:
         """A stream and a group, of which the stream most likely has it."""
         if self._likely and self._make.chance(95):
             return self._make.pick(sorted(self._likely))
-        return self._make.name(), self._make.pick(GROUP_NAMES)
+        return self._make.name(), self._make.pick(self._names)
 
     def _consumer(self) -> bytes:
         return self._make.pick(CONSUMERS)
@@ -104,7 +105,7 @@ class GroupWords:
         return (b"XGROUP", *(name if word == b"x" else word for word in odd.split()))
 
     def _create(self) -> Call:
-        name, group = self._make.name(), self._make.pick(GROUP_NAMES)
+        name, group = self._make.name(), self._make.pick(self._names)
         mkstream = (b"MKSTREAM",) if self._make.chance(80) else ()
         return (b"XGROUP", b"CREATE", name, group, self._start(name), *mkstream, *self._read_so_far())
 
@@ -133,7 +134,9 @@ class GroupWords:
         return (b"XREADGROUP", *who, *options, b"STREAMS", *names, *positions)
 
     def _position(self, name: bytes) -> Word:
-        return self._make.pick((b">", b"0")) if self._make.chance(60) else self._make.position(name, END_OF_MS)
+        return (
+            self._make.pick((b">", b"0")) if self._make.chance(60) else self._make.position(name, END_OF_MS)
+        )
 
     def ack(self) -> Call:
         name, group = self._pair()
@@ -153,8 +156,8 @@ class GroupWords:
     def claim(self) -> Call:
         name, group = self._pair()
         options = list[Word]()
-        if self._make.chance(30):
-            options += [b"IDLE", self._make.pick((b"0", b"1000000", b"1000000", b"-1", b"x"))]
+        if self._make.chance(40):
+            options += [b"IDLE", self._make.pick((b"0", b"1000000", b"1000000", b"1000000", b"-1", b"x"))]
         if self._make.chance(10):
             options += [b"TIME", self._make.pick((b"0", b"1000", b"99999999999999", b"-1", b"x"))]
         if self._make.chance(15):
