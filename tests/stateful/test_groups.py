@@ -56,7 +56,7 @@ class Groups(RuleBasedStateMachine):
         self.clients, self.others = clients, FAR[: writers - 1]
         self.name = b"groups:%d" % next(_names)
         self.model = Stream()
-        self.home_end = ZERO
+        self.home_end: Id = (1, 0)
         self.far = dict[Strand, Id]()  # where our copy of each far strand ends, natively
         self.used = set[tuple[Id, int]]()  # no writer uses an ID twice, in whichever strand
         self.sent: tuple[Strand, list[tuple[Id, list[bytes]]], Id] | None = None
@@ -277,7 +277,7 @@ class Groups(RuleBasedStateMachine):
         words = ("XCLAIM", self.name, group, consumer, idle, *map(ids.text, chosen), *options)
         seen = self.act(*words)
         claimed = self.model.claim(group, consumer, chosen, **how)
-        assert seen == self._ids(claimed) if how["justid"] else self._shown(claimed)
+        assert seen == (self._ids(claimed) if how["justid"] else self._shown(claimed))
 
     @precondition(lambda self: self.model.groups)
     @rule(

@@ -94,8 +94,10 @@ def parse(argv: Argv) -> ReadGroup | None:
             if max_count is not None and count is not None and max_count < count:
                 fail("ERR MAXCOUNT must be greater than or equal to COUNT")
             half = len(rest) // 2
+            # The engine's own form of `>` is the largest ID.
+            positions = [b">" if ids.parse(word) == ids.LAST else word for word in rest[half:]]
             caps = (claim_ms, max_count, max_size)
-            return ReadGroup(group, consumer, rest[:half], rest[half:], count, block_ms, noack, *caps)
+            return ReadGroup(group, consumer, rest[:half], positions, count, block_ms, noack, *caps)
         else:
             fail("ERR syntax error")
         at += 1
@@ -109,8 +111,8 @@ def read_group(view: View, argv: Argv) -> Plan[list[Any] | None]:
         [reply] = yield Batch([tuple(argv)], attempt=True)
         raise reply if isinstance(reply, ReplyError) else ReplyError("ERR syntax error")
     if not view.in_multi and _is_simple(view, spec):
-        found = yield from _read_by_memory(view, spec)
-        if found is not None:
+        right, found = yield from _read_by_memory(view, spec)
+        if right and (found is not None or spec.block_ms is None):
             return found
     registries = yield from _look(view, spec)
     answer, budget = list[Any](), Budget(spec.max_count, spec.max_size)
@@ -137,17 +139,22 @@ def _is_simple(view: View, spec: ReadGroup) -> bool:
     return len(strands) == 1 or (bool(strands) and spec.count is None)
 
 
-def _read_by_memory(view: View, spec: ReadGroup) -> Plan[list[Any] | None]:
-    """One native read, and the registry with it. A strand that we have not heard of is read next time."""
+def _read_by_memory(view: View, spec: ReadGroup) -> Plan[tuple[bool, list[Any] | None]]:
+    """One native read, and the registry with it: (whether our memory was right, what came)."""
     name = spec.names[0]
-    [command] = _take(spec, dict.fromkeys(view.recall(name).strands, spec.count), spec.count is None)
+    strands = view.recall(name).strands
+    [command] = _take(spec, dict.fromkeys(strands, spec.count), spec.count is None)
     reply, registry = yield Batch([command, registry_of(name)], attempt=True)
     if isinstance(reply, ReplyError) or isinstance(registry, ReplyError):
         view.forget(name)
-        return None
-    view.learn(name, registry)
+        return False, None
     woven = _entries([reply])
-    return [[name, bodies(woven)]] if woven else None
+    since = tuple(strand for strand in view.learn(name, registry).strands if strand not in strands)
+    left = None if spec.count is None else spec.count - len(woven)
+    if since and left != 0:
+        # A strand came to be since we last looked: what it has belongs to this answer.
+        woven = weave([woven, (yield from _new(view, replace(spec, count=left), since))])
+    return True, [[name, bodies(woven)]] if woven else None
 
 
 def shares(view: View, argv: Argv) -> bool:

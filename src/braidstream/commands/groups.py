@@ -8,7 +8,7 @@ from typing import Any, Final, NoReturn
 
 from braidstream import ids, keys
 from braidstream.braid import Registry, View, look
-from braidstream.commands.arguments import Argv, fail, integer, option, shown, strict_id
+from braidstream.commands.arguments import Argv, fail, integer, interval, option, shown, strict_id
 from braidstream.errors import ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
@@ -67,7 +67,7 @@ def _place(view: View, argv: Argv, create: bool) -> Plan[bytes]:
             fail(_KEY_NEEDED)
         if not create and group not in registry.groups:
             no_group(name, group)
-        start = None if option(word) == b"$" else strict_id(word)
+        start = None if option(word) == b"$" else strict_id(word) if create else interval(word, b"+")[0]
         if create and group in registry.groups:
             fail("BUSYGROUP Consumer Group name already exists")
         strands = _wanted(view, name, registry) if create else registry.strands
@@ -142,14 +142,22 @@ def _destroy(view: View, name: bytes, group: bytes) -> Plan[int]:
 
 
 def _consumer(view: View, argv: Argv, create: bool) -> Plan[int]:
-    """A consumer is there if one strand has it; it is made on all, and taken from all."""
+    """A consumer is there if one strand has it; it is made on one, and taken from all."""
     name, group, consumer = argv[2:5]
     registry = yield from look(view, name)
     if not registry.exists:
         fail(_KEY_NEEDED)
     if group not in registry.groups:
         no_group(name, group)
-    verb = "CREATECONSUMER" if create else "DELCONSUMER"
-    commands: list[Command] = [("XGROUP", verb, strand.key, group, consumer) for strand in registry.strands]
-    replies = yield Batch(commands, atomic=view.one_step(len(commands)))
-    return int(all(replies)) if create else sum(replies)
+    if create:
+        replies = yield Batch(
+            [("XINFO", "CONSUMERS", strand.key, group) for strand in registry.strands], resend=True
+        )
+        if any(consumer in info for reply in replies for info in reply):
+            return 0
+        [made] = yield Batch([("XGROUP", "CREATECONSUMER", registry.strands[0].key, group, consumer)])
+        return int(made)
+    commands: list[Command] = [
+        ("XGROUP", "DELCONSUMER", strand.key, group, consumer) for strand in registry.strands
+    ]
+    return sum((yield Batch(commands, atomic=view.one_step(len(commands)))))

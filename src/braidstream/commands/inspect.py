@@ -88,3 +88,8 @@ def _ends(registry: Registry, infos: dict[Strand, Info]) -> Info:
         b"first-entry": bodies(first)[0] if first else None,
         b"last-entry": bodies(last)[0] if last else None,
     }
+
+
+def shares(view: View, argv: Argv) -> bool:
+    """Whether XINFO is done in its first batch: STREAM is; what tells of groups asks further."""
+    return option(argv[1]) in (b"STREAM", b"HELP") and len(argv) <= 3

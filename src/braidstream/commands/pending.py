@@ -1,6 +1,6 @@
 """XACK, XPENDING, XCLAIM, XAUTOCLAIM: what was delivered and not yet acknowledged, over all strands."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, NoReturn
@@ -13,8 +13,8 @@ from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
 from braidstream.strand import Strand
 
-# Who owns an entry that was given back. On the engine it is a consumer with an empty name.
-NOBODY: Final = b""
+# Who owns an entry that was given back: a consumer that no client has. Users see an empty name.
+NOBODY: Final = b"\0bs:nobody"
 # XREADGROUP CLAIM looks at so many idle entries of each strand to find those idle longest.
 SCANNED: Final = 1_000
 
@@ -84,7 +84,9 @@ def pending(view: View, argv: Argv) -> Plan[list[Any]]:
         return (yield from _summary(view, registry.strands, group))
     rows = yield from rows_of(view, registry.strands, group, query)
     return [
-        [ids.text(row.id), row.consumer, -1 if row.consumer == NOBODY else row.idle, row.deliveries]
+        [ids.text(row.id), b"", -1, row.deliveries]
+        if row.consumer == NOBODY
+        else [ids.text(row.id), row.consumer, row.idle, row.deliveries]
         for row in rows[: query.count]
     ]
 
@@ -145,7 +147,10 @@ def _summary(view: View, strands: tuple[Strand, ...], group: bytes) -> Plan[list
                 consumers[consumer] = consumers.get(consumer, 0) + int(number)
     if not total:
         return [0, None, None, None]
-    counts = [[consumer, b"%d" % number] for consumer, number in sorted(consumers.items())]
+    named = sorted(
+        (b"" if consumer == NOBODY else consumer, number) for consumer, number in consumers.items()
+    )
+    counts = [[consumer, b"%d" % number] for consumer, number in named]
     return [total, ids.text(min(first)), ids.text(max(last)), counts]
 
 
@@ -200,27 +205,29 @@ def _claim(
 ) -> Plan[list[Any]]:
     """Native claims on the strands that may hold the IDs; the answer in the order they were asked for."""
     asked = places(strands, wanted)
+    held = [strand for strand, _ in asked]
+    if options.last is not None or not asked:
+        # The position moves, and the consumer is made, also where none of the IDs can stand.
+        idle = strands if options.last is not None else strands[:1]
+        asked += [(strand, [b"0-0"]) for strand in idle if strand not in held]
     commands: list[Command] = []
     for strand, here in asked:
         last: Command = () if options.last is None else ("LASTID", ids.text(strand.floor(options.last)))
         commands.append(("XCLAIM", strand.key, *who, *here, *options.words, *last))
-    if not commands:
-        return []
     replies = yield Batch(commands, atomic=view.one_step(len(commands)))
-    found = dict[Id, list[Any]]()
-    for (strand, _), reply in zip(asked, replies, strict=True):
-        for each in reply:
-            native = each if options.justid else each[0]
-            entry = strand.user(ids.native(native))
-            found.setdefault(entry, []).append(
-                ids.text(entry) if options.justid else [ids.text(entry), each[1]]
-            )
-    times = Counter(wanted)
-    return [
-        answer
-        for entry in wanted
-        for answer in found.get(entry, [])[: len(found.get(entry, [])) // times[entry] or None]
-    ]
+    queues = {strand: deque(reply) for (strand, _), reply in zip(asked, replies, strict=True)}
+    found = list[Any]()
+    for entry in wanted:
+        for strand in held:
+            native, queue = strand.exact(entry), queues[strand]
+            if (
+                native is not None
+                and queue
+                and (queue[0] if options.justid else queue[0][0]) == ids.text(native)
+            ):
+                taken = queue.popleft()
+                found.append(ids.text(entry) if options.justid else [ids.text(entry), taken[1]])
+    return found
 
 
 def claim_idle(view: View, argv: Argv) -> Plan[list[Any]]:
@@ -260,7 +267,29 @@ def claim_idle(view: View, argv: Argv) -> Plan[list[Any]]:
             taken.append(rows[position])
         position += 1
     following = ids.text(rows[position].id) if position < len(rows) else b"0-0"
-    return [following, *(yield from _take(view, (group, consumer, idle), taken, justid))]
+    shares = Counter(row.strand for row in taken)
+    if position == len(rows):
+        # All were looked at: rows of deleted entries go wherever they are, and the consumer is made.
+        shares.update({strand: 1 for strand in registry.strands if not shares[strand]})
+    who, words = (group, consumer, idle), () if not justid else ("JUSTID",)
+    commands: list[Command] = [
+        ("XAUTOCLAIM", strand.key, *who, ids.text(strand.ceil(start)), "COUNT", share, *words)
+        for strand, share in shares.items()
+    ]
+    replies = yield Batch(commands, atomic=view.one_step(len(commands)))
+    return [following, *_merged(list(shares), replies, justid)]
+
+
+def _merged(strands: list[Strand], replies: list[Any], justid: bool) -> list[list[Any]]:
+    """[entries, deleted] of several strands, in ID order."""
+    entries, deleted = list[tuple[Id, int, Any]](), list[Id]()
+    for strand, (_, found, gone) in zip(strands, replies, strict=True):
+        for each in found:
+            entry = strand.user(ids.native(each if justid else each[0]))
+            entries.append((entry, strand.writer, ids.text(entry) if justid else [ids.text(entry), each[1]]))
+        deleted += [strand.user(ids.native(native)) for native in gone]
+    entries.sort(key=lambda each: each[:2])
+    return [[each[2] for each in entries], [ids.text(entry) for entry in sorted(deleted)]]
 
 
 def claim_idle_entries(
@@ -273,12 +302,27 @@ def claim_idle_entries(
     query = Query(ids.ZERO, ids.LAST, SCANNED, who[2])
     rows = yield from rows_of(view, strands, who[0], query)
     chosen = sorted(rows, key=lambda row: (row.consumer != NOBODY, -row.idle, row.id))[:count]
-    found, _ = yield from _take(view, who, chosen, False)
-    by_id = {entry[0]: entry for entry in found}
+    by_strand = dict[Strand, list[bytes]]()
+    for row in chosen:
+        by_strand.setdefault(row.strand, []).append(ids.text(row.strand.exact(row.id) or ids.ZERO))
+    commands: list[Command] = [
+        ("XCLAIM", strand.key, *who, *natives) for strand, natives in by_strand.items()
+    ]
+    replies = (yield Batch(commands, atomic=view.one_step(len(commands)))) if commands else []
+    bodies = {
+        (strand, strand.user(ids.native(native))): fields
+        for strand, reply in zip(by_strand, replies, strict=True)
+        for native, fields in reply
+    }
     return [
-        [*by_id[text], -1 if row.consumer == NOBODY else row.idle, row.deliveries]
+        [
+            ids.text(row.id),
+            bodies[row.strand, row.id],
+            -1 if row.consumer == NOBODY else row.idle,
+            row.deliveries,
+        ]
         for row in chosen
-        if (text := ids.text(row.id)) in by_id
+        if (row.strand, row.id) in bodies
     ]
 
 
@@ -354,27 +398,6 @@ def _claim_idle_natively(
         shown_entries,
         [user(each) for each in deleted],
     ]
-
-
-def _take(view: View, who: tuple[bytes, bytes, int], rows: list[Row], justid: bool) -> Plan[list[list[Any]]]:
-    """Claim rows of several strands, each natively from its first: [entries, deleted], in ID order."""
-    starts = dict[Strand, bytes]()
-    for row in rows:
-        starts.setdefault(row.strand, ids.text(row.strand.exact(row.id) or ids.ZERO))
-    words: Command = ("JUSTID",) if justid else ()
-    commands: list[Command] = []
-    for strand, start in starts.items():
-        count = sum(row.strand == strand for row in rows)
-        commands.append(("XAUTOCLAIM", strand.key, *who, start, "COUNT", count, *words))
-    replies = (yield Batch(commands, atomic=view.one_step(len(commands)))) if commands else []
-    entries, deleted = list[tuple[Id, int, Any]](), list[Id]()
-    for strand, (_, found, gone) in zip(starts, replies, strict=True):
-        for each in found:
-            entry = strand.user(ids.native(each if justid else each[0]))
-            entries.append((entry, strand.writer, ids.text(entry) if justid else [ids.text(entry), each[1]]))
-        deleted += [strand.user(ids.native(native)) for native in gone]
-    entries.sort(key=lambda each: each[:2])
-    return [[each[2] for each in entries], [ids.text(entry) for entry in sorted(deleted)]]
 
 
 def shares(view: View, argv: Argv) -> bool:

@@ -106,6 +106,8 @@ def _count_after(strand: Strand, position: Id) -> Plan[int]:
 
 def after(strand: Strand, native: Id, count: int) -> Command:
     """A page of what follows a native ID."""
+    if native == ids.LAST:
+        return ("XRANGE", strand.key, b"+", b"-")  # nothing
     start = b"-" if native == ids.ZERO else b"(" + ids.text(native)
     return ("XRANGE", strand.key, start, b"+", "COUNT", count)
 

@@ -151,6 +151,8 @@ TABLE: Final[dict[bytes, Spec]] = {
         2,
         shape="facts",
         subcommands=inspect.SUBCOMMANDS,
+        shares=inspect.shares,
+        fits_multi=inspect.shares,
     ),
     b"DEL": Spec("key [key ...]", keyspace.delete, _all, 2),
     b"UNLINK": Spec("key [key ...]", keyspace.delete, _all, 2),

@@ -30,17 +30,19 @@ DEVIATIONS: Final = {
     "lag": "ours is the number of entries after last-delivered-id, whatever was deleted or claimed read; the "
     "bare engine says nil, or what its counters give. Where XSETID set entries-added, ours may be that too",
     "entries-read": "counted strand by strand, and ENTRIESREAD is not passed on: nil, or no negative number",
-    "a strand born since": "XREADGROUP by a client that remembers the strands reads one born since next time: a "
-    "client that may not have heard of one looks first",
+    "a strand born since": "a client that remembers the strands reads one born since with its next "
+    "XREADGROUP: one that may not have heard of it looks first",
     "groups do not move": "RENAME and COPY leave them behind: they are then destroyed in the bare engine",
     "delivery and idle times": "no further apart than twice the longest step of the sequence took",
     "several round trips inside MULTI": "RENAME, COPY, SCAN, KEYS, FLUSHDB, XSETID, XADD ms-*, XREAD of a "
-    "stream twice, XGROUP, XAUTOCLAIM, XREADGROUP with COUNT or of several streams, XTRIM MAXLEN of a stream with chosen IDs: the whole MULTI is refused",
+    "stream twice, XGROUP, XAUTOCLAIM, XREADGROUP with COUNT or of several streams, XTRIM MAXLEN of a stream "
+    "with chosen IDs: the whole MULTI is refused",
     "a cap inside MULTI": "XADD with a cap on a stream with chosen IDs trims right after EXEC, so it is the "
     "last command on that stream there",
     "two errors inside MULTI": "both sides refuse the whole MULTI; which of the two errors is told differs",
     "XREAD +": "Redis 7.0 lacks it, and Valkey 8.0.1 answers nil where the last ID is no entry (as Redis "
-    "7.4.0 did), or an error where it is 0-0: there the bare side is asked with the ID just before its last entry",
+    "7.4.0 did) or an error where it is 0-0: there the bare side is asked with the ID just before its last "
+    "entry",
     "XREAD of a stream twice": "by RESP2 only: hiredis misreads a RESP3 map with equal keys",
     "~ trimming": "a stream with chosen IDs has two strands, so other nodes may go: the exact trim is sent "
     "to both next, after which both have dropped as many in all",

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 MAX: Final = 2**64 - 1
 LAST_ID: Final = b"18446744073709551615-18446744073709551615"
@@ -37,6 +37,7 @@ Word = bytes | Ref
 Call = tuple[Word, ...]
 Argv = list[bytes]
 Mode = Literal["single", "pipeline", "multi"]
+W = TypeVar("W", bound=Word)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ def reads_twice(call: Sequence[Word]) -> bool:
     return len(set(names)) < len(names)
 
 
-def names_read(call: Sequence[Word]) -> Sequence[Word]:
+def names_read(call: Sequence[W]) -> Sequence[W]:
     """The streams of an XREAD or XREADGROUP."""
     words = list(map(upper, call))
     if words[0] not in (b"XREAD", b"XREADGROUP") or b"STREAMS" not in words:
