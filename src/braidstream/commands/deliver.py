@@ -115,6 +115,21 @@ def read_group(view: View, argv: Argv) -> Plan[list[Any] | None]:
         if right and (found is not None or spec.block_ms is None):
             return found
     registries = yield from _look(view, spec)
+    try:
+        answer = yield from _read_all(view, spec, registries)
+    except ReplyError as error:
+        if error.code != "NOGROUP":
+            raise
+        # It went away since we looked: now the look says so, by the names users know.
+        registries = yield from _look(replace(view, pipelined=False), spec)
+        answer = yield from _read_all(view, spec, registries)
+    waits = spec.block_ms is not None and not view.in_multi and all(word == b">" for word in spec.positions)
+    if not answer and waits:
+        return (yield from _wait(view, spec, registries))
+    return answer or None
+
+
+def _read_all(view: View, spec: ReadGroup, registries: dict[bytes, Registry]) -> Plan[list[Any]]:
     answer, budget = list[Any](), Budget(spec.max_count, spec.max_size)
     for name, word in zip(spec.names, spec.positions, strict=True):
         strands = registries[name].strands
@@ -125,10 +140,7 @@ def read_group(view: View, argv: Argv) -> Plan[list[Any] | None]:
         else:
             history = yield from _history(view, spec, strands, strict_id(word))
             answer.append([name, history])
-    waits = spec.block_ms is not None and not view.in_multi and all(word == b">" for word in spec.positions)
-    if not answer and waits:
-        return (yield from _wait(view, spec, registries))
-    return answer or None
+    return answer
 
 
 def _is_simple(view: View, spec: ReadGroup) -> bool:

@@ -260,6 +260,10 @@ def claim_idle(view: View, argv: Argv) -> Plan[list[Any]]:
         )
     attempts = count * 10
     rows = yield from rows_of(view, registry.strands, group, Query(start, ids.LAST, attempts + 1))
+    holders = {row.strand for row in rows}
+    if len(holders) <= 1:
+        holder = next(iter(holders), registry.strands[0])
+        return (yield from _claim_idle_natively(holder, (group, consumer, idle), start, (count, justid)))
     taken, position = list[Row](), 0
     while position < len(rows) and attempts and len(taken) < count:
         attempts -= 1

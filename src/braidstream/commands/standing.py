@@ -88,8 +88,8 @@ def _known_lag(position: Id, row: Info, info: Info, told: bool) -> int | None:
     if position < ids.native(info[b"first-entry"][0]):
         return int(info[b"length"])
     read = row[b"entries-read"]
-    if told or read is None or ids.native(info[b"max-deleted-entry-id"]) > (0, 1):
-        return None  # the engine's counters miss what was deleted before it was read
+    if told or read is None or info[b"entries-added"] != info[b"length"]:
+        return None  # the engine's counters miss what was removed before it was read
     ahead = int(info[b"entries-added"]) - int(read)
     return ahead if 0 < ahead < info[b"length"] else None
 

@@ -30,13 +30,11 @@ DEVIATIONS: Final = {
     "lag": "ours is the number of entries after last-delivered-id, whatever was deleted or claimed read; the "
     "bare engine says nil, or what its counters give. Where XSETID set entries-added, ours may be that too",
     "entries-read": "counted strand by strand, and ENTRIESREAD is not passed on: nil, or no negative number",
-    "a strand born since": "a client that remembers the strands reads one born since with its next "
-    "XREADGROUP: one that may not have heard of it looks first",
     "groups do not move": "RENAME and COPY leave them behind: they are then destroyed in the bare engine",
     "delivery and idle times": "no further apart than twice the longest step of the sequence took",
     "several round trips inside MULTI": "RENAME, COPY, SCAN, KEYS, FLUSHDB, XSETID, XADD ms-*, XREAD of a "
-    "stream twice, XGROUP, XAUTOCLAIM, XREADGROUP with COUNT or of several streams, XTRIM MAXLEN of a stream "
-    "with chosen IDs: the whole MULTI is refused",
+    "stream twice, XGROUP, XAUTOCLAIM, XREADGROUP with COUNT or of several streams, XINFO but for STREAM "
+    "without FULL, XTRIM MAXLEN of a stream with chosen IDs: the whole MULTI is refused",
     "a cap inside MULTI": "XADD with a cap on a stream with chosen IDs trims right after EXEC, so it is the "
     "last command on that stream there",
     "two errors inside MULTI": "both sides refuse the whole MULTI; which of the two errors is told differs",

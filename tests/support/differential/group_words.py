@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tests.support.differential.generator import Maker
 
 GROUP_NAMES: Final = (b"g", b"workers", b"g", b"\xff\x00", b"", b"a b\r\n")
-CONSUMERS: Final = (b"alice", b"bob", b"alice", b"\xfe", b"1-1")
+CONSUMERS: Final = (b"alice", b"bob", b"alice", b"", b"\xfe", b"1-1")
 BOUNDS: Final = (b"0", b"0", b"0", b"0", b"0", b"500000", b"500000", b"100000000", b"-1")
 END_OF_MS: Final = (b"-18446744073709551615",)
 

@@ -6,7 +6,6 @@ DEL a                                                a new life: the bare engine
 """
 
 import copy
-from collections import Counter
 from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -74,7 +73,6 @@ class Mapping:
         self._lives = dict[bytes, Life]()
         self.has_chosen = set[bytes]()  # names with a `c` strand, in this life or one before
         self.counted = set[bytes]()  # names whose entries-added a user has set, or that are copies of such
-        self.births = Counter[bytes]()  # how often a name may have got a strand
         self.exhausted = set[bytes]()  # names whose minted strand is at the end of all IDs
 
     def life(self, name: bytes) -> Life:
@@ -142,9 +140,7 @@ class Mapping:
             right = right and bare == ours
         if not right or entry_id(bare) <= life.top[BARE] or entry_id(ours) <= life.top[OURS]:
             return False
-        kind = "minted" if minted else "chosen"
-        self.births[argv[1]] += kind not in life.kinds
-        life.add(bare, ours, kind)
+        life.add(bare, ours, "minted" if minted else "chosen")
         if not minted:
             self.has_chosen.add(argv[1])
         self._note_end(argv[1], entry_id(ours))
@@ -154,7 +150,6 @@ class Mapping:
         """Any other command that succeeded on both sides."""
         command = argv[0].upper()
         if command == b"XSETID":
-            self.births[argv[1]] += 1
             if len(argv) > 3:
                 self.counted.add(argv[1])
             ids = [b"%d-%d" % parsed(words[2]) for words in (theirs, argv)]
@@ -163,7 +158,6 @@ class Mapping:
             self._note_end(argv[1], entry_id(ids[OURS]))
         elif command == b"XGROUP" and argv[1].upper() == b"CREATE":
             self._lives.setdefault(argv[2], Life())
-            self.births[argv[2]] += 1
             self.has_chosen.add(argv[2])
         elif command in (b"DEL", b"UNLINK"):
             for name in argv[1:]:
@@ -176,7 +170,6 @@ class Mapping:
     def _moved(self, source: bytes, target: bytes, *, keep: bool) -> None:
         life = self._lives.get(source) if keep else self._lives.pop(source, None)
         self._lives.pop(target, None)
-        self.births[target] += 1
         if source in self.counted:
             self.counted.add(target)
         if life is not None:

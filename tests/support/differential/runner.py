@@ -1,7 +1,6 @@
 """One script on both sides: say, compare, note what was done."""
 
 import time
-from collections import Counter
 
 from tests.support.differential.deviations import KNOWN, MISSING, Deviations, SequenceEnds, facts
 from tests.support.differential.group_replies import GroupReplies
@@ -20,7 +19,6 @@ from tests.support.differential.script import (
     forget,
     has_cap,
     mints,
-    names_read,
     reads_twice,
     sees_groups,
     unmakes,
@@ -38,7 +36,6 @@ class Run:
         self._tally, self._mapping = tally, Mapping()
         self._deviations = Deviations(self.sides, self._mapping, tally)
         self._groups = GroupReplies(self.sides, self._mapping, self._deviations)
-        self._heard = (Counter[bytes](), Counter[bytes]())  # births that each of our clients knows of
 
     def all(self) -> None:
         self._tally.sequences += 1
@@ -57,7 +54,6 @@ class Run:
             return
         if command_of(argv) == b"XREAD" and b"+" in argv:
             theirs = self._deviations.without_plus(theirs)
-        self._hear_of_births(argv, who)
         began = time.monotonic()
         ours = self.sides.ask_ours(argv, who)
         if isinstance(ours, Fault) and ours.refused:
@@ -66,24 +62,10 @@ class Run:
             return
         bare = self.sides.ask_bare(theirs)
         self._took(began)
-        before = self._mapping.births.copy()
         self._settle(call, theirs, argv, bare, ours)
-        for name, births in (self._mapping.births - before).items():
-            self._heard[who][name] += births
         cut = command_of(argv) in (b"XADD", b"XTRIM") and isinstance(bare, bytes | int)
         if cut and self._deviations.trims_loosely(argv):
             self._deviations.finish_trim(theirs, argv, bare, ours)
-
-    def _hear_of_births(self, argv: Argv, who: int) -> None:
-        """Before an XREADGROUP, let the client look at streams that got a strand from the other one."""
-        if command_of(argv) != b"XREADGROUP":
-            return
-        for name in names_read(argv):
-            births = self._mapping.births[name]
-            if self._heard[who][name] != births:
-                self._deviations.note("a strand born since")
-                self.sides.ask_ours([b"XLEN", name], who)
-                self._heard[who][name] = births
 
     def _took(self, began: float) -> None:
         took = (time.monotonic() - began) * 1000

@@ -106,6 +106,10 @@ def unfit_for_multi(call: Call) -> bool:
         return any((word if isinstance(word, bytes) else word.tail).endswith(b"-*") for word in call)
     if command == b"XTRIM":
         return any(upper(word) == b"MAXLEN" for word in call)
+    if command == b"XINFO":
+        return (
+            upper(call[1]) in (b"GROUPS", b"CONSUMERS") or b"FULL" in map(upper, call) if call[1:] else False
+        )
     if command == b"XREADGROUP" and (len(names_read(call)) > 1 or b"COUNT" in map(upper, call)):
         return True
     return command in NOT_IN_MULTI or reads_twice(call)
