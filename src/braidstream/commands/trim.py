@@ -73,6 +73,9 @@ def _trim_to_length(view: View, name: bytes, spec: Trim) -> Plan[int]:
     removed, page = 0, NODE
     while True:
         strands = (yield from find(view, name)).strands
+        if not strands:
+            yield from refuse_other_types(name)
+            return removed
         lengths = [strand.xlen() for strand in strands]
         heads = [strand.xrange(ids.ZERO, ids.LAST, page) for strand in strands]
         # One snapshot: another trim in between would be counted twice.
