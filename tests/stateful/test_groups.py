@@ -39,13 +39,15 @@ AGES_MS = 10**9  # how long ago "old" is
 LONG_MS = 10**8  # a minimum idle time that only old entries have
 _names = itertools.count()
 
-groups = st.sampled_from([b"g", b"h", b"i\0\xff"])
-consumers = st.sampled_from([b"ann", b"bob", b"eve"])
+names = st.sampled_from([b"g", b"h", b"i\0\xff"])
+one_of_them = st.integers(0, 5)  # a group, by its place among those there are
+consumers = st.sampled_from([b"ann", b"ann", b"bob", b"eve"])
 counts = st.sampled_from([None, 1, 1, 2, 3, 5, 40])
 spots = st.tuples(st.integers(0, 40), st.sampled_from([0, 0, 1, 2, 3, 4, 5, 6, 1023, 1024, 1026, 1029, 5000]))
 starts = st.one_of(st.just("0"), st.just("$"), spots)
 # Which entries a command names: by their place in what is there or held, or anywhere.
-named = st.lists(st.integers(0, 30) | spots, min_size=1, max_size=4)
+_some = st.integers(0, 30)
+named = st.lists(st.one_of(_some, _some, _some, spots), min_size=1, max_size=4)
 
 
 class Groups(RuleBasedStateMachine):
@@ -62,13 +64,15 @@ class Groups(RuleBasedStateMachine):
         self.sent: tuple[Strand, list[tuple[Id, list[bytes]]], Id] | None = None
         self.written = 0
 
-    @initialize(seed=st.integers(0, 2**32), each=st.integers(0, 5))
-    def begin(self, seed: int, each: int) -> None:
+    @initialize(seed=st.integers(0, 2**32), each=st.integers(0, 5), start=starts)
+    def begin(self, seed: int, each: int, start: Any) -> None:
         """The dice choose who acts, what is there at first, and where the invariants look."""
         self.dice = random.Random(seed)
         for writer in self.dice.sample(self.others, len(self.others) // 2):
             spots = [(self.dice.randrange(40), self.dice.randrange(9)) for _ in range(each)]
             self._bring(Strand(self.name, self.dice.choice("ssc"), writer), spots)
+        self.create(b"g", "0")
+        self.create(b"h", start)
 
     def act(self, *words: Any) -> Any:
         return self.dice.choice(self.clients[:2]).execute_command(*words)
@@ -76,8 +80,10 @@ class Groups(RuleBasedStateMachine):
     def look(self, *words: Any) -> Any:
         return self.clients[2].execute_command(*words)
 
-    def group(self, name: bytes) -> Group | None:
-        return self.model.groups.get(name)
+    def group(self, which: int) -> bytes:
+        """One of the groups there are; of none, a name."""
+        there = sorted(self.model.groups) or [b"g"]
+        return there[which % len(there)]
 
     def ids_of(self, wanted: list[Any], among: list[Key]) -> list[Id]:
         return [
@@ -90,28 +96,36 @@ class Groups(RuleBasedStateMachine):
 
     # What producers do
 
-    @rule(further=st.sampled_from([0, 0, 1, 2]), chosen=st.sampled_from([None, None, 0, 7]))
-    def add(self, further: int, chosen: int | None) -> None:
-        """In a millisecond of ours, or under an ID we chose."""
-        ms, value = self.home_end[0] + further, self.value()
-        if chosen is not None:
-            wanted = (ms + 1, chosen)
-            assert self.act("XADD", self.name, ids.text(wanted), b"v", value) == ids.text(wanted)
-            self.home_end, kind = wanted, "c"
-        else:
-            entry = ids.native(self.act("XADD", self.name, ms, b"v", value))
-            assert entry > self.home_end
-            self.home_end, kind = entry, "s"
-        self.model.add((self.home_end, HOME, kind), value)
+    @rule(entries=st.lists(st.tuples(st.sampled_from([0, 1, 2]), st.booleans()), min_size=1, max_size=4))
+    def add(self, entries: list[tuple[int, bool]]) -> None:
+        """In a millisecond of ours, or under an ID we choose."""
+        for further, chosen in entries:
+            ms, value = self.home_end[0] + further, self.value()
+            if chosen:
+                wanted = (ms + 1, self.dice.choice([0, 2, 7, 1029]))
+                assert self.act("XADD", self.name, ids.text(wanted), b"v", value) == ids.text(wanted)
+                self.home_end = wanted
+            else:
+                entry = ids.native(self.act("XADD", self.name, ms, b"v", value))
+                assert entry > self.home_end
+                self.home_end = entry
+            self.model.add((self.home_end, HOME, "c" if chosen else "s"), value)
 
     @precondition(lambda self: self.others)
     @rule(
-        which=st.integers(0, 15),
-        kind=st.sampled_from(["s", "s", "c"]),
-        batch=st.lists(spots, min_size=1, max_size=4),
+        links=st.lists(
+            st.tuples(
+                st.integers(0, 15),
+                st.sampled_from(["s", "s", "c"]),
+                st.lists(spots, min_size=1, max_size=3),
+            ),
+            min_size=1,
+            max_size=3,
+        )
     )
-    def arrive(self, which: int, kind: Any, batch: list[Id]) -> None:
-        self._bring(Strand(self.name, kind, self.others[which % len(self.others)]), batch)
+    def arrive(self, links: list[tuple[int, Any, list[Id]]]) -> None:
+        for which, kind, batch in links:
+            self._bring(Strand(self.name, kind, self.others[which % len(self.others)]), batch)
 
     def _bring(self, strand: Strand, spots: list[Id]) -> None:
         entries, after = list[tuple[Id, list[bytes]]](), self.far.get(strand, ZERO)
@@ -155,7 +169,7 @@ class Groups(RuleBasedStateMachine):
         gone = self.model.trim_before(entry)
         assert self.act("XTRIM", self.name, "MINID", "=", ids.text(entry)) == gone
 
-    @precondition(lambda self: self.written > 25)
+    @precondition(lambda self: self.written > 60)
     @rule()
     def delete(self) -> None:
         if self.model.exists:
@@ -165,39 +179,42 @@ class Groups(RuleBasedStateMachine):
 
     # What operators do
 
-    @rule(group=groups, start=starts)
+    @rule(group=names, start=starts)
     def create(self, group: bytes, start: Any) -> None:
         words = ("XGROUP", "CREATE", self.name, group, _word(start), "MKSTREAM")
-        if self.group(group) is not None:
+        if group in self.model.groups:
             with pytest.raises(redis.ResponseError, match="already exists"):
                 self.act(*words)
             return
         assert self.act(*words) == b"OK"
         self.model.create_group(group, _start(start))
 
-    @precondition(lambda self: self.model.groups)
-    @rule(group=groups, start=starts)
+    @rule(group=names, start=starts)
     def move(self, group: bytes, start: Any) -> None:
         words = ("XGROUP", "SETID", self.name, group, _word(start))
-        if self.group(group) is None:
-            with pytest.raises(redis.ResponseError, match="No such consumer group"):
+        if group not in self.model.groups:
+            with pytest.raises(redis.ResponseError, match="No such consumer group|requires the key to exist"):
                 self.act(*words)
             return
         assert self.act(*words) == b"OK"
         self.model.move_group(group, _start(start))
 
     @precondition(lambda self: len(self.model.groups) > 1)
-    @rule(group=groups)
+    @rule(group=names)
     def destroy(self, group: bytes) -> None:
         there = self.model.groups.pop(group, None)
         assert self.act("XGROUP", "DESTROY", self.name, group) == (there is not None)
+        for words in ((), ("-", "+", 10)):
+            with pytest.raises(redis.ResponseError, match="NOGROUP"):
+                self.act("XPENDING", self.name, group, *words)
+        assert self.act("XACK", self.name, group, "1-1") == 0
 
     @precondition(lambda self: self.model.groups)
-    @rule(group=groups, consumer=consumers)
-    def dismiss(self, group: bytes, consumer: bytes) -> None:
-        if self.group(group) is not None:
-            held = self.model.delete_consumer(group, consumer)
-            assert self.act("XGROUP", "DELCONSUMER", self.name, group, consumer) == held
+    @rule(which=one_of_them, consumer=consumers)
+    def dismiss(self, which: int, consumer: bytes) -> None:
+        group = self.group(which)
+        held = self.model.delete_consumer(group, consumer)
+        assert self.act("XGROUP", "DELCONSUMER", self.name, group, consumer) == held
 
     @rule()
     def forget(self) -> None:
@@ -208,36 +225,41 @@ class Groups(RuleBasedStateMachine):
 
     # What consumers do
 
+    @precondition(lambda self: self.model.groups)
     @rule(
-        group=groups,
+        which=one_of_them,
         consumer=consumers,
         count=counts,
-        noack=st.sampled_from([False, False, True]),
+        noack=st.sampled_from([False, False, False, True]),
         block=st.sampled_from([None, None, None, 1]),
     )
     def read_new(
-        self, group: bytes, consumer: bytes, count: int | None, noack: bool, block: int | None
+        self, which: int, consumer: bytes, count: int | None, noack: bool, block: int | None
     ) -> None:
+        group = self.group(which)
         limit = () if count is None else ("COUNT", count)
         wait = () if block is None else ("BLOCK", block)
         flag = ("NOACK",) if noack else ()
         words = ("XREADGROUP", "GROUP", group, consumer, *limit, *wait, *flag, "STREAMS", self.name, ">")
-        reader = self.group(group)
-        if reader is None:
-            with pytest.raises(redis.ResponseError, match="No such key"):
-                self.act(*words)
-            return
-        before = set(reader.given)
+        given = set(self.model.groups[group].given)
         seen = self._page(self.act(*words))
         taken = self.model.read_new(group, consumer, count, noack=noack)
         assert seen == self._shown(taken)
-        assert not before & set(taken), "the model itself gives nothing twice"
+        assert not given & set(taken), "duplicated"
 
     @precondition(lambda self: self.model.groups)
-    @rule(group=groups, consumer=consumers, count=counts, after=st.just((0, 0)) | spots | st.integers(0, 9))
-    def read_own(self, group: bytes, consumer: bytes, count: int | None, after: Any) -> None:
-        if self.group(group) is None:
-            return
+    @rule(which=one_of_them, counts=st.lists(st.integers(1, 4), min_size=2, max_size=5))
+    def take_turns(self, which: int, counts: list[int]) -> None:
+        """Consumers read a few each, one after the other."""
+        for count, consumer in zip(counts, itertools.cycle([b"ann", b"bob", b"eve"]), strict=False):
+            self.read_new(which, consumer, count, noack=False, block=None)
+
+    @precondition(lambda self: self.model.groups)
+    @rule(
+        which=one_of_them, consumer=consumers, count=counts, after=st.just((0, 0)) | spots | st.integers(0, 9)
+    )
+    def read_own(self, which: int, consumer: bytes, count: int | None, after: Any) -> None:
+        group = self.group(which)
         [since] = self.ids_of([after], self.model.groups[group].own(consumer))
         limit = () if count is None else ("COUNT", count)
         words = ("XREADGROUP", "GROUP", group, consumer, *limit, "STREAMS", self.name, ids.text(since))
@@ -245,16 +267,16 @@ class Groups(RuleBasedStateMachine):
         assert seen == self._shown(self.model.read_own(group, consumer, since, count))
 
     @precondition(lambda self: self.model.groups)
-    @rule(group=groups, wanted=named)
-    def acknowledge(self, group: bytes, wanted: list[Any]) -> None:
-        reader = self.group(group)
-        chosen = self.ids_of(wanted, reader.pending() if reader else [])
-        expected = self.model.acknowledge(group, chosen) if reader else 0
-        assert self.act("XACK", self.name, group, *map(ids.text, chosen)) == expected
+    @rule(which=one_of_them, wanted=named)
+    def acknowledge(self, which: int, wanted: list[Any]) -> None:
+        group = self.group(which)
+        chosen = self.ids_of(wanted, self.model.groups[group].pending())
+        seen = self.act("XACK", self.name, group, *map(ids.text, chosen))
+        assert seen == self.model.acknowledge(group, chosen)
 
     @precondition(lambda self: self.model.groups)
     @rule(
-        group=groups,
+        which=one_of_them,
         consumer=consumers,
         wanted=named,
         only_old=st.booleans(),
@@ -263,9 +285,8 @@ class Groups(RuleBasedStateMachine):
         justid=st.booleans(),
         times=st.sampled_from([None, None, 7]),
     )
-    def claim(self, group: bytes, consumer: bytes, wanted: list[Any], **how: Any) -> None:
-        if self.group(group) is None:
-            return
+    def claim(self, which: int, consumer: bytes, wanted: list[Any], **how: Any) -> None:
+        group = self.group(which)
         among = [*self.model.groups[group].pending(), *sorted(self.model.entries)[:2]]
         chosen = self.ids_of(wanted, among)
         options = [*(["FORCE"] if how["force"] else []), *(["JUSTID"] if how["justid"] else [])]
@@ -279,7 +300,7 @@ class Groups(RuleBasedStateMachine):
 
     @precondition(lambda self: self.model.groups)
     @rule(
-        group=groups,
+        which=one_of_them,
         consumer=consumers,
         start=st.just((0, 0)) | spots | st.integers(0, 9),
         only_old=st.booleans(),
@@ -287,10 +308,9 @@ class Groups(RuleBasedStateMachine):
         justid=st.booleans(),
     )
     def claim_idle(
-        self, group: bytes, consumer: bytes, start: Any, only_old: bool, count: int | None, justid: bool
+        self, which: int, consumer: bytes, start: Any, only_old: bool, count: int | None, justid: bool
     ) -> None:
-        if self.group(group) is None:
-            return
+        group = self.group(which)
         [begin] = self.ids_of([start], self.model.groups[group].pending())
         options = [*(["JUSTID"] if justid else []), *([] if count is None else ["COUNT", count])]
         idle = LONG_MS if only_old else 0
@@ -428,6 +448,6 @@ def _clients(engine: Engine, writers: int) -> Iterator[list[braidstream.Redis]]:
 @pytest.mark.parametrize("writers", [1, 3, 16])
 def test_a_group_on_many_strands_is_the_naive_one(engine: Engine, writers: int) -> None:
     default = settings.get_profile(settings.get_current_profile_name())
-    chosen = settings(default, max_examples=max(1, default.max_examples // 4), stateful_step_count=30)
+    chosen = settings(default, max_examples=max(1, default.max_examples // 4), stateful_step_count=40)
     with _clients(engine, writers) as clients:
         run_state_machine_as_test(lambda: Groups(clients, writers=writers), settings=chosen)

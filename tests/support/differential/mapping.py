@@ -72,7 +72,7 @@ class Mapping:
     def __init__(self) -> None:
         self._lives = dict[bytes, Life]()
         self.has_chosen = set[bytes]()  # names with a `c` strand, in this life or one before
-        self.counted = set[bytes]()  # names whose entries-added a user has set, or that are copies of such
+        self.counted = set[bytes]()  # names whose counters a user has set, or that are copies of such
         self.exhausted = set[bytes]()  # names whose minted strand is at the end of all IDs
 
     def life(self, name: bytes) -> Life:
@@ -156,6 +156,8 @@ class Mapping:
             self._lives.setdefault(argv[1], Life()).raise_to(*ids)
             self.has_chosen.add(argv[1])
             self._note_end(argv[1], entry_id(ids[OURS]))
+        elif command == b"XCLAIM" and any(word.upper() == b"LASTID" for word in argv):
+            self.counted.add(argv[1])
         elif command == b"XGROUP" and argv[1].upper() == b"CREATE":
             self._lives.setdefault(argv[2], Life())
             self.has_chosen.add(argv[2])

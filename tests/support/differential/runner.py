@@ -180,6 +180,8 @@ class Run:
             self._deviations.note("a cap inside MULTI")
             return not any(call[1] in other for other in calls[at + 1 :])
         if (command in PLAIN_WRITES or command in MISSING) and len(call) > 1:
-            made = any(command_of(other) in (b"XADD", *MOVES) and call[1] in other for other in calls)
+            made = any(
+                command_of(other) in (b"XADD", b"XGROUP", *MOVES) and call[1] in other for other in calls
+            )
             return not made and isinstance(call[1], bytes) and not self.sides.is_stream(call[1])
         return True

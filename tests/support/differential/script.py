@@ -107,9 +107,7 @@ def unfit_for_multi(call: Call) -> bool:
     if command == b"XTRIM":
         return any(upper(word) == b"MAXLEN" for word in call)
     if command == b"XINFO":
-        return (
-            upper(call[1]) in (b"GROUPS", b"CONSUMERS") or b"FULL" in map(upper, call) if call[1:] else False
-        )
+        return len(call) > 3 or any(upper(word) in (b"GROUPS", b"CONSUMERS") for word in call)
     if command == b"XREADGROUP" and (len(names_read(call)) > 1 or b"COUNT" in map(upper, call)):
         return True
     return command in NOT_IN_MULTI or reads_twice(call)
