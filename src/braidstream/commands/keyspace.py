@@ -92,8 +92,7 @@ def persist(view: View, argv: Argv) -> Plan[int]:
     return 0 if streams[argv[1]] else plain
 
 
-def _only_plain(view: View, argv: Argv, why: str, instead: str) -> Plan[Any]:
-    view.taken -= {argv[1]}  # a time in the past takes the plain key away
+def _only_plain(argv: Argv, why: str, instead: str) -> Plan[Any]:
     plain, streams = yield from _look(argv[1:2], tuple(argv), writes=True)
     if streams[argv[1]]:
         raise RefusedError(argv[0].decode("ascii", "replace").upper(), why, instead)
@@ -102,14 +101,15 @@ def _only_plain(view: View, argv: Argv, why: str, instead: str) -> Plan[Any]:
 
 def expire(view: View, argv: Argv) -> Plan[Any]:
     """EXPIRE, PEXPIRE, EXPIREAT, PEXPIREAT key ...: refused on a stream."""
+    view.taken -= {argv[1]}  # a time in the past takes the plain key away
     why = "an expired strand forgets its last ID and would mint the same IDs again"
-    return (yield from _only_plain(view, argv, why, "Use XTRIM MINID to drop old entries, or DEL"))
+    return (yield from _only_plain(argv, why, "Use XTRIM MINID to drop old entries, or DEL"))
 
 
 def dump(view: View, argv: Argv) -> Plan[Any]:
     """DUMP key: refused on a stream."""
     why = "a stream is several keys, one for each writer, and RESTORE could not bring them back as one"
-    return (yield from _only_plain(view, argv, why, "Use COPY within a region, or XRANGE to export"))
+    return (yield from _only_plain(argv, why, "Use COPY within a region, or XRANGE to export"))
 
 
 def describe(view: View, argv: Argv) -> Plan[Any]:

@@ -113,7 +113,10 @@ def _cuts(heads: dict[Strand, list[Any]], page: int, over: int) -> dict[Strand, 
     for strand, entries in pages.items():
         count = sum(id(entry) in taken for entry in entries)
         if count:
-            cuts[strand] = ids.after(ids.native(heads[strand][count - 1][0]))
+            head = heads[strand]
+            kept = ids.native(head[count][0]) if count < len(head) else None
+            # Up to the first that stays, so that deleted entries in between do not hold their node.
+            cuts[strand] = kept or ids.after(ids.native(head[count - 1][0]))
     return cuts
 
 
