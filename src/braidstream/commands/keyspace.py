@@ -101,7 +101,8 @@ def _only_plain(argv: Argv, why: str, instead: str) -> Plan[Any]:
 
 def expire(view: View, argv: Argv) -> Plan[Any]:
     """EXPIRE, PEXPIRE, EXPIREAT, PEXPIREAT key ...: refused on a stream."""
-    view.taken -= {argv[1]}  # a time in the past takes the plain key away
+    if keys.shares_slot(argv[1]):
+        view.taken -= {argv[1]}  # a time in the past takes it away; the functions see whether it did
     why = "an expired strand forgets its last ID and would mint the same IDs again"
     return (yield from _only_plain(argv, why, "Use XTRIM MINID to drop old entries, or DEL"))
 
@@ -149,7 +150,7 @@ def _existing(names: Iterable[bytes]) -> Plan[list[bytes]]:
 def list_keys(view: View, argv: Argv) -> Plan[list[bytes]]:
     """KEYS pattern: plain keys and streams, by the names users gave them."""
     plain, metas = yield Batch([("KEYS", argv[1]), ("KEYS", b"bs:meta:*")], resend=True)
-    matches = matcher(argv[1]).match
+    matches = matcher(argv[1])
     names = [name for key in metas if (name := keys.name_of_meta(key)) is not None and matches(name)]
     streams = yield from _existing(names)
     return [key for key in plain if not keys.is_ours(key)] + streams
@@ -165,7 +166,7 @@ def scan(view: View, argv: Argv) -> Plan[list[Any]]:
         if isinstance(reply, ReplyError):
             raise reply
     cursor, listed = found
-    matches, wanted = matcher(options.get(b"MATCH", b"*")).match, options.get(b"TYPE")
+    matches, wanted = matcher(options.get(b"MATCH", b"*")), options.get(b"TYPE")
     names = [name for key in listed if (name := keys.name_of_meta(key)) is not None and matches(name)]
     plain = [key for key in listed if not keys.is_ours(key) and matches(key)]
     if wanted is not None:
