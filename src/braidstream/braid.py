@@ -28,6 +28,7 @@ REMEMBERED: Final = 10_000
 STALE_TRIES: Final = 8
 
 _LABEL = re.compile(rb"\A([sc])([0-9]+)\Z")
+_STATE = re.compile(rb"\A([0-9]+):([+-]):([0-9]+-[0-9]+)\Z")
 _WRONGTYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 
 
@@ -82,8 +83,8 @@ class Registry:
         cuts, there, groups = dict[Strand, Id](), list[Strand](), dict[bytes, Id]()
         told = set[bytes]()
         for label, value in zip(reply[::2], reply[1::2], strict=True):
-            if found := _LABEL.match(label):
-                life, state, cut = value.split(b":")
+            if (found := _LABEL.match(label)) and (state_of := _STATE.match(value)):
+                life, state, cut = state_of.groups()
                 strand = Strand(name, "s" if found[1] == b"s" else "c", int(found[2]), int(life))
                 cuts[strand] = ids.native(cut)
                 if state == b"+":

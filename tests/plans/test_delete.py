@@ -101,7 +101,7 @@ def test_maxlen_takes_the_oldest_of_all_strands() -> None:
                 "HGETALL bs:meta:{orders}": registry(S1, S2),
             }
         ),
-        {"XTRIM bs:2:s:{orders} MINID = 2-1": 2},
+        {"XTRIM bs:2:s:{orders} MINID = 9-0": 2},
         Atomic(
             {
                 "XLEN bs:1:s:{orders}": 2,

@@ -126,26 +126,26 @@ def test_another_error_of_a_strand_is_the_answer() -> None:
 
 
 def test_a_large_page_asks_each_strand_for_a_share_and_then_for_what_is_missing() -> None:
-    """50 of s1 and s2: an even share and some, 41 of each. All of s2 is far away, so s1 is asked for more."""
-    near = [[b"%d-0" % ms, []] for ms in range(1, 61)]
-    far = [[b"%d-0" % ms, []] for ms in range(1001, 1061)]
+    """200 of s1 and s2: an even share and some, 140 of each. All of s2 is far away, so more is asked for."""
+    near = [[b"%d-0" % ms, []] for ms in range(1, 301)]
+    far = [[b"%d-0" % ms, []] for ms in range(1001, 1301)]
     last = WHOLE.split()[1]
     entries = replay(
-        read_range(remembering(S1, S2), [*ALL, b"COUNT", b"50"]),
+        read_range(remembering(S1, S2), [*ALL, b"COUNT", b"200"]),
         Atomic(
             {
-                f"XRANGE bs:1:s:{{orders}} 0-0 {last} COUNT 41": near[:41],
-                f"XRANGE bs:2:s:{{orders}} 0-0 {last} COUNT 41": far[:41],
+                f"XRANGE bs:1:s:{{orders}} 0-0 {last} COUNT 140": near[:140],
+                f"XRANGE bs:2:s:{{orders}} 0-0 {last} COUNT 140": far[:140],
                 "HGETALL bs:meta:{orders}": registry(S1, S2),
             }
         ),
         Atomic(
             {
-                f"XRANGE bs:1:s:{{orders}} 41-1 {last} COUNT 26": near[41:60],
-                f"XRANGE bs:2:s:{{orders}} 1041-1 {last} COUNT 26": far[41:],
+                f"XRANGE bs:1:s:{{orders}} 140-1 {last} COUNT 200": near[140:],
+                f"XRANGE bs:2:s:{{orders}} 1140-1 {last} COUNT 200": far[140:],
                 "HGETALL bs:meta:{orders}": registry(S1, S2),
             }
         ),
     )
     assert entries is not None
-    assert [entry for entry, _ in entries] == [b"%d-1" % ms for ms in range(1, 51)]
+    assert [entry for entry, _ in entries] == [b"%d-1" % ms for ms in range(1, 201)]

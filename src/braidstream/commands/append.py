@@ -83,16 +83,19 @@ def _append(
     view.bear(home)
     # In a pipeline in one go with the commands around it: being born twice is harmless.
     step = view.one_step(2) and not view.pipelined
-    replies = yield Batch([birth_command(home), append, *also], atomic=step, attempt=True)
-    for reply in replies:
-        if isinstance(reply, ReplyError):
-            view.forget(home.name)
-            yield from _unborn(home, replies)
-            raise reply
-    if also:
-        view.learn(home.name, replies[2])
-    assert isinstance(replies[1], bytes), "a strand went away within the round trip that made it"
-    return replies[1]
+    for _ in range(_TRIES):
+        replies = yield Batch([birth_command(home), append, *also], atomic=step, attempt=True)
+        for reply in replies:
+            if isinstance(reply, ReplyError):
+                view.forget(home.name)
+                yield from _unborn(home, replies)
+                raise reply
+        if also:
+            view.learn(home.name, replies[2])
+        if replies[1] is not None:
+            return replies[1]  # type: ignore[no-any-return]
+        step = view.one_step(2)  # another client deleted it between the two
+    raise ReplyError(f"ERR others kept deleting {home.name!r} while we wrote to it. Try again.")
 
 
 def _unborn(home: Strand, replies: list[Any]) -> Plan[None]:

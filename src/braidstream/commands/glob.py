@@ -1,37 +1,66 @@
-"""Glob patterns as the engine matches them, for names that the engine itself cannot see."""
+"""Glob patterns as the engine matches them, for names that the engine itself cannot see.
 
-import re
+No regular expression: patterns come from users, and with many stars one would take for ever. Here a
+star that fails gives one more byte to itself and to no star before it, so the time is bounded by
+pattern times name.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+_ANY: Final = frozenset(range(256))
+_STAR: Final = None
+
+Token = frozenset[int] | None
 
 
-def matcher(pattern: bytes) -> "re.Pattern[bytes]":
-    """A regular expression that matches what KEYS and SCAN MATCH would."""
+def matcher(pattern: bytes) -> Callable[[bytes], bool]:
+    """Whether a name matches, as KEYS and SCAN MATCH would say."""
+    tokens = _tokens(pattern)
     if len(pattern) > 1 and not pattern.strip(b"*"):
-        return re.compile(rb"(?s:.+)\Z")  # in the engine only a single star matches the empty name
-    out, at = [b"(?s:"], 0
+        return bool  # in the engine only a single star matches the empty name
+    return lambda name: _matches(tokens, name)
+
+
+def _matches(tokens: list[Token], name: bytes) -> bool:
+    at = position = 0
+    star, resume = -1, 0
+    while position < len(name):
+        token = tokens[at] if at < len(tokens) else frozenset[int]()
+        if token is _STAR:
+            star, resume, at = at, position, at + 1
+        elif name[position] in token:
+            at, position = at + 1, position + 1
+        elif star >= 0:
+            resume += 1
+            at, position = star + 1, resume
+        else:
+            return False
+    return all(token is _STAR for token in tokens[at:])
+
+
+def _tokens(pattern: bytes) -> list[Token]:
+    """What each place of a name may be: a set of bytes, or (a star) anything."""
+    tokens, at = list[Token](), 0
     while at < len(pattern):
         char = pattern[at : at + 1]
         if char == b"*":
-            out.append(b".*")
+            tokens.append(_STAR)
         elif char == b"?":
-            out.append(b".")
+            tokens.append(_ANY)
         elif char == b"[":
-            at, group = _set(pattern, at + 1)
-            out.append(group)
+            at, members = _set(pattern, at + 1)
+            tokens.append(members)
         else:
             if char == b"\\" and at + 1 < len(pattern):
                 at += 1
-            out.append(re.escape(pattern[at : at + 1]))
+            tokens.append(frozenset((pattern[at],)))
         at += 1
-    return re.compile(b"".join(out) + rb")\Z")
+    return tokens
 
 
-def _signed(byte: int) -> int:
-    """The engine compares C chars; on x86 those above 127 are negative."""
-    return byte - 256 if byte > 127 else byte
-
-
-def _set(pattern: bytes, at: int) -> tuple[int, bytes]:
-    """A [set]: where it ends, and the same as a regular expression. An unclosed set ends with the pattern."""
+def _set(pattern: bytes, at: int) -> tuple[int, frozenset[int]]:
+    """A [set]: where it ends, and its members. An unclosed set ends with the pattern."""
     negated = pattern[at : at + 1] == b"^"
     at += negated
     members = set[int]()
@@ -50,7 +79,9 @@ def _set(pattern: bytes, at: int) -> tuple[int, bytes]:
         at += 1
     else:
         at = len(pattern) - 1
-    chosen = members if not negated else set(range(256)) - members
-    if not chosen:
-        return at, b"(?!)"
-    return at, b"[" + b"".join(b"\\x%02x" % member for member in sorted(chosen)) + b"]"
+    return at, _ANY - members if negated else frozenset(members)
+
+
+def _signed(byte: int) -> int:
+    """The engine compares C chars; on x86 those above 127 are negative."""
+    return byte - 256 if byte > 127 else byte

@@ -92,8 +92,7 @@ def persist(view: View, argv: Argv) -> Plan[int]:
     return 0 if streams[argv[1]] else plain
 
 
-def _only_plain(view: View, argv: Argv, why: str, instead: str) -> Plan[Any]:
-    view.taken -= {argv[1]}  # a time in the past takes the plain key away
+def _only_plain(argv: Argv, why: str, instead: str) -> Plan[Any]:
     plain, streams = yield from _look(argv[1:2], tuple(argv), writes=True)
     if streams[argv[1]]:
         raise RefusedError(argv[0].decode("ascii", "replace").upper(), why, instead)
@@ -102,14 +101,16 @@ def _only_plain(view: View, argv: Argv, why: str, instead: str) -> Plan[Any]:
 
 def expire(view: View, argv: Argv) -> Plan[Any]:
     """EXPIRE, PEXPIRE, EXPIREAT, PEXPIREAT key ...: refused on a stream."""
+    if keys.shares_slot(argv[1]):
+        view.taken -= {argv[1]}  # a time in the past takes it away; the functions see whether it did
     why = "an expired strand forgets its last ID and would mint the same IDs again"
-    return (yield from _only_plain(view, argv, why, "Use XTRIM MINID to drop old entries, or DEL"))
+    return (yield from _only_plain(argv, why, "Use XTRIM MINID to drop old entries, or DEL"))
 
 
 def dump(view: View, argv: Argv) -> Plan[Any]:
     """DUMP key: refused on a stream."""
     why = "a stream is several keys, one for each writer, and RESTORE could not bring them back as one"
-    return (yield from _only_plain(view, argv, why, "Use COPY within a region, or XRANGE to export"))
+    return (yield from _only_plain(argv, why, "Use COPY within a region, or XRANGE to export"))
 
 
 def describe(view: View, argv: Argv) -> Plan[Any]:
@@ -149,7 +150,7 @@ def _existing(names: Iterable[bytes]) -> Plan[list[bytes]]:
 def list_keys(view: View, argv: Argv) -> Plan[list[bytes]]:
     """KEYS pattern: plain keys and streams, by the names users gave them."""
     plain, metas = yield Batch([("KEYS", argv[1]), ("KEYS", b"bs:meta:*")], resend=True)
-    matches = matcher(argv[1]).match
+    matches = matcher(argv[1])
     names = [name for key in metas if (name := keys.name_of_meta(key)) is not None and matches(name)]
     streams = yield from _existing(names)
     return [key for key in plain if not keys.is_ours(key)] + streams
@@ -165,7 +166,7 @@ def scan(view: View, argv: Argv) -> Plan[list[Any]]:
         if isinstance(reply, ReplyError):
             raise reply
     cursor, listed = found
-    matches, wanted = matcher(options.get(b"MATCH", b"*")).match, options.get(b"TYPE")
+    matches, wanted = matcher(options.get(b"MATCH", b"*")), options.get(b"TYPE")
     names = [name for key in listed if (name := keys.name_of_meta(key)) is not None and matches(name)]
     plain = [key for key in listed if not keys.is_ours(key) and matches(key)]
     if wanted is not None:

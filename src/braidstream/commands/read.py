@@ -72,8 +72,9 @@ def _range_by_rounds(
     two rounds may still be in it.
     """
     pages = dict[Strand, list[Entry]]()
+    even = count // max(len(view.recall(name).strands), 1)
+    share = min(even + 3 * isqrt(even) + 10, count)  # an even share, what chance adds, and a little
     while True:
-        share = _share(count, len(view.recall(name).strands), pages)
         parts = partial(_rest, pages, between, share, reverse)
         _, answers = yield from ask(view, name, parts)
         more = {strand: strand.entries(page) for strand, page in answers}
@@ -82,12 +83,7 @@ def _range_by_rounds(
         woven = certain(pages.values(), unfinished, reverse=reverse)
         if len(woven) >= count or not unfinished:
             return bodies(woven[:count])
-
-
-def _share(count: int, strands: int, pages: dict[Strand, list[Entry]]) -> int:
-    """How much to ask of each: an even share and what chance adds to it; then what is missing."""
-    even = count // max(strands, 1)
-    return max(count - sum(map(len, pages.values())), even) + 1 if pages else even + 3 * isqrt(even) + 1
+        share = min(2 * share, count)
 
 
 def _rest(

@@ -94,6 +94,11 @@ def _database() -> Plan[int]:
 
 def _copy(view: View, source: bytes, target: bytes, *, move: bool, replace: bool) -> Plan[bool]:
     """Make the target what the source is; False if it exists and may not be replaced."""
+    if view.watching:
+        why = "it watches keys itself, and would end your WATCH"
+        raise RefusedError(
+            "RENAME and COPY of a stream under WATCH", why, "Run it before WATCH or after EXEC"
+        )
     view = dataclasses.replace(view, watching=True)
     token = yield from _token()
     aside = keys.copy(target, token)
@@ -106,8 +111,11 @@ def _copy(view: View, source: bytes, target: bytes, *, move: bool, replace: bool
         if not replace and (replies[4] or there.exists):
             yield Batch([("UNWATCH",)])
             return False
-        yield Batch([("WATCH", *(strand.key for strand in here.strands)), ("UNLINK", aside)])
+        if not here.exists:
+            yield Batch([("UNWATCH",)])
+            raise ReplyError("ERR no such key")
         try:
+            yield Batch([("WATCH", *(strand.key for strand in here.strands)), ("UNLINK", aside)])
             done = yield from _attempt(view, (source, target, aside), move)
         except ReplyError as error:
             yield Batch([("UNWATCH",), ("UNLINK", aside)])

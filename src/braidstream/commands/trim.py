@@ -1,5 +1,6 @@
 """XTRIM, XDEL: what takes entries out. Caps count the whole stream, not one strand."""
 
+from dataclasses import replace
 from typing import Any, Final
 
 from braidstream import ids
@@ -52,6 +53,8 @@ def trim_all(view: View, name: bytes, spec: Trim) -> Plan[int]:
         return (yield from trim_asking(view, name, spec))
     if spec.maxlen and len(strands) > 1:
         return (yield from _trim_to_length(view, name, spec))
+    if spec.limit and len(strands) > 1:
+        return (yield from _trim_with_limit(strands, spec))
     commands = [("XTRIM", strand.key, *trim_options(spec, strand)) for strand in strands]
     replies = yield Batch([*commands, registry_of(name)], atomic=view.one_step(len(strands)))
     later = [strand for strand in view.learn(name, replies[-1]).strands if strand not in strands]
@@ -60,6 +63,19 @@ def trim_all(view: View, name: bytes, spec: Trim) -> Plan[int]:
         removed += yield from trim_all(view, name, spec)
     elif not view.recall(name).exists:
         yield from refuse_other_types(name)
+    return removed
+
+
+def _trim_with_limit(strands: tuple[Strand, ...], spec: Trim) -> Plan[int]:
+    """LIMIT counts the whole stream: what one strand has used up is not left for the next."""
+    assert spec.limit is not None
+    removed = 0
+    for strand in strands:
+        left = replace(spec, limit=spec.limit - removed)
+        [gone] = yield Batch([("XTRIM", strand.key, *trim_options(left, strand))])
+        removed += gone
+        if removed >= spec.limit:
+            break
     return removed
 
 
@@ -118,7 +134,10 @@ def _cuts(heads: dict[Strand, list[Any]], page: int, over: int) -> dict[Strand, 
     for strand, entries in pages.items():
         count = sum(id(entry) in taken for entry in entries)
         if count:
-            cuts[strand] = ids.after(ids.native(heads[strand][count - 1][0]))
+            head = heads[strand]
+            kept = ids.native(head[count][0]) if count < len(head) else None
+            # Up to the first that stays, so that deleted entries in between do not hold their node.
+            cuts[strand] = kept or ids.after(ids.native(head[count - 1][0]))
     return cuts
 
 

@@ -19,14 +19,16 @@ T = TypeVar("T")
 class _Sender:
     """Sends batches over one connection, and remembers whether a write was among them."""
 
-    def __init__(self, conn: Any) -> None:
-        self.conn, self.wrote = conn, False
+    def __init__(self, conn: Any, *, watching: bool = False) -> None:
+        # A new connection in the middle of a plan, or under a WATCH, would have forgotten what it stood for.
+        self.conn, self.wrote, self.may_connect = conn, False, not watching
 
     async def __call__(self, batch: Batch) -> Replies:
         commands, timeout = session.wire(batch), session.read_timeout(self.conn, batch)
-        await _connect(self.conn)
-        before, self.wrote = self.wrote, self.wrote or not batch.resend
+        before = self.wrote
         try:
+            await _connect(self.conn, self.may_connect)
+            self.may_connect, self.wrote = False, self.wrote or not batch.resend
             await self.conn.send_packed_command(self.conn.pack_commands(commands))
             return session.unpack(batch, [await self._read(timeout) for _ in commands])
         except LOST as error:
@@ -48,12 +50,15 @@ class _Sender:
             return error
 
 
-async def _connect(conn: Any) -> None:
+async def _connect(conn: Any, may: bool = True) -> None:
     """Make sure that what is sent next is sent. redis-py may hand out a connection that the server closed."""
     if conn.is_connected and conn._reader is not None and conn._reader.at_eof():
         await conn.disconnect(nowait=True)
-    if not conn.is_connected:
-        await conn.connect()
+    if conn.is_connected:
+        return
+    if not may:
+        raise exceptions.ConnectionError("the connection was lost in the middle of a command")
+    await conn.connect()
 
 
 async def _append(conn: Any, command: Command) -> Any:
@@ -84,8 +89,11 @@ class _Plans:
             native = await _append(conn, plain)
             if native is not None:
                 return known.minted(conn, native)
+            known.doubt(conn)
         spec = session.spec_of(args)
         if spec is None:
+            if args[0] in session.MOVES:
+                known.doubt(conn)
             theirs = super()._send_command_parse_response(conn, command_name, *args, **options)  # type: ignore[misc]
             return await theirs
         argv = session.words(conn, args)
@@ -95,9 +103,15 @@ class _Plans:
 
     async def _run(self, conn: Any, plan: Plan[T]) -> T:
         try:
-            return await arun(plan, _Sender(conn))
+            return await arun(plan, _Sender(conn, watching=self.watching))
         except BraidError as error:
             raise session.for_user(error) from None
+        except (NotResentError, *LOST):
+            raise
+        except BaseException:
+            # Cut off in the middle: replies may be on the way, keys WATCHed. Nobody may get this connection.
+            await conn.disconnect(nowait=True)
+            raise
 
 
 async def _awaited(value: Any) -> Any:

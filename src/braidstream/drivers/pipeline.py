@@ -46,7 +46,8 @@ class Queued:
         """Hear the plan's first batch. Its refusal is the result, as an error reply would be."""
         if self.spec is None:
             return
-        self.more = not (self.spec.multi and self.spec.shares(view, self.argv))
+        fits = self.spec.arity_error(self.argv) is not None
+        self.more = not (fits or (self.spec.multi and self.spec.shares(view, self.argv)))
         try:
             self.plan = self.spec.plan(view, self.argv)
             self.batch = next(self.plan)
@@ -105,8 +106,9 @@ def pipeline(client: Any, conn: Any, commands: Commands) -> Plan[list[Any]]:
     session: Session = client.session
     yield from session.refresh(conn)
     if (express := _express(session, commands)) is not None:
-        replies = yield Exchange(express)
-        return (yield from _express_results(client, conn, commands, replies))
+        births = _births(session, commands)
+        replies = yield Exchange(births + express)
+        return (yield from _express_results(client, conn, commands, replies[len(births) :]))
     queued = _queue(conn, commands)
     view = session.view(pipelined=True)
     yield from _look_up(view, queued)
@@ -135,6 +137,12 @@ def _express(session: Session, commands: Commands) -> list[Command] | None:
     return express
 
 
+def _births(session: Session, commands: Commands) -> list[Command]:
+    """Each strand is made sure of once: nothing can be said again without getting out of order."""
+    homes = {session.homes[args[1]]: None for args, _ in commands if args[0] == "XADD"}
+    return list(map(birth_command, homes))
+
+
 def _express_results(client: Any, conn: Any, commands: Commands, replies: Replies) -> Plan[list[Any]]:
     session: Session = client.session
     found = list[Any]()
@@ -155,7 +163,7 @@ def _express_results(client: Any, conn: Any, commands: Commands, replies: Replie
     return found
 
 
-def _look_up(view: View, queued: list[Queued]) -> Plan[list[bytes]]:
+def _look_up(view: View, queued: list[Queued]) -> Plan[None]:
     """Learn the strands of the streams, afresh: nothing can be said twice here. A plain XADD needs none."""
     names = dict[bytes, None]()
     for item in queued:
@@ -171,7 +179,6 @@ def _look_up(view: View, queued: list[Queued]) -> Plan[list[bytes]]:
             view.learn(name, reply)
         kinds = zip(names, replies[len(names) :], strict=True)
         view.taken = frozenset(name for name, kind in kinds if kind != b"none")
-    return list(names)
 
 
 def _send(queued: list[Queued]) -> Plan[None]:
@@ -184,7 +191,10 @@ def _send(queued: list[Queued]) -> Plan[None]:
     for item, said in zip(queued, commands, strict=True):
         mine, at = replies[at : at + len(said)], at + len(said)
         if item.plan is not None and item.batch is not None:
-            mine = shared.unpack(item.batch, mine)
+            try:
+                mine = shared.unpack(item.batch, mine)
+            except ReplyError as error:  # its own MULTI was refused
+                item.plan, item.result = None, error
         yield from item.finish(mine)
 
 
@@ -193,8 +203,7 @@ def transaction(client: Any, conn: Any, commands: Commands) -> Plan[list[Any] | 
     session: Session = client.session
     yield from session.refresh(conn)
     if (express := _express(session, commands)) is not None:
-        homes = {session.homes[args[1]]: None for args, _ in commands if session.plain_add(args)}
-        births = list(map(birth_command, homes))
+        births = _births(session, commands)
         replies = shared.executed((yield Exchange(shared.transaction(births + express))))
         if replies is None:
             return None
@@ -202,10 +211,13 @@ def transaction(client: Any, conn: Any, commands: Commands) -> Plan[list[Any] | 
     queued = _queue(conn, commands)
     for _ in range(_WATCH_TRIES):
         view = session.view(pipelined=True, in_multi=True)
-        looked = yield from _look_up(view, queued)
-        refusal = _refusal(client, view, queued)
+        try:
+            yield from _look_up(view, queued)
+            refusal = _refusal(client, view, queued)
+        except ReplyError as error:
+            refusal = shared.for_user(error)
         if refusal is not None:
-            if looked and not client.watching:
+            if not client.watching:
                 yield Batch([("UNWATCH",)])
             raise refusal
         for item in queued:

@@ -29,6 +29,8 @@ REGION_FRESH_S: Final = 1.0
 
 # A server that is starting up, or asks for a password, has done nothing: no reply is lost.
 REFUSALS: Final = (exceptions.BusyLoadingError, exceptions.AuthenticationError)
+# Commands after which a connection may stand before another database.
+MOVES: Final = frozenset(("SELECT", "SWAPDB", "RESET"))
 LOST: Final = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
 
 
@@ -95,6 +97,12 @@ class Session:
         yield from self.refresh(conn)
         return (yield from spec.plan(self.view(watching=watching), argv))
 
+    def doubt(self, conn: Any) -> None:
+        """Something does not fit what we know (another database, a strand that is gone): ask again."""
+        conn.braid_socket = None
+        self.known.clear()
+        self.homes.clear()
+
     def plain_add(self, args: tuple[Any, ...]) -> Command | None:
         """`XADD name * field value ...` to a home strand that is there: the native command at once.
 
@@ -128,7 +136,7 @@ def _socket(conn: Any) -> Any:
 def find_spec(word: str | bytes) -> Spec | None:
     """The command that a first word (or redis-py's joined "XINFO STREAM") names."""
     text = word.encode("utf-8", "replace") if isinstance(word, str) else bytes(word)
-    return TABLE.get(text.split(b" ", 1)[0].upper())
+    return TABLE.get((text.split() or [b""])[0].upper())
 
 
 def spec_of(args: tuple[Any, ...]) -> Spec | None:
@@ -139,7 +147,7 @@ def words(conn: Any, args: Iterable[Any]) -> list[bytes]:
     """The command line as the engine would get it."""
     encode = conn.encoder.encode
     first, *rest = (bytes(encode(word)) for word in args)
-    return [*first.split(b" "), *rest]
+    return [*first.split(), *rest]
 
 
 def resp2(command: Command, reply: Any) -> Any:

@@ -19,14 +19,16 @@ T = TypeVar("T")
 class _Sender:
     """Sends batches over one connection, and remembers whether a write was among them."""
 
-    def __init__(self, conn: Any) -> None:
-        self.conn, self.wrote = conn, False
+    def __init__(self, conn: Any, *, watching: bool = False) -> None:
+        # A new connection in the middle of a plan, or under a WATCH, would have forgotten what it stood for.
+        self.conn, self.wrote, self.may_connect = conn, False, not watching
 
     def __call__(self, batch: Batch) -> Replies:
         commands, timeout = session.wire(batch), session.read_timeout(self.conn, batch)
-        _connect(self.conn)
-        before, self.wrote = self.wrote, self.wrote or not batch.resend
+        before = self.wrote
         try:
+            _connect(self.conn, self.may_connect)
+            self.may_connect, self.wrote = False, self.wrote or not batch.resend
             self.conn.send_packed_command(self.conn.pack_commands(commands))
             return session.unpack(batch, [self._read(timeout) for _ in commands])
         except LOST as error:
@@ -44,10 +46,13 @@ class _Sender:
             return error
 
 
-def _connect(conn: Any) -> None:
+def _connect(conn: Any, may: bool = True) -> None:
     """Make sure that what is sent next is sent."""
-    if not conn.is_connected:
-        conn.connect()
+    if conn.is_connected:
+        return
+    if not may:
+        raise exceptions.ConnectionError("the connection was lost in the middle of a command")
+    conn.connect()
 
 
 def _append(conn: Any, command: Command) -> Any:
@@ -76,8 +81,11 @@ class _Plans:
             native = _append(conn, plain)
             if native is not None:
                 return known.minted(conn, native)
+            known.doubt(conn)
         spec = session.spec_of(args)
         if spec is None:
+            if args[0] in session.MOVES:
+                known.doubt(conn)
             return super()._send_command_parse_response(conn, command_name, *args, **options)  # type: ignore[misc]
         argv = session.words(conn, args)
         result = self._run(conn, known.command(conn, spec, argv, watching=self.watching))
@@ -86,9 +94,15 @@ class _Plans:
 
     def _run(self, conn: Any, plan: Plan[T]) -> T:
         try:
-            return run(plan, _Sender(conn))
+            return run(plan, _Sender(conn, watching=self.watching))
         except BraidError as error:
             raise session.for_user(error) from None
+        except (NotResentError, *LOST):
+            raise
+        except BaseException:
+            # Cut off in the middle: replies may be on the way, keys WATCHed. Nobody may get this connection.
+            conn.disconnect()
+            raise
 
 
 class Redis(_Plans, redis.Redis):

@@ -117,6 +117,10 @@ end
      Why a function: a pipeline cannot stop at its first error. ]]
 local function strand_apply(keys, args)
   local meta, strand, label, life, after = keys[1], keys[2], args[1], args[2], args[3]
+  if not string.match(label, '^[sc][1-9]%d?%d?%d?$') or not string.match(life, '^%d+$') then
+    return redis.error_reply('BSBATCH ' .. label .. ' in life ' .. life .. ' is no strand')
+  end
+  if not string.match(after, '^%d+-%d+$') then return redis.error_reply('BSBATCH ' .. after .. ' is no ID') end
   local at, ends = 4, {}
   while at <= #args do
     local size = tonumber(args[at + 1])

@@ -255,8 +255,8 @@ class Deviations:
             return False
         self.note("XSETID below what was deleted")
         info = self._sides.peek("XINFO", "STREAM", theirs[1])
-        if isinstance(info, Fault):
-            return True  # deleted since, in the same pipeline
+        if isinstance(info, Fault) or self._sides.in_pipeline:
+            return True  # changed since, in the same pipeline
         return parsed(theirs[2]) < entry_id(facts(info)[b"max-deleted-entry-id"])
 
 

@@ -127,6 +127,11 @@ class Sides:
         except redis.ResponseError as error:
             return Fault.of(error)
 
+    @property
+    def in_pipeline(self) -> bool:
+        """Whether what was said last was said among other commands."""
+        return bool(self.story) and self.story[-1][1] != "single"
+
     def is_stream(self, name: bytes) -> bool:
         return bool(self.peek("TYPE", name) == b"stream")
 
