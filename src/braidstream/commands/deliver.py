@@ -12,16 +12,17 @@ At most COUNT come back, whoever reads at the same time: step 3 asks for numbers
 another consumer took meanwhile is taken from what follows.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from braidstream import ids, keys
 from braidstream.braid import Registry, View, refuse_other_types, registry_of
 from braidstream.commands.arguments import Argv, fail, integer, option, positive, shown, strict_id
 from braidstream.commands.pending import Query, Row, claim_idle_entries, rows_of
-from braidstream.commands.standing import after, facts
+from braidstream.commands.standing import after, facts, known_lag
 from braidstream.errors import ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
@@ -288,7 +289,7 @@ def _how_many_fit(view: View, spec: ReadGroup, strands: tuple[Strand, ...], budg
     positions = yield from _positions(strands, spec.group)
     page = min(spec.count or PEEK, PEEK)
     heads = yield Batch(
-        [after(strand, positions[strand][0], page) for strand in strands],
+        [after(strand, positions[strand].position, page) for strand in strands],
         atomic=view.one_step(len(strands)),
         resend=True,
     )
@@ -309,49 +310,50 @@ def _new(view: View, spec: ReadGroup, strands: tuple[Strand, ...]) -> Plan[list[
 def _shares(view: View, spec: ReadGroup, strands: tuple[Strand, ...]) -> Plan[dict[Strand, int | None]]:
     """How many new entries to take from each strand, so that they are the next COUNT in ID order."""
     assert spec.count is not None
-    unsure = view.recall(strands[0].name).told
-    positions = yield from _positions(strands, spec.group)
-    waiting = {strand: lag for strand, (_, lag) in positions.items() if lag != 0 or spec.group in unsure}
+    positions = yield from _positions(strands, spec.group, view.recall(strands[0].name).told)
+    waiting = {strand: place.lag for strand, place in positions.items() if place.lag != 0}
     if not waiting:
-        # Nothing, as far as the engine knows. One read of all settles it, and makes the consumer.
-        each = max(spec.count // len(strands), 1)
-        return dict.fromkeys(strands[: spec.count], each)
+        # A read all the same: it makes the consumer, as the engine does.
+        return {strands[0]: spec.count}
     if len(waiting) == 1:
         return dict.fromkeys(waiting, spec.count)
-    if (
-        all(lag is not None for lag in waiting.values())
-        and sum(lag or 0 for lag in waiting.values()) <= spec.count
-    ):
+    if None not in waiting.values() and sum(lag or 0 for lag in waiting.values()) <= spec.count:
         return dict(waiting)
     heads = yield Batch(
-        [after(strand, positions[strand][0], spec.count) for strand in waiting],
+        [after(strand, positions[strand].position, spec.count) for strand in waiting],
         atomic=view.one_step(len(waiting)),
         resend=True,
     )
-    woven = weave(
-        [
-            [(*entry[:3], [strand.label]) for entry in strand.entries(page)]
-            for strand, page in zip(waiting, heads, strict=True)
-        ],
-        spec.count,
-    )
-    shares = dict[Strand, int | None]()
-    for strand in waiting:
-        share = sum(entry[3] == [strand.label] for entry in woven)
-        if share:
-            shares[strand] = share
+    labelled = [
+        [(*entry[:3], [strand.label]) for entry in strand.entries(page)]
+        for strand, page in zip(waiting, heads, strict=True)
+    ]
+    taken = Counter(entry[3][0] for entry in weave(labelled, spec.count))
+    shares: dict[Strand, int | None] = {
+        strand: taken[strand.label] for strand in waiting if taken[strand.label]
+    }
     return shares or dict.fromkeys(list(waiting)[:1], spec.count)
 
 
-def _positions(strands: tuple[Strand, ...], group: bytes) -> Plan[dict[Strand, tuple[Id, int | None]]]:
-    """Where the group is in each strand, and how much it has not read there (None: not known)."""
-    replies = yield Batch([("XINFO", "GROUPS", strand.key) for strand in strands], resend=True)
-    found = dict[Strand, tuple[Id, int | None]]()
-    for strand, reply in zip(strands, replies, strict=True):
-        for info in reply:
-            row = facts(info)
+class Place(NamedTuple):
+    """Where a group is in a strand, and how much it has not been given there (None: not known)."""
+
+    position: Id
+    lag: int | None
+
+
+def _positions(
+    strands: Iterable[Strand], group: bytes, told: frozenset[bytes] = frozenset()
+) -> Plan[dict[Strand, Place]]:
+    listed = list(strands)
+    commands: list[Command] = [("XINFO", "GROUPS", strand.key) for strand in listed]
+    replies = yield Batch([*commands, *(strand.xinfo() for strand in listed)], resend=True)
+    found = dict[Strand, Place]()
+    for strand, rows, info in zip(listed, replies, replies[len(listed) :], strict=False):
+        for row in map(facts, rows):
             if row[b"name"] == group:
-                found[strand] = ids.native(row[b"last-delivered-id"]), row[b"lag"]
+                position = ids.native(row[b"last-delivered-id"])
+                found[strand] = Place(position, known_lag(position, row, facts(info), group in told))
     return found
 
 
@@ -386,50 +388,52 @@ def _own(view: View, spec: ReadGroup, strands: tuple[Strand, ...], start: Id) ->
 def _wait(view: View, spec: ReadGroup, registries: dict[bytes, Registry]) -> Plan[list[Any] | None]:
     """Block natively over every strand: the engine serves waiting consumers first come, first served.
 
-    Between two turns the strands are looked up again: one may have come to be meanwhile.
+    Where COUNT is less than the strands, each might give one: then we wait without taking, and read
+    when something is there. Between two turns the strands are looked up again: one may have come to be.
     """
     assert spec.block_ms is not None
     left, stirred = spec.block_ms, 0
     while True:
         strands = [strand for name in spec.names for strand in registries[name].strands]
         turn = BLOCK_SLICE_MS if not spec.block_ms else min(left, BLOCK_SLICE_MS)
-        count = None if spec.count is None else max(spec.count // len(strands), 1)
-        [command] = _take(spec, dict.fromkeys(strands, count), True, turn)
+        few = spec.limited or (spec.count is not None and spec.count < len(strands))
+        if few:
+            command = yield from _listen(spec, strands, turn)
+        else:
+            count = None if spec.count is None else spec.count // len(strands)
+            [command] = _take(spec, dict.fromkeys(strands, count), True, turn)
         [reply] = yield Batch([command], block_ms=turn, attempt=True)
         if isinstance(reply, ReplyError):
             # A strand or the group went away: the look below says which, and we wait on if we can.
             stirred += 1
             if stirred > STIRRED:
                 raise reply
-        elif reply:
-            return (yield from _within_count(spec, reply))
-        else:
+        elif reply and not few:
+            return _by_stream(spec, reply)
+        elif not reply:
             left -= turn
         registries = yield from _look(view, spec)
-        fresh = [name for name in spec.names if not set(registries[name].strands) <= set(strands)]
-        for name in fresh:
-            woven = yield from _new(view, spec, registries[name].strands)
-            if woven:
-                return [[name, bodies(woven)]]
+        if few or not {each for registry in registries.values() for each in registry.strands} <= set(strands):
+            found = yield from _read_all(view, spec, registries)
+            if found:
+                return found
         if spec.block_ms and left <= 0:
             return None
 
 
-def _within_count(spec: ReadGroup, reply: list[Any]) -> Plan[list[Any]]:
-    """What a waiting read was given, by stream. Several strands may have served it: what is more than
-    COUNT is given back, while nobody has read past it."""
+def _listen(spec: ReadGroup, strands: list[Strand], turn: int) -> Plan[Command]:
+    """A native read that takes nothing, from where the group is in each strand."""
+    positions = yield from _positions(strands, spec.group)
+    where = (*(strand.key for strand in positions), *(ids.text(row.position) for row in positions.values()))
+    return ("XREAD", "COUNT", 1, "BLOCK", turn, "STREAMS", *where)
+
+
+def _by_stream(spec: ReadGroup, reply: list[Any]) -> list[Any]:
     answer = list[Any]()
     for name in dict.fromkeys(spec.names):
-        pages = [(strand, page) for strand, page in _by_strand(reply) if strand.name == name]
-        woven = weave([strand.entries(page) for strand, page in pages])
-        surplus = woven[spec.count :] if spec.count is not None else []
-        for strand, page in pages:
-            mine = [entry for entry in strand.entries(page) if entry in surplus]
-            if mine and not (yield from _give_back(spec, strand, page[-len(mine) :])):
-                surplus = [entry for entry in surplus if entry not in mine]
-        kept = [entry for entry in woven if entry not in surplus]
-        if kept:
-            answer.append([name, bodies(kept)])
+        woven = weave([strand.entries(page) for strand, page in _by_strand(reply) if strand.name == name])
+        if woven:
+            answer.append([name, bodies(woven)])
     return answer
 
 
@@ -438,11 +442,3 @@ def _by_strand(reply: list[Any]) -> Iterator[tuple[Strand, list[Any]]]:
         place = keys.parse_strand(key)
         assert place is not None, key
         yield Strand(*place), page
-
-
-def _give_back(spec: ReadGroup, strand: Strand, page: list[Any]) -> Plan[int]:
-    natives = [native for native, _ in page]
-    before = ids.before(ids.native(natives[0])) or ids.ZERO
-    words = (spec.group, ids.text(before), *natives)
-    [reply] = yield Batch([("FCALL", "bs_group_return", 1, strand.key, *words)])
-    return int(reply)

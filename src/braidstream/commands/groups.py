@@ -8,7 +8,7 @@ from typing import Any, Final, NoReturn
 
 from braidstream import ids, keys
 from braidstream.braid import Registry, View, look
-from braidstream.commands.arguments import Argv, fail, integer, interval, option, shown, strict_id
+from braidstream.commands.arguments import Argv, fail, integer, option, shown, strict_id
 from braidstream.errors import ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
@@ -67,7 +67,7 @@ def _place(view: View, argv: Argv, create: bool) -> Plan[bytes]:
             fail(_KEY_NEEDED)
         if not create and group not in registry.groups:
             no_group(name, group)
-        start = None if option(word) == b"$" else strict_id(word) if create else interval(word, b"+")[0]
+        start = _start(word, create)
         if create and group in registry.groups:
             fail("BUSYGROUP Consumer Group name already exists")
         strands = _wanted(view, name, registry) if create else registry.strands
@@ -80,6 +80,15 @@ def _place(view: View, argv: Argv, create: bool) -> Plan[bytes]:
         if reply.code not in ("BSSTALE", "BSNOKEY", "BSNOGROUP"):
             raise reply
     raise ReplyError(f"ERR the strands of {shown(name)!r} kept changing. Try again.")
+
+
+def _start(word: bytes, create: bool) -> Id | None:
+    """Where a group begins; None for `$`. SETID, unlike CREATE, also takes - and +."""
+    if option(word) == b"$":
+        return None
+    if not create and word in (b"-", b"+"):
+        return ids.ZERO if word == b"-" else ids.LAST
+    return strict_id(word)
 
 
 def _wanted(view: View, name: bytes, registry: Registry) -> tuple[Strand, ...]:

@@ -1,6 +1,6 @@
 """XACK, XPENDING, XCLAIM, XAUTOCLAIM: what was delivered and not yet acknowledged, over all strands."""
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, NoReturn
@@ -264,36 +264,49 @@ def claim_idle(view: View, argv: Argv) -> Plan[list[Any]]:
     if len(holders) <= 1:
         holder = next(iter(holders), registry.strands[0])
         return (yield from _claim_idle_natively(holder, (group, consumer, idle), start, (count, justid)))
+    gone = yield from _deleted(view, [row for row in rows[:attempts] if row.idle < idle])
     taken, position = list[Row](), 0
     while position < len(rows) and attempts and len(taken) < count:
         attempts -= 1
-        if rows[position].idle >= idle:
+        if rows[position].idle >= idle or rows[position] in gone:
             taken.append(rows[position])
         position += 1
     following = ids.text(rows[position].id) if position < len(rows) else b"0-0"
-    shares = Counter(row.strand for row in taken)
-    if position == len(rows):
-        # All were looked at: rows of deleted entries go wherever they are, and the consumer is made.
-        shares.update({strand: 1 for strand in registry.strands if not shares[strand]})
-    who, words = (group, consumer, idle), () if not justid else ("JUSTID",)
+    who, words = (group, consumer, idle), ("JUSTID",) if justid else ()
+    by_strand = _by_strand(taken) or {registry.strands[0]: [b"0-0"]}
     commands: list[Command] = [
-        ("XAUTOCLAIM", strand.key, *who, ids.text(strand.ceil(start)), "COUNT", share, *words)
-        for strand, share in shares.items()
+        ("XCLAIM", strand.key, *who, *here, *words) for strand, here in by_strand.items()
     ]
     replies = yield Batch(commands, atomic=view.one_step(len(commands)))
-    return [following, *_merged(list(shares), replies, justid)]
+    claimed = {
+        (strand, strand.user(ids.native(each if justid else each[0]))): None if justid else each[1]
+        for strand, reply in zip(by_strand, replies, strict=True)
+        for each in reply
+    }
+    entries, deleted = list[Any](), list[bytes]()
+    for row in taken:
+        if (row.strand, row.id) not in claimed:
+            deleted.append(ids.text(row.id))
+        else:
+            entries.append(ids.text(row.id) if justid else [ids.text(row.id), claimed[row.strand, row.id]])
+    return [following, entries, deleted]
 
 
-def _merged(strands: list[Strand], replies: list[Any], justid: bool) -> list[list[Any]]:
-    """[entries, deleted] of several strands, in ID order."""
-    entries, deleted = list[tuple[Id, int, Any]](), list[Id]()
-    for strand, (_, found, gone) in zip(strands, replies, strict=True):
-        for each in found:
-            entry = strand.user(ids.native(each if justid else each[0]))
-            entries.append((entry, strand.writer, ids.text(entry) if justid else [ids.text(entry), each[1]]))
-        deleted += [strand.user(ids.native(native)) for native in gone]
-    entries.sort(key=lambda each: each[:2])
-    return [[each[2] for each in entries], [ids.text(entry) for entry in sorted(deleted)]]
+def _deleted(view: View, rows: list[Row]) -> Plan[set[Row]]:
+    """Which pending rows have no entry any more."""
+    commands: list[Command] = []
+    for row in rows:
+        native = ids.text(row.strand.exact(row.id) or ids.ZERO)
+        commands.append(("XRANGE", row.strand.key, native, native))
+    replies = (yield Batch(commands, resend=True)) if commands else []
+    return {row for row, reply in zip(rows, replies, strict=True) if not reply}
+
+
+def _by_strand(rows: list[Row]) -> dict[Strand, list[bytes]]:
+    found = dict[Strand, list[bytes]]()
+    for row in rows:
+        found.setdefault(row.strand, []).append(ids.text(row.strand.exact(row.id) or ids.ZERO))
+    return found
 
 
 def claim_idle_entries(
@@ -306,9 +319,7 @@ def claim_idle_entries(
     query = Query(ids.ZERO, ids.LAST, SCANNED, who[2])
     rows = yield from rows_of(view, strands, who[0], query)
     chosen = sorted(rows, key=lambda row: (row.consumer != NOBODY, -row.idle, row.id))[:count]
-    by_strand = dict[Strand, list[bytes]]()
-    for row in chosen:
-        by_strand.setdefault(row.strand, []).append(ids.text(row.strand.exact(row.id) or ids.ZERO))
+    by_strand = _by_strand(chosen)
     commands: list[Command] = [
         ("XCLAIM", strand.key, *who, *natives) for strand, natives in by_strand.items()
     ]

@@ -76,12 +76,12 @@ def lag(strands: dict[Strand, Info], rows: dict[Strand, Info], told: bool) -> Pl
     total = 0
     for strand, row in rows.items():
         position, info = ids.native(row[b"last-delivered-id"]), strands[strand]
-        known = _known_lag(position, row, info, told)
+        known = known_lag(position, row, info, told)
         total += (yield from _count_after(strand, position)) if known is None else known
     return total
 
 
-def _known_lag(position: Id, row: Info, info: Info, told: bool) -> int | None:
+def known_lag(position: Id, row: Info, info: Info, told: bool) -> int | None:
     """The lag in one strand, where ends and counters tell it."""
     if not info[b"length"] or position >= ids.native(info[b"last-entry"][0]):
         return 0

@@ -74,24 +74,3 @@ local function group_destroy(keys, args)
   for _, strand in ipairs(strands) do redis.call('XGROUP', 'DESTROY', strand.key, group) end
   return 1
 end
-
---[[ group_return: give back the newest entries that a group was given, as if they had not been read.
-     FCALL bs_group_return 1 <strand> <group> <the native before the first of them> <id>...
-     Returns 1; 0 if the group has read on since, and they stay delivered.
-     Why a function: nobody may read on between the look and the step back. ]]
-local function group_return(keys, args)
-  local strand, group, before = keys[1], args[1], args[2]
-  for _, info in ipairs(redis.call('XINFO', 'GROUPS', strand)) do
-    local row = {}
-    for at = 1, #info, 2 do row[info[at]] = info[at + 1] end
-    if row.name == group then
-      if row['last-delivered-id'] ~= args[#args] then return 0 end
-      for at = 3, #args do redis.call('XACK', strand, group, args[at]) end
-      local read = {}
-      if type(row['entries-read']) == 'number' then read = { 'ENTRIESREAD', row['entries-read'] - (#args - 2) } end
-      redis.call('XGROUP', 'SETID', strand, group, before, unpack(read))
-      return 1
-    end
-  end
-  return 0
-end

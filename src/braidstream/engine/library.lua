@@ -8,7 +8,6 @@ redis.register_function('bs_braid_adopt', braid_adopt)
 redis.register_function { function_name = 'bs_entry_drop', callback = entry_drop, flags = { 'allow-oom' } }
 redis.register_function('bs_group_create', group_create)
 redis.register_function('bs_group_setid', group_setid)
-redis.register_function('bs_group_return', group_return)
 redis.register_function { function_name = 'bs_group_destroy', callback = group_destroy, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'bs_braid_delete', callback = braid_delete, flags = { 'allow-oom' } }
 redis.register_function {
