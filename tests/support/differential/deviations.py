@@ -55,21 +55,7 @@ DEVIATIONS: Final = {
 }
 
 # Known bugs, each with a test of a command line that triggers it and is not sent. Empty is what we want.
-KNOWN: list[tuple[str, Callable[[Argv], bool]]] = [
-    (
-        "G15: XAUTOCLAIM meets rows of deleted entries that are not idle enough",
-        lambda argv: command_of(argv) == b"XAUTOCLAIM" and argv[4:5] not in ([b"0"], [b"-1"]),
-    ),
-    (
-        "G19: XGROUP SETID with an ID after a bracket",
-        lambda argv: command_of(argv) == b"XGROUP" and argv[4:5] != [] and argv[4].startswith(b"("),
-    ),
-    ("G16: XINFO alone in a pipeline", lambda argv: argv[1:] == [] and command_of(argv) == b"XINFO"),
-    (
-        "G17: XREADGROUP COUNT believes a lag that XSETID ENTRIESADDED made wrong",
-        lambda argv: command_of(argv) == b"XSETID" and b"ENTRIESADDED" in (word.upper() for word in argv),
-    ),
-]
+KNOWN: list[tuple[str, Callable[[Argv], bool]]] = []
 
 CLOCK_SLACK_S: Final = 5
 SCRATCH: Final = b"differential:scratch"
