@@ -4,12 +4,12 @@ import argparse
 
 from rich.progress import Progress
 
-from bench import append, read, report
+from bench import append, groups, read, report
 from bench.bed import Bed
 from bench.measure import compare
 from tests.support.servers import FLAVOURS
 
-QUICK_S, FULL_S = 3.0, 15.0
+QUICK_S, FULL_S = 1.5, 15.0
 
 
 def main() -> None:
@@ -21,7 +21,9 @@ def main() -> None:
     budget_s = QUICK_S if chosen.quick else FULL_S
     measured = list[report.Measured]()
     todo = [
-        (flavour, build) for flavour in chosen.engine or FLAVOURS for build in (*append.CASES, *read.CASES)
+        (flavour, build)
+        for flavour in chosen.engine or FLAVOURS
+        for build in (*append.CASES, *read.CASES, *groups.CASES)
     ]
     with Progress(transient=True) as progress:
         for flavour, build in progress.track(todo):

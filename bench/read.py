@@ -72,7 +72,7 @@ def _ranges(
     goals: dict[Figure, float] | None = None,
     **options: Any,
 ) -> Case:
-    _fill(bed, strands, entries)
+    fill(bed, strands, entries)
 
     def page(client: Any, stream: str) -> Turn:
         assert len(client.xrange(stream, count=PAGE)) == PAGE
@@ -87,7 +87,7 @@ def _ranges(
 
 
 def _reads(bed: Bed, name: str, read: Callable[[Any, str], Any], *, times: int) -> Case:
-    _fill(bed, strands=3, entries=PAGE)
+    fill(bed, strands=3, entries=PAGE)
 
     def repeated(client: Any, stream: str) -> Turn:
         def turn() -> None:
@@ -99,7 +99,7 @@ def _reads(bed: Bed, name: str, read: Callable[[Any, str], Any], *, times: int) 
     return Case(name, repeated(bed.ours(), OURS), repeated(bed.bare(), BARE))
 
 
-def _fill(bed: Bed, strands: int, entries: int) -> None:
+def fill(bed: Bed, strands: int, entries: int) -> None:
     """The same entries at the same milliseconds for both sides."""
     ours, pipe = bed.ours(), bed.bare().pipeline(transaction=False)
     for n in range(entries):

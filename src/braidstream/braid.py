@@ -68,14 +68,20 @@ def read_region() -> Plan[Region]:
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """What the registry of one stream says: the cut of every strand, and which are there."""
+    """What the registry of one stream says: every strand's cut, which are there, where each group starts.
+
+    told: groups whose count of entries read was told by a user (ENTRIESREAD), so it proves nothing.
+    """
 
     cuts: dict[Strand, Id] = field(default_factory=dict)
     strands: tuple[Strand, ...] = ()
+    groups: dict[bytes, Id] = field(default_factory=dict)
+    told: frozenset[bytes] = frozenset()
 
     @staticmethod
     def parse(name: bytes, reply: list[Any]) -> "Registry":
-        cuts, there = dict[Strand, Id](), list[Strand]()
+        cuts, there, groups = dict[Strand, Id](), list[Strand](), dict[bytes, Id]()
+        told = set[bytes]()
         for label, value in zip(reply[::2], reply[1::2], strict=True):
             if (found := _LABEL.match(label)) and (state_of := _STATE.match(value)):
                 life, state, cut = state_of.groups()
@@ -83,7 +89,11 @@ class Registry:
                 cuts[strand] = ids.native(cut)
                 if state == b"+":
                     there.append(strand)
-        return Registry(cuts, _ordered(there))
+            elif label.startswith(b"g:"):
+                groups[label[2:]] = ids.native(value.split(b" ", 1)[0])
+                if value.endswith(b" told"):
+                    told.add(label[2:])
+        return Registry(cuts, _ordered(there), dict(sorted(groups.items())), frozenset(told))
 
     @property
     def exists(self) -> bool:
@@ -97,7 +107,8 @@ class Registry:
         """The same, with a strand (in this life) there."""
         cuts = {each: cut for each, cut in self.cuts.items() if each.label != strand.label}
         others = [each for each in self.strands if each.label != strand.label]
-        return Registry({**cuts, strand: self.cuts.get(strand, ids.ZERO)}, _ordered([*others, strand]))
+        cuts[strand] = self.cuts.get(strand, ids.ZERO)
+        return Registry(cuts, _ordered([*others, strand]), self.groups, self.told)
 
 
 def _ordered(strands: Iterable[Strand]) -> tuple[Strand, ...]:
@@ -197,6 +208,21 @@ def find(view: View, name: bytes) -> Plan[Registry]:
         return known
     [reply] = yield Batch([registry_of(name)], resend=True)
     return view.learn(name, reply)
+
+
+def look(view: View, name: bytes) -> Plan[Registry]:
+    """The registry, afresh. A stream that does not exist may be another kind of key: WRONGTYPE.
+
+    In a pipeline it was looked up a moment ago, for all commands at once.
+    """
+    if view.pipelined and name in view.known:
+        registry = view.recall(name)
+    else:
+        [reply] = yield Batch([registry_of(name)], resend=True)
+        registry = view.learn(name, reply)
+    if not registry.exists:
+        yield from refuse_other_types(name)
+    return registry
 
 
 def ask(

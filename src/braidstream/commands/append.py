@@ -52,13 +52,14 @@ def add(view: View, argv: Argv) -> Plan[bytes | None]:
 
 def _add_minted(view: View, name: bytes, spec: Add, entry: bytes) -> Plan[bytes | None]:
     home = view.minted(name)
-    append: Command = ("XADD", home.key, "NOMKSTREAM", *trim_options(spec.trim, home), entry, *spec.fields)
+    natively = None if spec.trim is None or spec.trim.policy != b"KEEPREF" else spec.trim
+    append: Command = ("XADD", home.key, "NOMKSTREAM", *trim_options(natively, home), entry, *spec.fields)
     if spec.trim is None:
         native = yield from _append(view, home, append, spec.nomkstream)
         return native and ids.minted_text(native, home.writer)
     # The cap counts the whole stream. The home strand is trimmed with the append; are there others?
     native = yield from _append(view, home, append, spec.nomkstream, registry_of(name))
-    if native is not None and view.recall(name).strands != (home,):
+    if native is not None and (natively is None or view.recall(name).strands != (home,)):
         view.forget(name)
         yield from trim_all(view, name, spec.trim)
     return native and ids.minted_text(native, home.writer)
@@ -111,7 +112,8 @@ def shares(view: View, argv: Argv) -> bool:
         return True
     known, home = view.recall(name), view.minted(name)
     if _is_minted(view, spec):
-        return spec.trim is None or set(known.strands) <= {home}
+        simple = spec.trim is None or spec.trim.policy == b"KEEPREF"
+        return simple and (spec.trim is None or set(known.strands) <= {home})
     return not spec.auto_seq and spec.trim is None
 
 

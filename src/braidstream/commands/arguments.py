@@ -57,6 +57,8 @@ class Trim:
     minid: Id | None = None
     approx: bool = False
     limit: int | None = None
+    policy: bytes = b"KEEPREF"
+    left_out: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class _Options:
         self.minid: Id | None = None
         self.approx = self.limit_given = self.nomkstream = False
         self.limit = 0
+        self.policy, self.left_out = b"KEEPREF", tuple[bytes, ...]()
 
     def take(self, argv: Argv, at: int) -> int | None:
         """Read the option at `at`; its last word's place, or None if it is no option."""
@@ -91,7 +94,20 @@ class _Options:
             if self.limit < 0:
                 fail("ERR The LIMIT argument must be >= 0.")
             return at + 1
-        return at if word in REF_POLICIES else None
+        if word not in REF_POLICIES:
+            return None
+        self.policy = word
+        return self._left_out(argv, at) if word == b"ACKED" else at
+
+    def _left_out(self, argv: Argv, at: int) -> int:
+        """ACKED EXCEPT numgroups group ...: groups that nobody waits for any more. An extension of ours."""
+        if at + 2 >= len(argv) or option(argv[at + 1]) != b"EXCEPT":
+            return at
+        number = integer(argv[at + 2])
+        self.left_out = tuple(argv[at + 3 : at + 3 + number])
+        if number < 1 or len(self.left_out) != number:
+            fail("ERR syntax error, EXCEPT needs the number of groups and their names")
+        return at + 2 + number
 
     def _threshold(self, argv: Argv, at: int, strategy: bytes) -> int:
         if self.strategy is not None:
@@ -118,7 +134,8 @@ class _Options:
             fail("ERR syntax error, LIMIT cannot be used without the special ~ option")
         if self.strategy is None:
             return None
-        return Trim(self.maxlen, self.minid, self.approx, self.limit if self.limit_given else None)
+        limit = self.limit if self.limit_given else None
+        return Trim(self.maxlen, self.minid, self.approx, limit, self.policy, self.left_out)
 
 
 def parse_add(argv: Argv) -> Add:
@@ -166,12 +183,7 @@ def parse_trim(argv: Argv) -> Trim:
 def parse_interval(argv: Argv, *, reverse: bool) -> tuple[Id, Id, int | None]:
     """XRANGE key start end [COUNT n], XREVRANGE key end start [COUNT n] -> (start, end, count)."""
     first, last = (argv[3], argv[2]) if reverse else (argv[2], argv[3])
-    start = _interval_end(first, 0)
-    if first.startswith(b"(") and len(first) > 1:
-        start = ids.after(start) or fail("ERR invalid start ID for the interval")
-    end = _interval_end(last, ids.MAX)
-    if last.startswith(b"(") and len(last) > 1:
-        end = ids.before(end) or fail("ERR invalid end ID for the interval")
+    start, end = interval(first, last)
     count, at = None, 4
     while at < len(argv):
         if option(argv[at]) != b"COUNT" or at + 1 == len(argv):
@@ -179,6 +191,17 @@ def parse_interval(argv: Argv, *, reverse: bool) -> tuple[Id, Id, int | None]:
         count = max(integer(argv[at + 1]), 0)
         at += 2
     return start, end, count
+
+
+def interval(first: bytes, last: bytes) -> tuple[Id, Id]:
+    """The ends of a range, both inclusive: `-`, `+`, `(id`, partial IDs."""
+    start = _interval_end(first, 0)
+    if first.startswith(b"(") and len(first) > 1:
+        start = ids.after(start) or fail("ERR invalid start ID for the interval")
+    end = _interval_end(last, ids.MAX)
+    if last.startswith(b"(") and len(last) > 1:
+        end = ids.before(end) or fail("ERR invalid end ID for the interval")
+    return start, end
 
 
 def _interval_end(word: bytes, missing_seq: int) -> Id:
@@ -247,9 +270,9 @@ def parse_read(argv: Argv) -> Read:
         elif word == b"COUNT" and more:
             count = max(integer(argv[at + 1]), 0) or None
         elif word == b"MAXCOUNT" and more:
-            max_count = _positive(argv[at + 1], "MAXCOUNT")
+            max_count = positive(argv[at + 1], "MAXCOUNT")
         elif word == b"MAXSIZE" and more:
-            max_size = _positive(argv[at + 1], "MAXSIZE")
+            max_size = positive(argv[at + 1], "MAXSIZE")
         elif word == b"STREAMS" and more:
             rest = argv[at + 1 :]
             if len(rest) % 2:
@@ -266,16 +289,17 @@ def parse_read(argv: Argv) -> Read:
     return fail(SYNTAX)
 
 
-def _positive(word: bytes, name: str) -> int:
+def positive(word: bytes, name: str) -> int:
+    """The value of an option that must be one or more."""
     value = integer(word, f"ERR {name} must be a positive integer")
     return value if value > 0 else fail(f"ERR {name} must be a positive integer")
 
 
-def parse_delex(argv: Argv) -> list[bytes]:
-    """XDELEX key [KEEPREF|DELREF|ACKED] IDS numids id ... -> the IDs, unparsed."""
-    at = 2
+def parse_ids(argv: Argv, at: int) -> tuple[bytes, list[bytes]]:
+    """... [KEEPREF|DELREF|ACKED] IDS numids id ... -> the policy, and the IDs unparsed."""
+    policy = b"KEEPREF"
     while at < len(argv) and option(argv[at]) in REF_POLICIES:
-        at += 1
+        policy, at = option(argv[at]), at + 1
     if at >= len(argv) or option(argv[at]) != b"IDS":
         fail("ERR IDS option is required")
     if at + 1 >= len(argv) or not _INTEGER.match(argv[at + 1]) or int(argv[at + 1]) <= 0:
@@ -283,4 +307,4 @@ def parse_delex(argv: Argv) -> list[bytes]:
     given = argv[at + 2 :]
     if len(given) != int(argv[at + 1]):
         fail("ERR The `numids` parameter must match the number of arguments")
-    return given
+    return policy, given

@@ -4,13 +4,13 @@ from typing import Any, Final
 
 from braidstream import ids
 from braidstream.braid import Registry, View, ask
+from braidstream.commands import standing
 from braidstream.commands.arguments import Argv, fail, integer, option, shown
+from braidstream.commands.standing import Info, facts, flat
 from braidstream.errors import ReplyError
 from braidstream.plan import Batch, Plan
 from braidstream.strand import Entry, Strand
 from braidstream.weave import bodies, weave
-
-Info = dict[bytes, Any]
 
 # How many words each takes, the command's own two among them.
 SUBCOMMANDS: Final = {b"STREAM": (3, None), b"GROUPS": (3, 3), b"CONSUMERS": (4, 4), b"HELP": (2, 2)}
@@ -23,19 +23,20 @@ def info(view: View, argv: Argv) -> Plan[Any]:
         [reply] = yield Batch([tuple(argv)], resend=True)
         return reply
     name = argv[2]
+    if which == b"GROUPS":
+        return (yield from standing.groups(view, name))
+    if which == b"CONSUMERS":
+        return (yield from standing.consumers(view, name, argv[3]))
     registry, answers = yield from ask(view, name, lambda strand: strand.xinfo(*_full(argv)))
     if not answers:
         raise ReplyError("ERR no such key")
-    if which == b"GROUPS":
-        return []
-    if which == b"CONSUMERS":
-        fail(f"NOGROUP No such consumer group '{shown(argv[3])}' for key name '{shown(name)}'")
-    infos = {strand: dict(zip(reply[::2], reply[1::2], strict=True)) for strand, reply in answers}
+    infos = {strand: facts(reply) for strand, reply in answers}
     if len(argv) == 3:
-        return _flat({**_common(registry, infos), **_ends(infos)})
+        return flat({**_common(registry, infos), **_ends(registry, infos)})
     count = _full_count(argv, typed)
     woven = weave((strand.entries(each[b"entries"]) for strand, each in infos.items()), count or None)
-    return _flat({**_common(registry, infos), b"entries": bodies(woven), b"groups": []})
+    groups = yield from standing.full(registry, infos, count)
+    return flat({**_common(registry, infos), b"entries": bodies(woven), b"groups": groups})
 
 
 def _full(argv: Argv) -> tuple[bytes | str | int, ...]:
@@ -76,18 +77,19 @@ def _common(registry: Registry, infos: dict[Strand, Info]) -> Info:
     }
 
 
-def _ends(infos: dict[Strand, Info]) -> Info:
+def _ends(registry: Registry, infos: dict[Strand, Info]) -> Info:
     def woven(end: bytes, *, reverse: bool) -> list[Entry]:
         pages = (strand.entries([each[end]]) for strand, each in infos.items() if each[end])
         return weave(pages, 1, reverse=reverse)
 
     first, last = woven(b"first-entry", reverse=False), woven(b"last-entry", reverse=True)
     return {
-        b"groups": 0,
+        b"groups": len(registry.groups),
         b"first-entry": bodies(first)[0] if first else None,
         b"last-entry": bodies(last)[0] if last else None,
     }
 
 
-def _flat(info: Info) -> list[Any]:
-    return [word for pair in info.items() for word in pair]
+def shares(view: View, argv: Argv) -> bool:
+    """Whether XINFO is done in its first batch: STREAM is; what tells of groups asks further."""
+    return option(argv[1]) in (b"STREAM", b"HELP") and len(argv) <= 3

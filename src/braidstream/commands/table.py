@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 from braidstream import keys
 from braidstream.braid import View
-from braidstream.commands import append, inspect, keyspace, read, rename, trim
+from braidstream.commands import append, deliver, drop, groups, inspect, keyspace, pending, read, rename, trim
 from braidstream.commands.arguments import Argv, option, shown, wrong_arity
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.plan import Plan
@@ -101,12 +101,6 @@ def _later(argv: Argv, what: str) -> RefusedError:
     )
 
 
-def _groups_later(view: View, argv: Argv) -> Plan[Any]:
-    """Refused: consumer groups are not in this release."""
-    raise _later(argv, "consumer groups")
-    yield  # a plan, like all others
-
-
 def _idempotence_later(view: View, argv: Argv) -> Plan[Any]:
     """Refused: idempotent producers are not in this release."""
     raise _later(argv, "idempotent producers")
@@ -138,8 +132,15 @@ TABLE: Final[dict[bytes, Spec]] = {
         fits_multi=read.fits_multi,
     ),
     b"XDEL": Spec("key id [id ...]", trim.delete_entries, _first, 3),
-    b"XDELEX": Spec(f"key {_REFS} IDS numids id [id ...]", trim.delete_entries_ex, _first, 5),
-    b"XTRIM": Spec(f"key {_TRIM} {_REFS}", trim.trim, _first, 4, shares=trim.shares, fits_multi=trim.shares),
+    b"XDELEX": Spec(f"key {_REFS} IDS numids id [id ...]", drop.delete_ex, _first, 5, multi=False),
+    b"XTRIM": Spec(
+        f"key {_TRIM} [KEEPREF|DELREF|ACKED [EXCEPT numgroups group ...]]",
+        trim.trim,
+        _first,
+        4,
+        shares=trim.shares,
+        fits_multi=trim.shares,
+    ),
     b"XSETID": Spec(
         "key last-id [ENTRIESADDED count] [MAXDELETEDID id]", append.set_id, _first, 3, multi=False
     ),
@@ -150,6 +151,8 @@ TABLE: Final[dict[bytes, Spec]] = {
         2,
         shape="facts",
         subcommands=inspect.SUBCOMMANDS,
+        shares=inspect.shares,
+        fits_multi=inspect.shares,
     ),
     b"DEL": Spec("key [key ...]", keyspace.delete, _all, 2),
     b"UNLINK": Spec("key [key ...]", keyspace.delete, _all, 2),
@@ -180,9 +183,51 @@ TABLE: Final[dict[bytes, Spec]] = {
     b"FLUSHDB": Spec("[ASYNC|SYNC]", keyspace.flush, _none, 1, multi=False),
     b"FLUSHALL": Spec("[ASYNC|SYNC]", keyspace.flush, _none, 1, multi=False),
     b"WATCH": Spec("key [key ...]", keyspace.watch, _all, 2, multi=False),
-    **dict.fromkeys(
-        (b"XGROUP", b"XREADGROUP", b"XACK", b"XACKDEL", b"XNACK", b"XPENDING", b"XCLAIM", b"XAUTOCLAIM"),
-        Spec("...", _groups_later, _none, 1),
+    b"XGROUP": Spec(
+        "CREATE|SETID key group id|$ [MKSTREAM] [ENTRIESREAD n] | DESTROY key group | "
+        "CREATECONSUMER|DELCONSUMER key group consumer | HELP",
+        groups.manage,
+        _second,
+        2,
+        subcommands=groups.SUBCOMMANDS,
+        multi=False,
+    ),
+    b"XREADGROUP": Spec(
+        "GROUP group consumer [COUNT count] [MAXCOUNT count] [MAXSIZE bytes] [BLOCK ms] "
+        "[CLAIM min-idle] [NOACK] STREAMS key [key ...] id [id ...]",
+        deliver.read_group,
+        _read,
+        7,
+        shape="streams",
+        shares=deliver.shares,
+        fits_multi=deliver.fits_multi,
+    ),
+    b"XACK": Spec("key group id [id ...]", pending.acknowledge, _first, 4),
+    b"XPENDING": Spec("key group [[IDLE min-idle] start end count [consumer]]", pending.pending, _first, 3),
+    b"XCLAIM": Spec(
+        "key group consumer min-idle id [id ...] "
+        "[IDLE ms] [TIME ms] [RETRYCOUNT n] [FORCE] [JUSTID] [LASTID id]",
+        pending.claim,
+        _first,
+        6,
+    ),
+    b"XAUTOCLAIM": Spec(
+        "key group consumer min-idle start [COUNT count] [JUSTID]",
+        pending.claim_idle,
+        _first,
+        6,
+        shares=pending.shares,
+        fits_multi=pending.shares,
+    ),
+    b"XACKDEL": Spec(
+        f"key group {_REFS} IDS numids id [id ...]", drop.acknowledge_and_delete, _first, 6, multi=False
+    ),
+    b"XNACK": Spec(
+        "key group SILENT|FAIL|FATAL IDS numids id [id ...] [RETRYCOUNT count] [FORCE]",
+        pending.give_back,
+        _first,
+        7,
+        multi=False,
     ),
     **dict.fromkeys((b"XCFGSET", b"XIDMPRECORD"), Spec("...", _idempotence_later, _none, 1)),
 }

@@ -1,11 +1,12 @@
-"""XTRIM, XDEL, XDELEX: what takes entries out. Caps count the whole stream, not one strand."""
+"""XTRIM, XDEL: what takes entries out. Caps count the whole stream, not one strand."""
 
 from dataclasses import replace
 from typing import Any, Final
 
 from braidstream import ids
 from braidstream.braid import View, exists, find, refuse_other_types, registry_of
-from braidstream.commands.arguments import Argv, Trim, option, parse_delex, parse_trim, strict_id
+from braidstream.commands.arguments import Argv, Trim, option, parse_trim, strict_id
+from braidstream.commands.drop import trim_asking
 from braidstream.errors import ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
@@ -38,6 +39,8 @@ def trim(view: View, argv: Argv) -> Plan[int]:
 
 def shares(view: View, argv: Argv) -> bool:
     """Whether XTRIM is done in its first batch, as far as we know."""
+    if any(option(word) in (b"DELREF", b"ACKED") for word in argv[2:]):
+        return False
     return option(argv[2]) != b"MAXLEN" or len(view.recall(argv[1]).strands) <= 1
 
 
@@ -46,6 +49,8 @@ def trim_all(view: View, name: bytes, spec: Trim) -> Plan[int]:
     if not strands:
         yield from refuse_other_types(name)
         return 0
+    if spec.policy != b"KEEPREF":
+        return (yield from trim_asking(view, name, spec))
     if spec.maxlen and len(strands) > 1:
         return (yield from _trim_to_length(view, name, spec))
     if spec.limit and len(strands) > 1:
@@ -141,15 +146,6 @@ def delete_entries(view: View, argv: Argv) -> Plan[int]:
     # As in the engine, bad IDs matter only where the stream exists.
     counts = yield from _delete(view, argv[1], argv[2:])
     return sum(counts)
-
-
-def delete_entries_ex(view: View, argv: Argv) -> Plan[list[int]]:
-    """XDELEX: an answer for each ID. Without groups the three policies are one."""
-    words = parse_delex(argv)
-    for word in words:
-        strict_id(word)
-    counts = yield from _delete(view, argv[1], words)
-    return [1 if count else -1 for count in counts]
 
 
 def _delete(view: View, name: bytes, words: list[bytes]) -> Plan[list[int]]:

@@ -15,7 +15,7 @@ from braidstream.plan import Batch, Command, Plan
 
 VERSION: Final = 1
 NAME: Final = "braidstream"
-_PARTS: Final = ("id", "strand", "chosen", "braid", "library")
+_PARTS: Final = ("id", "strand", "chosen", "braid", "group", "entry", "library")
 _TRIES: Final = 10
 
 

@@ -7,11 +7,13 @@
      (BSSTALE): the caller looks again.
      Why a function: between taking the keys away and noting their last IDs, nobody may append. ]]
 local function delete_strands(meta, named)
-  local strands = {}
+  local strands, groups = {}, {}
   local fields = redis.call('HGETALL', meta)
   for at = 1, #fields, 2 do
     local life, state, cut = string.match(fields[at + 1], '^(%d+):([+-]):(.*)$')
-    if string.match(fields[at], '^[sc]%d+$') and state == '+' then
+    if string.match(fields[at], '^g:') then
+      groups[#groups + 1] = fields[at]
+    elseif string.match(fields[at], '^[sc]%d+$') and state == '+' then
       local key = named[fields[at] .. ':' .. life]
       if not key then return nil end
       strands[fields[at]] = { key = key, life = life, cut = cut }
@@ -27,6 +29,7 @@ local function delete_strands(meta, named)
       end
       register(meta, label, strand.life, '-', last or after_loss(strand.cut))
     end
+    for _, group in ipairs(groups) do redis.call('HDEL', meta, group) end
     return existed
   end
 end

@@ -31,6 +31,7 @@ end
 local function enter(meta, c, label, life)
   if redis.call('EXISTS', c) == 0 then
     create_empty(c)
+    join_groups(meta, c, label)
     register(meta, label, life, '+', '0-0')
   end
 end

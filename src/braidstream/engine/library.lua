@@ -5,6 +5,10 @@ redis.register_function('bs_strand_apply', strand_apply)
 redis.register_function('bs_chosen_add', chosen_add)
 redis.register_function('bs_chosen_setid', chosen_setid)
 redis.register_function('bs_braid_adopt', braid_adopt)
+redis.register_function { function_name = 'bs_entry_drop', callback = entry_drop, flags = { 'allow-oom' } }
+redis.register_function('bs_group_create', group_create)
+redis.register_function('bs_group_setid', group_setid)
+redis.register_function { function_name = 'bs_group_destroy', callback = group_destroy, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'bs_braid_delete', callback = braid_delete, flags = { 'allow-oom' } }
 redis.register_function {
   function_name = 'bs_version',

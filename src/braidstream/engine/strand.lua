@@ -24,6 +24,25 @@ local function registered(meta, label)
   return string.match(value, '^(%d+):([+-]):(.*)$')
 end
 
+--[[ A group is a native group on every strand of the stream. The registry keeps where it starts, for
+     strands that come to be later: `g:<name>` -> `<user ID> <native> <native> <writer>`. Of the two
+     natives the first is for writers up to that number, the second for those above: the client has
+     translated, there is no arithmetic here. ` told` may follow: a user gave ENTRIESREAD. A `c` strand takes the user ID as it is. ]]
+local function start_of(value, label)
+  local user, low, high, bound = string.match(value, '^(%S+) (%S+) (%S+) (%d+)')
+  local kind, writer = string.match(label, '^(%a)(%d+)$')
+  if kind == 'c' then return user end
+  return tonumber(writer) <= tonumber(bound) and low or high
+end
+
+local function join_groups(meta, key, label)
+  local fields = redis.call('HGETALL', meta)
+  for at = 1, #fields, 2 do
+    local group = string.match(fields[at], '^g:(.*)$')
+    if group then redis.call('XGROUP', 'CREATE', key, group, start_of(fields[at + 1], label)) end
+  end
+end
+
 local function register(meta, label, life, state, cut)
   redis.call('HSET', meta, label, life .. ':' .. state .. ':' .. cut)
 end
@@ -51,6 +70,7 @@ local function make(meta, strand, label)
   create_empty(strand)
   if state == '+' then cut = after_loss(cut) end
   if cut and cut ~= '0-0' then redis.call('XSETID', strand, cut) end
+  join_groups(meta, strand, label)
   register(meta, label, life or '0', '+', cut or '0-0')
 end
 
@@ -127,6 +147,7 @@ local function strand_apply(keys, args)
     if #ends == 0 or not less(last, args[ends[#ends]]) then return 0 end
     create_empty(strand)
     if last ~= '0-0' then redis.call('XSETID', strand, last) end
+    join_groups(meta, strand, label)
     register(meta, label, life, '+', last)
   else
     redis.call('HSETNX', meta, label, life .. ':+:0-0')

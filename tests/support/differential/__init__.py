@@ -12,6 +12,9 @@ What must differ is mapped, never ignored. Minted IDs are read off the clock, so
 sides accept pairs (bare ID, our ID); our replies are translated by these pairs before they are
 compared, and later commands name entries by `Ref`, so that each side is told its own ID.
 
+Groups have their own words (`group_words`) and their own comparison (`group_replies`): delivery counts
+are equal, times are as near as the two sides were asked.
+
 `deviations` lists all else that differs on purpose. None is skipped: each has a contract, which is
 checked in place of equality.
 """

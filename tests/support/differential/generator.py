@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final, Protocol, TypeVar
 
+from tests.support.differential.group_words import CONSUMERS, GROUP_NAMES, GroupWords
 from tests.support.differential.script import (
     LAST_ID,
     Call,
@@ -34,6 +35,7 @@ BAD_IDS: Final = (
     *(b"", b" 5-1", b"5- 1", b"1-1\0junk"),
 )
 BAD_INTEGERS: Final = (*b"abc -1 1.5 9223372036854775808 -9223372036854775808 01 +1".split(), b"", b" 1")
+NAMES: Final = PLAINS + STREAMS + GROUP_NAMES + CONSUMERS
 PATTERNS: Final = (
     *b"* * o* ?* [a-c]* \\[a-c\\]\\* *x {t}* [^o]* plain \xff* [o *{* bs:* [\\ \\ ?? [z-a]* **s".split(),
     b"",
@@ -59,7 +61,9 @@ class Maker:
         self.manners = {name: self.pick(("minted", "chosen", "mixed", "mixed")) for name in STREAMS}
         weights = {self.xadd: 34, self.xread: 9, self.xrange: 10, self.xinfo: 7, self.xdel: 4, self.xlen: 5}
         weights |= {self.xtrim: 4, self.xsetid: 3, self.keyspace: 6, self.rename: 4, self.expire: 3}
-        weights |= {self.plain: 6, self.list_keys: 2, self.other: 1}
+        weights |= {self.plain: 6, self.list_keys: 2}
+        self.groups = GroupWords(self)
+        weights |= self.groups.weights()
         self.table = [make for make, weight in weights.items() for _ in range(weight)]
 
     def pick(self, items: Sequence[T]) -> T:
@@ -69,6 +73,12 @@ class Maker:
         return self.dice.below(100) < percent
 
     def step(self) -> Step:
+        step = self._step()
+        for call in step.calls:
+            self.groups.heard(call)
+        return step
+
+    def _step(self) -> Step:
         who = int(self.chance(20))
         if not self.chance(8):
             return Step((self.call(),), who=who)
@@ -94,9 +104,7 @@ class Maker:
             words = self.damaged(words)
         if self.chance(10):
             words = tuple(
-                word.swapcase()
-                if isinstance(word, bytes) and word.isalpha() and word not in PLAINS + STREAMS
-                else word
+                word.swapcase() if isinstance(word, bytes) and word.isalpha() and word not in NAMES else word
                 for word in words
             )
         return words
@@ -335,12 +343,3 @@ class Maker:
         if self.chance(40):
             words += (b"TYPE", self.pick((b"stream", b"string", b"hash", b"list", b"STREAM", b"nope")))
         return words
-
-    def other(self) -> Call:
-        """Groups, which are not here yet."""
-        name = self.name()
-        texts = (
-            *(b"XGROUP CREATE x g $ MKSTREAM", b"XREADGROUP GROUP g c STREAMS x >", b"XACK x g 1-1"),
-            *(b"XPENDING x g", b"XCLAIM x g c 0 1-1", b"XAUTOCLAIM x g c 0 0"),
-        )
-        return tuple(name if word == b"x" else word for word in self.pick(texts).split())

@@ -72,6 +72,7 @@ class Mapping:
     def __init__(self) -> None:
         self._lives = dict[bytes, Life]()
         self.has_chosen = set[bytes]()  # names with a `c` strand, in this life or one before
+        self.counted = set[bytes]()  # names whose counters a user has set, or that are copies of such
         self.exhausted = set[bytes]()  # names whose minted strand is at the end of all IDs
 
     def life(self, name: bytes) -> Life:
@@ -149,10 +150,17 @@ class Mapping:
         """Any other command that succeeded on both sides."""
         command = argv[0].upper()
         if command == b"XSETID":
+            if len(argv) > 3:
+                self.counted.add(argv[1])
             ids = [b"%d-%d" % parsed(words[2]) for words in (theirs, argv)]
             self._lives.setdefault(argv[1], Life()).raise_to(*ids)
             self.has_chosen.add(argv[1])
             self._note_end(argv[1], entry_id(ids[OURS]))
+        elif command == b"XCLAIM" and any(word.upper() == b"LASTID" for word in argv):
+            self.counted.add(argv[1])
+        elif command == b"XGROUP" and argv[1].upper() == b"CREATE":
+            self._lives.setdefault(argv[2], Life())
+            self.has_chosen.add(argv[2])
         elif command in (b"DEL", b"UNLINK"):
             for name in argv[1:]:
                 self._lives.pop(name, None)
@@ -164,6 +172,8 @@ class Mapping:
     def _moved(self, source: bytes, target: bytes, *, keep: bool) -> None:
         life = self._lives.get(source) if keep else self._lives.pop(source, None)
         self._lives.pop(target, None)
+        if source in self.counted:
+            self.counted.add(target)
         if life is not None:
             self._lives[target] = copy.deepcopy(life)
             self._lives[target].kinds.add("copied")

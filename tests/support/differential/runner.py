@@ -1,9 +1,13 @@
 """One script on both sides: say, compare, note what was done."""
 
+import time
+
 from tests.support.differential.deviations import KNOWN, MISSING, Deviations, SequenceEnds, facts
+from tests.support.differential.group_replies import GroupReplies
 from tests.support.differential.mapping import BARE, OURS, Mapping
 from tests.support.differential.report import Mismatch, Tally, same
 from tests.support.differential.script import (
+    GROUPS,
     MOVES,
     PLAIN_WRITES,
     Argv,
@@ -16,6 +20,7 @@ from tests.support.differential.script import (
     has_cap,
     mints,
     reads_twice,
+    sees_groups,
     unmakes,
     with_exact_cap,
 )
@@ -30,6 +35,7 @@ class Run:
         self.sides = servers.reset(script.protocol, script.node_entries)
         self._tally, self._mapping = tally, Mapping()
         self._deviations = Deviations(self.sides, self._mapping, tally)
+        self._groups = GroupReplies(self.sides, self._mapping, self._deviations)
 
     def all(self) -> None:
         self._tally.sequences += 1
@@ -48,16 +54,22 @@ class Run:
             return
         if command_of(argv) == b"XREAD" and b"+" in argv:
             theirs = self._deviations.without_plus(theirs)
+        began = time.monotonic()
         ours = self.sides.ask_ours(argv, who)
         if isinstance(ours, Fault) and ours.refused:
             self._tally.count(command_of(argv), error=True)
             self._deviations.check_refusal(theirs, argv, ours)
             return
         bare = self.sides.ask_bare(theirs)
+        self._took(began)
         self._settle(call, theirs, argv, bare, ours)
         cut = command_of(argv) in (b"XADD", b"XTRIM") and isinstance(bare, bytes | int)
         if cut and self._deviations.trims_loosely(argv):
             self._deviations.finish_trim(theirs, argv, bare, ours)
+
+    def _took(self, began: float) -> None:
+        took = (time.monotonic() - began) * 1000
+        self._deviations.longest_ms = max(self._deviations.longest_ms, took)
 
     def _may_be_sent(self, argv: Argv) -> bool:
         if any(triggers(argv) for _, triggers in KNOWN):
@@ -84,6 +96,8 @@ class Run:
             raise Mismatch(argv, bare, ours)
         if not isinstance(bare, Fault):
             self._mapping.note(theirs, argv, bare)
+            if command in MOVES:
+                self._groups.drop(argv, bare)
 
     def _agree(self, theirs: Argv, argv: Argv, bare: Reply, ours: Reply) -> bool:
         command = command_of(argv)
@@ -95,6 +109,8 @@ class Run:
             return type(bare) is type(ours) is int  # the sum is checked next
         if command == b"XINFO" and argv[1].upper() == b"STREAM":
             return self._same_facts(argv[2], bare, ours)
+        if command in GROUPS or (command == b"XINFO" and argv[1].upper() != b"HELP"):
+            return self._groups.agree(argv, bare, ours)
         translated = self._mapping.reply(argv, ours)
         if command in (b"XRANGE", b"XREVRANGE"):
             self._tally.entries += len(bare or ())
@@ -104,6 +120,10 @@ class Run:
         if type(bare) is not type(ours):
             return False
         theirs, mine = facts(bare), self._mapping.facts(name, facts(ours))
+        if isinstance(theirs[b"groups"], list):
+            if not self._groups.groups(name, theirs[b"groups"], mine[b"groups"]):
+                return False
+            mine[b"groups"] = theirs[b"groups"]
         return self._deviations.trees(name, theirs, mine) and same(theirs, mine)
 
     # Pipelines
@@ -120,6 +140,7 @@ class Run:
             argvs.append(self._mapping.resolve(calls[at], OURS, minting))
         if not calls or any(triggers(argv) for argv in argvs for _, triggers in KNOWN):
             return
+        began = time.monotonic()
         ours = self.sides.pipeline_ours(argvs, step.mode, step.who)
         if isinstance(ours, Fault) and ours.refused and step.mode == "multi":
             self._tally.count(b"MULTI", error=True)
@@ -129,6 +150,7 @@ class Run:
         refused = {at for at, reply in enumerate(replies) if isinstance(reply, Fault) and reply.refused}
         said = [[b"ECHO", b"refused by us"] if at in refused else words for at, words in enumerate(theirs)]
         bare = self.sides.pipeline_bare(said, step.mode)
+        self._took(began)
         if isinstance(bare, Fault) or isinstance(ours, Fault):
             self._tally.count(b"MULTI", error=True)
             if not same(bare, ours) and not self._deviations.two_errors(bare, ours):
@@ -139,19 +161,27 @@ class Run:
                 self._tally.count(command_of(call), error=True)
                 self._deviations.check_refusal_in_pipeline(argvs[at], ours[at])
             else:
+                self._groups.settled = at == len(calls) - 1
                 self._settle(call, theirs[at], argvs[at], bare[at], ours[at])
+        self._groups.settled = True
 
     def _fits(self, call: Call, calls: list[Call], at: int, mode: Mode) -> bool:
         """Whether a pipeline may have it: some deviations can only be checked one command at a time."""
         command = command_of(call)
         if command == b"SCAN" and mode == "pipeline":
             return False  # one page compares with nothing
-        if command == b"XREAD" and (b"+" in call or (self.script.protocol == 3 and reads_twice(call))):
+        if command == b"XREAD" and b"+" in call:
             return False
+        if self.script.protocol == 3 and reads_twice(call):
+            return False
+        if sees_groups(call) and any(command_of(other) in MOVES for other in calls[:at]):
+            return False  # until the pipeline is done, the bare engine has groups that we have not
         if command == b"XADD" and mode == "multi" and has_cap(call):
             self._deviations.note("a cap inside MULTI")
             return not any(call[1] in other for other in calls[at + 1 :])
         if (command in PLAIN_WRITES or command in MISSING) and len(call) > 1:
-            made = any(command_of(other) in (b"XADD", *MOVES) and call[1] in other for other in calls)
+            made = any(
+                command_of(other) in (b"XADD", b"XGROUP", *MOVES) and call[1] in other for other in calls
+            )
             return not made and isinstance(call[1], bytes) and not self.sides.is_stream(call[1])
         return True

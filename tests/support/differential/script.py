@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 MAX: Final = 2**64 - 1
 LAST_ID: Final = b"18446744073709551615-18446744073709551615"
@@ -11,7 +11,7 @@ EXPIRES: Final = (b"EXPIRE", b"PEXPIRE", b"EXPIREAT", b"PEXPIREAT")
 GROUPS: Final = (b"XGROUP", b"XREADGROUP", b"XACK", b"XPENDING", b"XCLAIM", b"XAUTOCLAIM")
 MOVES: Final = (b"RENAME", b"RENAMENX", b"COPY")
 FLUSHES: Final = (b"FLUSHDB", b"FLUSHALL")
-NOT_IN_MULTI: Final = (*MOVES, *FLUSHES, b"SCAN", b"KEYS", b"XSETID")
+NOT_IN_MULTI: Final = (*MOVES, *FLUSHES, b"SCAN", b"KEYS", b"XSETID", b"XGROUP", b"XAUTOCLAIM")
 PLAIN_WRITES: Final = (b"SET", b"HSET", b"RPUSH")
 CAPS: Final = (b"MAXLEN", b"MINID")
 
@@ -37,6 +37,7 @@ Word = bytes | Ref
 Call = tuple[Word, ...]
 Argv = list[bytes]
 Mode = Literal["single", "pipeline", "multi"]
+W = TypeVar("W", bound=Word)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +80,23 @@ def mints(call: Call) -> bool:
 
 
 def reads_twice(call: Sequence[Word]) -> bool:
-    """Whether it is an XREAD that names a stream more than once."""
-    words = list(map(upper, call))
-    if words[0] != b"XREAD" or b"STREAMS" not in words:
-        return False
-    rest = call[words.index(b"STREAMS") + 1 :]
-    names = rest[: len(rest) // 2]
+    """Whether it is an XREAD or XREADGROUP that names a stream more than once."""
+    names = names_read(call)
     return len(set(names)) < len(names)
+
+
+def names_read(call: Sequence[W]) -> Sequence[W]:
+    """The streams of an XREAD or XREADGROUP."""
+    words = list(map(upper, call))
+    if words[0] not in (b"XREAD", b"XREADGROUP") or b"STREAMS" not in words:
+        return ()
+    rest = call[words.index(b"STREAMS") + 1 :]
+    return rest[: len(rest) // 2]
+
+
+def sees_groups(call: Sequence[Word]) -> bool:
+    """Whether its reply may depend on groups."""
+    return command_of(call) in (*GROUPS, b"XINFO")
 
 
 def unfit_for_multi(call: Call) -> bool:
@@ -95,6 +106,10 @@ def unfit_for_multi(call: Call) -> bool:
         return any((word if isinstance(word, bytes) else word.tail).endswith(b"-*") for word in call)
     if command == b"XTRIM":
         return any(upper(word) == b"MAXLEN" for word in call)
+    if command == b"XINFO":
+        return len(call) > 3 or any(upper(word) in (b"GROUPS", b"CONSUMERS") for word in call)
+    if command == b"XREADGROUP" and (len(names_read(call)) > 1 or b"COUNT" in map(upper, call)):
+        return True
     return command in NOT_IN_MULTI or reads_twice(call)
 
 

@@ -83,4 +83,5 @@ def _smaller(steps: tuple[Step, ...]) -> Iterator[tuple[Step, ...]]:
 
 def _short(call: Call) -> Call:
     long = [value for value in VALUES if len(value) > 3]
+    long += [value.swapcase() for value in long]
     return tuple(b"v" if word in long else word for word in call)

@@ -1,0 +1,57 @@
+--[[ Entries and those who still need them: deletion that asks the groups first.
+
+     FCALL bs_entry_drop 1 <strand> <policy> <group or empty> <n> <group to leave out> * n <id>...
+     Returns a number for each ID: -1 nothing there, 1 deleted, 2 kept because a group needs it.
+
+       KEEPREF   delete the entry; pending lists keep its ID
+       DELREF    delete it, and take it out of every pending list
+       ACKED     delete it only if every group was given it and has acknowledged it
+
+     With a group (XACKDEL) the entry is acknowledged there first; -1 if it was not pending.
+     Why a function: between asking and deleting, nobody may be given the entry.
+     The caller sends at most a few hundred IDs at once. ]]
+
+local function groups_of(strand, left_out)
+  local found = {}
+  for _, info in ipairs(redis.call('XINFO', 'GROUPS', strand)) do
+    local group = {}
+    for at = 1, #info, 2 do group[info[at]] = info[at + 1] end
+    if not left_out[group.name] then found[#found + 1] = group end
+  end
+  return found
+end
+
+local function is_needed(strand, id, groups)
+  for _, group in ipairs(groups) do
+    if less(group['last-delivered-id'], id) then return true end
+    if #redis.call('XPENDING', strand, group.name, id, id, 1) > 0 then return true end
+  end
+  return false
+end
+
+local function entry_drop(keys, args)
+  local strand, policy, acker, skipped = keys[1], args[1], args[2], tonumber(args[3])
+  local answers, left_out = {}, {}
+  if redis.call('EXISTS', strand) == 0 then
+    for at = 4 + skipped, #args do answers[#answers + 1] = -1 end
+    return answers
+  end
+  for at = 4, 3 + skipped do left_out[args[at]] = true end
+  local groups = groups_of(strand, left_out)
+  for at = 4 + skipped, #args do
+    local id = args[at]
+    if acker ~= '' and redis.call('XACK', strand, acker, id) == 0 then
+      answers[#answers + 1] = -1
+    elseif policy == 'ACKED' and is_needed(strand, id, groups) then
+      local there = #redis.call('XRANGE', strand, id, id) > 0
+      answers[#answers + 1] = (there or acker ~= '') and 2 or -1
+    else
+      local gone = redis.call('XDEL', strand, id)
+      if policy == 'DELREF' then
+        for _, group in ipairs(groups) do redis.call('XACK', strand, group.name, id) end
+      end
+      answers[#answers + 1] = (gone == 1 or acker ~= '') and 1 or -1
+    end
+  end
+  return answers
+end

@@ -1,0 +1,115 @@
+"""Deletion that asks the groups, and entries given back: what newer servers have, on every engine."""
+
+import pytest
+import redis
+
+import braidstream
+
+
+@pytest.fixture
+def orders(liberal: braidstream.Redis) -> braidstream.Redis:
+    """1-0 .. 10-0; group g was given 1 to 6 and acknowledged 1, 2, 3, 5; group late has read nothing."""
+    for number in range(1, 11):
+        liberal.xadd("orders", {"n": number}, id=f"{number}-0")
+    liberal.xgroup_create("orders", "g", "0")
+    liberal.xgroup_create("orders", "late", "0")
+    liberal.xreadgroup("g", "alice", {"orders": ">"}, count=6)
+    liberal.xack("orders", "g", "1-0", "2-0", "3-0", "5-0")
+    return liberal
+
+
+def left(client: braidstream.Redis) -> list[int]:
+    return [int(fields["n"]) for _, fields in client.xrange("orders")]
+
+
+def test_a_trim_that_asks_removes_nothing_while_a_group_has_not_read(orders: braidstream.Redis) -> None:
+    assert orders.xtrim("orders", maxlen=0, approximate=False, ref_policy="ACKED") == 0
+    assert left(orders) == list(range(1, 11))
+
+
+def test_a_stale_group_can_be_left_out_by_name(orders: braidstream.Redis) -> None:
+    assert orders.execute_command("XTRIM", "orders", "MAXLEN", 0, "ACKED", "EXCEPT", 1, "late") == 4
+    assert left(orders) == [4, 6, 7, 8, 9, 10], "what g has not acknowledged stays"
+
+
+def test_a_trim_that_asks_stops_at_its_cap(orders: braidstream.Redis) -> None:
+    assert orders.execute_command("XTRIM", "orders", "MAXLEN", 8, "ACKED", "EXCEPT", 1, "late") == 2
+    assert left(orders) == list(range(3, 11))
+
+
+def test_except_wants_its_groups(orders: braidstream.Redis) -> None:
+    with pytest.raises(redis.ResponseError, match="EXCEPT needs the number of groups"):
+        orders.execute_command("XTRIM", "orders", "MAXLEN", 0, "ACKED", "EXCEPT", 2, "late")
+
+
+def test_a_trim_with_delref_empties_the_pending_lists_too(orders: braidstream.Redis) -> None:
+    assert orders.xtrim("orders", minid="7", ref_policy="DELREF") == 6
+    assert orders.xpending("orders", "g")["pending"] == 0
+
+
+def test_an_append_with_acked_caps_only_what_is_acknowledged(orders: braidstream.Redis) -> None:
+    orders.xgroup_destroy("orders", "late")
+    orders.xadd("orders", {"n": 11}, maxlen=1, approximate=False, ref_policy="ACKED")
+    assert left(orders) == [4, 6, 7, 8, 9, 10, 11]
+
+
+def test_xdelex_tells_what_became_of_each_id(orders: braidstream.Redis) -> None:
+    orders.xgroup_destroy("orders", "late")
+    assert orders.xdelex("orders", "1-0", "4-0", "7-0", "99-0", ref_policy="ACKED") == [1, 2, 2, -1]
+    assert orders.xdelex("orders", "4-0", ref_policy="KEEPREF") == [1]
+    assert orders.xpending("orders", "g")["pending"] == 2, "KEEPREF leaves 4-0 pending"
+    assert orders.xdelex("orders", "6-0", ref_policy="DELREF") == [1]
+    assert orders.xpending("orders", "g")["pending"] == 1
+
+
+def test_xackdel_acknowledges_and_deletes_what_nobody_else_needs(orders: braidstream.Redis) -> None:
+    assert orders.xackdel("orders", "g", "4-0", "9-0", ref_policy="ACKED") == [2, -1], "late needs 4-0"
+    assert orders.xackdel("orders", "g", "6-0", ref_policy="KEEPREF") == [1]
+    assert orders.xpending("orders", "g")["pending"] == 0
+    assert left(orders) == [1, 2, 3, 4, 5, 7, 8, 9, 10]
+    assert orders.xackdel("orders", "nobody", "1-0") == [-1]
+
+
+def test_an_entry_given_back_belongs_to_nobody_and_is_claimed_first(orders: braidstream.Redis) -> None:
+    assert orders.xnack("orders", "g", "FAIL", "6-0", "9-0") == 1
+    [four, six] = orders.xpending_range("orders", "g", "-", "+", 10)
+    assert (four["consumer"], six["consumer"]) == ("alice", "")
+    assert (six["time_since_delivered"], six["times_delivered"]) == (-1, 1)
+    assert [row["name"] for row in orders.xinfo_consumers("orders", "g")] == ["alice"]
+    [[_, claimed]] = orders.xreadgroup("g", "bob", {"orders": ">"}, count=3, claim_min_idle_time=0)
+    assert [entry[0] for entry in claimed] == ["6-0", "4-0", "7-0"], "given back, then idle, then new"
+    assert claimed[2][2:] == (0, 0)
+
+
+@pytest.mark.parametrize(("mode", "deliveries"), [("SILENT", 0), ("FAIL", 1), ("FATAL", 2**63 - 1)])
+def test_how_an_entry_is_given_back_shows_in_its_deliveries(
+    orders: braidstream.Redis, mode: str, deliveries: int
+) -> None:
+    orders.xnack("orders", "g", mode, "6-0")
+    [row] = orders.xpending_range("orders", "g", "6-0", "6-0", 1)
+    assert row["times_delivered"] == deliveries
+
+
+def test_the_caps_of_a_group_read_take_no_more_than_they_return(orders: braidstream.Redis) -> None:
+    [[_, first]] = orders.xreadgroup("g", "bob", {"orders": ">"}, max_count=2)
+    [[_, second]] = orders.xreadgroup("g", "bob", {"orders": ">"}, max_size=1)
+    assert [entry for entry, _ in first + second] == ["7-0", "8-0", "9-0"]
+    assert orders.xpending("orders", "g")["pending"] == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("XNACK", "orders", "g", "MAYBE", "IDS", 1, "1-0"), "mode must be SILENT, FAIL, or FATAL"),
+        (("XNACK", "orders", "g", "FAIL", "IDS", 2, "1-0"), "number of IDs doesn't match numids"),
+        (
+            ("XNACK", "orders", "none", "FAIL", "IDS", 1, "1-0"),
+            "No such key .orders. or consumer group",
+        ),
+        (("XACKDEL", "orders", "g", "1-0", "2-0", "3-0"), "IDS option is required"),
+        (("XREADGROUP", "GROUP", "g", "c", "CLAIM", "x", "STREAMS", "orders", ">"), "min-idle-time must be"),
+    ],
+)
+def test_wrong_words_are_refused(orders: braidstream.Redis, words: tuple[str | int, ...], text: str) -> None:
+    with pytest.raises(redis.ResponseError, match=text):
+        orders.execute_command(*words)

@@ -1,0 +1,171 @@
+"""The naive stream with groups: one list of entries, and for each group who holds what. Plainly right.
+
+    entries    1-2   3-5   4-2   7-1023          in the order of their IDs, whoever wrote them
+    at         s2: 4-2   s5: 3-5   s1023: 0-0    how far the group was served, strand by strand
+    unread     7-1023                            what lies beyond that, in ID order
+    held       3-5: ann, twice                   delivered and not acknowledged
+
+Time has two values: an entry was handed out just now, or so long ago (`old`) that every minimum idle
+time is over. Tests make entries old with XCLAIM ... IDLE.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from braidstream.ids import LAST, ZERO, Id
+
+Place = tuple[int, str]  # writer and kind: a strand
+Key = tuple[Id, int, str]  # an entry: its ID, and the strand it stands in; they sort as readers see them
+
+
+def place(key: Key) -> Place:
+    return key[1:]
+
+
+@dataclass
+class Held:
+    """One entry in a pending list."""
+
+    consumer: bytes
+    times: int = 1
+    old: bool = False
+
+
+@dataclass
+class Group:
+    """A group of one stream. `start` is where it begins on strands that come to be later."""
+
+    start: Id
+    at: dict[Place, Id]
+    held: dict[Key, Held] = field(default_factory=dict)
+    given: set[Key] = field(default_factory=set)  # as new, since the group was made or moved
+
+    def unread(self, entries: Iterable[Key]) -> list[Key]:
+        return sorted(key for key in entries if key[0] > self.at.get(place(key), self.start))
+
+    @property
+    def last(self) -> Id:
+        return max([self.start, *self.at.values()])
+
+    def own(self, consumer: bytes, after: Id = ZERO) -> list[Key]:
+        return [key for key in sorted(self.held) if self.held[key].consumer == consumer and key[0] > after]
+
+    def pending(self, start: Id = ZERO, end: Id = LAST) -> list[Key]:
+        return [key for key in sorted(self.held) if start <= key[0] <= end]
+
+
+@dataclass
+class Stream:
+    """One stream as one region sees it. Methods are the commands; what they return, the replies."""
+
+    exists: bool = False
+    entries: dict[Key, bytes] = field(default_factory=dict)
+    ends: dict[Place, Id] = field(default_factory=dict)
+    groups: dict[bytes, Group] = field(default_factory=dict)
+
+    def add(self, key: Key, value: bytes) -> None:
+        assert key[0] > self.ends.get(place(key), ZERO), "a strand only grows at its end"
+        self.entries[key], self.ends[place(key)], self.exists = value, key[0], True
+
+    def keys(self, wanted: Iterable[Id]) -> list[Key]:
+        """The entries with these IDs, in the order asked for; regions may have chosen the same ID."""
+        return [key for entry in wanted for key in sorted(self.entries) if key[0] == entry]
+
+    def remove(self, gone: Iterable[Key]) -> int:
+        return len([self.entries.pop(key) for key in set(gone)])
+
+    def trim_to(self, length: int) -> int:
+        return self.remove(sorted(self.entries)[: max(0, len(self.entries) - length)])
+
+    def trim_before(self, entry: Id) -> int:
+        return self.remove([key for key in self.entries if key[0] < entry])
+
+    def delete(self) -> None:
+        self.exists, self.entries, self.ends, self.groups = False, {}, {}, {}
+
+    # Groups
+
+    def create_group(self, group: bytes, start: Id | None) -> None:
+        """`start` None is `$`: after all there is. A strand that is not there yet is read from its start."""
+        self.exists = True
+        self.groups[group] = Group(start or ZERO, self._position(start))
+
+    def move_group(self, group: bytes, start: Id | None) -> None:
+        moved = self.groups[group]
+        moved.start, moved.at, moved.given = start or ZERO, self._position(start), set()
+
+    def _position(self, start: Id | None) -> dict[Place, Id]:
+        return dict(self.ends) if start is None else dict.fromkeys(self.ends, start)
+
+    def read_new(self, group: bytes, consumer: bytes, count: int | None, *, noack: bool) -> list[Key]:
+        reader = self.groups[group]
+        taken = reader.unread(self.entries)[:count]
+        for key in taken:
+            reader.at[place(key)] = key[0]
+            reader.given.add(key)
+            if not noack:
+                reader.held[key] = Held(consumer)
+        return taken
+
+    def read_own(self, group: bytes, consumer: bytes, after: Id, count: int | None) -> list[Key]:
+        """Its own again. What was deleted from the stream is told without fields and not counted."""
+        own = self.groups[group].own(consumer, after)[:count]
+        for key in own:
+            if key in self.entries:
+                self.groups[group].held[key].times += 1
+                self.groups[group].held[key].old = False
+        return own
+
+    def acknowledge(self, group: bytes, wanted: Iterable[Id]) -> int:
+        held = self.groups[group].held
+        return len([held.pop(key) for key in sorted(held) if key[0] in set(wanted)])
+
+    def delete_consumer(self, group: bytes, consumer: bytes) -> int:
+        reader = self.groups[group]
+        return len([reader.held.pop(key) for key in reader.own(consumer)])
+
+    def claim(
+        self,
+        group: bytes,
+        consumer: bytes,
+        wanted: Iterable[Id],
+        *,
+        only_old: bool,
+        force: bool,
+        justid: bool,
+        times: int | None,
+        make_old: bool,
+    ) -> list[Key]:
+        """XCLAIM: each ID in turn. What was deleted from the stream leaves the pending list instead."""
+        held, claimed = self.groups[group].held, list[Key]()
+        for entry in wanted:
+            for key in sorted({key for key in (*held, *self.entries) if key[0] == entry}):
+                if key not in self.entries:
+                    held.pop(key, None)
+                    continue
+                if key not in held and not force:
+                    continue
+                if key in held and only_old and not held[key].old:
+                    continue
+                before = held[key].times if key in held else 1
+                held[key] = Held(consumer, before if justid else before + 1, make_old)
+                if times is not None:
+                    held[key].times = times
+                claimed.append(key)
+        return claimed
+
+    def claim_idle(
+        self, group: bytes, consumer: bytes, start: Id, *, only_old: bool, count: int, justid: bool
+    ) -> tuple[Id, list[Key], list[Key]]:
+        """XAUTOCLAIM: (where to go on, claimed, deleted). Walks ten times COUNT entries at most."""
+        held, claimed, deleted = self.groups[group].held, list[Key](), list[Key]()
+        for walked, key in enumerate(self.groups[group].pending(start)):
+            if walked == count * 10 or len(claimed) + len(deleted) == count:
+                return key[0], claimed, deleted
+            if key not in self.entries:
+                del held[key]
+                deleted.append(key)
+            elif held[key].old or not only_old:
+                held[key] = Held(consumer, held[key].times + (not justid))
+                claimed.append(key)
+        return ZERO, claimed, deleted
