@@ -1,6 +1,7 @@
 """XDEL and XTRIM: each ID and each cut goes only to the strands it can concern."""
 
-from braidstream.commands.trim import delete_entries, delete_entries_ex, trim
+from braidstream.commands.drop import delete_ex
+from braidstream.commands.trim import delete_entries, trim
 from braidstream.strand import Strand
 from tests.support.transcript import Atomic, registry, remembering, replay
 
@@ -49,16 +50,12 @@ def test_a_strand_that_was_missed_is_asked_afterwards() -> None:
 
 
 def test_each_id_gets_its_own_answer_from_xdelex() -> None:
+    drop = "FCALL bs_entry_drop 1"
     answers = replay(
-        delete_entries_ex(remembering(C1, S1), [b"XDELEX", b"orders", b"IDS", b"2", b"7-1", b"7-2"]),
-        Atomic(
-            {
-                "XDEL bs:1:c:{orders} 7-1": 0,
-                "XDEL bs:1:s:{orders} 7-0": 1,
-                "XDEL bs:1:c:{orders} 7-2": 0,
-                "HGETALL bs:meta:{orders}": registry(C1, S1),
-            }
-        ),
+        delete_ex(remembering(C1, S1), [b"XDELEX", b"orders", b"IDS", b"2", b"7-1", b"7-2"]),
+        {"HGETALL bs:meta:{orders}": registry(C1, S1)},
+        {f"{drop} bs:1:c:{{orders}} KEEPREF '' 0 7-1 7-2": [-1, -1]},
+        {f"{drop} bs:1:s:{{orders}} KEEPREF '' 0 7-0": [1]},
     )
     assert answers == [1, -1]
 

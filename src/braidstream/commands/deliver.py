@@ -14,14 +14,16 @@ another consumer took meanwhile is taken from what follows.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from itertools import takewhile
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from braidstream import ids, keys
 from braidstream.braid import Registry, View, refuse_other_types, registry_of
-from braidstream.commands.arguments import Argv, fail, integer, option, positive, shown, strict_id
-from braidstream.commands.pending import Query, Row, claim_idle_entries, rows_of
+from braidstream.commands.arguments import Argv, fail, option, shown, strict_id
+from braidstream.commands.budget import Budget
+from braidstream.commands.claims import claim_idle_entries
+from braidstream.commands.group_arguments import ReadGroup, parse
+from braidstream.commands.pending import Query, Row, rows_of
 from braidstream.commands.standing import after, facts, known_lag
 from braidstream.errors import ReplyError
 from braidstream.ids import Id
@@ -35,74 +37,6 @@ BLOCK_SLICE_MS: Final = 5_000
 STIRRED: Final = 20
 # With MAXSIZE, at most so many entries are looked at (and given) in one call.
 PEEK: Final = 100
-
-
-@dataclass(frozen=True, slots=True)
-class ReadGroup:
-    """XREADGROUP, parsed."""
-
-    group: bytes
-    consumer: bytes
-    names: list[bytes]
-    positions: list[bytes]
-    count: int | None
-    block_ms: int | None
-    noack: bool
-    claim_ms: int | None = None
-    max_count: int | None = None
-    max_size: int | None = None
-
-    @property
-    def limited(self) -> bool:
-        """Whether the whole reply is capped, or claims come first: then it takes more than native reads."""
-        return self.claim_ms is not None or self.max_count is not None or self.max_size is not None
-
-
-def parse(argv: Argv) -> ReadGroup | None:
-    """XREADGROUP GROUP group consumer [COUNT n] [MAXCOUNT n] [MAXSIZE bytes] [BLOCK ms] [CLAIM min-idle]
-    [NOACK] STREAMS key ... id ...
-
-    None where streams and IDs are not balanced: the engines word that differently, so they are asked.
-    """
-    group = consumer = count = block_ms = claim_ms = max_count = max_size = None
-    noack, at = False, 1
-    while at < len(argv):
-        word, more = option(argv[at]), len(argv) - 1 - at
-        if word == b"BLOCK" and more:
-            block_ms, at = integer(argv[at + 1], "ERR timeout is not an integer or out of range"), at + 1
-            if block_ms < 0:
-                fail("ERR timeout is negative")
-        elif word == b"COUNT" and more:
-            count, at = max(integer(argv[at + 1]), 0) or None, at + 1
-        elif word == b"MAXCOUNT" and more:
-            max_count, at = positive(argv[at + 1], "MAXCOUNT"), at + 1
-        elif word == b"MAXSIZE" and more:
-            max_size, at = positive(argv[at + 1], "MAXSIZE"), at + 1
-        elif word == b"CLAIM" and more:
-            claim_ms, at = integer(argv[at + 1], "ERR min-idle-time must be a positive integer"), at + 1
-            if claim_ms < 0:
-                fail("ERR min-idle-time must be a positive integer")
-        elif word == b"GROUP" and more >= 2:
-            group, consumer, at = argv[at + 1], argv[at + 2], at + 2
-        elif word == b"NOACK":
-            noack = True
-        elif word == b"STREAMS" and more:
-            rest = argv[at + 1 :]
-            if len(rest) % 2:
-                return None
-            if group is None or consumer is None:
-                fail("ERR Missing GROUP option for XREADGROUP")
-            if max_count is not None and count is not None and max_count < count:
-                fail("ERR MAXCOUNT must be greater than or equal to COUNT")
-            half = len(rest) // 2
-            # The engine's own form of `>` is the largest ID.
-            positions = [b">" if ids.parse(word) == ids.LAST else word for word in rest[half:]]
-            caps = (claim_ms, max_count, max_size)
-            return ReadGroup(group, consumer, rest[:half], positions, count, block_ms, noack, *caps)
-        else:
-            fail("ERR syntax error")
-        at += 1
-    return fail("ERR syntax error")
 
 
 def read_group(view: View, argv: Argv) -> Plan[list[Any] | None]:
@@ -237,29 +171,6 @@ def _entries(replies: list[Any]) -> list[Entry]:
     return weave([strand.entries(page) for reply in replies for strand, page in _by_strand(reply)])
 
 
-class Budget:
-    """MAXCOUNT and MAXSIZE cap the whole reply. At least one entry always fits."""
-
-    def __init__(self, count: int | None, size: int | None) -> None:
-        self.count, self.size, self.used = count, size, 0
-
-    def cap(self, count: int | None) -> int | None:
-        """How many entries may still come, if at most `count` are wanted."""
-        left = None if self.count is None else max(self.count - self.used, 0)
-        return min((each for each in (count, left) if each is not None), default=None)
-
-    def fits(self, fields: list[bytes] | None) -> bool:
-        """Take one more entry, if it fits."""
-        size = sum(map(len, fields or []))
-        full = self.count is not None and self.used >= self.count
-        if self.used and (full or (self.size is not None and self.size < size)):
-            self.size = None if self.size is None else 0
-            return False
-        self.used += 1
-        self.size = None if self.size is None else max(self.size - size, 0)
-        return True
-
-
 def _new_and_claimed(
     view: View, spec: ReadGroup, strands: tuple[Strand, ...], budget: Budget
 ) -> Plan[list[Any]]:
@@ -273,7 +184,7 @@ def _new_and_claimed(
         )
         budget.used += len(found)
     left = budget.cap(None if spec.count is None else spec.count - len(found))
-    if left == 0 or budget.size == 0:
+    if left == 0 or budget.spent:
         return found
     if budget.size is not None:
         left = yield from _how_many_fit(view, replace(spec, count=left), strands, budget)
@@ -294,7 +205,7 @@ def _how_many_fit(view: View, spec: ReadGroup, strands: tuple[Strand, ...], budg
         resend=True,
     )
     woven = weave([strand.entries(head) for strand, head in zip(strands, heads, strict=True)], page)
-    return len(list(takewhile(lambda entry: budget.fits(entry[3]), woven)))
+    return len(budget.take(woven))
 
 
 def _new(view: View, spec: ReadGroup, strands: tuple[Strand, ...]) -> Plan[list[Entry]]:
@@ -311,14 +222,12 @@ def _shares(view: View, spec: ReadGroup, strands: tuple[Strand, ...]) -> Plan[di
     """How many new entries to take from each strand, so that they are the next COUNT in ID order."""
     assert spec.count is not None
     positions = yield from _positions(strands, spec.group, view.recall(strands[0].name).told)
-    waiting = {strand: place.lag for strand, place in positions.items() if place.lag != 0}
+    waiting = [strand for strand, place in positions.items() if place.lag != 0]
     if not waiting:
         # A read all the same: it makes the consumer, as the engine does.
         return {strands[0]: spec.count}
     if len(waiting) == 1:
         return dict.fromkeys(waiting, spec.count)
-    if None not in waiting.values() and sum(lag or 0 for lag in waiting.values()) <= spec.count:
-        return dict(waiting)
     heads = yield Batch(
         [after(strand, positions[strand].position, spec.count) for strand in waiting],
         atomic=view.one_step(len(waiting)),
@@ -332,7 +241,7 @@ def _shares(view: View, spec: ReadGroup, strands: tuple[Strand, ...]) -> Plan[di
     shares: dict[Strand, int | None] = {
         strand: taken[strand.label] for strand in waiting if taken[strand.label]
     }
-    return shares or dict.fromkeys(list(waiting)[:1], spec.count)
+    return shares or {waiting[0]: spec.count}
 
 
 class Place(NamedTuple):

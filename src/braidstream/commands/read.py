@@ -16,6 +16,7 @@ from braidstream.commands.arguments import (
     parse_read,
     strict_id,
 )
+from braidstream.commands.budget import Budget
 from braidstream.errors import ReplyError
 from braidstream.frontier import Frontier
 from braidstream.ids import Id
@@ -285,36 +286,12 @@ def _answer(spec: Read, reply: list[Any]) -> list[Any] | None:
         place = keys.parse_strand(key)
         assert place is not None, key
         pages.setdefault(place[0], []).append(Strand(*place).entries(page))
-    answer, budget = [], _Budget(spec)
+    answer, budget = [], Budget(spec.max_count, spec.max_size)
     for name in spec.names:
         woven = budget.take(weave(pages.get(name, []), spec.count))
         if woven:
             answer.append([name, bodies(woven)])
     return answer or None
-
-
-class _Budget:
-    """MAXCOUNT and MAXSIZE cap the whole reply; at least one entry is always returned."""
-
-    def __init__(self, spec: Read) -> None:
-        self.count, self.size, self.used = spec.max_count, spec.max_size, 0
-
-    def take(self, woven: list[Entry]) -> list[Entry]:
-        if self.count is None and self.size is None:
-            return woven
-        kept = []
-        for entry in woven:
-            size = sum(map(len, entry[3]))
-            if self.used and (
-                (self.count is not None and self.count <= 0) or (self.size is not None and self.size < size)
-            ):
-                self.count = 0
-                break
-            kept.append(entry)
-            self.used += 1
-            self.count = None if self.count is None else self.count - 1
-            self.size = None if self.size is None else self.size - size
-        return kept
 
 
 def _wait(view: View, spec: Read, starts: Starts) -> Plan[list[Any] | None]:

@@ -6,7 +6,19 @@ from typing import Any, Final, Literal
 
 from braidstream import keys
 from braidstream.braid import View
-from braidstream.commands import append, deliver, drop, groups, inspect, keyspace, pending, read, rename, trim
+from braidstream.commands import (
+    append,
+    claims,
+    deliver,
+    drop,
+    groups,
+    inspect,
+    keyspace,
+    pending,
+    read,
+    rename,
+    trim,
+)
 from braidstream.commands.arguments import Argv, option, shown, wrong_arity
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.plan import Plan
@@ -207,24 +219,24 @@ TABLE: Final[dict[bytes, Spec]] = {
     b"XCLAIM": Spec(
         "key group consumer min-idle id [id ...] "
         "[IDLE ms] [TIME ms] [RETRYCOUNT n] [FORCE] [JUSTID] [LASTID id]",
-        pending.claim,
+        claims.claim,
         _first,
         6,
     ),
     b"XAUTOCLAIM": Spec(
         "key group consumer min-idle start [COUNT count] [JUSTID]",
-        pending.claim_idle,
+        claims.claim_idle,
         _first,
         6,
-        shares=pending.shares,
-        fits_multi=pending.shares,
+        shares=claims.shares,
+        fits_multi=claims.shares,
     ),
     b"XACKDEL": Spec(
         f"key group {_REFS} IDS numids id [id ...]", drop.acknowledge_and_delete, _first, 6, multi=False
     ),
     b"XNACK": Spec(
         "key group SILENT|FAIL|FATAL IDS numids id [id ...] [RETRYCOUNT count] [FORCE]",
-        pending.give_back,
+        claims.give_back,
         _first,
         7,
         multi=False,

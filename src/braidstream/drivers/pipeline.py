@@ -165,7 +165,7 @@ def _express_results(client: Any, conn: Any, commands: Commands, replies: Replie
 
 def _look_up(view: View, queued: list[Queued]) -> Plan[None]:
     """Learn the strands of the streams, afresh: nothing can be said twice here. A plain XADD needs none."""
-    names = dict[bytes, None]()
+    names, view.taken = dict[bytes, None](), frozenset()
     for item in queued:
         plain_add = item.argv[:1] == [b"XADD"] and item.argv[2:3] == [b"*"] and shares_slot(item.argv[1])
         if item.spec is not None and not plain_add:
