@@ -145,11 +145,13 @@ def claim_idle(view: View, argv: Argv) -> Plan[list[Any]]:
         for strand, reply in zip(by_strand, replies, strict=True)
         for each in reply
     }
+    # What was not claimed is deleted, or another consumer was faster.
+    gone |= yield from _deleted(view, [row for row in taken if (row.strand, row.id) not in claimed])
     entries, deleted = list[Any](), list[bytes]()
     for row in taken:
-        if (row.strand, row.id) not in claimed:
+        if row in gone:
             deleted.append(ids.text(row.id))
-        else:
+        elif (row.strand, row.id) in claimed:
             entries.append(ids.text(row.id) if justid else [ids.text(row.id), claimed[row.strand, row.id]])
     return [following, entries, deleted]
 

@@ -111,7 +111,10 @@ class Session:
         """
         if args[0] != "XADD" or len(args) < 5 or args[2] != "*" or not len(args) % 2:
             return None
-        home = self.homes.get(args[1]) if isinstance(args[1], str | bytes) else None
+        try:
+            home = self.homes.get(args[1])
+        except TypeError:  # a name that cannot be remembered, like a bytearray
+            return None
         return None if home is None else ("XADD", home.key, "NOMKSTREAM", *args[2:])
 
     def remember_home(self, args: tuple[Any, ...], argv: list[bytes]) -> None:
