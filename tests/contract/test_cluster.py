@@ -190,6 +190,10 @@ def test_every_function_is_accepted(cluster: Cluster) -> None:
             assert run(apply(Strand(name, "s", 2), [((5, 5), [b"v", b"a"])]), said) == 1
             assert run(_command(view, b"XADD", name, b"7-7", b"v", b"a"), said) == b"7-7"
             assert run(_command(view, b"XSETID", name, b"8-8"), said) == b"OK"
+            assert run(_command(view, b"XGROUP", b"CREATE", name, b"g", b"0"), said) == b"OK"
+            assert run(_command(view, b"XGROUP", b"SETID", name, b"g", b"$"), said) == b"OK"
+            assert run(_command(view, b"XDELEX", name, b"ACKED", b"IDS", b"1", b"7-7"), said) == [1]
+            assert run(_command(view, b"XGROUP", b"DESTROY", name, b"g"), said) == 1
             assert run(_command(view, b"COPY", name, _neighbour(name), b"REPLACE"), said) == 1
             strands = view.learn(name, said(Batch([("HGETALL", keys.meta(name))]))[0]).strands
             assert said(Batch([delete_command(name, strands)])) == [1]
