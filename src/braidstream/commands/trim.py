@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from braidstream import ids
-from braidstream.braid import View, exists, find, refuse_other_types, registry_of
+from braidstream.braid import View, exists, find, look, refuse_other_types, registry_of
 from braidstream.commands.arguments import Argv, Trim, option, parse_trim, strict_id
 from braidstream.commands.drop import trim_asking
 from braidstream.errors import ReplyError
@@ -54,7 +54,7 @@ def trim_all(view: View, name: bytes, spec: Trim) -> Plan[int]:
     if spec.maxlen and len(strands) > 1:
         return (yield from _trim_to_length(view, name, spec))
     if spec.limit and len(strands) > 1:
-        return (yield from _trim_with_limit(strands, spec))
+        return (yield from _trim_with_limit((yield from look(view, name)).strands, spec))
     commands = [("XTRIM", strand.key, *trim_options(spec, strand)) for strand in strands]
     replies = yield Batch([*commands, registry_of(name)], atomic=view.one_step(len(strands)))
     later = [strand for strand in view.learn(name, replies[-1]).strands if strand not in strands]
