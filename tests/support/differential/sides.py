@@ -108,6 +108,9 @@ class Sides:
         self._ours, self._bare = ours, bare
 
     def ask_ours(self, argv: Argv, who: int = 0) -> Reply:
+        if argv[0].upper() == b"XREADGROUP":
+            # A client that has not heard of a strand reads it next time (docs/guides/groups.md): it looks first.
+            self._ours[who].session.known.clear()
         try:
             reply = _send(self._ours[who], argv)
         except Exception as error:
