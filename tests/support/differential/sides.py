@@ -109,7 +109,7 @@ class Sides:
 
     def ask_ours(self, argv: Argv, who: int = 0) -> Reply:
         if argv[0].upper() == b"XREADGROUP":
-            # A client that has not heard of a strand reads it next time (docs/guides/groups.md): it looks first.
+            # A client that has not heard of a strand reads it next time (docs/guides/groups.md): look first.
             self._ours[who].session.known.clear()
         try:
             reply = _send(self._ours[who], argv)
