@@ -16,6 +16,7 @@ from tests.support.clients import Opener
 from tests.support.proxy import Proxy
 from tests.support.regions import become
 from tests.support.servers import Engine, Flavour
+from tests.support.waiting import eventually
 
 UNKNOWN = "may or may not have been applied"
 
@@ -141,12 +142,16 @@ def test_a_refusal_by_a_server_that_is_loading_is_no_lost_reply(opened: Opener, 
         client.xadd("x", {"n": "1"})
         with engine.client() as operator, ThreadPoolExecutor(1) as background:
             operator.mset({f"key {n}": n for n in range(40)})
-            reload = background.submit(operator.execute_command, "DEBUG", "RELOAD")
             refused = list[str]()
-            while not reload.done():
-                try:
-                    client.xadd("x", {"n": "2"})
-                except redis.exceptions.BusyLoadingError as error:
-                    refused.append(str(error))
-            assert refused
+
+            def reloaded() -> bool:
+                reload = background.submit(operator.execute_command, "DEBUG", "RELOAD")
+                while not reload.done():
+                    try:
+                        client.xadd("x", {"n": "2"})
+                    except redis.exceptions.BusyLoadingError as error:
+                        refused.append(str(error))
+                return bool(refused)
+
+            eventually(reloaded, within_s=20, why="a write should meet the server while it loads")
             assert not [text for text in refused if UNKNOWN in text]
