@@ -93,7 +93,8 @@ def _read_by_memory(view: View, spec: ReadGroup) -> Plan[tuple[bool, list[Any] |
     [command] = _take(spec, dict.fromkeys(strands, spec.count), spec.count is None)
     reply, registry = yield Batch([command, registry_of(name)], attempt=True)
     if isinstance(reply, ReplyError) or isinstance(registry, ReplyError):
-        view.forget(name)
+        if not view.pipelined:
+            view.forget(name)
         return False, None
     woven = _entries([reply])
     since = tuple(strand for strand in view.learn(name, registry).strands if strand not in strands)
@@ -106,18 +107,18 @@ def _read_by_memory(view: View, spec: ReadGroup) -> Plan[tuple[bool, list[Any] |
 
 def shares(view: View, argv: Argv) -> bool:
     """Whether XREADGROUP is done in its first batch, once the strands are known."""
+    return fits_multi(view, argv) and not any(option(word) == b"BLOCK" for word in argv)
+
+
+def fits_multi(view: View, argv: Argv) -> bool:
+    """Whether one batch will do. In a MULTI nothing waits, so BLOCK does not matter there."""
     try:
         spec = parse(argv)
     except ReplyError:
         return True
-    if spec is None or spec.block_ms is not None or spec.limited:
+    if spec is None or spec.limited or len(spec.names) > 1:
         return spec is None
-    return len(spec.names) == 1 and (spec.count is None or len(view.recall(spec.names[0]).strands) <= 1)
-
-
-def fits_multi(view: View, argv: Argv) -> bool:
-    """In a MULTI nothing waits, so BLOCK does not matter there."""
-    return shares(view, [word for word in argv if option(word) != b"BLOCK"]) or shares(view, argv)
+    return spec.count is None or len(view.recall(spec.names[0]).strands) <= 1
 
 
 def _look(view: View, spec: ReadGroup) -> Plan[dict[bytes, Registry]]:
