@@ -21,7 +21,7 @@ from braidstream.errors import NotARegionError, ReplyError
 from braidstream.ids import Id
 from braidstream.keys import CONFIG
 from braidstream.plan import Batch, Command, Plan
-from braidstream.strand import Strand
+from braidstream.strand import Strand, facts
 
 ID_MODES: Final = ("strict", "semi-strict", "liberal")
 REMEMBERED: Final = 10_000
@@ -45,7 +45,7 @@ class Region:
 
     @staticmethod
     def parse(reply: list[Any]) -> "Region":
-        config = dict(zip(reply[::2], reply[1::2], strict=True))
+        config = facts(reply)
         if b"region" not in config:
             raise NotARegionError()
         writer = int(config[b"writer"])

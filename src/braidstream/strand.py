@@ -16,6 +16,11 @@ from braidstream.plan import Command
 Entry = tuple[int, int, int, list[bytes]]
 
 
+def facts(reply: list[Any]) -> dict[bytes, Any]:
+    """What the engine tells in pairs (HGETALL, XINFO), by name."""
+    return dict(zip(reply[::2], reply[1::2], strict=True))
+
+
 @dataclass(frozen=True, slots=True)
 class Strand:
     """A writer's share of a stream."""

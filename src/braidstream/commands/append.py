@@ -20,7 +20,7 @@ from braidstream.commands.trim import trim_all, trim_options
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
-from braidstream.strand import Strand
+from braidstream.strand import Strand, facts
 
 # Lua cannot pass more than about 8,000 arguments on to a command.
 FUNCTION_ARGUMENTS: Final = 7_000
@@ -198,7 +198,7 @@ def _ends(view: View, name: bytes) -> "Plan[Ends]":
     registry, answers = yield from ask(view, name, lambda strand: strand.xinfo())
     found = {}
     for strand, reply in answers:
-        info = dict(zip(reply[::2], reply[1::2], strict=True))
+        info = facts(reply)
         found[strand] = registry.end(strand, ids.native(info[b"last-generated-id"])), info
     return found
 

@@ -24,11 +24,11 @@ from braidstream.commands.budget import Budget
 from braidstream.commands.claims import claim_idle_entries
 from braidstream.commands.group_arguments import ReadGroup, parse
 from braidstream.commands.pending import Query, Row, rows_of
-from braidstream.commands.standing import after, facts, known_lag
+from braidstream.commands.standing import after, known_lag
 from braidstream.errors import ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
-from braidstream.strand import Entry, Strand
+from braidstream.strand import Entry, Strand, facts
 from braidstream.weave import bodies, weave
 
 # A waiting consumer looks up from time to time, for strands that came to be meanwhile.

@@ -6,10 +6,10 @@ from braidstream import ids
 from braidstream.braid import Registry, View, ask
 from braidstream.commands import standing
 from braidstream.commands.arguments import Argv, fail, integer, option, shown
-from braidstream.commands.standing import Info, facts, flat
+from braidstream.commands.standing import Info, flat
 from braidstream.errors import ReplyError
 from braidstream.plan import Batch, Plan
-from braidstream.strand import Entry, Strand
+from braidstream.strand import Entry, Strand, facts
 from braidstream.weave import bodies, weave
 
 # How many words each takes, the command's own two among them.

@@ -21,6 +21,7 @@ from braidstream.commands.read import read_range
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
+from braidstream.strand import facts
 
 PAGE: Final = 500
 _TRIES: Final = 5
@@ -152,7 +153,7 @@ def _token() -> Plan[bytes]:
 def _fill(view: View, source: bytes, aside: bytes) -> Plan[tuple[int, Id]]:
     """Copy the entries, then the counters, as the user sees both: (how many, the last ID)."""
     about = yield from info(view, [b"XINFO", b"STREAM", source])
-    facts = dict(zip(about[::2], about[1::2], strict=True))
+    known = facts(about)
     yield Batch([("XGROUP", "CREATE", aside, "bs", "0", "MKSTREAM"), ("XGROUP", "DESTROY", aside, "bs")])
     start, last, length = b"-", ids.ZERO, 0
     while True:
@@ -171,9 +172,9 @@ def _fill(view: View, source: bytes, aside: bytes) -> Plan[tuple[int, Id]]:
             break
         start = b"(" + ids.text(last)
     # Facts and pages were read at different moments. If that matters, the WATCH ends this attempt.
-    end = max(last, ids.native(facts[b"last-generated-id"]))
-    deleted = min(end, ids.native(facts[b"max-deleted-entry-id"]))
-    added = max(length, facts[b"entries-added"])
+    end = max(last, ids.native(known[b"last-generated-id"]))
+    deleted = min(end, ids.native(known[b"max-deleted-entry-id"]))
+    added = max(length, known[b"entries-added"])
     yield Batch([("XSETID", aside, ids.text(end), "ENTRIESADDED", added, "MAXDELETEDID", ids.text(deleted))])
     return length, end
 

@@ -14,14 +14,10 @@ from braidstream.commands.pending import NOBODY
 from braidstream.errors import ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
-from braidstream.strand import Strand
+from braidstream.strand import Strand, facts
 
 Info = dict[bytes, Any]
 PAGE: Final = 1_000
-
-
-def facts(flat: list[Any]) -> Info:
-    return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 def flat(info: Info) -> list[Any]:
