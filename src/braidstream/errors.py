@@ -5,7 +5,8 @@ BraidError
 |   `-- RefusedError    we decline what the engine would do, and say why and what to use instead
 |-- NotARegionError     the server has no bs:config yet
 |-- RegionTakenError    the server already is another region
-`-- LibraryError        the engine functions are missing, or newer than this client
+|-- LibraryError        the engine functions are missing, or newer than this client
+`-- LostError           a connection to an engine was lost, or never made
 """
 
 
@@ -59,3 +60,21 @@ class LibraryError(BraidError):
     """The engine functions are not the ones this client needs."""
 
     code = "LIBRARY"
+
+
+class LostError(BraidError):
+    """A connection to an engine was lost, or never made.
+
+    wrote: a write may have been applied; it must not be sent again blindly.
+    """
+
+    code = "LOST"
+
+    def __init__(self, address: str, why: str, *, wrote: bool) -> None:
+        unknown = (
+            " A write had been sent and its reply is lost: it may or may not have been applied."
+            if wrote
+            else " Nothing was changed. Try again."
+        )
+        super().__init__(f"lost the engine at {address}: {why}.{unknown}")
+        self.address, self.why, self.wrote = address, why, wrote

@@ -1,0 +1,316 @@
+"""One pipelined asyncio connection to an engine: many batches in flight, answered in the order of sending.
+
+     send(batch) ---+                                     +--> its replies
+     send(batch) ---+--> one write per turn of the loop --+--> its replies
+     send(batch) ---+      hiredis parses the answers     +--> its replies
+
+Whoever sends waits while too much is under way, so memory stays bounded. A connection that is lost fails
+every batch in flight with `LostError`, which says whether a write may have been applied; it is never used
+again. A plan that WATCHes or blocks needs a connection of its own, or others' batches would come in between.
+"""
+
+import asyncio
+import ssl
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeVar
+
+import hiredis
+from redis.asyncio.connection import RedisSSLContext
+from redis.connection import SSLConnection, parse_url
+
+from braidstream.drivers.session import resp2, wire
+from braidstream.errors import LostError, ReplyError
+from braidstream.plan import Batch, Command, Replies
+
+# How much may be under way: batches, and bytes not yet given to the socket.
+IN_FLIGHT: Final = 10_000
+UNSENT: Final = 4_000_000
+CONNECT_WITHIN_S: Final = 10.0
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
+Push = Callable[[list[Any]], None]
+Done = Callable[[Replies | LostError], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where an engine is and who we are there. The password is not shown."""
+
+    host: str = "localhost"
+    port: int = 6379
+    path: str | None = None
+    db: int = 0
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        return self.path or f"{self.host}:{self.port}"
+
+    def as_user(self, user: str | None, password: str | None) -> "Address":
+        """The same place, somebody else; None is nobody yet."""
+        return replace(self, user=user, password=password)
+
+
+def parse_address(url: str) -> Address:
+    """An address from a URL as redis-py takes it: redis://, rediss:// with ssl_* options, unix://."""
+    words = parse_url(url)  # type: ignore[no-untyped-call]
+    tls = None
+    if words.get("connection_class") is SSLConnection:
+        options = {key[4:]: value for key, value in words.items() if key.startswith("ssl_")}
+        checks = str(options.pop("check_hostname", "true")).lower() not in (
+            "false",
+            "no",
+            "0",
+            "off",
+            "n",
+            "f",
+        )
+        options.setdefault("cert_reqs", "required")
+        tls = RedisSSLContext(check_hostname=checks, **options).get()
+    return Address(
+        host=words.get("host", "localhost"),
+        port=words.get("port", 6379),
+        path=words.get("path"),
+        db=words.get("db", 0),
+        user=words.get("username"),
+        password=words.get("password"),
+        tls=tls,
+    )
+
+
+def greeting(address: Address, protocol: int) -> list[Command]:
+    """What a new connection says first."""
+    login = (address.user or "default", address.password or "")
+    says = list[Command]()
+    if protocol == 3:
+        auth = () if address.password is None else ("AUTH", *login)
+        says.append(("HELLO", 3, *auth))
+    elif address.password is not None:
+        # One word, as servers without users know it, where no user is given.
+        says.append(("AUTH", *(login if address.user else login[1:])))
+    if address.db:
+        says.append(("SELECT", address.db))
+    return says
+
+
+async def connect(
+    address: Address, *, protocol: int = 2, on_push: Push | None = None, silence_s: float | None = None
+) -> "Connection":
+    """Connect, log in and select the database. LostError if nobody answers, ReplyError if we are refused.
+
+    on_push: gets RESP3 push messages. silence_s: a connection that owes us replies and says nothing for so
+    long is given up.
+    """
+    conn = await open_socket(address, lambda: Connection(str(address), on_push, silence_s))
+    says = greeting(address, protocol)
+    try:
+        if says:
+            async with asyncio.timeout(CONNECT_WITHIN_S):
+                replies = await conn.send(Batch(says, resend=True, attempt=True))
+            if error := next((reply for reply in replies if isinstance(reply, ReplyError)), None):
+                raise error
+    except TimeoutError:
+        conn.close()
+        raise LostError(str(address), "it does not answer", wrote=False) from None
+    except BaseException:
+        conn.close()
+        raise
+    return conn
+
+
+async def open_socket(address: Address, make: Callable[[], P]) -> P:
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(CONNECT_WITHIN_S):
+            if address.path is not None:
+                _, protocol = await loop.create_unix_connection(make, address.path)
+            else:
+                _, protocol = await loop.create_connection(make, address.host, address.port, ssl=address.tls)
+    except (OSError, TimeoutError) as error:
+        why = str(error) or "it does not answer"
+        raise LostError(str(address), why, wrote=False) from error
+    return protocol
+
+
+@dataclass(slots=True)
+class _Flight:
+    """Commands that were sent, and the replies that came so far."""
+
+    need: int
+    done: Done
+    writes: bool
+    block_s: float
+    since: float
+    replies: Replies = field(default_factory=list)
+
+
+class Connection(asyncio.Protocol):
+    """See the top of the file. Made by `connect`."""
+
+    def __init__(self, name: str, on_push: Push | None = None, silence_s: float | None = None) -> None:
+        self.name, self.lost = name, None  # type: str, LostError | None
+        self._on_push, self._silence_s = on_push, silence_s
+        self._reader = hiredis.Reader(replyError=ReplyError)
+        self._flights: deque[_Flight] = deque()
+        self._out: list[bytes] = []
+        self._unsent = 0
+        self._heard = 0.0
+        self._full = False
+        self._room: deque[asyncio.Future[None]] = deque()
+
+    # What others call
+
+    async def send(self, batch: Batch) -> Replies:
+        """One batch, one round trip: what `plan.arun` asks for. It may share it with batches of others."""
+        while self.is_full and self.lost is None:
+            await self._wait_for_room()
+        commands = wire(batch)
+        answer: asyncio.Future[Replies] = asyncio.get_running_loop().create_future()
+        data = pack(commands)
+
+        def done(replies: Replies | LostError) -> None:
+            if answer.done():
+                return
+            if isinstance(replies, LostError):
+                answer.set_exception(replies)
+            else:
+                answer.set_result(replies)
+
+        self.post(data, len(commands), done, writes=not batch.resend, block_ms=batch.block_ms)
+        return unpack(batch, await answer)
+
+    def post(
+        self, data: bytes, need: int, done: Done, *, writes: bool = True, block_ms: int | None = None
+    ) -> None:
+        """Packed commands, sent at the end of this turn of the loop; `done` gets their replies as parsed.
+
+        No back-pressure here: look at `is_full` first.
+        """
+        if self.lost is not None:
+            done(LostError(self.name, self.lost.why, wrote=False))
+            return
+        block_s = float("inf") if block_ms == 0 else (block_ms or 0) / 1000
+        self._flights.append(_Flight(need, done, writes, block_s, time.monotonic()))
+        if not self._out:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._out.append(data)
+        self._unsent += len(data)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the engine takes no more at the moment."""
+        return self._full or len(self._flights) >= IN_FLIGHT or self._unsent >= UNSENT
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flights)
+
+    def close(self, why: str = "we closed it") -> None:
+        """End it now. What is in flight fails."""
+        self._fail(why)
+
+    # What asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._transport = transport
+        if self._silence_s is not None:
+            self._watchdog = asyncio.get_running_loop().call_later(self._silence_s / 2, self._watch)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = time.monotonic()
+        reader, flights = self._reader, self._flights
+        try:
+            reader.feed(data)
+            while (reply := reader.gets()) is not False:
+                if type(reply) is hiredis.PushNotification:
+                    if self._on_push is not None:
+                        self._on_push(list(reply))
+                    continue
+                if not flights:
+                    self._fail(f"it said {reply!s:.200} without being asked")
+                    return
+                flight = flights[0]
+                flight.replies.append(reply)
+                if len(flight.replies) == flight.need:
+                    flights.popleft()
+                    flight.done(flight.replies)
+        except (hiredis.ProtocolError, TypeError) as error:
+            self._fail(f"it sent what nobody can read: {error}")
+        if self._room and not self.is_full:
+            self._make_room()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(str(exc) if exc else "it closed the connection")
+
+    def pause_writing(self) -> None:
+        self._full = True
+
+    def resume_writing(self) -> None:
+        self._full = False
+        self._make_room()
+
+    # Our own
+
+    def _flush(self) -> None:
+        out, self._out, self._unsent = self._out, [], 0
+        if out and self.lost is None:
+            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+        if self._room and not self.is_full:
+            self._make_room()
+
+    def _fail(self, why: str) -> None:
+        if self.lost is not None:
+            return
+        self.lost = LostError(self.name, why, wrote=False)
+        if self._silence_s is not None:
+            self._watchdog.cancel()
+        self._transport.abort()
+        self._out = []
+        flights, self._flights = self._flights, deque()
+        for flight in flights:
+            flight.done(LostError(self.name, why, wrote=flight.writes))
+        self._make_room()
+
+    async def _wait_for_room(self) -> None:
+        room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._room.append(room)
+        await room
+
+    def _make_room(self) -> None:
+        waiting, self._room = self._room, deque()
+        for room in waiting:
+            if not room.done():
+                room.set_result(None)
+
+    def _watch(self) -> None:
+        assert self._silence_s is not None
+        if self._flights:
+            first = self._flights[0]
+            if time.monotonic() - max(self._heard, first.since) > self._silence_s + first.block_s:
+                self._fail(f"it said nothing for {self._silence_s:g} s")
+                return
+        self._watchdog = asyncio.get_running_loop().call_later(self._silence_s / 2, self._watch)
+
+
+def pack(commands: Iterable[Command]) -> bytes:
+    return b"".join(map(hiredis.pack_command, commands))  # type: ignore[arg-type]  # its stub says 1-tuple
+
+
+def unpack(batch: Batch, replies: Replies) -> Replies:
+    """What the plan gets: replies in RESP2's shape. Of a MULTI what EXEC answered; None: a key changed."""
+    if batch.atomic:
+        *queued, last = replies
+        if isinstance(last, ReplyError):
+            raise next((each for each in queued if isinstance(each, ReplyError)), last)
+        if last is None:
+            return None  # type: ignore[return-value]  # only plans that WATCH can see it
+        replies = last
+    return [
+        resp2(command, reply) if type(reply) in (dict, list) else reply
+        for command, reply in zip(batch.commands, replies, strict=True)
+    ]
