@@ -5,6 +5,7 @@
     s1 -> 0:+:0-0        strand s of writer 1, first life, there
     s2 -> 0:-:7-3        strand s of writer 2, deleted when it ended at 7-3
     c1 -> 2:+:0-0        strand c of writer 1, third life, there
+    g:jobs, h:jobs       a group, and where it starts on strands that come later (h: since XGROUP SETID)
 
 A stream exists while one of its strands is there. A client may remember the strands: every plan that
 relies on its memory asks for the registry in the same round trip, and starts over if it was wrong.
@@ -42,6 +43,11 @@ class Region:
     id_mode: str = "strict"
     writers: tuple[int, ...] = ()
     library: int = 0
+
+    @property
+    def teller(self) -> int:
+        """The writer that deletions are counted for; 0 where there is no peer to tell."""
+        return self.writer if len(self.writers) > 1 else 0
 
     @staticmethod
     def parse(reply: list[Any]) -> "Region":
@@ -89,8 +95,9 @@ class Registry:
                 cuts[strand] = ids.native(cut)
                 if state == b"+":
                     there.append(strand)
-            elif label.startswith(b"g:"):
-                groups[label[2:]] = ids.native(value.split(b" ", 1)[0])
+            elif label.startswith((b"g:", b"h:")):
+                if label.startswith(b"h:") or label[2:] not in groups:
+                    groups[label[2:]] = ids.native(value.split(b" ", 1)[0])
                 if value.endswith(b" told"):
                     told.add(label[2:])
         return Registry(cuts, _ordered(there), dict(sorted(groups.items())), frozenset(told))
@@ -285,11 +292,12 @@ def refuse_other_types(name: bytes, kind: bytes | None = None) -> Plan[None]:
         raise ReplyError(_WRONGTYPE)
 
 
-def delete_command(name: bytes, strands: Iterable[Strand]) -> Command:
+def delete_command(name: bytes, strands: Iterable[Strand], teller: int) -> Command:
     """Delete a stream that has no other strands than these."""
     listed = list(strands)
     where = (keys.meta(name), *(strand.key for strand in listed))
-    return ("FCALL", "bs_braid_delete", len(where), *where, *(strand.registration for strand in listed))
+    words: Command = (teller, *(strand.registration for strand in listed))
+    return ("FCALL", "bs_braid_delete", len(where), *where, *words)
 
 
 def birth_command(strand: Strand) -> Command:
@@ -304,7 +312,7 @@ def delete(view: View, name: bytes) -> Plan[int]:
         registry = yield from find(view, name)
         if not registry.exists:
             return 0
-        [reply] = yield Batch([delete_command(name, registry.strands)], attempt=True)
+        [reply] = yield Batch([delete_command(name, registry.strands, view.region.teller)], attempt=True)
         view.forget(name)
         if not isinstance(reply, ReplyError):
             return int(reply)

@@ -26,7 +26,8 @@ Kind = Literal["s", "c"]
 
 _OWN_TAG = re.compile(rb"\A[^{]*\{[^}]+\}", re.DOTALL)
 _STRAND = re.compile(rb"\Abs:([1-9][0-9]{0,3}):(s|c)(?:\.([1-9][0-9]*))?:([{+!].*)\Z", re.DOTALL)
-_META = b"bs:meta:"
+_JOURNAL = re.compile(rb"\Abs:([1-9][0-9]{0,3}):j:([{+!].*)\Z", re.DOTALL)
+META: Final = b"bs:meta:"
 _COPY = b"bs:copy:"
 
 
@@ -55,8 +56,12 @@ def strand(name: bytes, kind: Kind, writer: int, life: int = 0) -> bytes:
     return PREFIX + which + (b".%d:" % life if life else b":") + tag(name)
 
 
+def journal(name: bytes, writer: int) -> bytes:
+    return PREFIX + b"%d:j:" % writer + tag(name)
+
+
 def meta(name: bytes) -> bytes:
-    return _META + tag(name)
+    return META + tag(name)
 
 
 def copy(name: bytes, token: bytes) -> bytes:
@@ -70,7 +75,7 @@ def is_copy(key: bytes) -> bool:
 
 def name_of_meta(key: bytes) -> bytes | None:
     """The stream a meta key belongs to; None for any other key."""
-    return name_of_tag(key[len(_META) :]) if key.startswith(_META) else None
+    return name_of_tag(key[len(META) :]) if key.startswith(META) else None
 
 
 def parse_strand(key: bytes) -> tuple[bytes, Kind, int, int] | None:
@@ -82,6 +87,17 @@ def parse_strand(key: bytes) -> tuple[bytes, Kind, int, int] | None:
     return name_of_tag(found[4]), kind, int(found[1]), int(found[3] or 0)
 
 
+def parse_journal(key: bytes) -> tuple[bytes, int] | None:
+    """(name, writer) of a journal's key; None for any other key."""
+    found = _JOURNAL.match(key)
+    return None if found is None else (name_of_tag(found[2]), int(found[1]))
+
+
 def is_ours(key: bytes) -> bool:
     """Whether a key is part of our storage, hidden from KEYS and SCAN."""
-    return key == CONFIG or key.startswith((_META, _COPY)) or _STRAND.match(key) is not None
+    return (
+        key == CONFIG
+        or key.startswith((META, _COPY))
+        or _STRAND.match(key) is not None
+        or _JOURNAL.match(key) is not None
+    )

@@ -87,13 +87,16 @@ class Strand:
             ("XREVRANGE", self.key, high, low, *limit) if reverse else ("XRANGE", self.key, low, high, *limit)
         )
 
-    def apply(self, after: Id, entries: Iterable[tuple[Id, Sequence[bytes]]]) -> Command:
-        """Append entries of the writer's own strand, which follow `after` there, to our copy of it."""
+    def apply(self, after: Id, entries: Iterable[tuple[bytes, Sequence[bytes]]], upto: Id) -> Command:
+        """Append entries of the writer's own strand, which follow `after` there, to our copy of it.
+
+        upto: where the source stands after them: further than the last, if what followed was deleted.
+        """
         words = list[bytes | str | int]()
         for native, fields in entries:
-            words += [ids.text(native), len(fields), *fields]
+            words += (native, len(fields), *fields)
         where = (keys.meta(self.name), self.key, self.label, self.life)
-        return ("FCALL", "bs_strand_apply", 2, *where, ids.text(after), *words)
+        return ("FCALL", "bs_strand_apply", 2, *where, ids.text(after), ids.text(upto), *words)
 
     def entries(self, reply: list[Any]) -> list[Entry]:
         """A page of entries, with the IDs users see."""

@@ -19,10 +19,12 @@ from braidstream import engine as functions
 from braidstream import keys
 from braidstream.braid import Region, View, birth_command, delete_command
 from braidstream.commands.table import TABLE
-from braidstream.drivers import gather, session
+from braidstream.drivers import session
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.ids import ZERO
 from braidstream.plan import Batch, Command, Plan, Replies, run
+from braidstream.replication.compare import list_ids
+from braidstream.replication.state import journal_command, merge_command, read_state
 from braidstream.strand import Strand
 from tests.support.regions import apply
 from tests.support.servers import Cluster
@@ -90,9 +92,9 @@ class Nodes:
 
     def __call__(self, batch: Batch) -> Replies:
         if batch.atomic:
-            return gather.unpack(batch, self.exchange(self.home, gather.wire(batch)), session.resp2)
+            return session.unpack(batch, self.exchange(self.home, session.wire(batch)))
         replies = [self.exchange(self._place(command), [command])[0] for command in batch.commands]
-        return gather.unpack(batch, replies, session.resp2)
+        return session.unpack(batch, replies)
 
     def exchange(self, conn: Any, commands: list[Command]) -> list[Any]:
         self.sent += commands
@@ -193,12 +195,17 @@ def test_every_function_is_accepted(cluster: Cluster) -> None:
             assert run(_command(view, b"XGROUP", b"CREATE", name, b"g", b"0"), said) == b"OK"
             assert run(_command(view, b"XGROUP", b"SETID", name, b"g", b"$"), said) == b"OK"
             assert run(_command(view, b"XDELEX", name, b"ACKED", b"IDS", b"1", b"7-7"), said) == [1]
+            state = run(read_state(name, [], [2], acks=True), said)
+            journal = journal_command(name, 2, list(state.strands), [], after=(0, 0))
+            skip = ("FCALL", "bs_journal_skip", 1, keys.journal(name, 2), "1-1")
+            assert said(Batch([merge_command(state, state, (1, 2)), journal, skip])) == [1, 0, 1]
+            assert run(list_ids(Strand(name, "s", 2), (0, 0), (9, 9)), said) == [b"5-5"]
             assert run(_command(view, b"XGROUP", b"DESTROY", name, b"g"), said) == 1
             assert run(_command(view, b"COPY", name, _neighbour(name), b"REPLACE"), said) == 1
             strands = view.learn(name, said(Batch([("HGETALL", keys.meta(name))]))[0]).strands
-            assert said(Batch([delete_command(name, strands)])) == [1]
+            assert said(Batch([delete_command(name, strands, 0)])) == [1]
             run(_command(view, b"DEL", _neighbour(name)), said)
-        called = {command[1] for command in nodes.sent if command[0] == "FCALL"}
+        called = {command[1] for command in nodes.sent if str(command[0]).startswith("FCALL")}
     assert called == set(re.findall(r"'(bs_[a-z_]+)'", functions.source())) - {"bs_version"}
 
 

@@ -8,6 +8,7 @@ import redis
 
 import braidstream
 from braidstream import keys
+from braidstream.ids import text
 from braidstream.strand import Strand
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine, Flavour
@@ -120,7 +121,8 @@ def test_a_batch_stops_at_the_first_refusal(region: braidstream.Redis) -> None:
 
 
 def test_a_malformed_batch_is_refused_before_anything_is_written(region: braidstream.Redis) -> None:
-    words = list(PEER.apply((0, 0), entries(1, 3)))
+    listed = [(text(native), fields) for native, fields in entries(1, 3)]
+    words = list(PEER.apply((0, 0), listed, (0, 0)))
     for broken in (
         words[:-1],
         [*words, "4-0", 3, "a", "b", "c"],

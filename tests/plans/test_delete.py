@@ -54,8 +54,8 @@ def test_each_id_gets_its_own_answer_from_xdelex() -> None:
     answers = replay(
         delete_ex(remembering(C1, S1), [b"XDELEX", b"orders", b"IDS", b"2", b"7-1", b"7-2"]),
         {"HGETALL bs:meta:{orders}": registry(C1, S1)},
-        {f"{drop} bs:1:c:{{orders}} KEEPREF '' 0 7-1 7-2": [-1, -1]},
-        {f"{drop} bs:1:s:{{orders}} KEEPREF '' 0 7-0": [1]},
+        {f"{drop} bs:1:c:{{orders}} KEEPREF '' 0 c1:0 7-1 7-2": [-1, -1]},
+        {f"{drop} bs:1:s:{{orders}} KEEPREF '' 0 s1:0 7-0": [1]},
     )
     assert answers == [1, -1]
 

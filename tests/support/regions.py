@@ -6,7 +6,7 @@ from typing import Any
 import braidstream
 from braidstream import engine as functions
 from braidstream.commands.region import initialise, tune_id_mode
-from braidstream.ids import ZERO, Id
+from braidstream.ids import ZERO, Id, text
 from braidstream.plan import Batch, Plan
 from braidstream.strand import Strand
 from tests.support.servers import Engine
@@ -26,5 +26,6 @@ def client_of(engine: Engine, **options: Any) -> braidstream.Redis:
 
 def apply(strand: Strand, entries: Iterable[tuple[Id, Sequence[bytes]]], after: Id = ZERO) -> Plan[int]:
     """Append entries to a strand as a link does: whoever its writer is."""
-    [applied] = yield Batch([strand.apply(after, entries)])
+    listed = [(text(native), fields) for native, fields in entries]
+    [applied] = yield Batch([strand.apply(after, listed, ZERO)])
     return int(applied)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
-from braidstream import ids
+from braidstream import ids, keys
 from braidstream.braid import View, ask, look
 from braidstream.commands.arguments import Argv, Trim, parse_ids, strict_id
 from braidstream.ids import Id
@@ -49,17 +49,23 @@ def _drop(
         ]
         for first in range(0, len(here), AT_ONCE):
             part = here[first : first + AT_ONCE]
-            words: Command = (
-                policy,
-                acker,
-                len(left_out),
-                *left_out,
-                *(ids.text(native) for _, native in part),
-            )
-            [reply] = yield Batch([("FCALL", "bs_entry_drop", 1, strand.key, *words)])
+            natives = [ids.text(native) for _, native in part]
+            [reply] = yield Batch([drop_command(view, strand, natives, (policy, acker, *left_out))])
             for (at, _), answer in zip(part, reply, strict=True):
                 answers[at] = answer if answers[at] == -1 else min(answers[at], max(answer, 1))
     return answers
+
+
+def drop_command(view: View, strand: Strand, natives: list[bytes], how: tuple[bytes, ...]) -> Command:
+    """Delete entries of one strand. With peers the journal says so, in the same step.
+
+    how: the policy, the group that acknowledges or nothing, the groups that are not asked.
+    """
+    policy, acker, *left_out = how
+    told = (keys.journal(strand.name, view.region.teller),) if view.region.teller else ()
+    where = (strand.key, *told)
+    words = (policy, acker, len(left_out), *left_out, strand.registration, *natives)
+    return ("FCALL", "bs_entry_drop", len(where), *where, *words)
 
 
 def trim_asking(view: View, name: bytes, spec: Trim) -> Plan[int]:

@@ -63,6 +63,8 @@ def _place(view: View, argv: Argv, create: bool) -> Plan[bytes]:
             fail(f"ERR unknown subcommand or wrong number of arguments for '{typed}'. Try XGROUP HELP.")
     for _ in range(_TRIES):
         registry = yield from look(view, name)
+        # With peers it may exist elsewhere: whether one is first is not known here.
+        mkstream = mkstream or (create and view.region.teller > 0)
         if not registry.exists and not mkstream:
             fail(_KEY_NEEDED)
         if not create and group not in registry.groups:
@@ -135,12 +137,13 @@ def later(start: Id) -> bytes:
 
 
 def _destroy(view: View, name: bytes, group: bytes) -> Plan[int]:
+    teller = b"%d" % view.region.teller if view.region.teller else b""
     for _ in range(_TRIES):
         registry = yield from look(view, name)
         if not registry.exists:
             fail(_KEY_NEEDED)
         [reply] = yield Batch(
-            [_command("bs_group_destroy", name, group, registry.strands, None, None, b"")], attempt=True
+            [_command("bs_group_destroy", name, group, registry.strands, None, None, teller)], attempt=True
         )
         view.forget(name)
         if not isinstance(reply, ReplyError):

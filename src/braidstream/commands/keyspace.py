@@ -30,7 +30,8 @@ def _delete(view: View, names: Iterable[bytes], native: list[Command]) -> Plan[t
     """Native commands, and the deletion of every name that is a stream: (replies, how many were)."""
     asked = [(name, view.recall(name)) for name in dict.fromkeys(names)]
     commands = [
-        delete_command(name, known.strands) if known.exists else registry_of(name) for name, known in asked
+        delete_command(name, known.strands, view.region.teller) if known.exists else registry_of(name)
+        for name, known in asked
     ]
     for name, _ in asked:
         view.expect_deleted(name)

@@ -1,5 +1,7 @@
 """Make a database a region, and change how it behaves: what `braid init` and `braid tune` run."""
 
+from collections.abc import Iterable
+
 from braidstream.braid import ID_MODES, Region, read_region
 from braidstream.errors import BraidError, NotARegionError, RegionTakenError
 from braidstream.keys import CONFIG
@@ -38,6 +40,16 @@ def _refuse_eviction() -> Plan[None]:
             f"this server evicts any key when memory is full (maxmemory-policy {policy}). A strand would be "
             "lost with its last ID. Set maxmemory-policy to noeviction or volatile-*, and run this again."
         )
+
+
+def meet(writers: Iterable[int]) -> Plan[Region]:
+    """Tell a region which writers there are. Running clients follow within a second."""
+    known = yield from read_region()
+    everyone = sorted({*known.writers, *writers})
+    if list(known.writers) != everyone:
+        words = b" ".join(b"%d" % writer for writer in everyone)
+        yield Batch([("HSET", CONFIG, "writers", words), ("HINCRBY", CONFIG, "topology", 1)])
+    return (yield from read_region())
 
 
 def tune_id_mode(mode: str) -> Plan[Region]:

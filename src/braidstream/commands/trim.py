@@ -6,7 +6,7 @@ from typing import Any, Final
 from braidstream import ids
 from braidstream.braid import View, exists, find, look, refuse_other_types, registry_of
 from braidstream.commands.arguments import Argv, Trim, option, parse_trim, strict_id
-from braidstream.commands.drop import trim_asking
+from braidstream.commands.drop import drop_command, trim_asking
 from braidstream.errors import ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
@@ -162,11 +162,11 @@ def _delete(view: View, name: bytes, words: list[bytes]) -> Plan[list[int]]:
             raise
         return counts
     while strands:
-        places = _places(strands, wanted)
+        places = _places(view, strands, wanted)
         commands = [*(command for _, command in places), registry_of(name)]
         replies = yield Batch(commands, atomic=view.one_step(len(places)))
         for (at, _), gone in zip(places, replies, strict=False):
-            counts[at] += gone
+            counts[at] += gone if isinstance(gone, int) else sum(answer == 1 for answer in gone)
         asked.update(strands)
         registry = view.learn(name, replies[-1])
         strands = tuple(strand for strand in registry.strands if strand not in asked)
@@ -175,9 +175,14 @@ def _delete(view: View, name: bytes, words: list[bytes]) -> Plan[list[int]]:
     return counts
 
 
-def _places(strands: tuple[Strand, ...], wanted: list[Id]) -> list[tuple[int, Command]]:
+def _places(view: View, strands: tuple[Strand, ...], wanted: list[Id]) -> list[tuple[int, Command]]:
+    def delete(strand: Strand, native: bytes) -> Command:
+        if view.region.teller:
+            return drop_command(view, strand, [native], (b"KEEPREF", b""))
+        return ("XDEL", strand.key, native)
+
     return [
-        (at, ("XDEL", strand.key, ids.text(native)))
+        (at, delete(strand, ids.text(native)))
         for at, entry in enumerate(wanted)
         for strand in strands
         if (native := strand.exact(entry)) is not None

@@ -13,9 +13,12 @@ from braidstream.errors import LibraryError, ReplyError
 from braidstream.keys import CONFIG
 from braidstream.plan import Batch, Command, Plan
 
-VERSION: Final = 1
+VERSION: Final = 2
 NAME: Final = "braidstream"
-_PARTS: Final = ("id", "strand", "chosen", "braid", "group", "entry", "library")
+_PARTS: Final = (
+    *("id", "vector", "strand", "chosen", "group", "braid", "journal", "entry"),
+    *("acks", "merge", "library"),
+)
 _TRIES: Final = 10
 
 

@@ -1,17 +1,19 @@
 --[[ A stream as a whole: its deletion, its adoption of a copy. It exists while one of its strands does. ]]
 
---[[ braid_delete: DEL. FCALL bs_braid_delete n <meta> <strand>... <label:life>...
-     Returns 1 if the stream existed. The strands' last IDs go to the registry.
+--[[ braid_delete: DEL. FCALL bs_braid_delete n <meta> <strand>... <writer> <label:life>...
+     Returns 1 if the stream existed. The strands' last IDs go to the registry. Groups that peers make
+     meanwhile die of it as well: the writer's count of deletions goes up (merge.lua); 0 is no writer,
+     the region has no peers.
 
      The caller names every strand that may be there. If the registry has one more, nothing is done
      (BSSTALE): the caller looks again.
      Why a function: between taking the keys away and noting their last IDs, nobody may append. ]]
-local function delete_strands(meta, named)
+local function delete_strands(meta, writer, named)
   local strands, groups = {}, {}
   local fields = redis.call('HGETALL', meta)
   for at = 1, #fields, 2 do
     local life, state, cut = string.match(fields[at + 1], '^(%d+):([+-]):(.*)$')
-    if string.match(fields[at], '^g:') then
+    if string.match(fields[at], '^[gvkbhl]:') then
       groups[#groups + 1] = fields[at]
     elseif string.match(fields[at], '^[sc]%d+$') and state == '+' then
       local key = named[fields[at] .. ':' .. life]
@@ -30,21 +32,22 @@ local function delete_strands(meta, named)
       register(meta, label, strand.life, '-', last or after_loss(strand.cut))
     end
     for _, group in ipairs(groups) do redis.call('HDEL', meta, group) end
+    if existed == 1 then count_deletion(meta, 'x', writer) end
     return existed
   end
 end
 
 local function braid_delete(keys, args)
   local named = {}
-  for at = 1, #args do named[args[at]] = keys[at + 1] end
-  local delete = delete_strands(keys[1], named)
+  for at = 2, #args do named[args[at]] = keys[at] end
+  local delete = delete_strands(keys[1], args[1], named)
   if not delete then return redis.error_reply('BSSTALE the strands of this stream have changed') end
   return delete()
 end
 
 --[[ braid_adopt: a finished copy becomes the stream: the `c` strand, in a life in which it was never used.
      FCALL bs_braid_adopt n <meta> <s> <copy> <c> <strand of it>... [<source's meta> <strand of it>...] [<name>]
-           <s label> <c label> <life> <floor> <length of the copy>
+           <s label> <c label> <life> <floor> <length of the copy> <writer>
            <how many strands> <label:life>... <how many strands of the source, or -1> <label:life>... <0|1: name>
      What the stream was is deleted, and so is the source where one is given (RENAME), and a plain key.
      Everything is checked before the first write. Returns OK.
@@ -54,11 +57,11 @@ local function braid_adopt(keys, args)
   if redis.call('EXISTS', copy) == 0 or redis.call('XLEN', copy) ~= tonumber(args[5]) then
     return redis.error_reply('BSCOPY the copy is not what it was')
   end
-  local key, at, named = 5, 7, {}
-  for _ = 1, tonumber(args[6]) do
+  local key, at, named = 5, 8, {}
+  for _ = 1, tonumber(args[7]) do
     named[args[at]], key, at = keys[key], key + 1, at + 1
   end
-  local deletes = { delete_strands(meta, named) }
+  local deletes = { delete_strands(meta, args[6], named) }
   local source = tonumber(args[at])
   at = at + 1
   if source >= 0 then
@@ -67,7 +70,7 @@ local function braid_adopt(keys, args)
     for _ = 1, source do
       source_named[args[at]], key, at = keys[key], key + 1, at + 1
     end
-    deletes[2] = delete_strands(source_meta, source_named)
+    deletes[2] = delete_strands(source_meta, args[6], source_named)
   end
   if #deletes ~= (source >= 0 and 2 or 1) then
     return redis.error_reply('BSSTALE the strands of this stream have changed')

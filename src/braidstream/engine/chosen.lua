@@ -31,7 +31,7 @@ end
 local function enter(meta, c, label, life)
   if redis.call('EXISTS', c) == 0 then
     create_empty(c)
-    join_groups(meta, c, label)
+    join_groups(meta, c, label, life)
     register(meta, label, life, '+', '0-0')
   end
 end

@@ -1,6 +1,7 @@
 --[[ Entries and those who still need them: deletion that asks the groups first.
 
-     FCALL bs_entry_drop 1 <strand> <policy> <group or empty> <n> <group to leave out> * n <id>...
+     FCALL bs_entry_drop 1|2 <strand> [<journal>] <policy> <group or empty> <n> <group to leave out> * n
+           <label:life> <id>...
      Returns a number for each ID: -1 nothing there, 1 deleted, 2 kept because a group needs it.
 
        KEEPREF   delete the entry; pending lists keep its ID
@@ -8,7 +9,9 @@
        ACKED     delete it only if every group was given it and has acknowledged it
 
      With a group (XACKDEL) the entry is acknowledged there first; -1 if it was not pending.
-     Why a function: between asking and deleting, nobody may be given the entry.
+     With a journal (the region has peers) what was deleted is written there.
+     Why a function: between asking and deleting, nobody may be given the entry; and what was there
+     to be deleted is what peers delete.
      The caller sends at most a few hundred IDs at once. ]]
 
 local function groups_of(strand, left_out)
@@ -33,12 +36,12 @@ local function entry_drop(keys, args)
   local strand, policy, acker, skipped = keys[1], args[1], args[2], tonumber(args[3])
   local answers, left_out = {}, {}
   if redis.call('EXISTS', strand) == 0 then
-    for at = 4 + skipped, #args do answers[#answers + 1] = -1 end
+    for at = 5 + skipped, #args do answers[#answers + 1] = -1 end
     return answers
   end
   for at = 4, 3 + skipped do left_out[args[at]] = true end
-  local groups = groups_of(strand, left_out)
-  for at = 4 + skipped, #args do
+  local groups, deleted = policy == 'KEEPREF' and {} or groups_of(strand, left_out), {}
+  for at = 5 + skipped, #args do
     local id = args[at]
     if acker ~= '' and redis.call('XACK', strand, acker, id) == 0 then
       answers[#answers + 1] = -1
@@ -47,11 +50,25 @@ local function entry_drop(keys, args)
       answers[#answers + 1] = (there or acker ~= '') and 2 or -1
     else
       local gone = redis.call('XDEL', strand, id)
+      if gone == 1 then deleted[#deleted + 1] = id end
       if policy == 'DELREF' then
         for _, group in ipairs(groups) do redis.call('XACK', strand, group.name, id) end
       end
       answers[#answers + 1] = (gone == 1 or acker ~= '') and 1 or -1
     end
   end
+  if keys[2] and #deleted > 0 then journal(keys[2], 'del', args[4 + skipped] .. ' ' .. table.concat(deleted, ' ')) end
   return answers
+end
+
+local ENTRIES_AT_ONCE = 1000
+
+--[[ entry_list: the IDs of a strand from <start> to <end>, at most 1000, without their bodies.
+     FCALL bs_entry_list 1 <strand> <start> <end> ]]
+local function entry_list(keys, args)
+  local ids = {}
+  for at, entry in ipairs(redis.call('XRANGE', keys[1], args[1], args[2], 'COUNT', ENTRIES_AT_ONCE)) do
+    ids[at] = entry[1]
+  end
+  return ids
 end

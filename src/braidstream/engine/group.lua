@@ -20,6 +20,39 @@ local function strands_of(keys, args)
   return strands
 end
 
+-- Where each strand's group begins, as `<label:life> <native>` ...
+local function positions(strands)
+  local words = {}
+  for _, strand in ipairs(strands) do
+    local from = strand.from == '$' and last_of(strand.key) or strand.from
+    if #from > 0 and from ~= '0' and from ~= '0-0' then
+      words[#words + 1] = strand.label .. ':' .. strand.life .. ' ' .. from
+    end
+  end
+  return table.concat(words, ' ')
+end
+
+local function forget_group(meta, group)
+  redis.call('HDEL', meta, 'g:' .. group, 'v:' .. group, 'k:' .. group, 'b:' .. group, 'h:' .. group)
+end
+
+--[[ Without a group, a strand in which nothing came since its cut is nothing. ]]
+local function vanish(meta, named)
+  local fields = redis.call('HGETALL', meta)
+  for at = 1, #fields, 2 do
+    if string.match(fields[at], '^g:') then return end
+  end
+  for at = 1, #fields, 2 do
+    local life, state, cut = string.match(fields[at + 1], '^(%d+):([+-]):(.*)$')
+    local key = string.match(fields[at], '^[sc]%d+$') and state == '+' and named[fields[at] .. ':' .. life]
+    local last = key and last_of(key)
+    if last and not less(cut, last) then
+      redis.call('UNLINK', key)
+      register(meta, fields[at], life, '-', cut)
+    end
+  end
+end
+
 local function entries_read(strand)
   if strand.read == '' then return {} end
   return { 'ENTRIESREAD', strand.read }
@@ -45,14 +78,21 @@ local function group_create(keys, args)
       make(meta, strand.key, strand.label)
     end
   end
+  local from = positions(strands)
   for _, strand in ipairs(strands) do
     redis.call('XGROUP', 'CREATE', strand.key, group, strand.from, unpack(entries_read(strand)))
   end
   redis.call('HSET', meta, 'g:' .. group, start)
+  local seen = (redis.call('HGET', meta, 'x') or '') .. '/' .. (redis.call('HGET', meta, 'x:' .. group) or '')
+  if seen ~= '/' then redis.call('HSET', meta, 'v:' .. group, seen) end
+  -- `$` is here, where each strand ends now: in the other regions the group starts at the same entries.
+  if from ~= '' and strands[1].from == '$' then redis.call('HSET', meta, 'k:' .. group, from) end
   return redis.status_reply('OK')
 end
 
---[[ group_setid: move the group, on every strand. Returns OK. ]]
+--[[ group_setid: move the group, on every strand. Returns OK. It stays in this region: nothing is told to
+     the peers before something beyond is acknowledged (`b:<group>`, see acks.lua), and `h:<group>` is
+     where it starts on later strands, here. ]]
 local function group_setid(keys, args)
   local meta, group, start = keys[1], args[1], args[2]
   local strands = strands_of(keys, args)
@@ -61,16 +101,25 @@ local function group_setid(keys, args)
   for _, strand in ipairs(strands) do
     redis.call('XGROUP', 'SETID', strand.key, group, strand.from, unpack(entries_read(strand)))
   end
-  redis.call('HSET', meta, 'g:' .. group, start)
+  redis.call('HSET', meta, 'h:' .. group, start, 'b:' .. group, positions(strands))
   return redis.status_reply('OK')
 end
 
---[[ group_destroy: returns 1 if it was there. ]]
+--[[ group_destroy: <flag> is the writer, or empty where the region has no peers. Returns 1 if it was there.
+     With peers, a stream that never held an entry and has lost its last group is gone: only entries and
+     groups travel, so nothing else can make it exist everywhere. ]]
 local function group_destroy(keys, args)
   local meta, group = keys[1], args[1]
   local strands = strands_of(keys, args)
   if not strands then return redis.error_reply('BSSTALE the strands of this stream have changed') end
-  if redis.call('HDEL', meta, 'g:' .. group) == 0 then return 0 end
+  if redis.call('HEXISTS', meta, 'g:' .. group) == 0 then return 0 end
   for _, strand in ipairs(strands) do redis.call('XGROUP', 'DESTROY', strand.key, group) end
+  forget_group(meta, group)
+  if args[3] ~= '' then
+    count_deletion(meta, 'x:' .. group, args[3])
+    local named = {}
+    for _, strand in ipairs(strands) do named[strand.label .. ':' .. strand.life] = strand.key end
+    vanish(meta, named)
+  end
   return 1
 end

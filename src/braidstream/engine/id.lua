@@ -18,3 +18,10 @@ local function less(a, b)
   if a_ms ~= b_ms then return less_number(a_ms, b_ms) end
   return less_number(a_seq, b_seq)
 end
+
+-- The next ID of all possible ones: where a cut ends, the rest begins.
+local function following(id)
+  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
+  if seq == MAX_SEQ then return successor(ms) .. '-0' end
+  return ms .. '-' .. successor(seq)
+end

@@ -2,10 +2,15 @@
 redis.register_function('bs_strand_birth', strand_birth)
 redis.register_function('bs_strand_unbirth', strand_unbirth)
 redis.register_function('bs_strand_apply', strand_apply)
+redis.register_function('bs_journal_apply', journal_apply)
+redis.register_function('bs_journal_skip', journal_skip)
+redis.register_function('bs_braid_merge', braid_merge)
+redis.register_function { function_name = 'bs_braid_state', callback = braid_state, flags = { 'allow-oom' } }
 redis.register_function('bs_chosen_add', chosen_add)
 redis.register_function('bs_chosen_setid', chosen_setid)
 redis.register_function('bs_braid_adopt', braid_adopt)
 redis.register_function { function_name = 'bs_entry_drop', callback = entry_drop, flags = { 'allow-oom' } }
+redis.register_function { function_name = 'bs_entry_list', callback = entry_list, flags = { 'no-writes' } }
 redis.register_function('bs_group_create', group_create)
 redis.register_function('bs_group_setid', group_setid)
 redis.register_function { function_name = 'bs_group_destroy', callback = group_destroy, flags = { 'allow-oom' } }

@@ -35,17 +35,34 @@ local function start_of(value, label)
   return tonumber(writer) <= tonumber(bound) and low or high
 end
 
-local function join_groups(meta, key, label)
-  local fields = redis.call('HGETALL', meta)
+-- What is acknowledged without a gap, in any region: `k:<group>` -> `<label:life> <native>` ... (merge.lua)
+local function acked_of(value)
+  local acked = {}
+  for strand, id in string.gmatch(value or '', '(%S+) (%S+)') do acked[strand] = id end
+  return acked
+end
+
+local function join_groups(meta, key, label, life)
+  local fields, groups, moved, acked = redis.call('HGETALL', meta), {}, {}, {}
   for at = 1, #fields, 2 do
-    local group = string.match(fields[at], '^g:(.*)$')
-    if group then redis.call('XGROUP', 'CREATE', key, group, start_of(fields[at + 1], label)) end
+    local kind, group = string.match(fields[at], '^([ghk]):(.*)$')
+    if kind == 'g' then groups[group] = start_of(fields[at + 1], label) end
+    if kind == 'h' then moved[group] = start_of(fields[at + 1], label) end
+    if kind == 'k' then acked[group] = acked_of(fields[at + 1])[label .. ':' .. life] end
+  end
+  for group, start in pairs(groups) do
+    start = moved[group] or start
+    if acked[group] and less(start, acked[group]) then start = acked[group] end
+    redis.call('XGROUP', 'CREATE', key, group, start)
   end
 end
 
 local function register(meta, label, life, state, cut)
   redis.call('HSET', meta, label, life .. ':' .. state .. ':' .. cut)
 end
+
+-- Everything of a strand up to here was deleted.
+local function deleted_upto(meta, label, cut) return redis.call('HGET', meta, 'l:' .. label) or cut end
 
 local function end_of(key, cut)
   local last = last_of(key)
@@ -68,9 +85,13 @@ end
 local function make(meta, strand, label)
   local life, state, cut = registered(meta, label)
   create_empty(strand)
-  if state == '+' then cut = after_loss(cut) end
+  if state == '+' then
+    -- What peers have of it was not deleted: `l:<label>` keeps the cut that is one.
+    redis.call('HSETNX', meta, 'l:' .. label, cut)
+    cut = after_loss(cut)
+  end
   if cut and cut ~= '0-0' then redis.call('XSETID', strand, cut) end
-  join_groups(meta, strand, label)
+  join_groups(meta, strand, label, life or '0')
   register(meta, label, life or '0', '+', cut or '0-0')
 end
 
@@ -106,31 +127,44 @@ local function strand_unbirth(keys, args)
 end
 
 --[[ strand_apply: append what a peer has to our copy of a strand.
-     FCALL bs_strand_apply 2 <meta> <strand> <label> <life> <after> (<id> <n> <field or value> * n)...
+     FCALL bs_strand_apply 2 <meta> <strand> <label> <life> <after> <upto> (<id> <n> <field or value> * n)...
      Returns how many entries were new.
 
      <after> is the ID the batch follows at its source. If our copy ends before it, something is
      missing in between: nothing is applied (BSGAP), the link starts again from our last ID.
-     What the copy has already is skipped, so a batch may be sent twice. The first refusal ends the
-     batch: appending a later entry would shut the refused one out for ever.
+     <upto> is where the source stands after the batch: further than its last entry if what followed
+     was deleted there. What the copy has already is skipped, so a batch may be sent twice. The first
+     refusal ends the batch: appending a later entry would shut the refused one out for ever.
 
      Why a function: a pipeline cannot stop at its first error. ]]
-local function strand_apply(keys, args)
-  local meta, strand, label, life, after = keys[1], keys[2], args[1], args[2], args[3]
-  if not string.match(label, '^[sc][1-9]%d?%d?%d?$') or not string.match(life, '^%d+$') then
-    return redis.error_reply('BSBATCH ' .. label .. ' in life ' .. life .. ' is no strand')
-  end
-  if not string.match(after, '^%d+-%d+$') then return redis.error_reply('BSBATCH ' .. after .. ' is no ID') end
-  local at, ends = 4, {}
+local WIDEST = 7800 -- unpack takes no more; wider entries come natively (replication/ship.py)
+
+local function is_strand(label, life)
+  return string.match(label, '^[sc][1-9]%d?%d?%d?$') and string.match(life, '^%d+$')
+end
+
+local function is_id(text) return string.match(text or '', '^%d+-%d+$') end
+
+local function batch_of(args, first)
+  local at, starts = first, {}
   while at <= #args do
     local size = tonumber(args[at + 1])
-    if not size or size < 2 or size % 2 == 1 or not string.match(args[at], '^%d+-%d+$') then
-      return redis.error_reply('BSBATCH malformed batch at argument ' .. at)
-    end
-    ends[#ends + 1] = at
+    if not size or size < 2 or size % 2 == 1 or size > WIDEST or not is_id(args[at]) then return nil, at end
+    starts[#starts + 1] = at
     at = at + 2 + size
   end
-  if at ~= #args + 1 then return redis.error_reply('BSBATCH truncated batch') end
+  if at ~= #args + 1 then return nil, at end
+  return starts
+end
+
+local function strand_apply(keys, args)
+  local meta, strand, label, life, after, upto = keys[1], keys[2], args[1], args[2], args[3], args[4]
+  if not is_strand(label, life) then
+    return redis.error_reply('BSBATCH ' .. label .. ' in life ' .. life .. ' is no strand')
+  end
+  if not is_id(after) or not is_id(upto) then return redis.error_reply('BSBATCH ' .. after .. ' is no ID') end
+  local starts, wrong = batch_of(args, 5)
+  if not starts then return redis.error_reply('BSBATCH malformed batch at argument ' .. wrong) end
   local has_life, state, cut = registered(meta, label)
   if has_life and has_life ~= life then
     if state == '+' or less_number(life, has_life) then
@@ -138,22 +172,24 @@ local function strand_apply(keys, args)
     end
     state, cut = nil, nil -- a later life begins here
   end
-  -- A copy that was deleted ends at its cut; one that was lost is copied from the start.
-  local last = last_of(strand) or (state == '-' and cut) or '0-0'
+  -- A copy that was deleted ends at its cut; one that was lost is copied again from there.
+  local last = last_of(strand) or (state and deleted_upto(meta, label, cut)) or '0-0'
   if less(last, after) then
     return redis.error_reply('BSGAP our copy ends at ' .. last .. ', the batch follows ' .. after)
   end
+  local ends = starts[1] and args[starts[#starts]] or upto
+  if less(ends, upto) then ends = upto end
   if redis.call('EXISTS', strand) == 0 then
-    if #ends == 0 or not less(last, args[ends[#ends]]) then return 0 end
+    if not less(last, ends) then return 0 end
     create_empty(strand)
     if last ~= '0-0' then redis.call('XSETID', strand, last) end
-    join_groups(meta, strand, label)
+    join_groups(meta, strand, label, life)
     register(meta, label, life, '+', last)
   else
     redis.call('HSETNX', meta, label, life .. ':+:0-0')
   end
   local applied = 0
-  for _, start in ipairs(ends) do
+  for _, start in ipairs(starts) do
     if less(last, args[start]) then
       local stop = start + 1 + tonumber(args[start + 1])
       local reply = redis.pcall('XADD', strand, args[start], unpack(args, start + 2, stop))
@@ -161,5 +197,6 @@ local function strand_apply(keys, args)
       last, applied = args[start], applied + 1
     end
   end
+  if less(last, upto) then redis.call('XSETID', strand, upto) end
   return applied
 end

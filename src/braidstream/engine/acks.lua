@@ -1,0 +1,91 @@
+--[[ Acknowledgements travel as positions: `k:<group>` says how far every entry of each strand is
+     acknowledged. An entry that was acknowledged before one that is still pending waits for it.
+
+         delivered    1  2  3  4  5         k moves to 2: the last entry before the first pending one
+         acknowledged x  x     x            (4 follows once 3 is acknowledged) ]]
+
+local ACKS_AT_ONCE = 1000
+
+local function acked_text(acked)
+  local names, words = {}, {}
+  for strand in pairs(acked) do names[#names + 1] = strand end
+  table.sort(names)
+  for _, strand in ipairs(names) do words[#words + 1] = strand .. ' ' .. acked[strand] end
+  return table.concat(words, ' ')
+end
+
+-- What peers have acknowledged is acknowledged here, and is not delivered here any more.
+local function take_acks(meta, strands, group, theirs)
+  local acked, finished = acked_of(redis.call('HGET', meta, 'k:' .. group)), true
+  for id, upto in pairs(theirs) do
+    if is_id(upto) and less(acked[id] or '0-0', upto) then
+      local strand, done = strands[id], true
+      if strand then
+        local pending = redis.call('XPENDING', strand.key, group, '-', upto, ACKS_AT_ONCE)
+        for _, entry in ipairs(pending) do redis.call('XACK', strand.key, group, entry[1]) end
+        done = #pending < ACKS_AT_ONCE
+        for _, info in ipairs(groups_of(strand.key, {})) do
+          if info.name == group and less(info['last-delivered-id'], upto) then
+            redis.call('XGROUP', 'SETID', strand.key, group, upto)
+          end
+        end
+      end
+      if done then acked[id] = upto end
+      finished = finished and done
+    end
+  end
+  local text = acked_text(acked)
+  if text ~= '' then redis.call('HSET', meta, 'k:' .. group, text) end
+  return finished
+end
+
+local function acked_here(strand, info)
+  if info.pending == 0 then return info['last-delivered-id'] end
+  local first = redis.call('XPENDING', strand, info.name)[2]
+  local before = redis.call('XREVRANGE', strand, '(' .. first, '-', 'COUNT', 1)[1]
+  return before and before[1] or '0-0'
+end
+
+--[[ braid_state: what a link needs to know of a stream, in one moment.
+     FCALL bs_braid_state n <meta> <stream key>... <label:life or empty>...
+     Returns the meta, and for each key {last ID, first ID, length, entries added}, or nil where it is missing.
+     On the way acknowledgements of the strands that are named by a label go to `k:<group>`. ]]
+local function braid_state(keys, args)
+  local meta, found = keys[1], {}
+  local moved, groups = {}, {}
+  for at, id in ipairs(args) do
+    local key = keys[1 + at]
+    if id ~= '' and redis.call('EXISTS', key) == 1 then
+      for _, info in ipairs(groups_of(key, {})) do
+        local group = groups[info.name]
+        if not group then
+          group = {
+            acked = acked_of(redis.call('HGET', meta, 'k:' .. info.name)),
+            base = acked_of(redis.call('HGET', meta, 'b:' .. info.name)),
+          }
+          groups[info.name] = group
+        end
+        local upto = acked_here(key, info)
+        if less(group.acked[id] or '0-0', upto) and less(group.base[id] or '0-0', upto) then
+          group.acked[id], moved[info.name] = upto, true
+        end
+      end
+    end
+  end
+  for name in pairs(moved) do
+    if redis.call('HEXISTS', meta, 'g:' .. name) == 1 then
+      redis.call('HSET', meta, 'k:' .. name, acked_text(groups[name].acked))
+    end
+  end
+  for at = 2, #keys do
+    if redis.call('EXISTS', keys[at]) == 1 then
+      local info, facts = redis.call('XINFO', 'STREAM', keys[at]), {}
+      for place = 1, #info, 2 do facts[info[place]] = info[place + 1] end
+      local first = facts['first-entry'] and facts['first-entry'][1] or ''
+      found[#found + 1] = { facts['last-generated-id'], first, facts.length, facts['entries-added'] or 0 }
+    else
+      found[#found + 1] = false
+    end
+  end
+  return { redis.call('HGETALL', meta), found }
+end

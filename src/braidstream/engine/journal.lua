@@ -1,0 +1,82 @@
+--[[ The journal of a writer: its deletions of single entries, for the peers. Everything else travels as
+     state. It is bounded: a peer that is further behind compares the strands instead. ]]
+local JOURNAL_LENGTH = 10000
+
+local function journal(key, ...)
+  redis.call('XADD', key, 'MAXLEN', '~', JOURNAL_LENGTH, '*', ...)
+end
+
+--[[ journal_apply: do what a peer's journal says, and keep a copy of it.
+     FCALL bs_journal_apply n <meta> <journal> <strand>... <strands> (<label:life>)... <after> (<id> <n> <word> * n)...
+     Returns how many entries are done here; fewer than were sent if one has to wait.
+
+       del  <label:life> <id> <id> ...     these entries were seen and deleted
+
+     An entry that names what has not arrived here yet waits, and so does everything after it: if the
+     deletion came first, the entry would come back. <after> guards against gaps, as in strand_apply.
+     Why a function: effect and position are one. ]]
+local function strand_named(meta, named, id)
+  local label, life = string.match(id, '^([sc]%d+):(%d+)$')
+  if not label then return nil end
+  local has_life, state, cut = registered(meta, label)
+  if not has_life or less_number(has_life, life) then return { ends = '0-0' } end
+  if has_life ~= life then return { ends = MAX_SEQ .. '-' .. MAX_SEQ } end -- that life is over
+  if state == '-' then return { ends = cut } end
+  return { key = named[id], ends = named[id] and last_of(named[id]) or '0-0' }
+end
+
+local function apply_deletion(meta, named, words)
+  local which, rest = string.match(words[2], '^(%S+) (.+)$')
+  local strand, ids = which and strand_named(meta, named, which), {}
+  if not strand then return false end
+  for id in string.gmatch(rest, '%S+') do
+    if not is_id(id) or less(strand.ends, id) then return false end
+    ids[#ids + 1] = id
+  end
+  if strand.key then
+    for _, id in ipairs(ids) do redis.call('XDEL', strand.key, id) end
+  end
+  return true
+end
+
+local JOURNAL_VERBS = { del = apply_deletion }
+
+local function journal_apply(keys, args)
+  local meta, copy, named, count = keys[1], keys[2], {}, tonumber(args[1])
+  for at = 1, count do named[args[1 + at]] = keys[2 + at] end
+  local after, first = args[2 + count], 3 + count
+  local starts, wrong = batch_of(args, first)
+  if not starts or not is_id(after) then
+    return redis.error_reply('BSBATCH malformed journal at argument ' .. (wrong or first))
+  end
+  local last = last_of(copy) or '0-0'
+  if less(last, after) then
+    return redis.error_reply('BSGAP our copy ends at ' .. last .. ', the batch follows ' .. after)
+  end
+  local done = 0
+  for _, start in ipairs(starts) do
+    if less(last, args[start]) then
+      local words = { unpack(args, start + 2, start + 1 + tonumber(args[start + 1])) }
+      local verb = JOURNAL_VERBS[words[1]]
+      if not verb then return redis.error_reply('BSJOURNAL ' .. words[1] .. ' is unknown: run braid init here') end
+      if not verb(meta, named, words) then return done end
+      local reply = redis.pcall('XADD', copy, args[start], unpack(words))
+      if type(reply) == 'table' and reply.err then return reply end
+      last = args[start]
+    end
+    done = done + 1
+  end
+  return done
+end
+
+--[[ journal_skip: this region was compared with the writer's whole state instead: its journal up to <id> is done.
+     FCALL bs_journal_skip 1 <journal> <id>
+     One entry counts as added and gone, so that who reads on from here knows that something is missing. ]]
+local function journal_skip(keys, args)
+  local copy, id = keys[1], args[1]
+  if redis.call('EXISTS', copy) == 0 then create_empty(copy) end
+  redis.call('XTRIM', copy, 'MAXLEN', '0')
+  if not less(last_of(copy), id) then return 0 end
+  redis.call('XSETID', copy, id, 'ENTRIESADDED', '1', 'MAXDELETEDID', id)
+  return 1
+end

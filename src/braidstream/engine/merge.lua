@@ -1,0 +1,184 @@
+--[[ Two regions' knowledge of a stream becomes one. Everything in `meta` that peers share is a lattice, so
+     merging commutes, repeats harmlessly and needs no order:
+
+       s1, c1     <life>:<state>:<cut>    the later life; in one life the higher cut: all up to it is deleted
+       x          1.2,3.1                 deletions of the whole stream, by writer: the higher count
+       x:<group>  2.1                     destructions of a group, the same
+       v:<group>  1.2/2.1 /               what each maker of the group had seen, as `x/x:<group>`: all of them
+       g:<group>                          where the group starts on strands that come later: the one here
+       k:<group>  s1:0 7-3 c1:2 9-0       acknowledged without a gap: the furthest
+
+     A group lives while one of its makers had seen every deletion that is known (delete wins). What is
+     pending, delivered or set by XGROUP SETID stays where it is, and so do `b:` and `l:`. ]]
+
+local function read_meta(fields, first)
+  local state = { strands = {}, lost = {}, groups = {}, x = {}, gone = {} }
+  local function group(name)
+    state.groups[name] = state.groups[name] or { acked = {}, seen = '/' }
+    return state.groups[name]
+  end
+  for at = first, #fields, 2 do
+    local field, value = fields[at], fields[at + 1]
+    local kind, name = string.match(field, '^([gvkxl]):(.*)$')
+    if field == 'x' then
+      state.x = vector_of(value)
+    elseif kind == 'x' then
+      state.gone[name] = vector_of(value)
+    elseif kind == 'l' then
+      state.lost[name] = value
+    elseif kind == 'g' then
+      group(name).start = value
+    elseif kind == 'v' then
+      group(name).seen = value
+    elseif kind == 'k' then
+      group(name).acked = acked_of(value)
+    elseif string.match(field, '^[sc]%d+$') then
+      local life, there, cut = string.match(value, '^(%d+):([+-]):(%d+%-%d+)$')
+      if not life or not is_strand(field, life) then return nil, field end
+      state.strands[field] = { life = life, there = there == '+', cut = cut }
+    end
+  end
+  for name, found in pairs(state.groups) do
+    if not found.start then state.groups[name] = nil
+    elseif not string.match(found.start, '^%d+%-%d+ %d+%-%d+ %d+%-%d+ %d+') then return nil, 'g:' .. name end
+  end
+  return state
+end
+
+-- Of what makers had seen, those that cover every deletion known; of two the lesser adds nothing.
+local function surviving(text, x, gone)
+  local kept = {}
+  for stream, own in string.gmatch(text, '([%d.,]*)/([%d.,]*)') do
+    local seen = { vector_of(stream), vector_of(own) }
+    if covers(seen[1], x) and covers(seen[2], gone) then
+      local others, needed = {}, true
+      for _, other in ipairs(kept) do
+        if covers(other[1], seen[1]) and covers(other[2], seen[2]) then needed = false end
+        if not (covers(seen[1], other[1]) and covers(seen[2], other[2])) then others[#others + 1] = other end
+      end
+      if needed then
+        others[#others + 1] = seen
+        kept = others
+      end
+    end
+  end
+  local words = {}
+  for _, seen in ipairs(kept) do words[#words + 1] = vector_text(seen[1]) .. '/' .. vector_text(seen[2]) end
+  table.sort(words)
+  return table.concat(words, ' ')
+end
+
+-- The deletion of strand `label` up to their cut, or of the life that we still have.
+local function merge_cut(meta, label, ours, theirs, named)
+  local cut = theirs.cut
+  if not ours then
+    if cut ~= '0-0' or theirs.life ~= '0' then register(meta, label, theirs.life, '-', cut) end
+    return
+  end
+  local key = ours.there and named[label .. ':' .. ours.life]
+  if less_number(ours.life, theirs.life) then
+    if key then redis.call('UNLINK', key) end
+    redis.call('HDEL', meta, 'l:' .. label)
+    register(meta, label, theirs.life, '-', cut)
+    return
+  end
+  if ours.life ~= theirs.life or not less(ours.cut, cut) then return end
+  local last = key and last_of(key)
+  if last then
+    redis.call('XTRIM', key, 'MINID', '=', following(cut))
+    if less(last, cut) then redis.call('XSETID', key, cut) end
+  end
+  register(meta, label, ours.life, ours.there and '+' or '-', cut)
+end
+
+local function there_now(meta, named)
+  local strands, fields = {}, redis.call('HGETALL', meta)
+  for at = 1, #fields, 2 do
+    local life = string.match(fields[at], '^[sc]%d+$') and string.match(fields[at + 1], '^(%d+):%+')
+    local id = life and fields[at] .. ':' .. life
+    if id and redis.call('EXISTS', named[id]) == 1 then
+      strands[id] = { key = named[id], label = fields[at], life = life }
+    end
+  end
+  return strands
+end
+
+local function destroy_group(meta, strands, group)
+  for _, strand in pairs(strands) do redis.call('XGROUP', 'DESTROY', strand.key, group) end
+  forget_group(meta, group)
+end
+
+local function create_group(meta, strands, group, theirs)
+  redis.call('HSET', meta, 'g:' .. group, theirs.start)
+  for _, strand in pairs(strands) do
+    redis.call('XGROUP', 'CREATE', strand.key, group, start_of(theirs.start, strand.label))
+  end
+end
+
+local function same(a, b) return covers(a, b) and covers(b, a) end
+
+--[[ braid_merge: FCALL bs_braid_merge n <meta> <strand>... <strands> (<label> <life> <0|1>)... <field> <value>...
+     The strands are all that may be there; 1 marks those to make when a group comes and they are missing (a
+     waiting reader can only wait for what is there). The fields are the peer's meta. Returns 1; 0 if something is
+     left to do, because many pending entries are acknowledged now: send it again.
+     If a strand is there that is not named, nothing is done (BSSTALE).
+     Why a function: a half of it would show what never was. ]]
+local function braid_merge(keys, args)
+  local meta, count, named, makes = keys[1], tonumber(args[1]), {}, {}
+  for at = 1, count do
+    local label, life = args[3 * at - 1], args[3 * at]
+    named[label .. ':' .. life] = keys[1 + at]
+    if args[3 * at + 1] == '1' then makes[#makes + 1] = { key = keys[1 + at], label = label } end
+  end
+  local theirs, wrong = read_meta(args, 2 + 3 * count)
+  if not theirs then return redis.error_reply('BSBATCH the peer\'s ' .. wrong .. ' cannot be read') end
+  local ours = read_meta(redis.call('HGETALL', meta), 1)
+  for label, strand in pairs(ours.strands) do
+    if strand.there and not named[label .. ':' .. strand.life] then return redis.error_reply('BSSTALE ' .. label) end
+  end
+  local x = joined(ours.x, theirs.x)
+  if not same(x, ours.x) then redis.call('HSET', meta, 'x', vector_text(x)) end
+  local gone = {}
+  for _, side in ipairs({ ours, theirs }) do
+    for name, counts in pairs(side.gone) do gone[name] = joined(gone[name] or {}, counts) end
+  end
+  for name, counts in pairs(gone) do
+    if not same(counts, ours.gone[name] or {}) then redis.call('HSET', meta, 'x:' .. name, vector_text(counts)) end
+  end
+  local strands = there_now(meta, named)
+  for name, group in pairs(ours.groups) do
+    group.seen = surviving(group.seen, x, gone[name] or {})
+    if group.seen == '' then
+      destroy_group(meta, strands, name)
+      ours.groups[name] = nil
+    end
+  end
+  for label, strand in pairs(theirs.strands) do
+    strand.cut = theirs.lost[label] or strand.cut
+    merge_cut(meta, label, ours.strands[label], strand, named)
+  end
+  strands = there_now(meta, named)
+  for name, group in pairs(theirs.groups) do
+    local mine = ours.groups[name]
+    local seen = surviving((mine and mine.seen or '') .. ' ' .. group.seen, x, gone[name] or {})
+    if seen ~= '' and not mine then
+      create_group(meta, strands, name, group)
+      ours.groups[name] = { acked = {} }
+    end
+    if seen ~= '' and seen ~= '/' then redis.call('HSET', meta, 'v:' .. name, seen) end
+  end
+  if next(ours.groups) then
+    for _, strand in ipairs(makes) do
+      if redis.call('EXISTS', strand.key) == 0 then make(meta, strand.key, strand.label) end
+    end
+    strands = there_now(meta, named)
+  end
+  vanish(meta, named)
+  local finished = true
+  for name, group in pairs(theirs.groups) do
+    if ours.groups[name] and same(theirs.x, x) and same(theirs.gone[name] or {}, gone[name] or {}) then
+      finished = take_acks(meta, strands, name, group.acked) and finished
+    end
+  end
+  return finished and 1 or 0
+end

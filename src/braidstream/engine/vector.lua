@@ -1,0 +1,38 @@
+--[[ Deletions are counted by writer, `1.2,3.1`: two by writer 1, one by writer 3. A group lives only while
+     what its maker had seen covers every deletion known here. Counts merge by maximum. ]]
+
+local function vector_of(text)
+  local counts = {}
+  for writer, count in string.gmatch(text or '', '(%d+)%.(%d+)') do counts[tonumber(writer)] = tonumber(count) end
+  return counts
+end
+
+local function vector_text(counts)
+  local writers, words = {}, {}
+  for writer in pairs(counts) do writers[#writers + 1] = writer end
+  table.sort(writers)
+  for _, writer in ipairs(writers) do words[#words + 1] = string.format('%d.%d', writer, counts[writer]) end
+  return table.concat(words, ',')
+end
+
+local function covers(seen, counts)
+  for writer, count in pairs(counts) do
+    if (seen[writer] or 0) < count then return false end
+  end
+  return true
+end
+
+local function joined(a, b)
+  local counts = {}
+  for writer, count in pairs(a) do counts[writer] = count end
+  for writer, count in pairs(b) do counts[writer] = math.max(counts[writer] or 0, count) end
+  return counts
+end
+
+-- One more deletion by a writer. Writer 0 is a region without peers: nobody to tell.
+local function count_deletion(meta, field, writer)
+  if writer == '0' then return end
+  local counts, number = vector_of(redis.call('HGET', meta, field)), tonumber(writer)
+  counts[number] = (counts[number] or 0) + 1
+  redis.call('HSET', meta, field, vector_text(counts))
+end

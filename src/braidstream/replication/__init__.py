@@ -1,0 +1,1 @@
+"""Links between regions: what a region wrote flows to every peer, and all regions converge."""

@@ -1,0 +1,41 @@
+"""Two copies of a strand, compared entry by entry: what the source has seen and no longer has, goes.
+
+The slow, exact way to tell deletions: for a region that joins, or was away for longer than a journal
+remembers. It needs no tombstones, because a copy is a prefix: an ID at or below the source's last one
+that the source does not have was deleted there.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from braidstream import ids
+from braidstream.ids import Id
+from braidstream.plan import Batch, Plan
+from braidstream.strand import Strand
+
+AT_ONCE: Final = 1_000
+
+
+def list_ids(strand: Strand, start: Id, end: Id) -> Plan[list[bytes]]:
+    """The native IDs of at most AT_ONCE entries."""
+    listing = ("FCALL_RO", "bs_entry_list", 1, strand.key, ids.text(start), ids.text(end))
+    [reply] = yield Batch([listing], resend=True)
+    return list(reply)
+
+
+def list_between(strand: Strand, start: Id, end: Id) -> Plan[list[bytes]]:
+    """All native IDs from start to end, however many."""
+    found, at = list[bytes](), start
+    while True:
+        page = yield from list_ids(strand, at, end)
+        found += page
+        following = ids.after(ids.native(page[-1])) if len(page) == AT_ONCE else None
+        if following is None:
+            return found
+        at = following
+
+
+def drop(strand: Strand, natives: Sequence[bytes]) -> Plan[int]:
+    """Delete what a peer has deleted. Its journal has told the others already, or they compare too."""
+    [gone] = yield Batch([("XDEL", strand.key, *natives)])
+    return int(gone)

@@ -1,0 +1,156 @@
+"""What one region knows of a stream at one moment: its registry, and how far each native stream goes.
+
+Two such states are all a link needs. Whatever the source has and the target lacks follows from them:
+
+    strand    last ID    entries below the first one were removed; those above `last` are not known yet
+    meta      a lattice, merged by the engine function bs_braid_merge
+    journal   deletions of single entries, in order
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from braidstream import ids, keys
+from braidstream.braid import Registry
+from braidstream.ids import Id
+from braidstream.plan import Batch, Command, Plan
+from braidstream.strand import Strand, facts
+
+# Fields of meta that stay in their region: where XGROUP SETID stood.
+_LOCAL: Final = (b"b:", b"h:")
+# And those that entries may overtake: how far groups have acknowledged.
+_LATER: Final = (*_LOCAL, b"k:")
+
+
+def causal(meta: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    """What of a meta must be at the target before the entries that were written after it."""
+    return {field: value for field, value in meta.items() if not field.startswith(_LATER)}
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A native stream that is there: its last ID, its first entry, how many it has and ever had."""
+
+    last: Id
+    first: Id | None
+    length: int
+    added: int
+
+    @staticmethod
+    def parse(reply: list[Any]) -> "Extent":
+        last, first, length, added = reply
+        return Extent(ids.native(last), ids.native(first) if first else None, int(length), int(added))
+
+    @property
+    def whole(self) -> bool:
+        """Whether it still has every entry it ever had."""
+        return self.length == self.added
+
+    @property
+    def removed_below(self) -> Id | None:
+        """Everything before this ID was removed here; None if nothing can be said."""
+        return ids.after(self.last) if self.first is None else self.first
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A stream in one region."""
+
+    name: bytes
+    meta: dict[bytes, bytes]
+    registry: Registry
+    strands: dict[Strand, Extent]
+    journals: dict[int, Extent]
+
+    @property
+    def shared(self) -> dict[bytes, bytes]:
+        """What of the meta concerns the peers."""
+        return {field: value for field, value in self.meta.items() if not field.startswith(_LOCAL)}
+
+    @property
+    def causal(self) -> dict[bytes, bytes]:
+        return causal(self.meta)
+
+    def end(self, strand: Strand) -> Id | None:
+        """How far a strand is known here; None if a later life of it is."""
+        if strand in self.strands:
+            return self.strands[strand].last
+        for known, cut in self.registry.cuts.items():
+            if known.label == strand.label:
+                lost = self.meta.get(b"l:" + strand.label)
+                here = ids.native(lost) if lost else cut
+                return here if known.life == strand.life else (None if known.life > strand.life else ids.ZERO)
+        return ids.ZERO
+
+    def is_lost(self, strand: Strand) -> bool:
+        """Whether a strand's key went away behind our back, so that its absence says nothing."""
+        return b"l:" + strand.label in self.meta or (
+            strand in self.registry.strands and strand not in self.strands
+        )
+
+
+def state_command(name: bytes, strands: Sequence[Strand], journals: Sequence[int], *, acks: bool) -> Command:
+    """The function that tells a state. With `acks`, what was acknowledged here is noted on the way."""
+    where = (
+        keys.meta(name),
+        *(strand.key for strand in strands),
+        *(keys.journal(name, writer) for writer in journals),
+    )
+    labels = (strand.registration if acks else b"" for strand in strands)
+    return ("FCALL", "bs_braid_state", len(where), *where, *labels, *(b"" for _ in journals))
+
+
+def parse_state(name: bytes, strands: Sequence[Strand], journals: Sequence[int], reply: list[Any]) -> State:
+    meta, extents = reply
+    found = [Extent.parse(extent) if extent else None for extent in extents]
+    return State(
+        name,
+        facts(meta),
+        Registry.parse(name, meta),
+        {strand: extent for strand, extent in zip(strands, found, strict=False) if extent},
+        {writer: extent for writer, extent in zip(journals, found[len(strands) :], strict=True) if extent},
+    )
+
+
+def read_state(
+    name: bytes, strands: Iterable[Strand], journals: Sequence[int], *, acks: bool = False
+) -> Plan[State]:
+    """The state of a stream. One round trip where `strands` are all it has."""
+    wanted = list(dict.fromkeys(strands))
+    while True:
+        [reply] = yield Batch([state_command(name, wanted, journals, acks=acks)], resend=True)
+        state = parse_state(name, wanted, journals, reply)
+        unknown = [strand for strand in state.registry.strands if strand not in wanted]
+        if not unknown:
+            return state
+        wanted += unknown
+
+
+def merge_command(source: State, target: State, writers: Sequence[int]) -> Command:
+    """Bring what the source knows into the target's meta. `writers`: whose strands a group waits on."""
+    make = [Strand(source.name, "s", writer) for writer in writers]
+    strands = list(dict.fromkeys([*target.registry.strands, *make]))
+    where = (keys.meta(source.name), *(strand.key for strand in strands))
+    words = list[bytes | int]()
+    for strand in strands:
+        words += [strand.label, strand.life, int(strand in make)]
+    shared = [word for pair in source.shared.items() for word in pair]
+    return ("FCALL", "bs_braid_merge", len(where), *where, len(strands), *words, *shared)
+
+
+def journal_command(
+    name: bytes,
+    writer: int,
+    strands: Sequence[Strand],
+    entries: Sequence[tuple[bytes, list[bytes]]],
+    *,
+    after: Id,
+) -> Command:
+    """Do what a peer's journal says. The strands are those that are there."""
+    where = (keys.meta(name), keys.journal(name, writer), *(strand.key for strand in strands))
+    words = list[bytes | int]()
+    for native, pairs in entries:
+        words += (native, len(pairs), *pairs)
+    named: Command = (len(strands), *(strand.registration for strand in strands))
+    return ("FCALL", "bs_journal_apply", len(where), *where, *named, ids.text(after), *words)

@@ -1,0 +1,92 @@
+"""Several regions on real engines, and links between them that move only when a test says so."""
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from itertools import permutations
+from typing import Any, TypeVar
+
+import braidstream
+from braidstream import engine as functions
+from braidstream.braid import Region, read_region
+from braidstream.commands.region import initialise, meet, tune_id_mode
+from braidstream.keys import name_of_meta
+from braidstream.plan import Plan
+from braidstream.replication.link import Link, Progress
+from tests.support.servers import Engine
+
+T = TypeVar("T")
+
+
+class Here:
+    """An endpoint for links that a test steps by hand: a plan runs when it is asked."""
+
+    def __init__(self, client: braidstream.Redis) -> None:
+        self.client = client
+
+    async def ask(self, plan: Plan[T]) -> T:
+        return self.client.run_plan(plan)
+
+
+class World:
+    """Regions 1..n. `sync()` lets every link move until none has anything to bring."""
+
+    def __init__(self, engines: Iterable[Engine], id_mode: str = "strict") -> None:
+        self.engines = list(engines)
+        self.clients: dict[int, braidstream.Redis] = {}
+        self.endpoints: dict[int, Here] = {}
+        regions = range(1, len(self.engines) + 1)
+        for number, engine in zip(regions, self.engines, strict=True):
+            client = braidstream.Redis.from_url(engine.url, decode_responses=True)
+            client.run_plan(initialise(number, f"region-{number}"))
+            client.run_plan(functions.load())
+            client.run_plan(tune_id_mode(id_mode))
+            client.run_plan(meet(regions))
+            self.clients[number], self.endpoints[number] = client, Here(client)
+        self.links = {pair: self.link(*pair) for pair in permutations(regions, 2)}
+
+    def __getitem__(self, region: int) -> braidstream.Redis:
+        return self.clients[region]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.clients)
+
+    def region(self, number: int) -> Region:
+        return self.clients[number].run_plan(read_region())
+
+    def link(self, source: int, target: int) -> Link:
+        """A new link with no memory: what a process that was just started has."""
+        ends = self.endpoints[source], self.endpoints[target]
+        return Link(*ends, here=self.region(source), there=self.region(target))
+
+    def streams(self, region: int) -> list[bytes]:
+        """Every stream a region knows of, deleted ones too."""
+        client = self.engines[region - 1].client()
+        with client:
+            found = (name_of_meta(key) for key in client.scan_iter(match="bs:meta:*", count=1000))
+            return sorted(name for name in found if name is not None)
+
+    def ship(self, source: int, target: int, name: bytes | str, *, relay: bool = False) -> Progress:
+        """One round of one link for one stream."""
+        wanted = name.encode() if isinstance(name, str) else name
+        return asyncio.run(self.links[source, target].sync(wanted, relay=relay))
+
+    def sync(self, among: Iterable[int] | None = None, rounds: int = 20) -> None:
+        """Until nothing moves, among the regions given or all."""
+        numbers = list(among or self)
+        for _ in range(rounds):
+            moved = False
+            for source, target in permutations(numbers, 2):
+                for name in self.streams(source):
+                    progress = self.ship(source, target, name)
+                    moved = moved or progress.moved
+            if not moved:
+                return
+        raise AssertionError(f"links among {numbers} still move after {rounds} rounds")
+
+    def close(self) -> None:
+        for client in self.clients.values():
+            client.close()
+
+    def all(self, command: str, *words: Any) -> list[Any]:
+        """One command in every region."""
+        return [client.execute_command(command, *words) for client in self.clients.values()]
