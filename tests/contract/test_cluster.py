@@ -19,7 +19,7 @@ from braidstream import engine as functions
 from braidstream import keys
 from braidstream.braid import Region, View, birth_command, delete_command
 from braidstream.commands.table import TABLE
-from braidstream.drivers import session
+from braidstream.drivers import gather, session
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.ids import ZERO
 from braidstream.plan import Batch, Command, Plan, Replies, run
@@ -92,9 +92,9 @@ class Nodes:
 
     def __call__(self, batch: Batch) -> Replies:
         if batch.atomic:
-            return session.unpack(batch, self.exchange(self.home, session.wire(batch)))
+            return gather.unpack(batch, self.exchange(self.home, gather.wire(batch)), session.resp2)
         replies = [self.exchange(self._place(command), [command])[0] for command in batch.commands]
-        return session.unpack(batch, replies)
+        return gather.unpack(batch, replies, session.resp2)
 
     def exchange(self, conn: Any, commands: list[Command]) -> list[Any]:
         self.sent += commands

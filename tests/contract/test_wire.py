@@ -98,6 +98,7 @@ def test_push_messages_go_to_the_callback_and_never_among_the_replies(engine: En
 
 def test_a_lost_connection_fails_all_in_flight_and_says_which_may_have_written(proxy: Proxy) -> None:
     async def talk(conn: Connection) -> None:
+        assert await conn.send(Batch([("PING",)])) == [b"PONG"]  # the proxy knows both ends by now
         write = asyncio.ensure_future(conn.send(Batch([("BLPOP", "nothing", 0)], block_ms=0)))
         read = asyncio.ensure_future(conn.send(Batch([("GET", "k")], resend=True)))
         await asyncio.sleep(0)

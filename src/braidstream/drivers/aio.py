@@ -8,7 +8,7 @@ import redis.asyncio
 import redis.asyncio.client
 from redis import exceptions
 
-from braidstream.drivers import pipeline, session
+from braidstream.drivers import gather, pipeline, session
 from braidstream.drivers.session import LOST, REFUSALS, NotResentError, Session
 from braidstream.errors import BraidError
 from braidstream.plan import Batch, Command, Plan, Replies, arun
@@ -24,13 +24,14 @@ class _Sender:
         self.conn, self.wrote, self.may_connect = conn, False, not watching
 
     async def __call__(self, batch: Batch) -> Replies:
-        commands, timeout = session.wire(batch), session.read_timeout(self.conn, batch)
+        commands, timeout = gather.wire(batch), session.read_timeout(self.conn, batch)
         before = self.wrote
         try:
             await _connect(self.conn, self.may_connect)
             self.may_connect, self.wrote = False, self.wrote or not batch.resend
             await self.conn.send_packed_command(self.conn.pack_commands(commands))
-            return session.unpack(batch, [await self._read(timeout) for _ in commands])
+            replies = [await self._read(timeout) for _ in commands]
+            return gather.unpack(batch, replies, session.resp2)
         except LOST as error:
             await self.conn.disconnect(nowait=True)
             if before if isinstance(error, REFUSALS) else self.wrote:

@@ -8,7 +8,6 @@ own response callbacks. So methods, pools, TLS, pipelines and parsing stay redis
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
@@ -21,7 +20,7 @@ from braidstream.commands.table import TABLE, Spec
 from braidstream.engine import VERSION
 from braidstream.errors import BraidError, LibraryError, ReplyError
 from braidstream.ids import minted_text
-from braidstream.plan import Batch, Command, Plan, Replies
+from braidstream.plan import Batch, Command, Plan
 from braidstream.strand import Strand
 
 # How old a client's knowledge of its region may be. `braid tune` reaches running clients within it.
@@ -194,41 +193,6 @@ def for_user(error: BraidError) -> Exception:
             "Load them with: braid init --url URL --region N --name NAME"
         )
     return BaseParser.parse_error(error.text)  # type: ignore[no-any-return,no-untyped-call]
-
-
-def transaction(commands: Iterable[Command]) -> list[Command]:
-    return [("MULTI",), *commands, ("EXEC",)]
-
-
-def executed(replies: Replies) -> Replies | None:
-    """What EXEC answered; None if a WATCHed key had changed. A MULTI that was refused is an error."""
-    *queued, last = replies
-    if isinstance(last, exceptions.ResponseError):
-        raise reply_error(next((each for each in queued if isinstance(each, exceptions.ResponseError)), last))
-    return last  # type: ignore[no-any-return]
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange(Batch):
-    """Commands of a pipeline, native ones among them. Replies come back as the connection read them."""
-
-    attempt: bool = True
-
-
-def unpack(batch: Batch, replies: Replies) -> Replies:
-    """What the plan gets for what the connection said."""
-    if isinstance(batch, Exchange):
-        return replies
-    if batch.atomic:
-        done = executed(replies)
-        if done is None:
-            return None  # type: ignore[return-value]  # only plans that WATCH can see it
-        replies = done
-    return [resp2(command, reply) for command, reply in zip(batch.commands, replies, strict=True)]
-
-
-def wire(batch: Batch) -> list[Command]:
-    return transaction(batch.commands) if batch.atomic else list(batch.commands)
 
 
 def read_timeout(conn: Any, batch: Batch) -> float | None:

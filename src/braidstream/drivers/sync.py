@@ -6,7 +6,7 @@ import redis
 from redis import exceptions
 from redis.exceptions import RedisError as ServerError
 
-from braidstream.drivers import pipeline, session
+from braidstream.drivers import gather, pipeline, session
 from braidstream.drivers.session import LOST, REFUSALS, NotResentError, Session
 from braidstream.errors import BraidError
 from braidstream.plan import Batch, Command, Plan, Replies, run
@@ -24,13 +24,13 @@ class _Sender:
         self.conn, self.wrote, self.may_connect = conn, False, not watching
 
     def __call__(self, batch: Batch) -> Replies:
-        commands, timeout = session.wire(batch), session.read_timeout(self.conn, batch)
+        commands, timeout = gather.wire(batch), session.read_timeout(self.conn, batch)
         before = self.wrote
         try:
             _connect(self.conn, self.may_connect)
             self.may_connect, self.wrote = False, self.wrote or not batch.resend
             self.conn.send_packed_command(self.conn.pack_commands(commands))
-            return session.unpack(batch, [self._read(timeout) for _ in commands])
+            return gather.unpack(batch, [self._read(timeout) for _ in commands], session.resp2)
         except LOST as error:
             self.conn.disconnect()
             if before if isinstance(error, REFUSALS) else self.wrote:

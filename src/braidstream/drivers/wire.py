@@ -21,7 +21,8 @@ import hiredis
 from redis.asyncio.connection import RedisSSLContext
 from redis.connection import SSLConnection, parse_url
 
-from braidstream.drivers.session import resp2, wire
+from braidstream.drivers.gather import unpack, wire
+from braidstream.drivers.session import resp2
 from braidstream.errors import LostError, ReplyError
 from braidstream.plan import Batch, Command, Replies
 
@@ -181,7 +182,7 @@ class Connection(asyncio.Protocol):
                 answer.set_result(replies)
 
         self.post(data, len(commands), done, writes=not batch.resend, block_ms=batch.block_ms)
-        return unpack(batch, await answer)
+        return unpack(batch, await answer, resp2)
 
     def post(
         self, data: bytes, need: int, done: Done, *, writes: bool = True, block_ms: int | None = None
@@ -299,18 +300,3 @@ class Connection(asyncio.Protocol):
 
 def pack(commands: Iterable[Command]) -> bytes:
     return b"".join(map(hiredis.pack_command, commands))  # type: ignore[arg-type]  # its stub says 1-tuple
-
-
-def unpack(batch: Batch, replies: Replies) -> Replies:
-    """What the plan gets: replies in RESP2's shape. Of a MULTI what EXEC answered; None: a key changed."""
-    if batch.atomic:
-        *queued, last = replies
-        if isinstance(last, ReplyError):
-            raise next((each for each in queued if isinstance(each, ReplyError)), last)
-        if last is None:
-            return None  # type: ignore[return-value]  # only plans that WATCH can see it
-        replies = last
-    return [
-        resp2(command, reply) if type(reply) in (dict, list) else reply
-        for command, reply in zip(batch.commands, replies, strict=True)
-    ]
