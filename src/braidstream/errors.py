@@ -6,6 +6,7 @@ BraidError
 |-- NotARegionError     the server has no bs:config yet
 |-- RegionTakenError    the server already is another region
 |-- LibraryError        the engine functions are missing, or newer than this client
+|-- ConfigError         braid.toml is wrong, or does not have what was asked for
 `-- LostError           a connection to an engine was lost, or never made
 """
 
@@ -60,6 +61,12 @@ class LibraryError(BraidError):
     """The engine functions are not the ones this client needs."""
 
     code = "LIBRARY"
+
+
+class ConfigError(BraidError):
+    """The configuration file cannot be used as it is."""
+
+    code = "CONFIG"
 
 
 class LostError(BraidError):

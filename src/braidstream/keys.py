@@ -6,6 +6,7 @@
     bs:<w>:c.<g>:<tag>        stream  the same, g-th life: a stream that was deleted may start over
     bs:<w>:j:<tag>            stream  journal of writer w
     bs:meta:<tag>             hash    the stream's strands and where each was cut (see braid.py)
+    bs:lease:<shard>          string  which replication daemon serves a share of the streams
     bs:copy:<token>:<tag>     stream  a copy being made; becomes a `c` strand (commands/rename.py)
 
 All keys of one stream share a slot, and no two names share a key. <tag> has three forms, told apart
@@ -29,6 +30,7 @@ _STRAND = re.compile(rb"\Abs:([1-9][0-9]{0,3}):(s|c)(?:\.([1-9][0-9]*))?:([{+!].
 _JOURNAL = re.compile(rb"\Abs:([1-9][0-9]{0,3}):j:([{+!].*)\Z", re.DOTALL)
 META: Final = b"bs:meta:"
 _COPY = b"bs:copy:"
+_LEASE = b"bs:lease:"
 
 
 def tag(name: bytes) -> bytes:
@@ -64,6 +66,10 @@ def meta(name: bytes) -> bytes:
     return META + tag(name)
 
 
+def lease(what: bytes) -> bytes:
+    return _LEASE + what
+
+
 def copy(name: bytes, token: bytes) -> bytes:
     return _COPY + token + b":" + tag(name)
 
@@ -97,7 +103,7 @@ def is_ours(key: bytes) -> bool:
     """Whether a key is part of our storage, hidden from KEYS and SCAN."""
     return (
         key == CONFIG
-        or key.startswith((META, _COPY))
+        or key.startswith((META, _COPY, _LEASE))
         or _STRAND.match(key) is not None
         or _JOURNAL.match(key) is not None
     )

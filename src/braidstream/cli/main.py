@@ -2,7 +2,7 @@
 
 import typer
 
-from braidstream.cli import init, tune
+from braidstream.cli import init, replicate, tune, up
 
 app = typer.Typer(
     name="braid",
@@ -11,6 +11,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("init")(init.init)
+app.command("replicate")(replicate.replicate)
+app.command("up")(up.up)
 app.add_typer(tune.app, name="tune")
 
 

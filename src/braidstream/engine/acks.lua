@@ -46,46 +46,51 @@ local function acked_here(strand, info)
   return before and before[1] or '0-0'
 end
 
+-- What the groups of one strand have acknowledged, noted in `groups`; whether one of them has more to do.
+local function note_acks(meta, key, id, last, groups)
+  local restless = false
+  for _, info in ipairs(groups_of(key, {})) do
+    local group = groups[info.name]
+    if not group then
+      group = {
+        acked = acked_of(redis.call('HGET', meta, 'k:' .. info.name)),
+        base = acked_of(redis.call('HGET', meta, 'b:' .. info.name)),
+      }
+      groups[info.name] = group
+    end
+    local upto = acked_here(key, info)
+    if less(group.acked[id] or '0-0', upto) and less(group.base[id] or '0-0', upto) then
+      group.acked[id], group.moved = upto, true
+    end
+    restless = restless or info.pending > 0 or less(info['last-delivered-id'], last)
+  end
+  return restless
+end
+
 --[[ braid_state: what a link needs to know of a stream, in one moment.
      FCALL bs_braid_state n <meta> <stream key>... <label:life or empty>...
-     Returns the meta, and for each key {last ID, first ID, length, entries added}, or nil where it is missing.
+     Returns the meta; for each key {last ID, first ID, length, entries added}, or nil where it is missing; and
+     1 if a group has entries to be read or acknowledged.
      On the way acknowledgements of the strands that are named by a label go to `k:<group>`. ]]
 local function braid_state(keys, args)
-  local meta, found = keys[1], {}
-  local moved, groups = {}, {}
-  for at, id in ipairs(args) do
-    local key = keys[1 + at]
-    if id ~= '' and redis.call('EXISTS', key) == 1 then
-      for _, info in ipairs(groups_of(key, {})) do
-        local group = groups[info.name]
-        if not group then
-          group = {
-            acked = acked_of(redis.call('HGET', meta, 'k:' .. info.name)),
-            base = acked_of(redis.call('HGET', meta, 'b:' .. info.name)),
-          }
-          groups[info.name] = group
-        end
-        local upto = acked_here(key, info)
-        if less(group.acked[id] or '0-0', upto) and less(group.base[id] or '0-0', upto) then
-          group.acked[id], moved[info.name] = upto, true
-        end
-      end
-    end
-  end
-  for name in pairs(moved) do
-    if redis.call('HEXISTS', meta, 'g:' .. name) == 1 then
-      redis.call('HSET', meta, 'k:' .. name, acked_text(groups[name].acked))
-    end
-  end
+  local meta, found, groups, restless = keys[1], {}, {}, false
   for at = 2, #keys do
-    if redis.call('EXISTS', keys[at]) == 1 then
-      local info, facts = redis.call('XINFO', 'STREAM', keys[at]), {}
+    local key, id = keys[at], args[at - 1]
+    if redis.call('EXISTS', key) == 1 then
+      local info, facts = redis.call('XINFO', 'STREAM', key), {}
       for place = 1, #info, 2 do facts[info[place]] = info[place + 1] end
+      local last = facts['last-generated-id']
       local first = facts['first-entry'] and facts['first-entry'][1] or ''
-      found[#found + 1] = { facts['last-generated-id'], first, facts.length, facts['entries-added'] or 0 }
+      found[#found + 1] = { last, first, facts.length, facts['entries-added'] or 0 }
+      if id ~= '' then restless = note_acks(meta, key, id, last, groups) or restless end
     else
       found[#found + 1] = false
     end
   end
-  return { redis.call('HGETALL', meta), found }
+  for name, group in pairs(groups) do
+    if group.moved and redis.call('HEXISTS', meta, 'g:' .. name) == 1 then
+      redis.call('HSET', meta, 'k:' .. name, acked_text(group.acked))
+    end
+  end
+  return { redis.call('HGETALL', meta), found, restless and 1 or 0 }
 end

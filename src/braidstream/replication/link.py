@@ -50,6 +50,7 @@ class Progress:
     """What a round brought over.
 
     waiting: the journal names entries that have not arrived at the target yet; they come over another link.
+    restless: a group of the source has entries to be read or acknowledged, which no push will tell.
     journal: how far the target has done our journal.
     """
 
@@ -58,6 +59,7 @@ class Progress:
     trimmed: int = 0
     deletions: int = 0
     waiting: bool = False
+    restless: bool = False
     journal: Id = ids.ZERO
 
     @property
@@ -149,6 +151,7 @@ class Link:
     async def _round(self, name: bytes, progress: Progress, relay: bool) -> None:
         writers = self._writers(relay)
         ours = await self.source.ask(read_state(name, self._likely(name), writers, acks=True))
+        progress.restless = ours.restless
         theirs = await self.target.ask(read_state(name, ours.registry.strands, writers))
         memory = self._known.pop(name, None)
         if memory is None or (memory.told, memory.heard) != (ours.shared, theirs.shared):
@@ -252,15 +255,16 @@ class Link:
     async def _journal(self, writer: int, ours: State, theirs: State, progress: Progress) -> None:
         """Deletions of single entries, in their order; or, if the journal is too short, all of the state."""
         journal, copy = ours.journals.get(writer), theirs.journals.get(writer)
-        at = copy.last if copy else ids.ZERO
+        at, where = copy.last if copy else ids.ZERO, keys.journal(ours.name, writer)
         if journal is not None and at < journal.last:
             if not journal.whole and (journal.first is None or at < journal.first):
                 progress.deletions += await self._compare(ours, theirs)
-                where = keys.journal(ours.name, writer)
                 await self.target.ask(_once(("FCALL", "bs_journal_skip", 1, where, ids.text(journal.last))))
                 at = journal.last
             else:
                 at = await self._replay(writer, ours, at, progress)
+        if journal and copy and copy.first and journal.first and copy.first < journal.first:
+            await self.target.ask(_once(("XTRIM", where, "MINID", "=", ids.text(journal.first))))
         if writer == self.here.writer:
             progress.journal = at
 

@@ -55,13 +55,14 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A stream in one region."""
+    """A stream in one region. restless: a group there has entries to be read or acknowledged."""
 
     name: bytes
     meta: dict[bytes, bytes]
     registry: Registry
     strands: dict[Strand, Extent]
     journals: dict[int, Extent]
+    restless: bool = False
 
     @property
     def shared(self) -> dict[bytes, bytes]:
@@ -102,14 +103,17 @@ def state_command(name: bytes, strands: Sequence[Strand], journals: Sequence[int
 
 
 def parse_state(name: bytes, strands: Sequence[Strand], journals: Sequence[int], reply: list[Any]) -> State:
-    meta, extents = reply
+    meta, extents, restless = reply
     found = [Extent.parse(extent) if extent else None for extent in extents]
     return State(
-        name,
-        facts(meta),
-        Registry.parse(name, meta),
-        {strand: extent for strand, extent in zip(strands, found, strict=False) if extent},
-        {writer: extent for writer, extent in zip(journals, found[len(strands) :], strict=True) if extent},
+        name=name,
+        meta=facts(meta),
+        registry=Registry.parse(name, meta),
+        strands={strand: extent for strand, extent in zip(strands, found, strict=False) if extent},
+        journals={
+            writer: extent for writer, extent in zip(journals, found[len(strands) :], strict=True) if extent
+        },
+        restless=bool(restless),
     )
 
 

@@ -1,0 +1,108 @@
+"""Engines and daemons as child processes, for `braid up`: started on free loopback ports, stopped with us."""
+
+import asyncio
+import contextlib
+import ctypes
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from braidstream.drivers.wire import Address, connect
+from braidstream.errors import BraidError, LostError, ReplyError
+from braidstream.plan import Batch
+
+READY_WITHIN_S: Final = 30.0
+STOP_WITHIN_S: Final = 5.0
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def engine_command(flavour: str, port: int, directory: Path, keep: bool) -> list[str]:
+    """A server of its own: nothing of the machine's configuration, reachable from here only."""
+    program = shutil.which(f"{flavour}-server")
+    if program is None:
+        raise BraidError(
+            f"there is no {flavour}-server on this machine. Install it (apt-get install {flavour}-server), "
+            f"or take the other engine with --engine {'valkey' if flavour == 'redis' else 'redis'}."
+        )
+    store = ["--appendonly", "yes" if keep else "no", "--save", ""]
+    return [program, "--bind", "127.0.0.1", "--port", str(port), "--dir", str(directory), *store]
+
+
+def braid_command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "braidstream.cli.main", *words]
+
+
+class Child:
+    """A process that ends when we do. What it says on stderr goes to a file."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
+        self.name, self.command, self.log = name, command, log
+        self.process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        with open(self.log, "ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                *self.command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for us; we stop it in our order
+                preexec_fn=_die_with_parent,
+            )
+
+    async def line(self) -> str:
+        """The first line it prints; BraidError if it ends instead."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        try:
+            async with asyncio.timeout(READY_WITHIN_S):
+                line = await self.process.stdout.readline()
+        except TimeoutError:
+            line = b""
+        if not line:
+            raise BraidError(f"{self.name} did not start within {READY_WITHIN_S:g} s. Its log: {self.log}")
+        return line.decode("utf-8", "replace").strip()
+
+    async def stop(self) -> None:
+        if self.process is None or self.process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            self.process.terminate()
+        try:
+            async with asyncio.timeout(STOP_WITHIN_S):
+                await self.process.wait()
+        except TimeoutError:
+            self.process.kill()
+            await self.process.wait()
+
+
+async def answering(port: int, child: Child) -> None:
+    """Wait until an engine answers."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + READY_WITHIN_S
+    while loop.time() < until and child.process is not None and child.process.returncode is None:
+        try:
+            conn = await connect(Address("127.0.0.1", port))
+            await conn.send(Batch([("PING",)], resend=True))
+            conn.close()
+            return
+        except (LostError, ReplyError):
+            await asyncio.sleep(0.02)
+    raise BraidError(f"{child.name} does not answer on port {port}. Its log: {child.log}")
+
+
+def _die_with_parent() -> None:
+    """In the child, before exec: a SIGTERM if we are killed (Linux; elsewhere nothing happens)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

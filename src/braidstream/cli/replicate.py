@@ -1,0 +1,107 @@
+"""`braid replicate`: one region's daemon, which pushes what was written there to every peer."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from braidstream import engine
+from braidstream.cli.server import Json, ask, trouble
+from braidstream.commands.region import initialise
+from braidstream.config import Config, RegionConfig, load
+from braidstream.drivers.wire import parse_address
+from braidstream.errors import BraidError
+from braidstream.observability.events import emit
+from braidstream.replication.daemon import Daemon
+
+CONFIG_CHECK_S: Final = 2.0
+
+ConfigFile = Annotated[Path, typer.Option("--config", help="The file that lists the regions.")]
+RegionName = Annotated[str, typer.Option("--region", help="Which of them this is: its name or number.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Tell every batch, not only what matters.")]
+
+
+def replicate(
+    region: RegionName,
+    config: ConfigFile = Path("braid.toml"),
+    verbose: Verbose = False,
+    as_json: Json = False,
+) -> None:
+    """Push everything that is written in one region to all the others, until stopped.
+
+    Run one for each region, near its server; more of them share the work. Safe to kill and restart at any
+    moment. The file is read again when it changes: regions can be added and removed meanwhile.
+
+    Example: braid replicate --config braid.toml --region us-east
+    """
+    with trouble(str(config), as_json):
+        regions = load(config)
+        here = regions.named(region)
+    with trouble(here.url, as_json):
+        ask(here.url, initialise(here.id, here.name), engine.load())
+    _log_to_stderr(verbose)
+    with contextlib.suppress(asyncio.CancelledError):
+        asyncio.run(_run(config, regions, here, as_json))
+
+
+def _log_to_stderr(verbose: bool) -> None:
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.WARNING,
+        format="%(asctime)s %(levelname)s %(message)s",
+        datefmt="%Y-%m-%dT%H:%M:%S%z",
+    )
+    logging.getLogger("braidstream").setLevel(logging.DEBUG if verbose else logging.INFO)
+
+
+async def _run(path: Path, regions: Config, here: RegionConfig, as_json: bool) -> None:
+    daemon = Daemon(parse_address(here.url))
+    work = asyncio.ensure_future(daemon.run())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, work.cancel)
+    asides = [
+        asyncio.ensure_future(_follow_config(path, regions, here, daemon)),
+        asyncio.ensure_future(_tell_ready(regions, here, daemon, as_json)),
+    ]
+    try:
+        await work
+    finally:
+        for task in asides:
+            task.cancel()
+        emit("daemon.stopped", region=here.name)
+
+
+async def _tell_ready(regions: Config, here: RegionConfig, daemon: Daemon, as_json: bool) -> None:
+    await daemon.ready.wait()
+    peers = [peer.name for peer in regions.peers_of(here.name)]
+    emit("daemon.ready", region=here.name, peers=",".join(peers))
+    facts = {"region": here.name, "peers": peers}
+    typer.echo(
+        json.dumps(facts) if as_json else f"{here.name}: replicating to {', '.join(peers) or 'nobody'}."
+    )
+
+
+async def _follow_config(path: Path, regions: Config, here: RegionConfig, daemon: Daemon) -> None:
+    """The peers of the file, now and whenever it changes. A broken file changes nothing."""
+    seen = None
+    while True:
+        with contextlib.suppress(OSError):
+            now = path.stat().st_mtime_ns
+            if seen is not None and now != seen:
+                try:
+                    regions = load(path)
+                    emit("config.changed", regions=",".join(region.name for region in regions.region))
+                except BraidError as error:
+                    emit("config.broken", why=error)
+            seen = now
+        peers = [peer for peer in regions.region if peer.id != here.id]
+        daemon.meet({peer.name: parse_address(peer.url) for peer in peers})
+        if not peers:
+            daemon.ready.set()
+        await asyncio.sleep(CONFIG_CHECK_S)

@@ -1,0 +1,118 @@
+"""`braid up`: several regions on this machine, for trying things out."""
+
+import asyncio
+import json
+import signal
+import tempfile
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from braidstream import engine as functions
+from braidstream.cli.engines import Child, answering, braid_command, engine_command, free_port
+from braidstream.cli.server import Json, ask, trouble
+from braidstream.commands.region import initialise, meet
+
+
+class Engine(StrEnum):
+    redis = "redis"
+    valkey = "valkey"
+
+
+Directory = Annotated[
+    Path | None, typer.Option("--dir", help="Keep the data here. Without it, all is gone when braid up ends.")
+]
+
+
+def up(
+    regions: Annotated[int, typer.Option(min=1, max=16, help="How many regions.")] = 2,
+    engine: Annotated[Engine, typer.Option(help="Which server to start for each.")] = Engine.redis,
+    directory: Directory = None,
+    as_json: Json = False,
+) -> None:
+    """Start several regions on this machine, each a server of its own, replicating to each other.
+
+    For trying things out and for tests. Ctrl-C or SIGTERM stops everything it started.
+
+    Example: braid up --regions 3
+    """
+    with trouble("braid up", as_json):
+        if directory is not None:
+            directory.mkdir(parents=True, exist_ok=True)
+            asyncio.run(_run(directory, range(1, regions + 1), engine, as_json, keep=True))
+        else:
+            with tempfile.TemporaryDirectory(prefix="braid-up-") as folder:
+                asyncio.run(_run(Path(folder), range(1, regions + 1), engine, as_json, keep=False))
+
+
+async def _run(folder: Path, numbers: range, engine: Engine, as_json: bool, *, keep: bool) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    children: list[Child] = []
+    try:
+        starting = asyncio.ensure_future(_start(folder, numbers, engine, children, keep))
+        stopping = asyncio.ensure_future(stop.wait())
+        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            return
+        _tell(starting.result(), folder, as_json)
+        await stopping
+    finally:
+        for child in reversed(children):
+            await child.stop()
+
+
+async def _start(
+    folder: Path, numbers: range, engine: Engine, children: list[Child], keep: bool
+) -> list[dict[str, Any]]:
+    regions = [
+        {"id": number, "name": f"region-{number}", "url": f"redis://127.0.0.1:{free_port()}"}
+        for number in numbers
+    ]
+    config = folder / "braid.toml"
+    config.write_text("\n".join(_block(region) for region in regions), encoding="utf-8")
+    for region in regions:
+        place = folder / str(region["name"])
+        place.mkdir(exist_ok=True)
+        port = int(str(region["url"]).rpartition(":")[2])
+        command = engine_command(engine.value, port, place, keep)
+        child = Child(f"the {engine.value} of {region['name']}", command, place / "engine.log")
+        children.append(child)
+        await child.start()
+        await answering(port, child)
+        plans = (initialise(int(str(region["id"])), str(region["name"])), functions.load(), meet(numbers))
+        await asyncio.to_thread(ask, str(region["url"]), *plans)
+    daemons = []
+    for region in regions:
+        words = ("replicate", "--json", "--config", str(config), "--region", str(region["name"]))
+        log = folder / str(region["name"]) / "replicate.log"
+        daemons.append(Child(f"the daemon of {region['name']}", braid_command(*words), log))
+        children.append(daemons[-1])
+        await daemons[-1].start()
+    for daemon in daemons:
+        await daemon.line()
+    return regions
+
+
+def _block(region: dict[str, Any]) -> str:
+    lines = (f"{field} = {json.dumps(value)}" for field, value in region.items())
+    return "\n".join(["[[region]]", *lines, ""])
+
+
+def _tell(regions: list[dict[str, Any]], folder: Path, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"regions": regions}))
+        return
+    table = Table("region", "name", "url", title="Ready. Ctrl-C stops everything.")
+    for region in regions:
+        table.add_row(str(region["id"]), str(region["name"]), str(region["url"]))
+    console = Console()
+    console.print(table)
+    console.print(f"Config and logs: {folder}", highlight=False, soft_wrap=True)

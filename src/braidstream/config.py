@@ -1,0 +1,96 @@
+"""braid.toml: the regions, where each of them is, and what its daemons use.
+
+    [[region]]
+    id = 1
+    name = "us-east"
+    url = "rediss://link:${LINK_PASSWORD}@redis.us-east.example:6379"
+    listen = "127.0.0.1:7201"
+
+`${NAME}` in a URL is taken from the environment, so that the file need not hold a password.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from braidstream.errors import ConfigError
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+class RegionConfig(BaseModel):
+    """One region."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: Annotated[int, Field(ge=1, le=1023)]
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    url: Annotated[str, Field(pattern=r"^(rediss?|unix)://", repr=False)]
+    listen: Annotated[str | None, Field(pattern=r"^.+:[0-9]{1,5}$")] = None
+
+
+class Config(BaseModel):
+    """All regions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    region: Annotated[tuple[RegionConfig, ...], Field(min_length=1)]
+
+    def named(self, name: str) -> RegionConfig:
+        """A region by its name, or by its number as text."""
+        for region in self.region:
+            if name in (region.name, str(region.id)):
+                return region
+        names = ", ".join(region.name for region in self.region)
+        raise ConfigError(f"there is no region {name!r}. The file has: {names}.")
+
+    def peers_of(self, name: str) -> tuple[RegionConfig, ...]:
+        here = self.named(name)
+        return tuple(region for region in self.region if region is not here)
+
+
+def load(path: Path, environment: Mapping[str, str] | None = None) -> Config:
+    """Read the file; what is wrong is told with its field, never with a value that may be a secret."""
+    try:
+        words = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read: {error.strerror}. Give its place with --config."
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not TOML: {error}.") from None
+    return parse(words, str(path), os.environ if environment is None else environment)
+
+
+def parse(words: dict[str, Any], where: str, environment: Mapping[str, str]) -> Config:
+    try:
+        config = Config.model_validate(words)
+    except ValidationError as error:
+        faults = "; ".join(
+            ".".join(str(part) for part in fault["loc"]) + ": " + fault["msg"] for fault in error.errors()
+        )
+        raise ConfigError(f"{where}: {faults}.") from None
+    for field in ("id", "name"):
+        seen = [getattr(region, field) for region in config.region]
+        twice = next((value for value in seen if seen.count(value) > 1), None)
+        if twice is not None:
+            raise ConfigError(f"{where}: two regions have the {field} {twice!r}. Each needs its own.")
+    regions = [_filled(region, where, environment) for region in config.region]
+    return Config(region=tuple(regions))
+
+
+def _filled(region: RegionConfig, where: str, environment: Mapping[str, str]) -> RegionConfig:
+    def value(found: re.Match[str]) -> str:
+        if found[1] not in environment:
+            raise ConfigError(
+                f"{where}: the url of region {region.name!r} wants ${{{found[1]}}}, and the environment has "
+                "no such variable. Export it before starting braid."
+            )
+        return environment[found[1]]
+
+    return region.model_copy(update={"url": _VARIABLE.sub(value, region.url)})

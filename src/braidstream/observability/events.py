@@ -1,0 +1,43 @@
+"""Every event the daemons tell. `emit("link.lost", peer="eu-west")` is one log line and one count.
+
+    2026-11-15T10:00:00Z INFO link.lost peer=eu-west why="it closed the connection"
+
+Values are facts for an operator; secrets and entries' bodies are never among them.
+"""
+
+import json
+import logging
+from collections import Counter
+from typing import Final
+
+_log = logging.getLogger("braidstream")
+
+# name -> (level, what it means)
+EVENTS: Final = {
+    "daemon.ready": (logging.INFO, "connected to the own engine; links start"),
+    "daemon.stopped": (logging.INFO, "asked to stop, and stopped"),
+    "link.up": (logging.INFO, "a peer is reached; its state is compared now"),
+    "link.lost": (logging.WARNING, "a peer cannot be reached; it is tried again"),
+    "link.swept": (logging.DEBUG, "every stream was compared with a peer"),
+    "link.refused": (logging.WARNING, "a peer refused a stream; it is tried again"),
+    "link.shipped": (logging.DEBUG, "entries were brought to a peer"),
+    "source.lost": (logging.WARNING, "the own engine cannot be reached; it is tried again"),
+    "lease.taken": (logging.INFO, "this process now serves other shards than before"),
+    "config.changed": (logging.INFO, "the list of regions changed"),
+    "config.broken": (logging.WARNING, "the file was changed and cannot be used; the old list stays"),
+}
+
+counts: Counter[str] = Counter()
+
+
+def emit(event: str, **facts: object) -> None:
+    level, _ = EVENTS[event]
+    counts[event] += 1
+    if _log.isEnabledFor(level):
+        words = (f"{name}={_shown(value)}" for name, value in facts.items())
+        _log.log(level, "%s", " ".join([event, *words]))
+
+
+def _shown(value: object) -> str:
+    text = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+    return text if text and all(c.isprintable() and c not in ' "=' for c in text) else json.dumps(text)

@@ -1,0 +1,223 @@
+"""One region's daemon: hears what changed here, and pushes it to every peer.
+
+    own engine --- Feed --+--> Queue of peer 2 ---> Link to 2 ---> engine of region 2
+                          `--> Queue of peer 3 ---> Link to 3 ---> engine of region 3
+
+Nothing here is worth keeping. A process that is killed is replaced by another one, which sweeps.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Final
+
+from braidstream import ids, keys
+from braidstream.braid import Region, read_region
+from braidstream.commands.region import meet
+from braidstream.drivers.wire import Address
+from braidstream.errors import BraidError, LostError
+from braidstream.ids import Id
+from braidstream.observability.events import emit
+from braidstream.plan import Batch, Plan
+from braidstream.replication.endpoint import Endpoint, back_off
+from braidstream.replication.feed import Feed, all_streams
+from braidstream.replication.leases import Leases
+from braidstream.replication.link import Link, Progress
+from braidstream.replication.queue import Need, Queue
+
+# How many streams one link works on at once.
+AT_ONCE: Final = 32
+# After new entries, when to look at what pushes do not tell: trims and acknowledgements.
+SETTLE_S: Final = 0.1
+RESTLESS_S: Final = 5.0
+# All streams are compared now and then, and that takes at most a part of the time.
+SWEEP_S: Final = 30.0
+SWEEP_PART: Final = 20
+REFUSED_S: Final = 1.0
+
+
+@dataclass(slots=True)
+class Peer:
+    """A peer, the link to it while it is up, and the streams that wait for the link."""
+
+    name: str
+    endpoint: Endpoint
+    link: Link | None = None
+    queue: Queue = field(default_factory=Queue)
+    sweep: asyncio.Event = field(default_factory=asyncio.Event)
+    swept: bool = False
+    journals: dict[bytes, Id] = field(default_factory=dict)
+    restless: dict[bytes, float] = field(default_factory=dict)
+
+
+class Daemon:
+    """`run` ends when it is cancelled. `ready` is set once every peer was reached and looked at."""
+
+    def __init__(self, address: Address) -> None:
+        self.source = Endpoint(address)
+        self.peers: dict[str, Peer] = {}
+        self.leases = Leases(self.source, self._missed)
+        self.ready = asyncio.Event()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def meet(self, peers: dict[str, Address]) -> None:
+        """These are the peers from now on. To be called while `run` runs."""
+        for name in [*self.peers]:
+            if self.peers[name].endpoint.address != peers.get(name):
+                self._tasks.pop(name).cancel()
+                self.peers.pop(name).endpoint.close()
+        for name, address in peers.items():
+            if name not in self.peers:
+                self.peers[name] = peer = Peer(name, Endpoint(address))
+                self._tasks[name] = asyncio.ensure_future(self._serve(peer))
+
+    async def run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._listen())
+                tasks.create_task(self.leases.run())
+                tasks.create_task(self._watch())
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+            await self.leases.release()
+            self.source.close()
+
+    async def _watch(self) -> None:
+        """A link that ends by a fault of ours ends the daemon: its successor starts afresh."""
+        while True:
+            for task in self._tasks.values():
+                if task.done() and not task.cancelled():
+                    task.result()
+            await asyncio.sleep(REFUSED_S)
+
+    # Hearing
+
+    async def _listen(self) -> None:
+        tries = 0
+        while True:
+            try:
+                await self.source.connect()
+                here = await self.source.ask(read_region())
+                tries = 0
+                await Feed(self.source.address, (here.writer,), self._heard, self._missed).run()
+            except BraidError as error:
+                emit("source.lost", why=error)
+            await back_off(tries)
+            tries += 1
+
+    def _heard(self, name: bytes, more: bool) -> None:
+        if self.leases.mine(name):
+            for peer in self.peers.values():
+                if peer.link is not None:  # else everything is looked at when it is up again
+                    peer.queue.add(name, Need.SYNC if more else Need.FOLLOW)
+
+    def _missed(self) -> None:
+        """Something may have changed unheard: look at all streams, for all peers."""
+        for peer in self.peers.values():
+            peer.sweep.set()
+
+    # Telling
+
+    async def _serve(self, peer: Peer) -> None:
+        """Keep the link to one peer up, for ever."""
+        tries = 0
+        while True:
+            try:
+                await self.source.connect()
+                await peer.endpoint.connect()
+                here, there = await self._introduce(peer)
+                peer.queue, peer.link = Queue(), Link(self.source, peer.endpoint, here=here, there=there)
+                peer.sweep.set()
+                emit("link.up", peer=peer.name)
+                tries = 0
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._sweep(peer, peer.link))
+                    for _ in range(AT_ONCE):
+                        tasks.create_task(self._carry(peer, peer.link))
+            except* BraidError as errors:
+                emit("link.lost", peer=peer.name, why=errors.exceptions[0])
+            finally:
+                peer.link = None
+                peer.endpoint.close()
+            await back_off(tries)
+            tries += 1
+
+    async def _introduce(self, peer: Peer) -> tuple[Region, Region]:
+        """Both regions, each knowing the other's writers."""
+        here = await self.source.ask(read_region())
+        there = await peer.endpoint.ask(read_region())
+        if here.id == there.id:
+            raise BraidError(f"{peer.endpoint.address} is region {there.id}, as we are. Check the config.")
+        here = await self.source.ask(meet(there.writers))
+        return here, await peer.endpoint.ask(meet(here.writers))
+
+    async def _sweep(self, peer: Peer, link: Link) -> None:
+        """All streams: when the link comes up, when something may have been missed, and now and then."""
+        clock = asyncio.get_running_loop().time
+        await self.leases.known.wait()
+        while True:
+            peer.sweep.clear()
+            began = clock()
+            link.here = await self.source.ask(read_region())
+            async for names in all_streams(self.source):
+                for name in filter(self.leases.mine, names):
+                    peer.queue.add(name, Need.RELAY)
+                while len(peer.queue) > 10 * AT_ONCE:
+                    await asyncio.sleep(SETTLE_S / 10)
+            emit("link.swept", peer=peer.name)
+            peer.swept = True
+            if all(each.swept for each in self.peers.values()):
+                self.ready.set()
+            try:
+                async with asyncio.timeout(max(SWEEP_S, SWEEP_PART * (clock() - began))):
+                    await peer.sweep.wait()
+            except TimeoutError:
+                pass
+
+    async def _carry(self, peer: Peer, link: Link) -> None:
+        """Take a stream, bring it over, and see when it wants to be looked at again."""
+        while True:
+            name, need = await peer.queue.take()
+            try:
+                if need is Need.FOLLOW:
+                    progress = await link.follow(name)
+                else:
+                    progress = await link.sync(name, relay=need is Need.RELAY)
+                    await self._trim_journal(peer, name, progress)
+                self._again(peer, name, need, progress)
+            except LostError:
+                raise
+            except BraidError as error:
+                emit("link.refused", peer=peer.name, stream=name, why=error)
+                peer.queue.add(name, Need.SYNC, REFUSED_S)
+            finally:
+                peer.queue.done(name)
+
+    def _again(self, peer: Peer, name: bytes, need: Need, progress: Progress) -> None:
+        if progress.entries:
+            emit("link.shipped", peer=peer.name, stream=name, entries=progress.entries)
+        delay = None
+        if need is Need.FOLLOW or progress.moved:
+            delay = SETTLE_S
+        elif progress.restless or progress.waiting:
+            delay = min(RESTLESS_S, 2 * peer.restless.get(name, SETTLE_S / 2))
+        if delay is None:
+            peer.restless.pop(name, None)
+        else:
+            peer.restless[name] = delay
+            peer.queue.add(name, Need.SYNC, delay)
+
+    async def _trim_journal(self, peer: Peer, name: bytes, progress: Progress) -> None:
+        """What every peer has done of our journal goes; the last such entry stays as a mark."""
+        if progress.journal == ids.ZERO or peer.journals.get(name) == progress.journal or peer.link is None:
+            return
+        peer.journals[name] = progress.journal
+        done = min(each.journals.get(name, ids.ZERO) for each in self.peers.values())
+        if done > ids.ZERO:
+            journal = keys.journal(name, peer.link.here.writer)
+            await self.source.ask(_send("XTRIM", journal, "MINID", "=", ids.text(done)))
+
+
+def _send(*words: bytes | str | int) -> Plan[object]:
+    [reply] = yield Batch([words])
+    return reply

@@ -1,0 +1,49 @@
+"""A region's engine as the daemon reaches it: one pipelined connection, made again when it is lost."""
+
+import asyncio
+import random
+from typing import Final, TypeVar
+
+from braidstream.drivers.wire import Address, Connection, connect
+from braidstream.errors import LostError
+from braidstream.plan import Plan, arun
+
+T = TypeVar("T")
+
+SILENCE_S: Final = 10.0
+BACK_OFF_S: Final = (0.05, 2.0)
+
+
+class Endpoint:
+    """Plans are sent in the order in which they are asked. Nothing is sent twice by itself."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._conn: Connection | None = None
+        self._lock = asyncio.Lock()
+
+    async def ask(self, plan: Plan[T]) -> T:
+        conn = self._conn
+        if conn is None or conn.lost is not None:
+            raise LostError(str(self.address), "not connected", wrote=False)
+        return await arun(plan, conn.send)
+
+    @property
+    def connected(self) -> bool:
+        return self._conn is not None and self._conn.lost is None
+
+    async def connect(self) -> None:
+        """Make sure there is a connection; LostError or ReplyError if there cannot be one."""
+        async with self._lock:
+            if not self.connected:
+                self._conn = await connect(self.address, silence_s=SILENCE_S)
+
+    def close(self) -> None:
+        if self._conn is not None:
+            self._conn.close()
+
+
+async def back_off(tries: int) -> None:
+    """Wait before another try: longer each time, up to a cap, never in step with others."""
+    least, most = BACK_OFF_S
+    await asyncio.sleep(min(most, least * 2**tries) * random.uniform(0.5, 1.0))

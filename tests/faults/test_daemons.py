@@ -1,0 +1,172 @@
+"""Real engines and real daemons, as `braid up` starts them."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import braidstream
+from tests.support.servers import Engine, Flavour
+from tests.support.up import braid_up
+from tests.support.waiting import eventually
+
+WITHIN_S = 20
+
+
+def texts(client: braidstream.Redis, name: str = "m") -> list[str]:
+    return [fields["n"] for _, fields in client.xrange(name)]
+
+
+def test_what_is_written_in_any_region_is_soon_in_all(flavour: Flavour) -> None:
+    with braid_up(3, flavour) as up:
+        clients = [up.client(region) for region in (1, 2, 3)]
+        for number, client in enumerate(clients):
+            client.xadd("m", {"n": str(number)})
+        for client in clients:
+            eventually(
+                lambda client=client: sorted(texts(client)) == ["0", "1", "2"],  # type: ignore[misc]
+                within_s=WITHIN_S,
+                why="every region should have all three",
+            )
+        orders = [client.xrange("m") for client in clients]
+        assert orders[0] == orders[1] == orders[2]
+
+        gone = orders[0][1][0]
+        clients[2].xdel("m", gone)
+        clients[0].xgroup_create("m", "jobs", "0")
+        for client in clients:
+            eventually(
+                lambda client=client: len(texts(client)) == 2 and client.xinfo_groups("m"),  # type: ignore[misc]
+                within_s=WITHIN_S,
+                why="a deletion and a group should be everywhere",
+            )
+
+        [[_, entries]] = clients[0].xreadgroup("jobs", "alice", {"m": ">"})
+        clients[0].xack("m", "jobs", *(entry for entry, _ in entries))
+        eventually(
+            lambda: clients[1].xinfo_groups("m")[0]["last-delivered-id"] == entries[-1][0],
+            within_s=WITHIN_S,
+            why="acknowledgements should travel",
+        )
+        assert clients[1].xreadgroup("jobs", "bob", {"m": ">"}) == []
+
+        clients[1].delete("m")
+        for client in clients:
+            eventually(lambda client=client: not client.exists("m"), within_s=WITHIN_S, why="DEL travels")  # type: ignore[misc]
+            client.close()
+
+
+def test_sigterm_stops_everything_it_started(flavour: Flavour) -> None:
+    with braid_up(2, flavour) as up:
+        children = up.children("")
+        assert len(children) >= 4
+    for child in children:
+        assert not Path(f"/proc/{child}").exists(), f"process {child} is still there"
+
+
+def test_a_killed_daemon_is_replaced_by_another_that_finds_out_where_to_resume(
+    flavour: Flavour, tmp_path: Path
+) -> None:
+    with braid_up(2, flavour, "--dir", str(tmp_path)) as up, up.client(1) as one, up.client(2) as two:
+        one.xadd("m", {"n": "before"})
+        eventually(lambda: texts(two) == ["before"], within_s=WITHIN_S, why="the link should work")
+        for daemon in up.children("replicate"):
+            os.kill(daemon, signal.SIGKILL)
+        for number in range(1000):
+            one.xadd("m", {"n": str(number)})
+        one.delete("other")
+        command = [sys.executable, "-m", "braidstream.cli.main", "replicate"]
+        words = ["--config", str(tmp_path / "braid.toml"), "--region", "region-1"]
+        with subprocess.Popen(
+            [*command, *words], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        ) as successor:
+            try:
+                eventually(
+                    lambda: two.xlen("m") == 1001,
+                    within_s=WITHIN_S,
+                    why="its successor should bring the rest",
+                )
+            finally:
+                successor.terminate()
+        assert one.xrange("m") == two.xrange("m")
+
+
+def test_two_daemons_of_one_region_share_its_streams(flavour: Flavour, tmp_path: Path) -> None:
+    with braid_up(2, flavour, "--dir", str(tmp_path)) as up, up.client(1) as one, up.client(2) as two:
+        command = [sys.executable, "-m", "braidstream.cli.main", "replicate", "--json"]
+        words = ["--config", str(tmp_path / "braid.toml"), "--region", "region-1"]
+        with subprocess.Popen(
+            [*command, *words], stderr=subprocess.DEVNULL, stdout=subprocess.PIPE
+        ) as second:
+            try:
+                eventually(
+                    lambda: len(set(_owners(one))) == 2, within_s=WITHIN_S, why="both should hold some shards"
+                )
+                names = [f"stream-{number}" for number in range(50)]
+                for name in names:
+                    one.xadd(name, {"n": name})
+                for name in names:
+                    eventually(
+                        lambda name=name: texts(two, name) == [name],  # type: ignore[misc]
+                        within_s=WITHIN_S,
+                        why=f"{name} should arrive",
+                    )
+            finally:
+                second.kill()
+        eventually(
+            lambda: len(set(_owners(one))) == 1,
+            within_s=WITHIN_S,
+            why="the first should take over after a kill",
+        )
+        for name in names:
+            one.xadd(name, {"n": "again"})
+        for name in names:
+            eventually(
+                lambda name=name: texts(two, name) == [name, "again"],  # type: ignore[misc]
+                within_s=WITHIN_S,
+                why=f"{name} should be served by the other daemon",
+            )
+
+
+def _owners(client: braidstream.Redis) -> list[str]:
+    found = client.mget([f"bs:lease:{shard}" for shard in range(16)])
+    return [owner for owner in found if owner]
+
+
+def test_a_peer_that_comes_back_gets_what_it_missed(flavour: Flavour, tmp_path: Path) -> None:
+    late = Engine(flavour)
+    late.start()
+    late.kill()
+    try:
+        with Engine(flavour) as engine:
+            config = tmp_path / "braid.toml"
+            config.write_text(
+                f'[[region]]\nid = 1\nname = "a"\nurl = "{engine.url}"\n'
+                f'[[region]]\nid = 2\nname = "b"\nurl = "{late.url}"\n'
+            )
+            command = [sys.executable, "-m", "braidstream.cli.main", "replicate"]
+            words = ["--config", str(config), "--region", "a"]
+            with subprocess.Popen(
+                [*command, *words], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+            ) as daemon:
+                try:
+                    with braidstream.Redis.from_url(engine.url, decode_responses=True) as one:
+                        eventually(
+                            lambda: one.hget("bs:config", "library"), within_s=WITHIN_S, why="it starts"
+                        )
+                        for number in range(500):
+                            one.xadd("m", {"n": str(number)})
+                        late.start()
+                        init = [sys.executable, "-m", "braidstream.cli.main", "init", "--url", late.url]
+                        subprocess.run(
+                            [*init, "--region", "2", "--name", "b"], check=True, capture_output=True
+                        )
+                        with braidstream.Redis.from_url(late.url, decode_responses=True) as two:
+                            eventually(
+                                lambda: two.xlen("m") == 500, within_s=WITHIN_S, why="all should arrive"
+                            )
+                finally:
+                    daemon.terminate()
+    finally:
+        late.stop()

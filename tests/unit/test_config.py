@@ -1,0 +1,63 @@
+"""braid.toml: what is wrong with it is told by its field, and without secrets."""
+
+from pathlib import Path
+
+import pytest
+
+from braidstream.config import load
+from braidstream.errors import ConfigError
+
+GOOD = """
+[[region]]
+id = 1
+name = "us-east"
+url = "redis://127.0.0.1:7101"
+listen = "127.0.0.1:7201"
+
+[[region]]
+id = 2
+name = "eu-west"
+url = "rediss://link:${LINK_PASSWORD}@eu.example:7102"
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "braid.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_regions_are_found_by_name_and_by_number(tmp_path: Path) -> None:
+    config = load(written(tmp_path, GOOD), {"LINK_PASSWORD": "hush"})
+    assert config.named("us-east") is config.named("1")
+    assert [peer.name for peer in config.peers_of("us-east")] == ["eu-west"]
+    assert config.named("eu-west").url == "rediss://link:hush@eu.example:7102"
+    assert "hush" not in repr(config)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("id = 2", "id = 1"), "two regions have the id 1"),
+        (("eu-west", "us-east"), "two regions have the name 'us-east'"),
+        (("id = 2", "id = 5000"), "region.1.id: Input should be less than or equal to 1023"),
+        (("id = 2", "number = 2"), "region.1.id: Field required; region.1.number: Extra inputs"),
+        (("rediss://", "http://"), "region.1.url"),
+        (("7201", "here"), "region.0.listen"),
+        (("[[region]]", "[[regions"), "is not TOML"),
+        (("${LINK_PASSWORD}", "${NOT_THERE}"), "wants ${NOT_THERE}"),
+    ],
+)
+def test_a_fault_is_named(tmp_path: Path, change: tuple[str, str], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(written(tmp_path, GOOD.replace(*change)), {"LINK_PASSWORD": "hush"})
+    assert said in str(caught.value)
+    assert "hush" not in str(caught.value)
+
+
+def test_a_missing_file_and_a_missing_region_say_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--config"):
+        load(tmp_path / "none.toml")
+    config = load(written(tmp_path, GOOD), {"LINK_PASSWORD": "hush"})
+    with pytest.raises(ConfigError, match="us-east, eu-west"):
+        config.named("mars")
