@@ -4,7 +4,7 @@ import argparse
 
 from rich.progress import Progress
 
-from bench import append, groups, read, report
+from bench import append, crowd, groups, read, report
 from bench.bed import Bed
 from bench.measure import compare
 from tests.support.servers import FLAVOURS
@@ -33,8 +33,13 @@ def main() -> None:
                     ratios = compare(case, bed.engine_cpu, budget_s=budget_s)
                     measured.append(report.Measured(flavour, case, ratios))
     report.show(measured)
+    crowds = list[crowd.Wakeups]()
+    if chosen.only in crowd.NAME:
+        for flavour in chosen.engine or FLAVOURS:
+            crowds += crowd.measure(flavour, quick=chosen.quick)
+        crowd.show(crowds)
     if not (chosen.only or chosen.engine):
-        report.write(measured)
+        report.write([result for each in (*measured, *crowds) for result in each.results()])
 
 
 if __name__ == "__main__":

@@ -14,11 +14,11 @@ from braidstream.commands.region import tune_id_mode
 
 ENTRIES = 6_000
 GROUP, CONSUMER = "g", "c"
+# How many strands there are, how many of them hold the entries, and the engine CPU that is allowed.
+SHAPES = ((1, 1, 1.5), (3, 1, 1.5), (5, 1, 1.5), (3, 3, 2.5), (5, 3, 2.5))
 
 
-def _case(name: str, *, news: int, strands: int, count: int, goal: float | None) -> Callable[[Bed], Case]:
-    """`news` of the `strands` hold the entries; the others are there and empty."""
-
+def _case(*, strands: int, news: int, count: int, goal: float) -> Callable[[Bed], Case]:
     def build(bed: Bed) -> Case:
         ours, bare = bed.ours(), bed.bare()
         ours.run_plan(tune_id_mode("strict"))
@@ -27,7 +27,8 @@ def _case(name: str, *, news: int, strands: int, count: int, goal: float | None)
         fresh = bed.ours()  # one that reads who the writers are
         for client, stream in ((fresh, OURS), (bare, BARE)):
             client.xgroup_create(stream, GROUP, "0")
-        goals: dict[Figure, float] = {} if goal is None else {"engine CPU": goal}
+        goals: dict[Figure, float] = {"engine CPU": goal}
+        name = f"XREADGROUP COUNT {count}, news in {news} of {strands}"
         return Case(name, _reads(fresh, OURS, count), _reads(bare, BARE, count), goals)
 
     return build
@@ -44,14 +45,8 @@ def _reads(client: Any, stream: str, count: int) -> Turn:
     return turn
 
 
-CASES = (
-    _case("XREADGROUP COUNT 10, 1 strand", news=1, strands=1, count=10, goal=1.5),
-    *(
-        _case(f"XREADGROUP COUNT {count}, 1 of 3 strands has news", news=1, strands=3, count=count, goal=1.5)
-        for count in (1, 10, 100)
-    ),
-    *(
-        _case(f"XREADGROUP COUNT {count}, 3 of 3 strands have news", news=3, strands=3, count=count, goal=2.5)
-        for count in (1, 10, 100)
-    ),
+CASES = tuple(
+    _case(strands=strands, news=news, count=count, goal=goal)
+    for strands, news, goal in SHAPES
+    for count in (1, 10, 100)
 )

@@ -38,11 +38,13 @@ class Measured:
         name = f"{self.flavour}: {self.case.name}: {figure}"
         return Result(name, value, "ours/bare", goal, reached)
 
+    def results(self) -> list[Result]:
+        return [self.result(figure) for figure in FIGURES]
 
-def write(measured: Iterable[Measured]) -> None:
-    results = [asdict(each.result(figure)) for each in measured for figure in FIGURES]
+
+def write(results: Iterable[Result]) -> None:
     LATEST.parent.mkdir(exist_ok=True)
-    LATEST.write_text(json.dumps(results, indent=1) + "\n")
+    LATEST.write_text(json.dumps([asdict(each) for each in results], indent=1) + "\n")
     print(f"written to {LATEST}")
 
 

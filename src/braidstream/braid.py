@@ -77,17 +77,19 @@ class Registry:
     """What the registry of one stream says: every strand's cut, which are there, where each group starts.
 
     told: groups whose count of entries read was told by a user (ENTRIESREAD), so it proves nothing.
+    bell: a stamp that changes whenever a group is placed, or joined by a strand.
     """
 
     cuts: dict[Strand, Id] = field(default_factory=dict)
     strands: tuple[Strand, ...] = ()
     groups: dict[bytes, Id] = field(default_factory=dict)
     told: frozenset[bytes] = frozenset()
+    bell: bytes = b""
 
     @staticmethod
     def parse(name: bytes, reply: list[Any]) -> "Registry":
         cuts, there, groups = dict[Strand, Id](), list[Strand](), dict[bytes, Id]()
-        told = set[bytes]()
+        told, bell = set[bytes](), b""
         for label, value in zip(reply[::2], reply[1::2], strict=True):
             if (found := _LABEL.match(label)) and (state_of := _STATE.match(value)):
                 life, state, cut = state_of.groups()
@@ -100,7 +102,9 @@ class Registry:
                     groups[label[2:]] = ids.native(value.split(b" ", 1)[0])
                 if value.endswith(b" told"):
                     told.add(label[2:])
-        return Registry(cuts, _ordered(there), dict(sorted(groups.items())), frozenset(told))
+            elif label == b"bell":
+                bell = value
+        return Registry(cuts, _ordered(there), dict(sorted(groups.items())), frozenset(told), bell)
 
     @property
     def exists(self) -> bool:
@@ -115,11 +119,26 @@ class Registry:
         cuts = {each: cut for each, cut in self.cuts.items() if each.label != strand.label}
         others = [each for each in self.strands if each.label != strand.label]
         cuts[strand] = self.cuts.get(strand, ids.ZERO)
-        return Registry(cuts, _ordered([*others, strand]), self.groups, self.told)
+        return Registry(cuts, _ordered([*others, strand]), self.groups, self.told, self.bell)
 
 
 def _ordered(strands: Iterable[Strand]) -> tuple[Strand, ...]:
     return tuple(sorted(strands, key=lambda strand: (strand.writer, strand.kind)))
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a client remembers of a group. It is worth something until the bell rings.
+
+    at: where the group was; it may be further by now, never behind.
+    busy: the strands that had something for it.
+    alone: nobody else had read when we last looked.
+    """
+
+    bell: bytes
+    at: dict[Strand, Id]
+    busy: tuple[Strand, ...]
+    alone: bool = True
 
 
 @dataclass(slots=True)
@@ -131,6 +150,7 @@ class View:
     watching: the connection WATCHes keys.
     born: strands whose birth stands in this MULTI already.
     taken: names of a pipeline that are plain keys.
+    readings: where groups of streams were, by name and group.
     """
 
     region: Region
@@ -140,6 +160,7 @@ class View:
     watching: bool = False
     born: set[Strand] = field(default_factory=set)
     taken: frozenset[bytes] = frozenset()
+    readings: dict[tuple[bytes, bytes], Reading] = field(default_factory=dict)
 
     def one_step(self, commands: int) -> bool:
         """Whether a batch needs a MULTI. Not under a WATCH: EXEC would end it, and it guards the whole."""
@@ -165,6 +186,16 @@ class View:
         registry = Registry.parse(name, reply)
         self._remember(name, registry)
         return registry
+
+    def reading(self, name: bytes, group: bytes) -> Reading | None:
+        """What we remember of a group, as far as we know rightly."""
+        known = self.readings.get((name, group))
+        return known if known is not None and known.bell == self.recall(name).bell else None
+
+    def note(self, name: bytes, group: bytes, reading: Reading) -> None:
+        if len(self.readings) >= REMEMBERED:
+            self.readings.clear()
+        self.readings[name, group] = reading
 
     def forget(self, name: bytes) -> None:
         self.known.pop(name, None)
@@ -203,6 +234,11 @@ _NOTHING: Final = Registry()
 
 def registry_of(name: bytes) -> Command:
     return ("HGETALL", keys.meta(name))
+
+
+def bell_of(name: bytes) -> Command:
+    """Cheaper than the registry: tells whether the groups, and the strands they stand on, are the same."""
+    return ("HGET", keys.meta(name), "bell")
 
 
 def find(view: View, name: bytes) -> Plan[Registry]:

@@ -6,6 +6,7 @@
     bs:<w>:c.<g>:<tag>        stream  the same, g-th life: a stream that was deleted may start over
     bs:<w>:j:<tag>            stream  journal of writer w
     bs:meta:<tag>             hash    the stream's strands and where each was cut (see braid.py)
+    bs:bell:<stamp>:<tag>     stream  empty; goes away when the groups of the stream change (strand.lua)
     bs:lease:<shard>          string  which replication daemon serves a share of the streams
     bs:copy:<token>:<tag>     stream  a copy being made; becomes a `c` strand (commands/rename.py)
 
@@ -29,6 +30,7 @@ _OWN_TAG = re.compile(rb"\A[^{]*\{[^}]+\}", re.DOTALL)
 _STRAND = re.compile(rb"\Abs:([1-9][0-9]{0,3}):(s|c)(?:\.([1-9][0-9]*))?:([{+!].*)\Z", re.DOTALL)
 _JOURNAL = re.compile(rb"\Abs:([1-9][0-9]{0,3}):j:([{+!].*)\Z", re.DOTALL)
 META: Final = b"bs:meta:"
+_BELL = b"bs:bell:"
 _COPY = b"bs:copy:"
 _LEASE = b"bs:lease:"
 
@@ -70,6 +72,10 @@ def lease(what: bytes) -> bytes:
     return _LEASE + what
 
 
+def bell(name: bytes, stamp: bytes) -> bytes:
+    return _BELL + stamp + b":" + tag(name)
+
+
 def copy(name: bytes, token: bytes) -> bytes:
     return _COPY + token + b":" + tag(name)
 
@@ -103,7 +109,7 @@ def is_ours(key: bytes) -> bool:
     """Whether a key is part of our storage, hidden from KEYS and SCAN."""
     return (
         key == CONFIG
-        or key.startswith((META, _COPY, _LEASE))
+        or key.startswith((META, _BELL, _COPY, _LEASE))
         or _STRAND.match(key) is not None
         or _JOURNAL.match(key) is not None
     )

@@ -15,21 +15,11 @@ import redis
 import braidstream
 import braidstream.asyncio
 from braidstream.strand import Strand
-from tests.support.clients import Opener
+from tests.support.clients import Opener, blocked
 from tests.support.regions import apply, become
 from tests.support.servers import Engine, Flavour
-from tests.support.waiting import eventually
 
 FAR = 99_999_999_999_999
-
-
-def _blocked(engine: Engine, readers: int = 1) -> None:
-    with engine.client() as operator:
-        eventually(
-            lambda: operator.info("clients")["blocked_clients"] == readers,
-            within_s=5,
-            why=f"{readers} readers should be waiting in the engine",
-        )
 
 
 def _answer(reader: "Future[Any]") -> list[tuple[str, dict[str, str]]]:
@@ -57,7 +47,7 @@ def test_an_engine_that_says_nothing_is_still_a_timeout_and_the_client_goes_on(
         client.set("plain", "value")
         entry = client.xadd("x", {"n": "1"})
         reader = background.submit(client.xread, {"x": "$"}, block=300)
-        _blocked(engine)
+        blocked(engine)
         engine.pause()
         try:
             with pytest.raises(redis.TimeoutError):
@@ -75,7 +65,7 @@ def test_a_waiting_reader_is_woken_by_an_append(
     region.xadd("x", {"n": "1"})
     client = opened(engine.url, decode_responses=True, socket_timeout=0.2)
     reader = background.submit(client.xread, {"x": "$"}, block=block_ms)
-    _blocked(engine)
+    blocked(engine)
     entry = region.xadd("x", {"n": "2"})
     assert _answer(reader) == [(entry, {"n": "2"})]
 
@@ -117,7 +107,7 @@ def test_a_waiting_reader_is_woken_by_a_strand_that_was_not_there(
         liberal.xadd("x", {"n": "old"}, id="*" if before == "minted" else "5-5")
     client = opened(engine.url, decode_responses=True)
     reader = background.submit(client.xread, {"x": "$"}, block=5000)
-    _blocked(engine)
+    blocked(engine)
     BIRTHS[birth](liberal)
     assert [fields["n"] for _, fields in _answer(reader)] == ["new"]
 
@@ -128,7 +118,7 @@ def test_readers_of_several_streams_wait_for_any_of_them(
     region.xadd("y", {"n": "1"})
     client = opened(engine.url, decode_responses=True)
     reader = background.submit(client.xread, {"y": "$", "x": "$"}, block=5000)
-    _blocked(engine)
+    blocked(engine)
     entry = region.xadd("x", {"n": "2"})
     assert _answer(reader) == [(entry, {"n": "2"})]
 
@@ -137,7 +127,7 @@ def test_a_cancelled_wait_leaves_the_asyncio_client_usable(region: braidstream.R
     async def story() -> tuple[Any, Any]:
         async with braidstream.asyncio.Redis.from_url(engine.url, decode_responses=True) as client:
             reader = asyncio.create_task(client.xread({"x": "$"}, block=0))
-            await asyncio.to_thread(_blocked, engine)
+            await asyncio.to_thread(blocked, engine)
             reader.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await reader

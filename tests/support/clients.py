@@ -1,4 +1,4 @@
-"""Open clients of either kind, and use an asyncio one by the same text as a sync one."""
+"""Open clients of either kind, use an asyncio one by the same text as a sync one, and see them wait."""
 
 import asyncio
 import inspect
@@ -14,6 +14,8 @@ from redis.retry import Retry
 
 import braidstream
 import braidstream.asyncio
+from tests.support.servers import Engine
+from tests.support.waiting import eventually
 
 
 class Awaited:
@@ -67,3 +69,13 @@ class Opener:
         client = Awaited(self.runner, make(modules[1].Redis))
         self.stack.callback(client.aclose)
         return client
+
+
+def blocked(engine: Engine, clients: int = 1) -> None:
+    """Until so many clients wait inside the engine."""
+    with engine.client() as operator:
+        eventually(
+            lambda: operator.info("clients")["blocked_clients"] == clients,
+            within_s=20,
+            why=f"{clients} clients should be waiting in the engine",
+        )

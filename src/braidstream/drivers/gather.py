@@ -91,13 +91,16 @@ class Queued:
         plan, batch = self.plan, self.batch
         assert plan is not None
         assert batch is not None
+        error = first_error(batch, replies)
         while True:
-            error = first_error(batch, replies)
             try:
                 batch = plan.throw(error) if error else plan.send(replies)
             except StopIteration as stop:
                 return stop.value
-            replies = yield batch
+            try:
+                error, replies = None, (yield batch)
+            except ReplyError as refused:  # thrown to us by the driver; it is this plan's to handle
+                error = refused
 
 
 def pipeline(view: View, queued: list[Queued], shape: Shape) -> Plan[None]:

@@ -15,7 +15,7 @@ from redis import exceptions
 from redis._parsers.base import BaseParser
 from redis.client import EMPTY_RESPONSE, NEVER_DECODE
 
-from braidstream.braid import REMEMBERED, Region, Registry, View, read_region
+from braidstream.braid import REMEMBERED, Reading, Region, Registry, View, read_region
 from braidstream.commands.table import TABLE, Spec
 from braidstream.engine import VERSION
 from braidstream.errors import BraidError, LibraryError, ReplyError
@@ -60,6 +60,7 @@ class Session:
         self.read_at = 0.0
         self.known: OrderedDict[bytes, Registry] = OrderedDict()
         self.homes: dict[str | bytes, Strand] = {}
+        self.readings: dict[tuple[bytes, bytes], Reading] = {}
 
     def stale(self, conn: Any) -> bool:
         """Whether to ask the server who it is: a new connection, or some time has passed."""
@@ -75,15 +76,14 @@ class Session:
                 f"braid init --url URL --region {region.id} --name {region.name}"
             )
         if self.region is not None and region.writer != self.region.writer:
-            self.known.clear()
-            self.homes.clear()
+            self._forget()
         self.region, self.read_at = region, time.monotonic()
 
     def view(self, *, pipelined: bool = False, in_multi: bool = False, watching: bool = False) -> View:
         assert self.region is not None
         # A pipeline looks everything up afresh, and what it expects is nobody else's knowledge.
         known = OrderedDict[bytes, Registry]() if pipelined else self.known
-        return View(self.region, known, pipelined, in_multi, watching)
+        return View(self.region, known, pipelined, in_multi, watching, readings=self.readings)
 
     def refresh(self, conn: Any) -> Plan[None]:
         """Ask the server who it is, where that is due."""
@@ -99,8 +99,12 @@ class Session:
     def doubt(self, conn: Any) -> None:
         """Something does not fit what we know (another database, a strand that is gone): ask again."""
         conn.braid_socket = None
+        self._forget()
+
+    def _forget(self) -> None:
         self.known.clear()
         self.homes.clear()
+        self.readings.clear()
 
     def plain_add(self, args: tuple[Any, ...]) -> Command | None:
         """`XADD name * field value ...` to a home strand that is there: the native command at once.

@@ -32,6 +32,7 @@ local function delete_strands(meta, writer, named)
       register(meta, label, strand.life, '-', last or after_loss(strand.cut))
     end
     for _, group in ipairs(groups) do redis.call('HDEL', meta, group) end
+    if #groups > 0 then ring(meta) end
     if existed == 1 then count_deletion(meta, 'x', writer) end
     return existed
   end

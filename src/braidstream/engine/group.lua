@@ -34,6 +34,7 @@ end
 
 local function forget_group(meta, group)
   redis.call('HDEL', meta, 'g:' .. group, 'v:' .. group, 'k:' .. group, 'b:' .. group, 'h:' .. group)
+  ring(meta)
 end
 
 --[[ Without a group, a strand in which nothing came since its cut is nothing. ]]
@@ -83,6 +84,7 @@ local function group_create(keys, args)
     redis.call('XGROUP', 'CREATE', strand.key, group, strand.from, unpack(entries_read(strand)))
   end
   redis.call('HSET', meta, 'g:' .. group, start)
+  ring(meta)
   local seen = (redis.call('HGET', meta, 'x') or '') .. '/' .. (redis.call('HGET', meta, 'x:' .. group) or '')
   if seen ~= '/' then redis.call('HSET', meta, 'v:' .. group, seen) end
   -- `$` is here, where each strand ends now: in the other regions the group starts at the same entries.
@@ -102,6 +104,7 @@ local function group_setid(keys, args)
     redis.call('XGROUP', 'SETID', strand.key, group, strand.from, unpack(entries_read(strand)))
   end
   redis.call('HSET', meta, 'h:' .. group, start, 'b:' .. group, positions(strands))
+  ring(meta)
   return redis.status_reply('OK')
 end
 
@@ -122,4 +125,18 @@ local function group_destroy(keys, args)
     vanish(meta, named)
   end
   return 1
+end
+
+--[[ group_wait: FCALL bs_group_wait 1 <meta> <group>. The registry, and a bell to wait on.
+     Why a function: a ring between the two would go unheard. ]]
+local function group_wait(keys, args)
+  local meta, group = keys[1], args[1]
+  if redis.call('HEXISTS', meta, 'g:' .. group) == 1 then
+    local bell, hangs = bell_of(meta, redis.call('HGET', meta, 'bell')), false
+    if redis.call('EXISTS', bell) == 1 then
+      for _, info in ipairs(redis.call('XINFO', 'GROUPS', bell)) do hangs = hangs or info[2] == group end
+    end
+    if not hangs then redis.call('XGROUP', 'CREATE', bell, group, '$', 'MKSTREAM') end
+  end
+  return redis.call('HGETALL', meta)
 end

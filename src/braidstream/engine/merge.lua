@@ -110,6 +110,7 @@ end
 
 local function create_group(meta, strands, group, theirs)
   redis.call('HSET', meta, 'g:' .. group, theirs.start)
+  ring(meta)
   for _, strand in pairs(strands) do
     redis.call('XGROUP', 'CREATE', strand.key, group, start_of(theirs.start, strand.label))
   end

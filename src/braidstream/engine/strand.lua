@@ -42,6 +42,20 @@ local function acked_of(value)
   return acked
 end
 
+--[[ The bell of a stream rings when a strand joins its groups, and when a group is made, moved or destroyed:
+     what others remember of the groups is no longer true. `bell` in the registry is a stamp, new at each
+     ring. Consumers that wait in the engine wait on a key with that stamp too (group_wait makes it): taking
+     it away wakes them, and whoever comes late with an old stamp finds no such key. ]]
+local function bell_of(meta, stamp)
+  return 'bs:bell:' .. stamp .. ':' .. string.match(meta, '^bs:meta:(.*)$')
+end
+
+local function ring(meta)
+  local stamp, now = redis.call('HGET', meta, 'bell'), redis.call('TIME')
+  if stamp then redis.call('UNLINK', bell_of(meta, stamp)) end
+  redis.call('HSET', meta, 'bell', now[1] .. string.format('%06d', now[2]))
+end
+
 local function join_groups(meta, key, label, life)
   local fields, groups, moved, acked = redis.call('HGETALL', meta), {}, {}, {}
   for at = 1, #fields, 2 do
@@ -55,6 +69,7 @@ local function join_groups(meta, key, label, life)
     if acked[group] and less(start, acked[group]) then start = acked[group] end
     redis.call('XGROUP', 'CREATE', key, group, start)
   end
+  if next(groups) then ring(meta) end
 end
 
 local function register(meta, label, life, state, cut)

@@ -17,8 +17,8 @@ from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
 from braidstream.strand import Strand, facts
 
-# Fields of meta that stay in their region: where XGROUP SETID stood.
-_LOCAL: Final = (b"b:", b"h:")
+# Fields of meta that stay in their region: where XGROUP SETID stood, and when groups last changed.
+_LOCAL: Final = (b"b:", b"h:", b"bell")
 # And those that entries may overtake: how far groups have acknowledged.
 _LATER: Final = (*_LOCAL, b"k:")
 

@@ -1,0 +1,116 @@
+"""Many consumers of one group wait at once: who is served, in which order, and what each gets."""
+
+import asyncio
+import statistics
+from collections import Counter
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+
+import braidstream
+import braidstream.asyncio
+from braidstream.strand import Strand
+from tests.support.clients import blocked
+from tests.support.regions import apply, become, client_of
+from tests.support.servers import Engine
+
+CROWD = 64
+ENTRIES = 10_000
+BATCH = 8
+FAR = Strand(b"x", "s", 2)
+
+
+@pytest.fixture
+def stream(engine: Engine) -> Iterator[braidstream.Redis]:
+    """A stream that regions 1, 2 and 3 write, with an empty group."""
+    become(engine)
+    with engine.client() as operator:
+        operator.hset("bs:config", "writers", "1 2 3")
+    with client_of(engine, decode_responses=True) as client:
+        client.xgroup_create("x", "g", id="0", mkstream=True)
+        yield client
+
+
+def test_waiting_consumers_are_served_in_the_order_in_which_they_came(
+    stream: braidstream.Redis, engine: Engine
+) -> None:
+    asyncio.run(_served_in_order(stream, engine))
+
+
+async def _served_in_order(stream: braidstream.Redis, engine: Engine) -> None:
+    async with braidstream.asyncio.Redis.from_url(engine.url, decode_responses=True) as client:
+        waiting = []
+        for me in range(CROWD):
+            read = client.xreadgroup("g", f"c{me}", {"x": ">"}, count=3, block=60_000)
+            waiting.append(asyncio.create_task(read))
+            await asyncio.to_thread(blocked, engine, me + 1)
+        for n in range(CROWD):
+            if n % 2:
+                stream.run_plan(apply(FAR, [((n, 0), [b"n", b"%d" % n])], (max(n - 2, 0), 0)))
+            else:
+                stream.xadd("x", {"n": n})
+        replies = await asyncio.wait_for(asyncio.gather(*waiting), 30)
+    got = [[fields["n"] for _, fields in entries] for [[_, entries]] in replies]
+    assert got == [[str(n)] for n in range(CROWD)]
+
+
+# COUNT 1 is less than the strands: there everybody is woken and the fastest wins, which takes longer.
+@pytest.mark.parametrize("limit", [1, 10])
+def test_a_crowd_shares_a_stream_nothing_twice_nothing_lost_nobody_starved(
+    stream: braidstream.Redis, engine: Engine, limit: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    got = asyncio.run(_crowd(engine, stream, limit))
+    served = [len(values) for values in got]
+    with capsys.disabled():
+        print(
+            f"\n{engine.flavour}, COUNT {limit}: {CROWD} consumers of {ENTRIES:,} entries got "
+            f"{min(served)} to {max(served)}, median {statistics.median(served):.0f}"
+        )
+    times = Counter(value for values in got for value in values)
+    assert not {value for value, number in times.items() if number > 1}, "duplicated"
+    assert not {str(n) for n in range(ENTRIES)} - set(times), "lost"
+    assert len(times) == ENTRIES
+    assert min(served) > 0, "starved"
+    assert stream.xpending("x", "g")["pending"] == ENTRIES
+
+
+async def _crowd(engine: Engine, stream: braidstream.Redis, limit: int) -> list[list[str]]:
+    """What each of the crowd got, while regions 1, 2 and 3 write in turn."""
+    stream.run_plan(apply(Strand(b"x", "s", 3), [((1, 0), [b"n", b"first"])]))
+    stream.xreadgroup("g", "first", {"x": ">"}, noack=True)
+    got: list[list[str]] = [[] for _ in range(CROWD)]
+    async with braidstream.asyncio.Redis.from_url(engine.url, decode_responses=True) as client:
+
+        async def consume(me: int) -> None:
+            while sum(map(len, got)) < ENTRIES:
+                reply = await client.xreadgroup("g", f"c{me}", {"x": ">"}, count=limit, block=1_000)
+                for _, given in reply:
+                    assert len(given) <= limit
+                    got[me] += [fields["n"] for _, fields in given]
+
+        consumers = [asyncio.create_task(consume(me)) for me in range(CROWD)]
+        await asyncio.to_thread(blocked, engine, CROWD)
+        await asyncio.to_thread(_write, stream)
+        await asyncio.wait_for(asyncio.gather(*consumers), 60)
+    return got
+
+
+def _write(stream: braidstream.Redis) -> None:
+    """Entries 0, 1, 2 ... by turns of the writers, a few at a time."""
+    ends = {FAR: (0, 0), Strand(b"x", "s", 3): (1, 0)}
+    turns = count()
+    for first in range(0, ENTRIES, BATCH):
+        values = [str(n) for n in range(first, min(first + BATCH, ENTRIES))]
+        turn = next(turns)
+        if turn % 3 == 0:
+            pipe = stream.pipeline(transaction=False)
+            for value in values:
+                pipe.xadd("x", {"n": value})
+            pipe.execute()
+            continue
+        strand = list(ends)[turn % 3 - 1]
+        natives = [(10 + turn, n) for n in range(len(values))]
+        batch = [(native, [b"n", value.encode()]) for native, value in zip(natives, values, strict=True)]
+        assert stream.run_plan(apply(strand, batch, ends[strand])) == len(batch)
+        ends[strand] = natives[-1]
