@@ -2,7 +2,7 @@
 
 import typer
 
-from braidstream.cli import init, replicate, tune, up
+from braidstream.cli import init, region, replicate, tune, up
 
 app = typer.Typer(
     name="braid",
@@ -13,6 +13,7 @@ app = typer.Typer(
 app.command("init")(init.init)
 app.command("replicate")(replicate.replicate)
 app.command("up")(up.up)
+app.add_typer(region.app, name="region")
 app.add_typer(tune.app, name="tune")
 
 
