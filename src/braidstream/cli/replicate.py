@@ -45,12 +45,12 @@ def replicate(
         here = regions.named(region)
     with trouble(here.url, as_json):
         ask(here.url, initialise(here.id, here.name), engine.load())
-    _log_to_stderr(verbose)
+    log_to_stderr(verbose)
     with contextlib.suppress(asyncio.CancelledError):
         asyncio.run(_run(config, regions, here, as_json))
 
 
-def _log_to_stderr(verbose: bool) -> None:
+def log_to_stderr(verbose: bool) -> None:
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.WARNING,

@@ -98,7 +98,17 @@ async def _start(
         await daemons[-1].start()
     for daemon in daemons:
         await daemon.line()
+    for region in regions:
+        region["gateway"] = await _start_gateway(folder, str(region["name"]), str(region["url"]), children)
     return regions
+
+
+async def _start_gateway(folder: Path, name: str, url: str, children: list[Child]) -> str:
+    words = ("gateway", "--json", "--url", url, "--listen", "127.0.0.1:0")
+    child = Child(f"the gateway of {name}", braid_command(*words), folder / name / "gateway.log")
+    children.append(child)
+    await child.start()
+    return str(json.loads(await child.line())["gateway"])
 
 
 def _block(region: dict[str, Any]) -> str:
@@ -110,9 +120,9 @@ def _tell(regions: list[dict[str, Any]], folder: Path, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"regions": regions}))
         return
-    table = Table("region", "name", "url", title="Ready. Ctrl-C stops everything.")
+    table = Table("region", "name", "url", "gateway", title="Ready. Ctrl-C stops everything.")
     for region in regions:
-        table.add_row(str(region["id"]), str(region["name"]), str(region["url"]))
+        table.add_row(*(str(region[field]) for field in ("id", "name", "url", "gateway")))
     console = Console()
     console.print(table)
     console.print(f"Config and logs: {folder}", highlight=False, soft_wrap=True)

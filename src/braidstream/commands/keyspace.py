@@ -168,6 +168,27 @@ def list_keys(view: View, argv: Argv) -> Plan[list[bytes]]:
     return [key for key in plain if not keys.is_ours(key)] + streams
 
 
+def count_hidden() -> Plan[int]:
+    """How many keys are ours and not users' streams. A SCAN of the whole database."""
+    cursor, ours, streams = b"0", set[bytes](), set[bytes]()
+    while True:
+        [(cursor, found)] = yield Batch([("SCAN", cursor, "MATCH", "bs:*", "COUNT", 1000)], resend=True)
+        fresh = {key for key in found if keys.is_ours(key)} - ours
+        ours |= fresh
+        streams.update(
+            (yield from _existing(name for key in fresh if (name := keys.name_of_meta(key)) is not None))
+        )
+        if integer(cursor) == 0:
+            return len(ours) - len(streams)
+
+
+def count_keys(view: View, argv: Argv) -> Plan[int]:
+    """DBSIZE: plain keys and streams. A SCAN of the whole database: our own keys must be told apart."""
+    hidden = yield from count_hidden()
+    [size] = yield Batch([("DBSIZE",)], resend=True)
+    return int(size) - hidden
+
+
 def scan(view: View, argv: Argv) -> Plan[list[Any]]:
     """SCAN cursor [MATCH pattern] [COUNT n] [TYPE type]: each stream once, where its registry lies."""
     options = dict(zip(map(option, argv[2::2]), argv[3::2], strict=False))

@@ -192,6 +192,7 @@ TABLE: Final[dict[bytes, Spec]] = {
     b"DUMP": Spec("key", keyspace.dump, _first, 2, 2),
     b"SCAN": Spec("cursor [MATCH pattern] [COUNT count] [TYPE type]", keyspace.scan, _none, 2, multi=False),
     b"KEYS": Spec("pattern", keyspace.list_keys, _none, 2, 2, multi=False),
+    b"DBSIZE": Spec("", keyspace.count_keys, _none, 1, 1, multi=False),
     b"FLUSHDB": Spec("[ASYNC|SYNC]", keyspace.flush, _none, 1, multi=False),
     b"FLUSHALL": Spec("[ASYNC|SYNC]", keyspace.flush, _none, 1, multi=False),
     b"WATCH": Spec("key [key ...]", keyspace.watch, _all, 2, multi=False),

@@ -214,16 +214,16 @@ def present(
         if spec.shape == "streams":
             result = dict(result)
         elif spec.shape == "facts":
-            result = _mapped(result)
+            result = mapped(result)
     return present_native(client, conn, result, args, options)
 
 
-def _mapped(info: list[Any]) -> Any:
+def mapped(info: list[Any]) -> Any:
     """XINFO as RESP3 sends it: the flat arrays that start with a fact's name are maps."""
     if info and info[0] in (b"length", b"name") and len(info) % 2 == 0:
         pairs = zip(info[::2], info[1::2], strict=True)
-        return {name: _mapped(value) if _holds_maps(name, value) else value for name, value in pairs}
-    return [_mapped(each) if isinstance(each, list) else each for each in info]
+        return {name: mapped(value) if _holds_maps(name, value) else value for name, value in pairs}
+    return [mapped(each) if isinstance(each, list) else each for each in info]
 
 
 def _holds_maps(name: bytes, value: Any) -> bool:

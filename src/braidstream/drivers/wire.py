@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import hiredis
 from redis.asyncio.connection import RedisSSLContext
@@ -44,16 +44,19 @@ class Address:
     port: int = 6379
     path: str | None = None
     db: int = 0
-    user: str | None = None
-    password: str | None = field(default=None, repr=False)
+    user: str | bytes | None = None
+    password: str | bytes | None = field(default=None, repr=False)
     tls: ssl.SSLContext | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         return self.path or f"{self.host}:{self.port}"
 
-    def as_user(self, user: str | None, password: str | None) -> "Address":
+    def as_user(self, user: str | bytes | None, password: str | bytes | None) -> "Address":
         """The same place, somebody else; None is nobody yet."""
         return replace(self, user=user, password=password)
+
+    def in_db(self, db: int) -> "Address":
+        return replace(self, db=db)
 
 
 def parse_address(url: str) -> Address:
@@ -217,8 +220,7 @@ class Connection(asyncio.Protocol):
     # What asyncio calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
+        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's is no subclass
         if self._silence_s is not None:
             self._watchdog = asyncio.get_running_loop().call_later(self._silence_s / 2, self._watch)
 
@@ -298,5 +300,8 @@ class Connection(asyncio.Protocol):
         self._watchdog = asyncio.get_running_loop().call_later(self._silence_s / 2, self._watch)
 
 
+pack_one: Final[Callable[[Command], bytes]] = hiredis.pack_command  # type: ignore[assignment]  # its stub errs
+
+
 def pack(commands: Iterable[Command]) -> bytes:
-    return b"".join(map(hiredis.pack_command, commands))  # type: ignore[arg-type]  # its stub says 1-tuple
+    return b"".join(map(pack_one, commands))

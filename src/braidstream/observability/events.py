@@ -23,6 +23,9 @@ EVENTS: Final = {
     "link.shipped": (logging.DEBUG, "entries were brought to a peer"),
     "source.lost": (logging.WARNING, "the own engine cannot be reached; it is tried again"),
     "lease.taken": (logging.INFO, "this process now serves other shards than before"),
+    "gateway.ready": (logging.INFO, "listening for clients"),
+    "gateway.stopped": (logging.INFO, "asked to stop; what was taken is answered"),
+    "gateway.failed": (logging.ERROR, "a command broke the gateway; its client was cut off. Report it"),
     "config.changed": (logging.INFO, "the list of regions changed"),
     "config.broken": (logging.WARNING, "the file was changed and cannot be used; the old list stays"),
 }

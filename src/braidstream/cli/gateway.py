@@ -1,0 +1,111 @@
+"""`braid gateway`: a Redis server for any client, before a region's engine."""
+
+import asyncio
+import json
+import signal
+import ssl
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from braidstream.cli.replicate import log_to_stderr
+from braidstream.cli.server import Json, shown, trouble
+from braidstream.config import load
+from braidstream.drivers.wire import parse_address
+from braidstream.gateway.server import Gateway, Listen, Settings
+from braidstream.observability.events import emit
+
+_LISTEN: Final = "127.0.0.1:6390"
+
+Url = Annotated[str | None, typer.Option(help="The region's server, like redis://user:password@host:6379.")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="Or: the file that lists the regions,")]
+RegionName = Annotated[str | None, typer.Option("--region", help="and which of them this is.")]
+ListenOn = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Where clients connect: HOST:PORT (port 0: a free one) or unix:/path. Without it, what the "
+        f"file says, or {_LISTEN}."
+    ),
+]
+MaxClients = Annotated[int, typer.Option(min=1, help="How many clients may be connected.")]
+MaxBackends = Annotated[
+    int,
+    typer.Option("--backends", min=1, help="How many clients keep their own engine connection when idle."),
+]
+TlsCert = Annotated[Path | None, typer.Option(help="Certificate (PEM): clients connect by TLS.")]
+TlsKey = Annotated[Path | None, typer.Option(help="Its private key (PEM), if not in the same file.")]
+TlsCa = Annotated[Path | None, typer.Option(help="CA (PEM): clients must show a certificate of it.")]
+
+
+def gateway(
+    url: Url = None,
+    config: ConfigFile = None,
+    region: RegionName = None,
+    listen: ListenOn = None,
+    maxclients: MaxClients = 20_000,
+    backends: MaxBackends = 4_000,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
+    as_json: Json = False,
+) -> None:
+    """Serve any Redis client, in any language: its stream commands over all regions, all else as it is.
+
+    It keeps nothing: run several, kill any. Clients log in with their own users; the user of the URL only
+    reads which region the server is.
+
+    Example: braid gateway --url redis://localhost:6379 --listen 127.0.0.1:6390
+    """
+    if (url is None) == (config is None) or (config is None) != (region is None):
+        raise typer.BadParameter("give either --url, or --config and --region.")
+    if config is not None and region is not None:
+        with trouble(str(config), as_json):
+            here = load(config).named(region)
+        url, listen = here.url, listen or here.gateway
+    assert url is not None
+    try:
+        where = Listen.parse(listen or _LISTEN)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    settings = Settings(maxclients=maxclients, backends=backends, tls=_tls(tls_cert, tls_key, tls_ca))
+    log_to_stderr(verbose=False)
+    with trouble(url, as_json), asyncio.Runner(loop_factory=_loop) as runner:
+        runner.run(_serve(Gateway(parse_address(url), settings), where, url, as_json))
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    """uvloop's where it is installed, as by `pip install braidstream[gateway]`: see docs/benchmarks.md."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+def _tls(cert: Path | None, key: Path | None, ca: Path | None) -> ssl.SSLContext | None:
+    if cert is None:
+        if key or ca:
+            raise typer.BadParameter("--tls-key and --tls-ca need --tls-cert.")
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=ca)
+    context.load_cert_chain(cert, key)
+    context.verify_mode = ssl.CERT_REQUIRED if ca else ssl.CERT_NONE
+    return context
+
+
+async def _serve(server: Gateway, listen: Listen, url: str, as_json: bool) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    where = await server.start(listen)
+    region = server.known(0).region
+    assert region is not None
+    emit("gateway.ready", region=region.name, gateway=where)
+    facts = {"gateway": where, "region": region.id, "name": region.name}
+    text = f"{where} serves region {region.id} ({region.name}) at {shown(url)}. Ctrl-C stops it."
+    typer.echo(json.dumps(facts) if as_json else text)
+    await stop.wait()
+    await server.stop()
+    emit("gateway.stopped", region=region.name)

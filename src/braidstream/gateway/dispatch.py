@@ -1,0 +1,250 @@
+"""Which command goes which way, and what the gateway does with those that concern the connection itself."""
+
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from braidstream.drivers import gather
+from braidstream.drivers.gather import Queued
+from braidstream.drivers.session import resp2
+from braidstream.drivers.wire import pack
+from braidstream.errors import BraidError, LostError
+from braidstream.gateway import survey, transaction
+from braidstream.gateway.backend import Own
+from braidstream.gateway.present import reply_of
+from braidstream.gateway.resp import Words, error_line
+from braidstream.gateway.session import ALONE, PUBSUB, SPECIAL, STATEFUL, TRANSACTION, blocks, spec_of
+from braidstream.plan import Batch, Replies, arun
+
+if TYPE_CHECKING:
+    from braidstream.gateway.client import Client
+
+# So many commands of one client share a round trip.
+_RUN: Final = 128
+
+
+async def run_next(client: "Client") -> None:
+    """Take the next command of the queue, or a run of them that can go together, and answer."""
+    words = client.queue[0]
+    name, session = words[0].upper(), client.session
+    alone = client.skipping
+    if name == b"QUIT":
+        client.write(b"+OK\r\n")
+        client.close()
+    elif client.multi is not None:
+        await transaction.take(client, client.queue.popleft())
+    elif session.monitors and name != b"RESET":
+        client.queue.popleft()
+        (await client.own_connection()).tell(pack([tuple(words)]))
+    elif session.listens and name not in PUBSUB and name != b"RESET":
+        client.queue.popleft()
+        await (await client.own_connection()).listen(pack([tuple(words)]))
+    elif (handle := _HANDLERS.get(name)) is not None:
+        await handle(client, client.queue.popleft())
+    elif spec_of(words) is not None:
+        await _plans(client, 1 if alone else _RUN)
+    else:
+        await _relay(client, 1 if alone else _RUN)
+
+
+# Native commands
+
+
+async def _relay(client: "Client", most: int) -> None:
+    """A run of the engine's own commands: passed on, and back, byte for byte."""
+    run = list[Words]()
+    for words in islice(client.queue, most):
+        name = words[0].upper()
+        if name in SPECIAL or spec_of(words) is not None:
+            break
+        run.append(words)
+        client.session.sees(words)
+        if blocks(words):
+            break
+    for _ in run:
+        client.queue.popleft()
+    if run[0][0].upper() in (b"POST", b"HOST:"):  # a browser that was led here by a web page
+        client.close()
+        return
+    own = await client.own_connection()
+    client.blocking = blocks(run[-1])
+    try:
+        await own.relay(pack(map(tuple, run)), len(run))
+    finally:
+        client.blocking = False
+
+
+# Plans
+
+
+async def _plans(client: "Client", most: int) -> None:
+    """A run of commands that are plans: together on the lane, or one alone on the client's own connection."""
+    run = list[Words]()
+    for words in islice(client.queue, most):
+        if spec_of(words) is None or words[0].upper() in SPECIAL:
+            break
+        if not run and _needs_own(client, words):
+            run.append(words)
+            break
+        if _needs_own(client, words):
+            break
+        run.append(words)
+    for _ in run:
+        client.queue.popleft()
+    if len(run) == 1:
+        client.write(await reply_to(client, run[0]))
+    else:
+        client.write(await _together(client, run))
+
+
+def _needs_own(client: "Client", words: Words) -> bool:
+    return words[0].upper() in ALONE or blocks(words) or not client.session.is_plain
+
+
+async def reply_to(client: "Client", words: Words) -> bytes:
+    """Run the plan of one command; its reply. An engine that is lost is an error like any other here."""
+    spec, session = spec_of(words), client.session
+    assert spec is not None
+    try:
+        await client.known.refresh_if_due()
+        view = client.known.view(watching=session.watching)
+        if _needs_own(client, words):
+            own = await client.own_connection()
+            client.blocking = blocks(words)
+            try:
+                result = await arun(spec.plan(view, words), partial(_patiently, own))
+            except _UnblockedError:
+                result = None
+            finally:
+                client.blocking = False
+            if words[0].upper() == b"WATCH":
+                session.watching = True
+        else:
+            result = await arun(spec.plan(view, words), client.lane.send)
+        client.known.remember_home(tuple(words), words)
+    except LostError as lost:
+        if client.own is not None and client.own.lost is not None:
+            raise
+        return error_line(lost)
+    except BraidError as error:
+        return error_line(error)
+    return reply_of(spec, words, result, session.resp)
+
+
+class _UnblockedError(Exception):
+    """CLIENT UNBLOCK: a plan would wait on, for it cannot know how long it waited."""
+
+
+async def _patiently(own: Own, batch: Batch) -> Replies:
+    began = time.monotonic()
+    replies = await own.send(batch)
+    early = batch.block_ms is not None and (time.monotonic() - began) * 1000 < batch.block_ms - 2
+    if early and replies[-1] is None:
+        raise _UnblockedError
+    return replies
+
+
+async def _together(client: "Client", run: list[Words]) -> bytes:
+    queued = [Queued(words, spec_of(words), words) for words in run]
+    try:
+        await client.known.refresh_if_due()
+        view = client.known.view(pipelined=True)
+        await arun(gather.pipeline(view, queued, resp2), client.lane.send)
+    except BraidError as error:
+        # Nobody knows how far it came; each is told.
+        return error_line(error) * len(run)
+    return b"".join(transaction.presented(client, item) for item in queued)
+
+
+# What concerns the connection
+
+
+async def _stateful(client: "Client", words: Words) -> None:
+    """AUTH, HELLO, SELECT, CLIENT SETNAME: the engine answers, we take note."""
+    own = await client.own_connection()
+    [reply] = await own.collect(pack([tuple(words)]), 1, writes=False)
+    client.session.said(words, reply)
+    client.moved()
+    client.write(reply)
+
+
+async def _pubsub(client: "Client", words: Words) -> None:
+    own = await client.own_connection()
+    if await own.listen(pack([tuple(words)])):
+        client.session.subscriptions.note(words)
+
+
+async def _reset(client: "Client", words: Words) -> None:
+    if len(words) > 1:
+        await _stateful(client, words)
+        return
+    client.disown()
+    client.session.reset()
+    client.moved()
+    client.write(b"+RESET\r\n")
+
+
+async def _client(client: "Client", words: Words) -> None:
+    about = words[1].upper() if len(words) > 1 else b""
+    if about == b"REPLY" and len(words) == 3 and words[2].upper() in (b"ON", b"OFF", b"SKIP"):
+        client.session.muted = words[2].upper() == b"OFF" or (
+            client.session.muted and words[2].upper() == b"SKIP"
+        )
+        client.session.skips = words[2].upper() == b"SKIP" and not client.session.muted
+        client.write(b"+OK\r\n" if words[2].upper() == b"ON" else b"")
+    elif about in (b"SETNAME", b"SETINFO"):
+        await _stateful(client, words)
+    else:
+        client.session.sees(words)
+        await (await client.own_connection()).relay(pack([tuple(words)]), 1)
+
+
+async def _wait(client: "Client", words: Words) -> None:
+    """WAIT asks about the writes of its own connection: any command there takes over those before it."""
+    own = await client.own_connection()
+    await own.collect(pack([("PING",)]), 1, writes=False)
+    client.blocking = True
+    try:
+        await own.relay(pack([tuple(words)]), 1)
+    finally:
+        client.blocking = False
+
+
+async def _blindly(client: "Client", words: Words) -> None:
+    """SYNC, PSYNC: what follows is no reply."""
+    own = await client.own_connection()
+    client.session.kept = client.blind = True
+    own.pass_blindly(pack([tuple(words), *map(tuple, client.queue)]))
+    client.queue.clear()
+
+
+async def _info(client: "Client", words: Words) -> None:
+    own = await client.own_connection()
+    [reply] = await own.collect(pack([tuple(words)]), 1, writes=False)
+    client.write(await survey.corrected_info(client, reply))
+
+
+async def _unwatch(client: "Client", words: Words) -> None:
+    own = await client.own_connection()
+    [reply] = await own.collect(pack([tuple(words)]), 1, writes=False)
+    client.session.watching = client.session.watching and reply.startswith(b"-")
+    client.write(reply)
+
+
+Handler = Callable[["Client", Words], Awaitable[None]]
+
+_HANDLERS: Final[dict[bytes, Handler]] = {
+    **dict.fromkeys(STATEFUL, _stateful),
+    **dict.fromkeys(PUBSUB, _pubsub),
+    **dict.fromkeys(TRANSACTION, transaction.begin_or_refuse),
+    b"RESET": _reset,
+    b"SYNC": _blindly,
+    b"PSYNC": _blindly,
+    b"CLIENT": _client,
+    b"WAIT": _wait,
+    b"WAITAOF": _wait,
+    b"INFO": _info,
+    b"UNWATCH": _unwatch,
+}

@@ -1,0 +1,62 @@
+"""What the gateway knows of one database of the engine: the region it is, and the strands seen so far.
+
+It is asked with the gateway's own rights, so clients need none for it. Everything here can be asked again.
+"""
+
+import asyncio
+import time
+
+from braidstream.braid import read_region
+from braidstream.drivers.session import REGION_FRESH_S, Session
+from braidstream.drivers.wire import Address
+from braidstream.errors import BraidError
+from braidstream.gateway.backend import Lane
+from braidstream.gateway.survey import Hidden
+from braidstream.plan import arun
+
+
+class Known(Session):
+    """One database. `used` is set by whoever relies on it, so that it is kept fresh meanwhile."""
+
+    def __init__(self, address: Address) -> None:
+        super().__init__()
+        self.lane = Lane(address, self.forget)
+        self.hidden = Hidden()
+        self.used = False
+        self._asking: asyncio.Task[None] | None = None
+
+    @property
+    def is_fresh(self) -> bool:
+        return self.region is not None and time.monotonic() - self.read_at <= REGION_FRESH_S
+
+    async def refresh_if_due(self) -> None:
+        """Make sure that we know which region this is. Errors are for whoever asked."""
+        self.used = True
+        if not self.is_fresh:
+            await self.ask()
+
+    async def ask(self) -> None:
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask())
+        await asyncio.shield(self._asking)
+
+    async def _ask(self) -> None:
+        try:
+            self.learn(await arun(read_region(), self.lane.send))
+        finally:
+            self._asking = None
+
+    async def keep_fresh(self) -> None:
+        """Called now and then: whoever is busy never waits for the answer."""
+        if self.used:
+            self.used = False
+            try:
+                await self.ask()
+            except BraidError:
+                self.read_at = 0.0  # the next command asks, and is told
+
+    def forget(self) -> None:
+        """The engine may have been restarted, or be another."""
+        self.read_at = 0.0
+        self.known.clear()
+        self.homes.clear()

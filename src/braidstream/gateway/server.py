@@ -1,0 +1,143 @@
+"""The listening side: who may come in, how many, and how it ends."""
+
+import asyncio
+import ssl
+import traceback
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from braidstream.drivers.wire import Address
+from braidstream.gateway.backend import Backends, Lane
+from braidstream.gateway.client import Client
+from braidstream.gateway.known import Known
+from braidstream.gateway.resp import Limits
+from braidstream.gateway.session import Login
+from braidstream.observability.events import emit
+
+_REFRESH_S: Final = 0.4
+_BACKLOG: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What an operator chooses.
+
+    backends: so many clients keep a connection of their own to the engine while idle.
+    grace_s: how long a shutdown waits for commands that were taken.
+    """
+
+    maxclients: int = 20_000
+    backends: int = 4_000
+    grace_s: float = 10.0
+    limits: Limits = field(default_factory=Limits)
+    tls: ssl.SSLContext | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """HOST:PORT, or the path of a Unix socket."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    path: str | None = None
+
+    @staticmethod
+    def parse(text: str) -> "Listen":
+        if text.startswith("unix:"):
+            return Listen(path=text.removeprefix("unix:").replace("///", "/", 1))
+        host, colon, port = text.rpartition(":")
+        if not colon or not port.isdigit() or int(port) > 65535:
+            raise ValueError(f"{text!r} is no address to listen on. Write HOST:PORT or unix:/path/to/socket.")
+        return Listen(host.strip("[]"), int(port))
+
+
+class Gateway:
+    """A server before one engine. It holds nothing that a client or the engine could not tell again."""
+
+    def __init__(self, address: Address, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
+        self.limits = self.settings.limits
+        self.backends = Backends(address, self.settings.backends)
+        self.clients: set[Client] = set()
+        self._address = address
+        self._known: dict[int, Known] = {}
+        self._servers: list[asyncio.AbstractServer] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def start(self, listen: Listen) -> str:
+        """Listen; the address that clients connect to. The engine must answer, and be a region."""
+        await self.known(0).ask()
+        loop, tls = asyncio.get_running_loop(), self.settings.tls
+        server: asyncio.AbstractServer
+        if listen.path is not None:
+            Path(listen.path).unlink(missing_ok=True)
+            server = await loop.create_unix_server(self._client, listen.path, ssl=tls, backlog=_BACKLOG)
+            where = f"unix:{listen.path}"
+        else:
+            server = await loop.create_server(
+                self._client, listen.host, listen.port, ssl=tls, backlog=_BACKLOG
+            )
+            host, port = server.sockets[0].getsockname()[:2]
+            where = f"{host}:{port}"
+        self._servers.append(server)
+        self.run(self._keep_fresh())
+        return where
+
+    async def stop(self) -> None:
+        """Take nobody and nothing more, answer what was taken, then close."""
+        for server in self._servers:
+            server.close()
+        for client in list(self.clients):
+            client.retire()
+        deadline = asyncio.get_running_loop().time() + self.settings.grace_s
+        while self.clients and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.01)
+        for client in list(self.clients):
+            client.transport.abort()
+        for task in self._tasks:
+            task.cancel()
+        self.backends.close()
+        for known in self._known.values():
+            known.lane.close()
+
+    # What clients ask for
+
+    def admit(self, client: Client) -> bool:
+        if len(self.clients) >= self.settings.maxclients:
+            return False
+        self.clients.add(client)
+        return True
+
+    def left(self, client: Client) -> None:
+        self.clients.discard(client)
+
+    def known(self, db: int) -> Known:
+        if db not in self._known:
+            self._known[db] = Known(self._address.in_db(db))
+        return self._known[db]
+
+    def borrow(self, login: Login | None, db: int) -> Lane:
+        return self.backends.borrow(login, db, self.known(db).forget)
+
+    def give_back(self, login: Login | None, db: int) -> None:
+        self.backends.give_back(login, db)
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Something that nobody waits for."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def crashed(self, error: Exception) -> None:
+        emit("gateway.failed", why="".join(traceback.format_exception(error)))
+
+    def _client(self) -> Client:
+        return Client(self)
+
+    async def _keep_fresh(self) -> None:
+        while True:
+            await asyncio.sleep(_REFRESH_S)
+            for known in list(self._known.values()):
+                await known.keep_fresh()

@@ -1,0 +1,186 @@
+"""MULTI of a client. The engine itself judges each command as it is queued; plans join in at EXEC.
+
+    client              gateway                       engine
+    MULTI               MULTI                         +OK
+    SET a 1             SET a 1, to have it judged    +QUEUED
+    XADD s * f v        noted                                     +QUEUED, by us
+    EXEC                DISCARD; then all of it as one plan: WATCH, look up, MULTI ... EXEC
+                        without a stream command: EXEC
+
+DISCARD would end a WATCH of the client's, so under WATCH the commands are judged on a second connection.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from braidstream.drivers import gather
+from braidstream.drivers.gather import Queued
+from braidstream.drivers.session import resp2
+from braidstream.drivers.wire import pack
+from braidstream.errors import BraidError, LostError, RefusedError
+from braidstream.gateway.backend import Own, parse
+from braidstream.gateway.present import reply_of
+from braidstream.gateway.resp import NULL_ARRAY, Words, error_line
+from braidstream.gateway.session import PUBSUB, spec_of
+from braidstream.plan import Command, arun
+
+if TYPE_CHECKING:
+    from braidstream.gateway.client import Client
+
+_QUEUED: Final = b"+QUEUED\r\n"
+_ABORTED: Final = b"-EXECABORT Transaction discarded because of previous errors.\r\n"
+# Answered at once inside MULTI; an error there does not spoil it.
+_AT_ONCE: Final = frozenset((b"MULTI", b"WATCH"))
+_UNFIT: Final = PUBSUB | {b"AUTH", b"HELLO", b"SELECT", b"MONITOR", b"SYNC", b"PSYNC"}
+
+
+@dataclass(slots=True)
+class Multi:
+    """What is queued. judge: the connection in MULTI; the client's own, where it WATCHes nothing.
+
+    ours: some of it is known to us alone, so the judge cannot execute it.
+    """
+
+    judge: Own
+    queued: list[Words] = field(default_factory=list)
+    ours: bool = False
+    spoilt: bool = False
+
+
+async def begin_or_refuse(client: "Client", words: Words) -> None:
+    """MULTI; or EXEC, DISCARD without it, which the engine refuses."""
+    own = await client.own_connection()
+    if words[0].upper() == b"MULTI" and client.session.watching:
+        judge = await _second(client)
+    else:
+        judge = own
+    [reply] = await judge.collect(pack([tuple(words)]), 1, writes=False)
+    if words[0].upper() == b"MULTI" and reply == b"+OK\r\n":
+        client.multi, client.session.in_multi = Multi(judge), True
+    client.write(reply)
+
+
+async def _second(client: "Client") -> Own:
+    if client.second is None or client.second.lost is not None:
+        client.second = await client.another_connection()
+    return client.second
+
+
+async def take(client: "Client", words: Words) -> None:
+    """A command between MULTI and EXEC."""
+    name, multi = words[0].upper(), client.multi
+    if name == b"EXEC" and len(words) == 1:
+        await _execute(client, multi)
+    elif name == b"DISCARD" and len(words) == 1:
+        await _discard(client, multi)
+    elif name == b"RESET" and len(words) == 1:
+        _end(client)
+        client.disown()
+        client.session.reset()
+        client.moved()
+        client.write(b"+RESET\r\n")
+    elif name in _UNFIT or (name == b"CLIENT" and words[1:2] and words[1].upper() == b"REPLY"):
+        why = "it changes the connection"
+        refused = RefusedError(
+            f"{name.decode('ascii', 'replace')} inside MULTI", why, "Run it before or after"
+        )
+        multi.ours = multi.spoilt = True
+        client.write(error_line(refused))
+    elif name not in _AT_ONCE and spec_of(words) is not None:
+        client.write(await _queue_plan(client, multi, words))
+    else:
+        [reply] = await multi.judge.collect(pack([tuple(words)]), 1, writes=False)
+        if reply == _QUEUED:
+            multi.queued.append(words)
+        elif reply.startswith(b"-") and name not in _AT_ONCE:
+            multi.spoilt = True
+        client.write(reply)
+
+
+async def _queue_plan(client: "Client", multi: Multi, words: Words) -> bytes:
+    spec = spec_of(words)
+    assert spec is not None
+    try:
+        await client.known.refresh_if_due()
+        error: BraidError | None = gather.refusal(
+            client.known.view(pipelined=True, in_multi=True), spec, words
+        )
+    except BraidError as trouble:
+        error = trouble
+    multi.ours = True
+    if error is not None:
+        multi.spoilt = True
+        return error_line(error)
+    multi.queued.append(words)
+    return _QUEUED
+
+
+def _end(client: "Client") -> None:
+    client.multi, client.session.in_multi = None, False
+
+
+async def _discard(client: "Client", multi: Multi) -> None:
+    [reply] = await multi.judge.collect(pack([("DISCARD",)]), 1, writes=False)
+    if client.session.watching:
+        await (await client.own_connection()).collect(pack([("UNWATCH",)]), 1, writes=False)
+    client.session.watching = False
+    _end(client)
+    client.write(reply)
+
+
+async def _execute(client: "Client", multi: Multi) -> None:
+    own, native = multi.judge, not multi.ours and not client.session.watching
+    try:
+        if native:
+            await own.relay(pack([("EXEC",)]), 1)
+            return
+        own = await client.own_connection()
+        await multi.judge.collect(pack([("DISCARD",)]), 1, writes=False)
+        if multi.spoilt:
+            if client.session.watching:
+                await own.collect(pack([("UNWATCH",)]), 1, writes=False)
+            client.write(_ABORTED)
+        elif multi.ours:
+            client.write(await _run(client, own, multi.queued))
+        else:
+            says: list[Command] = [("MULTI",), *map(tuple, multi.queued)]
+            await own.collect(pack(says), len(says))
+            await own.relay(pack([("EXEC",)]), 1)
+    finally:
+        client.session.watching = False
+        _end(client)
+
+
+async def _run(client: "Client", own: Own, commands: list[Words]) -> bytes:
+    queued = [Queued(words, spec_of(words), words) for words in commands]
+    known, resp = client.known, client.session.resp
+    plan = gather.transaction(
+        lambda: known.view(pipelined=True, in_multi=True),
+        queued,
+        _shape,
+        watching=client.session.watching,
+    )
+    try:
+        await known.refresh_if_due()
+        done = await arun(plan, own.send)
+    except LostError:
+        raise
+    except BraidError as error:
+        return error_line(error)
+    if not done:
+        return NULL_ARRAY[resp]
+    return b"*%d\r\n" % len(queued) + b"".join(presented(client, item) for item in queued)
+
+
+def _shape(command: Command, reply: Any) -> Any:
+    """What came raw among native replies, as plans know it."""
+    return resp2(command, parse(reply) if isinstance(reply, bytes) else reply)
+
+
+def presented(client: "Client", item: Queued) -> bytes:
+    """The reply to a command of a run or a MULTI: a native one as it came."""
+    if item.spec is None:
+        return bytes(item.result)
+    if not isinstance(item.result, BraidError):
+        client.known.remember_home(tuple(item.argv), item.argv)
+    return reply_of(item.spec, item.argv, item.result, client.session.resp)

@@ -1,0 +1,470 @@
+"""The gateway, as a client of any language sees it: bytes in, bytes out, as from the engine itself."""
+
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import redis
+
+from braidstream.gateway.resp import Limits
+from braidstream.gateway.server import Settings
+from tests.support.gateways import Line, Served, packed, value_of
+from tests.support.regions import become
+from tests.support.servers import Engine, Flavour, tls_files
+from tests.support.waiting import eventually
+
+
+@pytest.fixture
+def served(engine: Engine) -> Iterator[Served]:
+    become(engine)
+    with Served(engine.url) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def line(served: Served) -> Iterator[Line]:
+    with Line(served.port) as one:
+        yield one
+
+
+@pytest.fixture
+def bare(engine: Engine, served: Served) -> Iterator[Line]:
+    """The engine itself, in another database, so that the two do not see each other."""
+    with Line(engine.port) as one:
+        one.say("SELECT 9")
+        yield one
+
+
+def read_all(one: socket.socket) -> bytes:
+    found = b""
+    while data := one.recv(65536):
+        found += data
+    return found
+
+
+NATIVE = [
+    "SET k v EX 100",
+    "GET k",
+    "GET none",
+    "INCR k",
+    "NOSUCH a b",
+    "GET",
+    "RPUSH l 1 2 3",
+    "LRANGE l 0 -1",
+    "LPOP nolist 3",
+    "HSET h a 1 b 2.5",
+    "HGETALL h",
+    "HINCRBYFLOAT h b 1",
+    "SADD s a",
+    "SMEMBERS s",
+    "SISMEMBER s a",
+    "ZADD z 1.5 a 2 b",
+    "ZRANGE z 0 -1 WITHSCORES",
+    "ZSCORE z a",
+    "ZADD z INCR 1 a",
+    "EVAL return{1,{'a',false,{ok='fine'}}} 0",
+    "EVAL return{err='My(error)'} 0",
+    "CONFIG GET maxmemory-policy",
+    "CONFIG SET nosuch 1",
+    "MEMORY USAGE none",
+    "OBJECT ENCODING k",
+    "OBJECT HELP",
+    "OBJECT ENCODING none",
+    "TYPE k",
+    "TYPE none",
+    "TTL none",
+    "DUMP none",
+    "EXISTS k l none",
+    "DEL l none",
+    "RENAME k k2",
+    "RENAME none k2",
+    "COPY k2 k3",
+    "PERSIST k2",
+    "SELECT 99",
+    "SELECT x",
+    "AUTH a b c d",
+    "CLIENT SETNAME me",
+    "CLIENT GETNAME",
+    "CLIENT REPLY MAYBE",
+    "CLIENT NOSUCH",
+    "MULTI",
+    "MULTI",
+    "SET k 1",
+    "NOSUCH",
+    "EXEC",
+    "EXEC",
+    "DISCARD",
+    "MULTI",
+    "HGETALL h",
+    "ZRANGE z 0 -1 WITHSCORES",
+    "GET none",
+    "LPOP nolist 3",
+    "EXEC",
+    "WATCH k",
+    "MULTI",
+    "INCR n",
+    "EXEC",
+    "UNWATCH",
+    "SUBSCRIBE a b",
+    "PING",
+    "UNSUBSCRIBE",
+    "PING x",
+    "ECHO hi",
+]
+
+
+@pytest.mark.parametrize("resp", [2, 3])
+def test_what_is_not_about_streams_passes_byte_for_byte(line: Line, bare: Line, resp: int) -> None:
+    hello = [one.say(f"HELLO {resp}") for one in (line, bare)]
+    assert hello[0][:1] == hello[1][:1]
+    for words in NATIVE:
+        for one in (line, bare):
+            one.send(*words.split())
+        replies = 2 if words.startswith(("SUBSCRIBE", "UNSUBSCRIBE")) else 1
+        for _ in range(replies):
+            assert (words, line.read()) == (words, bare.read())
+
+
+@pytest.mark.parametrize("resp", [2, 3])
+def test_a_pipeline_of_everything_is_answered_in_order(line: Line, bare: Line, resp: int) -> None:
+    for one in (line, bare):
+        one.say(f"HELLO {resp}")
+    lines = [*(f"SET k{n} {n}" for n in range(300)), *(f"GET k{n}" for n in range(300))]
+    assert line.pipeline(*lines) == bare.pipeline(*lines)
+    mixed = ["SET a 1", "XADD st * f v", "GET a", "XLEN st", "XADD st * f v", "XLEN st", "DEL st", "INCR a"]
+    ours, theirs = line.pipeline(*mixed), bare.pipeline(*mixed)
+    assert [ours[at] for at in (0, 2, 3, 5, 6, 7)] == [theirs[at] for at in (0, 2, 3, 5, 6, 7)]
+
+
+def test_appends_in_pipelines_of_many_clients_each_get_their_own_ids(served: Served) -> None:
+    def add(who: int) -> list[bytes]:
+        with Line(served.port) as one:
+            return [reply for _ in range(20) for reply in one.pipeline(*[f"XADD s * who {who}"] * 25)]
+
+    with ThreadPoolExecutor(8) as pool:
+        ids = list(pool.map(add, range(8)))
+    with redis.Redis.from_url(served.url) as client:
+        entries = client.xrange("s")
+    by_writer = {
+        who: [entry for entry, fields in entries if fields == {b"who": b"%d" % who}] for who in range(8)
+    }
+    assert {who: [value_of(reply) for reply in ids[who]] for who in range(8)} == by_writer
+
+
+def test_an_append_after_the_stream_was_deleted_makes_it_again(line: Line, served: Served) -> None:
+    assert line.say("XADD s * a 1").startswith(b"$")
+    assert line.say("XADD s * a 1").startswith(b"$")
+    with Line(served.port) as other:
+        assert other.say("DEL s") == b":1\r\n"
+    assert all(reply.startswith(b"$") for reply in line.pipeline(*["XADD s * a 1"] * 5))
+    assert line.say("DEL s") == b":1\r\n"
+    assert line.say("XADD s * a 1").startswith(b"$")
+    assert line.say("XLEN s") == b":1\r\n"
+
+
+def test_streams_stand_in_multi_among_native_commands(line: Line) -> None:
+    assert line.pipeline("MULTI", "SET k 1", "XADD s * f v", "XLEN s", "LPOP no", "EXEC")[:-1] == [
+        b"+OK\r\n",
+        *[b"+QUEUED\r\n"] * 4,
+    ]
+    line.say("MULTI")
+    for words in ("SET k 2", "XADD s * f v", "XLEN s", "GET k", "XREAD STREAMS s 9-9", "SMEMBERS none"):
+        assert line.say(words) == b"+QUEUED\r\n"
+    reply = line.say("EXEC")
+    assert reply.startswith(b"*6\r\n+OK\r\n$")
+    assert reply.endswith(b":2\r\n$1\r\n2\r\n*-1\r\n*0\r\n") or b":2\r\n$1\r\n2\r\n" in reply
+
+
+def test_a_spoilt_multi_with_streams_does_nothing(line: Line) -> None:
+    replies = line.pipeline("MULTI", "XADD s * f v", "XADD s", "SET k", "EXEC", "EXISTS s k")
+    assert replies[0:2] == [b"+OK\r\n", b"+QUEUED\r\n"]
+    assert replies[2] == b"-ERR wrong number of arguments for 'xadd' command\r\n"
+    assert replies[3] == b"-ERR wrong number of arguments for 'set' command\r\n"
+    assert replies[4] == b"-EXECABORT Transaction discarded because of previous errors.\r\n"
+    assert replies[5] == b":0\r\n"
+
+
+def test_a_command_that_takes_several_steps_is_refused_in_multi_with_the_reason(line: Line) -> None:
+    replies = line.pipeline("MULTI", "XGROUP CREATE s g $ MKSTREAM", "EXEC")
+    assert b"inside MULTI refused by braidstream" in replies[1]
+    assert replies[2].startswith(b"-EXECABORT")
+
+
+@pytest.mark.parametrize("changed", ["k", "s"])
+def test_watch_guards_plain_keys_and_streams_and_both_kinds_of_multi(
+    line: Line, served: Served, changed: str
+) -> None:
+    change = {"k": "SET k 9", "s": "XADD s * a b"}[changed]
+    line.say("XADD s * a b")
+    with Line(served.port) as other:
+        for queued in (["SET n 1"], ["SET n 1", "XADD s * c d"], ["XLEN s"]):
+            assert line.say("WATCH k s") == b"+OK\r\n"
+            other.say(change)
+            assert line.pipeline("MULTI", *queued, "EXEC")[-1] == b"*-1\r\n"
+            assert line.say("WATCH k s") == b"+OK\r\n"
+            assert line.pipeline("MULTI", *queued, "EXEC")[-1].startswith(b"*%d\r\n" % len(queued))
+        line.say("WATCH k s")
+        other.say(change)
+        line.pipeline("MULTI", "SET n 1", "DISCARD")
+        assert line.pipeline("MULTI", "XLEN s", "EXEC")[-1].startswith(b"*1\r\n"), "DISCARD ends WATCH"
+
+
+def test_a_blocked_reader_hinders_nobody_and_is_woken(line: Line, served: Served) -> None:
+    line.send("XREAD", "BLOCK", 0, "STREAMS", "s", "$")
+    with Line(served.port) as other:
+        for n in range(3):
+            assert other.say(f"SET k {n}") == b"+OK\r\n"
+        entry = value_of(other.say("XADD s * a b"))
+    assert value_of(line.read()) == [[b"s", [[entry, [b"a", b"b"]]]]]
+    line.send("BLPOP", "l", 0)
+    with Line(served.port) as other:
+        other.say("RPUSH l x")
+    assert value_of(line.read()) == [b"l", b"x"]
+
+
+def test_a_blocked_reader_can_be_unblocked_by_its_id(line: Line, served: Served) -> None:
+    number = value_of(line.say("CLIENT ID"))
+    line.send("XREAD", "BLOCK", 0, "STREAMS", "s", "$")
+    with Line(served.port) as other:
+        eventually(
+            lambda: other.say("CLIENT", "UNBLOCK", number) == b":1\r\n",
+            within_s=5,
+            why="the reader should block",
+        )
+    assert line.read() == b"*-1\r\n"
+
+
+def test_a_blocked_reader_that_leaves_takes_its_connection_along(engine: Engine, served: Served) -> None:
+    def blocked() -> int:
+        with engine.client() as client:
+            return int(client.info("clients")["blocked_clients"])
+
+    with Line(served.port) as leaving:
+        leaving.send("XREAD", "BLOCK", 0, "STREAMS", "s", "$")
+        eventually(lambda: blocked() == 1, within_s=5, why="the reader should block")
+    eventually(lambda: blocked() == 0, within_s=5, why="nobody should be blocked any more")
+
+
+@pytest.mark.parametrize("resp", [2, 3])
+def test_messages_come_while_streams_are_used(line: Line, served: Served, resp: int) -> None:
+    line.say(f"HELLO {resp}")
+    line.send("SUBSCRIBE", "news")
+    assert value_of(line.read()) == [b"subscribe", b"news", 1]
+    with Line(served.port) as other:
+        assert other.say("PUBLISH news hello") == b":1\r\n"
+        assert value_of(line.read()) == [b"message", b"news", b"hello"]
+        if resp == 2:
+            assert line.say("XLEN s").startswith(b"-ERR Can't execute 'xlen'")
+            line.send("UNSUBSCRIBE", "news")
+            assert value_of(line.read()) == [b"unsubscribe", b"news", 0]
+        assert line.say("XADD s * a b").startswith(b"$")
+        assert line.say("XLEN s") == b":1\r\n"
+
+
+def test_reset_and_select_and_reply_off_do_what_they_do_on_the_engine(line: Line) -> None:
+    line.say("HELLO 3")
+    assert line.say("GET none") == b"_\r\n"
+    assert line.say("RESET") == b"+RESET\r\n"
+    assert line.say("GET none") == b"$-1\r\n"
+    line.say("SELECT 3")
+    line.say("SET k there")
+    assert line.say("XADD s * a b").startswith(b"-NOREGION ")
+    line.say("SELECT 0")
+    assert line.say("GET k") == b"$-1\r\n"
+    line.send("CLIENT", "REPLY", "OFF")
+    line.send("SET", "k", "1")
+    line.send("XADD", "s", "*", "a", "b")
+    assert line.say("CLIENT REPLY ON") == b"+OK\r\n"
+    line.send("CLIENT", "REPLY", "SKIP")
+    line.send("XADD", "s", "*", "a", "b")
+    assert line.say("XLEN s") == b":2\r\n"
+    assert line.say("QUIT") == b"+OK\r\n"
+    assert line.read() == b""
+
+
+def test_monitor_shows_what_others_do(line: Line, served: Served) -> None:
+    assert line.say("MONITOR") == b"+OK\r\n"
+    with Line(served.port) as other:
+        other.say("SET k v")
+    seen = b""
+    while b'"SET" "k" "v"' not in seen:
+        seen = line.read()
+    line.send("RESET")
+    while line.read() != b"+RESET\r\n":
+        pass
+    assert line.say("GET k") == b"$1\r\nv\r\n"
+
+
+def test_each_client_has_its_own_rights(flavour: Flavour) -> None:
+    with Engine(flavour) as engine:
+        become(engine)
+        with engine.client() as admin:
+            stream = ["+@stream", "+@hash", "+fcall", "+type", "+exists", "+multi", "+exec"]
+            admin.acl_setuser("ada", enabled=True, passwords=["+a"], commands=stream, keys=["*"])
+            admin.acl_setuser(
+                "bob", enabled=True, passwords=["+b"], commands=["+get", "+hgetall"], keys=["*"]
+            )
+            admin.execute_command("ACL", "SETUSER", "boss", "on", ">secret", "~*", "&*", "+@all")
+            admin.execute_command("ACL", "SETUSER", "default", "resetpass", "-@all", "+auth", "+hello", "off")
+            url = engine.url.replace("//", "//boss:secret@")
+            with Served(url) as gateway, Line(gateway.port) as one, Line(gateway.port) as two:
+                assert one.say("XADD s * a b") == b"-NOAUTH Authentication required.\r\n"
+                assert one.say("GET k") == b"-NOAUTH Authentication required.\r\n"
+                assert one.say("AUTH ada wrong").startswith(b"-WRONGPASS")
+                assert one.say("AUTH ada a") == b"+OK\r\n"
+                assert two.say("HELLO 3 AUTH bob b").startswith(b"%")
+                for _ in range(3):
+                    assert one.say("XADD s * a b").startswith(b"$")
+                    assert two.say("XADD s * a b").startswith(b"-NOPERM")
+                assert one.say("GET k").startswith(b"-NOPERM")
+                assert two.say("GET k") == b"_\r\n"
+
+
+def test_tls_and_unix_sockets_on_both_sides(flavour: Flavour, tmp_path: Path) -> None:
+    files = tls_files(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(files["cert"], files["key"])
+    with Engine(flavour, tls=True) as engine:
+        become(engine)
+        with Served(engine.url, Settings(tls=context)) as gateway:
+            url = f"rediss://127.0.0.1:{gateway.port}/0?ssl_ca_certs={files['ca']}"
+            with redis.Redis.from_url(url) as client:
+                assert client.xadd("s", {"a": 1})
+                assert client.set("k", "v")
+    with Engine(flavour, unixsocket=True) as engine:
+        become(engine)
+        place = tmp_path / "gateway.sock"
+        with Served(f"unix://{engine.unixsocket}", listen=f"unix:{place}"), Line(str(place)) as line:
+            assert line.say("XADD s * a b").startswith(b"$")
+            assert line.say("GET none") == b"$-1\r\n"
+
+
+def test_inline_commands_work_as_typed(line: Line) -> None:
+    line.socket.sendall(b"SET k \"a b\\x21\\n\"\r\nGET k\n\r\n  XADD s * f 'it''s' \r\n")
+    assert [line.read(), line.read()] == [b"+OK\r\n", b"$5\r\na b!\n\r\n"]
+    assert line.read() == b"-ERR Protocol error: unbalanced quotes in request\r\n"
+    assert line.read() == b""
+
+
+BROKEN = {
+    b"*-5\r\n*1\r\n$4\r\nPING\r\n": b"+PONG\r\n",
+    b"*0\r\n*1\r\n$4\r\nPING\r\n": b"+PONG\r\n",
+    b"*x\r\n": b"-ERR Protocol error: invalid multibulk length\r\n",
+    b"*99999999999\r\n": b"-ERR Protocol error: invalid multibulk length\r\n",
+    b"*1\r\n+PING\r\n": b"-ERR Protocol error: expected '$', got '+'\r\n",
+    b"*1\r\n*1\r\n$4\r\nPING\r\n": b"-ERR Protocol error: expected '$', got '*'\r\n",
+    b"*1\r\n$-1\r\n": b"-ERR Protocol error: invalid bulk length\r\n",
+    b"*1\r\n$9999999999\r\n": b"-ERR Protocol error: invalid bulk length\r\n",
+    b"*1\r\n$ 4\r\nPING\r\n": b"-ERR Protocol error: invalid bulk length\r\n",
+    b"*" + b"1" * 70_000: b"-ERR Protocol error: too big mbulk count string\r\n",
+    b"*1\r\n$" + b"1" * 70_000: b"-ERR Protocol error: too big bulk count string\r\n",
+    b"x" * 70_000: b"-ERR Protocol error: too big inline request\r\n",
+    b"POST / HTTP/1.1\r\nHost: x\r\n\r\n": b"",
+}
+
+
+@pytest.mark.parametrize("hostile", BROKEN, ids=lambda each: repr(each[:20]))
+def test_what_is_no_command_is_refused_in_the_engines_words(
+    served: Served, bare: Line, hostile: bytes
+) -> None:
+    for port in (served.port, bare.socket.getpeername()[1]):
+        with Line(port) as one:
+            one.socket.sendall(hostile)
+            assert one.read() == BROKEN[hostile]
+            if not BROKEN[hostile].startswith(b"+"):
+                assert one.read() == b""
+
+
+def test_limits_are_limits(engine: Engine) -> None:
+    become(engine)
+    settings = Settings(maxclients=2, limits=Limits(bulk=1000, words=10, buffered=3000))
+    with Served(engine.url, settings) as gateway:
+        for words, why in (
+            (["SET", "k", "x" * 1001], b"invalid bulk length"),
+            (["DEL", *map(str, range(10))], b"invalid multibulk length"),
+            (["DEL", *["x" * 900] * 4], b"too big request"),
+        ):
+            with Line(gateway.port) as one:
+                assert one.say("SET", "k", "x" * 1000) == b"+OK\r\n"
+                assert one.say(*words) == b"-ERR Protocol error: " + why + b"\r\n"
+                assert one.read() == b""
+        eventually(lambda: not gateway.gateway.clients, within_s=5, why="all should be gone")
+        with Line(gateway.port) as one, Line(gateway.port) as two:
+            one.say("PING")
+            two.say("PING")
+            with Line(gateway.port) as three:
+                assert three.read() == b"-ERR max number of clients reached\r\n"
+                assert three.read() == b""
+
+
+def test_a_client_that_stops_reading_costs_little_and_hinders_nobody(served: Served, line: Line) -> None:
+    line.say("SET", "big", "x" * 1_000_000)
+    with Line(served.port) as slow, Line(served.port) as fast:
+        slow.socket.setblocking(False)
+        asked = 0
+        try:
+            while asked < 20_000:
+                slow.socket.send(packed("GET", "big") * 10)
+                asked += 10
+        except BlockingIOError:
+            pass
+        for n in range(100):
+            assert fast.say(f"SET k {n}") == b"+OK\r\n"
+        waiting = max(each.transport.get_write_buffer_size() for each in served.gateway.clients)
+        assert waiting < 10_000_000
+        slow.socket.setblocking(True)
+        for _ in range(50):
+            assert len(slow.read()) == 1_000_012
+
+
+def test_a_shutdown_answers_what_was_taken(engine: Engine) -> None:
+    become(engine)
+    with Served(engine.url) as gateway, Line(gateway.port) as one, Line(gateway.port) as blocked:
+        blocked.send("BLPOP", "never", 0)
+        one.say("XADD s * a b")
+        one.socket.sendall(packed("XADD", "s", "*", "a", "b") * 500 + packed("XLEN", "s"))
+        one.read()  # it was taken
+        began = time.monotonic()
+        gateway.stop()
+        assert time.monotonic() - began < 5
+        replies = read_all(one.socket)
+        assert replies.endswith(b":501\r\n")
+        assert blocked.read() == b""
+
+
+def test_many_idle_clients_share_few_connections_and_keep_who_they_are(engine: Engine) -> None:
+    become(engine)
+    with Served(engine.url, Settings(backends=10)) as gateway:
+        lines = [Line(gateway.port) for _ in range(60)]
+        for n, one in enumerate(lines):
+            one.say("HELLO 3")
+            one.say(f"CLIENT SETNAME n{n}")
+            one.say("SELECT 2")
+        for n, one in enumerate(lines):
+            assert one.say("CLIENT GETNAME") == b"$%d\r\nn%d\r\n" % (len(f"n{n}"), n)
+            assert one.say("GET none") == b"_\r\n"
+        with engine.client() as client:
+            assert len(client.client_list()) < 20
+        for one in lines:
+            one.socket.close()
+
+
+def test_an_engine_that_restarts_is_an_error_and_then_works_again(flavour: Flavour) -> None:
+    with Engine(flavour, args=["--appendonly", "yes"]) as engine:
+        become(engine)
+        with Served(engine.url) as gateway, Line(gateway.port) as plain, Line(gateway.port) as stream:
+            assert plain.say("SET k v") == b"+OK\r\n"
+            assert stream.say("XADD s * a b").startswith(b"$")
+            engine.kill()
+            assert plain.read() == b""
+            assert stream.say("XADD s * a b").startswith(b"-LOST lost the engine")
+            assert stream.say("XLEN s").startswith(b"-LOST lost the engine")
+            engine.start()
+            assert stream.say("XLEN s") == b":1\r\n"
+            assert stream.say("XADD s * a b").startswith(b"$")
+            with Line(gateway.port) as again:
+                assert again.say("GET k") == b"$1\r\nv\r\n"
