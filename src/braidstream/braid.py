@@ -35,7 +35,7 @@ _WRONGTYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Who the server is: what `bs:config` says."""
+    """Who the server is: what `bs:config` says. left: writers of regions that were removed for good."""
 
     id: int
     name: str
@@ -43,6 +43,7 @@ class Region:
     id_mode: str = "strict"
     writers: tuple[int, ...] = ()
     library: int = 0
+    left: tuple[int, ...] = ()
 
     @property
     def teller(self) -> int:
@@ -63,6 +64,7 @@ class Region:
             id_mode=config[b"id-mode"].decode("ascii", "replace"),
             writers=tuple(sorted({writer, *others})),
             library=int(config.get(b"library", b"0")),
+            left=tuple(int(number) for number in config.get(b"left", b"").split()),
         )
 
 

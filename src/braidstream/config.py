@@ -10,6 +10,7 @@
 `${NAME}` in a URL is taken from the environment, so that the file need not hold a password.
 """
 
+import json
 import os
 import re
 import tomllib
@@ -96,3 +97,27 @@ def _filled(region: RegionConfig, where: str, environment: Mapping[str, str]) ->
         return environment[found[1]]
 
     return region.model_copy(update={"url": _VARIABLE.sub(value, region.url)})
+
+
+def with_region(text: str, region: RegionConfig) -> str:
+    """The file with one more region at its end; what stands there stays as it is."""
+    fields = {name: value for name, value in region.model_dump().items() if value is not None}
+    lines = [f"{name} = {json.dumps(value)}" for name, value in fields.items()]
+    return "\n".join([text.rstrip("\n"), "", "[[region]]", *lines, ""])
+
+
+def without_region(text: str, number: int) -> str:
+    """The file without one region; what stands elsewhere stays as it is."""
+    blocks = re.split(r"(?m)^(?=[ \t]*\[\[?)", text)
+    kept = [block for block in blocks if not _is_region(block, number)]
+    return "".join(kept)
+
+
+def _is_region(block: str, number: int) -> bool:
+    try:
+        found = tomllib.loads(block).get("region")
+    except tomllib.TOMLDecodeError:
+        return False
+    return isinstance(found, list) and any(
+        isinstance(each, dict) and each.get("id") == number for each in found
+    )

@@ -2,7 +2,7 @@
 
 import typer
 
-from braidstream.cli import gateway, init, replicate, tune, up
+from braidstream.cli import gateway, init, region, replicate, tune, up
 
 app = typer.Typer(
     name="braid",
@@ -14,6 +14,7 @@ app.command("init")(init.init)
 app.command("gateway")(gateway.gateway)
 app.command("replicate")(replicate.replicate)
 app.command("up")(up.up)
+app.add_typer(region.app, name="region")
 app.add_typer(tune.app, name="tune")
 
 

@@ -45,10 +45,27 @@ def _refuse_eviction() -> Plan[None]:
 def meet(writers: Iterable[int]) -> Plan[Region]:
     """Tell a region which writers there are. Running clients follow within a second."""
     known = yield from read_region()
-    everyone = sorted({*known.writers, *writers})
-    if list(known.writers) != everyone:
-        words = b" ".join(b"%d" % writer for writer in everyone)
-        yield Batch([("HSET", CONFIG, "writers", words), ("HINCRBY", CONFIG, "topology", 1)])
+    everyone = {*known.writers, *writers} - set(known.left)
+    return (yield from _set_writers(known, everyone, known.left))
+
+
+def part(writers: Iterable[int]) -> Plan[Region]:
+    """Tell a region which writers will never write again. What they wrote stays."""
+    known = yield from read_region()
+    gone = {*known.left, *writers}
+    if known.writer in gone:
+        raise BraidError(
+            f"this is region {known.id} ({known.name}) itself. Run it with the file of the others."
+        )
+    return (yield from _set_writers(known, set(known.writers) - gone, gone))
+
+
+def _set_writers(known: Region, writers: Iterable[int], left: Iterable[int]) -> Plan[Region]:
+    now = tuple(sorted(writers)), tuple(sorted(left))
+    if now != (known.writers, known.left):
+        words = [b" ".join(b"%d" % number for number in numbers) for numbers in now]
+        told = ("HSET", CONFIG, "writers", words[0], "left", words[1])
+        yield Batch([told, ("HINCRBY", CONFIG, "topology", 1)])
     return (yield from read_region())
 
 

@@ -69,8 +69,8 @@ end
 
 --[[ braid_state: what a link needs to know of a stream, in one moment.
      FCALL bs_braid_state n <meta> <stream key>... <label:life or empty>...
-     Returns the meta; for each key {last ID, first ID, length, entries added}, or nil where it is missing; and
-     1 if a group has entries to be read or acknowledged.
+     Returns the meta; for each key {last ID, first ID, length, entries added, bytes of the last entry}, or nil
+     where it is missing; and 1 if a group has entries to be read or acknowledged.
      On the way acknowledgements of the strands that are named by a label go to `k:<group>`. ]]
 local function braid_state(keys, args)
   local meta, found, groups, restless = keys[1], {}, {}, false
@@ -81,7 +81,9 @@ local function braid_state(keys, args)
       for place = 1, #info, 2 do facts[info[place]] = info[place + 1] end
       local last = facts['last-generated-id']
       local first = facts['first-entry'] and facts['first-entry'][1] or ''
-      found[#found + 1] = { last, first, facts.length, facts['entries-added'] or 0 }
+      local width = 0
+      for _, word in ipairs(facts['last-entry'] and facts['last-entry'][2] or {}) do width = width + #word end
+      found[#found + 1] = { last, first, facts.length, facts['entries-added'] or 0, width }
       if id ~= '' then restless = note_acks(meta, key, id, last, groups) or restless end
     else
       found[#found + 1] = false

@@ -205,7 +205,8 @@ local function strand_apply(keys, args)
   end
   local applied = 0
   for _, start in ipairs(starts) do
-    if less(last, args[start]) then
+    -- Once one is new, so are those after it: they ascend, or the engine refuses them.
+    if applied > 0 or less(last, args[start]) then
       local stop = start + 1 + tonumber(args[start + 1])
       local reply = redis.pcall('XADD', strand, args[start], unpack(args, start + 2, stop))
       if type(reply) == 'table' and reply.err then return reply end

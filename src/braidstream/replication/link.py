@@ -25,7 +25,7 @@ from braidstream.errors import BraidError, ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
 from braidstream.replication import compare, ship
-from braidstream.replication.state import State, causal, journal_command, merge_command, read_state
+from braidstream.replication.state import State, causal, journal_command, lacks, merge_command, read_state
 from braidstream.strand import Strand, facts
 
 T = TypeVar("T")
@@ -149,20 +149,25 @@ class Link:
         return progress
 
     async def _round(self, name: bytes, progress: Progress, relay: bool) -> None:
-        writers = self._writers(relay)
+        own = self.here.writer
+        writers = self._writers() if relay else [own]
         ours = await self.source.ask(read_state(name, self._likely(name), writers, acks=True))
         progress.restless = ours.restless
         theirs = await self.target.ask(read_state(name, ours.registry.strands, writers))
         memory = self._known.pop(name, None)
         if memory is None or (memory.told, memory.heard) != (ours.shared, theirs.shared):
-            progress.merged = progress.merged or await self._merge(ours, theirs)
-            theirs = await self.target.ask(read_state(name, ours.registry.strands, writers))
+            before = theirs.meta
+            if lacks(theirs, ours):
+                theirs = await self._merge(ours, theirs, writers)
+            progress.merged = progress.merged or theirs.meta != before
             memory = Memory(ours.shared, theirs.shared)
         memory.ends.clear()
         for strand in ours.strands:
             end = theirs.end(strand)
-            if strand.writer in writers and end is not None and not ours.is_lost(strand):
+            flows = strand.writer != self.there.writer if relay else strand.writer == own
+            if flows and end is not None and not ours.is_lost(strand):
                 memory.ends[strand] = end
+                memory.appetite.setdefault(strand, ship.Appetite.guess(ours.strands[strand].width))
         for strand, end in list(memory.ends.items()):
             upto = ours.strands[strand].last
             if end < upto:
@@ -173,27 +178,23 @@ class Link:
         await self._trim(ours, theirs, progress)
         for writer in writers:
             await self._journal(writer, ours, theirs, progress)
-        own = self.here.writer
         memory.ends = {strand: end for strand, end in memory.ends.items() if strand.writer == own}
         self._remember(name, memory)
 
-    def _writers(self, relay: bool) -> list[int]:
-        """Whose strands and journals this link brings; the target's own come from nowhere else."""
-        everyone = [writer for writer in self.here.writers if writer != self.there.writer]
-        return everyone if relay else [self.here.writer]
+    def _writers(self) -> list[int]:
+        """Whose journals a relay brings: everyone's but the target's own, also of regions that are gone."""
+        return [writer for writer in (*self.here.writers, *self.here.left) if writer != self.there.writer]
 
     def _likely(self, name: bytes) -> list[Strand]:
         return [Strand(name, "s", writer) for writer in self.here.writers]
 
-    async def _merge(self, ours: State, theirs: State) -> bool:
-        changed = False
+    async def _merge(self, ours: State, theirs: State, writers: list[int]) -> State:
+        """Tell the target what the source knows; its state after that."""
         while True:
             [done] = await self.target.ask(_once(merge_command(ours, theirs, self.there.writers)))
-            after = await self.target.ask(read_state(ours.name, ours.registry.strands, ()))
-            changed = changed or after.meta != theirs.meta
+            theirs = await self.target.ask(read_state(ours.name, ours.registry.strands, writers))
             if done:
-                return changed
-            theirs = after
+                return theirs
 
     async def _ship(self, strand: Strand, memory: Memory, progress: Progress) -> None:
         """Bring a strand's new entries over. If the meta has changed it must be merged first: BSMOVED.
@@ -201,7 +202,7 @@ class Link:
         Pages are read while batches are on their way. A batch that is refused leaves no gap: those
         after it are refused as well.
         """
-        appetite = memory.appetite.setdefault(strand, ship.Appetite())
+        appetite = memory.appetite[strand]
         flying: list[asyncio.Task[int]] = []
         try:
             while True:
@@ -210,8 +211,9 @@ class Link:
                 if causal(meta) != causal(memory.told):
                     raise ReplyError("BSMOVED the stream changed otherwise than by appends")
                 full = len(page) == appetite.count
-                appetite.had(page)
-                for part, size in ship.batches(page):
+                sizes = ship.sizes_of(page)
+                appetite.had(sizes)
+                for part, size in ship.batches(page, sizes):
                     await self._take_off(strand, memory, (part, size), flying)
                 if not full:
                     return

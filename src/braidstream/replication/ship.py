@@ -1,6 +1,6 @@
 """Entries on their way: pages as large as is good, batches that the engine function takes in one call."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,8 +26,9 @@ def page_command(strand: Strand, after: Id, count: int) -> Command:
     return ("XRANGE", strand.key, b"(" + ids.text(after), b"+", "COUNT", count)
 
 
-def size_of(fields: Sequence[bytes]) -> int:
-    return sum(map(len, fields)) + 16 * len(fields)
+def sizes_of(page: Page) -> list[int]:
+    """About how many bytes each entry takes on the wire."""
+    return [sum(map(len, fields)) + 8 * len(fields) + 32 for _, fields in page]
 
 
 @dataclass(slots=True)
@@ -36,28 +37,30 @@ class Appetite:
 
     count: int = FEW
 
-    def had(self, page: Page) -> None:
-        if page:
-            size = sum(size_of(fields) for _, fields in page)
-            self.count = max(1, min(MOST, self.count * 8, PAGE_BYTES * len(page) // size))
+    @staticmethod
+    def guess(width: int) -> "Appetite":
+        """From the size of one entry. The others may be larger."""
+        return Appetite(max(1, min(MOST, PAGE_BYTES // (2 * width + 100))))
+
+    def had(self, sizes: list[int]) -> None:
+        if sizes:
+            self.count = max(1, min(MOST, self.count * 8, PAGE_BYTES * len(sizes) // sum(sizes)))
 
 
-def batches(page: Page) -> Iterator[tuple[Page, int]]:
+def batches(page: Page, sizes: list[int]) -> Iterator[tuple[Page, int]]:
     """A page in parts for one call each, with their sizes. An entry that is too wide stands alone."""
-    part, size = list[tuple[bytes, list[bytes]]](), 0
-    for entry in page:
-        bytes_ = size_of(entry[1])
-        wide = len(entry[1]) > WIDEST
-        if part and (wide or size + bytes_ > BATCH_BYTES or len(part) == BATCH_ENTRIES):
-            yield part, size
-            part, size = [], 0
-        part.append(entry)
-        size += bytes_
+    start = total = 0
+    for at, size in enumerate(sizes):
+        wide = len(page[at][1]) > WIDEST
+        if at > start and (wide or total + size > BATCH_BYTES or at - start == BATCH_ENTRIES):
+            yield page[start:at], total
+            start, total = at, 0
+        total += size
         if wide:
-            yield part, size
-            part, size = [], 0
-    if part:
-        yield part, size
+            yield page[at : at + 1], total
+            start, total = at + 1, 0
+    if start < len(page):
+        yield page[start:], total
 
 
 def is_wide(part: Page) -> bool:

@@ -30,17 +30,21 @@ def causal(meta: dict[bytes, bytes]) -> dict[bytes, bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A native stream that is there: its last ID, its first entry, how many it has and ever had."""
+    """A native stream that is there: its last ID, its first entry, how many it has and ever had.
+
+    width: how many bytes its last entry has, as a guess for the others.
+    """
 
     last: Id
     first: Id | None
     length: int
     added: int
+    width: int = 0
 
     @staticmethod
     def parse(reply: list[Any]) -> "Extent":
-        last, first, length, added = reply
-        return Extent(ids.native(last), ids.native(first) if first else None, int(length), int(added))
+        last, first, length, added, width = reply
+        return Extent(ids.native(last), ids.native(first) if first else None, length, added, width)
 
     @property
     def whole(self) -> bool:
@@ -129,6 +133,18 @@ def read_state(
         if not unknown:
             return state
         wanted += unknown
+
+
+def lacks(target: State, source: State) -> bool:
+    """Whether the target's meta has something to learn from the source's. Plain appends teach nothing."""
+    known = {strand.label: (strand.life, cut) for strand, cut in target.registry.cuts.items()}
+    for strand, cut in source.registry.cuts.items():
+        if known.get(strand.label, (0, ids.ZERO)) < (strand.life, cut):
+            return True
+    labels = {strand.label for strand in source.registry.cuts}
+    return any(
+        target.meta.get(field) != value for field, value in source.shared.items() if field not in labels
+    )
 
 
 def merge_command(source: State, target: State, writers: Sequence[int]) -> Command:

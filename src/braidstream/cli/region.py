@@ -1,0 +1,139 @@
+"""`braid region`: add a region while traffic goes on, or remove one for good."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from braidstream import config as files
+from braidstream import engine
+from braidstream.braid import Region
+from braidstream.cli.replicate import ConfigFile
+from braidstream.cli.server import Json, ask, report, trouble
+from braidstream.commands.region import initialise, meet, part
+from braidstream.config import Config, RegionConfig
+from braidstream.drivers.session import REGION_FRESH_S
+from braidstream.drivers.wire import parse_address
+from braidstream.errors import BraidError
+from braidstream.replication.endpoint import Endpoint
+from braidstream.replication.feed import all_streams
+from braidstream.replication.link import Link
+
+app = typer.Typer(help="Add or remove a region.", no_args_is_help=True)
+
+AT_ONCE: Final = 16
+_console = Console(stderr=True)
+
+
+@app.callback()
+def region() -> None:
+    """Add or remove a region."""
+
+
+@app.command("add")
+def add(
+    number: Annotated[int, typer.Option("--id", min=1, max=1023, help="Its number. Its IDs carry it.")],
+    name: Annotated[str, typer.Option(help="Its name, like ap-south.")],
+    url: Annotated[str, typer.Option(help="Its server.")],
+    listen: Annotated[str | None, typer.Option(help="Where its gateway will listen, HOST:PORT.")] = None,
+    config: ConfigFile = Path("braid.toml"),
+    as_json: Json = False,
+) -> None:
+    """Make a server a new region, bring it everything the others have, and write it into the file.
+
+    Traffic goes on meanwhile. Running daemons see the file change; start one for the new region. Safe to run
+    again, for instance after a region could not be reached.
+
+    Example: braid region add --id 3 --name ap-south --url redis://redis.ap-south:6379
+    """
+    with trouble(str(config), as_json):
+        known = files.load(config)
+        new = RegionConfig(id=number, name=name, url=url, listen=listen)
+        others = [region for region in known.region if (region.id, region.name) != (number, name)]
+        # Two regions of one number or name end here.
+        listed = {"region": [each.model_dump() for each in (*others, new)]}
+        joined = files.parse(listed, str(config), os.environ)
+    with trouble(url, as_json):
+        target = joined.named(name)
+        ask(target.url, initialise(number, name), engine.load())
+        regions = [_tell(each, joined) for each in joined.region]
+        if len(others) == 1:
+            time.sleep(2 * REGION_FRESH_S)  # clients of a lone region begin to write for peers
+        if len(others) == len(known.region):
+            config.write_text(files.with_region(config.read_text(encoding="utf-8"), new), encoding="utf-8")
+        entries, streams = asyncio.run(_bring(others, target, regions))
+    facts = {"region": number, "name": name, "streams": streams, "entries": entries}
+    text = f"region {number} ({name}) has {streams:,} streams; {entries:,} entries were brought over."
+    report(as_json, facts, f"{text} Start its daemon: braid replicate --config {config} --region {name}")
+
+
+@app.command("remove")
+def remove(
+    name: Annotated[str, typer.Argument(help="The region's name or number.")],
+    config: ConfigFile = Path("braid.toml"),
+    as_json: Json = False,
+) -> None:
+    """Remove a region for good: nobody waits for it any more, and its daemons are to be stopped.
+
+    What it wrote stays in the others, and what one of them has more of than another is passed on. Its number
+    must not be used again. Safe to run again.
+
+    Example: braid region remove ap-south
+    """
+    with trouble(str(config), as_json):
+        known = files.load(config)
+        gone = known.named(name)
+        rest = known.peers_of(gone.name)
+        if not rest:
+            raise BraidError("it is the only region. There is nothing to remove it from.")
+        for each in rest:
+            ask(each.url, part([gone.id]))
+        config.write_text(files.without_region(config.read_text(encoding="utf-8"), gone.id), encoding="utf-8")
+    left = [each.name for each in rest]
+    report(
+        as_json,
+        {"removed": gone.name, "regions": left},
+        f"{gone.name} is removed; {', '.join(left)} remain. Stop its daemon and gateways.",
+    )
+
+
+def _tell(each: RegionConfig, joined: Config) -> Region:
+    """Every region knows every writer before the first entry of the new one comes."""
+    [region] = ask(each.url, meet(other.id for other in joined.region))
+    known: Region = region
+    return known
+
+
+async def _bring(others: list[RegionConfig], new: RegionConfig, regions: list[Region]) -> tuple[int, int]:
+    """All that the others have, each the whole of what it knows: (entries, streams)."""
+    target = Endpoint(parse_address(new.url))
+    await target.connect()
+    entries, seen = 0, set[bytes]()
+    with Progress(console=_console, transient=True) as progress:
+        for other, here in zip(others, regions, strict=False):
+            source = Endpoint(parse_address(other.url))
+            await source.connect()
+            names = [name async for page in all_streams(source) for name in page]
+            bar = progress.add_task(f"from {other.name}", total=len(names))
+            link = Link(source, target, here=here, there=regions[-1])
+            waiting = iter(names)
+            carriers = [_carry(link, waiting, lambda: progress.advance(bar)) for _ in range(AT_ONCE)]  # noqa: B023
+            entries += sum(await asyncio.gather(*carriers))
+            seen.update(names)
+            source.close()
+    target.close()
+    return entries, len(seen)
+
+
+async def _carry(link: Link, waiting: Iterator[bytes], done: Callable[[], None]) -> int:
+    entries = 0
+    for name in waiting:
+        entries += (await link.sync(name, relay=True)).entries
+        done()
+    return entries

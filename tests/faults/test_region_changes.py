@@ -1,0 +1,110 @@
+"""Regions that join and leave while traffic goes on."""
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import braidstream
+from tests.support.servers import Engine, Flavour
+from tests.support.up import braid_up
+from tests.support.waiting import eventually
+
+WITHIN_S = 20
+
+
+def braid(*words: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "braidstream.cli.main", *words, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def test_a_region_that_joins_gets_the_full_state_while_traffic_goes_on(
+    flavour: Flavour, tmp_path: Path
+) -> None:
+    with Engine(flavour) as new, braid_up(2, flavour, "--dir", str(tmp_path)) as up:
+        one, two = up.client(1), up.client(2)
+        for number in range(3000):
+            (one, two)[number % 2].xadd(f"s{number % 7}", {"n": str(number)})
+        eventually(lambda: one.xrange("s3") == two.xrange("s3"), within_s=WITHIN_S, why="both should have s3")
+        one.xgroup_create("s1", "jobs", "0")
+        [[_, entries]] = one.xreadgroup("jobs", "alice", {"s1": ">"}, count=100)
+        one.xack("s1", "jobs", *(entry for entry, _ in entries))
+        one.xdel("s2", *(entry for entry, _ in one.xrange("s2")[:50]))
+        two.delete("s3")
+
+        stop, written = threading.Event(), [0]
+
+        def write() -> None:
+            with up.client(2) as client:
+                while not stop.is_set():
+                    client.xadd("s0", {"n": f"late-{written[0]}"})
+                    written[0] += 1
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        config = str(tmp_path / "braid.toml")
+        try:
+            told = braid("region", "add", "--config", config, "--id", "3", "--name", "new", "--url", new.url)
+        finally:
+            stop.set()
+            writer.join()
+        assert (told["region"], told["name"]) == (3, "new")
+        assert told["entries"] >= 2000
+        with braidstream.Redis.from_url(new.url, decode_responses=True) as three:
+            for name in [f"s{number}" for number in range(7)]:
+                eventually(
+                    lambda name=name: one.xrange(name) == two.xrange(name) == three.xrange(name),  # type: ignore[misc]
+                    within_s=WITHIN_S,
+                    why=f"{name} should be the same in all three regions",
+                )
+            assert three.xinfo_groups("s1")[0]["last-delivered-id"] == entries[-1][0]
+            assert three.exists("s3") == 0
+            assert sum(fields["n"].startswith("late-") for _, fields in three.xrange("s0")) == written[0]
+
+            three.xadd("s0", {"n": "from the new one"})
+            daemon = [sys.executable, "-m", "braidstream.cli.main", "replicate", "--region", "new"]
+            with subprocess.Popen([*daemon, "--config", config], stderr=subprocess.DEVNULL) as process:
+                eventually(
+                    lambda: "from the new one" in [fields["n"] for _, fields in one.xrange("s0")],
+                    within_s=WITHIN_S,
+                    why="what the new region writes should arrive in the others",
+                )
+                process.terminate()
+        for client in (one, two):
+            client.close()
+
+
+def test_a_removed_region_holds_nothing_back_and_its_entries_stay(flavour: Flavour, tmp_path: Path) -> None:
+    with braid_up(3, flavour, "--dir", str(tmp_path)) as up, up.client(1) as one, up.client(2) as two:
+        with up.client(3) as three:
+            three.xadd("m", {"n": "of the third"})
+        eventually(lambda: one.xlen("m") == two.xlen("m") == 1, within_s=WITHIN_S, why="it should arrive")
+        config = str(tmp_path / "braid.toml")
+        assert braid("region", "remove", "region-3", "--config", config)["regions"] == [
+            "region-1",
+            "region-2",
+        ]
+        assert "region-3" not in Path(config).read_text()
+        assert one.hget("bs:config", "writers") == "1 2"
+        for _ in range(20):
+            one.xdel("m", one.xadd("m", {"n": "short"}))
+        eventually(
+            lambda: _length(one, "bs:1:j:{m}") <= 1,
+            within_s=WITHIN_S,
+            why="the journal should be trimmed without the removed region",
+        )
+        assert [fields["n"] for _, fields in two.xrange("m")] == ["of the third"]
+
+
+def _length(client: braidstream.Redis, key: str) -> int:
+    plain = client.connection_pool.get_connection()
+    try:
+        plain.send_command("XLEN", key)
+        return int(plain.read_response())
+    finally:
+        client.connection_pool.release(plain)
