@@ -59,7 +59,8 @@ def read_group(view: View, argv: Argv) -> Plan[list[Any] | None]:
 def _read_by_memory(view: View, spec: ReadGroup) -> Plan[tuple[bool, list[Any]]]:
     """New entries of one stream that we remember: (whether our memory was right, what came)."""
     name = spec.names[0]
-    strands = view.recall(name).strands
+    known = view.recall(name)
+    strands = known.strands
     if not strands:
         return False, []
     if spec.count is not None and len(strands) > 1:
@@ -74,9 +75,10 @@ def _read_by_memory(view: View, spec: ReadGroup) -> Plan[tuple[bool, list[Any]]]
         return _mistaken(view, name)
     woven = handout.woven(dict(heads.by_strand(reply)))
     left = None if spec.count is None else spec.count - len(woven)
-    if bell != view.recall(name).bell and left != 0:
-        # A strand came to be since we last looked: what it has belongs to this answer.
-        yield from _look(replace(view, pipelined=False), spec)
+    if bell != known.bell and left != 0 and not view.pipelined:
+        # A strand came to be since we last looked: what it has belongs to this answer. A pipeline has
+        # looked a moment ago, and what follows there is done by now.
+        yield from _look(view, spec)
         woven = weave([woven, (yield from handout.new(view, replace(spec, count=left), name))])
     return True, [[name, bodies(woven)]] if woven else []
 
