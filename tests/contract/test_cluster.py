@@ -34,6 +34,7 @@ REFUSALS = (AskError, ClusterCrossSlotError, MovedError, TryAgainError)
 # Not to be said twice, and not to be said of a stream at all.
 ONCE = (b"XADD", b"XSETID", b"RENAME", b"XREAD")
 REFUSED = (b"EXPIRE", b"DUMP")
+WAIT = (b"XREADGROUP", b"GROUP", b"g", b"ann", b"BLOCK", b"1", b"STREAMS")
 
 ODD_NAMES = [
     b"orders",
@@ -127,7 +128,7 @@ def _first_key(command: Command) -> bytes | None:
     if word in ("TIME", "CLIENT", "UNWATCH"):
         return None
     at = {"FCALL": 3, "FCALL_RO": 3, "XINFO": 2, "XGROUP": 2, "OBJECT": 2}.get(word, 1)
-    if word == "XREAD":
+    if word in ("XREAD", "XREADGROUP"):
         at = command.index("STREAMS") + 1
     key = command[at]
     assert isinstance(key, bytes), command
@@ -194,6 +195,7 @@ def test_every_function_is_accepted(cluster: Cluster) -> None:
             assert run(_command(view, b"XSETID", name, b"8-8"), said) == b"OK"
             assert run(_command(view, b"XGROUP", b"CREATE", name, b"g", b"0"), said) == b"OK"
             assert run(_command(view, b"XGROUP", b"SETID", name, b"g", b"$"), said) == b"OK"
+            assert run(_command(view, *WAIT, name, b">"), said) is None
             assert run(_command(view, b"XDELEX", name, b"ACKED", b"IDS", b"1", b"7-7"), said) == [1]
             state = run(read_state(name, [], [2], acks=True), said)
             journal = journal_command(name, 2, list(state.strands), [], after=(0, 0))
