@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test bench bench-quick differential docs-reference clean
+.PHONY: help setup check format test bench bench-quick differential docs-reference clean lost-replies
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ bench-quick: ## the same ratios with short runs, under two minutes
 
 differential: ## a million random commands, braidstream against the bare engine
 	BRAID_COMMANDS=1000000 $(PYTHON) -m pytest -q -s tests/contract/test_differential.py --timeout 0 -n 2
+
+lost-replies: ## 100,000 idempotent messages through a proxy that loses requests and replies at random
+	BRAID_MESSAGES=100000 $(PYTHON) -m pytest -q tests/contract/test_idempotent_clients.py -k under_load --timeout 0
 
 docs-reference: ## write the generated pages of docs/reference
 	$(PYTHON) -m scripts.reference

@@ -13,12 +13,13 @@ relies on its memory asks for the registry in the same round trip, and starts ov
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from braidstream import ids, keys
 from braidstream.errors import NotARegionError, ReplyError
+from braidstream.idempotence import Settings
 from braidstream.ids import Id
 from braidstream.keys import CONFIG
 from braidstream.plan import Batch, Command, Plan
@@ -28,6 +29,7 @@ ID_MODES: Final = ("strict", "semi-strict", "liberal")
 REMEMBERED: Final = 10_000
 STALE_TRIES: Final = 8
 
+_DEFAULTS: Final = Settings()
 _LABEL = re.compile(rb"\A([sc])([0-9]+)\Z")
 _STATE = re.compile(rb"\A([0-9]+):([+-]):([0-9]+-[0-9]+)\Z")
 _WRONGTYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
@@ -80,6 +82,7 @@ class Registry:
 
     told: groups whose count of entries read was told by a user (ENTRIESREAD), so it proves nothing.
     bell: a stamp that changes whenever a group is placed, or joined by a strand.
+    idempotence: its settings; None where it was never used.
     """
 
     cuts: dict[Strand, Id] = field(default_factory=dict)
@@ -87,11 +90,12 @@ class Registry:
     groups: dict[bytes, Id] = field(default_factory=dict)
     told: frozenset[bytes] = frozenset()
     bell: bytes = b""
+    idempotence: Settings | None = None
 
     @staticmethod
     def parse(name: bytes, reply: list[Any]) -> "Registry":
         cuts, there, groups = dict[Strand, Id](), list[Strand](), dict[bytes, Id]()
-        told, bell = set[bytes](), b""
+        told, bell, idempotence = set[bytes](), b"", None
         for label, value in zip(reply[::2], reply[1::2], strict=True):
             if (found := _LABEL.match(label)) and (state_of := _STATE.match(value)):
                 life, state, cut = state_of.groups()
@@ -106,11 +110,18 @@ class Registry:
                     told.add(label[2:])
             elif label == b"bell":
                 bell = value
-        return Registry(cuts, _ordered(there), dict(sorted(groups.items())), frozenset(told), bell)
+            elif label == b"idmp":
+                idempotence = Settings.parse(value)
+        ordered = dict(sorted(groups.items()))
+        return Registry(cuts, _ordered(there), ordered, frozenset(told), bell, idempotence)
 
     @property
     def exists(self) -> bool:
         return bool(self.strands)
+
+    @property
+    def settings(self) -> Settings:
+        return self.idempotence or _DEFAULTS
 
     def end(self, strand: Strand, last: Id) -> Id:
         """The user ID a strand ends at; 0-0 if nothing came since its cut."""
@@ -121,7 +132,7 @@ class Registry:
         cuts = {each: cut for each, cut in self.cuts.items() if each.label != strand.label}
         others = [each for each in self.strands if each.label != strand.label]
         cuts[strand] = self.cuts.get(strand, ids.ZERO)
-        return Registry(cuts, _ordered([*others, strand]), self.groups, self.told, self.bell)
+        return replace(self, cuts=cuts, strands=_ordered([*others, strand]))
 
 
 def _ordered(strands: Iterable[Strand]) -> tuple[Strand, ...]:
@@ -153,6 +164,7 @@ class View:
     born: strands whose birth stands in this MULTI already.
     taken: names of a pipeline that are plain keys.
     readings: where groups of streams were, by name and group.
+    producer: the client is an idempotent producer of this name: what it appends may be sent again.
     """
 
     region: Region
@@ -163,6 +175,7 @@ class View:
     born: set[Strand] = field(default_factory=set)
     taken: frozenset[bytes] = frozenset()
     readings: dict[tuple[bytes, bytes], Reading] = field(default_factory=dict)
+    producer: bytes = b""
 
     def one_step(self, commands: int) -> bool:
         """Whether a batch needs a MULTI. Not under a WATCH: EXEC would end it, and it guards the whole."""
@@ -221,8 +234,14 @@ class View:
         """Nothing of that name will be there by the time the next command runs."""
         self.born = {strand for strand in self.born if strand.name != name}
         self.taken -= {name}
-        if self.recall(name).exists:
-            self._remember(name, Registry(self.recall(name).cuts))
+        known = self.recall(name)
+        if known.exists:
+            settings = known.idempotence and known.idempotence.deleted()
+            self._remember(name, Registry(known.cuts, idempotence=settings))
+
+    def expect_settings(self, name: bytes, settings: Settings) -> None:
+        """The settings of idempotence will be these."""
+        self._remember(name, replace(self.recall(name), idempotence=settings))
 
     def _remember(self, name: bytes, registry: Registry) -> None:
         self.known[name] = registry
@@ -278,12 +297,21 @@ def ask(
     The registry is asked last: a strand born while we read shows as missing and we read again, so an
     entry never hides behind a later one.
     """
+    registry, answers, _ = yield from ask_also(view, name, make, ())
+    return registry, answers
+
+
+def ask_also(
+    view: View, name: bytes, make: Callable[[Strand], Command], also: Sequence[Command]
+) -> Plan[tuple[Registry, list[tuple[Strand, Any]], list[Any]]]:
+    """`ask`, and what `also` got, errors among it."""
     strands = view.recall(name).strands or (view.minted(name),)
     while True:
-        commands = [*map(make, strands), registry_of(name), *type_check(view, name)]
+        commands = [*map(make, strands), registry_of(name), *also, *type_check(view, name)]
         replies = yield Batch(commands, atomic=view.one_step(len(strands)), resend=True, attempt=True)
         asked = dict(zip(strands, replies, strict=False))
-        reply, *kind = replies[len(strands) :]
+        reply, rest = replies[len(strands)], replies[len(strands) + 1 :]
+        kind = rest[len(also) :]
         if isinstance(reply, ReplyError):
             raise reply
         registry = view.learn(name, reply)
@@ -293,9 +321,8 @@ def ask(
         elif all(strand in asked for strand in registry.strands):
             if not registry.exists:
                 yield from refuse_other_types(name, *kind)
-            return registry, [
-                (strand, asked[strand]) for strand in registry.strands if _answered(asked[strand])
-            ]
+            answers = [(strand, asked[strand]) for strand in registry.strands if _answered(asked[strand])]
+            return registry, answers, rest[: len(also)]
         strands = registry.strands or strands
 
 

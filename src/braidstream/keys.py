@@ -9,6 +9,9 @@
     bs:bell:<stamp>:<tag>     stream  empty; goes away when the groups of the stream change (strand.lua)
     bs:lease:<shard>          string  which replication daemon serves a share of the streams
     bs:copy:<token>:<tag>     stream  a copy being made; becomes a `c` strand (commands/rename.py)
+    bs:idmp:<tag>             hash    producers of the stream, and counts (see engine/idempotence.lua)
+    bs:i.<era>:<n>:<tag><producer>   hash   messages of a producer that are known; n is the tag's length
+    bs:q.<era>:<n>:<tag><producer>   list   the same in the order they came
 
 All keys of one stream share a slot, and no two names share a key. <tag> has three forms, told apart
 by their first byte:
@@ -33,6 +36,8 @@ META: Final = b"bs:meta:"
 _BELL = b"bs:bell:"
 _COPY = b"bs:copy:"
 _LEASE = b"bs:lease:"
+_ABOUT = b"bs:idmp:"
+_KNOWN = re.compile(rb"\Abs:[iq]\.[0-9]+:[0-9]+:[{+!]")
 
 
 def tag(name: bytes) -> bytes:
@@ -80,9 +85,28 @@ def copy(name: bytes, token: bytes) -> bytes:
     return _COPY + token + b":" + tag(name)
 
 
-def is_copy(key: bytes) -> bool:
-    """Whether a key is a copy being made, or left over."""
-    return key.startswith(_COPY)
+def is_left_over(key: bytes) -> bool:
+    """Whether a key means nothing once its stream is deleted: a copy being made, a producer's messages."""
+    return key.startswith((_COPY, _ABOUT)) or _KNOWN.match(key) is not None
+
+
+def about(name: bytes) -> bytes:
+    return _ABOUT + tag(name)
+
+
+def known_messages(name: bytes, era: int, producer: bytes) -> tuple[bytes, bytes]:
+    """What is known of a producer's messages: the map and the queue."""
+    map_, queue, middle = parts_of_known(name)
+    rest = b"%d%b%b" % (era, middle, producer)
+    return map_ + rest, queue + rest
+
+
+def parts_of_known(name: bytes) -> tuple[bytes, bytes, bytes]:
+    """The same for a function that finds the producers itself: map, queue, and what follows the era.
+
+    The tag comes before the producer, so that the stream decides the slot; its length says where it ends.
+    """
+    return b"bs:i.", b"bs:q.", b":%d:%b" % (len(tag(name)), tag(name))
 
 
 def name_of_meta(key: bytes) -> bytes | None:
@@ -107,9 +131,6 @@ def parse_journal(key: bytes) -> tuple[bytes, int] | None:
 
 def is_ours(key: bytes) -> bool:
     """Whether a key is part of our storage, hidden from KEYS and SCAN."""
-    return (
-        key == CONFIG
-        or key.startswith((META, _BELL, _COPY, _LEASE))
-        or _STRAND.match(key) is not None
-        or _JOURNAL.match(key) is not None
-    )
+    if key == CONFIG or key.startswith((META, _BELL, _COPY, _LEASE, _ABOUT)):
+        return True
+    return any(form.match(key) for form in (_STRAND, _JOURNAL, _KNOWN))

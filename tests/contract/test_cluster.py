@@ -193,6 +193,11 @@ def test_every_function_is_accepted(cluster: Cluster) -> None:
             assert run(apply(Strand(name, "s", 2), [((5, 5), [b"v", b"a"])]), said) == 1
             assert run(_command(view, b"XADD", name, b"7-7", b"v", b"a"), said) == b"7-7"
             assert run(_command(view, b"XSETID", name, b"8-8"), said) == b"OK"
+            for producer in (b"p", b"{", b"}:{x}"):
+                message = (b"XADD", name, b"IDMP", producer, b"1", b"*", b"v", b"a")
+                assert run(_command(view, *message), said) == run(_command(view, *message), said)
+            assert b"pids-tracked" in run(_command(view, b"XINFO", b"STREAM", name), said)
+            assert run(_command(view, b"XCFGSET", name, b"IDMP-MAXSIZE", b"5"), said) == b"OK"
             assert run(_command(view, b"XGROUP", b"CREATE", name, b"g", b"0"), said) == b"OK"
             assert run(_command(view, b"XGROUP", b"SETID", name, b"g", b"$"), said) == b"OK"
             assert run(_command(view, *WAIT, name, b">"), said) is None

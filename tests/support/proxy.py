@@ -2,10 +2,12 @@
 
 with Proxy(engine.port) as proxy:
     proxy.lose_replies(b"XADD", times=1)   # forwarded and answered, and the answer never arrives
+    proxy.lose_at_random(0.01, seed=7)     # one request in a hundred: itself lost, or its answer
     proxy.cut()                            # every open connection ends now
     proxy.shut()                           # nobody gets in any more, until open()
 """
 
+import random
 import socket
 import threading
 from contextlib import suppress
@@ -22,6 +24,7 @@ class Proxy:
         self.lost = 0
         self.stalled = threading.Event()
         self._pattern, self._times = b"", 0
+        self._share, self._dice = 0.0, random.Random(0)
         self._stall_at: bytes | None = None
         self._go_on = threading.Event()
         self._lock = threading.Lock()
@@ -51,6 +54,11 @@ class Proxy:
         """Forward the next requests that contain `pattern`, and cut each connection when its answer comes."""
         with self._lock:
             self._pattern, self._times, self.lost = pattern, times, 0
+
+    def lose_at_random(self, share: float, *, seed: int) -> None:
+        """Of the requests that come, lose this share: the request itself or, as often, its answer."""
+        with self._lock:
+            self._share, self._dice, self.lost = share, random.Random(seed), 0
 
     def stall(self, pattern: bytes) -> None:
         """Forward each request up to the last place of `pattern` in it; `stalled` is set until go_on()."""
@@ -107,6 +115,10 @@ class Proxy:
             while chunk := client.recv(65536):
                 if self._is_to_be_lost(chunk):
                     doomed.set()
+                if (fate := self._fate()) == "request":
+                    break
+                if fate == "answer":
+                    doomed.set()
                 if self._stall_at is not None and self._stall_at in chunk:
                     chunk = self._stalled(chunk, engine, self._stall_at)
                 engine.sendall(chunk)
@@ -136,6 +148,13 @@ class Proxy:
             self._times -= 1
             self.lost += 1
             return True
+
+    def _fate(self) -> str:
+        with self._lock:
+            if not self._share or self._dice.random() >= self._share:
+                return "well"
+            self.lost += 1
+            return self._dice.choice(["request", "answer"])
 
     def _forget(self, *sockets: socket.socket) -> None:
         with self._lock:

@@ -51,6 +51,8 @@ def _all_keys(name: bytes, *, token: bytes, place: tuple[keys.Kind, int, int]) -
     yield keys.meta(name)
     yield keys.copy(name, token)
     yield keys.strand(name, kind, writer, life)
+    yield keys.about(name)
+    yield from keys.known_messages(name, writer, token)
     yield keys.strand(name, "s", 1)
     yield keys.strand(name, "c", 1)
     yield keys.strand(name, "c", 1, 1)

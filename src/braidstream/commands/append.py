@@ -15,15 +15,14 @@ from braidstream.braid import (
     registry_of,
     type_check,
 )
-from braidstream.commands.arguments import Add, Argv, SetId, parse_add, parse_setid
+from braidstream.commands import produce
+from braidstream.commands.arguments import FUNCTION_ARGUMENTS, Add, Argv, SetId, parse_add, parse_setid
 from braidstream.commands.trim import trim_all, trim_options
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
 from braidstream.strand import Strand, facts
 
-# Lua cannot pass more than about 8,000 arguments on to a command.
-FUNCTION_ARGUMENTS: Final = 7_000
 _TRIES: Final = 16
 
 
@@ -33,6 +32,9 @@ def add(view: View, argv: Argv) -> Plan[bytes | None]:
     A chosen ID goes through a function instead: one round trip where the strands are known.
     """
     name, spec = argv[1], parse_add(argv)
+    if spec.message is not None:
+        _refuse_huge(spec)
+        return (yield from produce.add(view, name, spec))
     if spec.id is None:
         return (yield from _add_minted(view, name, spec, b"*"))
     if spec.seq and view.region.id_mode == "strict" and not view.pipelined:
@@ -133,9 +135,9 @@ def _is_minted(view: View, spec: Add) -> bool:
 def _refuse_huge(spec: Add) -> None:
     if len(spec.fields) > FUNCTION_ARGUMENTS:
         raise RefusedError(
-            "XADD with a chosen ID",
+            "XADD with a chosen or an idempotent ID",
             f"it takes at most {FUNCTION_ARGUMENTS // 2} fields, this entry has {len(spec.fields) // 2}",
-            "Use XADD with * for larger entries",
+            "Use XADD with * alone for larger entries",
         )
 
 

@@ -5,10 +5,13 @@ from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from braidstream import ids
-from braidstream.errors import RefusedError, ReplyError
+from braidstream.errors import ReplyError
 from braidstream.ids import Id
 
 Argv = list[bytes]
+
+# Lua cannot pass more than about 8,000 arguments on to a command.
+FUNCTION_ARGUMENTS: Final = 7_000
 
 SYNTAX: Final = "ERR syntax error"
 NOT_AN_INTEGER: Final = "ERR value is not an integer or out of range"
@@ -62,6 +65,14 @@ class Trim:
 
 
 @dataclass(frozen=True, slots=True)
+class Message:
+    """Whose message an XADD is, and which; the ID is None where the content tells (IDMPAUTO)."""
+
+    producer: bytes
+    iid: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
 class Add:
     """XADD, parsed. `id` is None for `*`; `seq` is False where the sequence was left out (`ms`)."""
 
@@ -71,6 +82,7 @@ class Add:
     nomkstream: bool
     trim: Trim | None
     fields: list[bytes]
+    message: Message | None = None
 
 
 class _Options:
@@ -139,14 +151,19 @@ class _Options:
 
 
 def parse_add(argv: Argv) -> Add:
-    """XADD key [NOMKSTREAM] [KEEPREF|DELREF|ACKED] [MAXLEN|MINID [=|~] t [LIMIT n]] <*|id> field value ..."""
-    options, at, entry = _Options(), 2, None
+    """XADD key [NOMKSTREAM] [KEEPREF|DELREF|ACKED] [IDMPAUTO pid|IDMP pid iid]
+    [MAXLEN|MINID [=|~] t [LIMIT n]] <*|id> field value ...
+    """
+    options, at, entry, message = _Options(), 2, None, None
     seq, auto_seq = True, False
     while at < len(argv) and (word := option(argv[at])) != b"*":
         if word == b"NOMKSTREAM":
             options.nomkstream = True
-        elif word in (b"IDMP", b"IDMPAUTO"):
-            raise RefusedError("XADD", "idempotent production is not in this release", "Use plain XADD")
+        elif word in (b"IDMP", b"IDMPAUTO") and len(argv) - 1 - at >= len(_MESSAGE[word]):
+            if message is not None:
+                fail("ERR syntax error, IDMP/IDMPAUTO specified multiple times")
+            message = _message(argv, at, word)
+            at += len(_MESSAGE[word])
         elif (taken := options.take(argv, at)) is not None:
             at = taken
         else:
@@ -159,7 +176,19 @@ def parse_add(argv: Argv) -> Add:
         raise wrong_arity("xadd")
     if entry == ids.ZERO and not auto_seq:
         fail("ERR The ID specified in XADD must be greater than 0-0")
-    return Add(entry, seq, auto_seq, options.nomkstream, trim, fields)
+    if message is not None and entry is not None:
+        fail("ERR syntax error, IDMP/IDMPAUTO can be used only with auto-generated IDs")
+    return Add(entry, seq, auto_seq, options.nomkstream, trim, fields, message)
+
+
+_MESSAGE: Final = {b"IDMP": ("producer ID", "idempotent ID"), b"IDMPAUTO": ("producer ID",)}
+
+
+def _message(argv: Argv, at: int, word: bytes) -> Message:
+    for given, what in zip(argv[at + 1 :], _MESSAGE[word], strict=False):
+        if not given:
+            fail(f"ERR syntax error, {word.decode()} requires a non-empty {what}")
+    return Message(argv[at + 1], argv[at + 2] if word == b"IDMP" else None)
 
 
 def _entry_id(word: bytes) -> tuple[Id, bool, bool]:

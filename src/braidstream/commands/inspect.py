@@ -3,8 +3,8 @@
 from typing import Any, Final
 
 from braidstream import ids
-from braidstream.braid import Registry, View, ask
-from braidstream.commands import standing
+from braidstream.braid import Registry, View, ask_also
+from braidstream.commands import produce, standing
 from braidstream.commands.arguments import Argv, fail, integer, option, shown
 from braidstream.commands.standing import Info, flat
 from braidstream.errors import ReplyError
@@ -27,16 +27,22 @@ def info(view: View, argv: Argv) -> Plan[Any]:
         return (yield from standing.groups(view, name))
     if which == b"CONSUMERS":
         return (yield from standing.consumers(view, name, argv[3]))
-    registry, answers = yield from ask(view, name, lambda strand: strand.xinfo(*_full(argv)))
+    # In a pipeline nothing can be asked later; elsewhere most streams have no such facts to ask for.
+    used = view.recall(name).idempotence is not None
+    also = (produce.facts_command(name),) if view.pipelined and used else ()
+    registry, answers, asked = yield from ask_also(
+        view, name, lambda strand: strand.xinfo(*_full(argv)), also
+    )
     if not answers:
         raise ReplyError("ERR no such key")
     infos = {strand: facts(reply) for strand, reply in answers}
+    produced = yield from produce.facts(name, registry, asked)
     if len(argv) == 3:
-        return flat({**_common(registry, infos), **_ends(registry, infos)})
+        return flat({**_common(registry, infos), **produced, **_ends(registry, infos)})
     count = _full_count(argv, typed)
     woven = weave((strand.entries(each[b"entries"]) for strand, each in infos.items()), count or None)
     groups = yield from standing.full(registry, infos, count)
-    return flat({**_common(registry, infos), b"entries": bodies(woven), b"groups": groups})
+    return flat({**_common(registry, infos), **produced, b"entries": bodies(woven), b"groups": groups})
 
 
 def _full(argv: Argv) -> tuple[bytes | str | int, ...]:

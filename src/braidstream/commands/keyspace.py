@@ -222,7 +222,7 @@ def flush(view: View, argv: Argv) -> Plan[bytes]:
     cursor = b"0"
     while True:
         [(cursor, found)] = yield Batch([("SCAN", cursor, "COUNT", 1000)], resend=True)
-        plain = [key for key in found if not keys.is_ours(key) or keys.is_copy(key)]
+        plain = [key for key in found if not keys.is_ours(key) or keys.is_left_over(key)]
         names = [name for key in found if (name := keys.name_of_meta(key)) is not None]
         yield from _delete(view, names, [("UNLINK", key) for key in plain])
         if integer(cursor) == 0:

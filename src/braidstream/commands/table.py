@@ -15,6 +15,7 @@ from braidstream.commands import (
     inspect,
     keyspace,
     pending,
+    produce,
     read,
     rename,
     trim,
@@ -107,15 +108,9 @@ def _read(argv: Argv) -> Argv:
     return []
 
 
-def _later(argv: Argv, what: str) -> RefusedError:
-    return RefusedError(
-        argv[0].decode("ascii", "replace").upper(), f"{what} are not in this release", "See CHANGELOG.md"
-    )
-
-
-def _idempotence_later(view: View, argv: Argv) -> Plan[Any]:
-    """Refused: idempotent producers are not in this release."""
-    raise _later(argv, "idempotent producers")
+def _internal(view: View, argv: Argv) -> Plan[Any]:
+    """Refused: Redis uses it between its own processes. Use XADD IDMP."""
+    raise RefusedError("XIDMPRECORD", "it is for the engine's own use", "Use XADD IDMP")
     yield
 
 
@@ -124,7 +119,8 @@ _REFS = "[KEEPREF|DELREF|ACKED]"
 
 TABLE: Final[dict[bytes, Spec]] = {
     b"XADD": Spec(
-        f"key [NOMKSTREAM] {_REFS} [{_TRIM}] *|id field value [field value ...]",
+        f"key [NOMKSTREAM] {_REFS} [IDMPAUTO producer | IDMP producer iid] [{_TRIM}] "
+        "*|id field value [field value ...]",
         append.add,
         _first,
         5,
@@ -242,5 +238,6 @@ TABLE: Final[dict[bytes, Spec]] = {
         7,
         multi=False,
     ),
-    **dict.fromkeys((b"XCFGSET", b"XIDMPRECORD"), Spec("...", _idempotence_later, _none, 1)),
+    b"XCFGSET": Spec("key [IDMP-DURATION seconds] [IDMP-MAXSIZE messages]", produce.configure, _first, 2),
+    b"XIDMPRECORD": Spec("key producer iid id", _internal, _none, 1),
 }

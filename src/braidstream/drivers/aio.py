@@ -62,15 +62,19 @@ async def _connect(conn: Any, may: bool = True) -> None:
     await conn.connect()
 
 
-async def _append(conn: Any, command: Command) -> Any:
-    """One native append, sent once."""
+async def _append(conn: Any, command: Command, resend: bool) -> Any:
+    """One append in one command, sent once; None where the plan must say it."""
     await _connect(conn)
     try:
         await conn.send_command(*command)
         return await conn.read_response(disable_decoding=True)
+    except exceptions.ResponseError as error:
+        if not session.is_stale(error):
+            raise
+        return None
     except LOST as error:
         await conn.disconnect(nowait=True)
-        if isinstance(error, REFUSALS):
+        if resend or isinstance(error, REFUSALS):
             raise
         raise NotResentError(error) from error
 
@@ -85,11 +89,11 @@ class _Plans:
         self, conn: Any, command_name: Any, *args: Any, **options: Any
     ) -> Any:
         known = self.session
-        plain = known.plain_add(args)
-        if plain is not None and not known.stale(conn):
-            native = await _append(conn, plain)
-            if native is not None:
-                return known.minted(conn, native)
+        express = known.express(conn, args)
+        if express is not None and not known.stale(conn):
+            entry = known.minted(conn, await _append(conn, express, known.may_resend(express)))
+            if entry is not None:
+                return entry
             known.doubt(conn)
         spec = session.spec_of(args)
         if spec is None:
@@ -119,11 +123,17 @@ async def _awaited(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-class Redis(_Plans, redis.asyncio.Redis):  # type: ignore[misc]
-    """redis.asyncio.Redis on a braidstream region. Same constructor, same methods."""
+class Redis(_Plans, session.Idempotence, redis.asyncio.Redis):  # type: ignore[misc]
+    """redis.asyncio.Redis on a braidstream region. Same constructor, same methods, and:
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.session = Session()
+    idempotent: every XADD with `*` is a message the stream knows, so it is sent again when its reply is lost.
+    producer: its name as a producer. Name it to tell it apart in `bs:idmp`; two that run at once need two.
+    """
+
+    def __init__(
+        self, *args: Any, idempotent: bool = False, producer: str | bytes | None = None, **kwargs: Any
+    ) -> None:
+        self.session = session.opened(idempotent, producer)
         super().__init__(*args, **kwargs)
 
     async def run_plan(self, plan: Plan[T]) -> T:
@@ -138,19 +148,26 @@ class Redis(_Plans, redis.asyncio.Redis):  # type: ignore[misc]
             await self.connection_pool.release(conn)
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
+        lane, args = self.session.mark(self, args)
         try:
             return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
         except NotResentError as lost:
             raise lost.for_user() from None
+        except LOST as lost:
+            raise self.session.given_up(lost, lane) from None
+        finally:
+            self.session.done(lane)
 
     def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> "Pipeline":
         return Pipeline(self.session, self.connection_pool, self.response_callbacks, transaction, shard_hint)
 
     def client(self) -> "Redis":
-        return type(self)(connection_pool=self.connection_pool, single_connection_client=True)
+        alone = type(self)(connection_pool=self.connection_pool, single_connection_client=True)
+        alone.session.producer = self.session.producer
+        return alone
 
 
-class Pipeline(_Plans, redis.asyncio.client.Pipeline):  # type: ignore[misc]
+class Pipeline(_Plans, session.Idempotence, redis.asyncio.client.Pipeline):  # type: ignore[misc]
     """redis-py's pipeline. Stream commands share its round trip, and its MULTI."""
 
     def __init__(self, session: Session, *args: Any) -> None:
@@ -166,10 +183,15 @@ class Pipeline(_Plans, redis.asyncio.client.Pipeline):  # type: ignore[misc]
         return reply
 
     async def execute(self, raise_on_error: bool = True) -> list[Any]:
+        lane = self.session.mark_all(self, self.command_stack)
         try:
             return await super().execute(raise_on_error)
         except NotResentError as lost:
             raise lost.for_user() from None
+        except LOST as lost:
+            raise self.session.given_up(lost, lane) from None
+        finally:
+            self.session.done(lane)
 
     async def _execute_pipeline(self, connection: Any, commands: Any, raise_on_error: bool) -> Any:
         if not pipeline.has_streams(commands):

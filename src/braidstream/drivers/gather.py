@@ -11,10 +11,12 @@ WATCHed too, so that the plans cannot be wrong by the time of EXEC.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from braidstream.braid import View, registry_of
+from braidstream.commands.arguments import Add
+from braidstream.commands.produce import add_all, joins, message_of
 from braidstream.commands.table import Spec
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.keys import meta, shares_slot
@@ -46,6 +48,7 @@ class Queued:
     """A command of a pipeline: native, or a plan that has said its first batch.
 
     more: it may go on after that, so what follows it must wait.
+    adds, joined: messages of one producer share the plan of the first.
     """
 
     args: Sequence[Any]
@@ -55,6 +58,8 @@ class Queued:
     batch: Batch | None = None
     more: bool = False
     result: Any = None
+    adds: list[Add] = field(default_factory=list)
+    joined: list["Queued"] = field(default_factory=list)
 
     def start(self, view: View) -> None:
         """Hear the plan's first batch. Its refusal is the result, as an error reply would be."""
@@ -63,12 +68,19 @@ class Queued:
         fits = self.spec.arity_error(self.argv) is not None
         self.more = not (fits or (self.spec.multi and self.spec.shares(view, self.argv)))
         try:
-            self.plan = self.spec.plan(view, self.argv)
+            if self.joined:
+                self.plan = add_all(view, self.argv[1], self.adds)
+            else:
+                self.plan = self.spec.plan(view, self.argv)
             self.batch = next(self.plan)
         except ReplyError as error:
-            self.plan, self.result = None, error
+            self.refused(error)
         except StopIteration as stop:
             self.plan, self.result = None, stop.value
+
+    def refused(self, error: ReplyError) -> None:
+        self.plan = None
+        self._take(error)
 
     def wire(self, *, in_multi: bool) -> list[Command]:
         if self.spec is None:
@@ -83,9 +95,15 @@ class Queued:
             self.result = replies[0]
         elif self.plan is not None:
             try:
-                self.result = yield from self._rest(replies)
+                self._take((yield from self._rest(replies)))
             except ReplyError as error:
-                self.result = error
+                self._take(error)
+
+    def _take(self, result: Any) -> None:
+        everyone = [self, *self.joined]
+        results = result if self.joined and isinstance(result, list) else [result] * len(everyone)
+        for each, own in zip(everyone, results, strict=True):
+            each.result = own
 
     def _rest(self, replies: Replies) -> Plan[Any]:
         plan, batch = self.plan, self.batch
@@ -106,15 +124,30 @@ class Queued:
 def pipeline(view: View, queued: list[Queued], shape: Shape) -> Plan[None]:
     """All commands in order, in as few round trips as can be. Each then has its result, or its error."""
     yield from _look_up(view, queued)
-    together = list[Queued]()
-    for at, item in enumerate(queued):
+    together, speakers = list[Queued](), _joined(view, queued)
+    for at, item in enumerate(speakers):
         item.start(view)
         together.append(item)
         if item.more:
             yield from _send(together, shape)
-            yield from _look_up(view, queued[at + 1 :])
+            yield from _look_up(view, speakers[at + 1 :])
             together = []
     yield from _send(together, shape)
+
+
+def _joined(view: View, queued: list[Queued]) -> list[Queued]:
+    """The commands that speak: of messages of one producer in a row, the first."""
+    speakers = list[Queued]()
+    for item in queued:
+        add = message_of(item.argv) if item.argv[:1] == [b"XADD"] else None
+        item.adds, item.joined = [] if add is None else [add], []
+        last = speakers[-1] if speakers else None
+        if add and last and last.adds and last.argv[1] == item.argv[1] and joins(view, last.adds[0], add):
+            last.adds.append(add)
+            last.joined.append(item)
+        else:
+            speakers.append(item)
+    return speakers
 
 
 def _look_up(view: View, queued: list[Queued]) -> Plan[None]:
@@ -139,8 +172,7 @@ def _send(queued: list[Queued], shape: Shape) -> Plan[None]:
     """One round trip for all; the last may have more to say."""
     commands = [item.wire(in_multi=False) for item in queued]
     flat = [command for each in commands for command in each]
-    resend = all(item.batch.resend if item.batch else item.spec is None for item in queued)
-    replies = (yield Exchange(flat, resend=resend)) if flat else []
+    replies = (yield Exchange(flat, resend=_may_resend(queued))) if flat else []
     at = 0
     for item, said in zip(queued, commands, strict=True):
         mine, at = replies[at : at + len(said)], at + len(said)
@@ -148,8 +180,17 @@ def _send(queued: list[Queued], shape: Shape) -> Plan[None]:
             try:
                 mine = unpack(item.batch, mine, shape)
             except ReplyError as error:  # its own MULTI was refused
-                item.plan, item.result = None, error
+                item.refused(error)
         yield from item.finish(mine)
+
+
+def _may_resend(queued: list[Queued]) -> bool:
+    """Reads may be sent again, and messages. A native command among messages may do something twice."""
+    native = any(item.spec is None for item in queued)
+    messages = any(item.adds for item in queued)
+    return not (native and messages) and all(
+        item.batch.resend if item.batch else item.spec is None for item in queued
+    )
 
 
 def transaction(
@@ -165,12 +206,14 @@ def transaction(
             if not watching:
                 yield Batch([("UNWATCH",)])
             raise
-        for item in queued:
+        speakers = _joined(view, queued)
+        for item in speakers:
             item.start(view)
-        said = [item.wire(in_multi=True) for item in queued]
-        replies = yield Exchange([command for each in said for command in each], atomic=True)
+        said = [item.wire(in_multi=True) for item in speakers]
+        resend = not watching and any(item.adds for item in queued) and _may_resend(speakers)
+        replies = yield Exchange([command for each in said for command in each], atomic=True, resend=resend)
         if replies is not None:
-            yield from _finish_all(queued, said, replies, shape)
+            yield from _finish_all(speakers, said, replies, shape)
             return True
         if watching:
             return False

@@ -112,7 +112,8 @@ def _results(client: Any, conn: Any, queued: list[Queued], commands: Commands) -
         elif isinstance(item.result, exceptions.ResponseError):
             found.append(item.result)
         elif item.spec is not None:
-            client.session.remember_home(args, item.argv)
+            if not item.adds:
+                client.session.remember_home(args, item.argv)
             found.append(shared.present(client, conn, item.spec, item.result, args, options))
         else:
             found.append(shared.present_native(client, conn, item.result, args, options))

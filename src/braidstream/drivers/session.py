@@ -9,16 +9,20 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from redis import exceptions
 from redis._parsers.base import BaseParser
 from redis.client import EMPTY_RESPONSE, NEVER_DECODE
 
 from braidstream.braid import REMEMBERED, Reading, Region, Registry, View, read_region
+from braidstream.commands.arguments import FUNCTION_ARGUMENTS
+from braidstream.commands.produce import call, user_id
 from braidstream.commands.table import TABLE, Spec
+from braidstream.drivers.producer import Producer
 from braidstream.engine import VERSION
 from braidstream.errors import BraidError, LibraryError, ReplyError
+from braidstream.idempotence import iid_of
 from braidstream.ids import minted_text
 from braidstream.plan import Batch, Command, Plan
 from braidstream.strand import Strand
@@ -55,12 +59,14 @@ class NotResentError(Exception):
 class Session:
     """What one client knows of its server. Everything here can be asked again."""
 
-    def __init__(self) -> None:
+    def __init__(self, producer: Producer | None = None) -> None:
+        self.producer = producer
         self.region: Region | None = None
         self.read_at = 0.0
         self.known: OrderedDict[bytes, Registry] = OrderedDict()
         self.homes: dict[str | bytes, Strand] = {}
         self.readings: dict[tuple[bytes, bytes], Reading] = {}
+        self.calls: dict[tuple[Any, Any], Command] = {}
 
     def stale(self, conn: Any) -> bool:
         """Whether to ask the server who it is: a new connection, or some time has passed."""
@@ -83,7 +89,10 @@ class Session:
         assert self.region is not None
         # A pipeline looks everything up afresh, and what it expects is nobody else's knowledge.
         known = OrderedDict[bytes, Registry]() if pipelined else self.known
-        return View(self.region, known, pipelined, in_multi, watching, readings=self.readings)
+        producer = self.producer.name if self.producer else b""
+        return View(
+            self.region, known, pipelined, in_multi, watching, readings=self.readings, producer=producer
+        )
 
     def refresh(self, conn: Any) -> Plan[None]:
         """Ask the server who it is, where that is due."""
@@ -103,14 +112,21 @@ class Session:
 
     def _forget(self) -> None:
         self.known.clear()
-        self.homes.clear()
         self.readings.clear()
+        self._forget_homes()
+
+    def _forget_homes(self) -> None:
+        self.homes.clear()
+        self.calls.clear()
+
+    def express(self, conn: Any, args: tuple[Any, ...]) -> Command | None:
+        """The first batch of the plan of XADD, without the plan, where it is one command."""
+        return self.plain_add(args) or self._message_add(conn, args)
 
     def plain_add(self, args: tuple[Any, ...]) -> Command | None:
         """`XADD name * field value ...` to a home strand that is there: the native command at once.
 
-        It is the first batch of the plan of XADD, without the plan. If the strand is gone after all
-        the engine answers nil, and the plan runs.
+        If the strand is gone after all the engine answers nil, and the plan runs.
         """
         if args[0] != "XADD" or len(args) < 5 or args[2] != "*" or not len(args) % 2:
             return None
@@ -120,17 +136,111 @@ class Session:
             return None
         return None if home is None else ("XADD", home.key, "NOMKSTREAM", *args[2:])
 
+    def _message_add(self, conn: Any, args: tuple[Any, ...]) -> Command | None:
+        """`XADD name IDMP producer iid * ...` or `IDMPAUTO producer * ...`, likewise."""
+        if args[0] != "XADD" or not 7 <= len(args) < FUNCTION_ARGUMENTS:
+            return None
+        try:
+            call = self.calls.get((args[1], args[3]))
+        except TypeError:
+            return None
+        if call is None:
+            return None
+        if args[2] == b"IDMP" and args[5] == "*" and args[4] and len(args) % 2 == 0:
+            return (*call, args[4], len(args) - 5, *args[5:])
+        if args[2] == b"IDMPAUTO" and args[4] == "*" and len(args) % 2:
+            fields = [bytes(conn.encoder.encode(word)) for word in args[5:]]
+            return (*call, iid_of(fields), len(args) - 4, "*", *fields)
+        return None
+
     def remember_home(self, args: tuple[Any, ...], argv: list[bytes]) -> None:
         """A plan has appended: the strand is there."""
-        if argv[0] == b"XADD" and isinstance(args[1], str | bytes):
-            if len(self.homes) >= REMEMBERED:
-                self.homes.clear()
-            self.homes[args[1]] = self.view().minted(argv[1])
+        if argv[0] != b"XADD" or not isinstance(args[1], str | bytes):
+            return
+        if len(self.homes) >= REMEMBERED or len(self.calls) >= REMEMBERED:
+            self._forget_homes()
+        home = self.homes[args[1]] = self.view().minted(argv[1])
+        if args[2] in (b"IDMP", b"IDMPAUTO") and isinstance(args[3], str | bytes):
+            settings = self.view().recall(argv[1]).settings
+            self.calls[args[1], args[3]] = call(home, settings, argv[3])
 
-    def minted(self, conn: Any, native: bytes) -> Any:
-        """The reply to a plain XADD as users see it."""
-        entry = minted_text(native, self.region.writer)  # type: ignore[union-attr]  # known by now
-        return conn.encoder.decode(entry) if conn.encoder.decode_responses else entry
+    def minted(self, conn: Any, reply: Any) -> Any:
+        """The reply to an express XADD as users see it; None if the plan must run."""
+        writer = self.region.writer  # type: ignore[union-attr]  # known by now
+        if type(reply) is not list:
+            entry = reply and minted_text(reply, writer)
+        elif reply[0] is not None and reply[0].startswith(b"-"):
+            raise for_user(ReplyError(reply[0][1:].decode("utf-8", "replace")))
+        else:
+            entry = reply[0] and user_id(reply[0], writer)
+        return conn.encoder.decode(entry) if entry and conn.encoder.decode_responses else entry
+
+    def may_resend(self, command: Command) -> bool:
+        """Whether an express append may be sent again after a lost reply."""
+        return self.producer is not None and command[0] == "FCALL"
+
+    def mark(self, client: Any, args: tuple[Any, ...]) -> tuple[bytes | None, tuple[Any, ...]]:
+        """A command of an idempotent client: the lane it takes, and how it is sent, however often."""
+        if self.producer is None or args[0] != "XADD":
+            return None, args
+        lane = self.producer.take_lane()
+        return lane, self.producer.marked(client, args, lane)
+
+    def mark_all(self, client: Any, commands: Any) -> bytes | None:
+        """The same for a pipeline, in place: one lane, and in it each message has its number."""
+        if self.producer is None:
+            return None
+        lane = self.producer.take_lane()
+        for at, (args, options) in enumerate(commands):
+            if args[0] == "XADD":
+                commands[at] = (self.producer.marked(client, args, b"%b.%d" % (lane, at)), options)
+        return lane
+
+    def given_up(self, error: Any, lane: bytes | None) -> Any:
+        """The error for the user, once sending again has not helped."""
+        if lane is None or isinstance(error, REFUSALS) or not isinstance(error, exceptions.RedisError):
+            return error
+        return type(error)(
+            f"{error}. It was sent again under the same idempotent ID, and no reply came: it may or may not "
+            "have been applied. To send it later, give it an ID of your own: xadd(..., idmp=(producer, iid))."
+        )
+
+    def done(self, lane: bytes | None) -> None:
+        if lane is not None and self.producer is not None:
+            self.producer.give_back(lane)
+
+
+class Idempotence:
+    """What both clients add to redis-py for idempotent production, by the same text."""
+
+    @classmethod
+    def from_url(
+        cls, url: str, *, idempotent: bool = False, producer: str | bytes | None = None, **kwargs: Any
+    ) -> Self:
+        session = opened(idempotent, producer)
+        client: Self = super().from_url(url, **kwargs)  # type: ignore[misc]
+        client.session = session  # type: ignore[attr-defined]
+        return client
+
+    def xcfgset(self, name: Any, idmp_duration: Any = None, idmp_maxsize: Any = None) -> Any:
+        """XCFGSET: the engine judges the values, 1 to 86400 seconds and 1 to 10,000 messages."""
+        pieces: list[Any] = []
+        if idmp_duration is not None:
+            pieces += [b"IDMP-DURATION", idmp_duration]
+        if idmp_maxsize is not None:
+            pieces += [b"IDMP-MAXSIZE", idmp_maxsize]
+        return self.execute_command("XCFGSET", name, *pieces)  # type: ignore[attr-defined]
+
+
+def is_stale(error: exceptions.ResponseError) -> bool:
+    return reply_error(error).code == "BSSTALE"
+
+
+def opened(idempotent: bool, producer: str | bytes | None) -> Session:
+    """The session of a new client."""
+    if producer is not None and not idempotent:
+        raise ValueError("producer= names an idempotent client: pass idempotent=True as well.")
+    return Session(Producer(producer) if idempotent else None)
 
 
 def _socket(conn: Any) -> Any:

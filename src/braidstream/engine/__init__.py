@@ -13,11 +13,11 @@ from braidstream.errors import LibraryError, ReplyError
 from braidstream.keys import CONFIG
 from braidstream.plan import Batch, Command, Plan
 
-VERSION: Final = 2
+VERSION: Final = 3
 NAME: Final = "braidstream"
 _PARTS: Final = (
-    *("id", "vector", "strand", "chosen", "group", "braid", "journal", "entry"),
-    *("acks", "merge", "library"),
+    *("id", "vector", "strand", "chosen", "settings", "group", "braid", "journal", "entry"),
+    *("idempotence", "acks", "merge", "library"),
 )
 _TRIES: Final = 10
 

@@ -34,6 +34,7 @@ local function delete_strands(meta, writer, named)
     for _, group in ipairs(groups) do redis.call('HDEL', meta, group) end
     if #groups > 0 then ring(meta) end
     if existed == 1 then count_deletion(meta, 'x', writer) end
+    forget_idempotence(meta)
     return existed
   end
 end

@@ -8,6 +8,13 @@ redis.register_function('bs_braid_merge', braid_merge)
 redis.register_function { function_name = 'bs_braid_state', callback = braid_state, flags = { 'allow-oom' } }
 redis.register_function('bs_chosen_add', chosen_add)
 redis.register_function('bs_chosen_setid', chosen_setid)
+redis.register_function('bs_idempotence_add', idempotence_add)
+redis.register_function('bs_idempotence_configure', idempotence_configure)
+redis.register_function {
+  function_name = 'bs_idempotence_info',
+  callback = idempotence_info,
+  flags = { 'no-writes' },
+}
 redis.register_function('bs_braid_adopt', braid_adopt)
 redis.register_function { function_name = 'bs_entry_drop', callback = entry_drop, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'bs_entry_list', callback = entry_list, flags = { 'no-writes' } }

@@ -1,0 +1,279 @@
+"""Idempotent production: XADD with IDMP or IDMPAUTO, XCFGSET, and what XINFO STREAM tells of it.
+
+A message is known by its producer and its ID. Looking up, appending and remembering are one function
+call (engine/idempotence.lua); messages of one producer that follow each other in a pipeline share one.
+Sending such a call twice is as good as once, so a client that was told to (`idempotent=True`) may.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from braidstream import ids, keys
+from braidstream.braid import (
+    Registry,
+    View,
+    birth_command,
+    exists,
+    refuse_other_types,
+    refuse_unseen_types,
+    registry_of,
+    type_check,
+)
+from braidstream.commands.arguments import (
+    FUNCTION_ARGUMENTS,
+    Add,
+    Argv,
+    Trim,
+    fail,
+    integer,
+    option,
+    parse_add,
+)
+from braidstream.commands.trim import trim_all, trim_options
+from braidstream.errors import ReplyError
+from braidstream.idempotence import Settings, iid_of
+from braidstream.plan import Batch, Command, Plan
+from braidstream.strand import Strand
+
+# So many messages share one call: the engine does nothing else meanwhile.
+AT_ONCE: Final = 50
+_TRIES: Final = 16
+
+Results = list[bytes | ReplyError | None]
+
+
+def add(view: View, name: bytes, spec: Add) -> Plan[bytes | None]:
+    """XADD of one message. One round trip; the first write to a stream takes one more.
+
+    A message that is known is not appended: the answer is the ID it has, also if it was deleted since.
+    """
+    [result] = yield from add_all(view, name, [spec])
+    if isinstance(result, ReplyError):
+        raise result
+    return result
+
+
+def add_all(view: View, name: bytes, specs: Sequence[Add]) -> Plan[Results]:
+    """Messages of one producer, in order: in the first batch, where the stream is as we know it."""
+    home = view.minted(name)
+    nomkstream = all(spec.nomkstream for spec in specs)
+    bear = view.must_bear(home) and not (nomkstream and not view.recall(name).exists)
+    for attempt in range(_TRIES):
+        if bear:
+            yield from refuse_unseen_types(view, name)
+            view.bear(home)
+        births = [birth_command(home)] if bear else []
+        calls = add_commands(view, home, specs)
+        view.expect_settings(name, view.recall(name).settings)
+        last = [registry_of(name)] if specs[0].trim is not None else type_check(view, name)
+        # In a pipeline in one go with the commands around it: being born twice is harmless.
+        step = view.one_step(2) and bear and (attempt > 0 or not view.pipelined)
+        batch = Batch([*births, *calls, *last], atomic=step, attempt=True, resend=bool(view.producer))
+        replies = yield batch
+        _raise_errors(replies[: len(births)])
+        answers, stale = _answers(replies[len(births) :][: len(calls)])
+        told = replies[len(births) + len(calls) :]
+        if stale is not None:
+            view.expect_settings(name, stale)
+        elif None not in answers:
+            yield from _trim(view, home, specs[0], told)
+            return [_user(home, answer) for answer in answers]
+        elif nomkstream and (view.pipelined or not (yield from exists(name))):
+            yield from refuse_other_types(name, *(told if specs[0].trim is None else ()))
+            return [None] * len(specs)
+        else:
+            bear = True
+    raise ReplyError(f"ERR others kept deleting {name!r}, or changing its settings. Try again.")
+
+
+def _raise_errors(replies: list[Any]) -> None:
+    for reply in replies:
+        if isinstance(reply, ReplyError):
+            raise reply
+
+
+def _answers(replies: list[Any]) -> tuple[list[Any], Settings | None]:
+    """What each message got; the settings to use instead, where they have changed meanwhile."""
+    answers = []
+    for reply in replies:
+        if isinstance(reply, ReplyError):
+            stale = Settings.parse(reply.text.removeprefix("BSSTALE ").encode())
+            if stale is None:
+                raise reply
+            return [], stale
+        answers += reply
+    return answers, None
+
+
+def add_commands(view: View, home: Strand, specs: Sequence[Add]) -> list[Command]:
+    """As many calls as the messages need: none has more messages than are kept of a producer."""
+    settings = view.recall(home.name).settings
+    most = min(AT_ONCE, settings.maxsize)
+    calls = list[Command]()
+    producer, size = b"", most
+    for spec in specs:
+        assert spec.message is not None
+        lane = _lane(view, spec.message.producer, most)
+        if lane != producer or size == most:
+            calls.append(call(home, settings, lane))
+            producer, size = lane, 0
+        calls[-1] += message_words(spec, home)
+        size += 1
+    return calls
+
+
+def _lane(view: View, producer: bytes, most: int) -> bytes:
+    """Whose message it is. In a pipeline of an idempotent client each message has a number (`web/3.117`), and
+    so many share a lane as are kept of it: all are still known when the pipeline is sent again."""
+    own, _, number = producer.rpartition(b".")
+    return b"%b.%d" % (own, int(number) // most) if _is_numbered(view, producer) else producer
+
+
+def _is_numbered(view: View, producer: bytes) -> bool:
+    prefix = view.producer + b"/"
+    return bool(view.producer) and producer.startswith(prefix) and b"." in producer[len(prefix) :]
+
+
+def call(home: Strand, settings: Settings, producer: bytes) -> Command:
+    """The call, up to its messages."""
+    known = keys.known_messages(home.name, settings.era, producer)
+    where = keys.meta(home.name), home.key, *known, keys.about(home.name)
+    return ("FCALL", "bs_idempotence_add", len(where), *where, settings.text, home.writer, producer)
+
+
+def message_words(spec: Add, home: Strand) -> Command:
+    assert spec.message is not None
+    iid = iid_of(spec.fields) if spec.message.iid is None else spec.message.iid
+    words = (*trim_options(_native_trim(spec), home), b"*", *spec.fields)
+    return (iid, len(words), *words)
+
+
+def _native_trim(spec: Add) -> Trim | None:
+    return spec.trim if spec.trim is not None and spec.trim.policy == b"KEEPREF" else None
+
+
+def _user(home: Strand, answer: bytes) -> bytes | ReplyError:
+    if answer.startswith(b"-"):
+        return ReplyError(answer[1:].decode("utf-8", "replace"))
+    return user_id(answer, home.writer)
+
+
+def user_id(answer: bytes, writer: int) -> bytes:
+    """`ms-n` was appended to our strand; `ms-n:w` is known, and stands in the strand of w."""
+    native, known, owner = answer.partition(b":")
+    return ids.minted_text(native, int(owner) if known else writer)
+
+
+def _trim(view: View, home: Strand, spec: Add, told: list[Any]) -> Plan[None]:
+    """The cap counts the whole stream. The home strand was trimmed with the append; are there others?"""
+    if spec.trim is None:
+        return
+    _raise_errors(told)
+    registry = view.learn(home.name, told[0])
+    if _native_trim(spec) is None or registry.strands != (home,):
+        view.forget(home.name)
+        plan = trim_all(view, home.name, spec.trim)
+        yield from _resent(plan) if view.producer else plan
+
+
+def _resent(plan: Plan[Any]) -> Plan[None]:
+    """A plan whose batches may be sent again: capping twice is as good as once."""
+    step: Callable[[Any], Batch] = plan.send
+    value: Any = None
+    while True:
+        try:
+            batch = step(value)
+        except StopIteration:
+            return
+        try:
+            step, value = plan.send, (yield replace(batch, resend=True))
+        except ReplyError as error:
+            step, value = plan.throw, error
+
+
+def message_of(argv: Argv) -> Add | None:
+    """An XADD that is a message and can share a call; None for any other."""
+    try:
+        spec = parse_add(argv)
+    except ReplyError:
+        return None
+    return None if spec.message is None or len(spec.fields) > FUNCTION_ARGUMENTS else spec
+
+
+def joins(view: View, one: Add, other: Add) -> bool:
+    """Whether two messages of one stream can share a plan."""
+    if one.message is None or other.message is None:
+        return False
+    same = one.message.producer == other.message.producer or (
+        _is_numbered(view, one.message.producer) and _is_numbered(view, other.message.producer)
+    )
+    return same and one.trim is None and other.trim is None and one.nomkstream == other.nomkstream
+
+
+def configure(view: View, argv: Argv) -> Plan[bytes]:
+    """XCFGSET: how long, and how many messages of a producer are known. A change forgets them all."""
+    name = argv[1]
+    duration, maxsize = _settings(argv)
+    known = view.recall(name)
+    if known.exists:
+        view.expect_settings(name, known.settings.changed(duration, maxsize))
+    words = tuple(b"" if value is None else value for value in (duration, maxsize))
+    call: Command = ("FCALL", "bs_idempotence_configure", 1, keys.meta(name), *words)
+    replies = yield Batch([call, *type_check(view, name)], attempt=True)
+    reply, *kind = replies
+    if not view.pipelined:
+        view.forget(name)
+    if isinstance(reply, ReplyError):
+        if reply.code != "BSNOKEY":
+            raise reply
+        yield from refuse_other_types(name, *kind)
+        fail("ERR no such key")
+    return b"OK"
+
+
+_OPTIONS: Final = {
+    b"IDMP-DURATION": (86_400, "IDMP-DURATION must be between 1 and 86400 seconds"),
+    b"IDMP-MAXSIZE": (10_000, "IDMP-MAXSIZE must be between 1 and 10000 entries"),
+}
+
+
+def _settings(argv: Argv) -> tuple[int | None, int | None]:
+    given = dict[bytes, int]()
+    for at in range(2, len(argv), 2):
+        word = option(argv[at])
+        if word not in _OPTIONS or at + 1 == len(argv):
+            fail("ERR syntax error")
+        if word in given:
+            fail(f"ERR {word.decode()} specified multiple times")
+        most, text = _OPTIONS[word]
+        value = integer(argv[at + 1])
+        given[word] = value if 1 <= value <= most else fail(f"ERR {text}")
+    if not given:
+        fail("ERR At least one parameter must be specified")
+    return given.get(b"IDMP-DURATION"), given.get(b"IDMP-MAXSIZE")
+
+
+_FACTS: Final = (
+    b"idmp-duration",
+    b"idmp-maxsize",
+    b"pids-tracked",
+    b"iids-tracked",
+    b"iids-added",
+    b"iids-duplicates",
+)
+
+
+def facts_command(name: bytes) -> Command:
+    where = keys.meta(name), keys.about(name)
+    return ("FCALL_RO", "bs_idempotence_info", 2, *where, *keys.parts_of_known(name))
+
+
+def facts(name: bytes, registry: Registry, asked: list[Any]) -> Plan[dict[bytes, Any]]:
+    """What XINFO STREAM adds for a stream that uses it: asked for already, or in one more round trip."""
+    if registry.idempotence is None:
+        return {}
+    [reply] = asked or (yield Batch([facts_command(name)], resend=True))
+    if isinstance(reply, ReplyError):
+        raise reply
+    return dict(zip(_FACTS, reply, strict=True))

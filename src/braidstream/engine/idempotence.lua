@@ -1,0 +1,202 @@
+--[[ Idempotent production: which messages of which producer are in the stream already.
+
+       bs:meta:<tag>  idmp -> <era>:<duration s>:<max size>:<since>       the settings; absent: 0:100:100:0
+       map    (hash)   <iid> -> <ms-n>:<w>[:<received>]      '' -> up to which IDs tell the time
+       queue  (list)   <iid> <iid> ...                        in the order they were accepted
+       about  (hash)   =<producer> -> <era>:<listed at>       added, duplicates -> counts;  since -> of what
+
+     Map and queue are one producer's, and carry the era in their names. Forgetting all IDs of a stream is
+     to begin the next era: nothing looks at the old keys any more, and their time to live ends them.
+     <since> is the era in which the stream was last deleted: its counts start over there.
+
+     An ID says when the message was received, unless the stream's last ID is ahead of the clock. So an ID
+     is believed up to half a duration after the time was last asked; the field '' says until when. Beyond it
+     the time is asked, and kept beside an ID that is ahead. However far IDs run ahead, no message counts as
+     received more than half the duration too late.
+
+     What is over the size goes in steps of a few, so that most calls do not pay for it. Whoever finds an
+     ID in the map removes what is over first, so the answer is exact. ]]
+local IDMP_STEP = 16
+local IDMP_PRUNED_AT_ONCE = 10
+
+local function now_ms()
+  local now = redis.call('TIME')
+  return now[1] * 1000 + math.floor(now[2] / 1000)
+end
+
+local function is_expired(value, now, duration)
+  local ms, received = string.match(value, '^(%d+)%-%d+:%d+:?(%d*)$')
+  return math.abs(now - (received ~= '' and received or ms)) > duration
+end
+
+local function forget_oldest(map, queue, count)
+  if count > 0 then redis.call('HDEL', map, unpack(redis.call('LPOP', queue, count))) end
+end
+
+local function forget_expired(map, queue, now, duration)
+  local oldest = redis.call('LINDEX', queue, 0)
+  local value = oldest and redis.call('HGET', map, oldest)
+  if value and not is_expired(value, now, duration) then return end
+  local iids, count = redis.call('LRANGE', queue, 0, 2 * IDMP_STEP - 1), 0
+  if #iids == 0 then return end
+  for at, each in ipairs(redis.call('HMGET', map, unpack(iids))) do
+    if each and not is_expired(each, now, duration) then break end
+    count = at
+  end
+  forget_oldest(map, queue, count)
+end
+
+--[[ What the map still says of an ID that was found in it; nil if its time or its place is over. ]]
+local function still_known(where, settings, iid, waiting, now)
+  forget_oldest(where.map, where.queue, redis.call('LLEN', where.queue) + waiting - settings.size)
+  local value = redis.call('HGET', where.map, iid)
+  if not value or not is_expired(value, now, settings.duration) then return value or nil end
+  redis.call('LREM', where.queue, 1, iid)
+  redis.call('HDEL', where.map, iid)
+  return nil
+end
+
+--[[ Keep map and queue for as long as their IDs count, and list the producer. Of the others listed, a few
+     that are over are struck off. ]]
+local function keep_alive(where, settings, producer, now)
+  -- A value this long makes a hash a hash table from the start: looking up costs half of what a list does.
+  redis.call('HSET', where.map, '', (now + settings.duration / 2) .. string.rep(' ', 65))
+  redis.call('PEXPIREAT', where.map, now + 2 * settings.duration)
+  redis.call('PEXPIREAT', where.queue, now + 2 * settings.duration)
+  redis.call('HSETNX', where.meta, 'idmp', settings.text)
+  if redis.call('HGET', where.about, 'since') ~= settings.since then redis.call('UNLINK', where.about) end
+  local listed = redis.call('HRANDFIELD', where.about, IDMP_PRUNED_AT_ONCE, 'WITHVALUES')
+  for at = 1, #listed, 2 do
+    local era, set = string.match(listed[at + 1], '^(%d+):(%d+)$')
+    local over = era and (era ~= settings.era or math.abs(now - set) > 2 * settings.duration)
+    if over then redis.call('HDEL', where.about, listed[at]) end
+  end
+  redis.call('HSET', where.about, 'since', settings.since, '=' .. producer, settings.era .. ':' .. now)
+end
+
+local function forget_surplus(where, settings, length, now)
+  forget_oldest(where.map, where.queue, length - settings.size)
+  forget_expired(where.map, where.queue, now or now_ms(), settings.duration)
+end
+
+--[[ What most calls are: one message, not known, and its ID tells the time. Returns nil if it does not. ]]
+local function add_simply(keys, args, found, id)
+  if not found[1] or string.match(id, '^%d+') - found[1] > 0 then return nil end
+  local value = id .. ':' .. args[2]
+  redis.call('HSET', keys[3], args[4], value)
+  local length = redis.call('RPUSH', keys[4], args[4])
+  redis.call('HINCRBY', keys[5], 'added', 1)
+  if length % IDMP_STEP == 0 then
+    forget_surplus({ map = keys[3], queue = keys[4] }, settings_of(keys[1]), length)
+  end
+  if keys[6] then journal(keys[6], 'idmp', args[1], 'by', args[3], args[4], value) end
+  return { id }
+end
+
+--[[ Take what was accepted into map and queue. `new`: iid, value, iid, value, ... ]]
+local function remember(where, settings, iids, new, now)
+  redis.call('HSET', where.map, unpack(new))
+  local length = redis.call('RPUSH', where.queue, unpack(iids))
+  local steps = math.floor(length / IDMP_STEP) - math.floor((length - #iids) / IDMP_STEP)
+  if steps > 0 then forget_surplus(where, settings, length, now) end
+end
+
+local function add_each(keys, args, starts, found, first_id)
+  local where = { meta = keys[1], map = keys[3], queue = keys[4], about = keys[5] }
+  local settings, now = settings_of(keys[1]), now_ms()
+  local fresh, iids, new, answers, duplicates = {}, {}, {}, {}, 0
+  for which, start in ipairs(starts) do
+    local iid = args[start]
+    local value = found[which + 1] and still_known(where, settings, iid, #iids, now) or fresh[iid]
+    if value then
+      answers[which], duplicates = string.match(value, '^%d+%-%d+:%d+'), duplicates + 1
+    else
+      local id = which == 1 and first_id
+      if not id then
+        id = redis.pcall('XADD', keys[2], 'NOMKSTREAM', unpack(args, start + 2, start + 1 + args[start + 1]))
+      end
+      answers[which] = id
+      if type(id) == 'table' then
+        answers[which] = '-' .. id.err
+      elseif id then
+        value = id .. ':' .. args[2]
+        if math.abs(string.match(id, '^%d+') - now) > 1000 then value = value .. ':' .. now end
+        fresh[iid], iids[#iids + 1] = value, iid
+        new[#new + 1], new[#new + 2] = iid, value
+      end
+    end
+  end
+  if duplicates > 0 then redis.call('HINCRBY', where.about, 'duplicates', duplicates) end
+  if #iids == 0 then return answers end
+  remember(where, settings, iids, new, now)
+  if not found[1] or math.abs(found[1] - now) > settings.duration / 2 then keep_alive(where, settings, args[3], now) end
+  redis.call('HINCRBY', where.about, 'added', #iids)
+  if keys[6] then journal(keys[6], 'idmp', settings.text, 'by', args[3], unpack(new)) end
+  return answers
+end
+
+--[[ idempotence_add: append messages, each unless it is known.
+     FCALL bs_idempotence_add 5|6 <meta> <strand> <map> <queue> <about> [<journal>]
+           <settings> <writer> <producer> (<iid> <n> <word of XADD after NOMKSTREAM> * n)...
+     Returns for each message: `ms-n` its native ID; `ms-n:w` known, this is the ID it has, of writer w;
+     nil the strand is not there; `-ERR ...` why XADD refused.
+
+     Other settings than the caller knows: nothing is done (BSSTALE <settings>). With a journal (the region
+     has peers) what was accepted is written there.
+     The caller sends at most as many messages as the size, and a few dozen at once.
+     Why a function: looking up, appending and remembering are one step. ]]
+local function idempotence_add(keys, args)
+  local text = redis.call('HGET', keys[1], 'idmp') or IDMP_DEFAULTS
+  if args[1] ~= text then return redis.error_reply('BSSTALE ' .. text) end
+  if #args == 5 + args[5] then
+    local found, id = redis.call('HMGET', keys[3], '', args[4]), nil
+    if not found[2] then
+      id = redis.call('XADD', keys[2], 'NOMKSTREAM', unpack(args, 6))
+      local done = not id and { false } or add_simply(keys, args, found, id)
+      if done then return done end
+    end
+    return add_each(keys, args, { 4 }, found, id)
+  end
+  local wanted, starts, at = { '' }, {}, 4
+  while at < #args do
+    wanted[#wanted + 1], starts[#starts + 1] = args[at], at
+    at = at + 2 + args[at + 1]
+  end
+  if at ~= #args + 1 then return redis.error_reply('BSBATCH malformed batch') end
+  return add_each(keys, args, starts, redis.call('HMGET', keys[3], unpack(wanted)))
+end
+
+local function count_known(where, settings, now)
+  local length = redis.call('LLEN', where.queue)
+  local low, high = math.max(0, length - settings.size), length
+  while low < high do -- the first that is not expired: they stand in the order they came
+    local middle = math.floor((low + high) / 2)
+    local value = redis.call('HGET', where.map, redis.call('LINDEX', where.queue, middle))
+    if value and not is_expired(value, now, settings.duration) then high = middle else low = middle + 1 end
+  end
+  return length - low
+end
+
+local IDMP_COUNTED = 10000
+
+--[[ idempotence_info: what XINFO STREAM tells. FCALL_RO bs_idempotence_info 2 <meta> <about> <parts of their keys> * 3
+     Returns the duration, the size, how many producers and IDs are known, and how many messages were
+     added and found again ever since. Looks at 10,000 producers at most.
+     It only reads, so it may look at keys it finds by name in `about`; all lie in the slot of the stream. ]]
+local function idempotence_info(keys, args)
+  local settings, now, producers, known = settings_of(keys[1]), now_ms(), 0, 0
+  local about, looked = redis.call('HGETALL', keys[2]), 0
+  for at = 1, #about, 2 do
+    if string.sub(about[at], 1, 1) == '=' and looked < IDMP_COUNTED then
+      local producer = string.sub(about[at], 2)
+      local rest = settings.era .. args[3] .. producer
+      local where = { map = args[1] .. rest, queue = args[2] .. rest }
+      local count = string.match(about[at + 1], '^%d+') == settings.era and count_known(where, settings, now) or 0
+      looked, known, producers = looked + 1, known + count, producers + (count > 0 and 1 or 0)
+    end
+  end
+  local counts = redis.call('HMGET', keys[2], 'since', 'added', 'duplicates')
+  local ours = counts[1] == settings.since
+  local added, duplicates = ours and counts[2] or 0, ours and counts[3] or 0
+  return { settings.duration / 1000, settings.size, producers, known, tonumber(added), tonumber(duplicates) }
+end
