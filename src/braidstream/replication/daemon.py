@@ -22,6 +22,7 @@ from braidstream.replication.endpoint import Endpoint, back_off
 from braidstream.replication.feed import Feed, all_streams
 from braidstream.replication.leases import Leases
 from braidstream.replication.link import Link, Progress
+from braidstream.replication.pages import Pages
 from braidstream.replication.queue import Need, Queue
 
 # How many streams one link works on at once.
@@ -54,6 +55,7 @@ class Daemon:
 
     def __init__(self, address: Address) -> None:
         self.source = Endpoint(address)
+        self.pages = Pages(self.source)
         self.peers: dict[str, Peer] = {}
         self.leases = Leases(self.source, self._missed)
         self.ready = asyncio.Event()
@@ -126,7 +128,8 @@ class Daemon:
                 await self.source.connect()
                 await peer.endpoint.connect()
                 here, there = await self._introduce(peer)
-                peer.queue, peer.link = Queue(), Link(self.source, peer.endpoint, here=here, there=there)
+                ends = self.source, peer.endpoint
+                peer.queue, peer.link = Queue(), Link(*ends, here=here, there=there, pages=self.pages)
                 peer.sweep.set()
                 emit("link.up", peer=peer.name)
                 tries = 0

@@ -20,13 +20,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
 
 from braidstream import ids, keys
-from braidstream.braid import Region, registry_of
+from braidstream.braid import Region
 from braidstream.errors import BraidError, ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
 from braidstream.replication import compare, ship
+from braidstream.replication.pages import Pages
 from braidstream.replication.state import State, causal, journal_command, lacks, merge_command, read_state
-from braidstream.strand import Strand, facts
+from braidstream.strand import Strand
 
 T = TypeVar("T")
 
@@ -101,8 +102,11 @@ class Window:
 class Link:
     """From `source` to `target`. Normally each region's own strands flow; with `relay` all that it has."""
 
-    def __init__(self, source: Endpoint, target: Endpoint, *, here: Region, there: Region) -> None:
+    def __init__(
+        self, source: Endpoint, target: Endpoint, *, here: Region, there: Region, pages: Pages | None = None
+    ) -> None:
         self.source, self.target, self.here, self.there = source, target, here, there
+        self.pages = pages or Pages(source)
         self.window = Window()
         self._known: OrderedDict[bytes, Memory] = OrderedDict()
 
@@ -207,10 +211,11 @@ class Link:
         try:
             while True:
                 after = memory.ends[strand]
-                page, meta = await self.source.ask(_page(strand, after, appetite.count))
+                wanted = appetite.count
+                page, meta = await self.pages.read(strand, after, wanted)
                 if causal(meta) != causal(memory.told):
                     raise ReplyError("BSMOVED the stream changed otherwise than by appends")
-                full = len(page) == appetite.count
+                full = len(page) == wanted
                 sizes = ship.sizes_of(page)
                 appetite.had(sizes)
                 for part, size in ship.batches(page, sizes):
@@ -315,10 +320,3 @@ class Link:
 def _once(*commands: Command) -> Plan[Any]:
     """Commands that need no thought: one round trip, any error is raised."""
     return (yield Batch(commands))
-
-
-def _page(strand: Strand, after: Id, count: int) -> Plan[tuple[ship.Page, dict[bytes, bytes]]]:
-    """New entries and the meta as of the same moment: a deletion is never overtaken by what came after it."""
-    commands = [ship.page_command(strand, after, count), registry_of(strand.name)]
-    page, meta = yield Batch(commands, atomic=True, resend=True)
-    return page, facts(meta)

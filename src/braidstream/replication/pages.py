@@ -1,0 +1,47 @@
+"""Pages of entries, read once for all links that want the same one at the same time.
+
+All links of a daemon are woken by the same push and stand at the same place, so the source is read once,
+not once for each peer.
+"""
+
+import asyncio
+from typing import Protocol, TypeVar
+
+from braidstream.braid import registry_of
+from braidstream.ids import Id
+from braidstream.plan import Batch, Plan
+from braidstream.replication.ship import Page, page_command
+from braidstream.strand import Strand, facts
+
+T = TypeVar("T")
+
+Answer = tuple[Page, dict[bytes, bytes]]
+
+
+class Asked(Protocol):
+    async def ask(self, plan: Plan[T]) -> T: ...
+
+
+class Pages:
+    """Reads from one engine. Nothing is kept: a page is shared while it is on its way."""
+
+    def __init__(self, source: Asked) -> None:
+        self._source = source
+        self._flying: dict[tuple[bytes, Id, int], asyncio.Task[Answer]] = {}
+
+    async def read(self, strand: Strand, after: Id, count: int) -> Answer:
+        """New entries, and the meta as of the same moment."""
+        wanted = (strand.key, after, count)
+        task = self._flying.get(wanted)
+        if task is None:
+            task = asyncio.ensure_future(self._source.ask(_page(strand, after, count)))
+            self._flying[wanted] = task
+            task.add_done_callback(lambda _: self._flying.pop(wanted, None))
+        return await asyncio.shield(task)
+
+
+def _page(strand: Strand, after: Id, count: int) -> Plan[Answer]:
+    """Both in one step: a deletion is never overtaken by what came after it."""
+    commands = [page_command(strand, after, count), registry_of(strand.name)]
+    page, meta = yield Batch(commands, atomic=True, resend=True)
+    return page, facts(meta)
