@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test bench bench-quick differential docs-reference clean lost-replies
+.PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' $(firstword $(MAKEFILE_LIST)))
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ bench: ## all ratios against the bare engine and bare redis-py; writes bench/res
 
 bench-quick: ## the same ratios with short runs, under two minutes
 	$(PYTHON) -m bench --quick
+
+bench-replication: ## catch-up, lag and cost of replication with real daemons; some minutes
+	$(PYTHON) -m bench.replication
 
 differential: ## a million random commands, braidstream against the bare engine
 	BRAID_COMMANDS=1000000 $(PYTHON) -m pytest -q -s tests/contract/test_differential.py --timeout 0 -n 2

@@ -38,11 +38,15 @@ REFUSED_S: Final = 1.0
 
 @dataclass(slots=True)
 class Peer:
-    """A peer, the link to it while it is up, and the streams that wait for the link."""
+    """A peer, the link to it while it is up, and the streams that wait for the link.
+
+    fresh: those that got entries. They are followed while others, or the same, are looked at as a whole.
+    """
 
     name: str
     endpoint: Endpoint
     link: Link | None = None
+    fresh: Queue = field(default_factory=Queue)
     queue: Queue = field(default_factory=Queue)
     sweep: asyncio.Event = field(default_factory=asyncio.Event)
     swept: bool = False
@@ -111,7 +115,10 @@ class Daemon:
         if self.leases.mine(name):
             for peer in self.peers.values():
                 if peer.link is not None:  # else everything is looked at when it is up again
-                    peer.queue.add(name, Need.SYNC if more else Need.FOLLOW)
+                    if more:
+                        peer.queue.add(name, Need.SYNC)
+                    else:
+                        peer.fresh.add(name, Need.FOLLOW)
 
     def _missed(self) -> None:
         """Something may have changed unheard: look at all streams, for all peers."""
@@ -129,14 +136,16 @@ class Daemon:
                 await peer.endpoint.connect()
                 here, there = await self._introduce(peer)
                 ends = self.source, peer.endpoint
-                peer.queue, peer.link = Queue(), Link(*ends, here=here, there=there, pages=self.pages)
+                peer.fresh, peer.queue = Queue(), Queue()
+                peer.link = Link(*ends, here=here, there=there, pages=self.pages)
                 peer.sweep.set()
                 emit("link.up", peer=peer.name)
                 tries = 0
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._sweep(peer, peer.link))
                     for _ in range(AT_ONCE):
-                        tasks.create_task(self._carry(peer, peer.link))
+                        tasks.create_task(self._carry(peer, peer.link, peer.fresh))
+                        tasks.create_task(self._carry(peer, peer.link, peer.queue))
             except* BraidError as errors:
                 emit("link.lost", peer=peer.name, why=errors.exceptions[0])
             finally:
@@ -177,10 +186,10 @@ class Daemon:
             except TimeoutError:
                 pass
 
-    async def _carry(self, peer: Peer, link: Link) -> None:
+    async def _carry(self, peer: Peer, link: Link, queue: Queue) -> None:
         """Take a stream, bring it over, and see when it wants to be looked at again."""
         while True:
-            name, need = await peer.queue.take()
+            name, need = await queue.take()
             try:
                 if need is Need.FOLLOW:
                     progress = await link.follow(name)
@@ -194,7 +203,7 @@ class Daemon:
                 emit("link.refused", peer=peer.name, stream=name, why=error)
                 peer.queue.add(name, Need.SYNC, REFUSED_S)
             finally:
-                peer.queue.done(name)
+                queue.done(name)
 
     def _again(self, peer: Peer, name: bytes, need: Need, progress: Progress) -> None:
         if progress.entries:

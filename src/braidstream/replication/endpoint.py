@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from braidstream.drivers.wire import Address, Connection, connect
 from braidstream.errors import LostError
@@ -12,6 +12,12 @@ T = TypeVar("T")
 
 SILENCE_S: Final = 10.0
 BACK_OFF_S: Final = (0.05, 2.0)
+
+
+class Asked(Protocol):
+    """Whoever runs plans on one engine. What is asked first is sent first."""
+
+    async def ask(self, plan: Plan[T]) -> T: ...
 
 
 class Endpoint:

@@ -14,36 +14,28 @@ A link stores nothing. Its memory of where the target stands is a guess that the
 check; kill it between any two steps and another one goes on. Two links on one strand are harmless.
 """
 
-import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final
 
 from braidstream import ids, keys
 from braidstream.braid import Region
 from braidstream.errors import BraidError, ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
-from braidstream.replication import compare, ship
+from braidstream.replication import compare
+from braidstream.replication.endpoint import Asked
+from braidstream.replication.flow import Flow, Window
 from braidstream.replication.pages import Pages
-from braidstream.replication.state import State, causal, journal_command, lacks, merge_command, read_state
+from braidstream.replication.state import State, journal_command, lacks, merge_command, read_state
 from braidstream.strand import Strand
 
-T = TypeVar("T")
-
 REMEMBERED: Final = 100_000
-WINDOW_BYTES: Final = 8 * 1024 * 1024
 JOURNAL_PAGE: Final = 100
 TRIES: Final = 10
 
 # What the target answers when our memory of it is wrong, and what we say when the source has moved on.
 STALE: Final = ("BSGAP", "BSSTALE", "BSMOVED")
-
-
-class Endpoint(Protocol):
-    """One region's engine. Plans that are asked first are sent first."""
-
-    async def ask(self, plan: Plan[T]) -> T: ...
 
 
 @dataclass(slots=True)
@@ -69,46 +61,27 @@ class Progress:
 
 
 @dataclass(slots=True)
-class Memory:
-    """Where we believe the target stands with one stream.
+class Known:
+    """What we remember of one stream. It is a guess; the engine functions check it.
 
     told, heard: our meta and theirs after the last merge; while both are the same there is nothing to merge.
     """
 
-    told: dict[bytes, bytes]
-    heard: dict[bytes, bytes]
-    ends: dict[Strand, Id] = field(default_factory=dict)
-    appetite: dict[Strand, ship.Appetite] = field(default_factory=dict)
-
-
-class Window:
-    """Bytes on their way to the target, bounded."""
-
-    def __init__(self, most: int = WINDOW_BYTES) -> None:
-        self.most, self.used = most, 0
-        self._changed = asyncio.Condition()
-
-    async def enter(self, size: int) -> None:
-        async with self._changed:
-            await self._changed.wait_for(lambda: not self.used or self.used + size <= self.most)
-            self.used += size
-
-    async def leave(self, size: int) -> None:
-        async with self._changed:
-            self.used -= size
-            self._changed.notify_all()
+    flow: Flow
+    told: dict[bytes, bytes] = field(default_factory=dict)
+    heard: dict[bytes, bytes] = field(default_factory=dict)
 
 
 class Link:
     """From `source` to `target`. Normally each region's own strands flow; with `relay` all that it has."""
 
     def __init__(
-        self, source: Endpoint, target: Endpoint, *, here: Region, there: Region, pages: Pages | None = None
+        self, source: Asked, target: Asked, *, here: Region, there: Region, pages: Pages | None = None
     ) -> None:
         self.source, self.target, self.here, self.there = source, target, here, there
         self.pages = pages or Pages(source)
         self.window = Window()
-        self._known: OrderedDict[bytes, Memory] = OrderedDict()
+        self._known: OrderedDict[bytes, Known] = OrderedDict()
 
     def forget(self, name: bytes | None = None) -> None:
         """Look afresh next time: the target was restarted, say."""
@@ -118,7 +91,7 @@ class Link:
             self._known.pop(name, None)
 
     async def sync(self, name: bytes, *, relay: bool = False) -> Progress:
-        """One whole round for a stream: state against state."""
+        """One whole round for a stream: state against state. All of it has arrived when it returns."""
         progress, tries = Progress(), TRIES
         while tries:
             before = progress.entries
@@ -136,54 +109,69 @@ class Link:
         )
 
     async def follow(self, name: bytes) -> Progress:
-        """Only new entries, from where we believe the target stands. One round trip on each side."""
-        memory = self._known.get(name)
-        if memory is None:
+        """Only new entries, from where the target will stand; they are in flight when it returns.
+
+        May run while the same stream is synced.
+        """
+        known = self._known.get(name)
+        if known is None or known.flow.failed is not None:
             return await self.sync(name)
         self._known.move_to_end(name)
-        progress = Progress()
+        flow, before = known.flow, known.flow.sent
         try:
-            for strand in memory.ends:
-                await self._ship(strand, memory, progress)
+            for strand in list(flow.ends):
+                await flow.pump(strand)
         except ReplyError as error:
-            self.forget(name)
             if error.code not in STALE:
                 raise
             return await self.sync(name)
-        return progress
+        return Progress(entries=flow.sent - before)
 
     async def _round(self, name: bytes, progress: Progress, relay: bool) -> None:
-        own = self.here.writer
+        own, known = self.here.writer, self._recall(name)
         writers = self._writers() if relay else [own]
         ours = await self.source.ask(read_state(name, self._likely(name), writers, acks=True))
         progress.restless = ours.restless
         theirs = await self.target.ask(read_state(name, ours.registry.strands, writers))
-        memory = self._known.pop(name, None)
-        if memory is None or (memory.told, memory.heard) != (ours.shared, theirs.shared):
+        if not known.told or (known.told, known.heard) != (ours.shared, theirs.shared):
             before = theirs.meta
             if lacks(theirs, ours):
                 theirs = await self._merge(ours, theirs, writers)
             progress.merged = progress.merged or theirs.meta != before
-            memory = Memory(ours.shared, theirs.shared)
-        memory.ends.clear()
-        for strand in ours.strands:
-            end = theirs.end(strand)
-            flows = strand.writer != self.there.writer if relay else strand.writer == own
-            if flows and end is not None and not ours.is_lost(strand):
-                memory.ends[strand] = end
-                memory.appetite.setdefault(strand, ship.Appetite.guess(ours.strands[strand].width))
-        for strand, end in list(memory.ends.items()):
-            upto = ours.strands[strand].last
-            if end < upto:
-                await self._ship(strand, memory, progress)
-                if memory.ends[strand] < upto:  # what came last was deleted
-                    await self.target.ask(ship.append(strand, memory.ends[strand], [], upto))
-                    memory.ends[strand] = upto
+            known.told, known.heard, known.flow.told = ours.shared, theirs.shared, ours.meta
+        flows = [known.flow, self._flow(ours.meta)] if relay else [known.flow]
+        for flow in flows:
+            before_sent = flow.sent
+            try:
+                await self._ship(flow, ours, theirs, foreign=flow is not known.flow)
+            finally:
+                progress.entries += flow.sent - before_sent
         await self._trim(ours, theirs, progress)
         for writer in writers:
             await self._journal(writer, ours, theirs, progress)
-        memory.ends = {strand: end for strand, end in memory.ends.items() if strand.writer == own}
-        self._remember(name, memory)
+        self._remember(name, known)
+
+    def _recall(self, name: bytes) -> Known:
+        known = self._known.get(name)
+        if known is None or known.flow.failed is not None:
+            known = Known(self._flow({}))
+        return known
+
+    def _flow(self, told: dict[bytes, bytes]) -> Flow:
+        return Flow(self.target, self.pages, self.window, told)
+
+    async def _ship(self, flow: Flow, ours: State, theirs: State, *, foreign: bool) -> None:
+        """Our own strands, or those of others that we have more of."""
+        flow.ends = {strand: end for strand, end in flow.ends.items() if strand in ours.strands}
+        for strand, extent in ours.strands.items():
+            end, own = theirs.end(strand), strand.writer == self.here.writer
+            if own is foreign or end is None or ours.is_lost(strand) or strand.writer == self.there.writer:
+                continue
+            flow.start(strand, end, extent.width)
+            if flow.ends[strand] < extent.last:
+                await flow.pump(strand)
+                await flow.reach(strand, extent.last)
+        await flow.landed()
 
     def _writers(self) -> list[int]:
         """Whose journals a relay brings: everyone's but the target's own, also of regions that are gone."""
@@ -199,57 +187,6 @@ class Link:
             theirs = await self.target.ask(read_state(ours.name, ours.registry.strands, writers))
             if done:
                 return theirs
-
-    async def _ship(self, strand: Strand, memory: Memory, progress: Progress) -> None:
-        """Bring a strand's new entries over. If the meta has changed it must be merged first: BSMOVED.
-
-        Pages are read while batches are on their way. A batch that is refused leaves no gap: those
-        after it are refused as well.
-        """
-        appetite = memory.appetite[strand]
-        flying: list[asyncio.Task[int]] = []
-        try:
-            while True:
-                after = memory.ends[strand]
-                wanted = appetite.count
-                page, meta = await self.pages.read(strand, after, wanted)
-                if causal(meta) != causal(memory.told):
-                    raise ReplyError("BSMOVED the stream changed otherwise than by appends")
-                full = len(page) == wanted
-                sizes = ship.sizes_of(page)
-                appetite.had(sizes)
-                for part, size in ship.batches(page, sizes):
-                    await self._take_off(strand, memory, (part, size), flying)
-                if not full:
-                    return
-        finally:
-            applied = await asyncio.gather(*flying, return_exceptions=True)
-            progress.entries += sum(count for count in applied if isinstance(count, int))
-            for outcome in applied:
-                if isinstance(outcome, BaseException):
-                    raise outcome
-
-    async def _take_off(
-        self, strand: Strand, memory: Memory, batch: tuple[ship.Page, int], flying: "list[asyncio.Task[int]]"
-    ) -> None:
-        (part, size), after = batch, memory.ends[strand]
-        await self.window.enter(size)
-        if ship.is_wide(part):
-            await asyncio.gather(*flying)  # a native append has no guard of its own
-            flying.append(self._send(ship.append_wide(strand, after, part), size))
-            await flying[-1]
-        else:
-            flying.append(self._send(ship.append(strand, after, part, ids.ZERO), size))
-        memory.ends[strand] = ids.native(part[-1][0])
-
-    def _send(self, plan: Plan[int], size: int) -> "asyncio.Task[int]":
-        async def send() -> int:
-            try:
-                return await self.target.ask(plan)
-            finally:
-                await self.window.leave(size)
-
-        return asyncio.ensure_future(send())
 
     async def _trim(self, ours: State, theirs: State, progress: Progress) -> None:
         """Whatever stood before our first entry was removed here, by trimming or otherwise."""
@@ -311,8 +248,8 @@ class Link:
                 at = ids.after(end) if len(page) == compare.AT_ONCE else None
         return gone
 
-    def _remember(self, name: bytes, memory: Memory) -> None:
-        self._known[name] = memory
+    def _remember(self, name: bytes, known: Known) -> None:
+        self._known[name] = known
         if len(self._known) > REMEMBERED:
             self._known.popitem(last=False)
 

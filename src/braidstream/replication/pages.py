@@ -5,21 +5,15 @@ not once for each peer.
 """
 
 import asyncio
-from typing import Protocol, TypeVar
 
 from braidstream.braid import registry_of
 from braidstream.ids import Id
 from braidstream.plan import Batch, Plan
+from braidstream.replication.endpoint import Asked
 from braidstream.replication.ship import Page, page_command
 from braidstream.strand import Strand, facts
 
-T = TypeVar("T")
-
 Answer = tuple[Page, dict[bytes, bytes]]
-
-
-class Asked(Protocol):
-    async def ask(self, plan: Plan[T]) -> T: ...
 
 
 class Pages:

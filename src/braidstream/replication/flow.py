@@ -1,0 +1,132 @@
+"""The entries of one stream on their way to one peer: pages are read while batches are in flight.
+
+    source   page 1   page 2   page 3
+    target            batch 1a 1b 2a 2b ...      nobody waits for an answer before sending the next one
+
+Where the target will stand is known when a batch is sent, not when it is answered, so a long way does not
+slow it down. If a batch is refused, those after it are refused as well (they would leave a gap), and the
+flow has failed: its owner looks again where the target stands.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Final
+
+from braidstream import ids
+from braidstream.errors import ReplyError
+from braidstream.ids import Id
+from braidstream.plan import Plan
+from braidstream.replication import ship
+from braidstream.replication.endpoint import Asked
+from braidstream.replication.pages import Pages
+from braidstream.replication.state import causal
+from braidstream.strand import Strand
+
+WINDOW_BYTES: Final = 8 * 1024 * 1024
+
+
+class Window:
+    """Bytes on their way to the target, bounded over all streams."""
+
+    def __init__(self, most: int = WINDOW_BYTES) -> None:
+        self.most, self.used = most, 0
+        self._changed = asyncio.Condition()
+
+    async def enter(self, size: int) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self.used or self.used + size <= self.most)
+            self.used += size
+
+    async def leave(self, size: int) -> None:
+        async with self._changed:
+            self.used -= size
+            self._changed.notify_all()
+
+
+@dataclass(slots=True)
+class Flow:
+    """One stream to one target.
+
+    told: the source's meta that the target has; entries written after another one wait for it.
+    ends: where the target stands once everything in flight has arrived.
+    """
+
+    target: Asked
+    pages: Pages
+    window: Window
+    told: dict[bytes, bytes] = field(default_factory=dict)
+    ends: dict[Strand, Id] = field(default_factory=dict)
+    failed: BaseException | None = None
+    sent: int = 0
+    _appetite: dict[Strand, ship.Appetite] = field(default_factory=dict)
+    _flying: set["asyncio.Task[int]"] = field(default_factory=set)
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def start(self, strand: Strand, end: Id, width: int) -> None:
+        """A strand flows from here on, after `end`."""
+        self.ends.setdefault(strand, end)
+        self._appetite.setdefault(strand, ship.Appetite.guess(width))
+
+    async def pump(self, strand: Strand) -> None:
+        """Send what the strand has that was not sent yet; BSMOVED if the meta has to be merged first."""
+        async with self._lock:
+            appetite = self._appetite[strand]
+            while self.failed is None:
+                wanted = appetite.count
+                page, meta = await self.pages.read(strand, self.ends[strand], wanted)
+                if causal(meta) != causal(self.told):
+                    raise ReplyError("BSMOVED the stream changed otherwise than by appends")
+                sizes = ship.sizes_of(page)
+                appetite.had(sizes)
+                for part, size in ship.batches(page, sizes):
+                    await self._take_off(strand, part, size)
+                if len(page) < wanted:
+                    return
+
+    async def reach(self, strand: Strand, upto: Id) -> None:
+        """The source stands further than its last entry, because what came last was deleted."""
+        async with self._lock:
+            if self.ends[strand] < upto:
+                await self.window.enter(0)
+                self._send(ship.append(strand, self.ends[strand], [], upto), 0)
+                self.ends[strand] = upto
+
+    async def landed(self) -> None:
+        """Wait for everything in flight; what was refused is raised."""
+        while self._flying:
+            await asyncio.gather(*self._flying, return_exceptions=True)
+        if self.failed is not None:
+            raise self.failed
+
+    async def _take_off(self, strand: Strand, part: ship.Page, size: int) -> None:
+        await self.window.enter(size)
+        after = self.ends[strand]
+        if ship.is_wide(part):
+            # A native append has no guard of its own: nothing else may be in the air.
+            while self._flying:
+                await asyncio.gather(*self._flying, return_exceptions=True)
+            task = self._send(ship.append_wide(strand, after, part), size)
+            await asyncio.gather(task, return_exceptions=True)
+        else:
+            self._send(ship.append(strand, after, part, ids.ZERO), size)
+        self.ends[strand] = ids.native(part[-1][0])
+        self.sent += len(part)
+
+    def _send(self, plan: Plan[int], size: int) -> "asyncio.Task[int]":
+        async def send() -> int:
+            try:
+                return await self.target.ask(plan)
+            finally:
+                await self.window.leave(size)
+
+        task = asyncio.ensure_future(send())
+        self._flying.add(task)
+        task.add_done_callback(self._arrived)
+        return task
+
+    def _arrived(self, task: "asyncio.Task[int]") -> None:
+        self._flying.discard(task)
+        if task.cancelled():
+            self.failed = self.failed or ReplyError("BSMOVED the link was stopped")
+        elif (error := task.exception()) is not None:
+            self.failed = self.failed or error
