@@ -62,10 +62,15 @@ class Run:
             return
         bare = self.sides.ask_bare(theirs)
         self._took(began)
+        self._compare_types([argv], bare, ours, who)
         self._settle(call, theirs, argv, bare, ours)
         cut = command_of(argv) in (b"XADD", b"XTRIM") and isinstance(bare, bytes | int)
         if cut and self._deviations.trims_loosely(argv):
             self._deviations.finish_trim(theirs, argv, bare, ours)
+
+    def _compare_types(self, argvs: list[Argv], bare: Reply, ours: Reply, who: int) -> None:
+        if not self.sides.written_alike(who):
+            raise Mismatch(argvs[-1], bare, ours, f"the replies to {argvs} are written differently")
 
     def _took(self, began: float) -> None:
         took = (time.monotonic() - began) * 1000
@@ -156,6 +161,7 @@ class Run:
             if not same(bare, ours) and not self._deviations.two_errors(bare, ours):
                 raise Mismatch([b"MULTI"], bare, ours)
             return
+        self._compare_types(argvs, bare, ours, step.who)
         for at, call in enumerate(calls):
             if at in refused:
                 self._tally.count(command_of(call), error=True)

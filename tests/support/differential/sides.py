@@ -11,6 +11,8 @@ from redis.retry import Retry
 
 import braidstream
 from tests.support.differential.script import Argv, Mode
+from tests.support.differential.spoken import Spoken, written_alike
+from tests.support.gateways import Served
 from tests.support.regions import become
 from tests.support.servers import Engine, Flavour
 
@@ -39,10 +41,15 @@ class Fault:
 
 
 class Servers:
-    """A region in liberal mode and a bare engine of the same kind."""
+    """A region in liberal mode and a bare engine of the same kind.
 
-    def __init__(self, flavour: Flavour) -> None:
+    gateway: our side is spoken to through a gateway, and replies must be written alike as well.
+    """
+
+    def __init__(self, flavour: Flavour, *, gateway: bool = False) -> None:
         self.flavour = flavour
+        self._through_gateway, self._gateway = gateway, None  # type: bool, Served | None
+        self._lines = list[Spoken]()
         self._engines = [Engine(flavour), Engine(flavour)]
         self._pools = list[redis.ConnectionPool]()
 
@@ -62,10 +69,17 @@ class Servers:
         self._stop()
 
     def _stop(self) -> None:
+        self._hang_up()
+        if self._gateway is not None:
+            self._gateway.stop()
         for pool in self._pools:
             pool.disconnect()
         for engine in self._engines:
             engine.stop()
+
+    def _hang_up(self) -> None:
+        for client in self._lines:
+            client.line.socket.close()
 
     def _prepare(self) -> None:
         braid, bare = self._engines
@@ -75,6 +89,8 @@ class Servers:
             # Nodes by number only: how many bytes an ID takes depends on the clock.
             admin.config_set("stream-node-max-bytes", 0)
         self._config = self._admins[0].hgetall("bs:config")
+        if self._through_gateway:
+            self._gateway = Served(braid.url).__enter__()
         self._ours = {protocol: [self._pool(braid, protocol) for _ in range(2)] for protocol in (2, 3)}
         self._bare = {protocol: self._pool(bare, protocol) for protocol in (2, 3)}
 
@@ -92,6 +108,12 @@ class Servers:
             if admin is self._admins[0]:
                 pipe.hset("bs:config", mapping=self._config)
             pipe.execute()
+        if self._gateway is not None:
+            self._gateway.forget()
+            self._hang_up()
+            self._lines = [Spoken(self._gateway.port, protocol) for _ in range(2)]
+            self._lines.append(Spoken(self._engines[1].port, protocol))
+            return Sides(self.flavour, self._lines[:2], self._lines[2], self._gateway)
         ours = [braidstream.Redis(connection_pool=pool) for pool in self._ours[protocol]]
         bare = redis.Redis(connection_pool=self._bare[protocol])
         for client in (*ours, bare):
@@ -102,15 +124,19 @@ class Servers:
 class Sides:
     """What one run talks to, and the story of what was said."""
 
-    def __init__(self, flavour: Flavour, ours: "list[braidstream.Redis]", bare: "redis.Redis") -> None:
+    def __init__(self, flavour: Flavour, ours: Any, bare: Any, gateway: Served | None = None) -> None:
         self.flavour = flavour
+        self._gateway = gateway
         self.story = list[Said]()
         self._ours, self._bare = ours, bare
 
     def ask_ours(self, argv: Argv, who: int = 0) -> Reply:
         if argv[0].upper() == b"XREADGROUP":
             # A client that has not heard of a strand reads it next time (docs/guides/groups.md): look first.
-            self._ours[who].session.known.clear()
+            if self._gateway is not None:
+                self._gateway.forget()
+            else:
+                self._ours[who].session.known.clear()
         try:
             reply = _send(self._ours[who], argv)
         except Exception as error:
@@ -129,6 +155,13 @@ class Sides:
             return self._bare.execute_command(*words)
         except redis.ResponseError as error:
             return Fault.of(error)
+
+    def written_alike(self, who: int) -> bool:
+        """Whether the last replies of both sides are of the same types on the wire. Only a gateway tells."""
+        if self._gateway is None:
+            return True
+        ours, bare = self._ours[who].kinds, self._bare.kinds
+        return len(ours) != len(bare) or all(map(written_alike, ours, bare))
 
     @property
     def in_pipeline(self) -> bool:
