@@ -39,6 +39,14 @@ def test_a_thousand_batches_in_flight_each_get_their_own_replies(engine: Engine)
     on(engine.url, talk)
 
 
+def test_a_batch_without_commands_is_no_round_trip_and_hinders_nobody(engine: Engine) -> None:
+    async def talk(conn: Connection) -> None:
+        assert await conn.send(Batch([])) == []
+        assert await conn.send(Batch([("PING",)])) == [b"PONG"]
+
+    on(engine.url, talk)
+
+
 def test_an_atomic_batch_is_a_multi_and_a_watched_change_makes_it_none(engine: Engine) -> None:
     async def talk(conn: Connection) -> None:
         assert await conn.send(Batch([("INCR", "n"), ("INCR", "n")], atomic=True)) == [1, 2]

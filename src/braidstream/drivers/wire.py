@@ -173,6 +173,8 @@ class Connection(asyncio.Protocol):
         while self.is_full and self.lost is None:
             await self._wait_for_room()
         commands = wire(batch)
+        if not commands:
+            return []
         answer: asyncio.Future[Replies] = asyncio.get_running_loop().create_future()
         data = pack(commands)
 

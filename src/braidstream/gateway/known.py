@@ -58,5 +58,4 @@ class Known(Session):
     def forget(self) -> None:
         """The engine may have been restarted, or be another."""
         self.read_at = 0.0
-        self.known.clear()
-        self.homes.clear()
+        self._forget()
