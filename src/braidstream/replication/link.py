@@ -161,11 +161,14 @@ class Link:
         return Flow(self.target, self.pages, self.window, told)
 
     async def _ship(self, flow: Flow, ours: State, theirs: State, *, foreign: bool) -> None:
-        """Our own strands, or those of others that we have more of."""
+        """Our own strands, or those of others that we have more of.
+
+        Even of the target's own: then its engine has lost what it wrote last, and gets it back.
+        """
         flow.ends = {strand: end for strand, end in flow.ends.items() if strand in ours.strands}
         for strand, extent in ours.strands.items():
             end, own = theirs.end(strand), strand.writer == self.here.writer
-            if own is foreign or end is None or ours.is_lost(strand) or strand.writer == self.there.writer:
+            if own is foreign or end is None:
                 continue
             flow.start(strand, end, extent.width)
             if flow.ends[strand] < extent.last:

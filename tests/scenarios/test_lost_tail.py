@@ -1,0 +1,52 @@
+"""An engine that comes back without what it wrote last (a crash, a promotion) gets it from its peers."""
+
+from collections.abc import Callable
+
+from tests.support.world import World
+
+Make = Callable[..., World]
+
+
+def written(world: World, count: int) -> list[str]:
+    return [world[1].xadd("x", {"n": str(number)}) for number in range(count)]
+
+
+def test_a_region_that_lost_its_last_entries_gets_them_back(make_world: Make) -> None:
+    world = make_world(2)
+    written(world, 5)
+    with world.engines[0].client() as engine:
+        earlier = engine.execute_command("DUMP", "bs:1:s:{x}")
+        written(world, 5)
+        world.sync()
+        engine.execute_command("RESTORE", "bs:1:s:{x}", 0, earlier, "REPLACE")
+    assert world[1].xlen("x") == 5
+    world.ship(2, 1, "x", relay=True)
+    assert world[1].xrange("x") == world[2].xrange("x")
+    assert world[1].xlen("x") == 10
+    again = written(world, 1)[0]
+    world.sync()
+    assert world[2].xrange("x")[-1][0] == again
+
+
+def test_a_region_that_lost_its_strand_gets_it_back(make_world: Make) -> None:
+    world = make_world(2)
+    before = written(world, 5)
+    world[2].xadd("x", {"n": "other"})
+    world.sync()
+    with world.engines[0].client() as engine:
+        engine.delete("bs:1:s:{x}")
+    world.ship(2, 1, "x", relay=True)
+    assert set(before) < {entry for entry, _ in world[1].xrange("x")}
+    assert world[1].xrange("x") == world[2].xrange("x")
+
+
+def test_what_was_lost_here_is_not_deleted_elsewhere(make_world: Make) -> None:
+    """Written again before it was healed: the peers keep what they have."""
+    world = make_world(2)
+    before = written(world, 5)
+    world.sync()
+    with world.engines[0].client() as engine:
+        engine.delete("bs:1:s:{x}")
+    later = written(world, 1)
+    world.sync()
+    assert [entry for entry, _ in world[2].xrange("x")] == before + later
