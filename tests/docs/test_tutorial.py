@@ -5,7 +5,8 @@ from pathlib import Path
 
 import braidstream
 from tests.support.regions import become
-from tests.support.servers import Engine
+from tests.support.servers import Engine, Flavour
+from tests.support.up import braid_up
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -19,6 +20,13 @@ def test_the_tutorial_runs_as_printed(engine: Engine) -> None:
     code = "\n".join(blocks("docs/tutorial.md"))
     assert code.count("assert") >= 10
     exec(compile(code, "docs/tutorial.md", "exec"), {"URL": engine.url})
+
+
+def test_the_tutorial_of_two_regions_runs_as_printed(flavour: Flavour) -> None:
+    code = "\n".join(blocks("docs/tutorial-regions.md"))
+    assert code.count("assert") >= 5
+    with braid_up(2, flavour) as up:
+        exec(compile(code, "docs/tutorial-regions.md", "exec"), {"ONE": up.urls[1], "TWO": up.urls[2]})
 
 
 def test_the_readme_shows_what_one_gets(engine: Engine) -> None:
