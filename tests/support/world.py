@@ -9,6 +9,7 @@ import braidstream
 from braidstream import engine as functions
 from braidstream.braid import Region, read_region
 from braidstream.commands.region import initialise, meet, tune_id_mode
+from braidstream.errors import ReplyError
 from braidstream.keys import name_of_meta
 from braidstream.plan import Plan
 from braidstream.replication.link import Link, Progress
@@ -18,13 +19,26 @@ T = TypeVar("T")
 
 
 class Here:
-    """An endpoint for links that a test steps by hand: a plan runs when it is asked."""
+    """An endpoint for links that a test steps by hand: a plan runs when it is asked.
+
+    A refusal comes as a link wants it, a ReplyError; a client would turn it into redis-py's.
+    """
 
     def __init__(self, client: braidstream.Redis) -> None:
         self.client = client
 
     async def ask(self, plan: Plan[T]) -> T:
-        return self.client.run_plan(plan)
+        result = self.client.run_plan(_refusal_as_value(plan))
+        if isinstance(result, ReplyError):
+            raise result
+        return result
+
+
+def _refusal_as_value(plan: Plan[T]) -> Plan[T | ReplyError]:
+    try:
+        return (yield from plan)
+    except ReplyError as error:
+        return error
 
 
 class World:

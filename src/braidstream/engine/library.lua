@@ -1,10 +1,11 @@
---[[ What the library offers. `allow-oom`: deleting must work when memory is full. ]]
+--[[ What the library offers. `allow-oom`: deleting must work when memory is full,
+     also deletions that come from peers: what such a function adds is small beside what it takes away. ]]
 redis.register_function('bs_strand_birth', strand_birth)
 redis.register_function('bs_strand_unbirth', strand_unbirth)
 redis.register_function('bs_strand_apply', strand_apply)
-redis.register_function('bs_journal_apply', journal_apply)
-redis.register_function('bs_journal_skip', journal_skip)
-redis.register_function('bs_braid_merge', braid_merge)
+redis.register_function { function_name = 'bs_journal_apply', callback = journal_apply, flags = { 'allow-oom' } }
+redis.register_function { function_name = 'bs_journal_skip', callback = journal_skip, flags = { 'allow-oom' } }
+redis.register_function { function_name = 'bs_braid_merge', callback = braid_merge, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'bs_braid_state', callback = braid_state, flags = { 'allow-oom' } }
 redis.register_function('bs_chosen_add', chosen_add)
 redis.register_function('bs_chosen_setid', chosen_setid)

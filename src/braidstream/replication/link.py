@@ -27,7 +27,14 @@ from braidstream.replication import compare
 from braidstream.replication.endpoint import Asked
 from braidstream.replication.flow import Flow, Window
 from braidstream.replication.pages import Pages
-from braidstream.replication.state import State, journal_command, lacks, merge_command, read_state
+from braidstream.replication.state import (
+    State,
+    journal_command,
+    lacks,
+    merge_command,
+    read_journal,
+    read_state,
+)
 from braidstream.strand import Strand
 
 REMEMBERED: Final = 100_000
@@ -133,12 +140,17 @@ class Link:
         ours = await self.source.ask(read_state(name, self._likely(name), writers, acks=True))
         progress.restless = ours.restless
         theirs = await self.target.ask(read_state(name, ours.registry.strands, writers))
+        if not relay and any(theirs.is_beyond(ours, writer) for writer in writers):
+            # Strands will be compared. What others wrote must be there first: a deletion takes what has come.
+            await self._round(name, progress, relay=True)
+            return
         if not known.told or (known.told, known.heard) != (ours.shared, theirs.shared):
             before = theirs.meta
             if lacks(theirs, ours):
                 theirs = await self._merge(ours, theirs, writers)
             progress.merged = progress.merged or theirs.meta != before
             known.told, known.heard, known.flow.told = ours.shared, theirs.shared, ours.meta
+        await self._trim(ours, theirs, progress)  # first: it makes room
         flows = [known.flow, self._flow(ours.meta)] if relay else [known.flow]
         for flow in flows:
             before_sent = flow.sent
@@ -146,7 +158,6 @@ class Link:
                 await self._ship(flow, ours, theirs, foreign=flow is not known.flow)
             finally:
                 progress.entries += flow.sent - before_sent
-        await self._trim(ours, theirs, progress)
         for writer in writers:
             await self._journal(writer, ours, theirs, progress)
         self._remember(name, known)
@@ -204,7 +215,7 @@ class Link:
         journal, copy = ours.journals.get(writer), theirs.journals.get(writer)
         at, where = copy.last if copy else ids.ZERO, keys.journal(ours.name, writer)
         if journal is not None and at < journal.last:
-            if not journal.whole and (journal.first is None or at < journal.first):
+            if theirs.is_beyond(ours, writer):
                 progress.deletions += await self._compare(ours, theirs)
                 await self.target.ask(_once(("FCALL", "bs_journal_skip", 1, where, ids.text(journal.last))))
                 at = journal.last
@@ -216,12 +227,12 @@ class Link:
             progress.journal = at
 
     async def _replay(self, writer: int, ours: State, at: Id, progress: Progress) -> Id:
-        journal = keys.journal(ours.name, writer)
         while True:
-            read = ("XRANGE", journal, b"(" + ids.text(at), "+", "COUNT", JOURNAL_PAGE)
-            [page] = await self.source.ask(_once(read))
+            page, extent = await self.source.ask(read_journal(ours.name, writer, at, JOURNAL_PAGE))
             if not page:
                 return at
+            if extent.forgot_after(at):
+                raise ReplyError("BSMOVED the journal has overflowed meanwhile")
             there = await self.target.ask(read_state(ours.name, ours.registry.strands, ()))
             apply = journal_command(ours.name, writer, list(there.strands), page, after=at)
             [done] = await self.target.ask(_once(apply))

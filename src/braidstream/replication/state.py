@@ -51,6 +51,10 @@ class Extent:
         """Whether it still has every entry it ever had."""
         return self.length == self.added
 
+    def forgot_after(self, at: Id) -> bool:
+        """Whether entries that came after `at` may be gone."""
+        return not self.whole and (self.first is None or at < self.first)
+
     @property
     def removed_below(self) -> Id | None:
         """Everything before this ID was removed here; None if nothing can be said."""
@@ -87,6 +91,12 @@ class State:
                 here = ids.native(lost) if lost else cut
                 return here if known.life == strand.life else (None if known.life > strand.life else ids.ZERO)
         return ids.ZERO
+
+    def is_beyond(self, source: "State", writer: int) -> bool:
+        """Whether the source's journal of a writer no longer reaches back to where it was done here."""
+        journal, copy = source.journals.get(writer), self.journals.get(writer)
+        at = copy.last if copy else ids.ZERO
+        return journal is not None and at < journal.last and journal.forgot_after(at)
 
     def is_lost(self, strand: Strand) -> bool:
         """Whether a strand's key went away behind our back, so that its absence says nothing."""
@@ -174,3 +184,14 @@ def journal_command(
         words += (native, len(pairs), *pairs)
     named: Command = (len(strands), *(strand.registration for strand in strands))
     return ("FCALL", "bs_journal_apply", len(where), *where, *named, ids.text(after), *words)
+
+
+def read_journal(
+    name: bytes, writer: int, after: Id, count: int
+) -> Plan[tuple[list[tuple[bytes, list[bytes]]], Extent]]:
+    """Entries of a journal, and how far it reaches at that moment. One round trip."""
+    key = keys.journal(name, writer)
+    read = ("XRANGE", key, b"(" + ids.text(after), "+", "COUNT", count)
+    state = state_command(name, (), (writer,), acks=False)
+    page, reply = yield Batch([read, state], atomic=True, resend=True)
+    return page, parse_state(name, (), (writer,), reply).journals.get(writer, Extent(ids.ZERO, None, 0, 0))

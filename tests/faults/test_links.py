@@ -1,0 +1,153 @@
+"""Links stepped by hand through moments that are hard to meet: full journals, full memory."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import pytest
+
+import braidstream
+from braidstream.errors import ReplyError
+from braidstream.plan import Plan
+from braidstream.replication.link import Link
+from braidstream.replication.ship import WIDEST
+from tests.support.servers import Engine, Flavour
+from tests.support.world import Here, World
+
+T = TypeVar("T")
+
+# journal.lua keeps 10,000; MAXLEN ~ leaves up to a node of 100 more.
+OVERFLOW = 10_200
+
+
+@pytest.fixture(scope="module", params=["redis", "valkey"])
+def engines(request: pytest.FixtureRequest) -> Iterator[list[Engine]]:
+    flavour: Flavour = request.param
+    servers = [Engine(flavour) for _ in range(3)]
+    try:
+        for server in servers:
+            server.start()
+        yield servers
+    finally:
+        for server in servers:
+            server.stop()
+
+
+@pytest.fixture
+def world(engines: list[Engine]) -> Iterator[World]:
+    for engine in engines:
+        engine.flush()
+    world = World(engines)
+    yield world
+    world.close()
+
+
+def add_many(world: World, region: int) -> list[str]:
+    found = list[str]()
+    for _ in range(0, OVERFLOW, 600):
+        pipeline = world[region].pipeline(transaction=False)
+        for number in range(600):
+            pipeline.xadd("m", {"n": str(number)})
+        found += pipeline.execute()
+    return found
+
+
+def overflow_journal(world: World, region: int, entries: list[str]) -> None:
+    """Delete one entry after another: each is one entry of the region's journal."""
+    for start in range(0, len(entries), 500):
+        pipeline = world[region].pipeline(transaction=False)
+        for each in entries[start : start + 500]:
+            pipeline.xdel("m", each)
+        pipeline.execute()
+
+
+def texts(world: World) -> list[list[str]]:
+    return [[fields["n"] for _, fields in world[number].xrange("m")] for number in world]
+
+
+def test_an_entry_that_arrives_after_a_comparison_with_its_deleter_is_deleted(world: World) -> None:
+    """Region 1 deletes region 3's entry before region 2 has it, and its journal forgets that."""
+    world[3].xadd("m", {"n": "stays"})
+    entry = world[3].xadd("m", {"n": "goes"})
+    world.sync(among=[1, 3])
+    world[1].xdel("m", entry)
+    overflow_journal(world, 1, add_many(world, 1))
+    world.ship(1, 2, "m")  # too far behind for the journal: compared instead
+    world.ship(3, 2, "m")  # region 3 has not heard of the deletion
+    world.sync()
+    assert texts(world) == [["stays"]] * 3
+
+
+class Between(Here):
+    """An endpoint where something happens before the nth plan is asked."""
+
+    def __init__(self, here: Here, nth: int, act: Callable[[], None]) -> None:
+        super().__init__(here.client)
+        self.left, self.act = nth, act
+
+    async def ask(self, plan: Plan[T]) -> T:
+        self.left -= 1
+        if self.left == 0:
+            self.act()
+        return await super().ask(plan)
+
+
+def test_a_journal_that_overflows_while_a_link_works_loses_no_deletion(world: World) -> None:
+    world[1].xadd("m", {"n": "stays"})
+    entry = world[1].xadd("m", {"n": "goes"})
+    others = add_many(world, 1)
+    world.sync()
+    world[1].xdel("m", entry)
+    source = Between(world.endpoints[1], 2, lambda: overflow_journal(world, 1, others))
+    link = Link(source, world.endpoints[2], here=world.region(1), there=world.region(2))
+    asyncio.run(link.sync(b"m"))
+    assert source.left <= 0
+    world.sync()
+    assert texts(world) == [["stays"]] * 3
+
+
+@pytest.fixture
+def full(world: World, engines: list[Engine]) -> Iterator[Callable[[], None]]:
+    """full(): region 2 takes no more memory, until the test ends."""
+    with engines[1].client() as operator:
+        yield lambda: operator.config_set("maxmemory", "1mb") and None
+        operator.config_set("maxmemory", "0")
+
+
+REMOVALS: dict[str, Callable[[braidstream.Redis, list[str]], object]] = {
+    "DEL": lambda client, entries: client.delete("m"),
+    "XTRIM": lambda client, entries: client.xtrim("m", maxlen=0, approximate=False),
+    "XDEL": lambda client, entries: client.xdel("m", *entries),
+}
+
+
+@pytest.mark.parametrize("removal", REMOVALS)
+def test_a_region_whose_memory_is_full_is_relieved_by_what_others_delete(
+    world: World, full: Callable[[], None], removal: str
+) -> None:
+    entries = [world[1].xadd("m", {"n": str(number)}) for number in range(10)]
+    world.sync()
+    full()
+    REMOVALS[removal](world[1], entries)
+    world.ship(1, 2, "m")
+    assert world[2].xlen("m") == 0
+
+
+def test_entries_that_a_full_region_refuses_arrive_when_it_has_room_again(
+    world: World, engines: list[Engine], full: Callable[[], None]
+) -> None:
+    """Also wide ones, which take another way; and a link keeps nothing of what was refused."""
+    world[1].xadd("m", {"n": "1"})
+    world.sync()
+    full()
+    for _ in range(3):
+        world[1].xadd("m", {"n": "2"})
+        world[1].xadd("m", {"n": "3", **{str(number): "" for number in range(WIDEST)}})
+    for _ in range(3):
+        with pytest.raises(ReplyError, match="OOM"):
+            world.ship(1, 2, "m")
+    assert world.links[1, 2].window.used == 0
+    with engines[1].client() as operator:
+        operator.config_set("maxmemory", "0")
+    world.sync()
+    assert texts(world) == [["1", *["2", "3"] * 3]] * 3
