@@ -38,6 +38,9 @@ differential: ## a million random commands, braidstream against the bare engine
 lost-replies: ## 100,000 idempotent messages through a proxy that loses requests and replies at random
 	BRAID_MESSAGES=100000 $(PYTHON) -m pytest -q tests/contract/test_idempotent_clients.py -k under_load --timeout 0
 
+soak: ## ten minutes of faults on each engine: kills, pauses, cut links, full memory; SOAK="--seed 7 --seconds 60"
+	$(PYTHON) -m tests.faults.soak $(SOAK)
+
 docs-reference: ## write the generated pages of docs/reference
 	$(PYTHON) -m scripts.reference
 

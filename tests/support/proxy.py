@@ -5,6 +5,7 @@ with Proxy(engine.port) as proxy:
     proxy.lose_at_random(0.01, seed=7)     # one request in a hundred: itself lost, or its answer
     proxy.cut()                            # every open connection ends now
     proxy.shut()                           # nobody gets in any more, until open()
+    proxy.swallow()                        # everybody gets in and nothing is ever answered, until deliver()
 """
 
 import random
@@ -29,6 +30,7 @@ class Proxy:
         self._go_on = threading.Event()
         self._lock = threading.Lock()
         self._door: socket.socket | None = None
+        self._swallowing = False
         self._open: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
 
@@ -39,6 +41,9 @@ class Proxy:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
         self.shut()
         self._stall_at = None
         self.go_on()
@@ -88,6 +93,15 @@ class Proxy:
             _end(self._door)
             self._door = None
 
+    def swallow(self) -> None:
+        """Half open: connections stay and come, and what is sent disappears."""
+        self._swallowing = True
+
+    def deliver(self) -> None:
+        """No longer. Connections that lost something end: a stream with a hole is none."""
+        self._swallowing = False
+        self.cut()
+
     def _start(self, target: object, *args: object) -> None:
         thread = threading.Thread(target=target, args=args, daemon=True)  # type: ignore[arg-type]
         self._threads.append(thread)
@@ -113,6 +127,8 @@ class Proxy:
     def _requests(self, client: socket.socket, engine: socket.socket, doomed: threading.Event) -> None:
         with suppress(OSError):
             while chunk := client.recv(65536):
+                if self._swallowing:
+                    continue
                 if self._is_to_be_lost(chunk):
                     doomed.set()
                 if (fate := self._fate()) == "request":
@@ -129,6 +145,8 @@ class Proxy:
             while chunk := engine.recv(65536):
                 if doomed.is_set():
                     break
+                if self._swallowing:
+                    continue
                 client.sendall(chunk)
         self._forget(client, engine)
 

@@ -1,0 +1,182 @@
+"""A soak: traffic and faults for some time, then peace, and a verdict."""
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import redis
+from rich.console import Console
+from rich.table import Table
+
+from tests.faults.soak import verdict
+from tests.faults.soak.faults import Fault, schedule
+from tests.faults.soak.sites import Site, Sites, running
+from tests.faults.soak.traffic import ACKED, GROUP, JOBS, STREAMS, UNKNOWN, Traffic
+from tests.support.servers import Flavour
+from tests.support.waiting import eventually
+
+QUIET_WITHIN_S: Final = 90.0
+TELL_EVERY_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of it. No anomalies is what we want; the rest shows that something was done at all."""
+
+    anomalies: list[str]
+    faults: Counter[str]
+    facts: dict[str, int | float]
+
+
+def soak(flavour: Flavour, folder: Path, *, seconds: float, seed: int) -> Outcome:
+    """`seconds` of traffic under the faults of `seed`, then quiescence and the verdict."""
+    plan = schedule(seed, seconds, 3)
+    print(f"soak on {flavour}: seed {seed}, {seconds:g} s, {len(plan)} faults, logs in {folder}", flush=True)
+    with running(flavour, folder) as sites:
+        _make_group(sites)
+        with Traffic(sites, seed) as traffic:
+            _suffer(sites, plan, traffic, seconds)
+            traffic.stop_writing()
+            began = time.monotonic()
+            quiet = _quiet(sites, traffic)
+            took_s = time.monotonic() - began
+        finals = {number: _final(sites[number]) for number in sites}
+        anomalies = [
+            *quiet,
+            *sites.faults_of_ours(),
+            *(f"a client failed: {error!r}" for error in traffic.faults),
+            *(f"odd reply: {text}" for text in traffic.history.odd_errors()),
+            *verdict.judge(traffic.history, finals),
+        ]
+        restarts = sum(site.restarts for site in sites.all.values())
+    kinds = Counter(fault.kind for fault in plan)
+    return Outcome(anomalies, kinds, _facts(traffic, finals, took_s, restarts))
+
+
+def _make_group(sites: Sites) -> None:
+    with sites[1].client() as client:
+        for name in JOBS:
+            client.xgroup_create(name, GROUP, id="0", mkstream=True)
+    for number in sites:
+        with sites[number].client() as client:
+            for name in JOBS:
+                eventually(
+                    lambda client=client, name=name: client.exists(name) and client.xinfo_groups(name),  # type: ignore[misc]
+                    within_s=30,
+                    why=f"region {number} should have the group of {name}",
+                )
+
+
+def _suffer(sites: Sites, plan: list[Fault], traffic: Traffic, seconds: float) -> None:
+    """Let the schedule happen, in this thread: begin and end every fault at its time."""
+    steps = [(fault.at_s, "hurt", fault) for fault in plan]
+    steps += [(fault.at_s + fault.lasts_s, "heal", fault) for fault in plan]
+    steps.sort(key=lambda step: step[0])
+    began, told_s, now = time.monotonic(), 0.0, list[Fault]()
+    while (at_s := time.monotonic() - began) < seconds or steps:
+        while steps and steps[0][0] <= at_s:
+            _, what, fault = steps.pop(0)
+            if what == "hurt":
+                now.append(fault)
+                sites.hurt(fault)
+            else:
+                sites.heal(fault)
+                now.remove(fault)
+        for site in sites.all.values():
+            site.supervise()
+        if at_s - told_s >= TELL_EVERY_S:
+            told_s = at_s
+            print(_line(at_s, seconds, traffic, now), flush=True)
+        time.sleep(0.05)
+
+
+def _line(at_s: float, seconds: float, traffic: Traffic, now: list[Fault]) -> str:
+    outcomes = Counter(op.outcome for op in traffic.history.ops)
+    said = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
+    given = sum(each.new for each in traffic.history.deliveries)
+    return f"{at_s:5.0f}/{seconds:g} s: {said}; {given} delivered; now: {', '.join(map(str, now)) or 'peace'}"
+
+
+def _quiet(sites: Sites, traffic: Traffic) -> list[str]:
+    """Wait until all regions look alike and every group has acknowledged everything."""
+    last: list[str] = []
+
+    def check() -> bool:
+        for site in sites.all.values():
+            site.supervise()
+        last[:] = _unrest(sites, traffic)
+        time.sleep(0.2)
+        return not last
+
+    try:
+        eventually(check, within_s=QUIET_WITHIN_S, why="the regions should come to rest")
+    except AssertionError:
+        return [f"no rest after {QUIET_WITHIN_S:g} s: {'; '.join(last[:5])}"]
+    return []
+
+
+def _unrest(sites: Sites, traffic: Traffic) -> list[str]:
+    """Cheap signs that something is still on its way."""
+    found, looks = list[str](), dict[str, set[object]]()
+    for number in sites:
+        with sites[number].client(socket_timeout=10.0) as client:
+            try:
+                for name in STREAMS:
+                    looks.setdefault(name, set()).add(_look(client, name))
+                for name in JOBS:
+                    if pending := client.xpending(name, GROUP)["pending"]:
+                        found.append(f"{pending} pending in {name} of region {number}")
+            except (redis.ConnectionError, redis.TimeoutError) as error:
+                found.append(f"region {number}: {error}")
+    found += [f"{name} looks like {sorted(map(str, seen))}" for name, seen in looks.items() if len(seen) > 1]
+    return found
+
+
+def _look(client: redis.Redis, name: str) -> object:
+    if not client.exists(name):
+        return ()
+    last = client.xrevrange(name, count=1)
+    return client.xlen(name), last[0][0] if last else "", tuple(_groups(client, name))
+
+
+def _groups(client: redis.Redis, name: str) -> list[str]:
+    return sorted(group["name"] for group in client.xinfo_groups(name))
+
+
+def _final(site: Site) -> verdict.Final:
+    with site.client(socket_timeout=30.0) as client:
+        entries = {name: [(id, fields["n"]) for id, fields in client.xrange(name)] for name in STREAMS}
+        groups = {name: _groups(client, name) if client.exists(name) else [] for name in STREAMS}
+    return verdict.Final(entries, groups)
+
+
+def _facts(
+    traffic: Traffic, finals: dict[int, verdict.Final], took_s: float, restarts: int
+) -> dict[str, int | float]:
+    ops = traffic.history.ops
+    done = Counter((op.kind, op.outcome) for op in ops)
+    return {
+        "entries acknowledged": done["add", ACKED],
+        "... unknown to their writer": done["add", UNKNOWN],
+        "XDEL acknowledged": done["xdel", ACKED],
+        "DEL acknowledged": done["del", ACKED],
+        "operations refused": sum(traffic.history.errors.values()),
+        "delivered to consumers": sum(each.new for each in traffic.history.deliveries),
+        "entries in the end": sum(map(len, finals[1].entries.values())),
+        "daemons that gave up and were restarted": restarts,
+        "seconds until quiet": round(took_s, 1),
+    }
+
+
+def tell(outcome: Outcome, flavour: Flavour, seed: int) -> None:
+    table = Table("what", "how many", title=f"soak on {flavour}, seed {seed}")
+    for kind, count in sorted(outcome.faults.items()):
+        table.add_row(f"fault: {kind}", str(count))
+    for name, value in outcome.facts.items():
+        table.add_row(name, f"{value:g}")
+    table.add_row("anomalies", str(len(outcome.anomalies)))
+    Console().print(table)
+    for line in outcome.anomalies[:50]:
+        print(line)

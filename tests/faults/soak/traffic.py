@@ -1,0 +1,221 @@
+"""Writers and group consumers in every region, and what they were told.
+
+Every stream belongs to a kind, and a kind says what is done to it:
+
+    keep    XADD only
+    jobs    XADD, and a group that consumers of all regions read and acknowledge
+    trim    XADD MAXLEN ~
+    prune   XADD and XDEL
+    drop    XADD, and now and then DEL
+    both of the last have groups made and destroyed
+"""
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import redis
+
+from tests.faults.soak.sites import Site, Sites
+
+KINDS: Final = ("keep", "jobs", "trim", "prune", "drop")
+EACH: Final = 3
+STREAMS: Final = tuple(f"{kind}-{number}" for kind in KINDS for number in range(EACH))
+JOBS: Final = tuple(name for name in STREAMS if name.startswith("jobs"))
+GROUP: Final = "jobs"
+MAXLEN: Final = 200
+
+# A writer that is stopped for so long by its engine gives up, and never learns what became of its write.
+PATIENCE: Final = {"socket_timeout": 3.0, "socket_connect_timeout": 1.0}
+PAUSE_S: Final = 0.004
+
+ACKED, UNKNOWN, REFUSED = "acked", "unknown", "refused"
+# What an engine may say no with, given what we do to it. Anything else is a fault of ours.
+# redis-py shows some of them without their code.
+EXPECTED_ERRORS: Final = (
+    "BUSYGROUP",
+    "command not allowed when used memory > 'maxmemory'",
+    "The XGROUP subcommand requires the key to exist",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation: kind is add, xdel or del. subject: the entry's text, or the ID to delete."""
+
+    kind: str
+    stream: str
+    region: int
+    subject: str
+    began: float
+    ended: float
+    outcome: str
+    reply: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """An entry that a group gave to a consumer: as new, or again because its first reply was lost."""
+
+    stream: str
+    region: int
+    consumer: str
+    id: str
+    new: bool = True
+
+
+@dataclass(slots=True)
+class History:
+    """What all clients did and heard. Lists are only appended to, by many threads."""
+
+    ops: list[Op] = field(default_factory=list)
+    deliveries: list[Delivery] = field(default_factory=list)
+    errors: Counter[str] = field(default_factory=Counter)
+
+    def odd_errors(self) -> list[str]:
+        return [text for text in self.errors if not text.startswith(EXPECTED_ERRORS)]
+
+
+class Traffic:
+    """Starts with `with`; `stop_writing` lets consumers go on, leaving the block stops them too."""
+
+    def __init__(self, sites: Sites, seed: int) -> None:
+        self.history = History()
+        self._writing, self._reading = threading.Event(), threading.Event()
+        self._writers = [threading.Thread(target=self._write, args=(sites[r], seed)) for r in sites]
+        self._readers = [
+            threading.Thread(target=self._consume, args=(sites[r], f"{r}-{n}", seed))
+            for r in sites
+            for n in range(2)
+        ]
+        self.faults: list[Exception] = []
+
+    def __enter__(self) -> "Traffic":
+        self._writing.set()
+        self._reading.set()
+        for thread in (*self._writers, *self._readers):
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop_writing()
+        self._reading.clear()
+        for thread in self._readers:
+            thread.join()
+
+    def stop_writing(self) -> None:
+        self._writing.clear()
+        for thread in self._writers:
+            if thread.ident is not None:
+                thread.join()
+
+    # Writers
+
+    def _write(self, site: Site, seed: int) -> None:
+        dice = random.Random(f"{seed} writer {site.number}")
+        seen: dict[str, list[str]] = {}
+        number = 0
+        try:
+            with site.client(**PATIENCE) as client:
+                while self._writing.is_set():
+                    number += 1
+                    name = dice.choice(STREAMS)
+                    self._one(client, site.number, name, f"{site.number}-{number}", dice, seen)
+                    time.sleep(PAUSE_S)
+        except Exception as error:
+            self.faults.append(error)
+
+    def _one(
+        self,
+        client: redis.Redis,
+        region: int,
+        name: str,
+        text: str,
+        dice: random.Random,
+        seen: dict[str, list[str]],
+    ) -> None:
+        chance = dice.random()
+        if name.startswith("prune") and chance < 0.4 and seen.get(name):
+            gone = seen[name].pop(dice.randrange(len(seen[name])))
+            self._do("xdel", name, region, gone, lambda: client.xdel(name, gone))
+        elif name.startswith("prune") and chance < 0.43:
+            seen[name] = self._look(client, name)
+        elif name.startswith("drop") and chance < 0.02:
+            self._do("del", name, region, "", lambda: client.delete(name))
+        elif name.startswith(("prune", "drop")) and chance > 0.97:
+            self._change_groups(client, name, dice)
+        else:
+            trim = {"maxlen": MAXLEN, "approximate": True} if name.startswith("trim") else {}
+            self._do("add", name, region, text, lambda: client.xadd(name, {"n": text}, **trim))
+
+    def _do(self, kind: str, name: str, region: int, subject: str, act: Callable[[], object]) -> None:
+        began = time.monotonic()
+        outcome, reply = self._outcome(act)
+        op = Op(kind, name, region, subject, began, time.monotonic(), outcome, reply)
+        self.history.ops.append(op)
+        if outcome == UNKNOWN:
+            time.sleep(0.1)
+
+    def _outcome(self, act: Callable[[], object]) -> tuple[str, str]:
+        try:
+            return ACKED, str(act())
+        except (redis.ConnectionError, redis.TimeoutError):
+            return UNKNOWN, ""
+        except redis.ResponseError as error:
+            self.history.errors[str(error)] += 1
+            return REFUSED, str(error)
+
+    def _look(self, client: redis.Redis, name: str) -> list[str]:
+        try:
+            return [id for id, _ in client.xrange(name, count=200)]
+        except redis.RedisError:
+            return []
+
+    def _change_groups(self, client: redis.Redis, name: str, dice: random.Random) -> None:
+        group = f"g{dice.randrange(3)}"
+        if dice.random() < 0.6:
+            start = dice.choice(["0", "$"])
+            self._outcome(lambda: client.xgroup_create(name, group, id=start, mkstream=True))
+        else:
+            self._outcome(lambda: client.xgroup_destroy(name, group))
+
+    # Consumers
+
+    def _consume(self, site: Site, consumer: str, seed: int) -> None:
+        dice = random.Random(f"{seed} consumer {consumer}")
+        unsettled = True
+        try:
+            with site.client(**PATIENCE) as client:
+                while self._reading.is_set():
+                    work = self._settle if unsettled else self._take
+                    outcome, _ = self._outcome(partial(work, client, site.number, consumer, dice))
+                    unsettled = outcome != ACKED or dice.random() < 0.1
+                    if outcome != ACKED:
+                        time.sleep(0.1)
+        except Exception as error:
+            self.faults.append(error)
+
+    def _take(self, client: redis.Redis, region: int, consumer: str, dice: random.Random) -> None:
+        found = client.xreadgroup(GROUP, consumer, dict.fromkeys(JOBS, ">"), count=50, block=300)
+        for name, entries in found or ():
+            ids = [id for id, _ in entries]
+            self.history.deliveries += [Delivery(name, region, consumer, id) for id in ids]
+            acks = [id for id in ids if dice.random() < 0.9]
+            if acks:
+                client.xack(name, GROUP, *acks)
+
+    def _settle(self, client: redis.Redis, region: int, consumer: str, _: random.Random) -> None:
+        """Acknowledge what we were given and have not acknowledged: replies get lost."""
+        while True:
+            found = client.xreadgroup(GROUP, consumer, dict.fromkeys(JOBS, "0"), count=100)
+            pending = [(name, [id for id, _ in entries]) for name, entries in found or () if entries]
+            if not pending:
+                return
+            for name, ids in pending:
+                self.history.deliveries += [Delivery(name, region, consumer, id, new=False) for id in ids]
+                client.xack(name, GROUP, *ids)

@@ -1,0 +1,22 @@
+"""A short soak: real engines and daemons under every kind of fault. `make soak` is the long one."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.soak.faults import KINDS
+from tests.faults.soak.run import soak
+from tests.support.servers import Flavour
+
+# Seeds whose schedule has every kind of fault within the time.
+SEEDS: dict[Flavour, int] = {"redis": 1, "valkey": 4}
+
+
+@pytest.mark.timeout(240)
+def test_nothing_is_lost_doubled_or_skipped_while_everything_fails_now_and_then(
+    flavour: Flavour, tmp_path: Path
+) -> None:
+    outcome = soak(flavour, tmp_path, seconds=18, seed=SEEDS[flavour])
+    assert outcome.anomalies == []
+    assert set(outcome.faults) == set(KINDS)
+    assert min(outcome.facts["entries acknowledged"], outcome.facts["delivered to consumers"]) > 500
