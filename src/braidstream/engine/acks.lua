@@ -16,7 +16,8 @@ end
 
 -- What peers have acknowledged is acknowledged here, and is not delivered here any more.
 local function take_acks(meta, strands, group, theirs)
-  local acked, finished = acked_of(redis.call('HGET', meta, 'k:' .. group)), true
+  local known = redis.call('HGET', meta, 'k:' .. group) or ''
+  local acked, finished = acked_of(known), true
   for id, upto in pairs(theirs) do
     if is_id(upto) and less(acked[id] or '0-0', upto) then
       local strand, done = strands[id], true
@@ -35,7 +36,7 @@ local function take_acks(meta, strands, group, theirs)
     end
   end
   local text = acked_text(acked)
-  if text ~= '' then redis.call('HSET', meta, 'k:' .. group, text) end
+  if text ~= known then redis.call('HSET', meta, 'k:' .. group, text) end
   return finished
 end
 

@@ -166,7 +166,9 @@ local function braid_merge(keys, args)
       create_group(meta, strands, name, group)
       ours.groups[name] = { acked = {} }
     end
-    if seen ~= '' and seen ~= '/' then redis.call('HSET', meta, 'v:' .. name, seen) end
+    if seen ~= '' and seen ~= (redis.call('HGET', meta, 'v:' .. name) or '/') then
+      redis.call('HSET', meta, 'v:' .. name, seen)
+    end
   end
   if next(ours.groups) then
     for _, strand in ipairs(makes) do
