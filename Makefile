@@ -21,7 +21,7 @@ format: ## rewrite the code to the format and fix what lint can fix
 	.venv/bin/ruff format .
 
 test: ## every test, on both engines, two at a time
-	$(PYTHON) -m pytest -n 2
+	$(PYTHON) -m pytest -n 2 --dist loadgroup
 
 bench: ## all ratios against the bare engine and bare redis-py; writes bench/results/latest.json
 	$(PYTHON) -m bench

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Everything a fresh Debian bookworm needs to run the tests; quick when it is all there already.
 #
+#   java      17, for Spark
 #   engines   redis-server from bookworm, valkey-server from bookworm-backports; no service is left running
 #   packages  .venv with the versions of constraints.txt and this project, editable
 set -euo pipefail
@@ -44,6 +45,7 @@ install_packages() {
     have redis-server || wanted+=(redis-server)
     have valkey-server || wanted+=(valkey-server)
     have openssl || wanted+=(openssl)
+    have java || wanted+=(openjdk-17-jre-headless)
     have python3 || wanted+=(python3)
     python3 -c 'import ensurepip' 2>/dev/null || wanted+=(python3-venv)
     [ ${#wanted[@]} -eq 0 ] && return
@@ -80,7 +82,7 @@ install_venv() {
     # -c does not reach the isolated build, these two do (the second is what newer pips read).
     PIP_CONSTRAINT="$PWD/constraints.txt" PIP_BUILD_CONSTRAINT="$PWD/constraints.txt" \
         .venv/bin/pip install --quiet --disable-pip-version-check --root-user-action=ignore \
-        -c constraints.txt -e '.[dev]'
+        -c constraints.txt -e '.[dev,spark]'
     echo "$want" >"$stamp"
 }
 

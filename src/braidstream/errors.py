@@ -7,7 +7,13 @@ BraidError
 |-- RegionTakenError    the server already is another region
 |-- LibraryError        the engine functions are missing, or newer than this client
 |-- ConfigError         braid.toml is wrong, or does not have what was asked for
-`-- LostError           a connection to an engine was lost, or never made
+|-- LostError           a connection to an engine was lost, or never made
+|-- UnreachableError    none of the servers that a Spark job may use answers
+|-- OptionError         a Spark option that is missing, unknown, or cannot be read
+|-- DataLossError       entries went away before a Spark query read them
+|-- NotReplicatedError  a Spark query needs entries that this region has not got yet
+|-- MalformedError      an entry does not fit the schema of a Spark read
+`-- SinkError           a Spark sink cannot write rows, or must not go on
 """
 
 
@@ -85,3 +91,42 @@ class LostError(BraidError):
         )
         super().__init__(f"lost the engine at {address}: {why}.{unknown}")
         self.address, self.why, self.wrote = address, why, wrote
+
+
+class UnreachableError(BraidError):
+    """None of the servers that a Spark job may use answers."""
+
+    code = "UNREACHABLE"
+
+
+class OptionError(BraidError):
+    """A Spark option that is missing, unknown, or cannot be read."""
+
+    code = "OPTION"
+
+    def __init__(self, option: str, why: str) -> None:
+        super().__init__(f"option {option}: {why}")
+
+
+class DataLossError(BraidError):
+    """Entries went away before a Spark query read them, and failOnDataLoss is true."""
+
+    code = "DATALOSS"
+
+
+class NotReplicatedError(BraidError):
+    """A Spark query needs entries that this region has not got yet. Nothing is lost."""
+
+    code = "NOTREPLICATED"
+
+
+class MalformedError(BraidError):
+    """An entry does not fit the schema of a Spark read, and mode is FAILFAST."""
+
+    code = "MALFORMED"
+
+
+class SinkError(BraidError):
+    """A Spark sink cannot write rows, or must not go on."""
+
+    code = "SINK"

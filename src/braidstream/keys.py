@@ -12,6 +12,9 @@
     bs:idmp:<tag>             hash    producers of the stream, and counts (see engine/idempotence.lua)
     bs:i.<era>:<n>:<tag><producer>   hash   messages of a producer that are known; n is the tag's length
     bs:q.<era>:<n>:<tag><producer>   list   the same in the order they came
+    bs:stage:<token>:<tag>    list    rows a Spark task has written, not committed yet (spark/ledger.py)
+    bs:sink:<id>:<tag>        string  how far a Spark sink has published to this stream
+    bs:sink:{<id>}            hash    which batch of a Spark sink is decided
 
 All keys of one stream share a slot, and no two names share a key. <tag> has three forms, told apart
 by their first byte:
@@ -27,7 +30,8 @@ from typing import Final, Literal
 CONFIG: Final = b"bs:config"
 PREFIX: Final = b"bs:"
 
-Kind = Literal["s", "c"]
+# "p" is a plain stream, as on a server without braidstream: its key is its name, its IDs are as they are.
+Kind = Literal["s", "c", "p"]
 
 _OWN_TAG = re.compile(rb"\A[^{]*\{[^}]+\}", re.DOTALL)
 _STRAND = re.compile(rb"\Abs:([1-9][0-9]{0,3}):(s|c)(?:\.([1-9][0-9]*))?:([{+!].*)\Z", re.DOTALL)
@@ -38,6 +42,8 @@ _COPY = b"bs:copy:"
 _LEASE = b"bs:lease:"
 _ABOUT = b"bs:idmp:"
 _KNOWN = re.compile(rb"\Abs:[iq]\.[0-9]+:[0-9]+:[{+!]")
+_STAGE = b"bs:stage:"
+_SINK = b"bs:sink:"
 
 
 def tag(name: bytes) -> bytes:
@@ -61,6 +67,8 @@ def shares_slot(name: bytes) -> bool:
 
 
 def strand(name: bytes, kind: Kind, writer: int, life: int = 0) -> bytes:
+    if kind == "p":
+        return name
     which = b"%d:%s" % (writer, kind.encode())
     return PREFIX + which + (b".%d:" % life if life else b":") + tag(name)
 
@@ -109,6 +117,19 @@ def parts_of_known(name: bytes) -> tuple[bytes, bytes, bytes]:
     return b"bs:i.", b"bs:q.", b":%d:%b" % (len(tag(name)), tag(name))
 
 
+def stage(name: bytes, token: bytes) -> bytes:
+    return _STAGE + token + b":" + tag(name)
+
+
+def sink(identity: bytes, name: bytes) -> bytes:
+    """How far a sink has published to one stream: in that stream's slot."""
+    return _SINK + identity + b":" + tag(name)
+
+
+def sink_ledger(identity: bytes) -> bytes:
+    return _SINK + b"{" + identity + b"}"
+
+
 def name_of_meta(key: bytes) -> bytes | None:
     """The stream a meta key belongs to; None for any other key."""
     return name_of_tag(key[len(META) :]) if key.startswith(META) else None
@@ -131,6 +152,6 @@ def parse_journal(key: bytes) -> tuple[bytes, int] | None:
 
 def is_ours(key: bytes) -> bool:
     """Whether a key is part of our storage, hidden from KEYS and SCAN."""
-    if key == CONFIG or key.startswith((META, _BELL, _COPY, _LEASE, _ABOUT)):
+    if key == CONFIG or key.startswith((META, _BELL, _COPY, _LEASE, _ABOUT, _STAGE, _SINK)):
         return True
     return any(form.match(key) for form in (_STRAND, _JOURNAL, _KNOWN))

@@ -7,25 +7,28 @@
        v:<group>  1.2/2.1 /               what each maker of the group had seen, as `x/x:<group>`: all of them
        g:<group>                          where the group starts on strands that come later: the one here
        k:<group>  s1:0 7-3 c1:2 9-0       acknowledged without a gap: the furthest
+       q:<sink>   7:3:9                   of a Spark sink's batch 7, 3 of 9 chunks are in the stream: the later
 
      A group lives while one of its makers had seen every deletion that is known (delete wins). What is
      pending, delivered or set by XGROUP SETID stays where it is, and so do `b:` and `l:`. ]]
 
 local function read_meta(fields, first)
-  local state = { strands = {}, lost = {}, groups = {}, x = {}, gone = {} }
+  local state = { strands = {}, lost = {}, groups = {}, x = {}, gone = {}, sinks = {} }
   local function group(name)
     state.groups[name] = state.groups[name] or { acked = {}, seen = '/' }
     return state.groups[name]
   end
   for at = first, #fields, 2 do
     local field, value = fields[at], fields[at + 1]
-    local kind, name = string.match(field, '^([gvkxl]):(.*)$')
+    local kind, name = string.match(field, '^([gvkxlq]):(.*)$')
     if field == 'x' then
       state.x = vector_of(value)
     elseif kind == 'x' then
       state.gone[name] = vector_of(value)
     elseif kind == 'l' then
       state.lost[name] = value
+    elseif kind == 'q' then
+      state.sinks[name] = value
     elseif kind == 'g' then
       group(name).start = value
     elseif kind == 'v' then
@@ -116,6 +119,13 @@ local function create_group(meta, strands, group, theirs)
   end
 end
 
+local function later_mark(a, b)
+  local batch, published = string.match(a, '^(%d+):(%d+):%d+$')
+  local known, seen = string.match(b or '0:0:0', '^(%d+):(%d+):%d+$')
+  if not batch then return false end
+  return less_number(known, batch) or (known == batch and less_number(seen, published))
+end
+
 local function same(a, b) return covers(a, b) and covers(b, a) end
 
 --[[ braid_merge: FCALL bs_braid_merge n <meta> <strand>... <strands> (<label> <life> <0|1>)... <field> <value>...
@@ -145,6 +155,9 @@ local function braid_merge(keys, args)
   end
   for name, counts in pairs(gone) do
     if not same(counts, ours.gone[name] or {}) then redis.call('HSET', meta, 'x:' .. name, vector_text(counts)) end
+  end
+  for sink, mark in pairs(theirs.sinks) do
+    if later_mark(mark, ours.sinks[sink]) then redis.call('HSET', meta, 'q:' .. sink, mark) end
   end
   local strands = there_now(meta, named)
   for name, group in pairs(ours.groups) do

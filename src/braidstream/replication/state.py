@@ -19,8 +19,8 @@ from braidstream.strand import Strand, facts
 
 # Fields of meta that stay in their region: where XGROUP SETID stood, and when groups last changed.
 _LOCAL: Final = (b"b:", b"h:", b"bell")
-# And those that entries may overtake: how far groups have acknowledged.
-_LATER: Final = (*_LOCAL, b"k:")
+# And those that entries may overtake: how far groups have acknowledged, how far Spark sinks have written.
+_LATER: Final = (*_LOCAL, b"k:", b"q:")
 
 
 def causal(meta: dict[bytes, bytes]) -> dict[bytes, bytes]:

@@ -1,0 +1,161 @@
+"""Servers reached for bulk work: plans on any node of a cluster, and raw connections for pages of bytes.
+
+redis-py opens, secures and authenticates a connection. Then a `Wire` sends and receives bytes on its
+socket itself: a reply of thousands of entries need not become Python objects to become columns.
+"""
+
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import redis
+from redis.backoff import ExponentialBackoff
+from redis.connection import URL_QUERY_ARGUMENT_PARSERS
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from braidstream.drivers import session
+from braidstream.drivers.sync import _Sender
+from braidstream.plan import Command, Plan, run
+
+__all__ = ["RedisError", "Server", "Wire", "shown"]
+
+T = TypeVar("T")
+
+TRIES = 3
+CHUNK = 1 << 20
+
+
+def shown(url: str) -> str:
+    """An address without its secrets."""
+    try:
+        parts = urlsplit(url)
+        return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
+    except ValueError:
+        return "the given URL"
+
+
+class Server:
+    """One server, or one cluster. `options` are redis-py's, as text or typed."""
+
+    def __init__(self, url: str, options: dict[str, Any] | None = None) -> None:
+        typed = {name: _typed(name, value) for name, value in (options or {}).items()}
+        is_cluster = bool(typed.pop("cluster", False))
+        # RESP2: the page parser and the plans know its shapes. Lost connections are retried here.
+        settings = {"retry": Retry(ExponentialBackoff(cap=1.0), TRIES), **typed, "protocol": 2}
+        self.url = url
+        self._cluster: Any = redis.RedisCluster.from_url(url, **settings) if is_cluster else None
+        self._client: Any = None if is_cluster else redis.Redis.from_url(url, **settings)
+        if self._client is not None:
+            self._client.connection_pool.make_connection()  # not connected: an unknown option is told now
+
+    def close(self) -> None:
+        (self._client or self._cluster).close()
+
+    def _pools(self) -> list[Any]:
+        if self._client is not None:
+            return [self._client.connection_pool]
+        nodes = self._cluster.get_primaries()
+        return [self._cluster.get_redis_connection(node).connection_pool for node in nodes]
+
+    def _pool(self, key: bytes) -> Any:
+        if self._client is not None:
+            return self._client.connection_pool
+        node = self._cluster.get_node_from_key(key)
+        return self._cluster.get_redis_connection(node).connection_pool
+
+    def run(self, plan: Plan[T], key: bytes) -> T:
+        """Run a plan where a key lives."""
+        return _run(self._pool(key), plan)
+
+    def run_everywhere(self, make: Any) -> list[Any]:
+        """Run a plan on every primary."""
+        return [_run(pool, make()) for pool in self._pools()]
+
+    @contextmanager
+    def wire(self, key: bytes) -> Iterator["Wire"]:
+        """A raw connection to where a key lives. It is closed when an error leaves the block."""
+        pool = self._pool(key)
+        conn = pool.get_connection()
+        try:
+            yield Wire(conn)
+        except BaseException:
+            conn.disconnect()
+            raise
+        finally:
+            pool.release(conn)
+
+
+def _typed(name: str, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if name == "cluster":
+        return value.lower() in ("true", "1", "yes")
+    parser = URL_QUERY_ARGUMENT_PARSERS.get(name)
+    return value if parser is None else parser(value)  # type: ignore[operator]
+
+
+def _run(pool: Any, plan: Plan[T]) -> T:
+    conn = pool.get_connection()
+    try:
+        return run(plan, _Sender(conn))
+    except session.NotResentError as lost:
+        raise lost.for_user() from None
+    except BaseException:
+        conn.disconnect()
+        raise
+    finally:
+        pool.release(conn)
+
+
+class Wire:
+    """The socket of a connection, used as bytes."""
+
+    def __init__(self, conn: Any) -> None:
+        self.conn = conn
+        self._buffer = bytearray(CHUNK)
+
+    def ask(self, *commands: Command) -> bytes:
+        """Send commands; the mark that ends their replies. Read them with `receive`."""
+        mark = secrets.token_hex(16).encode()
+        packed = self.conn.pack_commands([*commands, ("ECHO", mark)])
+        self.conn._sock.sendall(b"".join(packed))
+        return b"$32\r\n%s\r\n" % mark
+
+    def call(self, *commands: Command) -> list[Any]:
+        """Commands in one round trip; errors come back as values."""
+        self.conn.send_packed_command(self.conn.pack_commands(commands))
+        replies = list[Any]()
+        for _ in commands:
+            try:
+                replies.append(self.conn.read_response(disable_decoding=True))
+            except redis.ResponseError as error:
+                replies.append(error)
+        return replies
+
+    def exchange(self, before: Iterable[Command], packed: bytes, after: Iterable[Command]) -> bytearray:
+        """Commands, then commands that are bytes already, then more commands: all their replies, as bytes."""
+        mark = secrets.token_hex(16).encode()
+        pack = self.conn.pack_commands
+        end = [*after, ("ECHO", mark)]
+        self.conn._sock.sendall(b"".join((*pack([*before]), packed, *pack(end))))
+        return self.receive(b"$32\r\n%s\r\n" % mark)
+
+    def receive(self, mark: bytes) -> bytearray:
+        """Everything up to the mark. The mark is random, so no entry can hold it."""
+        buffer, filled = self._buffer, 0
+        recv_into = self.conn._sock.recv_into
+        while True:
+            if filled == len(buffer):
+                buffer.extend(bytes(len(buffer)))
+            got = recv_into(memoryview(buffer)[filled:])
+            if not got:
+                raise redis.ConnectionError("the server closed the connection while it was read")
+            filled += got
+            if filled >= len(mark) and buffer.endswith(mark, 0, filled):
+                break
+        self._buffer = bytearray(CHUNK)
+        del buffer[filled - len(mark) :]
+        return buffer

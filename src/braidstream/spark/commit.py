@@ -1,0 +1,138 @@
+"""Committing a batch: decide it once, wherever the query runs.
+
+One server holds a sink's ledger at a time. A query that was restarted in another region finds the holder,
+finishes what was decided there, fences it and takes its place. If it cannot find out, it refuses.
+
+    holder   region 1   done 6, batch 7 decided, 3 of 9 chunks published     <- the query was killed here
+    restart  region 2   asks region 1: publishes chunks 4..9 there, done 7, moved; holds the ledger from 7 on
+"""
+
+import time
+from typing import Any
+
+from braidstream import keys
+from braidstream.drivers.bulk import RedisError, Server
+from braidstream.errors import ReplyError, SinkError
+from braidstream.plan import Batch, Plan
+from braidstream.spark.ledger import TRIES, Book, Ledger, Stage, marked
+
+POLL_S = 0.1
+
+
+class Committer:
+    """Commits batches of a sink on one server. The others of the list are asked once in every run of a query:
+    a batch that this run began itself cannot have been written by an earlier one."""
+
+    def __init__(self, book: Book, others: list[Server], *, run: str, take_over: bool, wait_s: float) -> None:
+        self.book, self.others, self.run = book, others, run
+        self.take_over, self.wait_s = take_over, wait_s
+
+    def commit(
+        self, batch: int, stages: tuple[Stage, ...], *, in_sequence: bool, forget: bool = False
+    ) -> None:
+        """Publish a batch unless that was done already. Safe to call again, here or after a crash."""
+        for _ in range(TRIES):
+            seen = self.book.read()
+            if seen is not None and not seen.moved and seen.done >= batch:
+                return self.book.discard(stages)
+            if seen is not None and seen.is_undone and resume(self.book, seen, forget=forget):
+                continue
+            if in_sequence and not self._is_next(seen, batch):
+                if self._consult(seen, batch, stages):
+                    return self.book.discard(stages)
+                seen = self.book.read()
+            if not self.book.are_complete(stages):
+                raise SinkError(
+                    f"batch {batch} was staged elsewhere, or its stage is gone. Start the query again."
+                )
+            if self.book.decide(seen, batch, stages, self.run):
+                decided = Ledger(batch, seen.done if seen else -1, stages, run=self.run)
+                self.book.publish(decided)
+                return self.book.finish(decided, forget=forget)
+        raise SinkError(f"others keep changing the ledger of sink {self.book.sink!r}. Run one query a sink.")
+
+    def _is_next(self, seen: Ledger | None, batch: int) -> bool:
+        if seen is None or seen.moved or seen.done != batch - 1:
+            return False
+        return not self.others or (seen.run == self.run != "")
+
+    def _consult(self, seen: Ledger | None, batch: int, stages: tuple[Stage, ...]) -> bool:
+        """Find the holder, finish there, fence it, and take its place. True if the batch turns out done."""
+        deadline = time.monotonic() + self.wait_s
+        while True:
+            found, silent = self._ask_others()
+            holders = [(book, ledger) for book, ledger in found if not ledger.moved]
+            done = max([seen.done if seen else -1, *(ledger.done for _, ledger in found)])
+            is_certain = not silent or any(ledger.done == done for _, ledger in holders)
+            is_certain = is_certain or (seen is not None and not seen.moved and seen.done == done)
+            if done >= batch or (done == batch - 1 and is_certain) or self.take_over:
+                fenced = [book.fence(ledger) for book, ledger in holders]
+                if all(fenced) and (done < 0 or self.book.adopt(seen, done)):
+                    return done >= batch
+                seen = self.book.read()
+            elif self._travelled(stages) >= batch:
+                return True  # it is done; who holds the ledger is found out by the next batch
+            elif time.monotonic() > deadline:
+                raise SinkError(self._refusal(batch, done, silent))
+            time.sleep(POLL_S)
+
+    def _ask_others(self) -> tuple[list[tuple[Book, Ledger]], int]:
+        found, silent = list[tuple[Book, Ledger]](), 0
+        for server in self.others:
+            book = Book(server, self.book.sink.decode())
+            try:
+                ledger = book.read()
+                if ledger is not None and ledger.is_undone and not ledger.moved:
+                    resume(book, ledger, forget=False)
+                    ledger = book.read()
+            except (RedisError, OSError):
+                silent += 1
+                continue
+            if ledger is not None:
+                found.append((book, ledger))
+        return found, silent
+
+    def _travelled(self, stages: tuple[Stage, ...]) -> int:
+        """The last batch that the registries of all its streams say is whole, wherever it was written."""
+        marks = list[int]()
+        for name in {stage.stream for stage in stages}:
+            batch, published, chunks = marked(self._mark(name))
+            marks.append(batch if published == chunks else batch - 1)
+        return min(marks, default=-1)
+
+    def _mark(self, name: bytes) -> bytes | None:
+        def asked() -> Plan[Any]:
+            command = ("HGET", keys.meta(name), b"q:" + self.book.sink)
+            [reply] = yield Batch([command], resend=True, attempt=True)
+            return None if isinstance(reply, ReplyError) else reply
+
+        reply: bytes | None = self.book.server.run(asked(), keys.meta(name))
+        return reply
+
+    def _refusal(self, batch: int, done: int, silent: int) -> str:
+        seen = f"the last batch known here is {done}" if done >= 0 else "nothing of it is known here"
+        why = (
+            f"{silent} of the listed servers do not answer, and may have it"
+            if silent
+            else "the server that has it is not in the list"
+        )
+        return (
+            f"sink {self.book.sink.decode()}: cannot tell whether batch {batch} was written; {seen}; {why}. "
+            "Name every server the query has written to in url and fallbackUrls, or wait until it answers. "
+            "If it is lost for good, or the sink is new to this checkpoint, set takeOver to true for one "
+            "run: a batch that was being written there may then be doubled."
+        )
+
+
+def resume(book: Book, ledger: Ledger, *, forget: bool) -> bool:
+    """Publish the rest of a decided batch. False if it must be decided again: nothing of it is there."""
+    if not book.are_complete(ledger.stages):
+        begun = [book.progress(stage.stream)[0] == ledger.batch for stage in ledger.stages]
+        if any(begun):
+            raise SinkError(
+                f"batch {ledger.batch} is published in part and its stages are gone. Restore the server."
+            )
+        return False
+    book.publish(ledger)
+    book.finish(ledger, forget=forget)
+    return True

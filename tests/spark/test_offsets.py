@@ -1,0 +1,109 @@
+"""Offsets are stored in checkpoints: their form is frozen. Options are parsed once, and refused by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from braidstream.errors import OptionError
+from braidstream.frontier import Frontier
+from braidstream.ids import Id
+from braidstream.spark.lag import lags
+from braidstream.spark.offsets import Offset
+from braidstream.spark.options import sink_options, source_options
+from braidstream.strand import Strand
+
+STORED = json.loads((Path(__file__).parent / "offset.json").read_text())
+
+
+def test_an_offset_that_was_stored_is_read_and_written_as_it_is() -> None:
+    for stored in STORED.values():
+        assert Offset.parse(stored).stored == stored
+
+
+def test_what_a_stored_offset_means() -> None:
+    offset = Offset.parse(STORED["braid"])
+    wanted: dict[Strand, Id] = {
+        Strand(b"orders", "s", 1): (1794702853882, 4),
+        Strand(b"orders", "s", 2): (1794702853880, 0),
+        Strand(b"orders", "c", 1, 2): (7, 1),
+        Strand(b"\xff", "s", 1023): (1, 0),
+    }
+    assert offset.frontier == Frontier(wanted)
+    assert offset.count(Strand(b"orders", "s", 1), 1) == 1021
+    assert offset.count(Strand(b"orders", "s", 1), 2) is None
+
+
+@pytest.mark.parametrize("stored", [{"orders": {"x1": "1-1"}}, {"orders": {"s1": "soon"}}])
+def test_a_frontier_that_cannot_be_read_is_refused(stored: dict[str, dict[str, str]]) -> None:
+    with pytest.raises(ValueError, match="is no strand and native ID"):
+        Frontier.parse(stored)
+
+
+def test_the_lag_is_known_by_counts_and_by_time() -> None:
+    orders = Strand(b"orders", "s", 1)
+    end = Offset(Frontier({orders: (1000, 0)}), {orders: 10}, 1)
+    latest = Offset(Frontier({orders: (3500, 0)}), {orders: 25}, 1)
+    assert list(lags(end, latest)) == [("orders", 15, 2.5)]
+    elsewhere = Offset(latest.frontier, latest.counts, 2)
+    assert list(lags(end, elsewhere)) == [("orders", None, 2.5)]
+
+
+SOURCE = {"url": "redis://h", "streams": "a"}
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"streams": "a"}, "option url: missing"),
+        ({**SOURCE, "streamPattern": "a*"}, "option streams: give either"),
+        ({**SOURCE, "nonsense": "1"}, "option nonsense: unknown"),
+        ({**SOURCE, "minPartitions": "0"}, "option minPartitions: must be 1 or more"),
+        ({**SOURCE, "maxEntriesPerTrigger": "many"}, "option maxEntriesPerTrigger: 'many' is not"),
+        ({**SOURCE, "failOnDataLoss": "maybe"}, "option failOnDataLoss"),
+        ({**SOURCE, "mode": "lenient"}, "option mode: 'lenient' is none of"),
+        ({**SOURCE, "startingTimestamp": "soon"}, "option startingTimestamp: 'soon' is neither"),
+        ({**SOURCE, "startingOffsets": "[]"}, "option startingOffsets: JSON must be"),
+        ({**SOURCE, "startingOffsets": '{"a": {"z": "1"}}'}, "option startingOffsets: a: z is no strand"),
+        ({**SOURCE, "startingOffsets": "latest", "startingTimestamp": "1"}, "option startingTimestamp: give"),
+        ({**SOURCE, "replicationWait": "soon"}, "option replicationWait: 'soon' is no duration"),
+    ],
+)
+def test_a_wrong_option_of_the_source_is_named(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(OptionError, match=told):
+        source_options(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"stream": "a"}, "option url: missing"),
+        ({"url": "redis://h", "stream": "a", "idempotence": "some"}, "option idempotence: 'some' is neither"),
+        ({"url": "redis://h", "txnAppId": "a b"}, "option txnAppId: must be 1 to 200"),
+        ({"url": "redis://h", "streams": "a"}, "option streams: unknown. The options are: url"),
+    ],
+)
+def test_a_wrong_option_of_the_sink_is_named(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(OptionError, match=told):
+        sink_options(given)
+
+
+def test_options_as_people_write_them() -> None:
+    options = source_options(
+        {
+            "URL": "redis://a",
+            "fallbackurls": "redis://b, redis://c",
+            "streams": '["with,comma", "b"]',
+            "startingOffsets": json.dumps(STORED["braid"]),
+            "redis.ssl_ca_certs": "/ca.pem",
+            "maxTriggerDelay": "5m",
+            "regions": "1,3",
+            "checkpointLocation": "/tmp/x",
+        }
+    )
+    assert options.servers.urls == ("redis://a", "redis://b", "redis://c")
+    assert options.servers.redis == {"ssl_ca_certs": "/ca.pem"}
+    assert options.streams == (b"with,comma", b"b")
+    assert options.start.at[b"orders"]["s1"] == (1794702853882, 4)
+    assert (options.max_delay_s, options.regions) == (300.0, frozenset((1, 3)))

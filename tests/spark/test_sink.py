@@ -1,0 +1,357 @@
+"""The sink, called as Spark calls it: tasks write, the driver commits, any of it may happen again or half.
+
+Killing real processes under Spark is test_kill.py's; here a step fails at a chosen point, quickly.
+"""
+
+import pickle
+from collections.abc import Callable, Iterator
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from braidstream.errors import OptionError, SinkError
+from braidstream.spark.datasource import DefaultSource
+from braidstream.spark.ledger import Book, Publisher
+from tests.support.microbatch import Micro
+from tests.support.regions import become, client_of
+from tests.support.servers import Engine
+from tests.support.world import World
+
+
+class Sink:
+    """A streaming query's sink. `write` is a task, `commit` the driver; each in a writer of its own."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        defaults = {
+            "url": url,
+            "stream": "out",
+            "txnAppId": "query-1",
+            "rowsPerStep": 2,
+            "replicationWait": "1s",
+        }
+        self.options = {
+            name: str(value) for name, value in {**defaults, **options}.items() if value is not None
+        }
+
+    def _writer(self, schema: pa.Schema) -> Any:
+        writer = DefaultSource(self.options).streamWriter(from_arrow_schema(schema), False)  # type: ignore[arg-type]
+        return pickle.loads(pickle.dumps(writer))
+
+    def write(self, rows: list[dict[str, Any]], schema: pa.Schema | None = None) -> Any:
+        table = pa.Table.from_pylist(rows, schema)
+        message = self._writer(table.schema).write(iter(table.to_batches(max_chunksize=3)))
+        return pickle.loads(pickle.dumps(message))
+
+    def commit(self, batch: int, *messages: Any) -> None:
+        self._writer(pa.schema([("n", pa.int64()), ("stream", pa.string())])).commit(list(messages), batch)
+
+    def run(self, batch: int, *partitions: list[int]) -> None:
+        """A whole batch."""
+        self.commit(batch, *[self.write([{"n": n} for n in numbers]) for numbers in partitions if numbers])
+
+
+@pytest.fixture(params=["plain", "braid"])
+def place(request: pytest.FixtureRequest, engine: Engine) -> Engine:
+    """A server without braidstream, and a region."""
+    if request.param == "braid":
+        become(engine)
+    return engine
+
+
+def entries(engine: Engine, name: str = "out") -> list[dict[bytes, bytes]]:
+    with engine.client() as plain:
+        is_region = plain.exists("bs:config")
+    with client_of(engine) if is_region else engine.client() as client:
+        return [fields for _, fields in client.xrange(name)]
+
+
+def numbers(engine: Engine, name: str = "out") -> list[int]:
+    return [int(fields[b"n"]) for fields in entries(engine, name)]
+
+
+def leftovers(engine: Engine) -> list[bytes]:
+    with engine.client() as client:
+        return client.keys("bs:stage:*")  # type: ignore[return-value]
+
+
+def test_rows_arrive_in_the_order_of_partitions_and_leave_nothing_behind(place: Engine) -> None:
+    Sink(place.url).run(0, [1, 2, 3, 4, 5], [6, 7], [8])
+    assert numbers(place) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert leftovers(place) == []
+
+
+def test_a_replayed_batch_changes_nothing_whatever_the_shuffle_made_of_it(place: Engine) -> None:
+    sink = Sink(place.url)
+    sink.run(0, [1, 2, 3], [4])
+    sink.run(0, [4, 3], [2, 1])
+    sink.run(1, [5])
+    assert numbers(place) == [1, 2, 3, 4, 5]
+    assert leftovers(place) == []
+
+
+def test_of_two_attempts_of_a_task_one_counts(place: Engine) -> None:
+    sink = Sink(place.url)
+    sink.write([{"n": 1}])  # an attempt that was lost, or a speculative twin that came second
+    sink.commit(0, sink.write([{"n": 1}]))
+    assert numbers(place) == [1]
+    with place.client() as client:
+        [left] = leftovers(place)
+        assert 0 < client.ttl(left) <= 86_400
+
+
+class Crash(BaseException):
+    """The driver is gone."""
+
+
+def crash_after(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, times: int = 1) -> None:
+    """The step happens, and then nothing more."""
+    real, left = getattr(kind, name), [times]
+
+    def stepped(self: Any, *args: Any, **options: Any) -> Any:
+        made = real(self, *args, **options)
+        left[0] -= 1
+        if left[0] == 0:
+            raise Crash(name)
+        return made
+
+    monkeypatch.setattr(kind, name, stepped)
+
+
+@pytest.mark.parametrize(
+    ("kind", "step", "times"),
+    [
+        (Book, "are_complete", 1),
+        (Book, "decide", 1),
+        (Publisher, "_append", 1),
+        (Publisher, "_append", 2),
+        (Book, "publish", 1),
+        (Book, "_change", 2),
+        (Book, "discard", 1),
+    ],
+)
+def test_a_driver_that_dies_anywhere_leaves_a_batch_that_the_next_one_completes(
+    place: Engine, monkeypatch: pytest.MonkeyPatch, kind: type, step: str, times: int
+) -> None:
+    sink = Sink(place.url)
+    sink.run(0, [0])
+    with monkeypatch.context() as patched:
+        crash_after(patched, kind, step, times)
+        with pytest.raises(Crash):
+            sink.run(1, [1, 2, 3], [4, 5])
+    sink.run(1, [5, 4, 3], [2, 1])  # the replay is shuffled in another way
+    sink.run(2, [6])
+    assert sorted(numbers(place)) == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_two_drivers_that_publish_one_batch_at_once_append_it_once(place: Engine) -> None:
+    """A driver that is believed dead and is not."""
+    sink = Sink(place.url)
+    messages = [sink.write([{"n": n} for n in range(10)])]
+    real = Publisher._append
+    with pytest.MonkeyPatch.context() as patched:
+
+        def overtaken(self: Any, *args: Any) -> Any:
+            patched.setattr(Publisher, "_append", real)
+            sink.commit(0, *messages)  # the other one comes by in the middle of a step
+            return real(self, *args)
+
+        patched.setattr(Publisher, "_append", overtaken)
+        sink.commit(0, *messages)
+    assert numbers(place) == list(range(10))
+
+
+def test_streams_by_column_fields_by_map_and_nulls(place: Engine) -> None:
+    schema = pa.schema([("stream", pa.string()), ("fields", pa.map_(pa.string(), pa.binary()))])
+    rows = [
+        {"stream": "a", "fields": [("n", b"\xff\r\n"), ("", b"")]},
+        {"stream": "b", "fields": [("m", b"1"), ("gone", None)]},
+        {"stream": "a", "fields": [("n", b"2")]},
+    ]
+    sink = Sink(place.url, stream=None)
+    sink.commit(0, sink.write(rows, schema))
+    assert entries(place, "a") == [{b"n": b"\xff\r\n", b"": b""}, {b"n": b"2"}]
+    assert entries(place, "b") == [{b"m": b"1"}]
+
+
+def test_columns_become_text(place: Engine) -> None:
+    row = {"i": 7, "f": 1.5, "ok": True, "s": "ä", "b": b"\xff", "d": date(2026, 1, 2), "none": None,
+           "at": datetime(2026, 1, 2, 3, 4, 5, 678), "dec": Decimal("1.20")}  # fmt: skip
+    schema = pa.schema(
+        [("i", pa.int64()), ("f", pa.float64()), ("ok", pa.bool_()), ("s", pa.string()), ("b", pa.binary()),
+         ("d", pa.date32()), ("none", pa.string()), ("at", pa.timestamp("us", "UTC")),
+         ("dec", pa.decimal128(10, 2))]
+    )  # fmt: skip
+    sink = Sink(place.url)
+    sink.commit(0, sink.write([row], schema))
+    assert entries(place) == [
+        {b"i": b"7", b"f": b"1.5", b"ok": b"true", b"s": "ä".encode(), b"b": b"\xff", b"d": b"2026-01-02",
+         b"at": b"2026-01-02T03:04:05.000678Z", b"dec": b"1.20"}
+    ]  # fmt: skip
+
+
+def test_large_and_wide_rows(place: Engine) -> None:
+    wide = {f"f{n}": str(n) for n in range(5000)}
+    sink = Sink(place.url)
+    sink.commit(0, sink.write([{"n": "x" * 10_000_000}, {"n": "y"}]), sink.write([wide]))
+    big, small, many = entries(place)
+    assert (len(big[b"n"]), small[b"n"], len(many)) == (10_000_000, b"y", 5000)
+
+
+def test_what_cannot_be_written_is_refused_before_anything_is(place: Engine) -> None:
+    sink = Sink(place.url)
+    with pytest.raises(SinkError, match="no field that is not null"):
+        sink.write([{"n": None}], pa.schema([("n", pa.string())]))
+    with pytest.raises(SinkError, match="to_json"):
+        sink.write([{"n": [1]}])
+    with pytest.raises(OptionError, match="no column stream"):
+        Sink(place.url, stream=None).write([{"n": 1}])
+    with place.client() as client:
+        client.set("out", "a string")
+    with pytest.raises(SinkError, match="another kind of key"):
+        sink.run(0, [1])
+
+
+def test_without_idempotence_rows_go_straight_to_the_stream(place: Engine) -> None:
+    sink = Sink(place.url, idempotence="none", stream="out")
+    if place.client().exists("bs:config"):
+        sink.write([{"n": 1}])
+    message = sink.write([{"n": n} for n in range(5)])
+    assert numbers(place)[-5:] == list(range(5))
+    sink.commit(0, message)
+
+
+class Job(Sink):
+    """A batch write."""
+
+    def _writer(self, schema: pa.Schema) -> Any:
+        return DefaultSource(self.options).writer(from_arrow_schema(schema), False)  # type: ignore[arg-type]
+
+    def save(self, numbers: list[int]) -> None:
+        table = pa.table({"n": numbers})
+        writer = pickle.loads(pickle.dumps(self._writer(table.schema)))
+        writer.commit([writer.write(iter(table.to_batches()))])
+
+
+def test_a_batch_write_with_a_transaction_is_done_once_and_resumed(
+    place: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(place.url, txnAppId="nightly", txnVersion=20260101)
+    with monkeypatch.context() as patched:
+        crash_after(patched, Publisher, "_append", 1)
+        with pytest.raises(Crash):
+            job.save([1, 2, 3, 4, 5])
+    job.save([1, 2, 3, 4, 5])
+    job.save([1, 2, 3, 4, 5])
+    Job(place.url, txnAppId="nightly", txnVersion=20260102).save([6])
+    assert numbers(place) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_batch_write_without_one_leaves_no_ledger(place: Engine) -> None:
+    Job(place.url, txnAppId=None).save([1, 2, 3])
+    assert numbers(place) == [1, 2, 3]
+    with place.client() as client:
+        assert client.keys("bs:sink:*") == []
+
+
+@pytest.fixture
+def world(engine: Engine) -> Iterator[World]:
+    with Engine("valkey") as other:
+        made = World([engine, other])
+        yield made
+        made.close()
+
+
+Move = Callable[[], Sink]
+
+
+def both(world: World, first: int, **options: Any) -> Sink:
+    """The same query, with one region first and the other to fall back to."""
+    urls = [engine.url for engine in world.engines]
+    order = urls if first == 1 else urls[::-1]
+    return Sink(order[0], fallbackUrls=order[1], **options)
+
+
+def everywhere(world: World) -> list[list[int]]:
+    world.sync()
+    return [sorted(numbers(engine)) for engine in world.engines]
+
+
+def test_a_restart_in_another_region_finishes_there_what_was_begun_here(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both(world, 1).run(0, [0])
+    with monkeypatch.context() as patched:
+        crash_after(patched, Publisher, "_append", 1)
+        with pytest.raises(Crash):
+            both(world, 1).run(1, [1, 2, 3], [4, 5])
+    both(world, 2).run(1, [5, 4], [3, 2, 1])
+    both(world, 2).run(2, [6])
+    assert everywhere(world) == [[0, 1, 2, 3, 4, 5, 6]] * 2
+
+
+def test_a_batch_that_was_done_is_not_done_again_in_another_region(world: World) -> None:
+    both(world, 1).run(0, [0, 1])
+    both(world, 2).run(0, [0, 1])
+    both(world, 2).run(1, [2])
+    both(world, 1).run(1, [2])
+    both(world, 1).run(2, [3])
+    assert everywhere(world) == [[0, 1, 2, 3]] * 2
+
+
+def test_a_region_that_cannot_know_refuses_and_says_what_to_do(world: World) -> None:
+    both(world, 1).run(0, [0])
+    both(world, 1).run(1, [1])
+    world.engines[0].pause()
+    try:
+        away = both(world, 2, **{"redis.socket_timeout": "0.3", "redis.socket_connect_timeout": "0.3"})
+        with pytest.raises(SinkError, match="cannot tell whether batch 2 was written.*takeOver"):
+            away.run(2, [2])
+    finally:
+        world.engines[0].resume()
+    away.run(2, [2])  # it answers again
+    assert everywhere(world) == [[0, 1, 2]] * 2
+
+
+def test_what_has_travelled_is_known_although_the_other_region_is_away(world: World) -> None:
+    both(world, 1).run(0, [0])
+    both(world, 1).run(1, [1])
+    world.sync()
+    world.engines[0].pause()
+    try:
+        away = both(world, 2, **{"redis.socket_timeout": "0.3", "redis.socket_connect_timeout": "0.3"})
+        away.run(1, [1])  # the batch that was under way when the region went away
+        with pytest.raises(SinkError, match="cannot tell whether batch 2"):
+            away.run(2, [2])
+        away.options["takeOver"] = "true"  # an operator says that no query runs there any more
+        away.run(2, [2])
+    finally:
+        world.engines[0].resume()
+    both(world, 1).run(2, [2])
+    both(world, 1).run(3, [3])
+    assert everywhere(world) == [[0, 1, 2, 3]] * 2
+
+
+def test_a_driver_left_behind_in_the_other_region_is_fenced(world: World) -> None:
+    both(world, 1).run(0, [0])
+    stale = both(world, 1)
+    message = stale.write([{"n": 1}])
+    both(world, 2).run(1, [1])
+    stale.commit(1, message)
+    assert everywhere(world) == [[0, 1]] * 2
+
+
+def test_a_sink_that_is_new_to_a_checkpoint_wants_to_be_told(engine: Engine) -> None:
+    with pytest.raises(SinkError, match="nothing of it is known here"):
+        Sink(engine.url).run(7, [1])
+    Sink(engine.url, takeOver="true").run(7, [1])
+    Sink(engine.url).run(8, [2])
+    assert numbers(engine) == [1, 2]
+
+
+def test_what_the_sink_wrote_the_source_reads(place: Engine) -> None:
+    Sink(place.url).run(0, list(range(100)))
+    assert Micro({"url": place.url, "streams": "out"}).numbers() == list(range(100))
