@@ -41,6 +41,9 @@ lost-replies: ## 100,000 idempotent messages through a proxy that loses requests
 soak: ## ten minutes of faults on each engine: kills, pauses, cut links, full memory; SOAK="--seed 7 --seconds 60"
 	$(PYTHON) -m tests.faults.soak $(SOAK)
 
+failover: ## 10,000 seeds of producers that change regions while links move, cut off and come back
+	BRAID_SEEDS=5000 $(PYTHON) -m pytest -q tests/stateful/test_failover.py --timeout 0 -n 2
+
 docs-reference: ## write the generated pages of docs/reference
 	$(PYTHON) -m scripts.reference
 

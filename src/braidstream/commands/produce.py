@@ -116,7 +116,7 @@ def add_commands(view: View, home: Strand, specs: Sequence[Add]) -> list[Command
         assert spec.message is not None
         lane = _lane(view, spec.message.producer, most)
         if lane != producer or size == most:
-            calls.append(call(home, settings, lane))
+            calls.append(call(home, settings, lane, view.region.teller))
             producer, size = lane, 0
         calls[-1] += message_words(spec, home)
         size += 1
@@ -135,10 +135,11 @@ def _is_numbered(view: View, producer: bytes) -> bool:
     return bool(view.producer) and producer.startswith(prefix) and b"." in producer[len(prefix) :]
 
 
-def call(home: Strand, settings: Settings, producer: bytes) -> Command:
-    """The call, up to its messages."""
+def call(home: Strand, settings: Settings, producer: bytes, teller: int) -> Command:
+    """The call, up to its messages. With peers the journal tells them what was accepted, in the same step."""
     known = keys.known_messages(home.name, settings.era, producer)
-    where = keys.meta(home.name), home.key, *known, keys.about(home.name)
+    told = (keys.journal(home.name, teller),) if teller else ()
+    where = keys.meta(home.name), home.key, *known, keys.about(home.name), *told
     return ("FCALL", "bs_idempotence_add", len(where), *where, settings.text, home.writer, producer)
 
 

@@ -83,6 +83,8 @@ class Session:
             )
         if self.region is not None and region.writer != self.region.writer:
             self._forget()
+        elif self.region is not None and region.teller != self.region.teller:
+            self._forget_homes()
         self.region, self.read_at = region, time.monotonic()
 
     def view(self, *, pipelined: bool = False, in_multi: bool = False, watching: bool = False) -> View:
@@ -161,8 +163,9 @@ class Session:
             self._forget_homes()
         home = self.homes[args[1]] = self.view().minted(argv[1])
         if args[2] in (b"IDMP", b"IDMPAUTO") and isinstance(args[3], str | bytes):
-            settings = self.view().recall(argv[1]).settings
-            self.calls[args[1], args[3]] = call(home, settings, argv[3])
+            view = self.view()
+            settings = view.recall(argv[1]).settings
+            self.calls[args[1], args[3]] = call(home, settings, argv[3], view.region.teller)
 
     def minted(self, conn: Any, reply: Any) -> Any:
         """The reply to an express XADD as users see it; None if the plan must run."""

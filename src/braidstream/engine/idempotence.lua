@@ -29,6 +29,11 @@ local function is_expired(value, now, duration)
   return math.abs(now - (received ~= '' and received or ms)) > duration
 end
 
+-- An ID with the time beside it, where it does not tell the time itself.
+local function stamped(value, now)
+  return math.abs(string.match(value, '^%d+') - now) > 1000 and value .. ':' .. now or value
+end
+
 local function forget_oldest(map, queue, count)
   if count > 0 then redis.call('HDEL', map, unpack(redis.call('LPOP', queue, count))) end
 end
@@ -94,11 +99,13 @@ local function add_simply(keys, args, found, id)
 end
 
 --[[ Take what was accepted into map and queue. `new`: iid, value, iid, value, ... ]]
-local function remember(where, settings, iids, new, now)
+local function remember(where, settings, producer, iids, new, now)
   redis.call('HSET', where.map, unpack(new))
   local length = redis.call('RPUSH', where.queue, unpack(iids))
   local steps = math.floor(length / IDMP_STEP) - math.floor((length - #iids) / IDMP_STEP)
   if steps > 0 then forget_surplus(where, settings, length, now) end
+  local believed = redis.call('HGET', where.map, '')
+  if not believed or math.abs(believed - now) > settings.duration / 2 then keep_alive(where, settings, producer, now) end
 end
 
 local function add_each(keys, args, starts, found, first_id)
@@ -119,8 +126,7 @@ local function add_each(keys, args, starts, found, first_id)
       if type(id) == 'table' then
         answers[which] = '-' .. id.err
       elseif id then
-        value = id .. ':' .. args[2]
-        if math.abs(string.match(id, '^%d+') - now) > 1000 then value = value .. ':' .. now end
+        value = stamped(id .. ':' .. args[2], now)
         fresh[iid], iids[#iids + 1] = value, iid
         new[#new + 1], new[#new + 2] = iid, value
       end
@@ -128,8 +134,7 @@ local function add_each(keys, args, starts, found, first_id)
   end
   if duplicates > 0 then redis.call('HINCRBY', where.about, 'duplicates', duplicates) end
   if #iids == 0 then return answers end
-  remember(where, settings, iids, new, now)
-  if not found[1] or math.abs(found[1] - now) > settings.duration / 2 then keep_alive(where, settings, args[3], now) end
+  remember(where, settings, args[3], iids, new, now)
   redis.call('HINCRBY', where.about, 'added', #iids)
   if keys[6] then journal(keys[6], 'idmp', settings.text, 'by', args[3], unpack(new)) end
   return answers
@@ -165,6 +170,66 @@ local function idempotence_add(keys, args)
   if at ~= #args + 1 then return redis.error_reply('BSBATCH malformed batch') end
   return add_each(keys, args, starts, redis.call('HMGET', keys[3], unpack(wanted)))
 end
+
+local function before(a, b)
+  local a_id, a_writer = string.match(a, '^([^:]+):(%d+)')
+  local b_id, b_writer = string.match(b, '^([^:]+):(%d+)')
+  if a_id ~= b_id then return less(a_id, b_id) end
+  return less_number(a_writer, b_writer)
+end
+
+--[[ Messages that a peer accepted. `messages`: iid, `ms-n:w`, iid, ... If one is known here by another entry,
+     two regions accepted it while apart, and the smaller ID counts everywhere. Returns the entries that go:
+     `ms-n:w` ... ]]
+local function idempotence_record(where, settings, producer, messages, now)
+  local wanted, iids, new, goes = {}, {}, {}, {}
+  for at = 1, #messages, 2 do wanted[#wanted + 1] = messages[at] end
+  local found = redis.call('HMGET', where.map, unpack(wanted))
+  for at, iid in ipairs(wanted) do
+    local value = string.match(messages[2 * at], '^%d+%-%d+:%d+')
+    local known = found[at] and still_known(where, settings, iid, #iids, now)
+    if not known then
+      iids[#iids + 1] = iid
+      new[#new + 1], new[#new + 2] = iid, stamped(value, now)
+    elseif before(known, value) then
+      goes[#goes + 1] = value
+    elseif before(value, known) then
+      redis.call('HSET', where.map, iid, stamped(value, now))
+      goes[#goes + 1] = string.match(known, '^%d+%-%d+:%d+')
+    end
+  end
+  if #iids > 0 then remember(where, settings, producer, iids, new, now) end
+  return goes
+end
+
+--[[ In a journal: idmp <settings> by <producer> (<iid> <ms-n:w>)...   these messages were accepted.
+     It waits until the entries are here. Messages of an era that is over here are forgotten already. Where
+     one of two entries goes, whoever notices deletes it and says so in his own journal: the others may have
+     forgotten the message by then.
+     The caller names the keys `i:<era>:<producer>`, `q:<era>:<producer>`, `about`, and `j`, our own journal. ]]
+local function apply_messages(meta, named, words)
+  local theirs, producer = read_settings(words[2]), words[4]
+  if not theirs or #words < 6 or #words % 2 == 1 then return false end
+  local function strand_of(value)
+    local id, writer = string.match(value, '^(%d+%-%d+):(%d+)')
+    if not id or not is_strand('s' .. writer, '0') then return nil end
+    return strand_named(meta, named, 's' .. writer .. ':0'), id, 's' .. writer .. ':0'
+  end
+  for at = 6, #words, 2 do
+    local strand, id = strand_of(words[at])
+    if not strand or less(strand.ends, id) then return false end
+  end
+  local settings = merge_settings(meta, words[2])
+  local which = settings.era .. ':' .. producer
+  local where = { meta = meta, map = named['i:' .. which], queue = named['q:' .. which], about = named.about }
+  if settings.era ~= theirs.era or not where.map then return true end
+  for _, value in ipairs(idempotence_record(where, settings, producer, { unpack(words, 5) }, now_ms())) do
+    local strand, id, label = strand_of(value)
+    if strand.key and redis.call('XDEL', strand.key, id) == 1 then journal(named.j, 'del', label .. ' ' .. id) end
+  end
+  return true
+end
+JOURNAL_VERBS.idmp = apply_messages
 
 local function count_known(where, settings, now)
   local length = redis.call('LLEN', where.queue)

@@ -11,6 +11,7 @@ end
      Returns how many entries are done here; fewer than were sent if one has to wait.
 
        del  <label:life> <id> <id> ...     these entries were seen and deleted
+       idmp ...                            these messages were accepted, see idempotence.lua
 
      An entry that names what has not arrived here yet waits, and so does everything after it: if the
      deletion came first, the entry would come back. <after> guards against gaps, as in strand_apply.

@@ -8,6 +8,7 @@
        g:<group>                          where the group starts on strands that come later: the one here
        k:<group>  s1:0 7-3 c1:2 9-0       acknowledged without a gap: the furthest
        q:<sink>   7:3:9                   of a Spark sink's batch 7, 3 of 9 chunks are in the stream: the later
+       idmp       1:100:100:0             settings of idempotent production: the later era (settings.lua)
 
      A group lives while one of its makers had seen every deletion that is known (delete wins). What is
      pending, delivered or set by XGROUP SETID stays where it is, and so do `b:` and `l:`. ]]
@@ -23,6 +24,9 @@ local function read_meta(fields, first)
     local kind, name = string.match(field, '^([gvkxlq]):(.*)$')
     if field == 'x' then
       state.x = vector_of(value)
+    elseif field == 'idmp' then
+      if not read_settings(value) then return nil, field end
+      state.idmp = value
     elseif kind == 'x' then
       state.gone[name] = vector_of(value)
     elseif kind == 'l' then
@@ -147,6 +151,7 @@ local function braid_merge(keys, args)
   for label, strand in pairs(ours.strands) do
     if strand.there and not named[label .. ':' .. strand.life] then return redis.error_reply('BSSTALE ' .. label) end
   end
+  if theirs.idmp then merge_settings(meta, theirs.idmp) end
   local x = joined(ours.x, theirs.x)
   if not same(x, ours.x) then redis.call('HSET', meta, 'x', vector_text(x)) end
   local gone = {}

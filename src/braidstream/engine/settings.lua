@@ -3,10 +3,27 @@
      <since> is the era in which the stream was last deleted: its counts start over there. ]]
 local IDMP_DEFAULTS = '0:100:100:0'
 
-local function settings_of(meta)
-  local text = redis.call('HGET', meta, 'idmp') or IDMP_DEFAULTS
+local function read_settings(text)
   local era, duration, size, since = string.match(text, '^(%d+):(%d+):(%d+):(%d+)$')
+  if not era then return nil end
   return { text = text, era = era, duration = duration * 1000, size = tonumber(size), since = since }
+end
+
+local function settings_of(meta) return read_settings(redis.call('HGET', meta, 'idmp') or IDMP_DEFAULTS) end
+
+--[[ Of two regions' settings the later era counts; in one era a deletion before a change, then the greater. ]]
+local function merge_settings(meta, text)
+  local ours, theirs = settings_of(meta), read_settings(text)
+  local order = { 'era', 'since', 'duration', 'size' }
+  for _, part in ipairs(order) do
+    local a, b = tostring(ours[part]), tostring(theirs[part])
+    if a ~= b then
+      if not less_number(a, b) then return ours end
+      redis.call('HSET', meta, 'idmp', text)
+      return theirs
+    end
+  end
+  return ours
 end
 
 --[[ idempotence_configure: XCFGSET. FCALL bs_idempotence_configure 1 <meta> <duration or empty> <size or empty>

@@ -234,7 +234,9 @@ class Link:
             if extent.forgot_after(at):
                 raise ReplyError("BSMOVED the journal has overflowed meanwhile")
             there = await self.target.ask(read_state(ours.name, ours.registry.strands, ()))
-            apply = journal_command(ours.name, writer, list(there.strands), page, after=at)
+            apply = journal_command(
+                ours.name, (writer, self.there.writer), list(there.strands), page, after=at
+            )
             [done] = await self.target.ask(_once(apply))
             progress.deletions += done
             if done:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from braidstream import ids, keys
 from braidstream.braid import Registry
+from braidstream.idempotence import Settings
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
 from braidstream.strand import Strand, facts
@@ -171,19 +172,36 @@ def merge_command(source: State, target: State, writers: Sequence[int]) -> Comma
 
 def journal_command(
     name: bytes,
-    writer: int,
+    writers: tuple[int, int],
     strands: Sequence[Strand],
     entries: Sequence[tuple[bytes, list[bytes]]],
     *,
     after: Id,
 ) -> Command:
-    """Do what a peer's journal says. The strands are those that are there."""
-    where = (keys.meta(name), keys.journal(name, writer), *(strand.key for strand in strands))
+    """Do what a peer's journal says. `writers`: its own and the target's; `strands`: those that are there."""
+    writer, own = writers
+    named = {strand.registration: strand.key for strand in strands}
     words = list[bytes | int]()
     for native, pairs in entries:
         words += (native, len(pairs), *pairs)
-    named: Command = (len(strands), *(strand.registration for strand in strands))
-    return ("FCALL", "bs_journal_apply", len(where), *where, *named, ids.text(after), *words)
+        named.update(_messages(name, own, pairs))
+    where = (keys.meta(name), keys.journal(name, writer), *named.values())
+    return ("FCALL", "bs_journal_apply", len(where), *where, len(named), *named, ids.text(after), *words)
+
+
+def _messages(name: bytes, own: int, words: list[bytes]) -> dict[bytes, bytes]:
+    """The keys that a journal entry about messages needs, by the names the function knows."""
+    settings = Settings.parse(words[1]) if words[0] == b"idmp" and len(words) > 3 else None
+    if settings is None:
+        return {}
+    which = b"%d:%b" % (settings.era, words[3])
+    map_, queue = keys.known_messages(name, settings.era, words[3])
+    return {
+        b"i:" + which: map_,
+        b"q:" + which: queue,
+        b"about": keys.about(name),
+        b"j": keys.journal(name, own),
+    }
 
 
 def read_journal(
