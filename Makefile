@@ -44,6 +44,9 @@ soak: ## ten minutes of faults on each engine: kills, pauses, cut links, full me
 failover: ## 10,000 seeds of producers that change regions while links move, cut off and come back
 	BRAID_SEEDS=5000 $(PYTHON) -m pytest -q tests/stateful/test_failover.py --timeout 0 -n 2
 
+simulate: ## ten thousand seeds of two hundred operations in 2 to 5 regions; BRAID_SEED=17 tells one of them
+	$(PYTHON) -m tests.simulation
+
 docs-reference: ## write the generated pages of docs/reference
 	$(PYTHON) -m scripts.reference
 

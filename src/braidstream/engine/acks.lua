@@ -40,11 +40,14 @@ local function take_acks(meta, strands, group, theirs)
   return finished
 end
 
+-- Never beyond what was delivered: a user may have jumped back (XGROUP SETID), to read what was jumped over.
 local function acked_here(strand, info)
-  if info.pending == 0 then return info['last-delivered-id'] end
+  local delivered = info['last-delivered-id']
+  if info.pending == 0 then return delivered end
   local first = redis.call('XPENDING', strand, info.name)[2]
   local before = redis.call('XREVRANGE', strand, '(' .. first, '-', 'COUNT', 1)[1]
-  return before and before[1] or '0-0'
+  if not before then return '0-0' end
+  return less(delivered, before[1]) and delivered or before[1]
 end
 
 -- What the groups of one strand have acknowledged, noted in `groups`; whether one of them has more to do.

@@ -216,7 +216,7 @@ class Link:
         at, where = copy.last if copy else ids.ZERO, keys.journal(ours.name, writer)
         if journal is not None and at < journal.last:
             if theirs.is_beyond(ours, writer):
-                progress.deletions += await self._compare(ours, theirs)
+                progress.deletions += await self._compare(ours)
                 await self.target.ask(_once(("FCALL", "bs_journal_skip", 1, where, ids.text(journal.last))))
                 at = journal.last
             else:
@@ -245,11 +245,14 @@ class Link:
                 progress.waiting = True
                 return at
 
-    async def _compare(self, ours: State, theirs: State) -> int:
-        """Entry by entry: what the source had seen and no longer has, goes."""
+    async def _compare(self, ours: State) -> int:
+        """Entry by entry: what the source had seen and no longer has, goes.
+
+        Of every strand: one that was not there a moment ago may have come since, over another link.
+        """
         gone = 0
         for strand, extent in ours.strands.items():
-            if strand not in theirs.strands or ours.is_lost(strand):
+            if ours.is_lost(strand):
                 continue
             at: Id | None = ids.ZERO
             while at is not None:

@@ -1,0 +1,64 @@
+"""Scenarios that the simulation found, or that its authors thought of: what arrives late, or apart."""
+
+# ruff: noqa: E501
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from braidstream import keys
+from braidstream.plan import Plan
+from braidstream.replication.pages import Pages
+from tests.support.tables import play
+from tests.support.world import Here, World
+
+T = TypeVar("T")
+Make = Callable[..., World]
+
+
+class Disturbed(Here):
+    """An endpoint where something happens before its n-th request."""
+
+    def __init__(self, end: Here, before: int, happens: Callable[[], Awaitable[object]]) -> None:
+        super().__init__(end.client)
+        self.left, self.happens = before, happens
+
+    async def ask(self, plan: Plan[T]) -> T:
+        self.left -= 1
+        if self.left == 0:
+            await self.happens()
+        return await super().ask(plan)
+
+
+def test_an_entry_that_arrives_during_a_comparison_with_its_deleter_is_deleted(make_world: Make) -> None:
+    world = make_world(3)
+    play(world, """
+        time | region 1                     | region 2 | region 3
+        t1   |                              |          | XADD x 110 f v
+        t2   |                              |          | XADD x 120 f v
+        t3   | Sync                         |          | Sync
+        t4   | XDEL x 120-3                 |          |
+    """)  # fmt: skip
+    with world.engines[0].client() as client:  # as if 10,000 deletions had come since
+        client.xtrim(keys.journal(b"x", 1), maxlen=0, approximate=False)
+    link = world.links[1, 2]
+    link.pages = Pages(Disturbed(world.endpoints[1], 1, lambda: world.links[3, 2].sync(b"x")))
+    world.ship(1, 2, "x")
+    play(world, """
+        time | region 1                     | region 2                | region 3
+        t5   | Sync                         | Sync                    | Sync
+        t6   | XRANGE x - + -> [110-3]      | XRANGE x - + -> [110-3] | XRANGE x - + -> [110-3]
+    """)  # fmt: skip
+
+
+def test_what_setid_jumped_over_and_back_is_still_given_in_the_other_region(make_world: Make) -> None:
+    play(make_world(2), """
+        time | region 1                                              | region 2
+        t1   | XADD x 110 f v                                        |
+        t2   | XADD x 120 f v                                        |
+        t3   | XGROUP CREATE x g 0                                   |
+        t4   | XGROUP SETID x g 110-1                                |
+        t5   | XREADGROUP GROUP g a STREAMS x > -> [120-1]           |
+        t6   | XGROUP SETID x g 0                                    |
+        t7   | Sync                                                  | Sync
+        t8   |                                                       | XREADGROUP GROUP g a STREAMS x > -> [110-1, 120-1]
+    """)  # fmt: skip

@@ -1,0 +1,12 @@
+"""A deterministic simulation of replication: seeded users, seeded network, real engines.
+
+The engines are real because the answers that count are theirs: what XTRIM, XSETID and the Lua functions do
+with a strand *is* the protocol, and a stand-in would be a second opinion about it. What is simulated is
+everything between them: which request goes next, which is lost, which comes late or twice, and what the
+clocks say. One process, one thread, one die: a seed is a run.
+
+    seat.py        a region's engine, with one connection
+    network.py     links as coroutines that stop before every request; the die says which one goes on
+    users.py       what people do in a region, and what they saw before and after
+    simulator.py   a run: two hundred operations, then quiescence, then every question in every region
+"""

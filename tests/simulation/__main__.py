@@ -1,0 +1,51 @@
+"""`make simulate`: many seeds on all cores, or one seed told step by step (BRAID_SEED=17 make simulate)."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from multiprocessing import get_context
+
+from rich.progress import track
+
+from tests.simulation.simulator import OPERATIONS, Outcome, pool, simulate
+
+SEEDS = int(os.environ.get("BRAID_SEEDS", "10000"))
+FIRST = int(os.environ.get("BRAID_FIRST", "0"))
+CORES = os.cpu_count() or 1
+AT_ONCE = 25
+
+
+def main() -> int:
+    if (one := os.environ.get("BRAID_SEED")) is not None:
+        with pool() as engines:
+            outcome = simulate(int(one), engines)
+        print(outcome)
+        return int(bool(outcome.trouble))
+    began, bad = time.monotonic(), 0
+    for outcome in _outcomes():
+        bad += 1
+        print(outcome)
+    took_s = time.monotonic() - began
+    print(f"{SEEDS} seeds of {OPERATIONS} operations, {bad} with anomalies, in {took_s:.0f} s")
+    return int(bad > 0)
+
+
+def _outcomes() -> Iterator[Outcome]:
+    """The outcomes with trouble, as they are found."""
+    firsts = range(FIRST, FIRST + SEEDS, AT_ONCE)
+    with get_context("fork").Pool(CORES) as workers:
+        found = workers.imap_unordered(_some, firsts)
+        for outcomes in track(found, description="simulating", total=len(firsts)):
+            yield from outcomes
+
+
+def _some(first: int) -> list[Outcome]:
+    """A worker's share: engines are started for each, which costs little against the runs."""
+    with pool() as engines:
+        outcomes = [simulate(seed, engines) for seed in range(first, min(first + AT_ONCE, FIRST + SEEDS))]
+    return [outcome for outcome in outcomes if outcome.trouble]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,211 @@
+"""Links between seats, stopped before every request. Whoever holds the network says what happens to it.
+
+    link ----> request ----> deliver      done at the region, the answer goes back
+                       |---> lose         the link hears that its connection is gone; nothing was done
+                       |---> cut          done, and then the connection is gone
+                       |---> delay        the connection is gone, and the request arrives some time later
+                       `---> repeat       done and answered; it arrives once more some time later
+
+A link that lost a connection goes on with the memory it has, or is replaced by a new one.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from braidstream.errors import BraidError, LostError
+from braidstream.plan import Batch, Plan, Replies, arun, first_error
+from braidstream.replication.link import Link
+from tests.simulation.seat import Seat
+from tests.support.history import Did, History, Noted, Told
+
+T = TypeVar("T")
+
+Pair = tuple[int, int]
+
+# So often the loop goes round before we look: an answer passes through a few tasks on its way.
+TURNS: Final = 4
+# Requests that the table leaves out: there are many, and they change nothing.
+READS: Final = ("bs_braid_state", "bs_entry_list")
+
+
+@dataclass(eq=False)
+class Request:
+    """A batch on its way from a link to a region; `note` is what the link had read of its source."""
+
+    line: "Line"
+    name: str
+    region: int
+    batch: Batch
+    note: int
+    answer: "asyncio.Future[Replies]"
+
+
+@dataclass(eq=False)
+class Line:
+    """One link at work, or at rest."""
+
+    pair: Pair
+    number: int
+    link: Link = field(init=False)
+    task: "asyncio.Task[Any] | None" = None
+    name: str = ""
+    note: int = 0
+    dead: bool = False
+    parked: list[Request] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"{self.pair[0]}>{self.pair[1]}" + ("'" if self.number else "")
+
+    @property
+    def busy(self) -> bool:
+        return self.task is not None or bool(self.parked)
+
+    @property
+    def heads(self) -> list[Request]:
+        """The next request to each region: on one connection nothing overtakes."""
+        first = dict[int, Request]()
+        for request in self.parked:
+            first.setdefault(request.region, request)
+        return list(first.values())
+
+
+class End:
+    """What a link takes for a region."""
+
+    def __init__(self, network: "Network", line: Line, region: int) -> None:
+        self.network, self.line, self.region = network, line, region
+
+    async def ask(self, plan: Plan[T]) -> T:
+        return await arun(plan, self._send)
+
+    async def _send(self, batch: Batch) -> Replies:
+        return await self.network.park(self.line, self.region, batch)
+
+
+class Network:
+    """All lines. `open` lets every request pass at once: after the storm."""
+
+    def __init__(self, seats: dict[int, Seat], history: History) -> None:
+        self.seats, self.history = seats, history
+        self.open, self.notes = False, 0
+        self.late: list[Request] = []
+        regions = list(seats)
+        pairs = [(source, target) for source in regions for target in regions if source != target]
+        self.lines = [Line(pair, number) for pair in pairs for number in (0, 1)]
+        for line in self.lines:
+            self.renew(line)
+
+    def renew(self, line: Line) -> None:
+        """A new process: a link without a memory."""
+        source, target = line.pair
+        ends = End(self, line, source), End(self, line, target)
+        line.link = Link(*ends, here=self.seats[source].region, there=self.seats[target].region)
+
+    async def start(self, line: Line, name: str, how: str) -> None:
+        wanted, line.name, line.dead = name.encode(), name, False
+        if how == "follow":
+            line.task = asyncio.ensure_future(line.link.follow(wanted))
+        else:
+            line.task = asyncio.ensure_future(line.link.sync(wanted, relay=how == "relay"))
+        self.tell(f"{line} {how} {name}")
+        await self.settle(line)
+
+    async def settle(self, line: Line) -> None:
+        """Let a link run until it waits for an answer, or is done; what it sent may still be under way."""
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+        while line.task is not None and not line.task.done() and not line.parked:
+            await asyncio.sleep(0)
+        if line.task is not None and line.task.done():
+            error, line.task = line.task.exception(), None
+            if error is not None and not isinstance(error, LostError):
+                self.tell(f"{line} failed", str(error))
+                raise error
+
+    async def park(self, line: Line, region: int, batch: Batch) -> Replies:
+        answer: asyncio.Future[Replies] = asyncio.get_running_loop().create_future()
+        request = Request(line, line.name, region, batch, line.note, answer)
+        if line.dead:
+            raise LostError(f"region {region}", "the simulation cut it", wrote=False)
+        if self.open:
+            replies = self.execute(request)
+            self.note(request, replies)
+            return replies
+        line.parked.append(request)
+        return await answer
+
+    def execute(self, request: Request) -> Replies:
+        """Done at the region, in one go."""
+        replies = self.seats[request.region].send(request.batch)
+        if _function(request) == "bs_braid_merge" and first_error(request.batch, replies) is None:
+            self.history.add(Told(request.region, request.name, request.note))
+        return replies
+
+    def note(self, request: Request, replies: Replies) -> None:
+        """The link hears what its source knows."""
+        line = request.line
+        if _function(request) == "bs_braid_state" and request.region == line.pair[0]:
+            self.notes += 1
+            line.note = self.notes
+            self.history.add(Noted(request.region, request.name, line.note))
+
+    async def deliver(self, request: Request, *, repeat: bool = False) -> None:
+        line = request.line
+        line.parked.remove(request)
+        replies = self.execute(request)
+        if request.batch.commands[0][1] not in READS and not request.batch.resend:
+            self.tell(f"{line} {_shown(request)}", _outcome(request, replies))
+        if repeat:
+            self.late.append(request)
+        self.note(request, replies)
+        request.answer.set_result(replies)
+        await self.settle(line)
+
+    async def cut(self, request: Request, how: str) -> None:
+        """The connections of a link are gone: its next request was lost, done, or comes late."""
+        line = request.line
+        rest = [other for other in line.parked if other is not request]
+        self.tell(f"{line} {how} {_shown(request)}" + (f" and {len(rest)} more" if rest else ""))
+        if how == "cut":
+            self.execute(request)
+        elif how == "delay":
+            self.late += [request, *rest]
+        line.dead = True
+        for each in line.parked:
+            each.answer.set_exception(LostError("region", "the simulation cut it", wrote=True))
+        line.parked = []
+        await self.settle(line)
+
+    def arrive(self, request: Request) -> None:
+        """A request that nobody waits for any more."""
+        self.late.remove(request)
+        try:
+            outcome = _outcome(request, self.execute(request))
+        except BraidError as error:
+            outcome = str(error)
+        self.tell(f"late from {request.line}: {_shown(request)}", outcome)
+
+    def tell(self, what: str, outcome: str = "") -> None:
+        self.history.add(Did(0, what, outcome))
+
+
+def _function(request: Request) -> object:
+    command = request.batch.commands[0]
+    return command[1] if command[0] == "FCALL" else None
+
+
+def _shown(request: Request) -> str:
+    """A request in few words: `merge at 2`."""
+    words = []
+    for command in request.batch.commands[:2]:
+        verb = command[1] if str(command[0]).startswith("FCALL") else command[0]
+        words.append(str(verb).removeprefix("bs_"))
+    return f"{'+'.join(words)} at {request.region}"
+
+
+def _outcome(request: Request, replies: Replies) -> str:
+    error = first_error(request.batch, replies)
+    if error is not None:
+        return error.text
+    return str(replies[0]) if isinstance(replies[0], int) else ""

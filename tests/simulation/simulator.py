@@ -1,0 +1,234 @@
+"""One run: users and network by one die, then quiescence, then every question in every region."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Final
+
+from braidstream.errors import BraidError, ReplyError
+from braidstream.ids import native
+from braidstream.strand import facts
+from tests.simulation.network import Line, Network, Request
+from tests.simulation.seat import Seat
+from tests.simulation.users import NAMES, Users
+from tests.support.anomalies import GROUPS, RANGE, find
+from tests.support.history import Answered, History, Left
+from tests.support.servers import FLAVOURS, Engine
+
+OPERATIONS: Final = 200
+MOST_REGIONS: Final = 5
+ROUNDS: Final = 15
+FACTS: Final = ("entries", "merged", "trimmed", "deletions", "waiting")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A run, judged. `trouble`: anomalies by name; "failed" is an error where none may be."""
+
+    seed: int
+    history: History
+    trouble: dict[str, list[str]]
+
+    def __str__(self) -> str:
+        lines = [f"BRAID_SEED={self.seed}", self.history.table(), ""]
+        for name, found in self.trouble.items():
+            lines += [f"{name}: {what}" for what in found[:10]]
+        return "\n".join([*lines, f"replay: BRAID_SEED={self.seed} make simulate"])
+
+
+def simulate(seed: int, engines: Sequence[Engine]) -> Outcome:
+    """Run a seed. The same seed does the same, whatever ran before."""
+    dice = Random(seed)
+    count = dice.choices((2, 3, 4, 5), (4, 6, 2, 1))[0]
+    used = dice.sample(list(engines), count)
+    mode = dice.choice(("strict", "semi-strict", "liberal"))
+    everyone = range(1, count + 1)
+    seats = dict[int, Seat]()
+    history = History(count)
+    try:
+        for number, engine in zip(everyone, used, strict=True):
+            seats[number] = Seat(engine, number, everyone, dice.choice((mode, mode, "strict")))
+        trouble: dict[str, list[str]] = {}
+        try:
+            asyncio.run(Run(dice, seats, history).whole())
+        except (BraidError, AssertionError) as error:
+            trouble["failed"] = [f"{type(error).__name__}: {error}"]
+        return Outcome(seed, history, trouble or find(history))
+    finally:
+        for seat in seats.values():
+            seat.close()
+
+
+class Run:
+    """The dice choose between a user, a request that waits, a new round of a link, and bad luck."""
+
+    def __init__(self, dice: Random, seats: dict[int, Seat], history: History) -> None:
+        self.dice, self.seats, self.history = dice, seats, history
+        self.network = Network(seats, history)
+        self.users = Users(dice, seats, history)
+        self.partitions: set[frozenset[int]] = set()
+        self.paused: set[int] = set()
+        # Some runs are calm, some are not.
+        self.luck = dice.choice((0.0, 0.02, 0.1, 0.25))
+
+    async def whole(self) -> None:
+        done = 0
+        while done < OPERATIONS:
+            roll = self.dice.random()
+            if roll < 0.25:
+                awake = [region for region in self.seats if region not in self.paused]
+                if awake:
+                    self.users.act(self.dice.choice(awake))
+                done += 1
+            elif roll < 0.35:
+                await self._start()
+            elif roll < 0.37:
+                self._weather()
+            else:
+                await self._step()
+        await self._quiesce()
+        self._ask()
+
+    async def _start(self) -> None:
+        line = self.dice.choice(self.network.lines)
+        if line.number and self.dice.random() < 0.7:
+            return  # the second link of a pair is rarer
+        if not line.busy:
+            how = self.dice.choices(("sync", "follow", "relay"), (5, 4, 2))[0]
+            await self.network.start(line, self.dice.choices(NAMES, (8, 3, 1))[0], how)
+
+    def _weather(self) -> None:
+        """Partitions, pauses, restarts, late requests."""
+        kind = self.dice.choice(("part", "heal", "pause", "wake", "renew", "late", "late"))
+        region, other = self.dice.sample(list(self.seats), 2)
+        if kind == "part" and self.luck:
+            self.partitions.add(frozenset((region, other)))
+            self.network.tell(f"(no way between {region} and {other})")
+        elif kind == "heal" and self.partitions:
+            self.partitions.clear()
+            self.network.tell("(all ways open)")
+        elif kind == "pause" and self.luck and len(self.paused) < len(self.seats) - 1:
+            self.paused.add(region)
+            self.network.tell(f"(region {region} is silent)")
+        elif kind == "wake" and self.paused:
+            self.paused.clear()
+            self.network.tell("(nobody is silent)")
+        elif kind == "renew":
+            line = self.dice.choice(self.network.lines)
+            if not line.busy:
+                self.network.renew(line)
+        elif kind == "late" and self.network.late:
+            self.network.arrive(self.dice.choice(self.network.late))
+
+    def _can_pass(self, request: Request) -> bool:
+        """A link runs beside its source: a partition is between it and its target."""
+        pair = request.line.pair
+        apart = request.region == pair[1] and frozenset(pair) in self.partitions
+        return request.region not in self.paused and not apart
+
+    async def _step(self) -> None:
+        """A request that waits goes on, or does not."""
+        heads = (request for line in self.network.lines for request in line.heads)
+        waiting = [request for request in heads if self._can_pass(request)]
+        if not waiting:
+            return
+        request = self.dice.choice(waiting)
+        roll = self.dice.random()
+        if roll < self.luck / 2:
+            await self.network.cut(request, self.dice.choice(("lose", "cut", "delay")))
+            if self.dice.random() < 0.5:
+                self.network.renew(request.line)
+        else:
+            await self.network.deliver(request, repeat=roll < self.luck)
+
+    async def _quiesce(self) -> None:
+        """The storm is over: every request arrives or is lost, then links run until nothing moves."""
+        self.network.tell("(the storm is over)")
+        for line in self.network.lines:
+            while line.busy:
+                await self.network.cut(line.parked[0], self.dice.choice(("lose", "cut")))
+        while self.network.late:
+            self.network.arrive(self.dice.choice(self.network.late))
+        self.network.open = True
+        first = [line for line in self.network.lines if line.number == 0]
+        await self._until_nothing_moves(first)
+        for line in first:
+            self.network.renew(line)
+        if await self._round(first):
+            raise AssertionError("links without a memory find something that those with one have missed")
+
+    async def _until_nothing_moves(self, lines: list[Line]) -> None:
+        for _ in range(ROUNDS):
+            if not await self._round(lines):
+                return
+        raise AssertionError(f"links still move after {ROUNDS} rounds")
+
+    async def _round(self, lines: list[Line]) -> bool:
+        moved = False
+        for line in lines:
+            for name in NAMES:
+                line.name, line.dead = name, False
+                progress = await line.link.sync(name.encode())
+                if progress.moved or progress.waiting:
+                    found = {fact: getattr(progress, fact) for fact in FACTS if getattr(progress, fact)}
+                    self.network.tell(f"{line} sync {name}", str(found))
+                moved = moved or progress.moved
+        return moved
+
+    def _ask(self) -> None:
+        for number, seat in self.seats.items():
+            for name in NAMES:
+                self.users.look(number, name)
+                for question, answer in questions(seat, name).items():
+                    self.history.add(Answered(number, name, question, answer))
+        for number, seat in self.seats.items():
+            for name in NAMES:
+                for group in _groups(seat, name):
+                    self.history.add(Left(number, name, group, left(seat, name, group)))
+
+
+def questions(seat: Seat, name: str) -> dict[str, Any]:
+    """All that a region must answer as every other one does."""
+    entries = seat.do("XRANGE", name, "-", "+")
+    answers = {
+        RANGE: [entry.decode() for entry, _ in entries],
+        "values": [fields[1].decode() for _, fields in entries],
+        "XREVRANGE": [entry.decode() for entry, _ in seat.do("XREVRANGE", name, "+", "-")],
+        "XLEN": seat.do("XLEN", name),
+        "EXISTS": seat.do("EXISTS", name),
+        "TYPE": seat.do("TYPE", name).decode(),
+        GROUPS: _groups(seat, name),
+    }
+    if answers["EXISTS"]:
+        info = facts(seat.do("XINFO", "STREAM", name))
+        answers["last-generated-id"] = info[b"last-generated-id"].decode()
+    return answers
+
+
+def _groups(seat: Seat, name: str) -> list[str]:
+    try:
+        return sorted(facts(info)[b"name"].decode() for info in seat.do("XINFO", "GROUPS", name))
+    except ReplyError:  # no such key
+        return []
+
+
+def left(seat: Seat, name: str, group: str) -> frozenset[tuple[int, int]]:
+    """Everything a consumer would still be given, or has been given and not acknowledged."""
+    seat.do("XREADGROUP", "GROUP", group, "last", "COUNT", 10_000, "STREAMS", name, ">")
+    return frozenset(native(row[0]) for row in seat.do("XPENDING", name, group, "-", "+", 10_000))
+
+
+@contextmanager
+def pool() -> Iterator[list[Engine]]:
+    """Engines for many runs, of both kinds: a world has some of each."""
+    started = list[Engine]()
+    try:
+        for number in range(MOST_REGIONS):
+            flavour = FLAVOURS[number % len(FLAVOURS)]
+            started.append(Engine(flavour, unixsocket=True).start())
+        yield started
+    finally:
+        for engine in started:
+            engine.stop()

@@ -1,0 +1,33 @@
+"""Seeds 0 to 499, or as many as BRAID_SEEDS says; one of them by BRAID_SEED."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.simulation.simulator import pool, simulate
+from tests.support.servers import Engine
+
+SEEDS = int(os.environ.get("BRAID_SEEDS", "500"))
+ONE = os.environ.get("BRAID_SEED")
+AT_ONCE = 10
+
+
+@pytest.fixture(scope="session")
+def simulated() -> Iterator[list[Engine]]:
+    with pool() as engines:
+        yield engines
+
+
+@pytest.mark.parametrize("first", [int(ONE)] if ONE else range(0, SEEDS, AT_ONCE))
+def test_regions_converge_and_nothing_is_lost_doubled_skipped_or_brought_back(
+    simulated: list[Engine], first: int
+) -> None:
+    for seed in range(first, first + (1 if ONE else AT_ONCE)):
+        outcome = simulate(seed, simulated)
+        assert not outcome.trouble, f"\n{outcome}"
+
+
+def test_a_seed_is_a_run(simulated: list[Engine]) -> None:
+    first, second = (simulate(7, simulated).history for _ in range(2))
+    assert first.table() == second.table()

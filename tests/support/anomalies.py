@@ -1,0 +1,144 @@
+"""What must never happen to a stream of many regions, each by its name. `find(history)` tells all of it.
+
+lost          added, taken away by nobody, and missing in the end
+duplicated    there more often than it was added
+reordered     out of ID order, or seen before an earlier entry of its strand
+skipped       never given to a group's consumers in a region, though nobody acknowledged it
+resurrected   back after it was taken away
+diverged      regions that answer differently after quiescence, or not as the naive model does
+"""
+
+from collections import Counter
+from collections.abc import Callable
+
+from braidstream.ids import text
+from tests.support.convergence import done_everywhere, living, surviving
+from tests.support.history import Added, Answered, Entry, History, Left, Removed, Saw, Visible, user_id
+
+RANGE = "XRANGE"
+GROUPS = "XINFO GROUPS"
+
+Streams = dict[tuple[int, str], Visible]
+
+
+def _shown(entry: Entry) -> str:
+    return f"{text(user_id(entry)).decode()} ({entry[0]})"
+
+
+def _last_seen(history: History) -> Streams:
+    return {(event.region, event.name): event.entries for event in history.of(Saw)}
+
+
+def find_lost(history: History) -> list[str]:
+    return [
+        f"region {region} lacks {_shown(entry)} of {name}"
+        for (region, name), seen in _last_seen(history).items()
+        for entry in sorted(surviving(history, name) - seen)
+    ]
+
+
+def find_duplicated(history: History) -> list[str]:
+    added = dict[str, Counter[str]]()
+    for event in history.of(Added):
+        ids = (text(user_id(entry)).decode() for entry in event.entries)
+        added.setdefault(event.name, Counter()).update(ids)
+    return [
+        f"region {event.region} has {entry} of {event.name} {times} times"
+        for event in history.of(Answered)
+        if event.question == RANGE
+        for entry, times in Counter(event.answer).items()
+        if times > added[event.name][entry]
+    ]
+
+
+def find_reordered(history: History) -> list[str]:
+    found, added, removed = list[str](), dict[str, set[Entry]](), set[tuple[str, Entry]]()
+    for event in history.of(Added, Removed, Saw, Answered):
+        if isinstance(event, Added):
+            added.setdefault(event.name, set()).update(event.entries)
+        elif isinstance(event, Removed):
+            removed |= {(event.name, entry) for entry in event.entries}
+        elif isinstance(event, Saw):
+            ends = dict[str, Entry]()
+            for entry in sorted(event.entries):
+                ends[entry[0]] = entry
+            for entry in added.get(event.name, set()) - event.entries:
+                end = ends.get(entry[0])
+                if end is not None and entry < end and (event.name, entry) not in removed:
+                    found.append(
+                        f"region {event.region} sees {_shown(end)} of {event.name}, not {_shown(entry)}"
+                    )
+        elif event.question == RANGE:
+            ids = [tuple(map(int, entry.split("-"))) for entry in event.answer]
+            if ids != sorted(ids):
+                found.append(f"region {event.region} reads {event.name} out of order: {event.answer}")
+    return found
+
+
+def find_resurrected(history: History) -> list[str]:
+    found, seen, gone = list[str](), Streams(), Streams()
+    for event in history.of(Saw):
+        where = event.region, event.name
+        gone[where] = gone.get(where, frozenset()) | (seen.get(where, frozenset()) - event.entries)
+        seen[where] = event.entries
+        back = event.entries & gone[where]
+        found += [
+            f"region {event.region} sees {_shown(entry)} of {event.name} again" for entry in sorted(back)
+        ]
+    for (region, name), entries in _last_seen(history).items():
+        back = entries - surviving(history, name)
+        found += [f"region {region} still has {_shown(entry)} of {name}" for entry in sorted(back)]
+    return found
+
+
+def find_skipped(history: History) -> list[str]:
+    found = []
+    for event in history.of(Left):
+        life = living(history, event.name).get(event.group)
+        if life is None:
+            continue
+        for entry in sorted(surviving(history, event.name)):
+            if user_id(entry) not in event.ids and not life.is_done(user_id(entry)):
+                found.append(
+                    f"region {event.region}, group {event.group} of {event.name} never gets {_shown(entry)}"
+                )
+    return found
+
+
+def find_diverged(history: History) -> list[str]:
+    found, answers = list[str](), dict[tuple[str, str], dict[int, object]]()
+    for event in history.of(Answered):
+        answers.setdefault((event.name, event.question), {})[event.region] = event.answer
+    for (name, question), said in answers.items():
+        if any(answer != said[1] for answer in said.values()):
+            found.append(f"{question} of {name}: {said}")
+    for (name, question), said in answers.items():
+        if question == GROUPS and said[1] != sorted(living(history, name)):
+            found.append(f"groups of {name}: {said[1]}, and the model has {sorted(living(history, name))}")
+    for event in history.of(Left):
+        life = living(history, event.name).get(event.group)
+        if life is None or event.region in life.moved:
+            continue
+        there = {user_id(entry) for entry in surviving(history, event.name)}
+        again = event.ids & there & done_everywhere(history, event.name, life)
+        if again:
+            found.append(
+                f"region {event.region}, group {event.group} of {event.name} gives again what is done: "
+                f"{sorted(again)}"
+            )
+    return found
+
+
+ANOMALIES: dict[str, Callable[[History], list[str]]] = {
+    "lost": find_lost,
+    "duplicated": find_duplicated,
+    "reordered": find_reordered,
+    "skipped": find_skipped,
+    "resurrected": find_resurrected,
+    "diverged": find_diverged,
+}
+
+
+def find(history: History) -> dict[str, list[str]]:
+    """Every anomaly that occurs, by name."""
+    return {name: found for name, look in ANOMALIES.items() if (found := look(history))}

@@ -1,0 +1,107 @@
+"""The naive model of many regions: what all of them must come to, from what users did and saw.
+
+    entries   everything that was added, less what somebody saw and took away (observed-remove)
+    groups    one lives if one of its makers knew of every deletion of it (delete wins)
+    acks      what was acknowledged, or passed by a group's start, in the life that the group has now
+
+Nothing here knows how regions talk, but for one thing: which deletions a region has heard of when a group
+is made there. The history has notes that links take and deliver, and they are followed here.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from braidstream.ids import Id
+from tests.support.history import (
+    Acked,
+    Added,
+    Destroyed,
+    Entry,
+    History,
+    Made,
+    Moved,
+    Noted,
+    Removed,
+    Told,
+    user_id,
+)
+
+
+def surviving(history: History, name: str) -> set[Entry]:
+    """The entries that every region must have in the end."""
+    entries = set[Entry]()
+    for event in history.of(Added):
+        if event.name == name:
+            entries |= event.entries
+    for event in history.of(Removed):
+        if event.name == name:
+            entries -= event.entries
+    return entries
+
+
+@dataclass
+class Life:
+    """A group in its present life: who acknowledged what, and what its starts passed over."""
+
+    acked: dict[int, set[Id]] = field(default_factory=dict)
+    passed: set[Id] = field(default_factory=set)
+    upto: Id = (0, 0)
+    moved: set[int] = field(default_factory=set)
+
+    def is_done(self, entry: Id) -> bool:
+        return entry <= self.upto or entry in self.passed or any(entry in ids for ids in self.acked.values())
+
+
+def living(history: History, name: str) -> dict[str, Life]:
+    """The groups that every region must have in the end."""
+    deaths = [event for event in history.of(Destroyed) if event.name == name]
+    known: dict[int, set[int]] = {region: set() for region in range(1, history.regions + 1)}
+    notes = dict[int, set[int]]()
+    lives = dict[str, Life]()
+
+    def knows_all(region: int, group: str) -> bool:
+        heard = known[region]
+        return all(id(death) in heard for death in deaths if death.group in (None, group))
+
+    for event in history.events:
+        if getattr(event, "name", None) != name:
+            continue
+        if isinstance(event, Destroyed):
+            known[event.region].add(id(event))
+        elif isinstance(event, Noted):
+            notes[event.note] = set(known[event.region])
+        elif isinstance(event, Told):
+            known[event.region] |= notes[event.note]
+        elif isinstance(event, Made | Acked) and knows_all(event.region, event.group):
+            if isinstance(event, Acked):
+                lives[event.group].acked.setdefault(event.region, set()).update(event.ids)
+                continue
+            life = lives.setdefault(event.group, Life())
+            life.upto = max(life.upto, event.upto)
+            life.passed |= set(map(user_id, event.passed))
+            if isinstance(event, Moved):
+                life.moved.add(event.region)
+    return lives
+
+
+def done_everywhere(history: History, name: str, life: Life) -> set[Id]:
+    """IDs that no region may give to anybody: some region acknowledged each and all before it in its strand.
+
+    Not those that stand twice: XACK acknowledges what there is, and the other may not have been there.
+    """
+    strands = dict[str, list[Id]]()
+    for event in history.of(Added):
+        if event.name == name:
+            for strand, native in event.entries:
+                strands.setdefault(strand, []).append(native)
+    times = Counter(user_id((strand, native)) for strand, natives in strands.items() for native in natives)
+    done = set[Id]()
+    for region, acked in life.acked.items():
+        if region in life.moved:
+            continue  # XGROUP SETID: from then on it is that region's own business
+        for strand, natives in strands.items():
+            for native in sorted(natives):
+                if user_id((strand, native)) not in acked:
+                    break
+                done.add(user_id((strand, native)))
+    return {entry for entry in done if times[entry] == 1}

@@ -1,0 +1,154 @@
+"""What happened in several regions, as a list of facts that one can read and judge.
+
+A run of the simulation writes it; `anomalies.py` and `convergence.py` only read it. An entry is known by
+its strand and its native ID: two regions may have chosen the same ID, and RENAME copies values.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from braidstream.ids import Id, mint
+
+Entry = tuple[str, Id]  # ("s1:0", (110, 0)): strand s of writer 1, first life, native ID 110-0
+Visible = frozenset[Entry]
+
+
+def user_id(entry: Entry) -> Id:
+    """The ID that users know an entry by."""
+    strand, native = entry
+    writer = int(strand[1:].partition(":")[0])
+    return mint(native, writer) if strand.startswith("s") else native
+
+
+@dataclass(frozen=True, slots=True)
+class Did:
+    """For the reader of the table only: who did what, and what came of it. Region 0 is the network."""
+
+    region: int
+    what: str
+    outcome: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    region: int
+    name: str
+    entries: Visible
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Entries that a user saw in a region and took away there, one by one, by trimming or all of them."""
+
+    region: int
+    name: str
+    entries: Visible
+
+
+@dataclass(frozen=True, slots=True)
+class Saw:
+    """All that a reader in a region sees of a stream at this moment."""
+
+    region: int
+    name: str
+    entries: Visible
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """XGROUP CREATE. `upto` or `passed`: what the group starts behind."""
+
+    region: int
+    name: str
+    group: str
+    upto: Id = (0, 0)
+    passed: Visible = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Moved(Made):
+    """XGROUP SETID."""
+
+
+@dataclass(frozen=True, slots=True)
+class Destroyed:
+    """XGROUP DESTROY; with no group, the deletion of the whole stream."""
+
+    region: int
+    name: str
+    group: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Acked:
+    region: int
+    name: str
+    group: str
+    ids: frozenset[Id]
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """A link read what a region knows of a stream's groups and deletions."""
+
+    region: int
+    name: str
+    note: int
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What was noted reached a region."""
+
+    region: int
+    name: str
+    note: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What a region answered after quiescence."""
+
+    region: int
+    name: str
+    question: str
+    answer: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What a group's consumers in a region would still be given in the end, or have not acknowledged."""
+
+    region: int
+    name: str
+    group: str
+    ids: frozenset[Id]
+
+
+Event = Did | Added | Removed | Saw | Made | Destroyed | Acked | Noted | Told | Answered | Left
+
+
+@dataclass
+class History:
+    regions: int
+    events: list[Event] = field(default_factory=list)
+
+    def add(self, event: Event) -> None:
+        self.events.append(event)
+
+    def of(self, *kinds: Any) -> Iterator[Any]:
+        """Events of some kinds, in order."""
+        return (event for event in self.events if isinstance(event, kinds))
+
+    def names(self) -> list[str]:
+        return sorted({event.name for event in self.of(Added, Made, Answered)})
+
+    def table(self) -> str:
+        """Every step: where, what, and what came of it."""
+        rows = [("step", "where", "what")]
+        for step, did in enumerate(self.of(Did), start=1):
+            where = f"region {did.region}" if did.region else ""
+            rows.append((str(step), where, did.what + (f" -> {did.outcome}" if did.outcome else "")))
+        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+        return "\n".join(f"{step:<{widths[0]}} | {where:<{widths[1]}} | {what}" for step, where, what in rows)

@@ -1,0 +1,128 @@
+"""Every anomaly is found where it is, and not where it is not."""
+
+from tests.support.anomalies import ANOMALIES, GROUPS, RANGE, find
+from tests.support.history import (
+    Acked,
+    Added,
+    Answered,
+    Destroyed,
+    Entry,
+    Event,
+    History,
+    Left,
+    Made,
+    Noted,
+    Removed,
+    Saw,
+    Told,
+)
+
+ONE: Entry = ("s1:0", (1, 0))
+TWO: Entry = ("s1:0", (2, 0))
+FAR: Entry = ("s2:0", (3, 0))
+
+
+def history(*events: Event) -> History:
+    return History(2, list(events))
+
+
+def added(*entries: Entry) -> Added:
+    return Added(1, "x", frozenset(entries))
+
+
+def saw(region: int, *entries: Entry) -> Saw:
+    return Saw(region, "x", frozenset(entries))
+
+
+def removed(*entries: Entry) -> Removed:
+    return Removed(1, "x", frozenset(entries))
+
+
+def kinds(*events: Event) -> list[str]:
+    return list(find(history(*events)))
+
+
+def test_a_history_without_trouble_has_no_anomaly() -> None:
+    calm = (
+        *(added(ONE), added(TWO), removed(ONE), saw(1, TWO), saw(2), saw(2, TWO)),
+        *(Answered(region, "x", RANGE, ["2-1"]) for region in (1, 2)),
+        *(Answered(region, "x", GROUPS, []) for region in (1, 2)),
+    )
+    assert kinds(*calm) == []
+
+
+def test_lost_is_what_nobody_took_away_and_a_region_lacks() -> None:
+    assert kinds(added(ONE), saw(1, ONE), saw(2)) == ["lost"]
+    assert kinds(added(ONE), saw(1, ONE), removed(ONE), saw(1), saw(2)) == []
+
+
+def test_duplicated_is_what_stands_more_often_than_it_was_added() -> None:
+    twice = Answered(1, "x", RANGE, ["1-1", "1-1"])
+    assert kinds(added(ONE), saw(1, ONE), twice) == ["duplicated"]
+    chosen: list[Entry] = [("c1:0", (1, 1)), ("c2:0", (1, 1))]
+    assert kinds(added(*chosen), saw(1, *chosen), twice) == []
+
+
+def test_reordered_is_what_is_seen_before_an_earlier_entry_of_its_strand() -> None:
+    assert "reordered" in kinds(added(ONE), added(TWO), saw(2, TWO), saw(2, ONE, TWO))
+    assert kinds(added(ONE), added(FAR), saw(2, FAR), saw(2, ONE, FAR)) == []
+    assert kinds(added(ONE), added(TWO), removed(ONE), saw(2, TWO)) == []
+
+
+def test_reordered_is_an_answer_out_of_id_order() -> None:
+    answer = Answered(1, "x", RANGE, ["2-1", "1-1"])
+    assert kinds(added(ONE, TWO), saw(1, ONE, TWO), answer) == ["reordered"]
+
+
+def test_resurrected_is_what_comes_back() -> None:
+    assert kinds(added(ONE), saw(1, ONE), saw(1), saw(1, ONE)) == ["resurrected"]
+    assert kinds(added(ONE), removed(ONE), saw(2, ONE)) == ["resurrected"]
+    assert kinds(added(ONE), saw(1, ONE), removed(ONE), saw(1)) == []
+
+
+def test_skipped_is_what_a_group_is_never_given_though_nobody_acknowledged_it() -> None:
+    start = (added(ONE, TWO), saw(1, ONE, TWO), Made(1, "x", "g"))
+    given = Left(1, "x", "g", frozenset([(2, 1)]))
+    assert kinds(*start, given) == ["skipped"]
+    assert kinds(*start, Acked(1, "x", "g", frozenset([(1, 1)])), given) == []
+
+
+def test_what_was_acknowledged_in_a_former_life_of_a_group_is_skipped_if_the_new_one_lacks_it() -> None:
+    life = (added(ONE), saw(1, ONE), Made(1, "x", "g"), Acked(1, "x", "g", frozenset([(1, 1)])))
+    again = (Destroyed(1, "x", "g"), Made(1, "x", "g"), Left(1, "x", "g", frozenset()))
+    assert kinds(*life, *again) == ["skipped"]
+
+
+def test_what_a_group_starts_behind_is_not_skipped() -> None:
+    start = (added(ONE, TWO), saw(1, ONE, TWO))
+    assert kinds(*start, Made(1, "x", "g", upto=(2, 1)), Left(1, "x", "g", frozenset())) == []
+    passed = frozenset([ONE, TWO])
+    assert kinds(*start, Made(1, "x", "g", passed=passed), Left(1, "x", "g", frozenset())) == []
+
+
+def test_diverged_is_one_question_and_two_answers() -> None:
+    assert kinds(Answered(1, "x", "XLEN", 1), Answered(2, "x", "XLEN", 2)) == ["diverged"]
+    assert kinds(Answered(1, "x", "XLEN", 1), Answered(2, "x", "XLEN", 1)) == []
+
+
+def test_diverged_is_a_group_that_lives_though_a_deletion_had_not_been_heard_of_where_it_was_made() -> None:
+    apart = (Made(1, "x", "g"), Destroyed(1, "x"), Made(2, "x", "g"))
+    alive = (Answered(1, "x", GROUPS, ["g"]), Answered(2, "x", GROUPS, ["g"]))
+    gone = (Answered(1, "x", GROUPS, []), Answered(2, "x", GROUPS, []))
+    assert kinds(*apart, *alive) == ["diverged"]
+    assert kinds(*apart, *gone) == []
+    heard = (Made(1, "x", "g"), Destroyed(1, "x"), Noted(1, "x", 1), Told(2, "x", 1), Made(2, "x", "g"))
+    assert kinds(*heard, *alive) == []
+    assert kinds(*heard, *gone) == ["diverged"]
+
+
+def test_diverged_is_a_group_that_gives_again_what_was_acknowledged_without_a_gap() -> None:
+    start = (added(ONE, TWO), saw(1, ONE, TWO), Made(1, "x", "g"))
+    both = Acked(1, "x", "g", frozenset([(1, 1), (2, 1)]))
+    second = Acked(1, "x", "g", frozenset([(2, 1)]))
+    assert kinds(*start, both, Left(2, "x", "g", frozenset([(1, 1)]))) == ["diverged"]
+    assert kinds(*start, second, Left(2, "x", "g", frozenset([(1, 1), (2, 1)]))) == []
+
+
+def test_all_six_have_a_name() -> None:
+    assert sorted(ANOMALIES) == ["diverged", "duplicated", "lost", "reordered", "resurrected", "skipped"]
