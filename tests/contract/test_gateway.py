@@ -454,7 +454,7 @@ def test_many_idle_clients_share_few_connections_and_keep_who_they_are(engine: E
 
 
 def test_an_engine_that_restarts_is_an_error_and_then_works_again(flavour: Flavour) -> None:
-    with Engine(flavour, args=["--appendonly", "yes"]) as engine:
+    with Engine(flavour, args=["--appendonly", "yes", "--appendfsync", "always"]) as engine:
         become(engine)
         with Served(engine.url) as gateway, Line(gateway.port) as plain, Line(gateway.port) as stream:
             assert plain.say("SET k v") == b"+OK\r\n"

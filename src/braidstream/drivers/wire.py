@@ -30,6 +30,7 @@ from braidstream.plan import Batch, Command, Replies
 IN_FLIGHT: Final = 10_000
 UNSENT: Final = 4_000_000
 CONNECT_WITHIN_S: Final = 10.0
+_FOR_EVER: Final = float("inf")
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 Push = Callable[[list[Any]], None]
@@ -140,16 +141,14 @@ async def open_socket(address: Address, make: Callable[[], P]) -> P:
     return protocol
 
 
-@dataclass(slots=True)
 class _Flight:
-    """Commands that were sent, and the replies that came so far."""
+    """Commands that were sent, and the replies that came so far. One for every append: kept bare."""
 
-    need: int
-    done: Done
-    writes: bool
-    block_s: float
-    since: float
-    replies: Replies = field(default_factory=list)
+    __slots__ = ("block_s", "done", "need", "replies", "since", "writes")
+
+    def __init__(self, need: int, done: Done, writes: bool, block_s: float, since: float) -> None:
+        self.need, self.done, self.writes, self.block_s, self.since = need, done, writes, block_s, since
+        self.replies: Replies = []
 
 
 class Connection(asyncio.Protocol):
@@ -199,8 +198,9 @@ class Connection(asyncio.Protocol):
         if self.lost is not None:
             done(LostError(self.name, self.lost.why, wrote=False))
             return
-        block_s = float("inf") if block_ms == 0 else (block_ms or 0) / 1000
-        self._flights.append(_Flight(need, done, writes, block_s, time.monotonic()))
+        block_s = 0.0 if block_ms is None else block_ms / 1000 or _FOR_EVER
+        since = time.monotonic() if self._silence_s is not None else 0.0
+        self._flights.append(_Flight(need, done, writes, block_s, since))
         if not self._out:
             asyncio.get_running_loop().call_soon(self._flush)
         self._out.append(data)
@@ -227,7 +227,8 @@ class Connection(asyncio.Protocol):
             self._watchdog = asyncio.get_running_loop().call_later(self._silence_s / 2, self._watch)
 
     def data_received(self, data: bytes) -> None:
-        self._heard = time.monotonic()
+        if self._silence_s is not None:
+            self._heard = time.monotonic()
         reader, flights = self._reader, self._flights
         try:
             reader.feed(data)

@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from braidstream.braid import birth_command
 from braidstream.drivers.session import REGION_FRESH_S
 from braidstream.drivers.wire import pack, pack_one
 from braidstream.errors import BraidError, LostError, ReplyError
@@ -25,7 +24,6 @@ from braidstream.gateway.resp import Parser, Words, error_line
 from braidstream.gateway.session import Session
 from braidstream.ids import minted_text
 from braidstream.plan import Replies
-from braidstream.strand import Strand
 
 if TYPE_CHECKING:
     from braidstream.gateway.server import Gateway
@@ -50,6 +48,7 @@ class Client(asyncio.Protocol):
         self.skipping = False
         self.multi: Any = None
         self._parser = Parser(gateway.limits)
+        self._plain = True  # whether appends may take the short way: `session.is_plain` after each command
         self._worker: asyncio.Task[None] | None = None
         self._express: deque[list[bytes]] = deque()  # a slot for each run under way: its reply, once known
         self._quiet: asyncio.Future[None] | None = None
@@ -147,19 +146,20 @@ class Client(asyncio.Protocol):
     def _express_run(self, commands: Iterable[Words]) -> int:
         """Send the plain appends at the head; how many they were."""
         known, conn = self.known, self.lane.conn
-        if conn is None or conn.lost is not None or conn.is_full or not self.session.is_plain:
+        if not self._plain or conn is None or conn.lost is not None or conn.is_full:
             return 0
         if time.monotonic() - known.read_at > REGION_FRESH_S:
             return 0
-        run, out, strands = list[Words](), list[bytes](), dict[Strand, None]()
+        ways = known.ways
+        run: list[Words] = []
+        out: list[bytes] = []
         for words in commands:
             if len(words) < 5 or words[2] != b"*" or not len(words) & 1 or words[0].upper() != b"XADD":
                 break
-            home = known.homes.get(words[1])
-            if home is None:
+            way = ways.get(words[1])
+            if way is None:
                 break
-            strands[home] = None
-            out.append(pack_one((b"XADD", home.key, b"NOMKSTREAM", *words[2:])))
+            out.append(pack_one((b"XADD", way[0], b"NOMKSTREAM", *words[2:])))
             run.append(words)
         if not run:
             return 0
@@ -167,11 +167,16 @@ class Client(asyncio.Protocol):
         births = 0
         if len(run) > 1 or self._express:
             # Nothing can be said again without getting out of order: each strand is made sure of once.
-            births = len(strands)
-            out.insert(0, pack(map(birth_command, strands)))
-        slot = list[bytes]()
+            names = {words[1] for words in run}
+            births = len(names)
+            out[:0] = [ways[name][1] for name in names]
+        slot: list[bytes] = []
         self._express.append(slot)
-        conn.post(b"".join(out), births + len(run), partial(self._appended, slot, run, births))
+        conn.post(
+            out[0] if len(out) == 1 else b"".join(out),
+            births + len(run),
+            partial(self._appended, slot, run, births),
+        )
         return len(run)
 
     def _appended(
@@ -182,7 +187,9 @@ class Client(asyncio.Protocol):
             return
         region = self.known.region
         assert region is not None
-        writer, out, gone = region.writer, list[bytes](), list[int]()
+        writer = region.writer
+        out: list[bytes] = []
+        gone: list[int] = []
         for reply in replies[births:] if births else replies:
             if type(reply) is bytes:
                 entry = minted_text(reply, writer)
@@ -259,7 +266,7 @@ class Client(asyncio.Protocol):
             await self._until_quiet()
             self.skipping, self.session.skips = self.session.skips, False
             await dispatch.run_next(self)
-            self.skipping = False
+            self.skipping, self._plain = False, self.session.is_plain
         if not self.queue:
             self._bytes = 0
         if self._reading_paused and len(self.queue) < _QUEUED // 2:

@@ -123,7 +123,7 @@ async def reply_to(client: "Client", words: Words) -> bytes:
                 session.watching = True
         else:
             result = await arun(spec.plan(view, words), client.lane.send)
-        client.known.remember_home(tuple(words), words)
+        client.known.remember(words)
     except LostError as lost:
         if client.own is not None and client.own.lost is not None:
             raise

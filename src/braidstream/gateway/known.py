@@ -6,11 +6,12 @@ It is asked with the gateway's own rights, so clients need none for it. Everythi
 import asyncio
 import time
 
-from braidstream.braid import read_region
+from braidstream.braid import REMEMBERED, birth_command, read_region
 from braidstream.drivers.session import REGION_FRESH_S, Session
-from braidstream.drivers.wire import Address
+from braidstream.drivers.wire import Address, pack_one
 from braidstream.errors import BraidError
 from braidstream.gateway.backend import Lane
+from braidstream.gateway.resp import Words
 from braidstream.gateway.survey import Hidden
 from braidstream.plan import arun
 
@@ -22,6 +23,7 @@ class Known(Session):
         super().__init__()
         self.lane = Lane(address, self.forget)
         self.hidden = Hidden()
+        self.ways: dict[bytes, tuple[bytes, bytes]] = {}  # of a name: its strand's key, and birth as sent
         self.used = False
         self._asking: asyncio.Task[None] | None = None
 
@@ -59,3 +61,15 @@ class Known(Session):
         """The engine may have been restarted, or be another."""
         self.read_at = 0.0
         self._forget()
+
+    def _forget(self) -> None:
+        super()._forget()
+        self.ways.clear()
+
+    def remember(self, words: Words) -> None:
+        """An append went well: the next one to that name may take the short way."""
+        if words[0].upper() == b"XADD":
+            if len(self.ways) >= REMEMBERED:
+                self.ways.clear()
+            home = self.view().minted(words[1])
+            self.ways[words[1]] = home.key, pack_one(birth_command(home))

@@ -56,7 +56,7 @@ class Parser:
 
     def feed(self, data: bytes) -> list[Words]:
         """The commands that are complete now."""
-        commands = list[Words]()
+        commands: list[Words] = []
         if not (self._rest or self._left):
             data = self._split(data, commands)
         while data and self.error is None:

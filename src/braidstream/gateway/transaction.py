@@ -182,5 +182,5 @@ def presented(client: "Client", item: Queued) -> bytes:
     if item.spec is None:
         return bytes(item.result)
     if not isinstance(item.result, BraidError):
-        client.known.remember_home(tuple(item.argv), item.argv)
+        client.known.remember(item.argv)
     return reply_of(item.spec, item.argv, item.result, client.session.resp)
