@@ -99,13 +99,16 @@ async def _round(crowd: _Crowd, writer: Any, keys: Sequence[bytes], served: list
     ages = list[float]()
 
     async def consume(me: int) -> None:
-        while len(ages) < ENTRIES:
+        while True:
             reply = await crowd.client.xreadgroup(
-                GROUP, f"c{me}", {crowd.stream: ">"}, count=crowd.count, block=200
+                GROUP, f"c{me}", {crowd.stream: ">"}, count=crowd.count, block=60_000
             )
-            for _, entries in reply:
-                served[me] += len(entries)
-                ages.extend(time.perf_counter() - float(fields[b"at"]) for _, fields in entries)
+            now = time.perf_counter()
+            moments = [float(fields[b"at"]) for _, entries in reply for _, fields in entries]
+            served[me] += len(moments)
+            ages.extend(now - moment for moment in moments if moment)
+            if 0.0 in moments:
+                return
 
     consumers = [asyncio.create_task(consume(me)) for me in range(CROWD)]
     while (await writer.info("clients"))["blocked_clients"] < CROWD:
@@ -113,7 +116,9 @@ async def _round(crowd: _Crowd, writer: Any, keys: Sequence[bytes], served: list
     for n in range(ENTRIES):
         await writer.xadd(keys[n % len(keys)], {"at": repr(time.perf_counter())})
         await asyncio.sleep(PAUSE_S)
-    await asyncio.gather(*consumers)
+    while not all(consumer.done() for consumer in consumers):
+        await writer.xadd(keys[0], {"at": 0.0})  # who gets it goes home
+        await asyncio.sleep(PAUSE_S)
     assert len(ages) == ENTRIES, "lost or duplicated"
     cuts = statistics.quantiles(ages, n=100)
     return Ages(cuts[49] * 1000, cuts[98] * 1000)

@@ -257,11 +257,6 @@ def registry_of(name: bytes) -> Command:
     return ("HGETALL", keys.meta(name))
 
 
-def bell_of(name: bytes) -> Command:
-    """Cheaper than the registry: tells whether the groups, and the strands they stand on, are the same."""
-    return ("HGET", keys.meta(name), "bell")
-
-
 def find(view: View, name: bytes) -> Plan[Registry]:
     """The registry of a stream: from memory, or in one round trip.
 

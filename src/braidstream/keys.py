@@ -7,6 +7,7 @@
     bs:<w>:j:<tag>            stream  journal of writer w
     bs:meta:<tag>             hash    the stream's strands and where each was cut (see braid.py)
     bs:bell:<stamp>:<tag>     stream  empty; goes away when the groups of the stream change (strand.lua)
+    bs:turn:<n>:<tag>:<group> stream  one entry: whose turn it is to look out (commands/waiting.py)
     bs:lease:<shard>          string  which replication daemon serves a share of the streams
     bs:copy:<token>:<tag>     stream  a copy being made; becomes a `c` strand (commands/rename.py)
     bs:idmp:<tag>             hash    producers of the stream, and counts (see engine/idempotence.lua)
@@ -38,6 +39,7 @@ _STRAND = re.compile(rb"\Abs:([1-9][0-9]{0,3}):(s|c)(?:\.([1-9][0-9]*))?:([{+!].
 _JOURNAL = re.compile(rb"\Abs:([1-9][0-9]{0,3}):j:([{+!].*)\Z", re.DOTALL)
 META: Final = b"bs:meta:"
 _BELL = b"bs:bell:"
+_TURN = b"bs:turn:"
 _COPY = b"bs:copy:"
 _LEASE = b"bs:lease:"
 _ABOUT = b"bs:idmp:"
@@ -87,6 +89,11 @@ def lease(what: bytes) -> bytes:
 
 def bell(name: bytes, stamp: bytes) -> bytes:
     return _BELL + stamp + b":" + tag(name)
+
+
+def turn(name: bytes, group: bytes) -> bytes:
+    """The length tells where the name ends and the group begins."""
+    return b"%b%d:%b:%b" % (_TURN, len(tag(name)), tag(name), group)
 
 
 def copy(name: bytes, token: bytes) -> bytes:
@@ -152,6 +159,6 @@ def parse_journal(key: bytes) -> tuple[bytes, int] | None:
 
 def is_ours(key: bytes) -> bool:
     """Whether a key is part of our storage, hidden from KEYS and SCAN."""
-    if key == CONFIG or key.startswith((META, _BELL, _COPY, _LEASE, _ABOUT, _STAGE, _SINK)):
+    if key == CONFIG or key.startswith((META, _BELL, _TURN, _COPY, _LEASE, _ABOUT, _STAGE, _SINK)):
         return True
     return any(form.match(key) for form in (_STRAND, _JOURNAL, _KNOWN))

@@ -4,9 +4,11 @@ import asyncio
 import statistics
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 import pytest
+import redis
 
 import braidstream
 import braidstream.asyncio
@@ -16,7 +18,6 @@ from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine
 
 CROWD = 64
-ENTRIES = 10_000
 BATCH = 8
 FAR = Strand(b"x", "s", 2)
 
@@ -32,50 +33,70 @@ def stream(engine: Engine) -> Iterator[braidstream.Redis]:
         yield client
 
 
+@pytest.mark.parametrize("limit", [1, 3])
 def test_waiting_consumers_are_served_in_the_order_in_which_they_came(
-    stream: braidstream.Redis, engine: Engine
+    stream: braidstream.Redis, engine: Engine, limit: int
 ) -> None:
-    asyncio.run(_served_in_order(stream, engine))
+    asyncio.run(_served_in_order(stream, engine, limit))
 
 
-async def _served_in_order(stream: braidstream.Redis, engine: Engine) -> None:
+async def _served_in_order(stream: braidstream.Redis, engine: Engine, limit: int) -> None:
     async with braidstream.asyncio.Redis.from_url(engine.url, decode_responses=True) as client:
         waiting = []
         for me in range(CROWD):
-            read = client.xreadgroup("g", f"c{me}", {"x": ">"}, count=3, block=60_000)
+            read = client.xreadgroup("g", f"c{me}", {"x": ">"}, count=limit, block=60_000)
             waiting.append(asyncio.create_task(read))
             await asyncio.to_thread(blocked, engine, me + 1)
         for n in range(CROWD):
             if n % 2:
-                stream.run_plan(apply(FAR, [((n, 0), [b"n", b"%d" % n])], (max(n - 2, 0), 0)))
+                stream.run_plan(apply(FAR, [((n + 1, 0), [b"n", b"%d" % n])], (max(n - 1, 0), 0)))
             else:
-                stream.xadd("x", {"n": n})
+                stream.xadd("x", {"n": n}, id=f"{n + 1}")
         replies = await asyncio.wait_for(asyncio.gather(*waiting), 30)
     got = [[fields["n"] for _, fields in entries] for [[_, entries]] in replies]
     assert got == [[str(n)] for n in range(CROWD)]
 
 
-# COUNT 1 is less than the strands: there everybody is woken and the fastest wins, which takes longer.
-@pytest.mark.parametrize("limit", [1, 10])
-def test_a_crowd_shares_a_stream_nothing_twice_nothing_lost_nobody_starved(
-    stream: braidstream.Redis, engine: Engine, limit: int, capsys: pytest.CaptureFixture[str]
+def test_those_who_wait_go_on_when_the_one_who_looks_out_dies(
+    stream: braidstream.Redis, engine: Engine, background: ThreadPoolExecutor
 ) -> None:
-    got = asyncio.run(_crowd(engine, stream, limit))
+    """COUNT 1 of three strands: one looks out, the others wait for their turn."""
+    clients = [client_of(engine, decode_responses=True, client_name=f"c{me}") for me in range(3)]
+    readers = []
+    for me, client in enumerate(clients):
+        readers.append(background.submit(client.xreadgroup, "g", f"c{me}", {"x": ">"}, count=1, block=60_000))
+        blocked(engine, me + 1)
+    [lookout] = [each for each in stream.client_list() if each["name"] == "c0"]
+    stream.client_kill_filter(_id=lookout["id"])
+    with pytest.raises(redis.ConnectionError):
+        readers[0].result(timeout=20)
+    for n in range(2):
+        stream.xadd("x", {"n": n})
+    got = [entries for reader in readers[1:] for _, entries in reader.result(timeout=20)]
+    assert sorted(fields["n"] for [[_, fields]] in got) == ["0", "1"]
+
+
+# COUNT 1 is less than the strands: there consumers take turns, which takes longer.
+@pytest.mark.parametrize(("limit", "entries"), [(1, 3_000), (10, 10_000)])
+def test_a_crowd_shares_a_stream_nothing_twice_nothing_lost_nobody_starved(
+    stream: braidstream.Redis, engine: Engine, limit: int, entries: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    got = asyncio.run(_crowd(engine, stream, limit, entries))
     served = [len(values) for values in got]
     with capsys.disabled():
         print(
-            f"\n{engine.flavour}, COUNT {limit}: {CROWD} consumers of {ENTRIES:,} entries got "
+            f"\n{engine.flavour}, COUNT {limit}: {CROWD} consumers of {entries:,} entries got "
             f"{min(served)} to {max(served)}, median {statistics.median(served):.0f}"
         )
     times = Counter(value for values in got for value in values)
     assert not {value for value, number in times.items() if number > 1}, "duplicated"
-    assert not {str(n) for n in range(ENTRIES)} - set(times), "lost"
-    assert len(times) == ENTRIES
+    assert not {str(n) for n in range(entries)} - set(times), "lost"
+    assert len(times) == entries
     assert min(served) > 0, "starved"
-    assert stream.xpending("x", "g")["pending"] == ENTRIES
+    assert stream.xpending("x", "g")["pending"] == entries
 
 
-async def _crowd(engine: Engine, stream: braidstream.Redis, limit: int) -> list[list[str]]:
+async def _crowd(engine: Engine, stream: braidstream.Redis, limit: int, entries: int) -> list[list[str]]:
     """What each of the crowd got, while regions 1, 2 and 3 write in turn."""
     stream.run_plan(apply(Strand(b"x", "s", 3), [((1, 0), [b"n", b"first"])]))
     stream.xreadgroup("g", "first", {"x": ">"}, noack=True)
@@ -83,7 +104,7 @@ async def _crowd(engine: Engine, stream: braidstream.Redis, limit: int) -> list[
     async with braidstream.asyncio.Redis.from_url(engine.url, decode_responses=True) as client:
 
         async def consume(me: int) -> None:
-            while sum(map(len, got)) < ENTRIES:
+            while sum(map(len, got)) < entries:
                 reply = await client.xreadgroup("g", f"c{me}", {"x": ">"}, count=limit, block=1_000)
                 for _, given in reply:
                     assert len(given) <= limit
@@ -91,17 +112,17 @@ async def _crowd(engine: Engine, stream: braidstream.Redis, limit: int) -> list[
 
         consumers = [asyncio.create_task(consume(me)) for me in range(CROWD)]
         await asyncio.to_thread(blocked, engine, CROWD)
-        await asyncio.to_thread(_write, stream)
-        await asyncio.wait_for(asyncio.gather(*consumers), 60)
+        await asyncio.to_thread(_write, stream, entries)
+        await asyncio.wait_for(asyncio.gather(*consumers), 120)
     return got
 
 
-def _write(stream: braidstream.Redis) -> None:
+def _write(stream: braidstream.Redis, entries: int) -> None:
     """Entries 0, 1, 2 ... by turns of the writers, a few at a time."""
     ends = {FAR: (0, 0), Strand(b"x", "s", 3): (1, 0)}
     turns = count()
-    for first in range(0, ENTRIES, BATCH):
-        values = [str(n) for n in range(first, min(first + BATCH, ENTRIES))]
+    for first in range(0, entries, BATCH):
+        values = [str(n) for n in range(first, min(first + BATCH, entries))]
         turn = next(turns)
         if turn % 3 == 0:
             pipe = stream.pipeline(transaction=False)

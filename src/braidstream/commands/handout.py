@@ -8,17 +8,18 @@ New entries (`>`). Each strand has its own position, so nothing is skipped, what
                                   2. so many from this strand, so many from that: native, in one MULTI
 
 At most COUNT come back, whoever reads at the same time: step 2 asks for numbers, not for IDs. What
-another consumer took meanwhile is taken from what follows.
+another consumer took meanwhile is taken from what follows. Each read names the stream's bell beside the
+strands: if a strand came to be since we looked, or a group was moved, the engine refuses the whole read.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from braidstream import ids
-from braidstream.braid import View
+from braidstream import ids, keys
+from braidstream.braid import View, refuse_other_types
 from braidstream.commands import heads
-from braidstream.commands.arguments import strict_id
+from braidstream.commands.arguments import fail, shown, strict_id
 from braidstream.commands.budget import Budget
 from braidstream.commands.claims import claim_idle_entries
 from braidstream.commands.group_arguments import ReadGroup
@@ -30,6 +31,47 @@ from braidstream.weave import bodies, weave
 
 # With MAXSIZE, at most so many entries are looked at (and given) in one call.
 PEEK: Final = 100
+
+
+def look(view: View, spec: ReadGroup, *, turn: bool = False) -> Plan[None]:
+    """Learn the registries, make sure of the bells (and of the turn), and refuse what the engine would.
+
+    A pipeline has looked a moment ago, and does without bells.
+    """
+    names = list(dict.fromkeys(spec.names))
+    if not view.pipelined:
+        commands: list[Command] = []
+        for name in names:
+            where = [keys.meta(name), *([keys.turn(name, spec.group)] if turn else [])]
+            commands.append(("FCALL", "bs_group_wait", len(where), *where, spec.group))
+        replies = yield Batch(commands, resend=True)
+        for name, reply in zip(names, replies, strict=True):
+            view.learn(name, reply)
+    yield from _check(view, spec)
+
+
+def bell(view: View, name: bytes) -> list[bytes]:
+    """Named in a read, it makes the engine refuse if our strands are not all there are."""
+    return [] if view.pipelined else [keys.bell(name, view.recall(name).bell)]
+
+
+def _check(view: View, spec: ReadGroup) -> Plan[None]:
+    """As the engine does, each key is checked together with its ID, in order."""
+    for name, word in zip(spec.names, spec.positions, strict=True):
+        if not view.recall(name).exists:
+            yield from refuse_other_types(name)
+        if spec.group not in view.recall(name).groups:
+            where = f"No such key '{shown(name)}' or consumer group '{shown(spec.group)}'"
+            fail(f"NOGROUP {where} in XREADGROUP with GROUP option")
+        if word == b"$" or word == b"+":
+            sign = word.decode()
+            fail(
+                f"ERR The {sign} ID is meaningless in the context of XREADGROUP: you want to read the "
+                "history of this consumer by specifying a proper ID, or use the > ID to get new messages. "
+                f"The {sign} ID would just return an empty result set."
+            )
+        if word != b">":
+            strict_id(word)
 
 
 def read_all(view: View, spec: ReadGroup) -> Plan[list[Any]]:
@@ -100,14 +142,29 @@ def new(view: View, spec: ReadGroup, name: bytes) -> Plan[list[Entry]]:
     """New entries of one stream, in ID order."""
     strands = view.recall(name).strands
     if spec.count is None or len(strands) == 1:
-        [reply] = yield Batch([xreadgroup(spec, (strand.key for strand in strands), spec.count)])
+        where = [*(strand.key for strand in strands), *bell(view, name)]
+        [reply] = yield Batch([xreadgroup(spec, where, spec.count)])
         return woven(dict(heads.by_strand(reply)))
-    shares = yield from heads.shares(view, name, spec.group, spec.count)
-    commands = [xreadgroup(spec, [strand.key], share) for strand, share in shares.items()]
-    replies = yield Batch(commands, atomic=view.one_step(len(commands)))
-    pages = dict(page for reply in replies for page in heads.by_strand(reply))
+    known = heads.quiet(view, name, spec.group)
+    if known is None or (pages := (yield from _of_one(view, spec, *known))) is None:
+        shares = yield from heads.shares(view, name, spec.group, spec.count)
+        bells = bell(view, name)
+        commands = [xreadgroup(spec, [strand.key, *bells], share) for strand, share in shares.items()]
+        replies = yield Batch(commands, atomic=view.one_step(len(commands)))
+        pages = dict(page for reply in replies for page in heads.by_strand(reply))
     heads.took(view, name, spec.group, pages)
     return woven(pages)
+
+
+def _of_one(
+    view: View, spec: ReadGroup, busy: Strand, others: dict[Strand, Id]
+) -> Plan[dict[Strand, list[Any]] | None]:
+    """COUNT of one strand, if the others have nothing after these positions; else None, nothing taken."""
+    [news] = yield Batch([heads.xread(others, 1)], resend=True)
+    if news:
+        return None
+    [reply] = yield Batch([xreadgroup(spec, [busy.key, *bell(view, busy.name)], spec.count)])
+    return dict(heads.by_strand(reply))
 
 
 def _history(view: View, spec: ReadGroup, name: bytes, since: Id) -> Plan[list[Any]]:

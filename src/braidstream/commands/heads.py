@@ -3,14 +3,14 @@
 Only the engine knows where a group is (XINFO GROUPS), and only reading tells what comes next. Both cost,
 so a client remembers (`Reading` in braid.py) and checks just what could make it wrong:
 
-    one strand had news         XREAD over the others, from where the group was. Nothing there: take COUNT of
-                                the one. The group may be further in the others by now, never behind, so
-                                nothing after the old place is nothing after the new one.
+    one strand had news         are the others still quiet? XREAD over them, from where the group was.
+                                It may be further by now, never behind, so nothing after the old place is
+                                nothing after the new one: take COUNT of the one.
     several had                 XINFO GROUPS of all, and their heads from where the group was. If it is
                                 still there the heads are right; if not, they are asked for again.
 
-With each goes the bell of the stream: did a strand come to be, or was a group moved?
-Nothing is taken here. docs/decisions/0007-group-reads-look-first.md has the figures.
+Nothing is taken here. Who takes names the bell of the stream too (handout.py): if a strand came to be
+since, or a group was moved, the engine refuses. docs/decisions/0008-group-reads-look-first.md has figures.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ from math import isqrt
 from typing import Any
 
 from braidstream import ids, keys
-from braidstream.braid import STALE_TRIES, Reading, Registry, View, bell_of, registry_of
+from braidstream.braid import Reading, Registry, View
 from braidstream.errors import ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
@@ -28,17 +28,19 @@ from braidstream.weave import certain
 Pages = dict[Strand, list[Entry]]
 
 
+def quiet(view: View, name: bytes, group: bytes) -> tuple[Strand, dict[Strand, Id]] | None:
+    """The one strand that had news, and where the group was in the others; None if it was not so."""
+    reading = view.reading(name, group)
+    if reading is None or len(reading.busy) != 1:
+        return None
+    return reading.busy[0], {strand: at for strand, at in reading.at.items() if strand not in reading.busy}
+
+
 def shares(view: View, name: bytes, group: bytes, count: int) -> Plan[dict[Strand, int]]:
-    """How many entries of each strand are the next COUNT. One or two round trips.
+    """How many entries of each strand are the next COUNT. One round trip, or more.
 
     If nothing is there, one strand gets the whole COUNT: a read that finds nothing makes the consumer.
     """
-    reading = view.reading(name, group)
-    if reading is not None and len(reading.busy) == 1:
-        quiet = {strand: at for strand, at in reading.at.items() if strand not in reading.busy}
-        bell, news = yield Batch([bell_of(name), xread(quiet, 1)], resend=True)
-        if bell == reading.bell and not news:
-            return {reading.busy[0]: count}
     pages = yield from _heads(view, name, group, count)
     if len(pages) < 2:
         return dict.fromkeys(pages or view.recall(name).strands[:1], count)
@@ -95,8 +97,7 @@ def _heads(view: View, name: bytes, group: bytes, count: int) -> Plan[Pages]:
     guess = reading.at if reading is not None and reading.alone else None
     at, found = yield from _look(view, name, group, None if guess is None else xread(guess, page))
     heads = dict(by_strand(found))
-    same = reading is not None and reading.bell == view.recall(name).bell
-    right = guess is not None and same and all(at[strand] == guess[strand] for strand in heads)
+    right = guess is not None and all(at[strand] == guess[strand] for strand in heads)
     if not right:
         [found] = yield Batch([xread(at, page)], resend=True)
         heads = dict(by_strand(found))
@@ -125,17 +126,11 @@ def _look(
     view: View, name: bytes, group: bytes, along: Command | None
 ) -> Plan[tuple[dict[Strand, Id], list[Any] | None]]:
     """Where the group is in every strand, and the reply to one more command of the same moment."""
-    for _ in range(STALE_TRIES):
-        registry = view.recall(name)
-        commands: list[Command] = [("XINFO", "GROUPS", strand.key) for strand in registry.strands]
-        more = [] if along is None else [along]
-        replies = yield Batch([*commands, bell_of(name), *more], resend=True)
-        if replies[len(commands)] == registry.bell:
-            at = _placed(registry, group, replies)
-            return at, replies[-1] if more else None
-        [reply] = yield Batch([registry_of(name)], resend=True)
-        view.learn(name, reply)
-    raise ReplyError(f"ERR the strands of {name!r} changed {STALE_TRIES} times while we looked. Try again.")
+    registry = view.recall(name)
+    commands: list[Command] = [("XINFO", "GROUPS", strand.key) for strand in registry.strands]
+    more = [] if along is None else [along]
+    replies = yield Batch([*commands, *more], resend=True)
+    return _placed(registry, group, replies), replies[-1] if more else None
 
 
 def _placed(registry: Registry, group: bytes, replies: list[Any]) -> dict[Strand, Id]:

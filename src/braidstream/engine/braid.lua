@@ -31,7 +31,10 @@ local function delete_strands(meta, writer, named)
       end
       register(meta, label, strand.life, '-', last or after_loss(strand.cut))
     end
-    for _, group in ipairs(groups) do redis.call('HDEL', meta, group) end
+    for _, group in ipairs(groups) do
+      redis.call('HDEL', meta, group)
+      if string.sub(group, 1, 2) == 'g:' then redis.call('UNLINK', turn_of(meta, string.sub(group, 3))) end
+    end
     if #groups > 0 then ring(meta) end
     if existed == 1 then count_deletion(meta, 'x', writer) end
     forget_idempotence(meta)

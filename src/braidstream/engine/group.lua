@@ -34,6 +34,7 @@ end
 
 local function forget_group(meta, group)
   redis.call('HDEL', meta, 'g:' .. group, 'v:' .. group, 'k:' .. group, 'b:' .. group, 'h:' .. group)
+  redis.call('UNLINK', turn_of(meta, group))
   ring(meta)
 end
 
@@ -127,16 +128,24 @@ local function group_destroy(keys, args)
   return 1
 end
 
---[[ group_wait: FCALL bs_group_wait 1 <meta> <group>. The registry, and a bell to wait on.
-     Why a function: a ring between the two would go unheard. ]]
-local function group_wait(keys, args)
-  local meta, group = keys[1], args[1]
-  if redis.call('HEXISTS', meta, 'g:' .. group) == 1 then
-    local bell, hangs = bell_of(meta, redis.call('HGET', meta, 'bell')), false
-    if redis.call('EXISTS', bell) == 1 then
-      for _, info in ipairs(redis.call('XINFO', 'GROUPS', bell)) do hangs = hangs or info[2] == group end
+local function hang(key, group, start)
+  if redis.call('EXISTS', key) == 1 then
+    for _, info in ipairs(redis.call('XINFO', 'GROUPS', key)) do
+      if info[2] == group then return false end
     end
-    if not hangs then redis.call('XGROUP', 'CREATE', bell, group, '$', 'MKSTREAM') end
+  end
+  redis.call('XGROUP', 'CREATE', key, group, start, 'MKSTREAM')
+  return true
+end
+
+--[[ group_wait: FCALL bs_group_wait 1|2 <meta> [<turn>] <group>. The registry, a bell that will tell when it
+     is no longer true, and a turn that nobody has had.
+     Why a function: a ring between looking and hanging the bell would go unheard. ]]
+local function group_wait(keys, args)
+  local meta, turn, group = keys[1], keys[2], args[1]
+  if redis.call('HEXISTS', meta, 'g:' .. group) == 1 then
+    hang(bell_of(meta, redis.call('HGET', meta, 'bell')), group, '$')
+    if turn and hang(turn, group, '0') then redis.call('XADD', turn, '*', 'turn', '1') end
   end
   return redis.call('HGETALL', meta)
 end

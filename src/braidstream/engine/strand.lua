@@ -56,6 +56,12 @@ local function ring(meta)
   redis.call('HSET', meta, 'bell', now[1] .. string.format('%06d', now[2]))
 end
 
+-- Where the consumers of a group that look out one at a time hand their turn on (commands/waiting.py).
+local function turn_of(meta, group)
+  local tag = string.match(meta, '^bs:meta:(.*)$')
+  return 'bs:turn:' .. #tag .. ':' .. tag .. ':' .. group
+end
+
 local function join_groups(meta, key, label, life)
   local fields, groups, moved, acked = redis.call('HGETALL', meta), {}, {}, {}
   for at = 1, #fields, 2 do
