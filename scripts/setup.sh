@@ -4,6 +4,7 @@
 #   java      17, for Spark
 #   engines   redis-server from bookworm, valkey-server from bookworm-backports; no service is left running
 #   packages  .venv with the versions of constraints.txt and this project, editable
+#   clients   node and the JavaScript clients that are tested against the gateway
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -48,6 +49,8 @@ install_packages() {
     have java || wanted+=(openjdk-17-jre-headless)
     have python3 || wanted+=(python3)
     python3 -c 'import ensurepip' 2>/dev/null || wanted+=(python3-venv)
+    have node || wanted+=(nodejs)
+    have npm || wanted+=(npm)
     [ ${#wanted[@]} -eq 0 ] && return
     have apt-get || fail "no apt-get here. Install these by hand: ${wanted[*]}."
     [ "$(id -u)" -eq 0 ] || fail "must be root to install ${wanted[*]}. Run 'sudo make setup' once."
@@ -86,8 +89,18 @@ install_venv() {
     echo "$want" >"$stamp"
 }
 
+# No lock file: it would name a registry. The versions are exact in package.json.
+install_clients() {
+    local place=tests/clients/node
+    [ -e "$place/node_modules/.braidstream-$(sha256sum <"$place/package.json" | cut -c1-16)" ] && return
+    say "installing JavaScript clients"
+    (cd "$place" && npm install --silent --no-audit --no-fund --no-package-lock --omit=optional)
+    touch "$place/node_modules/.braidstream-$(sha256sum <"$place/package.json" | cut -c1-16)"
+}
+
 install_packages
 tell_version redis-server "$REDIS_VERSION"
 tell_version valkey-server "$VALKEY_VERSION"
 install_venv
+install_clients
 say "ready"
