@@ -4,7 +4,7 @@ import argparse
 
 from rich.progress import Progress
 
-from bench import append, crowd, groups, read, report
+from bench import append, crowd, groups, idempotence, read, report
 from bench.bed import Bed
 from bench.measure import compare
 from tests.support.servers import FLAVOURS
@@ -23,7 +23,7 @@ def main() -> None:
     todo = [
         (flavour, build)
         for flavour in chosen.engine or FLAVOURS
-        for build in (*append.CASES, *read.CASES, *groups.CASES)
+        for build in (*append.CASES, *idempotence.CASES, *read.CASES, *groups.CASES)
     ]
     with Progress(transient=True) as progress:
         for flavour, build in progress.track(todo):

@@ -69,14 +69,37 @@ def test_a_message_whose_reply_is_lost_is_sent_again_and_stands_once(
 
 
 @pytest.mark.parametrize("multi", [False, True])
+@pytest.mark.parametrize("stream", ["unborn", "known"])
 def test_a_pipeline_far_larger_than_what_is_kept_is_sent_again_as_a_whole(
-    opened: Opener, proxy: Proxy, region: braidstream.Redis, multi: bool
+    opened: Opener, proxy: Proxy, region: braidstream.Redis, multi: bool, stream: str
 ) -> None:
     client = opened(proxy.url, idempotent=True, decode_responses=True, **opened.retry(10))
+    if stream == "known":
+        messages(client, 60, multi)
+        region.xtrim("s", maxlen=0)
     proxy.lose_replies(b"bs_idempotence_add", times=2)
     found = messages(client, 1000, multi)
     assert numbers(region) == [str(n) for n in range(1000)]
     assert [entry for entry, _ in region.xrange("s")] == found
+
+
+@pytest.mark.parametrize("multi", [False, True])
+def test_pipelines_go_on_when_another_client_changes_the_settings_or_deletes_the_stream(
+    opened: Opener, engine: Engine, region: braidstream.Redis, multi: bool
+) -> None:
+    client = opened(engine.url, idempotent=True, decode_responses=True)
+    for _ in range(3):
+        messages(client, 70, multi)
+    region.xcfgset("s", idmp_maxsize=3)
+    for _ in range(3):
+        found = messages(client, 70, multi)
+    assert [entry for entry, _ in region.xrange("s")][-70:] == found
+    assert numbers(region) == [str(n) for n in range(70)] * 6
+    assert region.xinfo_stream("s")["iids-added"] == 420
+    region.delete("s")
+    for _ in range(2):
+        messages(client, 70, multi)
+    assert numbers(region) == [str(n) for n in range(70)] * 2
 
 
 def test_it_does_not_depend_on_how_few_are_kept(

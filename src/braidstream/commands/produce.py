@@ -126,8 +126,12 @@ def add_commands(view: View, home: Strand, specs: Sequence[Add]) -> list[Command
 def _lane(view: View, producer: bytes, most: int) -> bytes:
     """Whose message it is. In a pipeline of an idempotent client each message has a number (`web/3.117`), and
     so many share a lane as are kept of it: all are still known when the pipeline is sent again."""
-    own, _, number = producer.rpartition(b".")
-    return b"%b.%d" % (own, int(number) // most) if _is_numbered(view, producer) else producer
+    return shared_lane(producer, most) if _is_numbered(view, producer) else producer
+
+
+def shared_lane(numbered: bytes, most: int) -> bytes:
+    own, _, number = numbered.rpartition(b".")
+    return b"%b.%d" % (own, int(number) // most)
 
 
 def _is_numbered(view: View, producer: bytes) -> bool:

@@ -7,6 +7,7 @@ from redis import exceptions
 from braidstream.braid import birth_command
 from braidstream.drivers import gather
 from braidstream.drivers import session as shared
+from braidstream.drivers.express import messages
 from braidstream.drivers.gather import Exchange, NotQueuedError, Queued
 from braidstream.drivers.session import Session
 from braidstream.errors import BraidError, ReplyError
@@ -35,6 +36,8 @@ def pipeline(client: Any, conn: Any, commands: Commands) -> Plan[list[Any]]:
         births = _births(session, commands)
         replies = yield Exchange(births + express)
         return (yield from _express_results(client, conn, commands, replies[len(births) :]))
+    if (found := (yield from messages(session, conn, commands, atomic=False))) is not None:
+        return found
     queued = _queue(conn, commands)
     yield from gather.pipeline(session.view(pipelined=True), queued, shared.resp2)
     return _results(client, conn, queued, commands)
@@ -89,6 +92,10 @@ def transaction(client: Any, conn: Any, commands: Commands) -> Plan[list[Any] | 
         if replies is None:
             return None
         return (yield from _express_results(client, conn, commands, replies[len(births) :]))
+    if not client.watching:
+        found = yield from messages(session, conn, commands, atomic=True)
+        if found is not None:
+            return found
     queued = _queue(conn, commands)
     try:
         done = yield from gather.transaction(
@@ -112,8 +119,8 @@ def _results(client: Any, conn: Any, queued: list[Queued], commands: Commands) -
         elif isinstance(item.result, exceptions.ResponseError):
             found.append(item.result)
         elif item.spec is not None:
-            if not item.adds:
-                client.session.remember_home(args, item.argv)
+            # Of messages the home is enough: in a pipeline their producers have numbers.
+            client.session.remember_home(args[:2] if item.adds else args, item.argv)
             found.append(shared.present(client, conn, item.spec, item.result, args, options))
         else:
             found.append(shared.present_native(client, conn, item.result, args, options))

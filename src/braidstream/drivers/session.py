@@ -22,7 +22,7 @@ from braidstream.commands.table import TABLE, Spec
 from braidstream.drivers.producer import Producer
 from braidstream.engine import VERSION
 from braidstream.errors import BraidError, LibraryError, ReplyError
-from braidstream.idempotence import iid_of
+from braidstream.idempotence import Settings, iid_of
 from braidstream.ids import minted_text
 from braidstream.plan import Batch, Command, Plan
 from braidstream.strand import Strand
@@ -67,6 +67,7 @@ class Session:
         self.homes: dict[str | bytes, Strand] = {}
         self.readings: dict[tuple[bytes, bytes], Reading] = {}
         self.calls: dict[tuple[Any, Any], Command] = {}
+        self.settings: dict[bytes, Settings] = {}
 
     def stale(self, conn: Any) -> bool:
         """Whether to ask the server who it is: a new connection, or some time has passed."""
@@ -120,6 +121,7 @@ class Session:
     def _forget_homes(self) -> None:
         self.homes.clear()
         self.calls.clear()
+        self.settings.clear()
 
     def express(self, conn: Any, args: tuple[Any, ...]) -> Command | None:
         """The first batch of the plan of XADD, without the plan, where it is one command."""
@@ -162,7 +164,7 @@ class Session:
         if len(self.homes) >= REMEMBERED or len(self.calls) >= REMEMBERED:
             self._forget_homes()
         home = self.homes[args[1]] = self.view().minted(argv[1])
-        if args[2] in (b"IDMP", b"IDMPAUTO") and isinstance(args[3], str | bytes):
+        if len(args) > 3 and args[2] in (b"IDMP", b"IDMPAUTO") and isinstance(args[3], str | bytes):
             view = self.view()
             settings = view.recall(argv[1]).settings
             self.calls[args[1], args[3]] = call(home, settings, argv[3], view.region.teller)
