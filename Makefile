@@ -47,6 +47,9 @@ failover: ## 10,000 seeds of producers that change regions while links move, cut
 simulate: ## ten thousand seeds of two hundred operations in 2 to 5 regions; BRAID_SEED=17 tells one of them
 	$(PYTHON) -m tests.simulation
 
+demo: ## watch the tables and sessions of the specification typed into redis-cli at gateways
+	BRAID_SHOW=1 $(PYTHON) -m pytest -q -s -n 0 tests/scenarios/test_typed.py
+
 docs-reference: ## write the generated pages of docs/reference
 	$(PYTHON) -m scripts.reference
 

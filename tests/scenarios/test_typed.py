@@ -1,0 +1,62 @@
+"""The specification's tables and the guide's sessions, typed into real redis-cli processes at gateways.
+
+`make demo` shows the tables as they are played. The tests are those of the files they are imported from; only
+who they talk to is another.
+"""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.scenarios.test_active_active import *  # noqa: F403
+from tests.scenarios.test_guide_groups import *  # noqa: F403
+from tests.scenarios.test_guide_groups import Cli
+from tests.support.regions import become, client_of
+from tests.support.servers import Engine, Flavour
+from tests.support.typist import SHOWN, TypedWorld, Typist, show
+
+# One engine here: the other is compared by tests/contract/test_gateway_differential.py.
+FLAVOUR: Flavour = "redis"
+
+
+def tell(request: pytest.FixtureRequest, how: str) -> None:
+    if SHOWN:
+        title = request.node.originalname.removeprefix("test_").replace("_", " ")
+        show(f"\n== {title} ({how}) ==\n")
+
+
+@pytest.fixture
+def flavour() -> Flavour:
+    return FLAVOUR
+
+
+@pytest.fixture
+def make_world(
+    region_engines: dict[tuple[Flavour, int], Engine], request: pytest.FixtureRequest
+) -> Iterator[Callable[..., TypedWorld]]:
+    made: list[TypedWorld] = []
+
+    def make(regions: int, id_mode: str = "strict") -> TypedWorld:
+        engines = []
+        for number in range(regions):
+            if (FLAVOUR, number) not in region_engines:
+                region_engines[FLAVOUR, number] = Engine(FLAVOUR).start()
+            engines.append(region_engines[FLAVOUR, number])
+            engines[-1].flush()
+        tell(request, f"{regions} regions, {id_mode} IDs")
+        made.append(TypedWorld(engines, id_mode))
+        return made[-1]
+
+    yield make
+    for world in made:
+        world.close()
+
+
+@pytest.fixture(params=["one strand", "three strands"])
+def cli(engine: Engine, request: pytest.FixtureRequest) -> Iterator[Cli]:
+    become(engine)
+    tell(request, request.param)
+    with client_of(engine, decode_responses=True, protocol=2) as client:
+        typist = Typist(engine, client, "guide")
+        yield Cli(typist, spread=request.param == "three strands")  # type: ignore[arg-type]
+        typist.close()
