@@ -1,0 +1,79 @@
+"""The data source with points at which a process of Spark can be killed, for good, by SIGKILL.
+
+A test arms a point by a key in an engine of its own: `SET kill:publishing jvm`. Whichever process reaches the
+point first takes the key away and kills its target: itself (`worker`), the JVM, or the driver. Spark imports
+this module in each of its Python processes, so the points are everywhere.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import redis
+
+from braidstream.spark import ledger, sink, source
+from braidstream.spark.datasource import DefaultSource
+
+SOURCE_POINTS: Final = ("read-before", "read-middle", "read-after", "planned")
+SINK_POINTS: Final = (
+    "write-before", "write-middle", "write-after", "commit-before", "decided", "publishing", "published", "committed",
+)  # fmt: skip
+POINTS: Final = SOURCE_POINTS + SINK_POINTS
+TARGETS: Final = ("worker", "jvm", "driver")
+CONTROL: Final = "KILL_CONTROL"
+
+
+def reach(point: str) -> None:
+    """Die here if the test wants it."""
+    with redis.Redis.from_url(os.environ[CONTROL], decode_responses=True) as control:
+        target = control.getdel(f"kill:{point}")
+        if target is None:
+            return
+        control.rpush("killed", f"{point}:{target}")
+        pid = os.getpid() if target == "worker" else int(control.get(f"pid:{target}") or 0)
+    os.kill(pid, signal.SIGKILL)
+    time.sleep(60)  # killed from outside, this process has nothing more to do
+
+
+def _around(owner: Any, name: str, *, before: str = "", after: str = "") -> None:
+    real = getattr(owner, name)
+
+    def stepped(*args: Any, **options: Any) -> Any:
+        if before:
+            reach(before)
+        made = real(*args, **options)
+        if after:
+            reach(after)
+        return made
+
+    setattr(owner, name, stepped)
+
+
+def _reading(real: Any) -> Any:
+    def read(*args: Any) -> Iterator[Any]:
+        reach("read-before")
+        for batch in real(*args):
+            yield batch
+            reach("read-middle")
+        reach("read-after")
+
+    return read
+
+
+source.read = _reading(source.read)
+_around(source.StreamReader, "partitions", after="planned")
+_around(sink._Task, "take", before="write-before")
+_around(sink._Task, "_put", after="write-middle")
+_around(sink._Task, "finish", after="write-after")
+_around(sink.StreamWriter, "commit", before="commit-before", after="committed")
+_around(ledger.Book, "decide", after="decided")
+_around(ledger.Publisher, "_append", after="publishing")
+_around(ledger.Book, "publish", after="published")
+
+
+class KillingSource(DefaultSource):
+    @classmethod
+    def name(cls) -> str:
+        return "killing"
