@@ -32,6 +32,12 @@ bench-quick: ## the same ratios with short runs, under two minutes
 bench-replication: ## catch-up, lag and cost of replication with real daemons; some minutes
 	$(PYTHON) -m bench.replication
 
+bench-spark: ## what Spark's source and sink reach, against the engine's own figures
+	$(PYTHON) -m bench.spark
+
+kill-spark: ## 100 SIGKILLs of Spark's workers, JVM and driver at random points
+	BRAID_KILLS=100 $(PYTHON) -m pytest -q -s tests/spark/test_kill.py -k random --timeout 0 -n 0
+
 differential: ## a million random commands, braidstream against the bare engine
 	BRAID_COMMANDS=1000000 $(PYTHON) -m pytest -q -s tests/contract/test_differential.py --timeout 0 -n 2
 

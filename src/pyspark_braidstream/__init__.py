@@ -1,5 +1,48 @@
-"""Spark imports every top-level module named `pyspark_*` and registers its DefaultSource: no code needed."""
+"""The data source as Spark finds it: `format("braidstream")`, without registration.
 
-from braidstream.spark.datasource import DefaultSource
+Spark imports every top-level module named `pyspark_*` and takes its `DefaultSource`. It does so in every
+session, whether or not it reads a stream, so everything heavy is imported where it is used.
+"""
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.types import StructType
+
+if TYPE_CHECKING:
+    from braidstream.spark.sink import BatchWriter, StreamWriter
 
 __all__ = ["DefaultSource"]
+
+
+class DefaultSource(DataSource):
+    """Streams of braidstream, and plain Redis Streams."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "braidstream"
+
+    def schema(self) -> StructType:
+        from braidstream.spark.rows import META
+
+        return META
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from braidstream.spark.source import batch_reader
+
+        return batch_reader(self.options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from braidstream.spark.source import stream_reader
+
+        return stream_reader(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> "BatchWriter":
+        from braidstream.spark.sink import batch_writer
+
+        return batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamWriter":
+        from braidstream.spark.sink import stream_writer
+
+        return stream_writer(self.options, schema)

@@ -148,9 +148,7 @@ class Copy:
         while not said or said[-1] != "done":
             assert time.monotonic() < deadline, f"the query does not come to its end: {said}"
             urls = [engine.url for engine in self.engines]
-            said.append(
-                self.job.run(urls=urls, checkpoint=str(self.checkpoint), shuffled=self.shuffled)
-            )
+            said.append(self.job.run(urls=urls, checkpoint=str(self.checkpoint), shuffled=self.shuffled))
             if said[-1] != "done" and self.world is not None:
                 self.engines.reverse()  # it goes on in the other region
                 self.world.sync()

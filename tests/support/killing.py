@@ -14,11 +14,12 @@ from typing import Any, Final
 import redis
 
 from braidstream.spark import ledger, sink, source
-from braidstream.spark.datasource import DefaultSource
+from pyspark_braidstream import DefaultSource
 
 SOURCE_POINTS: Final = ("read-before", "read-middle", "read-after", "planned")
 SINK_POINTS: Final = (
-    "write-before", "write-middle", "write-after", "commit-before", "decided", "publishing", "published", "committed",
+    "write-before", "write-middle", "write-after",
+    "commit-before", "decided", "publishing", "published", "committed",
 )  # fmt: skip
 POINTS: Final = SOURCE_POINTS + SINK_POINTS
 TARGETS: Final = ("worker", "jvm", "driver")

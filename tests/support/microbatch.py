@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from braidstream.spark.datasource import DefaultSource
 from braidstream.spark.rows import META
+from pyspark_braidstream import DefaultSource
 
 
 class Killed(Exception):

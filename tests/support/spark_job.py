@@ -1,7 +1,7 @@
 """A Spark application that copies a stream, as a process of its own that tests kill.
 
-Reads lines of JSON: {"urls": [...], "checkpoint": ..., "shuffled": ...}. For each it runs the query until nothing is
-left, and says `done`, or `failed` and why.
+Reads lines of JSON: {"urls": [...], "checkpoint": ..., "shuffled": ...}. For each it runs the query until
+nothing is left, and says `done`, or `failed` and why.
 """
 
 import json

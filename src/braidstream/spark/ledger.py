@@ -118,8 +118,12 @@ class Book:
             self._change(ledger, ("UNLINK", self.key))
             for name in {stage.stream for stage in ledger.stages}:
                 self.server.run(_unlink(keys.sink(self.sink, name)), keys.sink(self.sink, name))
-        else:
-            self._change(ledger, ("HSET", self.key, "done", ledger.batch, "stages", "[]"))
+        elif not self._change(ledger, ("HSET", self.key, "done", ledger.batch, "stages", "[]")):
+            now = self.read()
+            if now is None or now.done < ledger.batch:
+                raise SinkError(
+                    f"the ledger of sink {self.sink!r} was changed while batch {ledger.batch} was published"
+                )
         self.discard(ledger.stages)
 
     def discard(self, stages: Iterable[Stage]) -> None:
@@ -177,6 +181,19 @@ def target(server: Server, stream: bytes) -> Strand:
     return server.run(asked(), keys.CONFIG)
 
 
+def append(wire: Wire, strand: Strand, chunk: bytes, marks: Iterable[Command] = ()) -> bool:
+    """A chunk of XADDs and what counts it, in one MULTI. False if a WATCHed key had changed: nothing was done."""
+    birth = [birth_command(strand)] if strand.kind == "s" else []
+    reply = wire.exchange([("MULTI",), *birth], chunk, [*marks, ("EXEC",)])
+    if reply.endswith(b"*-1\r\n"):
+        return False
+    refusal = (b"\r\n" + reply).find(b"\r\n-")
+    if refusal >= 0:
+        text = bytes(reply[refusal + 1 :]).split(b"\r\n", 1)[0].decode("utf-8", "replace")
+        raise SinkError(f"the server refused rows for {strand.name!r}: {text}")
+    return True
+
+
 class Publisher:
     """Appends the chunks of one stream, in order, each in a MULTI with the mark that counts it."""
 
@@ -229,21 +246,11 @@ class Publisher:
 
     def _append(self, wire: Wire, chunk: bytes, published: int) -> bool:
         mark = b"%d:%d:%d" % (self.batch, published, len(self.places))
-        before: list[Command] = [("MULTI",)]
-        after: list[Command] = [("SET", self.mark_key, mark), ("EXEC",)]
-        if self.strand.kind == "s":
-            before.append(birth_command(self.strand))
-            if published == len(self.places):
-                # It travels with the registry (engine/merge.lua), so other regions come to know of it.
-                after.insert(0, ("HSET", keys.meta(self.strand.name), b"q:" + self.book.sink, mark))
-        reply = wire.exchange(before, self._readdressed(chunk), after)
-        if reply.endswith(b"*-1\r\n"):
-            return False
-        if b"\r\n-" in reply or reply.startswith(b"-"):
-            line = reply[reply.index(b"\r\n-") + 3 :] if b"\r\n-" in reply else reply[1:]
-            text = bytes(line).split(b"\r\n", 1)[0].decode("utf-8", "replace")
-            raise SinkError(f"the server refused rows for {self.strand.name!r}: {text}")
-        return True
+        marks: list[Command] = [("SET", self.mark_key, mark)]
+        if self.strand.kind == "s" and published == len(self.places):
+            # It travels with the registry (engine/merge.lua), so other regions come to know of it.
+            marks.append(("HSET", keys.meta(self.strand.name), b"q:" + self.book.sink, mark))
+        return append(wire, self.strand, self._readdressed(chunk), marks)
 
     def _readdressed(self, chunk: bytes) -> bytes:
         """The rows as they were staged, for the strand that this region writes to now."""

@@ -11,13 +11,14 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from braidstream.drivers.bulk import RedisError, Server, shown
-from braidstream.errors import OptionError, ReplyError, SinkError, UnreachableError
+from braidstream.errors import OptionError, SinkError, UnreachableError
 from braidstream.spark import encode
 from braidstream.spark.commit import Committer
 from braidstream.spark.encode import Layout
-from braidstream.spark.ledger import Book, Stage, target
+from braidstream.spark.ledger import Book, Stage, append, target
 from braidstream.spark.options import SinkOptions, sink_options
 from braidstream.spark.survey import open_server, region_of
+from braidstream.strand import Strand
 
 CHUNK_BYTES = 1 << 20
 # What Spark tells a task of its query: the same over restarts, and new with each.
@@ -169,33 +170,27 @@ class _Task:
         self.server, self.options, self.layout = server, options, layout
         self.token = secrets.token_hex(16)
         self.stages = dict[bytes, Stage]()
-        self.keys = dict[bytes, bytes]()
+        self.strands = dict[bytes, Strand]()
 
     def take(self, batch: pa.RecordBatch) -> None:
         for stream, rows in encode.by_stream(self.layout, batch):
-            if stream not in self.keys:
-                self.keys[stream] = target(self.server, stream).key
-            commands = encode.commands(self.layout, self.keys[stream], rows)
+            if stream not in self.strands:
+                self.strands[stream] = target(self.server, stream)
+            commands = encode.commands(self.layout, self.strands[stream].key, rows)
             for chunk, count in encode.chunks(commands, self.options.step_rows, CHUNK_BYTES):
                 self._put(stream, chunk, count)
 
     def _put(self, stream: bytes, chunk: bytes, rows: int) -> None:
         known = self.stages.get(stream, Stage(stream, self.token, 0, 0))
         with self.server.wire(known.key) as wire:
-            if self.options.exactly_once:
-                replies = wire.call(
-                    ("RPUSH", known.key, chunk), ("EXPIRE", known.key, self.options.stage_ttl_s)
-                )
-                refused = next((reply for reply in replies if isinstance(reply, Exception)), None)
-            else:
-                reply = wire.exchange([], chunk, [])
-                refused = (
-                    ReplyError(bytes(reply[1:200]).decode("utf-8", "replace"))
-                    if b"\r\n-" in b"\r\n" + reply
-                    else None
-                )
-        if refused is not None:
-            raise SinkError(f"the server refused rows for {stream!r}: {refused}")
+            if not self.options.exactly_once:
+                append(wire, self.strands[stream], chunk)
+                return
+            pushed, _ = wire.call(
+                ("RPUSH", known.key, chunk), ("EXPIRE", known.key, self.options.stage_ttl_s)
+            )
+        if isinstance(pushed, Exception):
+            raise SinkError(f"the server refused rows for {stream!r}: {pushed}")
         self.stages[stream] = Stage(stream, self.token, known.chunks + 1, known.rows + rows)
 
     def finish(self) -> tuple[Stage, ...]:

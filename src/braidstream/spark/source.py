@@ -7,7 +7,7 @@ that a restart would need.
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ from pyspark.sql.streaming.datasource import (
     ReadMinRows,
     SupportsTriggerAvailableNow,
 )
+from pyspark.sql.types import StructType
 
 from braidstream import ids
 from braidstream.errors import DataLossError
@@ -29,7 +30,7 @@ from braidstream.spark import groups, limits
 from braidstream.spark.filters import Bounds, narrow
 from braidstream.spark.loss import Loss, losses, told
 from braidstream.spark.offsets import INITIAL, Offset
-from braidstream.spark.options import SourceOptions, Start
+from braidstream.spark.options import SourceOptions, Start, source_options
 from braidstream.spark.reading import await_copy, read
 from braidstream.spark.rows import Rows, Shape
 from braidstream.spark.slices import Range, Slice, split
@@ -343,3 +344,14 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         if not before.initial and frontier == before.frontier:
             return before
         return Offset(frontier, counts, self.surveyor.region, self._began if before.initial else None)
+
+
+def batch_reader(given: Mapping[str, str], schema: StructType) -> BatchReader:
+    options = source_options(given)
+    kind = FilteringReader if options.push_filters else BatchReader
+    return kind(options, Shape.of(schema, options.mode, options.corrupt_column))
+
+
+def stream_reader(given: Mapping[str, str], schema: StructType) -> StreamReader:
+    options = source_options(given)
+    return StreamReader(options, Shape.of(schema, options.mode, options.corrupt_column))

@@ -1,0 +1,176 @@
+"""`python -m bench.spark`: what source and sink reach, interleaved with the engine's own figures in one run.
+
+    read     Spark to `noop` with two partitions, against receiving the same bytes and parsing nothing
+    write    exactly once with two partitions, against the same rows with idempotence none
+    latency  XADD to foreachBatch, one entry at a time
+
+Rounds alternate; a figure is the median of the rounds, with the quartiles. Goals are issue 6's.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from braidstream import ids
+from braidstream.drivers.bulk import Server
+from braidstream.spark import pages
+from tests.support.servers import Engine
+
+RESULTS = Path(__file__).parent / "results" / "spark.json"
+PAGE = 5_000
+PAYLOAD = b"x" * 68
+READ_GOAL, RECEIVED_GOAL, WRITE_GOAL, LATENCY_GOAL_MS = 600_000, 0.40, 200_000, 200
+
+
+def session() -> Any:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    from pyspark.sql import SparkSession
+
+    made = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.memory", "2g")
+        .config("spark.sql.streaming.pollingDelay", "1ms")
+        .getOrCreate()
+    )
+    made.sparkContext.setLogLevel("OFF")
+    return made
+
+
+def fill(engine: Engine, rows: int) -> None:
+    with engine.client() as client:
+        for start in range(0, rows, PAGE):
+            pipe = client.pipeline(transaction=False)
+            for n in range(start, min(rows, start + PAGE)):
+                pipe.xadd("in", {"order": b"%016d" % n, "payload": PAYLOAD})
+            pipe.execute()
+
+
+def receive_only(engine: Engine) -> None:
+    """The bytes of every page, from one connection, in turn."""
+    server, after = Server(engine.url), (0, 0)
+    with server.wire(b"in") as wire:
+        while True:
+            reply = wire.receive(wire.ask(("XRANGE", "in", b"(" + ids.text(after), "+", "COUNT", PAGE)))
+            last = pages.last_id(reply)
+            if last is None:
+                break
+            after = last
+    server.close()
+
+
+def timed(work: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def reads(
+    spark: Any, engine: Engine, rows: int, rounds: int, tick: Callable[[], None]
+) -> dict[str, list[float]]:
+    frame = spark.read.format("braidstream").options(url=engine.url, streams="in", minPartitions=2).load()
+    made: dict[str, list[float]] = {"read rows/s": [], "receive only rows/s": [], "read / receive only": []}
+    for at in range(rounds + 1):
+        ours = timed(lambda: frame.write.format("noop").mode("overwrite").save())
+        bare = timed(lambda: receive_only(engine))
+        tick()
+        if at:
+            made["read rows/s"].append(rows / ours)
+            made["receive only rows/s"].append(rows / bare)
+            made["read / receive only"].append(bare / ours)
+    return made
+
+
+def writes(
+    spark: Any, engine: Engine, rows: int, rounds: int, tick: Callable[[], None]
+) -> dict[str, list[float]]:
+    frame = spark.range(0, rows, 1, 2).selectExpr("lpad(id, 16, '0') as order", "repeat('x', 68) as payload")
+    made: dict[str, list[float]] = {"write rows/s, exactly once": [], "write rows/s, idempotence none": []}
+
+    def save(idempotence: str) -> None:
+        options = {"url": engine.url, "stream": "out", "idempotence": idempotence}
+        frame.write.format("braidstream").options(**options).mode("append").save()
+
+    for at in range(rounds + 1):
+        once, plain = timed(lambda: save("exactly-once")), timed(lambda: save("none"))
+        with engine.client() as client:
+            assert client.xlen("out") == 2 * rows
+            client.unlink("out")
+        tick()
+        if at:
+            made["write rows/s, exactly once"].append(rows / once)
+            made["write rows/s, idempotence none"].append(rows / plain)
+    return made
+
+
+def latency(spark: Any, engine: Engine, entries: int, tick: Callable[[], None]) -> dict[str, list[float]]:
+    seen = dict[int, float]()
+
+    def note(frame: Any, batch: int) -> None:
+        rows = frame.collect()
+        now = time.perf_counter()
+        seen.update({int(row.fields["n"]): now for row in rows})
+
+    frame = spark.readStream.format("braidstream").options(url=engine.url, streams="live").load()
+    with tempfile.TemporaryDirectory() as folder:
+        query = frame.writeStream.foreachBatch(note).option("checkpointLocation", folder).start()
+        delays = list[float]()
+        with engine.client() as client:
+            for n in range(entries):
+                sent = time.perf_counter()
+                client.xadd("live", {"n": n})
+                while n not in seen:
+                    time.sleep(0.001)
+                delays.append((seen[n] - sent) * 1000)
+                tick()
+        query.stop()
+    return {"latency ms": delays[entries // 4 :]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.spark", description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--entries", type=int, default=60, help="for the latency")
+    chosen = parser.parse_args()
+    spark = session()
+    with Engine("redis") as engine, Progress(transient=True) as progress:
+        bar = progress.add_task("measuring", total=2 * (chosen.rounds + 1) + chosen.entries)
+        fill(engine, chosen.rows)
+        made = reads(spark, engine, chosen.rows, chosen.rounds, lambda: progress.advance(bar))
+        made |= writes(spark, engine, chosen.rows, chosen.rounds, lambda: progress.advance(bar))
+        made |= latency(spark, engine, chosen.entries, lambda: progress.advance(bar))
+    spark.stop()
+    goals = {
+        "read rows/s": READ_GOAL,
+        "read / receive only": RECEIVED_GOAL,
+        "write rows/s, exactly once": WRITE_GOAL,
+        "latency ms": LATENCY_GOAL_MS,
+    }
+    table = Table("figure", "median", "quartiles", "goal")
+    results = []
+    for name, values in made.items():
+        low, middle, high = statistics.quantiles(values, n=4)
+        form = "{:.2f}" if middle < 10 else "{:,.0f}"
+        shown = [form.format(value) for value in (middle, low, high)]
+        table.add_row(name, shown[0], f"{shown[1]} .. {shown[2]}", str(goals.get(name, "")))
+        results.append({"name": name, "median": middle, "low": low, "high": high, "goal": goals.get(name)})
+    Console(width=100).print(table)
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

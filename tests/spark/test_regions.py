@@ -1,0 +1,105 @@
+"""Three regions that replicate late and out of order while a query runs, moves and is cut off."""
+
+import random
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import permutations
+
+import pytest
+
+from braidstream.errors import NotReplicatedError
+from tests.support.microbatch import Killed, Micro, number
+from tests.support.servers import FLAVOURS, Engine
+from tests.support.world import World
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[list[Engine]]:
+    engines = [Engine(flavour).start() for flavour in (FLAVOURS[0], FLAVOURS[1], FLAVOURS[0])]
+    yield engines
+    for engine in engines:
+        engine.stop()
+
+
+@pytest.fixture
+def world(three: list[Engine]) -> Iterator[World]:
+    for engine in three:
+        engine.flush()
+    made = World(three)
+    yield made
+    made.close()
+
+
+def urls(world: World, first: int) -> dict[str, str]:
+    """The servers of a query that prefers one region."""
+    order = [first, *(region for region in world if region != first)]
+    listed = [world.engines[region - 1].url for region in order]
+    return {"url": listed[0], "fallbackUrls": ",".join(listed[1:])}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_entry_is_read_once_however_late_it_arrives(world: World, seed: int) -> None:
+    """Writers, links and the query take turns by the dice; the query is cut off and moves between regions."""
+    dice = random.Random(seed)
+    query = Micro(
+        {"streams": "orders", "maxEntriesPerTrigger": 4, "replicationWait": "0.05s", **urls(world, 1)}
+    )
+    added = 0
+    for _ in range(60):
+        turn = dice.random()
+        if turn < 0.4:
+            world[dice.choice([1, 2, 3])].xadd("orders", {"n": added})
+            added += 1
+        elif turn < 0.7:
+            world.ship(*dice.choice(list(permutations((1, 2, 3), 2))), "orders", relay=dice.random() < 0.3)
+        else:
+            if dice.random() < 0.3:
+                query.options |= urls(world, dice.choice([1, 2, 3]))
+            with suppress(Killed, NotReplicatedError):  # a batch that this region does not have yet waits
+                query.run(kill_after=dice.choice(["", "", "plan", "read", "commit"]), all_available=False)
+    world.sync()
+    query.run()
+    assert sorted(map(number, query.rows)) == list(range(added))
+
+
+def test_a_query_goes_on_in_another_region_when_its_own_is_gone(world: World) -> None:
+    query = Micro({"streams": "orders", "redis.socket_timeout": "0.3", **urls(world, 1)})
+    for n in range(5):
+        world[1].xadd("orders", {"n": n})
+    assert query.numbers() == [0, 1, 2, 3, 4]
+    world.sync()
+    world[2].xadd("orders", {"n": 5})
+    world.engines[0].pause()
+    try:
+        assert query.numbers() == [5]
+        world[3].xadd("orders", {"n": 6})
+        world.sync([2, 3])
+        assert query.numbers() == [6]
+    finally:
+        world.engines[0].resume()
+
+
+def test_a_replayed_batch_waits_for_what_has_not_arrived_and_says_so(world: World) -> None:
+    query = Micro({"streams": "orders", "replicationWait": "0.2s", **urls(world, 1)})
+    world[1].xadd("orders", {"n": 0})
+    with pytest.raises(Killed):
+        query.run(kill_after="plan")
+    query.options |= urls(world, 2)
+    with pytest.raises(NotReplicatedError, match="Nothing is lost"):
+        query.run()
+    world.sync()
+    assert query.numbers() == [0]
+
+
+def test_a_region_behind_the_query_moves_it_neither_back_nor_on(world: World) -> None:
+    query = Micro({"streams": "orders", **urls(world, 1)})
+    for n in range(3):
+        world[1].xadd("orders", {"n": n})
+    query.run()
+    query.options |= urls(world, 2)
+    assert query.numbers() == []  # region 2 has heard of nothing yet
+    world.sync()
+    assert query.numbers() == []  # and what arrives now was read
+    world[1].xadd("orders", {"n": 3})
+    world.sync()
+    assert query.numbers() == [3]
