@@ -182,7 +182,7 @@ def target(server: Server, stream: bytes) -> Strand:
 
 
 def append(wire: Wire, strand: Strand, chunk: bytes, marks: Iterable[Command] = ()) -> bool:
-    """A chunk of XADDs and what counts it, in one MULTI. False if a WATCHed key had changed: nothing was done."""
+    """A chunk of XADDs and what counts it, in one MULTI. False if a WATCHed key had changed: nothing is done."""
     birth = [birth_command(strand)] if strand.kind == "s" else []
     reply = wire.exchange([("MULTI",), *birth], chunk, [*marks, ("EXEC",)])
     if reply.endswith(b"*-1\r\n"):
