@@ -7,6 +7,7 @@ clocks say. One process, one thread, one die: a seed is a run.
 
     seat.py        a region's engine, with one connection
     network.py     links as coroutines that stop before every request; the die says which one goes on
-    users.py       what people do in a region, and what they saw before and after
+    witness.py     does what a user says, and notes what was seen before and after
+    users.py       what people do in their regions
     simulator.py   a run: two hundred operations, then quiescence, then every question in every region
 """

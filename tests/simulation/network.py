@@ -84,12 +84,13 @@ class End:
 
 
 class Network:
-    """All lines. `open` lets every request pass at once: after the storm."""
+    """All lines. `open` lets every request pass at once. `sent`: all that targets were told, in order."""
 
     def __init__(self, seats: dict[int, Seat], history: History) -> None:
         self.seats, self.history = seats, history
         self.open, self.notes = False, 0
         self.late: list[Request] = []
+        self.sent: list[Request] = []
         regions = list(seats)
         pairs = [(source, target) for source in regions for target in regions if source != target]
         self.lines = [Line(pair, number) for pair in pairs for number in (0, 1)]
@@ -138,6 +139,8 @@ class Network:
     def execute(self, request: Request) -> Replies:
         """Done at the region, in one go."""
         replies = self.seats[request.region].send(request.batch)
+        if request.region == request.line.pair[1] and not request.batch.resend:
+            self.sent.append(request)
         if _function(request) == "bs_braid_merge" and first_error(request.batch, replies) is None:
             self.history.add(Told(request.region, request.name, request.note))
         return replies

@@ -12,7 +12,8 @@ from braidstream.ids import native
 from braidstream.strand import facts
 from tests.simulation.network import Line, Network, Request
 from tests.simulation.seat import Seat
-from tests.simulation.users import NAMES, Users
+from tests.simulation.users import Users
+from tests.simulation.witness import NAMES, Witness
 from tests.support.anomalies import GROUPS, RANGE, find
 from tests.support.history import Answered, History, Left
 from tests.support.servers import FLAVOURS, Engine
@@ -67,7 +68,8 @@ class Run:
     def __init__(self, dice: Random, seats: dict[int, Seat], history: History) -> None:
         self.dice, self.seats, self.history = dice, seats, history
         self.network = Network(seats, history)
-        self.users = Users(dice, seats, history)
+        self.witness = Witness(seats, history)
+        self.users = Users(dice, self.witness)
         self.partitions: set[frozenset[int]] = set()
         self.paused: set[int] = set()
         # Some runs are calm, some are not.
@@ -89,7 +91,7 @@ class Run:
             else:
                 await self._step()
         await self._quiesce()
-        self._ask()
+        ask_everything(self.witness)
 
     async def _start(self) -> None:
         line = self.dice.choice(self.network.lines)
@@ -153,40 +155,46 @@ class Run:
             self.network.arrive(self.dice.choice(self.network.late))
         self.network.open = True
         first = [line for line in self.network.lines if line.number == 0]
-        await self._until_nothing_moves(first)
+        await settle(self.network, first)
         for line in first:
             self.network.renew(line)
-        if await self._round(first):
+        if await one_round(self.network, first):
             raise AssertionError("links without a memory find something that those with one have missed")
 
-    async def _until_nothing_moves(self, lines: list[Line]) -> None:
-        for _ in range(ROUNDS):
-            if not await self._round(lines):
-                return
-        raise AssertionError(f"links still move after {ROUNDS} rounds")
 
-    async def _round(self, lines: list[Line]) -> bool:
-        moved = False
-        for line in lines:
-            for name in NAMES:
-                line.name, line.dead = name, False
-                progress = await line.link.sync(name.encode())
-                if progress.moved or progress.waiting:
-                    found = {fact: getattr(progress, fact) for fact in FACTS if getattr(progress, fact)}
-                    self.network.tell(f"{line} sync {name}", str(found))
-                moved = moved or progress.moved
-        return moved
+async def settle(network: Network, lines: list[Line]) -> None:
+    """Links run until nothing moves."""
+    for _ in range(ROUNDS):
+        if not await one_round(network, lines):
+            return
+    raise AssertionError(f"links still move after {ROUNDS} rounds")
 
-    def _ask(self) -> None:
-        for number, seat in self.seats.items():
-            for name in NAMES:
-                self.users.look(number, name)
-                for question, answer in questions(seat, name).items():
-                    self.history.add(Answered(number, name, question, answer))
-        for number, seat in self.seats.items():
-            for name in NAMES:
-                for group in _groups(seat, name):
-                    self.history.add(Left(number, name, group, left(seat, name, group)))
+
+async def one_round(network: Network, lines: list[Line]) -> bool:
+    """Whether something moved."""
+    moved = False
+    for line in lines:
+        for name in NAMES:
+            line.name, line.dead = name, False
+            progress = await line.link.sync(name.encode())
+            if progress.moved or progress.waiting:
+                found = {fact: getattr(progress, fact) for fact in FACTS if getattr(progress, fact)}
+                network.tell(f"{line} sync {name}", str(found))
+            moved = moved or progress.moved
+    return moved
+
+
+def ask_everything(witness: Witness) -> None:
+    """Every question in every region; what is left for each group comes last, because asking takes it."""
+    for number, seat in witness.seats.items():
+        for name in NAMES:
+            witness.look(number, name)
+            for question, answer in questions(seat, name).items():
+                witness.history.add(Answered(number, name, question, answer))
+    for number, seat in witness.seats.items():
+        for name in NAMES:
+            for group in _groups(seat, name):
+                witness.history.add(Left(number, name, group, left(seat, name, group)))
 
 
 def questions(seat: Seat, name: str) -> dict[str, Any]:
