@@ -81,9 +81,10 @@ class Users:
         return self.witness.seats[region].region.id_mode
 
     def _some_id(self, region: int, name: str) -> str:
-        """The ID of an entry that was last seen here, or of none."""
+        """The ID of an entry that was last seen here, or of none. The latest are those that others lack."""
         seen = sorted(self.witness.seen.get((region, name), {}), key=user_id)
-        entry = user_id(self.dice.choice(seen)) if seen else (self._clock_ms(region), 0)
+        some = seen[-4:] if self.dice.random() < 0.5 else seen
+        entry = user_id(self.dice.choice(some)) if some else (self._clock_ms(region), 0)
         return text(entry).decode()
 
     def _cap(self, region: int, name: str) -> tuple[Any, ...]:
