@@ -13,8 +13,8 @@ give them a way to send.
 """
 
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar, cast
 
 from braidstream.errors import ReplyError
 
@@ -52,6 +52,23 @@ def first_error(batch: Batch, replies: Replies | None) -> ReplyError | None:
     return next((reply for reply in replies if isinstance(reply, ReplyError)), None)
 
 
+# Writes that an engine whose memory is full does not refuse. Each of them is whole by itself.
+_RELIEVING: Final = frozenset(("XTRIM", "XDEL", "XACK", "XREADGROUP", "XCLAIM", "XPENDING", "HGETALL"))
+
+
+def without_multi(batch: Batch, refused: ReplyError) -> Batch | None:
+    """What to send instead of a MULTI that was refused, with nothing of it done; None if that is the answer.
+
+    When memory is full, Redis refuses every command between MULTI and EXEC, reads and deletions too. Outside
+    it takes them. That they are one step matters little then: nobody can add anything meanwhile.
+    """
+    if refused.code != "OOM" or not batch.atomic:
+        return None
+    if batch.resend or all(command[0] in _RELIEVING for command in batch.commands):
+        return replace(batch, atomic=False)
+    return None
+
+
 def run(plan: Plan[T], send: Callable[[Batch], Replies]) -> T:
     """Drive a plan to its result. Each batch it yields is one round trip."""
     step: Callable[[Any], Batch] = plan.send
@@ -65,7 +82,10 @@ def run(plan: Plan[T], send: Callable[[Batch], Replies]) -> T:
             value = send(batch)
             error = first_error(batch, value)
         except ReplyError as refused:  # a MULTI that was not executed
-            error = refused
+            error, instead = refused, without_multi(batch, refused)
+            if instead is not None:
+                value = send(instead)
+                error = first_error(instead, value)
         step, value = (plan.throw, error) if error else (plan.send, value)
 
 
@@ -82,5 +102,8 @@ async def arun(plan: Plan[T], send: Callable[[Batch], Awaitable[Replies]]) -> T:
             value = await send(batch)
             error = first_error(batch, value)
         except ReplyError as refused:  # a MULTI that was not executed
-            error = refused
+            error, instead = refused, without_multi(batch, refused)
+            if instead is not None:
+                value = await send(instead)
+                error = first_error(instead, value)
         step, value = (plan.throw, error) if error else (plan.send, value)

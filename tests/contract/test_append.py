@@ -1,9 +1,15 @@
 """XADD: a plain append, its birth, its refusals."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import redis
 
 import braidstream
+from braidstream.strand import Strand
+from tests.support.proxy import Proxy
+from tests.support.regions import apply
+from tests.support.servers import Engine
 
 
 def test_an_id_carries_the_region_and_ids_ascend(region: braidstream.Redis) -> None:
@@ -19,3 +25,27 @@ def test_a_plain_key_of_the_name_is_the_wrong_type(region: braidstream.Redis) ->
         region.xadd("messages", {"text": "hello"})
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         region.xrange("messages")
+
+
+def test_an_append_that_fills_the_memory_is_capped_and_told_as_done(
+    region: braidstream.Redis, engine: Engine
+) -> None:
+    """The cap of several strands comes after the append, and full memory refuses every MULTI."""
+    region.xadd("messages", {"text": "first"})
+    region.run_plan(apply(Strand(b"messages", "s", 2), [((1, 0), [b"text", b"from region 2"])]))
+    with (
+        engine.client() as operator,
+        Proxy(engine.port) as proxy,
+        ThreadPoolExecutor(1) as pool,
+        braidstream.Redis.from_url(proxy.url, decode_responses=True) as client,
+    ):
+        proxy.stall(b"\r\nXLEN")
+        added = pool.submit(client.xadd, "messages", {"text": "second"}, maxlen=1, approximate=False)
+        try:
+            assert proxy.stalled.wait(5)
+            operator.config_set("maxmemory", "1")
+            proxy.stall(b"nothing more")
+            proxy.go_on()
+            assert [added.result(5)] == [entry for entry, _ in region.xrange("messages")]
+        finally:
+            operator.config_set("maxmemory", "0")

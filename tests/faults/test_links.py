@@ -1,16 +1,20 @@
 """Links stepped by hand through moments that are hard to meet: full journals, full memory."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import TypeVar
 
 import pytest
 
 import braidstream
+from braidstream.braid import registry_of
 from braidstream.errors import ReplyError
-from braidstream.plan import Plan
+from braidstream.plan import Batch, Plan
+from braidstream.replication.flow import Flow, Window
 from braidstream.replication.link import Link
+from braidstream.replication.pages import Pages
 from braidstream.replication.ship import WIDEST
+from braidstream.strand import Strand, facts
 from tests.support.servers import Engine, Flavour
 from tests.support.world import Here, World
 
@@ -106,12 +110,39 @@ def test_a_journal_that_overflows_while_a_link_works_loses_no_deletion(world: Wo
     assert texts(world) == [["stays"]] * 3
 
 
+def test_a_strand_that_another_round_found_gone_is_looked_at_again(world: World) -> None:
+    """Two rounds of one stream share a flow: one is about to ship what the other finds deleted."""
+    strand = Strand(b"m", "s", 1)
+    world[1].xadd("m", {"n": "1"})
+
+    async def ship(step: Callable[[Flow], Coroutine[None, None, None]]) -> None:
+        source, target = world.endpoints[1], world.endpoints[2]
+        flow = Flow(target, Pages(source), Window(), facts(world[1].run_plan(_meta())))
+        flow.start(strand, (0, 0), 10)
+        flow.ends.clear()
+        await step(flow)
+
+    for step in (lambda flow: flow.pump(strand), lambda flow: flow.reach(strand, (1, 0))):
+        with pytest.raises(ReplyError, match="BSMOVED"):
+            asyncio.run(ship(step))
+
+
+def _meta() -> Plan[list[bytes]]:
+    [reply] = yield Batch([registry_of(b"m")])
+    return reply
+
+
 @pytest.fixture
-def full(world: World, engines: list[Engine]) -> Iterator[Callable[[], None]]:
-    """full(): region 2 takes no more memory, until the test ends."""
-    with engines[1].client() as operator:
-        yield lambda: operator.config_set("maxmemory", "1mb") and None
-        operator.config_set("maxmemory", "0")
+def full(world: World, engines: list[Engine]) -> Iterator[Callable[[int], None]]:
+    """full(2): region 2 takes no more memory, until the test ends."""
+
+    def limit(region: int, limit: str = "1") -> None:
+        with engines[region - 1].client() as operator:
+            operator.config_set("maxmemory", limit)
+
+    yield limit
+    for region in world:
+        limit(region, "0")
 
 
 REMOVALS: dict[str, Callable[[braidstream.Redis, list[str]], object]] = {
@@ -123,23 +154,35 @@ REMOVALS: dict[str, Callable[[braidstream.Redis, list[str]], object]] = {
 
 @pytest.mark.parametrize("removal", REMOVALS)
 def test_a_region_whose_memory_is_full_is_relieved_by_what_others_delete(
-    world: World, full: Callable[[], None], removal: str
+    world: World, full: Callable[[int], None], removal: str
 ) -> None:
     entries = [world[1].xadd("m", {"n": str(number)}) for number in range(10)]
     world.sync()
-    full()
+    full(2)
     REMOVALS[removal](world[1], entries)
     world.ship(1, 2, "m")
     assert world[2].xlen("m") == 0
 
 
+def test_a_region_whose_memory_is_full_still_tells_the_others(
+    world: World, full: Callable[[int], None]
+) -> None:
+    entries = [world[1].xadd("m", {"n": str(number)}) for number in range(3)]
+    world.ship(1, 2, "m")
+    world[1].xadd("m", {"n": "3"})
+    full(1)
+    world[1].xdel("m", entries[1])
+    world.ship(1, 2, "m")
+    assert [fields["n"] for _, fields in world[2].xrange("m")] == ["0", "2", "3"]
+
+
 def test_entries_that_a_full_region_refuses_arrive_when_it_has_room_again(
-    world: World, engines: list[Engine], full: Callable[[], None]
+    world: World, engines: list[Engine], full: Callable[[int], None]
 ) -> None:
     """Also wide ones, which take another way; and a link keeps nothing of what was refused."""
     world[1].xadd("m", {"n": "1"})
     world.sync()
-    full()
+    full(2)
     for _ in range(3):
         world[1].xadd("m", {"n": "2"})
         world[1].xadd("m", {"n": "3", **{str(number): "" for number in range(WIDEST)}})

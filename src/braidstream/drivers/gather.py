@@ -20,7 +20,7 @@ from braidstream.commands.produce import add_all, joins, message_of
 from braidstream.commands.table import Spec
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.keys import meta, shares_slot
-from braidstream.plan import Batch, Command, Plan, Replies, first_error
+from braidstream.plan import Batch, Command, Plan, Replies, first_error, without_multi
 
 _WATCH_TRIES: Final = 100
 
@@ -180,7 +180,11 @@ def _send(queued: list[Queued], shape: Shape) -> Plan[None]:
             try:
                 mine = unpack(item.batch, mine, shape)
             except ReplyError as error:  # its own MULTI was refused
-                item.refused(error)
+                if (instead := without_multi(item.batch, error)) is None:
+                    item.refused(error)
+                else:
+                    again = Exchange(instead.commands, resend=instead.resend)
+                    mine = unpack(instead, (yield again), shape)
         yield from item.finish(mine)
 
 

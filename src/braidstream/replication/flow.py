@@ -73,7 +73,7 @@ class Flow:
             appetite = self._appetite[strand]
             while self.failed is None:
                 wanted = appetite.count
-                page, meta = await self.pages.read(strand, self.ends[strand], wanted)
+                page, meta = await self.pages.read(strand, self._end(strand), wanted)
                 if causal(meta) != causal(self.told):
                     raise ReplyError("BSMOVED the stream changed otherwise than by appends")
                 sizes = ship.sizes_of(page)
@@ -86,10 +86,16 @@ class Flow:
     async def reach(self, strand: Strand, upto: Id) -> None:
         """The source stands further than its last entry, because what came last was deleted."""
         async with self._lock:
-            if self.ends[strand] < upto:
+            if (after := self._end(strand)) < upto:
                 await self.window.enter(0)
-                self._send(ship.append(strand, self.ends[strand], [], upto), 0)
+                self._send(ship.append(strand, after, [], upto), 0)
                 self.ends[strand] = upto
+
+    def _end(self, strand: Strand) -> Id:
+        """Where the target will stand; another round may have found that the strand is gone."""
+        if strand not in self.ends:
+            raise ReplyError("BSMOVED the strand no longer flows")
+        return self.ends[strand]
 
     async def landed(self) -> None:
         """Wait for everything in flight; what was refused is raised."""
@@ -99,8 +105,8 @@ class Flow:
             raise self.failed
 
     async def _take_off(self, strand: Strand, part: ship.Page, size: int) -> None:
+        after = self._end(strand)
         await self.window.enter(size)
-        after = self.ends[strand]
         if ship.is_wide(part):
             # A native append has no guard of its own: nothing else may be in the air.
             while self._flying:

@@ -24,7 +24,7 @@ class Pages:
         self._flying: dict[tuple[bytes, Id, int], asyncio.Task[Answer]] = {}
 
     async def read(self, strand: Strand, after: Id, count: int) -> Answer:
-        """New entries, and the meta as of the same moment."""
+        """New entries, and the meta as of that moment or later."""
         wanted = (strand.key, after, count)
         task = self._flying.get(wanted)
         if task is None:
@@ -35,7 +35,10 @@ class Pages:
 
 
 def _page(strand: Strand, after: Id, count: int) -> Plan[Answer]:
-    """Both in one step: a deletion is never overtaken by what came after it."""
+    """The meta last: it is at least as new as the page, so a deletion is not overtaken by what came after it.
+
+    No MULTI: when memory is full it is refused, and a full region must still be read.
+    """
     commands = [page_command(strand, after, count), registry_of(strand.name)]
-    page, meta = yield Batch(commands, atomic=True, resend=True)
+    page, meta = yield Batch(commands, resend=True)
     return page, facts(meta)

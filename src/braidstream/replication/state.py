@@ -207,9 +207,9 @@ def _messages(name: bytes, own: int, words: list[bytes]) -> dict[bytes, bytes]:
 def read_journal(
     name: bytes, writer: int, after: Id, count: int
 ) -> Plan[tuple[list[tuple[bytes, list[bytes]]], Extent]]:
-    """Entries of a journal, and how far it reaches at that moment. One round trip."""
+    """Entries of a journal, and how far it reached back then or later. One round trip."""
     key = keys.journal(name, writer)
     read = ("XRANGE", key, b"(" + ids.text(after), "+", "COUNT", count)
     state = state_command(name, (), (writer,), acks=False)
-    page, reply = yield Batch([read, state], atomic=True, resend=True)
+    page, reply = yield Batch([read, state], resend=True)
     return page, parse_state(name, (), (writer,), reply).journals.get(writer, Extent(ids.ZERO, None, 0, 0))

@@ -125,7 +125,7 @@ class Sites:
             case "engine paused":
                 site.engine.pause()
             case "memory full":
-                site.limit_memory("1mb")
+                site.limit_memory("1")
             case "link cut":
                 site.links[fault.where[1]].shut()
                 site.links[fault.where[1]].cut()
