@@ -15,8 +15,8 @@ from braidstream import engine
 from braidstream.cli.server import Json, ask, trouble
 from braidstream.commands.region import initialise
 from braidstream.config import Config, RegionConfig, load
-from braidstream.drivers.wire import parse_address
-from braidstream.errors import BraidError
+from braidstream.drivers.wire import Address, parse_address
+from braidstream.errors import BraidError, ConfigError
 from braidstream.observability.events import emit
 from braidstream.replication.daemon import Daemon
 
@@ -43,6 +43,7 @@ def replicate(
     with trouble(str(config), as_json):
         regions = load(config)
         here = regions.named(region)
+        _peers(regions, here)
     with trouble(here.url, as_json):
         ask(here.url, initialise(here.id, here.name), engine.load())
     log_to_stderr(verbose)
@@ -87,21 +88,32 @@ async def _tell_ready(regions: Config, here: RegionConfig, daemon: Daemon, as_js
     )
 
 
+def _peers(regions: Config, here: RegionConfig) -> dict[str, Address]:
+    found = {}
+    for peer in regions.region:
+        if peer.id != here.id:
+            try:
+                found[peer.name] = parse_address(peer.url)
+            except ConfigError as error:
+                raise ConfigError(f"region {peer.name!r}: {error}") from None
+    return found
+
+
 async def _follow_config(path: Path, regions: Config, here: RegionConfig, daemon: Daemon) -> None:
     """The peers of the file, now and whenever it changes. A broken file changes nothing."""
-    seen = None
+    seen, peers = None, _peers(regions, here)
     while True:
         with contextlib.suppress(OSError):
             now = path.stat().st_mtime_ns
             if seen is not None and now != seen:
                 try:
                     regions = load(path)
+                    peers = _peers(regions, here)
                     emit("config.changed", regions=",".join(region.name for region in regions.region))
                 except BraidError as error:
                     emit("config.broken", why=error)
             seen = now
-        peers = [peer for peer in regions.region if peer.id != here.id]
-        daemon.meet({peer.name: parse_address(peer.url) for peer in peers})
+        daemon.meet(peers)
         if not peers:
             daemon.ready.set()
         await asyncio.sleep(CONFIG_CHECK_S)

@@ -20,10 +20,11 @@ from typing import Any, Final, TypeVar, cast
 import hiredis
 from redis.asyncio.connection import RedisSSLContext
 from redis.connection import SSLConnection, parse_url
+from redis.exceptions import RedisError
 
 from braidstream.drivers.gather import unpack, wire
 from braidstream.drivers.session import resp2
-from braidstream.errors import LostError, ReplyError
+from braidstream.errors import ConfigError, LostError, ReplyError
 from braidstream.plan import Batch, Command, Replies
 
 # How much may be under way: batches, and bytes not yet given to the socket.
@@ -47,7 +48,8 @@ class Address:
     db: int = 0
     user: str | bytes | None = None
     password: str | bytes | None = field(default=None, repr=False)
-    tls: ssl.SSLContext | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
+    tls_options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
         return self.path or f"{self.host}:{self.port}"
@@ -61,9 +63,27 @@ class Address:
 
 
 def parse_address(url: str) -> Address:
-    """An address from a URL as redis-py takes it: redis://, rediss:// with ssl_* options, unix://."""
+    """An address from a URL as redis-py takes it: redis://, rediss:// with ssl_* options, unix://.
+
+    ConfigError if it cannot be used; it repeats nothing of the URL, which may hold a password.
+    """
+    try:
+        return _parse(url)
+    except OSError as error:
+        raise ConfigError(
+            f"a TLS file that its URL names cannot be used: {error.strerror or 'unreadable'}. "
+            "Check ssl_ca_certs, ssl_certfile and ssl_keyfile."
+        ) from None
+    except (ValueError, TypeError, RedisError):
+        raise ConfigError(
+            "its URL cannot be read. Write redis://user:password@host:port/db, special characters escaped, "
+            "or rediss:// with redis-py's ssl_* options."
+        ) from None
+
+
+def _parse(url: str) -> Address:
     words = parse_url(url)  # type: ignore[no-untyped-call]
-    tls = None
+    tls, options = None, dict[str, Any]()
     if words.get("connection_class") is SSLConnection:
         options = {key[4:]: value for key, value in words.items() if key.startswith("ssl_")}
         checks = str(options.pop("check_hostname", "true")).lower() not in (
@@ -76,6 +96,7 @@ def parse_address(url: str) -> Address:
         )
         options.setdefault("cert_reqs", "required")
         tls = RedisSSLContext(check_hostname=checks, **options).get()
+        options["check_hostname"] = checks
     return Address(
         host=words.get("host", "localhost"),
         port=words.get("port", 6379),
@@ -84,6 +105,7 @@ def parse_address(url: str) -> Address:
         user=words.get("username"),
         password=words.get("password"),
         tls=tls,
+        tls_options=tuple(sorted((key, str(value)) for key, value in options.items())),
     )
 
 

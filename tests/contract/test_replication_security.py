@@ -1,0 +1,236 @@
+"""Regions that talk over TLS as users who may do no more than they must; and nothing of it is ever told."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import braidstream
+from braidstream import engine as functions
+from braidstream.commands.region import initialise, meet
+from braidstream.replication.ship import WIDEST
+from tests.support.servers import Engine, Flavour
+from tests.support.waiting import eventually
+
+WITHIN_S = 30
+SECRET = "a-secret-of-the-link"
+
+# The guide's lists: what a daemon needs at its own engine, at its peers', and there for idempotent producers.
+# Functions act with the rights of whoever calls them, so these are also the commands inside.
+GUIDE = Path(__file__).parents[2] / "docs/guides/replication-security.md"
+*RIGHTS, IDEMPOTENT = [block.split() for block in re.findall(r"\+[^`~>]*?(?=\n```)", GUIDE.read_text())]
+# What the test itself calls while the daemon works.
+OURS = {"auth", "acl|log", "config|resetstat", "hello", "info", "client|setinfo"}
+
+
+def url_of(engine: Engine, user: str) -> str:
+    return engine.url.replace("//", f"//{user}:${{LINK_PASSWORD}}@", 1)
+
+
+@pytest.fixture
+def pair(flavour: Flavour) -> Iterator[tuple[Engine, Engine]]:
+    with Engine(flavour, tls=True) as one, Engine(flavour, tls=True) as two:
+        for number, engine in enumerate((one, two), start=1):
+            with braidstream.Redis.from_url(engine.url) as client:
+                client.run_plan(initialise(number, f"region-{number}"))
+                client.run_plan(functions.load())
+                client.run_plan(meet((1, 2)))
+        yield one, two
+
+
+@contextmanager
+def daemon(folder: Path, urls: list[str], password: str = SECRET) -> "Iterator[Callable[[], str]]":
+    """`braid replicate` for region 1; yields what it has said so far."""
+    config, log = folder / "braid.toml", folder / "log"
+    config.write_text(
+        "".join(
+            f'[[region]]\nid = {number}\nname = "region-{number}"\nurl = "{url}"\n'
+            for number, url in enumerate(urls, start=1)
+        )
+    )
+    command = [sys.executable, "-m", "braidstream.cli.main", "replicate", "--verbose"]
+    command += ["--config", str(config), "--region", "1"]
+    with open(log, "wb") as out:
+        environment = {**os.environ, "LINK_PASSWORD": password}
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=environment)
+    try:
+        yield lambda: log.read_text(errors="replace")
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def together(one: braidstream.Redis) -> None:
+    """What both regions had before: streams, groups, deliveries."""
+    for name in ("kept", "trimmed", "dropped", "moved", "lost", "compared"):
+        for number in range(5):
+            one.xadd(name, {"n": str(number)})
+    for _ in range(2):  # two, so that the first is trimmed away from the journal
+        one.xdel("compared", one.xrange("compared")[1][0])
+    for name in ("kept", "lost", "dropped"):
+        one.xgroup_create(name, "jobs", "0")
+        one.xgroup_create(name, "old", "0")
+
+
+def apart(one: braidstream.Redis, two: braidstream.Redis) -> None:
+    """Then something of everything that a link brings over, while there is none."""
+    two.xreadgroup("jobs", "bob", {"kept": ">"}, count=2)
+    [[_, entries]] = one.xreadgroup("jobs", "alice", {"kept": ">"}, count=4)
+    one.xack("kept", "jobs", *(entry for entry, _ in entries[:3]))
+    one.xgroup_destroy("kept", "old")
+    one.xgroup_create("kept", "new", "$")
+    one.xadd("kept", {str(number): "wide" for number in range(WIDEST)})
+    one.xdel("kept", one.xadd("kept", {"n": "deleted"}), entries[1][0])
+    one.xtrim("trimmed", maxlen=2, approximate=False)
+    one.delete("dropped")
+    one.xadd("dropped", {"n": "again"})
+    one.rename("moved", "there")
+    one.xadd("fresh", {"n": "fresh"})
+    for number in range(5):
+        one.xadd("compared", {"n": str(number)})
+        one.xdel("compared", one.xrange("compared")[1][0])
+    one.xadd("lost", {"n": "after"})
+    one.execute_command("XADD", "once", "IDMP", "producer", "message", "*", "n", "1")
+
+
+def lose(pair: tuple[Engine, Engine]) -> None:
+    """Keys go away behind our back, and the regions forget that they have met."""
+    with pair[1].client() as operator:
+        assert operator.delete("bs:1:j:{compared}", "bs:1:s:{lost}", "bs:2:s:{lost}") == 3
+    for number, engine in enumerate(pair, start=1):
+        with engine.client() as operator:
+            operator.hset("bs:config", "writers", number)
+
+
+def called(engine: Engine) -> set[str]:
+    """Every command that was called since the statistics were reset, by functions too."""
+    with engine.client() as operator:
+        return {name.removeprefix("cmdstat_") for name in operator.info("commandstats")}
+
+
+def grant(engine: Engine, rights: list[str]) -> None:
+    with engine.client() as operator:
+        operator.execute_command("ACL", "DELUSER", "link")
+        operator.execute_command("ACL", "SETUSER", "link", "on", f">{SECRET}", "~bs:*", *rights)
+        operator.execute_command("ACL", "LOG", "RESET")
+        operator.config_resetstat()
+
+
+def refused(engine: Engine) -> list[str]:
+    with engine.client() as operator:
+        found = {str(entry["object"]) for entry in operator.acl_log()}
+    return sorted(found - {"client|setinfo"})  # redis-py tells its version, and does not mind
+
+
+NAMES = ("kept", "trimmed", "dropped", "moved", "there", "lost", "compared", "fresh", "once")
+
+
+def alike(one: braidstream.Redis, two: braidstream.Redis) -> bool:
+    entries = [[client.xrange(name) for name in NAMES] for client in (one, two)]
+    groups = [client.xinfo_groups("kept") if client.exists("kept") else None for client in (one, two)]
+    names = [[group["name"] for group in found or ()] for found in groups]
+    return entries[0] == entries[1] and names[0] == names[1]
+
+
+def test_a_daemon_needs_these_rights_at_both_ends_and_no_other(
+    pair: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    urls = [url_of(engine, "link") for engine in pair]
+    with (
+        braidstream.Redis.from_url(pair[0].url, decode_responses=True) as one,
+        braidstream.Redis.from_url(pair[1].url, decode_responses=True) as two,
+    ):
+        for engine in pair:
+            grant(engine, ["+@all"])
+        together(one)
+        with daemon(tmp_path, urls):
+            eventually(lambda: alike(one, two), within_s=WITHIN_S, why="the regions should be alike")
+        apart(one, two)
+        lose(pair)
+        for engine, rights in zip(pair, RIGHTS, strict=True):
+            grant(engine, rights + IDEMPOTENT * (engine is pair[1]))
+        with daemon(tmp_path, urls):
+            eventually(
+                lambda: [unused(*each) for each in zip(pair, RIGHTS, strict=True)] == [set(), set()],
+                within_s=WITHIN_S,
+                why="every right should be used",
+            )
+        needed = [called(engine) - OURS for engine in pair]
+        assert [refused(engine) for engine in pair] == [[], []]
+        assert alike(one, two)
+        assert needed[1] & plain(IDEMPOTENT)
+        assert [each - plain(IDEMPOTENT) for each in needed] == [plain(rights) - OURS for rights in RIGHTS]
+
+
+def plain(rights: list[str]) -> set[str]:
+    return {right.removeprefix("+") for right in rights}
+
+
+def unused(engine: Engine, rights: list[str]) -> set[str]:
+    """The rights that were not used so far, but for what the daemon does when it stops."""
+    return plain(rights) - called(engine) - {"del", "zrem"}
+
+
+def test_a_changed_file_leaves_links_over_tls_alone_that_did_not_change(
+    pair: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    with daemon(tmp_path, [engine.url for engine in pair]) as said:
+        eventually(lambda: "daemon.ready" in said(), within_s=WITHIN_S, why="it should start")
+        os.utime(tmp_path / "braid.toml", (1, 1))
+        eventually(lambda: "config.changed" in said(), within_s=WITHIN_S, why="it should see the file")
+        with (
+            braidstream.Redis.from_url(pair[0].url) as one,
+            braidstream.Redis.from_url(pair[1].url) as two,
+        ):
+            one.xadd("m", {"n": "1"})
+            eventually(lambda: two.xlen("m") == 1, within_s=WITHIN_S, why="the link should work")
+        assert said().count("link.up") == 1
+
+
+def test_a_peer_whose_certificate_is_not_trusted_gets_nothing(
+    pair: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    """Its URL trusts the other engine's authority instead of its own."""
+    one, two = pair
+    wrong = one.url.replace(f":{one.port}", f":{two.port}")
+    with daemon(tmp_path, [one.url, wrong]) as said:
+        eventually(lambda: "link.lost" in said(), within_s=WITHIN_S, why="it should refuse")
+        assert "certificate verify failed" in said()
+        assert "link.up" not in said()
+
+
+def test_no_secret_is_told_when_a_peer_refuses_it(pair: tuple[Engine, Engine], tmp_path: Path) -> None:
+    one, two = pair
+    for engine in pair:
+        grant(engine, ["+@all"])
+    urls = [one.url, url_of(two, "link")]
+    with daemon(tmp_path, urls, password="wrong-secret") as said:
+        eventually(lambda: "link.lost" in said(), within_s=WITHIN_S, why="it should be refused")
+        assert "WRONGPASS" in said()
+        assert "wrong-secret" not in said()
+    grant(two, ["+ping"])
+    with daemon(tmp_path, urls) as said:
+        eventually(lambda: "NOPERM" in said(), within_s=WITHIN_S, why="it should be refused")
+        assert SECRET not in said()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "hint"),
+    [
+        (f"rediss://link:{SECRET}@127.0.0.1:1?ssl_ca_certs=/none/ca.crt", "No such file"),
+        (f"rediss://link:{SECRET}@127.0.0.1:1?ssl_cert_reqs=maybe", "cannot be read"),
+        (f"redis://link:{SECRET}@127.0.0.1:port", "cannot be read"),
+    ],
+)
+def test_a_url_that_cannot_be_used_ends_the_daemon_with_a_word_about_it(
+    engine: Engine, tmp_path: Path, wrong: str, hint: str
+) -> None:
+    with daemon(tmp_path, [engine.url, wrong]) as said:
+        eventually(lambda: hint in said(), within_s=WITHIN_S, why="it should say what is wrong")
+        assert "region-2" in said()
+        assert SECRET not in said()
