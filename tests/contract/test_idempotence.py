@@ -12,6 +12,7 @@ import braidstream
 from braidstream.commands.arguments import FUNCTION_ARGUMENTS
 from braidstream.strand import Strand
 from tests.support.clients import Opener
+from tests.support.gateways import Line, Served, value_of
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine
 
@@ -220,6 +221,27 @@ def test_one_message_sent_by_many_clients_at_once_is_added_once(
         entries = [entry for entry, _ in client.xrange("s")]
     assert entries == sorted(set(answers[0]), key=lambda entry: entries.index(entry))
     assert all(each == answers[0] for each in answers)
+
+
+def test_any_client_produces_through_the_gateway(engine: Engine) -> None:
+    become(engine)
+    with Served(engine.url) as gateway, Line(gateway.port) as line, Line(gateway.port) as other:
+        first = line.say("XADD s IDMP p 1 * f v")
+        assert other.say("XADD s IDMP p 1 * f v") == first
+        auto = line.say("XADD s IDMPAUTO p * a 1 b 2")
+        assert other.say("XADD s IDMPAUTO p * b 2 a 1") == auto
+        again, new, same = line.pipeline(
+            "XADD s IDMP p 1 * f v", "XADD s IDMP p 2 * f v", "XADD s IDMP p 2 * f v"
+        )
+        assert again == first
+        assert new == same != first
+        assert line.say("XCFGSET s IDMP-DURATION 86400") == b"+OK\r\n"
+        assert line.say("XCFGSET s IDMP-DURATION 0").startswith(b"-ERR IDMP-DURATION must be")
+        assert b"idmp-duration" in line.say("XINFO STREAM s")
+        line.say("MULTI"), line.say("XADD s IDMP p 1 * f v"), line.say("XADD s IDMP p 1 * f v")
+        one, two = value_of(line.say("EXEC"))
+        assert one == two
+        assert line.say("XLEN s") == b":4\r\n"
 
 
 # Beyond the rights of a writer, see docs/guides/servers.md.

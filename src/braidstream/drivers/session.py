@@ -189,11 +189,15 @@ class Session:
         if self.producer is None or args[0] != "XADD":
             return None, args
         lane = self.producer.take_lane()
-        return lane, self.producer.marked(client, args, lane)
+        marked = self.producer.marked(client, args, lane)
+        if marked is args:  # no message of ours
+            self.producer.give_back(lane)
+            return None, args
+        return lane, marked
 
     def mark_all(self, client: Any, commands: Any) -> bytes | None:
         """The same for a pipeline, in place: one lane, and in it each message has its number."""
-        if self.producer is None:
+        if self.producer is None or not any(args[0] == "XADD" for args, _ in commands):
             return None
         lane = self.producer.take_lane()
         for at, (args, options) in enumerate(commands):
@@ -206,7 +210,7 @@ class Session:
         if lane is None or isinstance(error, REFUSALS) or not isinstance(error, exceptions.RedisError):
             return error
         return type(error)(
-            f"{error}. It was sent again under the same idempotent ID, and no reply came: it may or may not "
+            f"{error}. It was tried again under the same idempotent ID, and no reply came: it may or may not "
             "have been applied. To send it later, give it an ID of your own: xadd(..., idmp=(producer, iid))."
         )
 
