@@ -13,7 +13,8 @@ BraidError
 |-- DataLossError       entries went away before a Spark query read them
 |-- NotReplicatedError  a Spark query needs entries that this region has not got yet
 |-- MalformedError      an entry does not fit the schema of a Spark read
-`-- SinkError           a Spark sink cannot write rows, or must not go on
+|-- SinkError           a Spark sink cannot write rows, or must not go on
+`-- LakeError           a lake cannot be read, or must not be written
 """
 
 
@@ -130,3 +131,9 @@ class SinkError(BraidError):
     """A Spark sink cannot write rows, or must not go on."""
 
     code = "SINK"
+
+
+class LakeError(BraidError):
+    """A lake cannot be read as it is, or must not be written."""
+
+    code = "LAKE"

@@ -28,7 +28,7 @@ class DefaultSource(DataSource):
         return META
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from braidstream.spark.source import batch_reader
+        from braidstream.spark.view import batch_reader
 
         return batch_reader(self.options, schema)
 

@@ -1,14 +1,17 @@
-"""docs/guides/spark.md runs as it is printed."""
+"""The guides to Spark and lakes run as they are printed."""
 
 import re
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from braidstream.spark.options import Servers
+from braidstream.spark.pipelines.archive import Archive, Archiver
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine
 
-GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "spark.md"
+GUIDES = Path(__file__).resolve().parents[2] / "docs" / "guides"
+GUIDE = GUIDES / "spark.md"
 
 
 def test_the_guide_runs_as_printed(spark: SparkSession, engine: Engine, tmp_path: Path) -> None:
@@ -24,3 +27,16 @@ def test_the_guide_runs_as_printed(spark: SparkSession, engine: Engine, tmp_path
         compile(code, str(GUIDE), "exec"),
         {"spark": spark, "URL": engine.url, "CHECKPOINT": str(tmp_path / "c")},
     )
+
+
+def test_the_guide_to_lakes_runs_as_printed(spark: SparkSession, engine: Engine, tmp_path: Path) -> None:
+    lake = str(tmp_path / "lake")
+    with engine.client() as client:
+        for n in range(3):
+            client.xadd("orders", {"order": n})
+            if n == 1:
+                archiver = Archiver(None, Archive(lake, Servers((engine.url,), {}), (b"orders",)))
+                archiver.round()
+                archiver.close()
+    [code] = re.findall(r"```python\n(.*?)```", (GUIDES / "lake.md").read_text(encoding="utf-8"), re.DOTALL)
+    exec(compile(code, "lake.md", "exec"), {"spark": spark, "URL": engine.url, "LAKE": lake})

@@ -92,3 +92,11 @@ def rows_of(batches: Any) -> list[dict[str, Any]]:
 
 def number(row: dict[str, Any]) -> int:
     return int(row["fields"]["n"])
+
+
+def rows_at_once(options: dict[str, Any], schema: StructType = META) -> list[dict[str, Any]]:
+    """A batch read, called as Spark calls it."""
+    reader: Any = DefaultSource({name: str(value) for name, value in options.items()}).reader(schema)  # type: ignore[arg-type]
+    partitions = pickle.loads(pickle.dumps(reader.partitions()))
+    worker = pickle.loads(pickle.dumps(reader))
+    return [row for part in partitions for row in rows_of(worker.read(part))]

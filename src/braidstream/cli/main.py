@@ -2,7 +2,7 @@
 
 import typer
 
-from braidstream.cli import gateway, init, region, replicate, tune, up
+from braidstream.cli import gateway, init, region, replicate, spark, tune, up
 
 app = typer.Typer(
     name="braid",
@@ -15,6 +15,7 @@ app.command("gateway")(gateway.gateway)
 app.command("replicate")(replicate.replicate)
 app.command("up")(up.up)
 app.add_typer(region.app, name="region")
+app.add_typer(spark.app, name="spark")
 app.add_typer(tune.app, name="tune")
 
 

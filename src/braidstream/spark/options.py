@@ -62,6 +62,7 @@ class SourceOptions:
     corrupt_column: str
     push_filters: bool
     replication_wait_s: float
+    lake: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +100,9 @@ class _Taker:
 
 def source_options(given: Mapping[str, str]) -> SourceOptions:
     taker = _Taker(given)
+    lake = taker.take("lake", _text, None)
     options = SourceOptions(
-        servers=_servers(taker),
+        servers=_servers(taker, needed=lake is None),
         streams=taker.take("streams", _names, ()),
         pattern=taker.take("streamPattern", _bytes, None),
         start=_start(taker, "starting", "earliest"),
@@ -117,6 +119,7 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         corrupt_column=taker.take("columnNameOfCorruptRecord", _text, "_corrupt_record"),
         push_filters=taker.take("pushFilters", _flag, False),
         replication_wait_s=taker.take("replicationWait", _seconds, 30.0),
+        lake=lake,
     )
     taker.finish()
     if bool(options.streams) == (options.pattern is not None):
@@ -143,8 +146,10 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
     return options
 
 
-def _servers(taker: _Taker) -> Servers:
+def _servers(taker: _Taker, *, needed: bool = True) -> Servers:
     url = taker.take("url", _text, "")
+    if not url and not needed:
+        return Servers((), {})
     if not url:
         raise OptionError("url", "missing. Say which server, like redis://localhost:6379/0")
     none: tuple[str, ...] = ()

@@ -23,7 +23,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from braidstream import ids
-from braidstream.errors import DataLossError
+from braidstream.errors import DataLossError, OptionError
 from braidstream.frontier import Frontier, place_text
 from braidstream.ids import Id
 from braidstream.spark import groups, limits
@@ -346,12 +346,8 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return Offset(frontier, counts, self.surveyor.region, self._began if before.initial else None)
 
 
-def batch_reader(given: Mapping[str, str], schema: StructType) -> BatchReader:
-    options = source_options(given)
-    kind = FilteringReader if options.push_filters else BatchReader
-    return kind(options, Shape.of(schema, options.mode, options.corrupt_column))
-
-
 def stream_reader(given: Mapping[str, str], schema: StructType) -> StreamReader:
     options = source_options(given)
+    if options.lake is not None:
+        raise OptionError("lake", "is for spark.read. A streaming query reads the stream itself")
     return StreamReader(options, Shape.of(schema, options.mode, options.corrupt_column))

@@ -1,0 +1,1 @@
+"""A lake: entries of streams as Parquet files in a folder, and the log that says which files count."""

@@ -1,0 +1,112 @@
+"""Rewriting files of a lake, as Spark jobs: small ones merged into one, entries dropped.
+
+What a rewrite leaves out is off the disk an hour later, when the files it replaces are removed.
+"""
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StringType, StructType
+
+from braidstream.spark.lake import jobs
+from braidstream.spark.lake.files import FACTS, FILE_BYTES, FILE_ROWS, entry_of, facts_batch, facts_of, merged
+from braidstream.spark.lake.log import Change, Conflict, File, Lake, State
+
+SMALL: Final = 8  # so many small files of a stream and day are worth merging
+TRIES: Final = 5
+_PIECE: Final = StructType().add("task", StringType())
+
+Drops = Mapping[str, Mapping[str, frozenset[bytes]]]  # stream -> place -> positions
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Files of one stream and day that become one."""
+
+    stream: str
+    paths: tuple[str, ...]
+    drops: Mapping[str, tuple[bytes, ...]] = field(default_factory=dict)
+
+    @property
+    def stored(self) -> str:
+        drops = {place: [b64encode(each).decode() for each in found] for place, found in self.drops.items()}
+        return json.dumps({"stream": self.stream, "paths": self.paths, "drops": drops})
+
+    @staticmethod
+    def parse(stored: str) -> "Task":
+        told = json.loads(stored)
+        drops = {place: tuple(map(b64decode, found)) for place, found in told["drops"].items()}
+        return Task(told["stream"], tuple(told["paths"]), drops)
+
+
+def small_files(state: State, *, at_least: int = SMALL) -> list[Task]:
+    """Which files to merge: of each stream and day the small ones, as many as make a whole one."""
+    groups = dict[tuple[str, str], list[File]]()
+    for file in state.files.values():
+        if file.rows < FILE_ROWS // 2 and file.bytes < FILE_BYTES // 2:
+            groups.setdefault((file.stream, file.day), []).append(file)
+    tasks = list[Task]()
+    for (stream, _), files in sorted(groups.items()):
+        part, rows, size = list[File](), 0, 0
+        ordered: list[File | None] = [*sorted(files, key=lambda one: one.first), None]
+        for each in ordered:
+            full = rows >= FILE_ROWS or size >= FILE_BYTES
+            if each is None or full:
+                if len(part) >= (2 if full else at_least):
+                    tasks.append(Task(stream, tuple(one.path for one in part)))
+                part, rows, size = [], 0, 0
+            if each is not None:
+                part.append(each)
+                rows, size = rows + each.rows, size + each.bytes
+    return tasks
+
+
+def holding(state: State, drops: Drops) -> list[Task]:
+    """Which files hold entries that are to be dropped."""
+    tasks = list[Task]()
+    for each in state.files.values():
+        found = {
+            place: tuple(where for where in wanted if each.first <= entry_of(where) <= each.last)
+            for place, wanted in drops.get(each.stream, {}).items()
+            if place in each.places
+        }
+        found = {place: positions for place, positions in found.items() if positions}
+        if found:
+            tasks.append(Task(each.stream, (each.path,), found))
+    return tasks
+
+
+def rewrite(
+    spark: SparkSession | None, lake: Lake, tasks: Iterable[Task], what: str
+) -> tuple[State, int, int]:
+    """Do it, and commit: (the lake then, files taken away, entries dropped). Safe to kill and run again."""
+    listed = list(tasks)
+    if not listed:
+        return lake.load(), 0, 0
+    pieces = [(task.stored,) for task in listed]
+    made = [facts_of(row) for row in jobs.run(spark, pieces, _PIECE, partial(_merge, lake.root), FACTS)]
+    taken = tuple(path for task in listed for path in task.paths)
+    for _ in range(TRIES):
+        state = lake.load()
+        if not all(path in state.files for path in taken):
+            return state, 0, 0  # somebody else has rewritten one of them
+        dropped = sum(state.files[path].rows for path in taken) - sum(each.rows for each in made)
+        try:
+            return lake.commit(state, Change(what, add=tuple(made), remove=taken)), len(taken), dropped
+        except Conflict:
+            continue
+    return lake.load(), 0, 0
+
+
+def _merge(root: Path, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for stored in batch.column(0).to_pylist():
+            task = Task.parse(stored)
+            yield facts_batch(merged(root, task.stream, task.paths, task.drops))

@@ -1,0 +1,1 @@
+"""Spark applications on lakes and streams: what `braid spark NAME` runs."""

@@ -1,0 +1,16 @@
+"""The Spark session of `braid spark`: the one of spark-submit, or one on this machine."""
+
+import os
+import sys
+
+from pyspark.sql import SparkSession
+
+
+def open_session(name: str) -> SparkSession:
+    """Quiet, in UTC, its workers with our interpreter. Where the master is, spark-submit or its files say."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(f"braid spark {name}")
+    builder = builder.config("spark.ui.showConsoleProgress", "false")
+    session = builder.config("spark.sql.session.timeZone", "UTC").getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session

@@ -1,0 +1,164 @@
+"""One view over a lake and the live streams: `option("lake", PATH)`. Each entry once, wherever the cut is.
+
+    lake     | ........................ |F           F: up to where the lake's log says it has the strand
+    engine         | ........................... |
+    view     | ...... from the lake ... | live . |
+
+The cut is the lake's own position, taken when the query is planned. The archive may go on meanwhile, and trim
+what it has taken: a reader of the live part that finds the strand's head gone takes what is missing from the
+lake, which by then has it, because a trim comes after the commit.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from braidstream import ids
+from braidstream.commands.glob import matcher
+from braidstream.drivers.bulk import Server
+from braidstream.frontier import name_text, place_text
+from braidstream.ids import Id
+from braidstream.plan import Command
+from braidstream.spark import pages
+from braidstream.spark.lake.files import Wanted, read, rows_of
+from braidstream.spark.lake.log import Lake, State, within
+from braidstream.spark.options import SourceOptions, source_options
+from braidstream.spark.reading import PAGE_BYTES, PAGE_ROWS
+from braidstream.spark.rows import Rows, Shape
+from braidstream.spark.slices import Range, Slice
+from braidstream.spark.source import BatchReader, FilteringReader, resolve
+from braidstream.spark.survey import Sight, Standing, open_server
+from braidstream.strand import Strand
+
+_NOT_THERE = Standing(ids.ZERO, 0, 0, None, ids.ZERO, 64, there=False)
+
+
+class LakeSlice(InputPartition):
+    """Of one file of the lake, the strands and ranges that are wanted."""
+
+    def __init__(self, path: str, stream: str, wanted: tuple[Wanted, ...]) -> None:
+        super().__init__(None)
+        self.path, self.stream, self.wanted = path, stream, wanted
+
+    def __repr__(self) -> str:
+        return f"LakeSlice({self.path})"
+
+
+class ViewReader(BatchReader):
+    """History from the lake, the rest from the engine. Without a `url`, the lake alone."""
+
+    def __init__(self, options: SourceOptions, shape: Shape) -> None:
+        super().__init__(options, shape)
+        assert options.lake is not None
+        self.lake = Lake(options.lake)
+
+    def partitions(self) -> list[InputPartition]:
+        state = self.lake.load()  # before the engine is looked at: what is trimmed by then is in the lake
+        sight = self.sight() if self.options.servers.urls else Sight()
+        wanted, live = dict[str, list[tuple[Strand, Id, Id]]](), list[Range]()
+        for strand in dict.fromkeys([*sight, *self._archived(state, sight)]):
+            standing = sight.get(strand, _NOT_THERE)
+            cut = state.offset.frontier[strand]
+            found = self._range(strand, standing, cut)
+            if found is None:
+                continue
+            low, high = found
+            if low < cut:
+                wanted.setdefault(name_text(strand.name), []).append((strand, low, min(high, cut)))
+            if standing.there and high > max(low, cut):
+                live.append(Range(strand, max(low, cut), high, None, standing.size, False, standing.length))
+        return [*self._files(state, wanted), *self.slices(live)]
+
+    def _archived(self, state: State, sight: Sight) -> Iterator[Strand]:
+        """Strands that the lake has of the streams that are asked for."""
+        matches = None if self.options.pattern is None else matcher(self.options.pattern)
+        lives = {(each.name, each.label): each.life for each in sight}
+        for strand in state.offset.frontier:
+            asked = matches(strand.name) if matches else strand.name in self.options.streams
+            is_over = (
+                lives.get((strand.name, strand.label), 0) > strand.life
+            )  # a later life: this one was deleted
+            if asked and not is_over and self._is_wanted(strand):
+                yield strand
+
+    def _range(self, strand: Strand, standing: Standing, cut: Id) -> tuple[Id, Id] | None:
+        last = max(cut, standing.last)
+        known = Standing(last, 0, 0, None, standing.cut, standing.size)
+        low = max(resolve(self.options.start, strand, known), standing.cut)
+        return self.bounds.narrow(strand, low, min(last, resolve(self.options.end, strand, known)))
+
+    def _files(self, state: State, wanted: dict[str, list[tuple[Strand, Id, Id]]]) -> Iterator[LakeSlice]:
+        for file in sorted(state.files.values(), key=lambda each: (each.stream, each.first)):
+            here = [
+                Wanted.of(strand, low, high)
+                for strand, low, high in wanted.get(file.stream, ())
+                if within([file], file.stream, place_text(strand), strand.user(low), strand.user(high))
+            ]
+            if here:
+                yield LakeSlice(file.path, file.stream, tuple(here))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, LakeSlice):
+            for table in read(self.lake.file(partition.path), partition.wanted):
+                yield from rows_of(table, partition.stream, self.shape)
+        elif isinstance(partition, Slice):
+            server = open_server(self.options.servers, partition.url)
+            try:
+                yield from _live(server, partition.part, self.shape, self.lake.root)
+            finally:
+                server.close()
+
+
+class FilteringViewReader(ViewReader, FilteringReader):
+    """The same, with filters pushed into files and ranges."""
+
+
+def _live(server: Server, part: Range, shape: Shape, root: Path) -> Iterator[pa.RecordBatch]:
+    """The live part of a strand, page by page.
+
+    With each request goes the question whether an entry is left at or before the position that the page
+    before was asked from. If none is, a trim may have taken entries of that page before it was read.
+    """
+    rows, cursor = Rows(shape, part.strand), part.start
+    count = max(1, min(PAGE_ROWS, PAGE_BYTES // max(1, part.size)))
+    with server.wire(part.strand.key) as wire:
+        page, asked_from = pages.parse(wire.receive(wire.ask(_page(part, cursor, count)))), cursor
+        while True:
+            cursor = page.id(-1) if len(page) else part.end
+            head: Command = ("XRANGE", part.strand.key, "-", ids.text(asked_from), "COUNT", 1)
+            mark = wire.ask(head, _page(part, cursor, count))
+            made = rows.batch(page) if len(page) else None
+            reply = wire.receive(mark)
+            if not pages.take_first(reply):
+                upto = ids.before(page.id(0)) if len(page) else part.end
+                yield from _from_lake(root, part.strand, asked_from, upto or ids.ZERO, shape)
+            if made is None:
+                return
+            yield made
+            page, asked_from = pages.parse(reply), cursor
+
+
+def _page(part: Range, after: Id, count: int) -> Command:
+    return ("XRANGE", part.strand.key, b"(" + ids.text(after), ids.text(part.end), "COUNT", count)
+
+
+def _from_lake(root: Path, strand: Strand, low: Id, high: Id, shape: Shape) -> Iterator[Any]:
+    """Entries after `low` up to `high`, from the lake as it is now."""
+    lake, wanted, name = Lake(root), Wanted.of(strand, low, high), name_text(strand.name)
+    files = within(lake.load().files.values(), name, wanted.place, strand.user(low), strand.user(high))
+    for file in sorted(files, key=lambda each: each.first):
+        for table in read(lake.file(file.path), [wanted]):
+            yield from rows_of(table, name, shape)
+
+
+def batch_reader(given: Mapping[str, str], schema: StructType) -> BatchReader:
+    """What `spark.read` reads with: streams, or lake and streams."""
+    options = source_options(given)
+    shape = Shape.of(schema, options.mode, options.corrupt_column)
+    if options.lake is None:
+        return FilteringReader(options, shape) if options.push_filters else BatchReader(options, shape)
+    return FilteringViewReader(options, shape) if options.push_filters else ViewReader(options, shape)

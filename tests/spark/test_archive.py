@@ -1,0 +1,366 @@
+"""archive: streams into a lake, exactly once, whatever is killed; a trim takes nothing that anybody needs."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.types import IntegerType, StringType, StructType
+from typer.testing import CliRunner
+
+from braidstream.cli.main import app
+from braidstream.errors import DataLossError, LakeError
+from braidstream.spark.lake import log
+from braidstream.spark.lake.log import Change, Lake
+from braidstream.spark.options import Servers
+from braidstream.spark.pipelines.archive import Archive, Archiver, Round
+from braidstream.strand import Strand
+from tests.spark.conftest import Load
+from tests.support.microbatch import rows_at_once
+from tests.support.regions import become, client_of
+from tests.support.servers import Engine
+from tests.support.world import World
+
+Run = Callable[..., Round]
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> str:
+    return str(tmp_path / "lake")
+
+
+@pytest.fixture
+def archive(engine: Engine, lake: str) -> Run:
+    """archive(...): one round without a cluster. The tests that ask for `spark` run the same under Spark."""
+
+    def run(spark: SparkSession | None = None, **how: Any) -> Round:
+        how = {"streams": (b"orders",), "keep_s": 0, "servers": Servers((engine.url,), {}), **how}
+        archiver = Archiver(spark, Archive(lake, **how))
+        try:
+            return archiver.round()
+        finally:
+            archiver.close()
+
+    return run
+
+
+def add(client: Any, *numbers: int, name: str = "orders") -> list[Any]:
+    return [client.xadd(name, {"n": n}) for n in numbers]
+
+
+def archived(lake: str, **options: Any) -> list[int]:
+    """What the lake alone has."""
+    rows = rows_at_once({"lake": lake, "streams": "orders", **options})
+    return sorted(int(row["fields"]["n"]) for row in rows)
+
+
+def test_a_round_takes_what_came_since_the_last(archive: Run, lake: str, engine: Engine) -> None:
+    become(engine)
+    with client_of(engine) as client:
+        add(client, *range(10))
+        assert archive().entries == 10
+        add(client, 10, 11)
+        assert archive().entries == 2
+        assert archive() == Round(version=Lake(lake).load().version)
+    assert archived(lake) == list(range(12))
+
+
+def test_rows_of_the_lake_are_those_of_the_stream(archive: Run, lake: str, engine: Engine) -> None:
+    become(engine, id_mode="liberal")
+    with client_of(engine) as client:
+        client.xadd("orders", {"n": 1, "": b"\xff\0"}, id="5-7")
+        client.xadd("orders", {"n": 2, "w\u00f6rd": "x" * 100_000})
+        client.xadd("orders", {"n": 3}, id="999999999999999-18446744073709551615")
+    live = rows_at_once({"url": engine.url, "streams": "orders"})
+    archive()
+    history = {"lake": lake, "streams": "orders"}
+    assert sorted(rows_at_once(history), key=str) == sorted(live, key=str)
+    mine = StructType().add("n", IntegerType()).add("_id", StringType()).add("_region", IntegerType())
+    typed = rows_at_once(history, mine)
+    assert sorted(row["n"] for row in typed) == [1, 2, 3]
+    assert {(row["_id"], row["_region"]) for row in typed} == {(row["id"], row["region"]) for row in live}
+
+
+def test_a_bound_of_entries_makes_several_rounds(archive: Run, lake: str, engine: Engine) -> None:
+    with engine.client() as client:
+        add(client, *range(10))
+    sizes = []
+    while (done := archive(max_entries=4)).entries:
+        sizes.append((done.entries, done.left))
+    assert sizes == [(4, 6), (4, 2), (2, 0)]
+    assert archived(lake) == list(range(10))
+
+
+class Killed(Exception):
+    """The round ended where the test wanted it to."""
+
+
+STEPS = {
+    "before the commit": (Lake, "commit"),
+    "in the commit, before it counts": (os, "link"),
+    "after the commit": (Archiver, "_tend"),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_round_that_is_killed_is_done_again_or_was_done(
+    archive: Run, lake: str, engine: Engine, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine.client() as client:
+        add(client, *range(5))
+        archive()
+        add(client, *range(5, 10))
+
+        def die(*_: Any, **__: Any) -> None:
+            raise Killed(step)
+
+        with monkeypatch.context() as here:
+            here.setattr(*STEPS[step], die)
+            with pytest.raises(Killed):
+                archive()
+        add(client, 10)
+    archive()
+    assert archived(lake) == list(range(11))
+
+
+def test_of_two_archives_at_once_one_starts_over(
+    archive: Run, lake: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine.client() as client:
+        add(client, *range(5))
+    real, raced = Archiver._read, list[Round]()
+
+    def race(self: Archiver, work: Any) -> Any:
+        files = real(self, work)
+        if not raced:
+            raced.append(Round())
+            raced.append(archive())  # the other one commits while our files are written
+        return files
+
+    monkeypatch.setattr(Archiver, "_read", race)
+    assert archive().entries == 0
+    assert raced[1].entries == 5
+    assert archived(lake) == list(range(5))
+
+
+def test_deletions_reach_the_lake(archive: Run, lake: str, engine: Engine) -> None:
+    become(engine)
+    with client_of(engine) as client:
+        entries = add(client, *range(10))
+        archive()
+        client.xdel("orders", entries[4], entries[7])
+        assert archive().deleted == 2
+        assert archived(lake) == [0, 1, 2, 3, 5, 6, 8, 9]
+        client.delete("orders")
+        add(client, 10)
+        assert archive().deleted == 8
+    assert archived(lake) == [10]
+
+
+def test_a_trim_of_the_users_takes_nothing_out_of_the_lake(archive: Run, lake: str, engine: Engine) -> None:
+    become(engine)
+    with client_of(engine) as client:
+        entries = add(client, *range(10))
+        archive()
+        client.xtrim("orders", maxlen=4, approximate=False)
+        client.xdel("orders", entries[8])
+        assert archive().deleted == 1
+    assert archived(lake) == [0, 1, 2, 3, 4, 5, 6, 7, 9]
+
+
+def test_a_deletion_at_the_head_is_known_by_the_journal(engine: Engine, lake: str, archive: Run) -> None:
+    """It looks like a trim. Where there are peers a journal tells them, and the lake."""
+    with Engine("redis") as other:
+        world = World([engine, other])
+        try:
+            entries = add(world[1], *range(4))
+            world.sync()
+            archive()
+            world[2].xdel("orders", entries[0])
+            world.sync()
+            assert archive().deleted == 1
+        finally:
+            world.close()
+    assert archived(lake) == [1, 2, 3]
+
+
+def test_what_was_trimmed_before_it_was_archived_is_a_loss(archive: Run, engine: Engine) -> None:
+    with engine.client() as client:
+        add(client, *range(5))
+        archive()
+        add(client, *range(5, 10))
+        client.xtrim("orders", maxlen=2, approximate=False)
+        with pytest.raises(DataLossError, match="3 entries after .* were trimmed before they were archived"):
+            archive()
+        done = archive(allow_loss=True)
+    assert (done.entries, done.missed) == (2, 3)
+
+
+def test_what_was_deleted_before_it_was_archived_is_no_loss(archive: Run, lake: str, engine: Engine) -> None:
+    with engine.client() as client:
+        add(client, *range(5))
+        archive(trim=True)
+        entries = add(client, *range(5, 8))
+        client.xdel("orders", entries[0])
+        assert archive().missed == 1
+    assert archived(lake) == [0, 1, 2, 3, 4, 6, 7]
+
+
+def test_a_plain_stream_that_was_begun_anew_is_refused(archive: Run, engine: Engine) -> None:
+    with engine.client() as client:
+        add(client, 0)
+        archive()
+        client.delete("orders")
+        client.xadd("orders", {"n": 1}, id="5-0")
+    with pytest.raises(LakeError, match="deleted and begun anew"):
+        archive()
+
+
+def test_a_trim_leaves_what_a_group_needs(archive: Run, lake: str, engine: Engine) -> None:
+    become(engine)
+    with client_of(engine, decode_responses=True) as client:
+        entries = add(client, *range(10))
+        client.xgroup_create("orders", "bills", "0")
+        client.xgroup_create("orders", "mails", "0")
+        client.xreadgroup("bills", "b", {"orders": ">"})
+        client.xack("orders", "bills", *entries[:3], *entries[4:])
+        client.xreadgroup("mails", "m", {"orders": ">"}, count=6)
+        client.xack("orders", "mails", *entries[:6])
+        assert archive(trim=True).trimmed == 3  # bills has not acknowledged the fourth
+        client.xack("orders", "bills", entries[3])
+        assert archive(trim=True).trimmed == 3  # mails was given six
+        assert [entry for entry, _ in client.xrange("orders")] == entries[6:]
+        assert client.xinfo_groups("orders")[1]["lag"] == 4
+    assert archived(lake) == list(range(10))
+
+
+def test_a_trim_keeps_what_is_young_and_what_is_not_archived(archive: Run, engine: Engine) -> None:
+    become(engine, id_mode="liberal")
+    long_ago = int(time.time() * 1000) - 7_200_000
+    with client_of(engine) as client:
+        client.xadd("orders", {"n": 0}, id=f"{long_ago}-1")
+        add(client, 1, 2)
+        assert archive(trim=True, keep_s=3600).trimmed == 1
+        assert client.xlen("orders") == 2
+        assert archive(trim=True, keep_s=0, max_entries=1).trimmed == 2
+
+
+def test_a_deletion_between_comparing_and_trimming_is_not_lost(
+    archive: Run, lake: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine.client() as client:
+        entries = add(client, *range(6))
+        archive()
+        real = Archiver._trim
+
+        def late(self: Archiver, state: log.State) -> int:
+            client.xdel("orders", entries[2])
+            return real(self, state)
+
+        with monkeypatch.context() as here:
+            here.setattr(Archiver, "_trim", late)
+            assert archive(trim=True).trimmed == 0
+        done = archive(trim=True)
+    assert (done.deleted, done.trimmed) == (1, 5)
+    assert archived(lake) == [0, 1, 3, 4, 5]
+
+
+def test_small_files_are_merged_and_sorted_by_id(archive: Run, lake: str, engine: Engine) -> None:
+    with Engine("redis") as other:
+        world = World([engine, other])
+        try:
+            for n in range(8):
+                add(world[1 + n % 2], n)
+                world.sync()
+                archive()
+        finally:
+            world.close()
+    state = Lake(lake).load()
+    [file] = state.files.values()
+    assert (file.rows, file.places, len(state.retired)) == (8, ("s1", "s2"), 8)
+    rows = [row["id"] for row in rows_at_once({"lake": lake, "streams": "orders"})]
+    assert rows == sorted(rows)
+    assert archived(lake) == list(range(8))
+
+
+def test_files_that_nobody_needs_go_after_an_hour(archive: Run, lake: str, engine: Engine) -> None:
+    home = Lake(lake)
+    with engine.client() as client:
+        for n in range(8):
+            add(client, n)
+            archive()
+    state = home.load()
+    stray = home.file("data/stream=orders/stray.parquet")
+    stray.write_bytes(b"left by a task that was killed")
+    assert home.vacuum(state) == state
+    state = home.vacuum(state, grace_s=0)
+    assert not state.retired
+    os.utime(stray, (0, 0))
+    home.vacuum(state)
+    assert [str(path.relative_to(lake)) for path in Path(lake).rglob("*.parquet")] == list(state.files)
+
+
+def test_the_log_is_summed_up_and_its_form_is_checked(lake: str) -> None:
+    home, state = Lake(lake), log.State()
+    for _ in range(log.SUM_EVERY + 3):
+        state = home.commit(state, Change("nothing"))
+    assert home.load() == state
+    (Path(lake) / "log" / f"{log.SUM_EVERY:020d}.state.json").write_text('{"form": 99}')
+    with pytest.raises(LakeError, match="has form 99, this braidstream knows 1"):
+        home.load()
+
+
+def test_a_lake_of_three_regions_goes_on_from_any_of_them(archive: Run, lake: str, engine: Engine) -> None:
+    """The position is a frontier: what arrives late is taken when it arrives, from whichever region."""
+    with Engine("redis") as two, Engine("valkey") as three:
+        world = World([engine, two, three])
+        try:
+            add(world[2], 0)
+            add(world[1], 1)
+            archive()
+            world.sync()
+            add(world[3], 2)
+            assert archive(servers=Servers((two.url,), {})).entries == 1
+            world.sync()
+            add(world[1], 3)
+            world.sync()
+            assert archive(servers=Servers((three.url,), {})).entries == 2
+            assert archive().entries == 0
+        finally:
+            world.close()
+    assert archived(lake) == [0, 1, 2, 3]
+    assert Strand(b"orders", "s", 3) in Lake(lake).load().offset.frontier
+
+
+def test_braid_spark_archive_does_it_under_spark(
+    spark: SparkSession, load: Load, lake: str, engine: Engine
+) -> None:
+    become(engine)
+    with client_of(engine) as client:
+        add(client, *range(20), name="orders-1")
+        add(client, *range(20, 30), name="orders-2")
+    words = ["spark", "archive", "--url", engine.url, "--lake", lake, "--pattern", "orders-*", "--json"]
+    told = CliRunner().invoke(app, [*words, "--trim", "--keep", "0s", "--max-entries", "12"])
+    assert told.exit_code == 0, told.output
+    seen = json.loads(told.stdout)
+    assert {name: seen[name] for name in ("entries", "trimmed", "left", "rounds")} == {
+        "entries": 30,
+        "trimmed": 30,
+        "left": 0,
+        "rounds": 3,
+    }
+    with client_of(engine) as client:
+        assert client.xlen("orders-1") == 0
+        add(client, 30, name="orders-2")
+    both = load(lake=lake, streamPattern="orders-*")
+    assert sorted(int(row.fields["n"]) for row in both.collect()) == list(range(31))
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        one = load(lake=lake, streamPattern="orders-*", pushFilters="true").where("stream = 'orders-1'")
+        assert one.count() == 20
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
