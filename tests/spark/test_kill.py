@@ -146,7 +146,9 @@ class Copy:
     def _until_done(self) -> list[str]:
         said, deadline = list[str](), time.monotonic() + 900
         while not said or said[-1] != "done":
-            assert time.monotonic() < deadline, f"the query does not come to its end: {said}"
+            assert time.monotonic() < deadline, (
+                f"the query does not come to its end: {[each[:400] for each in said[-3:]]}"
+            )
             urls = [engine.url for engine in self.engines]
             said.append(self.job.run(urls=urls, checkpoint=str(self.checkpoint), shuffled=self.shuffled))
             if said[-1] != "done" and self.world is not None:

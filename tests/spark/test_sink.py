@@ -49,6 +49,9 @@ class Sink:
     def commit(self, batch: int, *messages: Any) -> None:
         self._writer(pa.schema([("n", pa.int64()), ("stream", pa.string())])).commit(list(messages), batch)
 
+    def abort(self, batch: int, *messages: Any) -> None:
+        self._writer(pa.schema([("n", pa.int64())])).abort(list(messages), batch)
+
     def run(self, batch: int, *partitions: list[int]) -> None:
         """A whole batch."""
         self.commit(batch, *[self.write([{"n": n} for n in numbers]) for numbers in partitions if numbers])
@@ -145,6 +148,23 @@ def test_a_driver_that_dies_anywhere_leaves_a_batch_that_the_next_one_completes(
     sink.run(1, [5, 4, 3], [2, 1])  # the replay is shuffled in another way
     sink.run(2, [6])
     assert sorted(numbers(place)) == [0, 1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(("kind", "step"), [(Book, "are_complete"), (Book, "decide"), (Publisher, "_append")])
+def test_spark_aborts_a_batch_whose_commit_died_and_it_is_still_written_once(
+    place: Engine, monkeypatch: pytest.MonkeyPatch, kind: type, step: str
+) -> None:
+    """When the process that commits is killed, Spark calls abort: what was decided by then must stay."""
+    sink = Sink(place.url)
+    message = sink.write([{"n": n} for n in range(5)])
+    with monkeypatch.context() as patched:
+        crash_after(patched, kind, step)
+        with pytest.raises(Crash):
+            sink.commit(0, message)
+    sink.abort(0, message)
+    sink.run(0, [4, 3], [2, 1, 0])
+    assert sorted(numbers(place)) == [0, 1, 2, 3, 4]
+    assert leftovers(place) == []
 
 
 def test_two_drivers_that_publish_one_batch_at_once_append_it_once(place: Engine) -> None:

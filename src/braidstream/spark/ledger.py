@@ -130,6 +130,12 @@ class Book:
         for stage in stages:
             self.server.run(_unlink(stage.key), stage.key)
 
+    def abandon(self, stages: Iterable[Stage]) -> None:
+        """A batch failed, maybe after it was decided. What is decided must stay: somebody will publish it."""
+        ledger = self.read()
+        decided = set(ledger.stages) if ledger is not None else set()
+        self.discard(stage for stage in stages if stage not in decided)
+
     def are_complete(self, stages: Iterable[Stage]) -> bool:
         """Whether every chunk is still there; and from now on they stay."""
 
@@ -182,7 +188,7 @@ def target(server: Server, stream: bytes) -> Strand:
 
 
 def append(wire: Wire, strand: Strand, chunk: bytes, marks: Iterable[Command] = ()) -> bool:
-    """A chunk of XADDs and what counts it, in one MULTI. False if a WATCHed key had changed: nothing is done."""
+    """A chunk of XADDs and what counts it, in one MULTI. False and nothing done if a WATCHed key changed."""
     birth = [birth_command(strand)] if strand.kind == "s" else []
     reply = wire.exchange([("MULTI",), *birth], chunk, [*marks, ("EXEC",)])
     if reply.endswith(b"*-1\r\n"):

@@ -89,11 +89,11 @@ class _Writer:
             for each in (server, *others):
                 each.close()
 
-    def discard(self, messages: list[WriterCommitMessage | None]) -> None:
+    def abandon(self, messages: list[WriterCommitMessage | None]) -> None:
         for message in messages:
             if isinstance(message, Staged):
                 server = open_server(self.options.servers, message.url)
-                Book(server, message.sink).discard(message.stages)
+                Book(server, message.sink).abandon(message.stages)
                 server.close()
 
 
@@ -105,7 +105,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         self.publish(messages, batchId, in_sequence=True)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self.discard(messages)
+        self.abandon(messages)
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
@@ -118,7 +118,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         self.publish(messages, version or 0, in_sequence=False, forget=version is None)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self.discard(messages)
+        self.abandon(messages)
 
 
 def stream_writer(given: Mapping[str, str], schema: StructType) -> StreamWriter:
