@@ -70,6 +70,21 @@ def test_xackdel_acknowledges_and_deletes_what_nobody_else_needs(orders: braidst
     assert orders.xackdel("orders", "nobody", "1-0") == [-1]
 
 
+def test_a_group_with_an_empty_name_acknowledges_too(liberal: braidstream.Redis) -> None:
+    liberal.xadd("x", {"n": 1}, id="1-0")
+    liberal.xgroup_create("x", "", "0")
+    assert liberal.execute_command("XACKDEL", "x", "", "IDS", 1, "1-0") == [-1], "it was not given"
+    liberal.xreadgroup("", "alice", {"x": ">"})
+    assert liberal.execute_command("XACKDEL", "x", "", "IDS", 1, "1-0") == [1]
+
+
+def test_an_id_that_could_stand_in_two_strands_is_kept_where_it_stands(liberal: braidstream.Redis) -> None:
+    liberal.xgroup_create("x", "g", "0", mkstream=True)
+    liberal.xadd("x", {"n": 1}, id="1-1")  # chosen; a minted ID of writer 1 looks the same
+    assert liberal.execute_command("XDELEX", "x", "ACKED", "IDS", 1, "1-1") == [2]
+    assert liberal.xlen("x") == 1
+
+
 def test_an_entry_given_back_belongs_to_nobody_and_is_claimed_first(orders: braidstream.Redis) -> None:
     assert orders.xnack("orders", "g", "FAIL", "6-0", "9-0") == 1
     [four, six] = orders.xpending_range("orders", "g", "-", "+", 10)

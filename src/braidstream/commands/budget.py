@@ -26,7 +26,7 @@ class Budget:
         if self.spent:
             return False
         self.used += 1
-        self.size = None if self.size is None else max(self.size - size, 0)
+        self.size = None if self.size is None else self.size - size
         return True
 
     def take(self, woven: list[Entry]) -> list[Entry]:

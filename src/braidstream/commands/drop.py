@@ -41,7 +41,7 @@ def _drop(
     left_out: tuple[bytes, ...] = (),
 ) -> Plan[list[int]]:
     """`how` is the policy, and the group that acknowledges first, if one does."""
-    policy, acker = how[0], how[1] if len(how) > 1 else b""
+    policy, acker = how[0], b"=" + how[1] if len(how) > 1 else b""
     answers = [-1] * len(wanted)
     for strand in strands:
         here = [
@@ -52,14 +52,14 @@ def _drop(
             natives = [ids.text(native) for _, native in part]
             [reply] = yield Batch([drop_command(view, strand, natives, (policy, acker, *left_out))])
             for (at, _), answer in zip(part, reply, strict=True):
-                answers[at] = answer if answers[at] == -1 else min(answers[at], max(answer, 1))
+                answers[at] = max(answers[at], answer)  # where an ID stands twice, kept once is kept
     return answers
 
 
 def drop_command(view: View, strand: Strand, natives: list[bytes], how: tuple[bytes, ...]) -> Command:
     """Delete entries of one strand. With peers the journal says so, in the same step.
 
-    how: the policy, the group that acknowledges or nothing, the groups that are not asked.
+    how: the policy, the group that acknowledges (after a `=`) or nothing, the groups that are not asked.
     """
     policy, acker, *left_out = how
     told = (keys.journal(strand.name, view.region.teller),) if view.region.teller else ()

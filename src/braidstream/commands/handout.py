@@ -135,6 +135,8 @@ def _how_many_fit(view: View, spec: ReadGroup, name: bytes, budget: Budget) -> P
     at = yield from heads.now(view, name, spec.group)
     page = min(spec.count or PEEK, PEEK)
     [reply] = yield Batch([heads.xread(at, page)], resend=True)
+    if not reply and not budget.used:
+        return 1  # the first always fits, and a read that finds nothing makes the consumer
     return len(budget.take(woven(dict(heads.by_strand(reply)))[:page]))
 
 

@@ -129,14 +129,17 @@ def _look(
     registry = view.recall(name)
     commands: list[Command] = [("XINFO", "GROUPS", strand.key) for strand in registry.strands]
     more = [] if along is None else [along]
-    replies = yield Batch([*commands, *more], resend=True)
+    replies = yield Batch([*commands, *more], resend=True, attempt=True)
+    for reply in replies:
+        if isinstance(reply, ReplyError) and not reply.text.startswith("ERR no such key"):
+            raise reply
     return _placed(registry, group, replies), replies[-1] if more else None
 
 
 def _placed(registry: Registry, group: bytes, replies: list[Any]) -> dict[Strand, Id]:
     at = dict[Strand, Id]()
     for strand, rows in zip(registry.strands, replies, strict=False):
-        for row in map(facts, rows):
+        for row in [] if isinstance(rows, ReplyError) else map(facts, rows):
             if row[b"name"] == group:
                 at[strand] = ids.native(row[b"last-delivered-id"])
     if len(at) != len(registry.strands):

@@ -1,6 +1,6 @@
 --[[ Entries and those who still need them: deletion that asks the groups first.
 
-     FCALL bs_entry_drop 1|2 <strand> [<journal>] <policy> <group or empty> <n> <group to leave out> * n
+     FCALL bs_entry_drop 1|2 <strand> [<journal>] <policy> <=group or empty> <n> <group to leave out> * n
            <label:life> <id>...
      Returns a number for each ID: -1 nothing there, 1 deleted, 2 kept because a group needs it.
 
@@ -33,7 +33,8 @@ local function is_needed(strand, id, groups)
 end
 
 local function entry_drop(keys, args)
-  local strand, policy, acker, skipped = keys[1], args[1], args[2], tonumber(args[3])
+  local strand, policy, skipped = keys[1], args[1], tonumber(args[3])
+  local acker = string.match(args[2], '^=(.*)$') -- a group's name may be empty
   local answers, left_out = {}, {}
   if redis.call('EXISTS', strand) == 0 then
     for at = 5 + skipped, #args do answers[#answers + 1] = -1 end
@@ -43,18 +44,18 @@ local function entry_drop(keys, args)
   local groups, deleted = policy == 'KEEPREF' and {} or groups_of(strand, left_out), {}
   for at = 5 + skipped, #args do
     local id = args[at]
-    if acker ~= '' and redis.call('XACK', strand, acker, id) == 0 then
+    if acker and redis.call('XACK', strand, acker, id) == 0 then
       answers[#answers + 1] = -1
     elseif policy == 'ACKED' and is_needed(strand, id, groups) then
       local there = #redis.call('XRANGE', strand, id, id) > 0
-      answers[#answers + 1] = (there or acker ~= '') and 2 or -1
+      answers[#answers + 1] = (there or acker) and 2 or -1
     else
       local gone = redis.call('XDEL', strand, id)
       if gone == 1 then deleted[#deleted + 1] = id end
       if policy == 'DELREF' then
         for _, group in ipairs(groups) do redis.call('XACK', strand, group.name, id) end
       end
-      answers[#answers + 1] = (gone == 1 or acker ~= '') and 1 or -1
+      answers[#answers + 1] = (gone == 1 or acker) and 1 or -1
     end
   end
   if keys[2] and #deleted > 0 then journal(keys[2], 'del', args[4 + skipped] .. ' ' .. table.concat(deleted, ' ')) end

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 GROUP_NAMES: Final = (b"g", b"workers", b"g", b"\xff\x00", b"", b"a b\r\n")
 CONSUMERS: Final = (b"alice", b"bob", b"alice", b"", b"\xfe", b"1-1")
 BOUNDS: Final = (b"0", b"0", b"0", b"0", b"0", b"500000", b"500000", b"100000000", b"-1")
+POLICIES: Final = (b"KEEPREF", b"DELREF", b"ACKED", b"acked")
 END_OF_MS: Final = (b"-18446744073709551615",)
 
 
@@ -28,7 +29,7 @@ class GroupWords:
 
     def weights(self) -> dict[Callable[[], Call], int]:
         use: dict[Callable[[], Call], int] = {self.read: 22, self.ack: 5, self.pending: 8, self.claim: 9}
-        use |= {self.claim_idle: 6, self.info: 8}
+        use |= {self.claim_idle: 6, self.info: 8, self.delete: 4, self.read_within: 3}
         return {self.manage: 9} | {self._or_create(make): weight for make, weight in use.items()}
 
     def _or_create(self, use: Callable[[], Call]) -> Callable[[], Call]:
@@ -141,6 +142,27 @@ class GroupWords:
     def ack(self) -> Call:
         name, group = self._pair()
         return (b"XACK", name, group, *self._ids(name))
+
+    def delete(self) -> Call:
+        """XDELEX or XACKDEL, which ask the groups."""
+        name, group = self._pair()
+        policy = (self._make.pick(POLICIES),) if self._make.chance(75) else ()
+        ids = self._ids(name)
+        number = b"%d" % len(ids) if self._make.chance(97) else self._make.pick((b"0", b"9", b"x"))
+        words: Call = (*policy, b"IDS", number, *ids) if self._make.chance(98) else (*policy, *ids)
+        return (b"XDELEX", name, *words) if self._make.chance(40) else (b"XACKDEL", name, group, *words)
+
+    def read_within(self) -> Call:
+        """XREADGROUP with limits on the whole reply."""
+        name, group = self._pair()
+        limits = list[Word]()
+        if self._make.chance(30):
+            limits += [b"COUNT", self._make.pick((b"1", b"2", b"5"))]
+        if self._make.chance(70):
+            limits += [b"MAXCOUNT", self._make.pick((b"1", b"3", b"5", b"8"))]
+        if not limits or self._make.chance(50):
+            limits += [b"MAXSIZE", self._make.pick((b"1", b"10", b"40", b"200"))]
+        return (b"XREADGROUP", b"GROUP", group, self._consumer(), *limits, b"STREAMS", name, b">")
 
     def pending(self) -> Call:
         name, group = self._pair()

@@ -131,12 +131,6 @@ class Sides:
         self._ours, self._bare = ours, bare
 
     def ask_ours(self, argv: Argv, who: int = 0) -> Reply:
-        if argv[0].upper() == b"XREADGROUP":
-            # A client that has not heard of a strand reads it next time (docs/guides/groups.md): look first.
-            if self._gateway is not None:
-                self._gateway.forget()
-            else:
-                self._ours[who].session.known.clear()
         try:
             reply = _send(self._ours[who], argv)
         except Exception as error:
