@@ -25,8 +25,6 @@ Pair = tuple[int, int]
 
 # So often the loop goes round before we look: an answer passes through a few tasks on its way.
 TURNS: Final = 4
-# Requests that the table leaves out: there are many, and they change nothing.
-READS: Final = ("bs_braid_state", "bs_entry_list")
 
 
 @dataclass(eq=False)
@@ -39,6 +37,11 @@ class Request:
     batch: Batch
     note: int
     answer: "asyncio.Future[Replies]"
+
+    @property
+    def writes(self) -> bool:
+        """Whether it may change the target. What may be sent again is a read."""
+        return self.region == self.line.pair[1] and not self.batch.resend
 
 
 @dataclass(eq=False)
@@ -139,7 +142,7 @@ class Network:
     def execute(self, request: Request) -> Replies:
         """Done at the region, in one go."""
         replies = self.seats[request.region].send(request.batch)
-        if request.region == request.line.pair[1] and not request.batch.resend:
+        if request.writes:
             self.sent.append(request)
         if _function(request) == "bs_braid_merge" and first_error(request.batch, replies) is None:
             self.history.add(Told(request.region, request.name, request.note))
@@ -157,7 +160,7 @@ class Network:
         line = request.line
         line.parked.remove(request)
         replies = self.execute(request)
-        if request.batch.commands[0][1] not in READS and not request.batch.resend:
+        if request.writes:
             self.tell(f"{line} {_shown(request)}", _outcome(request, replies))
         if repeat:
             self.late.append(request)

@@ -101,6 +101,9 @@ class Run:
                 await self._start()
             elif roll < 0.32:
                 self._weather()
+            elif roll < 0.34:
+                if self.network.late:
+                    self.network.arrive(self.dice.choice(self.network.late))
             else:
                 await self._step()
         await self._quiesce()
@@ -115,8 +118,8 @@ class Run:
             await self.network.start(line, self.dice.choices(NAMES, (8, 3, 1))[0], how)
 
     def _weather(self) -> None:
-        """Partitions, pauses, restarts, late requests."""
-        kind = self.dice.choice(("part", "heal", "pause", "wake", "renew", "late", "late"))
+        """Partitions, pauses, restarts."""
+        kind = self.dice.choice(("part", "heal", "pause", "wake", "renew"))
         region, other = self.dice.sample(list(self.seats), 2)
         if kind == "part" and self.luck:
             self.partitions.add(frozenset((region, other)))
@@ -134,8 +137,6 @@ class Run:
             line = self.dice.choice(self.network.lines)
             if not line.busy:
                 self.network.renew(line)
-        elif kind == "late" and self.network.late:
-            self.network.arrive(self.dice.choice(self.network.late))
 
     def _can_pass(self, request: Request) -> bool:
         """A link runs beside its source: a partition is between it and its target."""
@@ -150,13 +151,14 @@ class Run:
         if not waiting:
             return
         request = self.dice.choice(waiting)
-        roll = self.dice.random()
-        if roll < self.luck / 2:
-            await self.network.cut(request, self.dice.choice(("lose", "cut", "delay")))
+        # Most requests are reads, and a lost one hurts nobody.
+        roll, luck = self.dice.random(), self.luck if request.writes else self.luck / 5
+        if roll < luck:
+            await self.network.cut(request, self.dice.choice(("lose", "cut", "delay", "delay")))
             if self.dice.random() < 0.5:
                 self.network.renew(request.line)
         else:
-            await self.network.deliver(request, repeat=roll < self.luck)
+            await self.network.deliver(request, repeat=roll < 2 * luck)
 
     async def _quiesce(self) -> None:
         """The storm is over: every request arrives or is lost, then links run until nothing moves."""
