@@ -205,7 +205,7 @@ def test_every_function_is_accepted(cluster: Cluster) -> None:
             state = run(read_state(name, [], [2], acks=True), said)
             journal = journal_command(name, (2, 1), list(state.strands), [], after=(0, 0))
             skip = ("FCALL", "bs_journal_skip", 1, keys.journal(name, 2), "1-1")
-            assert said(Batch([merge_command(state, state, (1, 2)), journal, skip])) == [1, 0, 1]
+            assert said(Batch([merge_command(state, state, (1, 2), home=1), journal, skip])) == [1, 0, 1]
             assert run(list_ids(Strand(name, "s", 2), (0, 0), (9, 9)), said) == [b"5-5"]
             assert run(_command(view, b"XGROUP", b"DESTROY", name, b"g"), said) == 1
             assert run(_command(view, b"COPY", name, _neighbour(name), b"REPLACE"), said) == 1

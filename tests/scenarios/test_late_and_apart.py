@@ -62,3 +62,70 @@ def test_what_setid_jumped_over_and_back_is_still_given_in_the_other_region(make
         t7   | Sync                                                  | Sync
         t8   |                                                       | XREADGROUP GROUP g a STREAMS x > -> [110-1, 120-1]
     """)  # fmt: skip
+
+
+def lose_copy(world: World, region: int, writer: int) -> None:
+    """As an operator's mistake, or an eviction, would."""
+    with world.engines[region - 1].client() as client:
+        assert client.delete(keys.strand(b"x", "s", writer)) == 1
+
+
+def test_a_lost_copy_is_copied_again_though_a_group_is_made_meanwhile(make_world: Make) -> None:
+    world = make_world(2)
+    play(world, """
+        time | region 1                | region 2
+        t1   | XADD x 110 f v          |
+        t2   | Sync                    | Sync
+    """)  # fmt: skip
+    lose_copy(world, 2, 1)
+    play(world, """
+        time | region 1                | region 2
+        t3   | XADD x 120 f v          | XGROUP CREATE x g 0
+        t4   | Sync                    | Sync
+        t5   |                         | XRANGE x - + -> [110-1, 120-1]
+        t6   |                         | XREADGROUP GROUP g a STREAMS x > -> [110-1, 120-1]
+    """)  # fmt: skip
+
+
+def test_a_lost_copy_is_copied_again_though_a_group_comes_from_a_peer(make_world: Make) -> None:
+    world = make_world(2)
+    play(world, """
+        time | region 1                | region 2
+        t1   | XADD x 110 f v          | XADD x 111 f v
+        t2   | Sync                    | Sync
+    """)  # fmt: skip
+    lose_copy(world, 2, 1)
+    play(world, """
+        time | region 1                | region 2
+        t3   | XGROUP CREATE x g 0     |
+        t4   | Sync                    | Sync
+        t5   |                         | XREADGROUP GROUP g a STREAMS x > -> [110-1, 111-2]
+    """)  # fmt: skip
+
+
+def test_a_deletion_takes_nothing_of_a_copy_that_was_lost(make_world: Make) -> None:
+    world = make_world(2)
+    play(world, """
+        time | region 1                    | region 2
+        t1   | XADD x 110 f v              | XADD x 111 f v
+        t2   | Sync                        | Sync
+    """)  # fmt: skip
+    lose_copy(world, 2, 1)
+    play(world, """
+        time | region 1                    | region 2
+        t3   |                             | DEL x
+        t4   | Sync                        | Sync
+        t5   | XRANGE x - + -> [110-1]     | XRANGE x - + -> [110-1]
+    """)  # fmt: skip
+
+
+def test_a_copy_of_a_stream_that_never_held_an_entry_exists_nowhere(make_world: Make) -> None:
+    play(make_world(2), """
+        time | region 1                    | region 2
+        t1   | XGROUP CREATE x g 0         |
+        t2   | COPY x y                    |
+        t3   | RENAME x z                  |
+        t4   | EXISTS y z -> 0             |
+        t5   | Sync                        | Sync
+        t6   | EXISTS x y z -> 0           | EXISTS x y z -> 0
+    """)  # fmt: skip

@@ -110,11 +110,11 @@ def find_diverged(history: History) -> list[str]:
     for event in history.of(Answered):
         answers.setdefault((event.name, event.question), {})[event.region] = event.answer
     for (name, question), said in answers.items():
-        if any(answer != said[1] for answer in said.values()):
+        first, *others = said.values()
+        if any(answer != first for answer in others) or len(said) != history.regions:
             found.append(f"{question} of {name}: {said}")
-    for (name, question), said in answers.items():
-        if question == GROUPS and said[1] != sorted(living(history, name)):
-            found.append(f"groups of {name}: {said[1]}, and the model has {sorted(living(history, name))}")
+        if question == GROUPS and first != sorted(living(history, name)):
+            found.append(f"groups of {name}: {first}, and the model has {sorted(living(history, name))}")
     for event in history.of(Left):
         life = living(history, event.name).get(event.group)
         if life is None or event.region in life.moved:

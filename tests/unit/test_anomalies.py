@@ -57,10 +57,10 @@ def test_lost_is_what_nobody_took_away_and_a_region_lacks() -> None:
 
 
 def test_duplicated_is_what_stands_more_often_than_it_was_added() -> None:
-    twice = Answered(1, "x", RANGE, ["1-1", "1-1"])
-    assert kinds(added(ONE), saw(1, ONE), twice) == ["duplicated"]
+    twice = tuple(Answered(region, "x", RANGE, ["1-1", "1-1"]) for region in (1, 2))
+    assert kinds(added(ONE), saw(1, ONE), *twice) == ["duplicated"]
     chosen: list[Entry] = [("c1:0", (1, 1)), ("c2:0", (1, 1))]
-    assert kinds(added(*chosen), saw(1, *chosen), twice) == []
+    assert kinds(added(*chosen), saw(1, *chosen), *twice) == []
 
 
 def test_reordered_is_what_is_seen_before_an_earlier_entry_of_its_strand() -> None:
@@ -70,8 +70,8 @@ def test_reordered_is_what_is_seen_before_an_earlier_entry_of_its_strand() -> No
 
 
 def test_reordered_is_an_answer_out_of_id_order() -> None:
-    answer = Answered(1, "x", RANGE, ["2-1", "1-1"])
-    assert kinds(added(ONE, TWO), saw(1, ONE, TWO), answer) == ["reordered"]
+    answers = (Answered(region, "x", RANGE, ["2-1", "1-1"]) for region in (1, 2))
+    assert kinds(added(ONE, TWO), saw(1, ONE, TWO), *answers) == ["reordered"]
 
 
 def test_resurrected_is_what_comes_back() -> None:
@@ -103,6 +103,7 @@ def test_what_a_group_starts_behind_is_not_skipped() -> None:
 def test_diverged_is_one_question_and_two_answers() -> None:
     assert kinds(Answered(1, "x", "XLEN", 1), Answered(2, "x", "XLEN", 2)) == ["diverged"]
     assert kinds(Answered(1, "x", "XLEN", 1), Answered(2, "x", "XLEN", 1)) == []
+    assert kinds(Answered(2, "x", "last-generated-id", "1-1")) == ["diverged"]
 
 
 def test_diverged_is_a_group_that_lives_though_a_deletion_had_not_been_heard_of_where_it_was_made() -> None:

@@ -74,7 +74,8 @@ def _place(view: View, argv: Argv, create: bool) -> Plan[bytes]:
             fail("BUSYGROUP Consumer Group name already exists")
         strands = _wanted(view, name, registry) if create else registry.strands
         function = "bs_group_create" if create else "bs_group_setid"
-        command = _command(function, name, group, strands, start, read, b"MKSTREAM" if mkstream else b"")
+        flag = b"%d%b" % (view.region.writer, b" MKSTREAM" if mkstream else b"")
+        command = _command(function, name, group, strands, start, read, flag)
         [reply] = yield Batch([command], attempt=True)
         view.forget(name)
         if not isinstance(reply, ReplyError):

@@ -29,7 +29,10 @@ local function delete_strands(meta, writer, named)
         existed = 1
         redis.call('UNLINK', strand.key)
       end
-      register(meta, label, strand.life, '-', last or after_loss(strand.cut))
+      -- Of a copy that was lost nothing was seen, so nothing is deleted but what was before.
+      local own = writer == '0' or string.sub(label, 2) == writer
+      local lost = own and after_loss(strand.cut) or strand.cut
+      register(meta, label, strand.life, '-', last or lost)
     end
     for _, group in ipairs(groups) do
       redis.call('HDEL', meta, group)
@@ -85,5 +88,7 @@ local function braid_adopt(keys, args)
   redis.call('RENAME', copy, c)
   register(meta, args[2], args[3], '+', '0-0')
   move_minted_on(keys, args[1], args[4])
+  -- With peers, what never held an entry and has no group is nothing: it could not exist elsewhere.
+  if args[6] ~= '0' then vanish(meta, { [args[2] .. ':' .. args[3]] = c, [args[1] .. ':0'] = keys[2] }) end
   return redis.status_reply('OK')
 end

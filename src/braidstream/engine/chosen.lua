@@ -37,7 +37,7 @@ local function enter(meta, c, label, life)
 end
 
 local function move_minted_on(keys, label, floor)
-  if redis.call('EXISTS', keys[2]) == 0 then make(keys[1], keys[2], label) end
+  if redis.call('EXISTS', keys[2]) == 0 then make(keys[1], keys[2], label, true) end
   redis.call('HSETNX', keys[1], label, '0:+:0-0')
   if less(last_of(keys[2]), floor) then redis.call('XSETID', keys[2], floor) end
 end

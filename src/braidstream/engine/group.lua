@@ -60,13 +60,14 @@ local function entries_read(strand)
   return { 'ENTRIESREAD', strand.read }
 end
 
---[[ group_create: <flag> is MKSTREAM or empty. Strands that are named and not there are made: a waiting
-     reader can only wait for what is there. Returns OK. ]]
+--[[ group_create: <flag> is our writer, MKSTREAM may follow. Strands that are named and not there are made:
+     a waiting reader can only wait for what is there. Returns OK. ]]
 local function group_create(keys, args)
   local meta, group, start = keys[1], args[1], args[2]
+  local writer, mkstream = string.match(args[3], '^(%d+)(.*)$')
   local strands = strands_of(keys, args)
   if not strands then return redis.error_reply('BSSTALE the strands of this stream have changed') end
-  if args[3] == '' and not exists(meta) then return redis.error_reply('BSNOKEY') end
+  if mkstream == '' and not exists(meta) then return redis.error_reply('BSNOKEY') end
   if redis.call('HEXISTS', meta, 'g:' .. group) == 1 then
     return redis.error_reply('BUSYGROUP Consumer Group name already exists')
   end
@@ -77,7 +78,7 @@ local function group_create(keys, args)
       end
       enter(meta, strand.key, strand.label, strand.life)
     elseif redis.call('EXISTS', strand.key) == 0 then
-      make(meta, strand.key, strand.label)
+      make(meta, strand.key, strand.label, strand.label == 's' .. writer)
     end
   end
   local from = positions(strands)

@@ -132,9 +132,9 @@ end
 
 local function same(a, b) return covers(a, b) and covers(b, a) end
 
---[[ braid_merge: FCALL bs_braid_merge n <meta> <strand>... <strands> (<label> <life> <0|1>)... <field> <value>...
+--[[ braid_merge: FCALL bs_braid_merge n <meta> <strand>... <strands> (<label> <life> <0|1|2>)... <field> <value>...
      The strands are all that may be there; 1 marks those to make when a group comes and they are missing (a
-     waiting reader can only wait for what is there). The fields are the peer's meta. Returns 1; 0 if something is
+     waiting reader can only wait for what is there), 2 the one of these that is our own. The fields are the peer's meta. Returns 1; 0 if something is
      left to do, because many pending entries are acknowledged now: send it again.
      If a strand is there that is not named, nothing is done (BSSTALE).
      Why a function: a half of it would show what never was. ]]
@@ -143,7 +143,8 @@ local function braid_merge(keys, args)
   for at = 1, count do
     local label, life = args[3 * at - 1], args[3 * at]
     named[label .. ':' .. life] = keys[1 + at]
-    if args[3 * at + 1] == '1' then makes[#makes + 1] = { key = keys[1 + at], label = label } end
+    local make_it = args[3 * at + 1]
+    if make_it ~= '0' then makes[#makes + 1] = { key = keys[1 + at], label = label, own = make_it == '2' } end
   end
   local theirs, wrong = read_meta(args, 2 + 3 * count)
   if not theirs then return redis.error_reply('BSBATCH the peer\'s ' .. wrong .. ' cannot be read') end
@@ -190,7 +191,7 @@ local function braid_merge(keys, args)
   end
   if next(ours.groups) then
     for _, strand in ipairs(makes) do
-      if redis.call('EXISTS', strand.key) == 0 then make(meta, strand.key, strand.label) end
+      if redis.call('EXISTS', strand.key) == 0 then make(meta, strand.key, strand.label, strand.own) end
     end
     strands = there_now(meta, named)
   end

@@ -102,11 +102,12 @@ local function after_loss(cut)
 end
 
 --[[ Make the key of a strand and register it: a new one, one that was deleted (it gets its last ID
-     back), or one that was evicted, expired or deleted behind our back. ]]
-local function make(meta, strand, label)
+     back), or one that was evicted, expired or deleted behind our back. A copy of another writer's
+     that was lost is copied again; our own must not mint an ID twice. ]]
+local function make(meta, strand, label, own)
   local life, state, cut = registered(meta, label)
   create_empty(strand)
-  if state == '+' then
+  if state == '+' and own then
     -- What peers have of it was not deleted: `l:<label>` keeps the cut that is one.
     redis.call('HSETNX', meta, 'l:' .. label, cut)
     cut = after_loss(cut)
@@ -131,7 +132,7 @@ local function strand_birth(keys, args)
   if keys[3] and redis.call('EXISTS', keys[3]) == 1 then
     return redis.error_reply('WRONGTYPE Operation against a key holding the wrong kind of value')
   end
-  make(meta, strand, label)
+  make(meta, strand, label, true)
   return 1
 end
 

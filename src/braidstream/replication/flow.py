@@ -67,6 +67,15 @@ class Flow:
         self.ends.setdefault(strand, end)
         self._appetite.setdefault(strand, ship.Appetite.guess(width))
 
+    async def rewind(self, strand: Strand, end: Id) -> None:
+        """The target said it stands at `end`. With nothing in flight, it has lost what we believed it had.
+
+        If that was in flight when the target spoke, it is sent twice, which changes nothing.
+        """
+        async with self._lock:
+            if not self._flying and end < self.ends[strand]:
+                self.ends[strand] = end
+
     async def pump(self, strand: Strand) -> None:
         """Send what the strand has that was not sent yet; BSMOVED if the meta has to be merged first."""
         async with self._lock:

@@ -182,6 +182,7 @@ class Link:
             if own is foreign or end is None:
                 continue
             flow.start(strand, end, extent.width)
+            await flow.rewind(strand, end)
             if flow.ends[strand] < extent.last:
                 await flow.pump(strand)
                 await flow.reach(strand, extent.last)
@@ -197,7 +198,8 @@ class Link:
     async def _merge(self, ours: State, theirs: State, writers: list[int]) -> State:
         """Tell the target what the source knows; its state after that."""
         while True:
-            [done] = await self.target.ask(_once(merge_command(ours, theirs, self.there.writers)))
+            merge = merge_command(ours, theirs, self.there.writers, home=self.there.writer)
+            [done] = await self.target.ask(_once(merge))
             theirs = await self.target.ask(read_state(ours.name, ours.registry.strands, writers))
             if done:
                 return theirs

@@ -158,14 +158,17 @@ def lacks(target: State, source: State) -> bool:
     )
 
 
-def merge_command(source: State, target: State, writers: Sequence[int]) -> Command:
-    """Bring what the source knows into the target's meta. `writers`: whose strands a group waits on."""
+def merge_command(source: State, target: State, writers: Sequence[int], *, home: int) -> Command:
+    """Bring what the source knows into the target's meta.
+
+    writers: whose strands a group waits on; home: the target's own among them.
+    """
     make = [Strand(source.name, "s", writer) for writer in writers]
     strands = list(dict.fromkeys([*target.registry.strands, *make]))
     where = (keys.meta(source.name), *(strand.key for strand in strands))
     words = list[bytes | int]()
     for strand in strands:
-        words += [strand.label, strand.life, int(strand in make)]
+        words += [strand.label, strand.life, (1 + (strand.writer == home)) * (strand in make)]
     shared = [word for pair in source.shared.items() for word in pair]
     return ("FCALL", "bs_braid_merge", len(where), *where, len(strands), *words, *shared)
 
