@@ -195,16 +195,16 @@ def _numbers(data: Any, starts: Any, stops: Any) -> Ints:
         return np.full(len(starts), -1, np.int64)
     total = np.zeros(len(starts), np.int64)
     bad = np.zeros(len(starts), bool)
-    for at in range(widest):
-        digit = data[np.minimum(starts + at, len(data) - 1)].astype(np.int64) - 48
-        inside = at < widths if at >= narrowest else None
-        wrong = (digit < 0) | (digit > 9)
-        if inside is None:
-            total = total * _DIGITS + digit
-            bad |= wrong
-        else:
-            total = np.where(inside, total * _DIGITS + digit, total)
-            bad |= wrong & inside
+    for at in range(narrowest):
+        digit = data[starts + at] - 48  # unsigned: what is below "0" wraps around
+        bad |= digit > 9
+        total *= _DIGITS
+        total += digit
+    for at in range(narrowest, widest):
+        inside = at < widths
+        digit = data[np.minimum(starts + at, len(data) - 1)] - 48
+        bad |= (digit > 9) & inside
+        total = np.where(inside, total * _DIGITS + digit, total)
     total[bad] = -1
     return total
 
