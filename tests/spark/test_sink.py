@@ -3,7 +3,11 @@
 Killing real processes under Spark is test_kill.py's; here a step fails at a chosen point, quickly.
 """
 
+import os
 import pickle
+import random
+import signal
+import time
 from collections.abc import Callable, Iterator
 from datetime import date, datetime
 from decimal import Decimal
@@ -165,6 +169,39 @@ def test_spark_aborts_a_batch_whose_commit_died_and_it_is_still_written_once(
     sink.run(0, [4, 3], [2, 1, 0])
     assert sorted(numbers(place)) == [0, 1, 2, 3, 4]
     assert leftovers(place) == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_driver_killed_at_any_moment_is_completed_by_the_next(place: Engine, seed: int) -> None:
+    """SIGKILL of a process that runs batches, ten times, at random moments; Spark is not needed for that."""
+    dice, sink, committed = random.Random(seed), Sink(place.url, rowsPerStep=1), 0
+    began = time.monotonic()
+    sink.run(0, [0])
+    took_s = time.monotonic() - began
+    for _ in range(10):
+        first = committed + 1
+        told, said = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                for batch in range(first, first + 50):
+                    rows = [batch * 10 + n for n in range(6)]
+                    random.Random(os.getpid() + batch).shuffle(rows)
+                    sink.run(batch, rows[:2], rows[2:])
+                    os.write(said, b".")  # Spark notes that the batch is done
+            finally:
+                os._exit(0)
+        time.sleep(dice.random() * took_s * 8)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(said)
+        committed += len(os.read(told, 100))
+        os.close(told)
+        rows = [(committed + 1) * 10 + n for n in range(6)]
+        sink.run(committed + 1, rows[::2], rows[1::2])  # the batch after the last that Spark knows of
+        committed += 1
+    wanted = [0, *(batch * 10 + n for batch in range(1, committed + 1) for n in range(6))]
+    assert sorted(numbers(place)) == wanted
 
 
 def test_two_drivers_that_publish_one_batch_at_once_append_it_once(place: Engine) -> None:
