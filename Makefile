@@ -56,6 +56,14 @@ simulate: ## ten thousand seeds of two hundred operations in 2 to 5 regions; BRA
 demo: ## watch the tables and sessions of the specification typed into redis-cli at gateways
 	BRAID_SHOW=1 $(PYTHON) -m pytest -q -s -n 0 tests/scenarios/test_typed.py
 
+fuzz: ## atheris on the gateway's parser, then a million hostile cases at a running gateway
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check atheris==3.0.0
+	$(PYTHON) -m tests.fuzz_resp -runs=1000000
+	BRAID_CASES=1000000 $(PYTHON) -m pytest -q -s tests/faults/test_gateway_hostile.py --timeout 0 -n 2
+
+crowd: ## 10,000 idle and 500 busy clients at one gateway
+	BRAID_IDLE=10000 BRAID_BUSY=500 $(PYTHON) -m pytest -q -s tests/faults/test_gateway_crowd.py --timeout 0
+
 docs-reference: ## write the generated pages of docs/reference
 	$(PYTHON) -m scripts.reference
 

@@ -300,6 +300,10 @@ class Client(asyncio.Protocol):
         if refused is not None:
             own.close()
             raise ReplyError(refused[1:-2].decode("utf-8", "replace"))
+        if self._closed:  # it left meanwhile, and nobody would close it
+            own.close()
+            self.gateway.backends.disowned(self)
+            raise LostError("the client", "it left", wrote=False)
         return own
 
     def disown(self) -> None:

@@ -57,6 +57,8 @@ class Parser:
     def feed(self, data: bytes) -> list[Words]:
         """The commands that are complete now."""
         commands: list[Words] = []
+        if self.error is not None:
+            return commands
         if not (self._rest or self._left):
             data = self._split(data, commands)
         while data and self.error is None:

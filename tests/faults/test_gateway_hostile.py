@@ -1,0 +1,101 @@
+"""Hostile bytes at a running gateway: no crash, no hang, no leak, and the next client gets its own answers.
+
+BRAID_CASES   how many (make fuzz: 1,000,000)
+"""
+
+import os
+import random
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.support.gateways import Line, Served, packed
+from tests.support.regions import become
+from tests.support.servers import Engine
+from tests.support.waiting import eventually
+
+CI_CASES = 1_500
+CASES_PER_CONNECTION = 8
+pytestmark = pytest.mark.timeout(0 if "BRAID_CASES" in os.environ else 300)
+
+NUMBERS = [b"-1", b"0", b"1", b"2", b"10", b"2147483648", b"9" * 30]
+MARKS = [
+    b"*",
+    b"$",
+    b"\r\n",
+    b"\r",
+    b"\n",
+    b" ",
+    b"\0",
+    b'"',
+    b"'",
+    b"+OK\r\n",
+    b":1\r\n",
+    b"%1\r\n",
+    b">1\r\n",
+]
+HEADS = [b"*1\r\n", b"*3\r\n$4\r\nXADD\r\n", b"$0\r\n\r\n", b"*-1\r\n", b"$-1\r\n", b"*1\r\n*1\r\n*1\r\n"]
+LINES = [
+    "PING",
+    "XADD h * a b",
+    "XRANGE h - +",
+    "MULTI",
+    "EXEC",
+    "SUBSCRIBE c",
+    "HELLO 3",
+    "CLIENT REPLY OFF",
+]
+SAID = ["XADD h * a b", "XADD h", "XREADGROUP GROUP", "WATCH h", "XINFO STREAM", "XREAD BLOCK 1 STREAMS h $"]
+PARTS = [
+    *NUMBERS,
+    *MARKS,
+    *HEADS,
+    *(line.encode() + b"\r\n" for line in LINES),
+    *(packed(*line.split()) for line in SAID),
+    packed("XADD", "h", "*", "a" * 5000, "\r\n"),
+    packed(b""),
+    packed(b"\xff\x00", b"\r\n"),
+]
+
+
+def case(dice: random.Random) -> bytes:
+    """A few parts, some of them torn or with a byte changed."""
+    data = bytearray(b"".join(dice.choices(PARTS, k=dice.randrange(1, 12))))
+    if data and dice.random() < 0.3:
+        data[dice.randrange(len(data))] = dice.randrange(256)
+    return bytes(data[: dice.randrange(len(data) + 1)] if dice.random() < 0.2 else data)
+
+
+def memory_kb() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") // 1024
+
+
+def test_hostile_bytes_hurt_nobody_else(engine: Engine) -> None:
+    become(engine)
+    wanted, dice, at_half = int(os.environ.get("BRAID_CASES", CI_CASES)), random.Random(7), 0
+    with Served(engine.url) as gateway, Line(gateway.port) as fair:
+        for number in range(0, wanted, CASES_PER_CONNECTION):
+            with socket.create_connection(("127.0.0.1", gateway.port), 10) as hostile, suppress(OSError):
+                for _ in range(CASES_PER_CONNECTION):
+                    hostile.sendall(case(dice))
+                if dice.random() < 0.5:
+                    hostile.shutdown(socket.SHUT_WR)
+                    while hostile.recv(65536):
+                        pass
+            token = f"n{number}"
+            assert fair.say("ECHO", token) == b"$%d\r\n%b\r\n" % (len(token), token.encode())
+            assert fair.say("XADD", "fair", "*", "n", number).startswith(b"$")
+            if number >= wanted // 2 and not at_half:
+                at_half = memory_kb()
+            if number % 100_000 < CASES_PER_CONNECTION and "BRAID_CASES" in os.environ:
+                print(f"{number:,} cases, {memory_kb():,} kB", file=sys.__stderr__, flush=True)
+        eventually(
+            lambda: len(gateway.gateway.clients) == 1, within_s=20, why="hostile clients should be gone"
+        )
+        assert gateway.gateway.backends.owned <= 1
+        assert fair.say("XLEN fair") == b":%d\r\n" % len(range(0, wanted, CASES_PER_CONNECTION))
+        assert memory_kb() - at_half < 50_000

@@ -1,0 +1,159 @@
+"""What clients say and engines answer, torn at every place, hostile or not."""
+
+import random
+from typing import Any
+
+import hiredis
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from braidstream.gateway.resp import Limits, Parser, Scanner, Words, elements, encode, split_words
+
+LIMITS = Limits(bulk=5000, words=300, buffered=20_000)
+# Words with line ends in them, words larger than the short way takes, empty words.
+words = st.one_of(st.binary(max_size=12), st.sampled_from([b"", b"\r\n", b"*1\r\n$1\r\na\r\n", b"x" * 4096]))
+commands = st.lists(st.lists(words, min_size=1, max_size=6), max_size=5)
+hostile = st.lists(
+    st.one_of(
+        st.sampled_from(
+            [
+                b"*",
+                b"$",
+                b"\r\n",
+                b"\n",
+                b"-1",
+                b"0",
+                b"1",
+                b"3",
+                b"99999999999",
+                b"*2\r\n$3\r\nGET\r\n",
+                b'"',
+                b"'",
+            ]
+        ),
+        st.sampled_from(
+            [b"*1\r\n$4\r\nPING\r\n", b"*3\r\n", b"$5\r\nabcde\r\n", b"PING\r\n", b"+OK\r\n", b":1\r\n"]
+        ),
+        st.binary(max_size=8),
+    ),
+    max_size=12,
+).map(b"".join)
+
+
+def packed(words: Words) -> bytes:
+    return bytes(hiredis.pack_command(tuple(words)))  # type: ignore[arg-type]
+
+
+def fed(data: bytes, cuts: list[int], limits: Limits = LIMITS) -> tuple[list[Words], str | None]:
+    parser, found, begin = Parser(limits), list[Words](), 0
+    for end in [*sorted(cut % (len(data) + 1) for cut in cuts), len(data)]:
+        found += parser.feed(data[begin:end])
+        begin = end
+    return found, parser.error
+
+
+@given(commands, st.lists(st.integers(0, 10**6), max_size=6))
+def test_commands_come_out_as_they_were_packed_however_torn(said: list[Words], cuts: list[int]) -> None:
+    assert fed(b"".join(map(packed, said)), cuts) == (said, None)
+
+
+@given(hostile, st.lists(st.integers(0, 10**6), max_size=6))
+def test_hostile_bytes_mean_the_same_however_torn(data: bytes, cuts: list[int]) -> None:
+    # Limits so small that the short way is not taken are the reference.
+    slow = Limits(bulk=4000, words=200, buffered=20_000)
+    whole = fed(data, [], slow)
+    assert fed(data, cuts, slow) == whole
+    assert fed(data, cuts, LIMITS) == whole
+
+
+@given(hostile)
+def test_what_is_kept_of_hostile_bytes_is_bounded(data: bytes) -> None:
+    parser = Parser(LIMITS)
+    for _ in range(50):
+        parser.feed(data)
+        assert len(parser._rest) <= 70_000
+        assert sum(map(len, parser._words)) <= LIMITS.buffered
+        if parser.error is not None:
+            assert parser.feed(b"*1\r\n$4\r\nPING\r\n") == []
+            return
+
+
+values = st.recursive(
+    st.one_of(st.binary(max_size=8), st.integers(-9, 9), st.none()),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4), st.dictionaries(st.binary(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.lists(values, max_size=5), st.lists(st.integers(0, 10**6), max_size=6), st.sampled_from([2, 3]))
+def test_replies_end_where_they_end_however_torn(said: list[Any], cuts: list[int], resp: int) -> None:
+    raw = [encode(each, resp, b"_\r\n" if resp == 3 else b"$-1\r\n") for each in said]
+    data, scanner, ends, begin = b"".join(raw), Scanner(), list[int](), 0
+    for end in [*sorted(cut % (len(data) + 1) for cut in cuts), len(data)]:
+        ends += [begin + at for at, _ in scanner.feed(data[begin:end])]
+        begin = end
+    assert [data[a:b] for a, b in zip([0, *ends], ends, strict=False)] == raw
+    assert scanner.at_end
+    assert elements(b"*%d\r\n" % len(raw) + data) == raw
+
+
+def test_every_kind_of_reply_has_an_end() -> None:
+    kinds = [
+        b"+OK\r\n",
+        b"-ERR x\r\n",
+        b":1\r\n",
+        b"$-1\r\n",
+        b"$3\r\na\r\n\r\n",
+        b"*-1\r\n",
+        b"*0\r\n",
+        b"_\r\n",
+        b",1.5\r\n",
+        b"#t\r\n",
+        b"(123\r\n",
+        b"=7\r\ntxt:abc\r\n",
+        b"!5\r\nERR a\r\n",
+        b"~2\r\n:1\r\n*1\r\n_\r\n",
+        b"%1\r\n*1\r\n:1\r\n$1\r\na\r\n",
+        b">2\r\n+a\r\n:1\r\n",
+        b"|1\r\n+a\r\n+b\r\n:1\r\n",
+    ]
+    for step in (1, 2, 3, 1000):
+        data, scanner, found = b"".join(kinds), Scanner(), 0
+        for at in range(0, len(data), step):
+            found += len(scanner.feed(data[at : at + step]))
+        assert found == len(kinds)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"SET k v", [b"SET", b"k", b"v"]),
+        (b"  \"a b\"\t'c d' ", [b"a b", b"c d"]),
+        (rb'"\x41\n\"\q"', [b'A\n"q']),
+        (rb"'it\'s \n'", [rb"it's \n"]),
+        (b'a"b"', [b"ab"]),
+        (b'"a"b', None),
+        (b'"open', None),
+        (b"", []),
+    ],
+)
+def test_lines_are_split_as_the_engine_does(line: bytes, said: list[bytes] | None) -> None:
+    assert split_words(line) == said
+
+
+def test_a_million_hostile_cases_take_seconds_not_hours() -> None:
+    """A short form of `make fuzz`, to notice a case that is slow: the square of the input, say."""
+    dice = random.Random(1)
+    parser = Parser(Limits())
+    parser.feed(b"*1000000\r\n")
+    for _ in range(2_000):
+        parser.feed(b"$10\r\n" + dice.randbytes(10) + b"\r\n")
+    assert len(parser._words) == 2_000
+    big = Parser(Limits())
+    big.feed(b"*1\r\n$100000000\r\n")
+    for _ in range(500):
+        big.feed(b"x" * 100_000)
+    assert big.error is None
