@@ -66,7 +66,7 @@ async def crowd(port: int) -> None:
 
 def test_idle_clients_cost_no_engine_connections_and_busy_ones_are_served(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * (IDLE + BUSY) + 1000
+    wanted = IDLE + 2 * BUSY + 1000
     if hard != resource.RLIM_INFINITY and hard < wanted:
         pytest.skip(f"this machine lets a process open {hard} files, {wanted} are needed: ulimit -n {wanted}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
