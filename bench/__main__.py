@@ -4,7 +4,7 @@ import argparse
 
 from rich.progress import Progress
 
-from bench import append, crowd, groups, idempotence, read, report
+from bench import append, crowd, gateway, groups, idempotence, read, report
 from bench.bed import Bed
 from bench.measure import compare
 from tests.support.servers import FLAVOURS
@@ -38,8 +38,13 @@ def main() -> None:
         for flavour in chosen.engine or FLAVOURS:
             crowds += crowd.measure(flavour, quick=chosen.quick)
         crowd.show(crowds)
+    gateways = list[gateway.Gateways]()
+    if chosen.only in gateway.NAME:
+        for flavour in chosen.engine or FLAVOURS:
+            gateways += gateway.measure(flavour, quick=chosen.quick)
+        gateway.show(gateways)
     if not (chosen.only or chosen.engine):
-        report.write([result for each in (*measured, *crowds) for result in each.results()])
+        report.write([result for each in (*measured, *crowds, *gateways) for result in each.results()])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,137 @@
+"""XADD through a gateway against the bare engine, both driven by redis-benchmark, in turns.
+
+    redis-benchmark -c 50 [-P 16] XADD name * field value     at the engine, at the gateway, and again
+
+The gateway is one process, as `braid gateway` starts it. Its CPU a command says what a core of its own could
+do, whatever else the machine does meanwhile.
+"""
+
+import csv
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.bed import Bed
+from bench.report import Result
+from tests.support.servers import Flavour
+
+NAME = "gateway"
+CLIENTS = 50
+# Commands in flight of each client: how many commands a turn, and the goal: of the engine's rate, or a rate.
+PIPELINES = {1: 30_000, 16: 160_000}
+GOAL_RATIO, GOAL_RATE = 0.50, 150_000
+ROUNDS, QUICK_ROUNDS = 8, 2
+TURN_WITHIN_S = 120
+WITHOUT_UVLOOP = "import sys; sys.modules['uvloop'] = None; from braidstream.cli.main import app; app()"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What redis-benchmark tells of a turn, and the gateway's CPU for each command in us."""
+
+    rate: float
+    p50_ms: float
+    p99_ms: float
+    cpu_us: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gateways:
+    """One engine, one loop, one depth of pipelines: (gateway, engine) of each round."""
+
+    name: str
+    pipeline: int
+    rounds: Sequence[tuple[Turn, Turn]]
+
+    def median(self, field: str, side: int = 0) -> float:
+        return statistics.median(getattr(both[side], field) for both in self.rounds)
+
+    @property
+    def ratio(self) -> float:
+        return statistics.median(ours.rate / bare.rate for ours, bare in self.rounds)
+
+    def results(self) -> list[Result]:
+        ratio, rate = round(self.ratio, 3), round(self.median("rate"))
+        goal = GOAL_RATIO if self.pipeline == 1 else None
+        found = [Result(f"{self.name}: rate", ratio, "ours/bare", goal, goal is None or ratio >= goal)]
+        if self.pipeline > 1:
+            found.append(Result(f"{self.name}: rate", rate, "XADD/s", GOAL_RATE, rate >= GOAL_RATE))
+        cpu = round(self.median("cpu_us"), 2)
+        return [*found, Result(f"{self.name}: gateway CPU", cpu, "us/XADD", None, True)]
+
+
+def measure(flavour: Flavour, *, quick: bool) -> list[Gateways]:
+    found = []
+    with Bed(flavour) as bed:
+        for loop in ("uvloop",) if quick else ("uvloop", "asyncio"):
+            with running(bed.engine.url, loop) as (process, port):
+                for pipeline, commands in PIPELINES.items():
+                    turn(port, "ours", pipeline, commands // 10)
+                    rounds = []
+                    for _ in range(QUICK_ROUNDS if quick else ROUNDS):
+                        bare = turn(bed.engine.port, "bare", pipeline, commands)
+                        rounds.append((turn(port, "ours", pipeline, commands, process), bare))
+                    how = f"({loop}), {CLIENTS} clients, pipelines of {pipeline}"
+                    name = f"{flavour}: XADD through a gateway {how}"
+                    found.append(Gateways(name, pipeline, rounds))
+    return found
+
+
+@contextmanager
+def running(url: str, loop: str) -> "Iterator[tuple[subprocess.Popen[bytes], int]]":
+    start = ["-m", "braidstream.cli.main"] if loop == "uvloop" else ["-c", WITHOUT_UVLOOP]
+    words = [sys.executable, *start, "gateway", "--json", "--url", url, "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        try:
+            assert process.stdout is not None
+            yield process, int(json.loads(process.stdout.readline())["gateway"].rpartition(":")[2])
+        finally:
+            process.terminate()
+
+
+def turn(
+    port: int, name: str, pipeline: int, commands: int, process: "subprocess.Popen[bytes] | None" = None
+) -> Turn:
+    words = ["redis-benchmark", "-p", str(port), "-c", str(CLIENTS), "-P", str(pipeline), "-n", str(commands)]
+    before = _cpu_s(process)
+    run = subprocess.run(
+        [*words, "--csv", "XADD", name, "*", "field", "value"],
+        capture_output=True,
+        text=True,
+        timeout=TURN_WITHIN_S,
+        check=True,
+    )
+    row = list(csv.reader(run.stdout.splitlines()))[-1]
+    cpu_us = (_cpu_s(process) - before) / commands * 1e6
+    return Turn(rate=float(row[1]), p50_ms=float(row[4]), p99_ms=float(row[6]), cpu_us=cpu_us)
+
+
+def _cpu_s(process: "subprocess.Popen[bytes] | None") -> float:
+    if process is None:
+        return 0.0
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def show(measured: Sequence[Gateways]) -> None:
+    table = Table(title="redis-benchmark at the gateway / at the engine, median of the rounds")
+    for heading in ("case", "XADD/s", "ratio", "p50 ms", "p99 ms", "gateway CPU us/XADD"):
+        table.add_column(heading)
+    for each in measured:
+        pairs = [
+            f"{each.median(field):,.{digits}f} / {each.median(field, 1):,.{digits}f}"
+            for field, digits in (("rate", 0), ("p50_ms", 2), ("p99_ms", 2))
+        ]
+        table.add_row(
+            each.name, pairs[0], f"{each.ratio:.2f}", pairs[1], pairs[2], f"{each.median('cpu_us'):.1f}"
+        )
+    Console(width=170).print(table)
