@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import braidstream
@@ -170,3 +172,48 @@ def test_a_peer_that_comes_back_gets_what_it_missed(flavour: Flavour, tmp_path: 
                     daemon.terminate()
     finally:
         late.stop()
+
+
+def test_many_streams_with_pending_entries_do_not_keep_a_sweep_from_the_others(
+    flavour: Flavour, tmp_path: Path
+) -> None:
+    """Each of them wants to be looked at again and again, and all are there before the daemon is."""
+    with braid_up(2, flavour, "--dir", str(tmp_path)) as up, up.client(1) as one, up.client(2) as two:
+        for daemon in up.children("replicate"):
+            os.kill(daemon, signal.SIGKILL)
+        names = [f"stream-{number}" for number in range(900)]
+        for name in names:
+            one.xgroup_create(name, "g", "0", mkstream=True)
+            one.xadd(name, {"n": name})
+            one.xreadgroup("g", "a", {name: ">"})
+        with replicating(tmp_path, "region-1"):
+            eventually(
+                lambda: all(two.exists(name) for name in names),
+                within_s=60,
+                why="all should arrive",
+            )
+
+
+def test_a_daemon_that_starts_when_memory_is_full_still_tells_the_others(
+    flavour: Flavour, tmp_path: Path
+) -> None:
+    with braid_up(2, flavour, "--dir", str(tmp_path)) as up, up.client(1) as one, up.client(2) as two:
+        for daemon in up.children("replicate"):
+            os.kill(daemon, signal.SIGKILL)
+        one.xadd("m", {"n": "1"})
+        one.config_set("maxmemory", "1")
+        with replicating(tmp_path, "region-1"):
+            eventually(lambda: texts(two) == ["1"], within_s=WITHIN_S, why="it should arrive")
+            one.delete("m")
+            eventually(lambda: not two.exists("m"), within_s=WITHIN_S, why="so should its deletion")
+
+
+@contextmanager
+def replicating(folder: Path, region: str) -> Iterator[None]:
+    command = [sys.executable, "-m", "braidstream.cli.main", "replicate"]
+    command += ["--config", str(folder / "braid.toml"), "--region", region]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
+        try:
+            yield
+        finally:
+            process.terminate()

@@ -41,6 +41,7 @@ class Peer:
     """A peer, the link to it while it is up, and the streams that wait for the link.
 
     fresh: those that got entries. They are followed while others, or the same, are looked at as a whole.
+    refused, told_s: refusals since we told of one, and when that was.
     """
 
     name: str
@@ -52,6 +53,8 @@ class Peer:
     swept: bool = False
     journals: dict[bytes, Id] = field(default_factory=dict)
     restless: dict[bytes, float] = field(default_factory=dict)
+    refused: int = 0
+    told_s: float = 0.0
 
 
 class Daemon:
@@ -174,7 +177,7 @@ class Daemon:
             async for names in all_streams(self.source):
                 for name in filter(self.leases.mine, names):
                     peer.queue.add(name, Need.RELAY)
-                while len(peer.queue) > 10 * AT_ONCE:
+                while peer.queue.relays > 10 * AT_ONCE:
                     await asyncio.sleep(SETTLE_S / 10)
             emit("link.swept", peer=peer.name)
             peer.swept = True
@@ -200,10 +203,19 @@ class Daemon:
             except LostError:
                 raise
             except BraidError as error:
-                emit("link.refused", peer=peer.name, stream=name, why=error)
-                peer.queue.add(name, Need.SYNC, REFUSED_S)
+                self._refused(peer, name, error)
             finally:
                 queue.done(name)
+
+    def _refused(self, peer: Peer, name: bytes, error: BraidError) -> None:
+        """Try again, later each time; one line a second, however many streams a full peer refuses."""
+        delay = peer.restless[name] = min(RESTLESS_S, 2 * peer.restless.get(name, REFUSED_S / 2))
+        peer.queue.add(name, Need.SYNC, delay)
+        peer.refused += 1
+        now = asyncio.get_running_loop().time()
+        if now - peer.told_s >= REFUSED_S:
+            emit("link.refused", peer=peer.name, stream=name, times=peer.refused, why=error)
+            peer.told_s, peer.refused = now, 0
 
     def _again(self, peer: Peer, name: bytes, need: Need, progress: Progress) -> None:
         if progress.entries:

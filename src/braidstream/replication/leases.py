@@ -47,12 +47,19 @@ class Leases:
                 await self.renew()
                 self.known.set()
                 await asyncio.sleep(RENEW_S)
-            except (LostError, ReplyError):
+            except LostError:
                 await back_off(1)
+            except ReplyError as error:
+                if error.code == "OOM":  # no room for leases: everybody serves everything, which does no harm
+                    self._hold(frozenset(range(SHARDS)))
+                    self.known.set()
+                await asyncio.sleep(RENEW_S)
 
     async def renew(self) -> None:
         """Keep what is ours, give back what is more than our share, take what nobody holds."""
-        held = await self.engine.ask(_renew(self.id))
+        self._hold(await self.engine.ask(_renew(self.id)))
+
+    def _hold(self, held: frozenset[int]) -> None:
         if held != self.held:
             new = held - self.held
             self.held = held

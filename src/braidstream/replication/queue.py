@@ -24,6 +24,9 @@ class Queue:
         self._taken: set[bytes] = set()
         self._order = count()
         self._changed = asyncio.Event()
+        self.relays = (
+            0  # how many wait to be relayed; what comes again later for other reasons is not counted
+        )
 
     def __len__(self) -> int:
         return len(self._needs) + len(self._taken)
@@ -34,6 +37,7 @@ class Queue:
         has = self._needs.get(name)
         if has is None or need > has:
             self._needs[name] = need
+            self.relays += need is Need.RELAY
         if has is None or due < self._due[name]:
             self._due[name] = due
             heapq.heappush(self._heap, (due, next(self._order), name))
@@ -46,7 +50,9 @@ class Queue:
             if isinstance(wait, bytes):
                 self._taken.add(wait)
                 del self._due[wait]
-                return wait, self._needs.pop(wait)
+                need = self._needs.pop(wait)
+                self.relays -= need is Need.RELAY
+                return wait, need
             self._changed.clear()
             try:
                 async with asyncio.timeout(wait):

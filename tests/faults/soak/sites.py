@@ -17,7 +17,7 @@ from braidstream import engine as functions
 from braidstream.commands.region import initialise, meet
 from tests.faults.soak.faults import Fault
 from tests.support.proxy import Proxy
-from tests.support.servers import Engine, Flavour
+from tests.support.servers import DidNotStart, Engine, Flavour
 
 # `always`: what was acknowledged is in the file when the process is killed. With `everysec` the engine itself
 # may lose it (docs/design/guarantees.md), and the soak could not tell whose fault that is.
@@ -63,6 +63,16 @@ class Site:
             self.daemon.kill()
             self.daemon.wait()
             self.daemon = None
+
+    def start_engine(self) -> None:
+        """On a machine that is busy elsewhere, loading the file takes its time."""
+        for patience in reversed(range(5)):
+            try:
+                self.engine.start()
+                return
+            except DidNotStart:
+                if not patience:
+                    raise
 
     def supervise(self) -> None:
         """A daemon that ended by itself is started again, as systemd would."""
@@ -140,7 +150,7 @@ class Sites:
             case "daemon paused":
                 site.signal_daemon(signal.SIGCONT)
             case "engine killed":
-                site.engine.start()
+                site.start_engine()
             case "engine paused":
                 site.engine.resume()
             case "memory full":
