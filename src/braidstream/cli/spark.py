@@ -23,11 +23,13 @@ from rich.progress import (
 from rich.table import Table
 
 from braidstream.cli.server import Json, Url, trouble
+from braidstream.config import load
 from braidstream.frontier import name_of_text
 
 if TYPE_CHECKING:
     from braidstream.spark.options import Servers
     from braidstream.spark.pipelines.archive import Round
+    from braidstream.spark.pipelines.audit import Report
 
 app = typer.Typer(help="Spark applications on streams and lakes.", no_args_is_help=True)
 
@@ -35,6 +37,7 @@ LakePath = Annotated[Path, typer.Option("--lake", help="Folder of the lake; ever
 Streams = Annotated[str, typer.Option("--streams", help="Streams by name: a,b,c.")]
 Pattern = Annotated[str, typer.Option("--pattern", help="Streams by a glob, like 'orders-*'.")]
 
+SHOWN = 20  # anomalies that a terminal lists
 progress_console = Console(stderr=True)
 
 
@@ -179,3 +182,69 @@ def _summed(rounds: "list[Round]") -> dict[str, Any]:
     told = {name: sum(getattr(each, name) for each in rounds) for name in names}
     last = dataclasses.asdict(rounds[-1]) if rounds else {"left": 0, "version": 0}
     return {**told, "left": last["left"], "rounds": len(rounds), "commit": last["version"]}
+
+
+@app.command("audit")
+def audit(
+    config: Annotated[Path, typer.Option("--config", help="The file that lists the regions.")] = Path(
+        "braid.toml"
+    ),
+    streams: Streams = "",
+    pattern: Pattern = "",
+    settle: Annotated[
+        float,
+        typer.Option(parser=duration, metavar="DURATION", help="How long what looks wrong may take to heal."),
+    ] = "10s",  # type: ignore[assignment]
+    repair: Annotated[bool, typer.Option("--repair", help="Heal what another region still has.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page with a picture for each pair.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare all regions' copies of streams; name what is lost, duplicated, diverged or resurrected.
+
+    What is still replicating is counted and is not wrong. Exit code 1 if something is wrong and not healed.
+
+    Example: braid spark audit --config braid.toml --pattern '*' --html audit.html
+    """
+    need_spark()
+    from braidstream.spark.pipelines.audit import Auditor
+    from braidstream.spark.pipelines.audit_report import as_facts, as_page, verdict
+    from braidstream.spark.pipelines.repair import repair as heal
+    from braidstream.spark.session import open_session
+
+    names, glob = chosen(streams, pattern)
+    with trouble(str(config), as_json):
+        regions = {region.id: servers_of(region.url) for region in load(config).region}
+        auditor = Auditor(open_session("audit"), regions, streams=names, pattern=glob, settle_s=settle)
+        try:
+            with bar("comparing regions", None):
+                report = auditor.run()
+                if repair:
+                    report = dataclasses.replace(report, anomalies=heal(auditor, report.anomalies))
+        finally:
+            auditor.close()
+    if html is not None:
+        html.write_text(as_page(report), encoding="utf-8")
+    if as_json:
+        typer.echo(json.dumps(as_facts(report)))
+    else:
+        _show_audit(report, verdict(report)[0])
+    raise typer.Exit(1 if report.wrong else 0)
+
+
+def _show_audit(report: "Report", sentence: str) -> None:
+    table = Table(
+        "region", "entries not seen yet", "still to remove", "wrong", title=sentence, title_justify="left"
+    )
+    for region in report.regions:
+        wrong = sum(each.region == region and not each.healed for each in report.anomalies)
+        counts = (report.behind[region], report.removing[region], wrong)
+        table.add_row(str(region), *(f"{count:,}" for count in counts))
+    console = Console()
+    console.print(table)
+    for each in report.anomalies[:SHOWN]:
+        healed = ", healed" if each.healed else ""
+        note = f" ({each.note})" if each.note else ""
+        line = f"{each.kind} in region {each.region}: {each.stream} {each.place} {each.id}{note}{healed}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if len(report.anomalies) > SHOWN:
+        console.print(f"and {len(report.anomalies) - SHOWN:,} more: --json or --html lists them")

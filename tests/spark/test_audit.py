@@ -1,0 +1,265 @@
+"""audit: names what is wrong between regions, and nothing that is merely on its way; repair heals it."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from braidstream.cli.main import app
+from braidstream.keys import strand as strand_key
+from braidstream.spark.options import Servers
+from braidstream.spark.pipelines.audit import Anomaly, Auditor, Report
+from braidstream.spark.pipelines.audit_report import as_facts, as_page
+from braidstream.spark.pipelines.repair import repair
+from tests.support.servers import Engine
+from tests.support.world import World
+
+ONE = strand_key(b"orders", "s", 1)
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[list[Engine]]:
+    started = [Engine("redis").start(), Engine("valkey").start(), Engine("redis").start()]
+    yield started
+    for each in started:
+        each.stop()
+
+
+@pytest.fixture
+def world(servers: list[Engine]) -> Iterator[World]:
+    for each in servers:
+        each.flush()
+    made = World(servers)
+    yield made
+    made.close()
+
+
+def auditor(world: World, settle_s: float = 0.0) -> Auditor:
+    regions = {number: Servers((world.engines[number - 1].url,), {}) for number in world}
+    return Auditor(None, regions, streams=(b"orders",), settle_s=settle_s)
+
+
+def audit(world: World, settle_s: float = 0.0) -> Report:
+    made = auditor(world, settle_s)
+    try:
+        return made.run()
+    finally:
+        made.close()
+
+
+def healed(world: World) -> list[Anomaly]:
+    made = auditor(world)
+    try:
+        return repair(made, made.run().anomalies)
+    finally:
+        made.close()
+
+
+def raw(world: World, region: int) -> Any:
+    return world.engines[region - 1].client()
+
+
+def fill(world: World, count: int) -> list[str]:
+    """Entries of region 1, in all regions."""
+    with world[1].pipeline(transaction=False) as pipe:
+        for n in range(count):
+            pipe.xadd("orders", {"n": n})
+        added: list[str] = pipe.execute()
+    world[2].xadd("orders", {"n": "of region 2"})
+    world.sync()
+    return added
+
+
+def native(user: str) -> str:
+    ms, seq = user.split("-")
+    return f"{ms}-{int(seq) >> 10}"
+
+
+def kinds(report: Report) -> dict[tuple[str, int], int]:
+    return dict(Counter((each.kind, each.region) for each in report.anomalies))
+
+
+def test_regions_that_are_alike_have_no_anomaly(world: World) -> None:
+    fill(world, 300)
+    report = audit(world)
+    assert (report.anomalies, report.rows) == ([], 3 * 301)
+    assert not any((*report.behind.values(), *report.removing.values()))
+
+
+def test_what_is_on_its_way_is_not_wrong(world: World) -> None:
+    added = fill(world, 20)
+    world[1].xadd("orders", {"n": "not shipped"})
+    world[2].xdel("orders", added[5])
+    world[3].xtrim("orders", minid=added[3], approximate=False)
+    world[3].xgroup_create("orders", "bills", "0")
+    report = audit(world)
+    assert report.anomalies == []
+    assert report.behind == {1: 0, 2: 1, 3: 1}
+    assert report.removing[1] >= 3
+    world[1].delete("orders")
+    assert audit(world).anomalies == []
+    world.sync()
+    assert audit(world).anomalies == []
+
+
+def plant(world: World, kind: str, users: list[str]) -> int:
+    """Faults behind our back, and the region that has them."""
+    natives = [native(user) for user in users]
+    if kind == "lost":
+        with raw(world, 2) as client:
+            client.xdel(ONE, *natives)
+        return 2
+    if kind == "diverged":
+        with raw(world, 3) as client:
+            other = {each.encode(): {b"n": b"other"} for each in natives}
+            rewrite(client, {**dict(client.xrange(ONE)), **other})
+        return 3
+    with raw(world, 1) as client:
+        for user in users:
+            client.xadd(strand_key(b"orders", "c", 1), {"n": "twice"}, id=user)
+        client.hset("bs:meta:{orders}", "c1", "0:+:0-0")
+    return 1
+
+
+def rewrite(client: Any, entries: dict[bytes, dict[bytes, bytes]]) -> None:
+    """Put another content in the place of a copy."""
+    last = client.xinfo_stream(ONE)["last-generated-id"]
+    client.delete(ONE)
+    for entry, fields in entries.items():
+        client.xadd(ONE, fields, id=entry)
+    client.execute_command("XSETID", ONE, last)
+
+
+@pytest.mark.parametrize("kind", ["lost", "diverged", "duplicated"])
+def test_every_planted_fault_is_found_and_healed(world: World, kind: str) -> None:
+    added = fill(world, 400)
+    chosen = [added[place] for place in sorted(Random(kind).sample(range(1, 399), 100))]
+    region = plant(world, kind, chosen)
+    report = audit(world)
+    assert kinds(report) == {(kind, region): 100}
+    assert {each.id for each in report.anomalies} == set(chosen)
+    assert all(each.healed for each in healed(world))
+    assert audit(world).anomalies == []
+    numbers = [fields["n"] for _, fields in world[2].xrange("orders")]
+    assert numbers[:400] == [str(n) for n in range(400)]
+
+
+def test_entries_that_came_back_are_resurrected_and_go_again(world: World) -> None:
+    added = fill(world, 200)
+    chosen = added[50:150]
+    with raw(world, 3) as client:
+        before = dict(client.xrange(ONE))
+    world[1].xdel("orders", *chosen)
+    world.sync()
+    with raw(world, 3) as client:
+        rewrite(client, before)  # as from a snapshot from before the deletions
+    report = audit(world)
+    assert kinds(report) == {("resurrected", 3): 100}
+    assert all(each.healed for each in healed(world))
+    assert audit(world).anomalies == []
+
+
+def test_a_repair_keeps_groups_and_what_is_pending(world: World) -> None:
+    added = fill(world, 10)
+    world[1].xgroup_create("orders", "bills", "0")
+    world.sync()
+    given = world[2].xreadgroup("bills", "anna", {"orders": ">"}, count=6)
+    world[2].xack("orders", "bills", added[0])
+    assert len(given[0][1]) == 6
+    pending = world[2].xpending("orders", "bills")
+    plant(world, "lost", [added[3]])
+    assert [each.healed for each in healed(world)] == [True]
+    assert world[2].xpending("orders", "bills") == pending
+    assert world[2].xlen("orders") == 11
+    rest = world[2].xreadgroup("bills", "anna", {"orders": ">"})
+    assert len(rest[0][1]) == 5
+    world[2].xadd("orders", {"n": "goes on"})
+    world.sync()
+    assert audit(world).anomalies == []
+
+
+def test_a_group_that_a_strand_lost_is_named_and_made_again(world: World) -> None:
+    fill(world, 5)
+    world[1].xgroup_create("orders", "bills", "0")
+    world.sync()
+    with raw(world, 2) as client:
+        client.xgroup_destroy(ONE, "bills")
+    report = audit(world)
+    assert [(each.kind, each.id, each.region, each.note) for each in report.anomalies] == [
+        ("lost", "bills", 2, "group")
+    ]
+    assert [each.healed for each in healed(world)] == [True]
+    assert audit(world).anomalies == []
+
+
+def test_nothing_false_is_named_while_regions_are_written_and_links_run(world: World) -> None:
+    """The audit takes its looks between any steps of writers and links."""
+    dice, added = Random(3), fill(world, 50)
+    made = auditor(world)
+    real = made.ask
+
+    def busy(region: int, plan: Any, key: bytes) -> Any:
+        for _ in range(2):
+            step(dice, world, added)
+        return real(region, plan, key)
+
+    made.ask = busy  # type: ignore[method-assign]
+    try:
+        for _ in range(5):
+            assert made.run().anomalies == []
+    finally:
+        made.close()
+
+
+def step(dice: Random, world: World, added: list[str]) -> None:
+    what, region = dice.random(), dice.choice(list(world))
+    if what < 0.4:
+        added.append(world[region].xadd("orders", {"n": dice.random()}))
+    elif what < 0.55:
+        world[region].xdel("orders", dice.choice(added))
+    elif what < 0.6:
+        world[region].xtrim("orders", maxlen=60, approximate=False)
+    else:
+        source, target = dice.sample(list(world), 2)
+        asyncio.run(world.links[source, target].sync(b"orders", relay=False))
+
+
+def test_the_report_tells_text_json_and_a_page(world: World) -> None:
+    added = fill(world, 30)
+    plant(world, "lost", added[4:6])
+    world[3].xadd("orders", {"n": "late"})
+    report = audit(world)
+    facts = as_facts(report)
+    assert (facts["wrong"], facts["behind"]) == (2, {"1": 1, "2": 1, "3": 0})
+    assert {each["id"] for each in facts["anomalies"]} == set(added[4:6])
+    page = as_page(report)
+    assert page.count("<svg") == 3  # a picture for each pair
+    assert added[4] in page
+    assert "lost in region 2" in page
+
+
+def test_braid_spark_audit_does_it_under_spark(spark: SparkSession, world: World, tmp_path: Path) -> None:
+    added = fill(world, 30)
+    plant(world, "lost", added[7:9])
+    config, page = tmp_path / "braid.toml", tmp_path / "audit.html"
+    regions = (
+        f'[[region]]\nid = {number}\nname = "r{number}"\nurl = "{world.engines[number - 1].url}"\n'
+        for number in world
+    )
+    config.write_text("".join(regions))
+    words = ["spark", "audit", "--config", str(config), "--pattern", "*", "--settle", "0s"]
+    told = CliRunner().invoke(app, [*words, "--html", str(page)])
+    assert told.exit_code == 1, told.output
+    assert f"lost in region 2: orders s1 {added[7]}" in told.stdout
+    assert added[8] in page.read_text()
+    told = CliRunner().invoke(app, [*words, "--repair", "--json"])
+    assert told.exit_code == 0, told.output
+    assert json.loads(told.stdout)["healed"] == 2
+    assert audit(world).anomalies == []
