@@ -129,3 +129,18 @@ def test_a_copy_of_a_stream_that_never_held_an_entry_exists_nowhere(make_world: 
         t5   | Sync                        | Sync
         t6   | EXISTS x y z -> 0           | EXISTS x y z -> 0
     """)  # fmt: skip
+
+
+def test_what_a_deleted_consumer_had_not_acknowledged_counts_as_acknowledged_everywhere(
+    make_world: Make,
+) -> None:
+    """Not what one would wish, but what is so: docs/design/guarantees.md says it under what is not promised."""
+    play(make_world(2), """
+        time | region 1                                        | region 2
+        t1   | XADD x 110 f v                                  |
+        t2   | XGROUP CREATE x g 0                             |
+        t3   | XREADGROUP GROUP g a STREAMS x > -> [110-1]     |
+        t4   | XGROUP DELCONSUMER x g a -> 1                   |
+        t5   | Sync                                            | Sync
+        t6   | XREADGROUP GROUP g b STREAMS x > -> []          | XREADGROUP GROUP g b STREAMS x > -> []
+    """)  # fmt: skip
