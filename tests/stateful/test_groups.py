@@ -17,9 +17,7 @@ import redis
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    RuleBasedStateMachine,
     initialize,
-    invariant,
     precondition,
     rule,
     run_state_machine_as_test,
@@ -29,14 +27,14 @@ import braidstream
 from braidstream import ids
 from braidstream.ids import LAST, ZERO, Id
 from braidstream.strand import Strand
-from tests.support.group_model import Group, Key, Stream
+from tests.support.group_model import Key, Stream
+from tests.support.group_seen import LONG_MS, Seen
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine
 
 HOME = 5
 FAR = [2, 1023, 6, 4, 1, 512, 1022, 3, 7, 100, 255, 256, 257, 999, 8]
 AGES_MS = 10**9  # how long ago "old" is
-LONG_MS = 10**8  # a minimum idle time that only old entries have
 _names = itertools.count()
 
 names = st.sampled_from([b"g", b"h", b"i\0\xff"])
@@ -50,7 +48,7 @@ _some = st.integers(0, 30)
 named = st.lists(st.one_of(_some, _some, _some, spots), min_size=1, max_size=4)
 
 
-class Groups(RuleBasedStateMachine):
+class Groups(Seen):
     """What producers, consumers and far writers can do to a stream and its groups."""
 
     def __init__(self, clients: list[braidstream.Redis], *, writers: int) -> None:
@@ -244,7 +242,7 @@ class Groups(RuleBasedStateMachine):
         given = set(self.model.groups[group].given)
         seen = self._page(self.act(*words))
         taken = self.model.read_new(group, consumer, count, noack=noack)
-        assert seen == self._shown(taken)
+        assert seen == self.shown(taken)
         assert not given & set(taken), "duplicated"
 
     @precondition(lambda self: self.model.groups)
@@ -264,7 +262,7 @@ class Groups(RuleBasedStateMachine):
         limit = () if count is None else ("COUNT", count)
         words = ("XREADGROUP", "GROUP", group, consumer, *limit, "STREAMS", self.name, ids.text(since))
         seen = self._page(self.act(*words))
-        assert seen == self._shown(self.model.read_own(group, consumer, since, count))
+        assert seen == self.shown(self.model.read_own(group, consumer, since, count))
 
     @precondition(lambda self: self.model.groups)
     @rule(which=one_of_them, wanted=named)
@@ -296,7 +294,7 @@ class Groups(RuleBasedStateMachine):
         words = ("XCLAIM", self.name, group, consumer, idle, *map(ids.text, chosen), *options)
         seen = self.act(*words)
         claimed = self.model.claim(group, consumer, chosen, **how)
-        assert seen == (self._ids(claimed) if how["justid"] else self._shown(claimed))
+        assert seen == (self.texts(claimed) if how["justid"] else self.shown(claimed))
 
     @precondition(lambda self: self.model.groups)
     @rule(
@@ -318,81 +316,14 @@ class Groups(RuleBasedStateMachine):
         following, claimed, deleted = self.model.claim_idle(
             group, consumer, begin, only_old=only_old, count=count or 100, justid=justid
         )
-        shown = self._ids(claimed) if justid else self._shown(claimed)
-        assert seen == [ids.text(following), shown, self._ids(deleted)]
-
-    # What must always be seen
-
-    @invariant()
-    def the_summary_of_what_is_pending_is_the_models(self) -> None:
-        for name, group in self.model.groups.items():
-            pending = group.pending()
-            holders = [held.consumer for held in group.held.values()]
-            each = [[who, b"%d" % holders.count(who)] for who in sorted(set(holders))]
-            ends = [ids.text(pending[0][0]), ids.text(pending[-1][0])] if pending else [None, None]
-            assert self.look("XPENDING", self.name, name) == [len(pending), *ends, each or None], name
-
-    @invariant()
-    def every_page_of_what_is_pending_is_the_models(self) -> None:
-        for name, group in self.model.groups.items():
-            start, end = sorted([self._spot(group), self._spot(group)])
-            count, old = self.dice.choice([1, 2, 3, 100]), self.dice.random() < 0.3
-            who = self.dice.choice([None, None, b"ann", b"bob"])
-            rows = [
-                [ids.text(key[0]), group.held[key].consumer, group.held[key].times, group.held[key].old]
-                for key in group.pending(start, end)
-                if (not old or group.held[key].old) and who in (None, group.held[key].consumer)
-            ][:count]
-            idle = ("IDLE", LONG_MS) if old else ()
-            words = (*idle, ids.text(start), ids.text(end), count, *([] if who is None else [who]))
-            seen = self.look("XPENDING", self.name, name, *words)
-            assert [[*row[:2], row[3], row[2] >= LONG_MS] for row in seen] == rows, (name, words)
-
-    def _spot(self, group: Group) -> Id:
-        """At a pending entry, next to one, or at an end."""
-        spot = self.dice.choice([ZERO, LAST, *(key[0] for key in group.held)])
-        return self.dice.choice([spot, ids.after(spot) or spot, ids.before(spot) or spot])
-
-    @invariant()
-    def every_group_says_where_it_stands(self) -> None:
-        if not self.model.exists:
-            with pytest.raises(redis.ResponseError, match="no such key"):
-                self.look("XINFO", "GROUPS", self.name)
-            return
-        seen = {row[1]: _facts(row) for row in self.look("XINFO", "GROUPS", self.name)}
-        assert {
-            name: (row[b"pending"], row[b"lag"], row[b"last-delivered-id"]) for name, row in seen.items()
-        } == {
-            name: (len(group.held), len(group.unread(self.model.entries)), ids.text(group.last))
-            for name, group in self.model.groups.items()
-        }
-
-    @invariant()
-    def every_consumer_holds_its_share(self) -> None:
-        for name, group in self.model.groups.items():
-            rows = map(_facts, self.look("XINFO", "CONSUMERS", self.name, name))
-            seen = {row[b"name"]: row[b"pending"] for row in rows if row[b"pending"]}
-            holders = [held.consumer for held in group.held.values()]
-            assert seen == {who: holders.count(who) for who in holders}, name
-
-    @invariant()
-    def the_full_story_is_the_models(self) -> None:
-        if not self.model.exists:
-            return
-        told = _facts(self.look("XINFO", "STREAM", self.name, "FULL", "COUNT", 0))
-        assert told[b"entries"] == self._shown(sorted(self.model.entries))
-        seen = {row[1]: _facts(row) for row in told[b"groups"]}
-        assert sorted(seen) == sorted(self.model.groups)
-        for name, group in self.model.groups.items():
-            assert seen[name][b"pel-count"] == len(group.held)
-            assert seen[name][b"lag"] == len(group.unread(self.model.entries))
-            assert [row[0] for row in seen[name][b"pending"]] == self._ids(group.pending())
+        shown = self.texts(claimed) if justid else self.shown(claimed)
+        assert seen == [ids.text(following), shown, self.texts(deleted)]
 
     def teardown(self) -> None:
         """Every group is read to its end: nothing was skipped."""
         for name in self.model.groups:
             seen = self._page(self.act("XREADGROUP", "GROUP", name, "ann", "STREAMS", self.name, ">"))
-            assert seen == self._shown(self.model.read_new(name, b"ann", None, noack=False))
+            assert seen == self.shown(self.model.read_new(name, b"ann", None, noack=False))
             again = self.act("XREADGROUP", "GROUP", name, "ann", "COUNT", 9, "STREAMS", self.name, ">")
             assert again is None
 
@@ -402,15 +333,6 @@ class Groups(RuleBasedStateMachine):
         [[name, page]] = reply
         assert name == self.name
         return page
-
-    def _shown(self, keys: list[Key]) -> list[Any]:
-        return [
-            [ids.text(key[0]), [b"v", self.model.entries[key]] if key in self.model.entries else None]
-            for key in keys
-        ]
-
-    def _ids(self, keys: list[Key]) -> list[bytes]:
-        return [ids.text(key[0]) for key in keys]
 
 
 def _id(spot: Any) -> Id:
@@ -425,10 +347,6 @@ def _start(start: Any) -> Id | None:
     if start == "$":
         return None
     return ZERO if start == "0" else start
-
-
-def _facts(flat: list[Any]) -> dict[bytes, Any]:
-    return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 @contextmanager

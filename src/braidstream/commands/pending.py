@@ -1,6 +1,6 @@
 """XACK and XPENDING: what was delivered and not yet acknowledged, over all strands."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, NoReturn
 
@@ -41,21 +41,29 @@ def acknowledge(view: View, argv: Argv) -> Plan[int]:
         if group in registry.groups:
             raise
         return 0
-    total, asked = 0, set[Strand]()
+    replies = yield from tell(view, name, wanted, lambda strand, here: [("XACK", strand.key, group, *here)])
+    return sum(replies)
+
+
+def tell(
+    view: View, name: bytes, wanted: list[Id], make: Callable[[Strand, list[bytes]], list[Command]]
+) -> Plan[list[Any]]:
+    """Commands to every strand that may hold some of the IDs; what they answer. One round trip where the
+    strands are known, and another for those that came to be."""
+    found, asked = list[Any](), set[Strand]()
     strands = (yield from find(view, name)).strands
     if not strands:
         yield from refuse_other_types(name)
     while strands:
-        acks = places(strands, wanted)
-        commands: list[Command] = [("XACK", strand.key, group, *here) for strand, here in acks]
+        commands = [command for strand, here in places(strands, wanted) for command in make(strand, here)]
         replies = yield Batch([*commands, registry_of(name)], atomic=view.one_step(len(commands)))
-        total += sum(replies[:-1])
+        found += replies[:-1]
         asked.update(strands)
         registry = view.learn(name, replies[-1])
         strands = tuple(strand for strand in registry.strands if strand not in asked)
         if not registry.exists:
             yield from refuse_other_types(name)
-    return total
+    return found
 
 
 def places(strands: Iterable[Strand], wanted: list[Id]) -> list[tuple[Strand, list[bytes]]]:

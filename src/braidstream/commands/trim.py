@@ -1,12 +1,14 @@
 """XTRIM, XDEL: what takes entries out. Caps count the whole stream, not one strand."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from braidstream import ids
 from braidstream.braid import View, exists, find, look, refuse_other_types, registry_of
 from braidstream.commands.arguments import Argv, Trim, option, parse_trim, strict_id
-from braidstream.commands.drop import drop_command, trim_asking
+from braidstream.commands.drop import AT_ONCE, drop_command, trim_asking
+from braidstream.commands.pending import tell
 from braidstream.errors import ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
@@ -143,47 +145,23 @@ def _cuts(heads: dict[Strand, list[Any]], page: int, over: int) -> dict[Strand, 
 
 def delete_entries(view: View, argv: Argv) -> Plan[int]:
     """XDEL key id ...: each ID goes to the strands that may hold it. One round trip where they are known."""
-    # As in the engine, bad IDs matter only where the stream exists.
-    counts = yield from _delete(view, argv[1], argv[2:])
-    return sum(counts)
-
-
-def _delete(view: View, name: bytes, words: list[bytes]) -> Plan[list[int]]:
-    """How many entries each ID took out: more than one where regions chose the same ID."""
-    counts, asked = [0] * len(words), set[Strand]()
-    strands = (yield from find(view, name)).strands
-    if not strands:
-        yield from refuse_other_types(name)
-        return counts
     try:
-        wanted = [strict_id(word) for word in words]
+        wanted = [strict_id(word) for word in argv[2:]]
     except ReplyError:
-        if (yield from exists(name)):
+        # As in the engine, bad IDs matter only where the stream exists.
+        if (yield from exists(argv[1])):
             raise
-        return counts
-    while strands:
-        places = _places(view, strands, wanted)
-        commands = [*(command for _, command in places), registry_of(name)]
-        replies = yield Batch(commands, atomic=view.one_step(len(places)))
-        for (at, _), gone in zip(places, replies, strict=False):
-            counts[at] += gone if isinstance(gone, int) else sum(answer == 1 for answer in gone)
-        asked.update(strands)
-        registry = view.learn(name, replies[-1])
-        strands = tuple(strand for strand in registry.strands if strand not in asked)
-        if not registry.exists:
-            yield from refuse_other_types(name)
-    return counts
+        yield from refuse_other_types(argv[1])
+        return 0
+    replies = yield from tell(view, argv[1], wanted, partial(_delete, view))
+    return sum(gone if isinstance(gone, int) else gone.count(1) for gone in replies)
 
 
-def _places(view: View, strands: tuple[Strand, ...], wanted: list[Id]) -> list[tuple[int, Command]]:
-    def delete(strand: Strand, native: bytes) -> Command:
-        if view.region.teller:
-            return drop_command(view, strand, [native], (b"KEEPREF", b""))
-        return ("XDEL", strand.key, native)
-
+def _delete(view: View, strand: Strand, natives: list[bytes]) -> list[Command]:
+    """Natively; where the region has peers by the function that tells them."""
+    if not view.region.teller:
+        return [("XDEL", strand.key, *natives)]
     return [
-        (at, delete(strand, ids.text(native)))
-        for at, entry in enumerate(wanted)
-        for strand in strands
-        if (native := strand.exact(entry)) is not None
+        drop_command(view, strand, natives[first : first + AT_ONCE], (b"KEEPREF", b""))
+        for first in range(0, len(natives), AT_ONCE)
     ]
