@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from braidstream.ids import text
-from tests.support.convergence import done_everywhere, living, surviving
+from tests.support.convergence import Life, done_everywhere, living, surviving
 from tests.support.history import Added, Answered, Entry, History, Left, Removed, Saw, Visible, user_id
 
 RANGE = "XRANGE"
@@ -29,11 +29,22 @@ def _last_seen(history: History) -> Streams:
     return {(event.region, event.name): event.entries for event in history.of(Saw)}
 
 
+def _surviving(history: History) -> dict[str, set[Entry]]:
+    names = {event.name for event in history.of(Saw, Left)}
+    return {name: surviving(history, name) for name in names}
+
+
+def _living(history: History) -> dict[str, dict[str, Life]]:
+    names = {event.name for event in history.of(Answered, Left)}
+    return {name: living(history, name) for name in names}
+
+
 def find_lost(history: History) -> list[str]:
+    wanted = _surviving(history)
     return [
         f"region {region} lacks {_shown(entry)} of {name}"
         for (region, name), seen in _last_seen(history).items()
-        for entry in sorted(surviving(history, name) - seen)
+        for entry in sorted(wanted[name] - seen)
     ]
 
 
@@ -85,19 +96,20 @@ def find_resurrected(history: History) -> list[str]:
         found += [
             f"region {event.region} sees {_shown(entry)} of {event.name} again" for entry in sorted(back)
         ]
+    wanted = _surviving(history)
     for (region, name), entries in _last_seen(history).items():
-        back = entries - surviving(history, name)
+        back = entries - wanted[name]
         found += [f"region {region} still has {_shown(entry)} of {name}" for entry in sorted(back)]
     return found
 
 
 def find_skipped(history: History) -> list[str]:
-    found = []
+    found, wanted, lives = list[str](), _surviving(history), _living(history)
     for event in history.of(Left):
-        life = living(history, event.name).get(event.group)
+        life = lives[event.name].get(event.group)
         if life is None:
             continue
-        for entry in sorted(surviving(history, event.name)):
+        for entry in sorted(wanted[event.name]):
             if user_id(entry) not in event.ids and not life.is_done(user_id(entry)):
                 found.append(
                     f"region {event.region}, group {event.group} of {event.name} never gets {_shown(entry)}"
@@ -106,20 +118,21 @@ def find_skipped(history: History) -> list[str]:
 
 
 def find_diverged(history: History) -> list[str]:
-    found, answers = list[str](), dict[tuple[str, str], dict[int, object]]()
+    found, wanted, lives = list[str](), _surviving(history), _living(history)
+    answers = dict[tuple[str, str], dict[int, object]]()
     for event in history.of(Answered):
         answers.setdefault((event.name, event.question), {})[event.region] = event.answer
     for (name, question), said in answers.items():
         first, *others = said.values()
         if any(answer != first for answer in others) or len(said) != history.regions:
             found.append(f"{question} of {name}: {said}")
-        if question == GROUPS and first != sorted(living(history, name)):
-            found.append(f"groups of {name}: {first}, and the model has {sorted(living(history, name))}")
+        if question == GROUPS and first != sorted(lives[name]):
+            found.append(f"groups of {name}: {first}, and the model has {sorted(lives[name])}")
     for event in history.of(Left):
-        life = living(history, event.name).get(event.group)
+        life = lives[event.name].get(event.group)
         if life is None or event.region in life.moved:
             continue
-        there = {user_id(entry) for entry in surviving(history, event.name)}
+        there = {user_id(entry) for entry in wanted[event.name]}
         again = event.ids & there & done_everywhere(history, event.name, life)
         if again:
             found.append(
