@@ -3,6 +3,7 @@
 Every stream belongs to a kind, and a kind says what is done to it:
 
     keep    XADD only
+    once    XADD IDMP, sent again as long as nobody knows whether it was done
     jobs    XADD, and a group that consumers of all regions read and acknowledge
     trim    XADD MAXLEN ~
     prune   XADD and XDEL
@@ -23,7 +24,7 @@ import redis
 
 from tests.faults.soak.sites import Site, Sites
 
-KINDS: Final = ("keep", "jobs", "trim", "prune", "drop")
+KINDS: Final = ("keep", "once", "jobs", "trim", "prune", "drop")
 EACH: Final = 3
 STREAMS: Final = tuple(f"{kind}-{number}" for kind in KINDS for number in range(EACH))
 JOBS: Final = tuple(name for name in STREAMS if name.startswith("jobs"))
@@ -149,13 +150,30 @@ class Traffic:
             self._do("del", name, region, "", lambda: client.delete(name))
         elif name.startswith(("prune", "drop")) and chance > 0.97:
             self._change_groups(client, name, dice)
+        elif name.startswith("once"):
+            words = ("XADD", name, "IDMP", f"writer-{region}", text, "*", "n", text)
+            self._do("add", name, region, text, lambda: client.execute_command(*words), insist=True)
         else:
             trim = {"maxlen": MAXLEN, "approximate": True} if name.startswith("trim") else {}
             self._do("add", name, region, text, lambda: client.xadd(name, {"n": text}, **trim))
 
-    def _do(self, kind: str, name: str, region: int, subject: str, act: Callable[[], object]) -> None:
+    def _do(
+        self,
+        kind: str,
+        name: str,
+        region: int,
+        subject: str,
+        act: Callable[[], object],
+        insist: bool = False,
+    ) -> None:
         began = time.monotonic()
         outcome, reply = self._outcome(act)
+        doubt = outcome == UNKNOWN
+        while insist and doubt and outcome != ACKED and self._writing.is_set():
+            time.sleep(0.1)
+            outcome, reply = self._outcome(act)
+        if outcome == REFUSED and doubt:
+            outcome = UNKNOWN  # an earlier try may have been done
         op = Op(kind, name, region, subject, began, time.monotonic(), outcome, reply)
         self.history.ops.append(op)
         if outcome == UNKNOWN:
