@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 import redis
 
+import braidstream
+from braidstream import engine as functions
+from braidstream.commands.region import initialise
 from braidstream.gateway.resp import Limits
 from braidstream.gateway.server import Settings
 from tests.support.gateways import Line, Served, packed, value_of
@@ -273,6 +276,10 @@ def test_reset_and_select_and_reply_off_do_what_they_do_on_the_engine(line: Line
     line.say("SELECT 3")
     line.say("SET k there")
     assert line.say("XADD s * a b").startswith(b"-NOREGION ")
+    assert line.pipeline("DBSIZE", "KEYS *", "TYPE k", "DEL k", "EXISTS k") == [
+        *(b":1\r\n", b"*1\r\n$1\r\nk\r\n", b"+string\r\n", b":1\r\n", b":0\r\n")
+    ]
+    assert line.pipeline("WATCH k", "MULTI", "DEL k", "EXEC")[-1] == b"*1\r\n:0\r\n"
     line.say("SELECT 0")
     assert line.say("GET k") == b"$-1\r\n"
     line.send("CLIENT", "REPLY", "OFF")
@@ -468,3 +475,26 @@ def test_an_engine_that_restarts_is_an_error_and_then_works_again(flavour: Flavo
             assert stream.say("XADD s * a b").startswith(b"$")
             with Line(gateway.port) as again:
                 assert again.say("GET k") == b"$1\r\nv\r\n"
+
+
+def test_functions_that_are_flushed_come_back(line: Line) -> None:
+    assert line.say("FUNCTION FLUSH") == b"+OK\r\n"
+    assert line.say("XADD s * a b").startswith(b"$")
+    assert line.say("XGROUP CREATE s g 0") == b"+OK\r\n"
+    assert line.say("FUNCTION NOSUCH").startswith(b"-ERR unknown subcommand")
+
+
+def test_a_region_in_another_database_is_where_clients_start(flavour: Flavour) -> None:
+    with Engine(flavour) as engine:
+        url = engine.url.replace("/0", "/9")
+        with braidstream.Redis.from_url(url) as client:
+            client.run_plan(initialise(1, "us-east"))
+            client.run_plan(functions.load())
+        with Served(url) as gateway, Line(gateway.port) as line:
+            assert line.say("XADD s * a b").startswith(b"$")
+            assert line.say("SET k v") == b"+OK\r\n"
+            assert line.say("SELECT 0") == b"+OK\r\n"
+            assert line.say("GET k") == b"$-1\r\n"
+            assert line.say("RESET") == b"+RESET\r\n"
+            assert line.say("GET k") == b"$1\r\nv\r\n"
+            assert line.say("XLEN s") == b":1\r\n"

@@ -100,7 +100,7 @@ async def _serve(server: Gateway, listen: Listen, url: str, as_json: bool) -> No
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     where = await server.start(listen)
-    region = server.known(0).region
+    region = server.known(server.db).region
     assert region is not None
     emit("gateway.ready", region=region.name, gateway=where)
     facts = {"gateway": where, "region": region.id, "name": region.name}

@@ -39,7 +39,7 @@ class Client(asyncio.Protocol):
 
     def __init__(self, gateway: "Gateway") -> None:
         self.gateway = gateway
-        self.session = Session()
+        self.session = Session(home=gateway.db, db=gateway.db)
         self.own: Own | None = None
         self.second: Own | None = None
         self.queue: deque[Words] = deque()

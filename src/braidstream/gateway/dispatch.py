@@ -15,7 +15,16 @@ from braidstream.gateway import survey, transaction
 from braidstream.gateway.backend import Own
 from braidstream.gateway.present import reply_of
 from braidstream.gateway.resp import Words, error_line
-from braidstream.gateway.session import ALONE, PUBSUB, SPECIAL, STATEFUL, TRANSACTION, blocks, spec_of
+from braidstream.gateway.session import (
+    ALONE,
+    PUBSUB,
+    SPECIAL,
+    STATEFUL,
+    TRANSACTION,
+    blocks,
+    may_be_plain,
+    spec_of,
+)
 from braidstream.plan import Batch, Replies, arun
 
 if TYPE_CHECKING:
@@ -43,13 +52,23 @@ async def run_next(client: "Client") -> None:
         await (await client.own_connection()).listen(pack([tuple(words)]))
     elif (handle := _HANDLERS.get(name)) is not None:
         await handle(client, client.queue.popleft())
-    elif spec_of(words) is not None:
-        await _plans(client, 1 if alone else _RUN)
-    else:
+    elif spec_of(words) is None:
         await _relay(client, 1 if alone else _RUN)
+    elif may_be_plain(words) and await client.known.is_absent():
+        await _natively(client, client.queue.popleft())
+    else:
+        await _plans(client, 1 if alone else _RUN)
 
 
 # Native commands
+
+
+async def _natively(client: "Client", words: Words) -> None:
+    """A command of the table, in a database that is no region: the engine's own."""
+    [reply] = await (await client.own_connection()).collect(pack([tuple(words)]), 1)
+    if words[0].upper() == b"WATCH" and reply.startswith(b"+"):
+        client.session.watching = True
+    client.write(reply)
 
 
 async def _relay(client: "Client", most: int) -> None:
@@ -226,6 +245,20 @@ async def _info(client: "Client", words: Words) -> None:
     client.write(await survey.corrected_info(client, reply))
 
 
+async def _function(client: "Client", words: Words) -> None:
+    """FUNCTION FLUSH takes users' functions. Ours come back at once: no stream works without them."""
+    if len(words) < 2 or words[1].upper() != b"FLUSH":
+        await (await client.own_connection()).relay(pack([tuple(words)]), 1)
+        return
+    [reply] = await (await client.own_connection()).collect(pack([tuple(words)]), 1)
+    if reply.startswith(b"+"):
+        try:
+            await client.known.bring_functions()
+        except BraidError as error:
+            reply = error_line(error)
+    client.write(reply)
+
+
 async def _unwatch(client: "Client", words: Words) -> None:
     own = await client.own_connection()
     [reply] = await own.collect(pack([tuple(words)]), 1, writes=False)
@@ -246,5 +279,6 @@ _HANDLERS: Final[dict[bytes, Handler]] = {
     b"WAIT": _wait,
     b"WAITAOF": _wait,
     b"INFO": _info,
+    b"FUNCTION": _function,
     b"UNWATCH": _unwatch,
 }

@@ -8,8 +8,9 @@ import time
 
 from braidstream.braid import REMEMBERED, birth_command, read_region
 from braidstream.drivers.session import REGION_FRESH_S, Session
-from braidstream.drivers.wire import Address, pack_one
-from braidstream.errors import BraidError
+from braidstream.drivers.wire import Address, connect, pack_one
+from braidstream.engine import load
+from braidstream.errors import BraidError, NotARegionError
 from braidstream.gateway.backend import Lane
 from braidstream.gateway.resp import Words
 from braidstream.gateway.survey import Hidden
@@ -21,10 +22,12 @@ class Known(Session):
 
     def __init__(self, address: Address) -> None:
         super().__init__()
+        self._address = address
         self.lane = Lane(address, self.forget)
         self.hidden = Hidden()
         self.ways: dict[bytes, tuple[bytes, bytes]] = {}  # of a name: its strand's key, and birth as sent
         self.used = False
+        self._absent_until = 0.0
         self._asking: asyncio.Task[None] | None = None
 
     @property
@@ -34,8 +37,20 @@ class Known(Session):
     async def refresh_if_due(self) -> None:
         """Make sure that we know which region this is. Errors are for whoever asked."""
         self.used = True
+        if time.monotonic() < self._absent_until:
+            raise NotARegionError
         if not self.is_fresh:
             await self.ask()
+
+    async def is_absent(self) -> bool:
+        """Whether the database is known to be no region: every key in it is plain."""
+        try:
+            await self.refresh_if_due()
+        except NotARegionError:
+            return True
+        except BraidError:
+            pass  # whoever runs a plan is told
+        return False
 
     async def ask(self) -> None:
         if self._asking is None:
@@ -45,8 +60,19 @@ class Known(Session):
     async def _ask(self) -> None:
         try:
             self.learn(await arun(read_region(), self.lane.send))
+        except NotARegionError:
+            self._absent_until = time.monotonic() + REGION_FRESH_S
+            raise
         finally:
             self._asking = None
+
+    async def bring_functions(self) -> None:
+        """Load the engine functions, on a connection of its own: loading WATCHes."""
+        conn = await connect(self._address)
+        try:
+            await arun(load(), conn.send)
+        finally:
+            conn.close()
 
     async def keep_fresh(self) -> None:
         """Called now and then: whoever is busy never waits for the answer."""
@@ -59,7 +85,7 @@ class Known(Session):
 
     def forget(self) -> None:
         """The engine may have been restarted, or be another."""
-        self.read_at = 0.0
+        self.read_at = self._absent_until = 0.0
         self._forget()
 
     def _forget(self) -> None:

@@ -61,14 +61,14 @@ class Gateway:
         self.limits = self.settings.limits
         self.backends = Backends(address, self.settings.backends)
         self.clients: set[Client] = set()
-        self._address = address
+        self._address, self.db = address, address.db
         self._known: dict[int, Known] = {}
         self._servers: list[asyncio.AbstractServer] = []
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def start(self, listen: Listen) -> str:
         """Listen; the address that clients connect to. The engine must answer, and be a region."""
-        await self.known(0).ask()
+        await self.known(self.db).ask()
         loop, tls = asyncio.get_running_loop(), self.settings.tls
         server: asyncio.AbstractServer
         if listen.path is not None:

@@ -21,7 +21,7 @@ PUBSUB: Final = SUBSCRIBES | UNSUBSCRIBES
 STATEFUL: Final = PUBSUB | {b"AUTH", b"HELLO", b"SELECT", b"RESET", b"MONITOR", b"SYNC", b"PSYNC"}
 TRANSACTION: Final = frozenset((b"MULTI", b"EXEC", b"DISCARD", b"UNWATCH"))
 # Answered, or seen to, by the gateway in other ways.
-SPECIAL: Final = STATEFUL | TRANSACTION | {b"CLIENT", b"QUIT", b"INFO", b"WAIT", b"WAITAOF"}
+SPECIAL: Final = STATEFUL | TRANSACTION | {b"CLIENT", b"QUIT", b"INFO", b"FUNCTION", b"WAIT", b"WAITAOF"}
 # Plans that WATCH need a connection that nobody else talks on.
 ALONE: Final = frozenset((b"RENAME", b"RENAMENX", b"COPY", b"WATCH"))
 # Native commands that may wait: pointless once the client is gone.
@@ -35,6 +35,11 @@ _STATES: Final = frozenset((b"READONLY", b"READWRITE", b"ASKING"))
 
 def spec_of(words: Words) -> Spec | None:
     return TABLE.get(words[0].upper())
+
+
+def may_be_plain(words: Words) -> bool:
+    """Whether a command of the table means the same on plain keys: not the stream commands."""
+    return words[0][:1] not in (b"X", b"x")
 
 
 def blocks(words: Words) -> bool:
@@ -76,11 +81,13 @@ def _kind(name: bytes) -> bytes:
 class Session:
     """See the top of the file.
 
+    home: the database a new client is before: the one that the gateway's URL names.
     kept: something about the connection itself is known to the client, so it may not be closed.
     tracks: the engine tells the client by RESP3 what it does there, so it must do all of it there.
     muted, skips: CLIENT REPLY OFF, CLIENT REPLY SKIP.
     """
 
+    home: int = 0
     resp: int = 2
     db: int = 0
     login: Login | None = None
@@ -175,6 +182,6 @@ class Session:
 
     def reset(self) -> None:
         """RESET: as a new connection."""
-        fresh = Session()
+        fresh = Session(home=self.home, db=self.home)
         for each in self.__slots__:
             setattr(self, each, getattr(fresh, each))
