@@ -29,6 +29,17 @@ def is_modelled(argv: Argv) -> bool:
     return command in (b"XDELEX", b"XACKDEL")
 
 
+def is_torn(argv: Argv) -> bool:
+    """Whether a read lacks words that the model needs: STREAMS, or the number of a limit."""
+    words = list(map(upper, argv))
+    if command_of(argv) != b"XREADGROUP":
+        return False
+    numbered = (b"COUNT", *LIMITS)
+    return b"STREAMS" not in words or any(
+        word in numbered and not after.isdigit() for word, after in zip(words, [*words[1:], b""], strict=True)
+    )
+
+
 class Model:
     """Answers in place of the bare engine, and does to it what the command would."""
 
