@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 from braidstream.errors import BraidError, LostError
 from braidstream.plan import Batch, Plan, Replies, arun, first_error
 from braidstream.replication.link import Link
+from braidstream.replication.state import parse_state
 from tests.simulation.seat import Seat
 from tests.support.history import Did, History, Noted, Told
 
@@ -29,13 +30,12 @@ TURNS: Final = 4
 
 @dataclass(eq=False)
 class Request:
-    """A batch on its way from a link to a region; `note` is what the link had read of its source."""
+    """A batch on its way from a link to a region."""
 
     line: "Line"
     name: str
     region: int
     batch: Batch
-    note: int
     answer: "asyncio.Future[Replies]"
 
     @property
@@ -51,9 +51,9 @@ class Line:
     pair: Pair
     number: int
     link: Link = field(init=False)
-    task: "asyncio.Task[Any] | None" = None
+    tasks: "list[asyncio.Task[Any]]" = field(default_factory=list)
     name: str = ""
-    note: int = 0
+    notes: dict[int, tuple[str, dict[bytes, bytes]]] = field(default_factory=dict)
     dead: bool = False
     parked: list[Request] = field(default_factory=list)
 
@@ -62,7 +62,7 @@ class Line:
 
     @property
     def busy(self) -> bool:
-        return self.task is not None or bool(self.parked)
+        return bool(self.tasks or self.parked)
 
     @property
     def heads(self) -> list[Request]:
@@ -108,10 +108,8 @@ class Network:
 
     async def start(self, line: Line, name: str, how: str) -> None:
         wanted, line.name, line.dead = name.encode(), name, False
-        if how == "follow":
-            line.task = asyncio.ensure_future(line.link.follow(wanted))
-        else:
-            line.task = asyncio.ensure_future(line.link.sync(wanted, relay=how == "relay"))
+        work = line.link.follow(wanted) if how == "follow" else line.link.sync(wanted, relay=how == "relay")
+        line.tasks.append(asyncio.ensure_future(work))
         self.tell(f"{line} {how} {name}")
         await self.settle(line)
 
@@ -119,17 +117,18 @@ class Network:
         """Let a link run until it waits for an answer, or is done; what it sent may still be under way."""
         for _ in range(TURNS):
             await asyncio.sleep(0)
-        while line.task is not None and not line.task.done() and not line.parked:
+        while not line.parked and not all(task.done() for task in line.tasks):
             await asyncio.sleep(0)
-        if line.task is not None and line.task.done():
-            error, line.task = line.task.exception(), None
+        done = [task for task in line.tasks if task.done()]
+        line.tasks = [task for task in line.tasks if not task.done()]
+        for error in (task.exception() for task in done):
             if error is not None and not isinstance(error, LostError):
                 self.tell(f"{line} failed", str(error))
                 raise error
 
     async def park(self, line: Line, region: int, batch: Batch) -> Replies:
         answer: asyncio.Future[Replies] = asyncio.get_running_loop().create_future()
-        request = Request(line, line.name, region, batch, line.note, answer)
+        request = Request(line, line.name, region, batch, answer)
         if line.dead:
             raise LostError(f"region {region}", "the simulation cut it", wrote=False)
         if self.open:
@@ -145,7 +144,7 @@ class Network:
         if request.writes:
             self.sent.append(request)
         if _function(request) == "bs_braid_merge" and first_error(request.batch, replies) is None:
-            self.history.add(Told(request.region, request.name, request.note))
+            self.history.add(Told(request.region, request.name, _note_of(request)))
         return replies
 
     def note(self, request: Request, replies: Replies) -> None:
@@ -153,8 +152,8 @@ class Network:
         line = request.line
         if _function(request) == "bs_braid_state" and request.region == line.pair[0]:
             self.notes += 1
-            line.note = self.notes
-            self.history.add(Noted(request.region, request.name, line.note))
+            line.notes[self.notes] = request.name, parse_state(b"", (), (), [replies[0][0], [], 0]).shared
+            self.history.add(Noted(request.region, request.name, self.notes))
 
     async def deliver(self, request: Request, *, repeat: bool = False) -> None:
         line = request.line
@@ -199,6 +198,14 @@ class Network:
 def _function(request: Request) -> object:
     command = request.batch.commands[0]
     return command[1] if command[0] == "FCALL" else None
+
+
+def _note_of(request: Request) -> int:
+    """Which note a merge tells: the words are those of the registry that was read."""
+    words = request.batch.commands[0]
+    first = words[2] + 3 + 1 + 3 * int(words[words[2] + 3])  # type: ignore[operator, index, arg-type]
+    told = request.name, dict(zip(words[first::2], words[first + 1 :: 2], strict=True))
+    return next(note for note, known in request.line.notes.items() if known == told)
 
 
 def _shown(request: Request) -> str:

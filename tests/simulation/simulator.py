@@ -116,6 +116,8 @@ class Run:
         if not line.busy:
             how = self.dice.choices(("sync", "follow", "relay"), (5, 4, 2))[0]
             await self.network.start(line, self.dice.choices(NAMES, (8, 3, 1))[0], how)
+        elif len(line.tasks) == 1:  # a daemon follows a stream also while it is synced
+            await self.network.start(line, line.name, "follow")
 
     def _weather(self) -> None:
         """Partitions, pauses, restarts."""

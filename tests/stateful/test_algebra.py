@@ -27,7 +27,7 @@ from tests.simulation.simulator import ask_everything, pool, settle
 from tests.simulation.users import Users
 from tests.simulation.witness import NAMES, Witness
 from tests.support.anomalies import find
-from tests.support.history import History, Told
+from tests.support.history import Event, History, Noted, Told
 from tests.support.servers import Engine
 
 REGIONS = range(1, 4)
@@ -139,9 +139,16 @@ class Three:
         self.ship(source, target)
         sent = list(self.network.sent)
         self.bring_back(kept)
-        rest = self.history.events[at:]
-        self.history.events[at:] = [event for event in rest if not isinstance(event, Told)]
+        rest = [event for event in self.history.events[at:] if not isinstance(event, Told)]
+        self.recall([*self.history.events[:at], *rest])
         return sent
+
+    def recall(self, events: list[Event]) -> None:
+        """Only this has happened. Notes of what has not are thrown away."""
+        self.history.events[:] = events
+        taken = {event.note for event in self.history.of(Noted)}
+        for line in self.network.lines:
+            line.notes = {note: known for note, known in line.notes.items() if note in taken}
 
     def keep(self) -> dict[int, list[tuple[bytes, bytes]]]:
         kept = {}
@@ -185,7 +192,7 @@ def trouble(three: Three) -> dict[str, list[str]]:
     three.settle()
     ask_everything(three.witness)
     found = find(three.history)
-    three.history.events[:] = events
+    three.recall(events)
     return found
 
 
@@ -206,7 +213,7 @@ def test_requests_of_two_links_in_every_order_come_to_the_same_end(three: Three,
     judged = list[dict[str, Any]]()
     for order in orders:
         three.bring_back(start)
-        three.history.events[:] = events
+        three.recall(events)
         apply(three, order)
         if (state := three.print_of(1)) not in judged:
             judged.append(state)
