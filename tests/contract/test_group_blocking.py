@@ -123,6 +123,24 @@ def test_a_wait_in_a_pipeline_is_not_misled_by_an_append_that_was_refused(
     assert nothing == []
 
 
+def test_a_read_in_a_pipeline_is_not_misled_by_an_append_that_was_refused(
+    stream: braidstream.Redis, engine: Engine
+) -> None:
+    """Found by `make differential`, seed 56612187: the refusal made the plan forget the strands midway."""
+    become(engine, id_mode="liberal")
+    stream.xgroup_create("y", "g", id="5-0", mkstream=True)
+    first = stream.pipeline(transaction=False)
+    first.xreadgroup("g", "ann", {"y": ">"}, count=7, noack=True)
+    first.xadd("y", {"n": "1"})
+    _, last = first.execute()
+    second = stream.pipeline(transaction=False)
+    second.xadd("y", {"n": "2"}, id=last)
+    second.xreadgroup("g", "ann", {"y": ">"}, count=4)
+    refused, [[_, [[_, fields]]]] = second.execute(raise_on_error=False)
+    assert "equal or smaller" in str(refused)
+    assert fields == {"n": "1"}
+
+
 def test_a_consumer_of_several_streams_waits_for_any_of_them(
     opened: Opener, stream: braidstream.Redis, engine: Engine, background: ThreadPoolExecutor
 ) -> None:

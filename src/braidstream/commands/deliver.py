@@ -1,5 +1,6 @@
 """XREADGROUP: what is there is handed out at once (handout.py); else the consumer waits (waiting.py)."""
 
+from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,9 @@ def read_group(view: View, argv: Argv) -> Plan[list[Any] | None]:
     if spec is None:
         [reply] = yield Batch([tuple(argv)], attempt=True)
         raise reply if isinstance(reply, ReplyError) else ReplyError("ERR syntax error")
+    if view.pipelined:
+        # What other commands of the pipeline find out meanwhile is not about the moment of this one.
+        view = replace(view, known=OrderedDict(view.known))
     if view.pipelined or not _is_known(view, spec):
         yield from handout.look(view, spec)
     try:

@@ -11,6 +11,9 @@ other, so that everything said later finds the same entries and pending lists on
 import re
 from typing import Any, Final
 
+from braidstream import ids
+from braidstream.commands.arguments import strict_id
+from braidstream.errors import ReplyError
 from tests.support.differential.deviations import facts
 from tests.support.differential.script import Argv, command_of, upper
 from tests.support.differential.sides import Fault, Reply, Sides
@@ -29,15 +32,14 @@ def is_modelled(argv: Argv) -> bool:
     return command in (b"XDELEX", b"XACKDEL")
 
 
-def is_torn(argv: Argv) -> bool:
-    """Whether a read lacks words that the model needs: STREAMS, or the number of a limit."""
-    words = list(map(upper, argv))
+def is_understood(argv: Argv) -> bool:
+    """Whether the model knows the form: reads with limits only of one stream, without other options."""
     if command_of(argv) != b"XREADGROUP":
-        return False
-    numbered = (b"COUNT", *LIMITS)
-    return b"STREAMS" not in words or any(
-        word in numbered and not after.isdigit() for word, after in zip(words, [*words[1:], b""], strict=True)
-    )
+        return True
+    words, at = [*argv, b"", b"", b"", b""], 4
+    while upper(words[at]) in (b"COUNT", *LIMITS) and re.fullmatch(rb"[1-9][0-9]{0,8}", words[at + 1]):
+        at += 2
+    return upper(words[1]) == b"GROUP" and upper(words[at]) == b"STREAMS" and argv[at + 2 :] == [b">"]
 
 
 class Model:
@@ -73,12 +75,13 @@ class Model:
             return _error("Number of IDs must be a positive integer")
         if len(words) - 2 != int(words[1]):
             return _error("The `numids` parameter must match the number of arguments")
-        if any(not re.fullmatch(rb"[0-9]+(-[0-9]+)?", word) for word in words[2:]):
-            return _error("Invalid stream ID specified as stream command argument")
+        try:
+            entries = [ids.text(strict_id(word)) for word in words[2:]]  # tests/contract/test_id_text.py
+        except ReplyError as error:
+            return _error(error.text.removeprefix("ERR "))
         kind = self._ask("TYPE", name)
         if kind not in (b"stream", b"none"):
             return self._ask("XLEN", name)  # WRONGTYPE, in its words
-        entries = [word if b"-" in word else word + b"-0" for word in words[2:]]
         if kind == b"none":
             return [NOT_THERE] * len(entries)
         return [self._delete_one(name, acker, policy, entry) for entry in entries]
