@@ -35,6 +35,9 @@ bench-replication: ## catch-up, lag and cost of replication with real daemons; s
 bench-spark: ## what Spark's source and sink reach, against the engine's own figures
 	$(PYTHON) -m bench.spark
 
+lake-scale: ## 10,000,000 entries archived, read through the combined view, audited; three sizes; LAKE="--sizes 100000,200000"
+	$(PYTHON) -m bench.lake $(LAKE)
+
 kill-spark: ## 100 SIGKILLs of Spark's workers, JVM and driver at random points
 	BRAID_KILLS=100 $(PYTHON) -m pytest -q -s tests/spark/test_kill.py -k random --timeout 0 -n 0
 

@@ -14,7 +14,8 @@ BraidError
 |-- NotReplicatedError  a Spark query needs entries that this region has not got yet
 |-- MalformedError      an entry does not fit the schema of a Spark read
 |-- SinkError           a Spark sink cannot write rows, or must not go on
-`-- LakeError           a lake cannot be read, or must not be written
+|-- LakeError           a lake cannot be read, or must not be written
+`-- JobError            a Spark job of `braid spark` failed
 """
 
 
@@ -137,3 +138,9 @@ class LakeError(BraidError):
     """A lake cannot be read as it is, or must not be written."""
 
     code = "LAKE"
+
+
+class JobError(BraidError):
+    """A Spark job of `braid spark` failed. The text is what its task died of."""
+
+    code = "JOB"

@@ -165,6 +165,26 @@ def test_options_cut_lake_and_stream_alike(engine: Engine, tmp_path: Path) -> No
     assert len(list(Path(lake).rglob("day=1970-01-0*"))) == 3
 
 
+def test_a_deleted_stream_is_gone_from_the_view_before_the_lake_knows(engine: Engine, tmp_path: Path) -> None:
+    become(engine, id_mode="liberal")
+    story = Story(engine, str(tmp_path / "lake"))
+    story.client.xadd("orders", {"n": "chosen"}, id="5-5")
+    story.do("add", 3)
+    story.do("archive", 9)
+    story.client.delete("orders")
+    options = {"url": engine.url, "lake": story.lake, "streams": "orders"}
+    assert rows_at_once(options) == []
+    born_again = (
+        story.client.xadd("orders", {"n": "chosen"}, id="5-5"),
+        story.client.xadd("orders", {"n": "new"}),
+    )
+    assert [row["id"] for row in rows_at_once(options)] == sorted(born_again, key=len)
+    story.do("archive", 9)
+    assert sorted(row["id"] for row in rows_at_once(options)) == sorted(born_again)
+    assert sorted(row["id"] for row in rows_at_once({**options, "url": ""})) == sorted(born_again)
+    story.client.close()
+
+
 ARCHIVER = """
     import sys
     from braidstream.spark.options import Servers

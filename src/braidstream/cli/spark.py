@@ -24,6 +24,7 @@ from rich.table import Table
 
 from braidstream.cli.server import Json, Url, trouble
 from braidstream.config import load
+from braidstream.errors import JobError
 from braidstream.frontier import name_of_text
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ app = typer.Typer(help="Spark applications on streams and lakes.", no_args_is_he
 LakePath = Annotated[Path, typer.Option("--lake", help="Folder of the lake; every Spark node sees it there.")]
 Streams = Annotated[str, typer.Option("--streams", help="Streams by name: a,b,c.")]
 Pattern = Annotated[str, typer.Option("--pattern", help="Streams by a glob, like 'orders-*'.")]
+
+RedisOptions = Annotated[
+    list[str] | None, typer.Option("--redis", help="An option of redis-py, like cluster=true. Repeatable.")
+]
 
 SHOWN = 20  # anomalies that a terminal lists
 progress_console = Console(stderr=True)
@@ -68,10 +73,26 @@ def chosen(streams: str, pattern: str) -> tuple[tuple[bytes, ...], bytes | None]
     return names, name_of_text(pattern) if pattern else None
 
 
-def servers_of(url: str) -> "Servers":
+def servers_of(url: str, redis: list[str] | None = None) -> "Servers":
     from braidstream.spark.options import Servers
 
-    return Servers((url,), {})
+    pairs = [each.partition("=") for each in redis or ()]
+    if any(not name or not equals for name, equals, _ in pairs):
+        _refuse("write --redis name=value, like --redis cluster=true")
+    return Servers((url,), {name: value for name, _, value in pairs})
+
+
+@contextlib.contextmanager
+def spark_trouble(url: str, as_json: bool) -> Iterator[None]:
+    """As `trouble`; of what a Spark job died of, the last line: the rest is Spark's own way there."""
+    from braidstream.spark.session import JOB_ERRORS
+
+    with trouble(url, as_json):
+        try:
+            yield
+        except JOB_ERRORS as error:
+            lines = [line.strip() for line in str(error).splitlines() if "Error: " in line]
+            raise JobError(lines[-1] if lines else str(error).splitlines()[0]) from None
 
 
 @contextlib.contextmanager
@@ -136,6 +157,7 @@ def archive(
     allow_loss: Annotated[
         bool, typer.Option("--allow-loss", help="Go on if entries were trimmed before they were archived.")
     ] = False,
+    redis: RedisOptions = None,
     as_json: Json = False,
 ) -> None:
     """Copy streams into a Parquet lake, each entry once; safe to kill and to start again at any moment.
@@ -149,8 +171,8 @@ def archive(
     from braidstream.spark.session import open_session
 
     names, glob = chosen(streams, pattern)
-    what = Archive(str(lake), servers_of(url), names, glob, max_entries, trim, keep, allow_loss)
-    with trouble(url, as_json), until_stopped() as stopped:
+    what = Archive(str(lake), servers_of(url, redis), names, glob, max_entries, trim, keep, allow_loss)
+    with spark_trouble(url, as_json), until_stopped() as stopped:
         archiver = Archiver(open_session("archive"), what)
         try:
             rounds = _rounds(archiver.backlog(), archiver.round, stopped, every if follow else None)
@@ -212,7 +234,7 @@ def audit(
     from braidstream.spark.session import open_session
 
     names, glob = chosen(streams, pattern)
-    with trouble(str(config), as_json):
+    with spark_trouble(str(config), as_json):
         regions = {region.id: servers_of(region.url) for region in load(config).region}
         auditor = Auditor(open_session("audit"), regions, streams=names, pattern=glob, settle_s=settle)
         try:
@@ -248,3 +270,67 @@ def _show_audit(report: "Report", sentence: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if len(report.anomalies) > SHOWN:
         console.print(f"and {len(report.anomalies) - SHOWN:,} more: --json or --html lists them")
+
+
+@app.command("replay")
+def replay(
+    to_url: Annotated[str, typer.Option(help="Server of the target.")],
+    to: Annotated[str, typer.Option(help="Stream to write to.")],
+    job: Annotated[str, typer.Option(help="Name of this replay. Started again under it, it goes on.")],
+    since: Annotated[str, typer.Option(help="From this time on: ISO, or milliseconds since 1970.")],
+    until: Annotated[str, typer.Option(help="Up to this time, not with it.")],
+    streams: Streams = "",
+    pattern: Pattern = "",
+    url: Annotated[str, typer.Option(help="Server to read from; with --lake alone, none.")] = "",
+    lake: Annotated[Path | None, typer.Option(help="Lake to read from; with --url, both.")] = None,
+    where: Annotated[str, typer.Option(help="SQL on stream, id, region, timestamp, fields.")] = "",
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Entries a second, at most.")] = None,
+    speed: Annotated[float | None, typer.Option(min=0.001, help="10: ten times as fast as it was.")] = None,
+    window: Annotated[
+        float, typer.Option(parser=duration, metavar="DURATION", help="Time of entries that go at once.")
+    ] = "1h",  # type: ignore[assignment]
+    keep_ids: Annotated[bool, typer.Option("--keep-ids", help="Keep the IDs, mint no new ones.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write entries of a lake or stream into a stream, in the order of their IDs, each exactly once.
+
+    Kill it anywhere and start it again with the same words. Each window is one transaction of the sink.
+
+    Example: braid spark replay --lake /lake --streams orders --since 2026-11-01 --until 2026-11-02
+    --to-url redis://localhost:6379 --to orders-again --job nov-1 --where "fields['tag'] = 'eu'" --speed 10
+    """
+    need_spark()
+    from braidstream.spark.options import time_ms
+    from braidstream.spark.pipelines.replay import Replay, check
+    from braidstream.spark.pipelines.replay import replay as run
+    from braidstream.spark.session import open_session
+
+    if not url and lake is None:
+        _refuse("give --lake, or --url, or both")
+    source = {"streams": streams, "streamPattern": pattern, "url": url, "lake": str(lake or "")}
+    with spark_trouble(to_url, as_json):
+        ends = time_ms("since", since), time_ms("until", until)
+        given = {name: value for name, value in source.items() if value}
+        what = check(
+            Replay(
+                given,
+                to_url,
+                to,
+                job,
+                *ends,
+                where=where,
+                window_ms=max(1, int(window * 1000)),
+                rate=rate,
+                speed=speed,
+                keep_ids=keep_ids,
+            )
+        )
+        with bar("replaying", what.until_ms - what.since_ms) as shown:
+            task = shown.task_ids[0]
+
+            def told(entries: int, upto_ms: int) -> None:
+                description = f"replaying, {entries:,} entries"
+                shown.update(task, completed=upto_ms - what.since_ms, description=description)
+
+            entries = run(open_session("replay"), what, told)
+    tell(as_json, f"Replayed into {to}", {"entries": entries, "job": job})

@@ -164,11 +164,11 @@ def _servers(taker: _Taker, *, needed: bool = True) -> Servers:
 
 def _start(taker: _Taker, which: str, default: str) -> Start:
     offsets = taker.take(f"{which}Offsets", _offsets, None)
-    time_ms = taker.take(f"{which}Timestamp", _time, None)
-    if offsets is not None and time_ms is not None:
+    moment = taker.take(f"{which}Timestamp", time_ms, None)
+    if offsets is not None and moment is not None:
         raise OptionError(f"{which}Timestamp", f"give either this or {which}Offsets")
-    if time_ms is not None:
-        return Start(default, time_ms=time_ms)
+    if moment is not None:
+        return Start(default, time_ms=moment)
     return offsets or Start(default)
 
 
@@ -209,7 +209,8 @@ def _id(name: str, stream: str, text: Any) -> Id:
     return found
 
 
-def _time(name: str, value: str) -> int:
+def time_ms(name: str, value: str) -> int:
+    """Milliseconds since 1970, from their number or an ISO time (UTC unless it says otherwise)."""
     if value.strip().isdigit():
         return int(value)
     try:

@@ -3,7 +3,11 @@
 import os
 import sys
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+
+JOB_ERRORS = (PySparkException, Py4JError)
 
 
 def open_session(name: str) -> SparkSession:

@@ -141,7 +141,7 @@ def _mark(report: Report, stretch: Stretch, bad: Anomaly, at: float, width: floa
     x = at + width * min(1.0, max(0.0, (here - low) / max(1, high - low)))
     colour = HEALED if bad.healed else WRONG
     told = escape(f"{bad.id} {bad.kind} in region {bad.region}")
-    place = f"x='{x:.2f}' y='{top}' width='2' height='{ROW - 4}'"
+    place = f"x='{x:.2f}' y='{top}' width='3' height='{ROW - 4}'"
     return f"<rect {place} fill='{colour}'><title>{told}</title></rect>"
 
 

@@ -1,0 +1,77 @@
+"""replay: history once more, in order, exactly once, whatever is killed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from braidstream.cli.main import app
+from braidstream.errors import SinkError
+from braidstream.spark.options import Servers
+from braidstream.spark.pipelines import replay as module
+from braidstream.spark.pipelines.archive import Archive, Archiver
+from braidstream.spark.pipelines.replay import Replay, pause_s, replay, windows
+from tests.support.regions import become, client_of
+from tests.support.servers import Engine
+
+HOUR = 3_600_000
+
+
+def test_windows_are_the_same_in_every_run() -> None:
+    assert list(windows(5, 25, 10)) == [(0, 5, 10), (1, 10, 20), (2, 20, 25)]
+    assert list(windows(12, 25, 10)) == [(1, 12, 20), (2, 20, 25)]
+
+
+def test_the_pace_is_a_rate_or_a_speed_up() -> None:
+    slow = Replay({}, "", "", "", 0, 10_000, rate=100)
+    assert pause_s(slow, began_s=50, now_s=51, done=300, from_ms=0) == 2
+    fast = Replay({}, "", "", "", 1_000, 10_000, speed=2)
+    assert pause_s(fast, began_s=50, now_s=51, done=300, from_ms=7_000) == 2
+    assert pause_s(fast, began_s=50, now_s=60, done=300, from_ms=7_000) == 0
+
+
+class Killed(Exception):
+    """The run ended where the test wanted it to."""
+
+
+def test_a_replay_of_lake_and_stream_is_in_order_and_exactly_once(
+    spark: SparkSession, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = str(tmp_path / "lake")
+    become(engine, id_mode="liberal")
+    with client_of(engine, decode_responses=True) as client:
+        for n in range(12):
+            client.xadd("orders", {"n": n, "tag": "odd" if n % 2 else "even"}, id=f"{n * HOUR // 4}-{n + 1}")
+        archiver = Archiver(None, Archive(lake, Servers((engine.url,), {}), (b"orders",), max_entries=7))
+        archiver.round()
+        archiver.close()
+        source = {"streams": "orders", "url": engine.url, "lake": lake}
+        what = Replay(source, engine.url, "again", "job", 0, 3 * HOUR, where="fields['tag'] = 'odd'")
+        real, written = module._write, list[int]()
+
+        def die(frame: Any, what: Replay, number: int) -> None:
+            real(frame, what, number)
+            written.append(number)
+            if len(written) == 2:
+                raise Killed("after a window was written, before the next")
+
+        with monkeypatch.context() as here:
+            here.setattr(module, "_write", die)
+            with pytest.raises(Killed):
+                replay(spark, what)
+        assert replay(spark, what) == 6
+        assert [fields["n"] for _, fields in client.xrange("again")] == ["1", "3", "5", "7", "9", "11"]
+
+        words = ["spark", "replay", "--lake", lake, "--url", engine.url, "--streams", "orders", "--json"]
+        words += ["--since", "0", "--until", str(3 * HOUR), "--to-url", engine.url, "--to", "kept"]
+        for _ in range(2):
+            told = CliRunner().invoke(app, [*words, "--job", "kept", "--keep-ids", "--window", "3h"])
+            assert told.exit_code == 0, told.output
+            assert json.loads(told.stdout)["entries"] == 12
+        assert client.xrange("kept") == client.xrange("orders")
+        foreign = Replay(source, engine.url, "again", "other", 0, 3 * HOUR, keep_ids=True)
+        with pytest.raises(SinkError, match="is not part of this replay"):
+            replay(spark, foreign)
