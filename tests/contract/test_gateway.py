@@ -348,6 +348,19 @@ def test_tls_and_unix_sockets_on_both_sides(flavour: Flavour, tmp_path: Path) ->
         with Served(f"unix://{engine.unixsocket}", listen=f"unix:{place}"), Line(str(place)) as line:
             assert line.say("XADD s * a b").startswith(b"$")
             assert line.say("GET none") == b"$-1\r\n"
+        assert not place.exists()
+        place.write_text("not a socket")
+        with pytest.raises(OSError, match="in use"), Served(engine.url, listen=f"unix:{place}"):
+            pass
+        assert place.read_text() == "not a socket"
+
+
+def test_a_command_of_a_client_that_has_left_is_still_done(served: Served, line: Line) -> None:
+    line.say("XADD s * a b")
+    for words in (["XADD", "s", "*", "a", "b"], ["XTRIM", "s", "MAXLEN", "1"], ["COPY", "s", "other"]):
+        with Line(served.port) as leaving:
+            leaving.send(*words)
+    eventually(lambda: line.say("EXISTS other") == b":1\r\n", within_s=5, why="the copy should be made")
 
 
 def test_inline_commands_work_as_typed(line: Line) -> None:

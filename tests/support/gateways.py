@@ -30,7 +30,11 @@ class Served:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self.where = self._ready.result(20)
+        try:
+            self.where = self._ready.result(20)
+        except BaseException:
+            self._thread.join(20)
+            raise
         self.port = int(self.where.rpartition(":")[2]) if not self.where.startswith("unix:") else 0
         return self
 

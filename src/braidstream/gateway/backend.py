@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, cast
+from weakref import WeakSet
 
 import hiredis
 
@@ -94,6 +95,10 @@ class Own(asyncio.Protocol):
             self._on_lost = lambda: None
             self._transport.close()
             self._fail("we closed it")
+
+    def abort(self) -> None:
+        """End it now: TLS would say goodbye and wait."""
+        self._transport.abort()
 
     def pause(self) -> None:
         with suppress(RuntimeError):
@@ -236,6 +241,7 @@ class Backends:
         self._address, self._own_limit = address, own_limit
         self._lanes: dict[tuple[Login | None, int], Lane] = {}
         self._owners: OrderedDict[Any, Callable[[], bool]] = OrderedDict()
+        self._owns: WeakSet[Own] = WeakSet()
 
     def at(self, login: Login | None, db: int) -> Address:
         """The engine as a user sees it; nobody, where nobody has logged in."""
@@ -268,7 +274,9 @@ class Backends:
             next((True for parks in list(self._owners.values()) if parks()), False)
         self._owners[client] = park
         try:
-            return await wire.open_socket(self._address, lambda: Own(str(self._address), sink, on_lost))
+            own = await wire.open_socket(self._address, lambda: Own(str(self._address), sink, on_lost))
+            self._owns.add(own)
+            return own
         except BaseException:
             self._owners.pop(client, None)
             raise
@@ -287,3 +295,5 @@ class Backends:
     def close(self) -> None:
         for lane in self._lanes.values():
             lane.close()
+        for own in list(self._owns):
+            own.abort()

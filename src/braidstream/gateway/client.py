@@ -100,8 +100,8 @@ class Client(asyncio.Protocol):
         self._leaving = self._closed = True
         self.gateway.left(self)
         self.gateway.give_back(*self._at)
-        if self._worker is not None and (self.blocking or self.own is None or not self.own.is_idle):
-            self._worker.cancel()
+        if self._worker is not None and self.blocking:
+            self._worker.cancel()  # anything else is done to its end, as the engine would
         self.disown()
         self.resume_writing()
 

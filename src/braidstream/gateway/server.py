@@ -64,15 +64,25 @@ class Gateway:
         self._address, self.db = address, address.db
         self._known: dict[int, Known] = {}
         self._servers: list[asyncio.AbstractServer] = []
+        self._socket: str | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def start(self, listen: Listen) -> str:
         """Listen; the address that clients connect to. The engine must answer, and be a region."""
         await self.known(self.db).ask()
+        try:
+            where = await self._listen(listen)
+        except BaseException:
+            await self.stop()
+            raise
+        self.run(self._keep_fresh())
+        return where
+
+    async def _listen(self, listen: Listen) -> str:
         loop, tls = asyncio.get_running_loop(), self.settings.tls
         server: asyncio.AbstractServer
         if listen.path is not None:
-            Path(listen.path).unlink(missing_ok=True)
+            _remove_socket(listen.path)
             server = await loop.create_unix_server(self._client, listen.path, ssl=tls, backlog=_BACKLOG)
             where = f"unix:{listen.path}"
         else:
@@ -82,13 +92,15 @@ class Gateway:
             host, port = server.sockets[0].getsockname()[:2]
             where = f"{host}:{port}"
         self._servers.append(server)
-        self.run(self._keep_fresh())
+        self._socket = listen.path
         return where
 
     async def stop(self) -> None:
         """Take nobody and nothing more, answer what was taken, then close."""
         for server in self._servers:
             server.close()
+        if self._socket is not None:
+            _remove_socket(self._socket)
         for client in list(self.clients):
             client.retire()
         deadline = asyncio.get_running_loop().time() + self.settings.grace_s
@@ -101,6 +113,8 @@ class Gateway:
         self.backends.close()
         for known in self._known.values():
             known.lane.close()
+        for _ in range(5):  # turns of the loop until sockets are closed: TLS takes some
+            await asyncio.sleep(0)
 
     # What clients ask for
 
@@ -141,3 +155,10 @@ class Gateway:
             await asyncio.sleep(_REFRESH_S)
             for known in list(self._known.values()):
                 await known.keep_fresh()
+
+
+def _remove_socket(path: str) -> None:
+    """What a gateway before us left behind. Nothing else is ever removed."""
+    place = Path(path)
+    if place.is_socket():
+        place.unlink()

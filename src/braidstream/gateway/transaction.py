@@ -121,6 +121,9 @@ async def _queue_plan(client: "Client", multi: Multi, words: Words) -> bytes:
 
 def _end(client: "Client") -> None:
     client.multi, client.session.in_multi = None, False
+    if client.second is not None:
+        client.second.close()
+        client.second = None
 
 
 async def _discard(client: "Client", multi: Multi) -> None:
