@@ -110,8 +110,18 @@ def test_a_journal_that_overflows_while_a_link_works_loses_no_deletion(world: Wo
     assert texts(world) == [["stays"]] * 3
 
 
-def test_a_strand_that_another_round_found_gone_is_looked_at_again(world: World) -> None:
+def gone(flow: Flow) -> None:
     """Two rounds of one stream share a flow: one is about to ship what the other finds deleted."""
+    flow.ends.clear()
+
+
+def refused(flow: Flow) -> None:
+    """A batch of another strand was refused: whoever went on would tell the target that all is there."""
+    flow.failed = ReplyError("BSMOVED")
+
+
+@pytest.mark.parametrize("trouble", [gone, refused])
+def test_a_flow_in_trouble_goes_no_further(world: World, trouble: Callable[[Flow], None]) -> None:
     strand = Strand(b"m", "s", 1)
     world[1].xadd("m", {"n": "1"})
 
@@ -119,17 +129,58 @@ def test_a_strand_that_another_round_found_gone_is_looked_at_again(world: World)
         source, target = world.endpoints[1], world.endpoints[2]
         flow = Flow(target, Pages(source), Window(), facts(world[1].run_plan(_meta())))
         flow.start(strand, (0, 0), 10)
-        flow.ends.clear()
+        trouble(flow)
         await step(flow)
 
     for step in (lambda flow: flow.pump(strand), lambda flow: flow.reach(strand, (1, 0))):
         with pytest.raises(ReplyError, match="BSMOVED"):
             asyncio.run(ship(step))
+    assert not world[2].exists("m")
 
 
 def _meta() -> Plan[list[bytes]]:
     [reply] = yield Batch([registry_of(b"m")])
     return reply
+
+
+class Held(Here):
+    """An endpoint that answers its first page late: what it says is old by then."""
+
+    def __init__(self, here: Here) -> None:
+        super().__init__(here.client)
+        self.asked, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def ask(self, plan: Plan[T]) -> T:
+        answer = await super().ask(plan)
+        if plan.__name__ == "_page" and not self.asked.is_set():  # type: ignore[attr-defined]
+            self.asked.set()
+            await self.go_on.wait()
+        return answer
+
+
+def test_a_page_that_is_older_than_the_state_leaves_no_hole(world: World) -> None:
+    """Two links of a daemon read the same page, and between them an entry was added."""
+    world[1].xadd("m", {"n": "1"})
+
+    async def both() -> None:
+        source = Held(world.endpoints[1])
+        pages = Pages(source)
+        links = [
+            Link(source, world.endpoints[peer], here=world.region(1), there=world.region(peer), pages=pages)
+            for peer in (2, 3)
+        ]
+        first = asyncio.ensure_future(links[0].sync(b"m"))
+        await source.asked.wait()
+        world[1].xadd("m", {"n": "2"})
+        second = asyncio.ensure_future(links[1].sync(b"m"))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        source.go_on.set()
+        await asyncio.gather(first, second)
+
+    asyncio.run(both())
+    world.sync()
+    assert texts(world) == [["1", "2"]] * 3
 
 
 @pytest.fixture

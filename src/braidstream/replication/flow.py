@@ -76,13 +76,17 @@ class Flow:
             if not self._flying and end < self.ends[strand]:
                 self.ends[strand] = end
 
-    async def pump(self, strand: Strand) -> None:
-        """Send what the strand has that was not sent yet; BSMOVED if the meta has to be merged first."""
+    async def pump(self, strand: Strand, *, alone: bool = False) -> None:
+        """Send what the strand has that was not sent yet; BSMOVED if the meta has to be merged first.
+
+        alone: read by ourselves. A page that another link has asked for may be older than the state that
+        we have seen, and lack what that state says is there.
+        """
         async with self._lock:
             appetite = self._appetite[strand]
-            while self.failed is None:
+            while True:
                 wanted = appetite.count
-                page, meta = await self.pages.read(strand, self._end(strand), wanted)
+                page, meta = await self.pages.read(strand, self._end(strand), wanted, alone=alone)
                 if causal(meta) != causal(self.told):
                     raise ReplyError("BSMOVED the stream changed otherwise than by appends")
                 sizes = ship.sizes_of(page)
@@ -101,7 +105,9 @@ class Flow:
                 self.ends[strand] = upto
 
     def _end(self, strand: Strand) -> Id:
-        """Where the target will stand; another round may have found that the strand is gone."""
+        """Where the target will stand. Another round may have found that the strand is gone."""
+        if self.failed is not None:
+            raise self.failed
         if strand not in self.ends:
             raise ReplyError("BSMOVED the strand no longer flows")
         return self.ends[strand]

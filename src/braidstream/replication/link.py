@@ -184,7 +184,7 @@ class Link:
             flow.start(strand, end, extent.width)
             await flow.rewind(strand, end)
             if flow.ends[strand] < extent.last:
-                await flow.pump(strand)
+                await flow.pump(strand, alone=True)
                 await flow.reach(strand, extent.last)
         await flow.landed()
 

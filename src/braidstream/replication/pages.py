@@ -23,8 +23,10 @@ class Pages:
         self._source = source
         self._flying: dict[tuple[bytes, Id, int], asyncio.Task[Answer]] = {}
 
-    async def read(self, strand: Strand, after: Id, count: int) -> Answer:
-        """New entries, and the meta as of that moment or later."""
+    async def read(self, strand: Strand, after: Id, count: int, *, alone: bool = False) -> Answer:
+        """New entries, and the meta as of that moment or later. Alone: as of now, not of a read under way."""
+        if alone:
+            return await self._source.ask(_page(strand, after, count))
         wanted = (strand.key, after, count)
         task = self._flying.get(wanted)
         if task is None:
