@@ -24,9 +24,12 @@ local function groups_of(strand, left_out)
   return found
 end
 
-local function is_needed(strand, id, groups)
+local function is_there(strand, id) return #redis.call('XRANGE', strand, id, id) > 0 end
+
+-- An entry that is gone can be given to nobody any more, but may be pending.
+local function is_needed(strand, id, groups, there)
   for _, group in ipairs(groups) do
-    if less(group['last-delivered-id'], id) then return true end
+    if there and less(group['last-delivered-id'], id) then return true end
     if #redis.call('XPENDING', strand, group.name, id, id, 1) > 0 then return true end
   end
   return false
@@ -46,9 +49,8 @@ local function entry_drop(keys, args)
     local id = args[at]
     if acker and redis.call('XACK', strand, acker, id) == 0 then
       answers[#answers + 1] = -1
-    elseif policy == 'ACKED' and is_needed(strand, id, groups) then
-      local there = #redis.call('XRANGE', strand, id, id) > 0
-      answers[#answers + 1] = (there or acker) and 2 or -1
+    elseif policy == 'ACKED' and is_needed(strand, id, groups, is_there(strand, id)) then
+      answers[#answers + 1] = (is_there(strand, id) or acker) and 2 or -1
     else
       local gone = redis.call('XDEL', strand, id)
       if gone == 1 then deleted[#deleted + 1] = id end

@@ -103,8 +103,9 @@ class Model:
         return DELETED
 
     def _needs(self, name: bytes, group: dict[bytes, Any], entry: bytes) -> bool:
-        """A group that was not given the entry, or has not acknowledged it."""
-        ahead = _parsed(group[b"last-delivered-id"]) < _parsed(entry)
+        """A group that will be given the entry, or has not acknowledged it."""
+        there = bool(self._ask("XRANGE", name, entry, entry))
+        ahead = there and _parsed(group[b"last-delivered-id"]) < _parsed(entry)
         return ahead or bool(self._ask("XPENDING", name, group[b"name"], entry, entry, 1))
 
     def _forget(self, name: bytes, groups: list[dict[bytes, Any]], entry: bytes) -> None:
