@@ -334,3 +334,53 @@ def replay(
 
             entries = run(open_session("replay"), what, told)
     tell(as_json, f"Replayed into {to}", {"entries": entries, "job": job})
+
+
+@app.command("stats")
+def stats(
+    streams: Streams = "",
+    pattern: Pattern = "",
+    url: Annotated[str, typer.Option(help="Server to read from; with --lake alone, none.")] = "",
+    lake: Annotated[Path | None, typer.Option(help="Lake to read from; with --url, both.")] = None,
+    since: Annotated[str, typer.Option(help="From this time on: ISO, or milliseconds since 1970.")] = "",
+    until: Annotated[str, typer.Option(help="Up to this time, not with it.")] = "",
+    key: Annotated[str, typer.Option(help="Field whose most common values are counted.")] = "",
+    png: Annotated[Path | None, typer.Option(help="Write the plots as a picture.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write plots and tables as a page.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Tell rates and sizes over time, the most common fields and keys, and how far groups are behind.
+
+    Example: braid spark stats --url redis://localhost:6379 --streams orders --key tag --html stats.html
+    """
+    need_spark()
+    from braidstream.spark.pipelines import stats_plots
+    from braidstream.spark.pipelines.stats import collect
+    from braidstream.spark.session import open_session
+
+    if not url and lake is None:
+        _refuse("give --lake, or --url, or both")
+    chosen(streams, pattern)
+    source = {"streams": streams, "streamPattern": pattern, "url": url, "lake": str(lake or "")}
+    source |= {"startingTimestamp": since, "endingTimestamp": until}
+    with spark_trouble(url or str(lake), as_json), bar("reading", None):
+        given = {name: value for name, value in source.items() if value}
+        frame = open_session("stats").read.format("braidstream").options(**given).load()
+        found = collect(frame, key=key, url=url)
+        if png is not None:
+            png.write_bytes(stats_plots.as_png(found))
+        if html is not None:
+            html.write_text(stats_plots.as_page(found), encoding="utf-8")
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(found), default=str))
+        return
+    for title in ("streams", "lag", "keys", "fields"):
+        _show_rows(title, getattr(found, title), stats_plots.shown)
+
+
+def _show_rows(title: str, rows: list[dict[str, Any]], shown: Callable[[Any], str]) -> None:
+    if rows:
+        table = Table(*rows[0], title=title, title_justify="left")
+        for row in rows:
+            table.add_row(*map(shown, row.values()))
+        Console().print(table)

@@ -50,7 +50,7 @@ def small_files(state: State, *, at_least: int = SMALL) -> list[Task]:
     """Which files to merge: of each stream and day the small ones, as many as make a whole one."""
     groups = dict[tuple[str, str], list[File]]()
     for file in state.files.values():
-        if file.rows < FILE_ROWS // 2 and file.bytes < FILE_BYTES // 2:
+        if file.rows < FILE_ROWS // 4 and file.bytes < FILE_BYTES // 4:
             groups.setdefault((file.stream, file.day), []).append(file)
     tasks = list[Task]()
     for (stream, _), files in sorted(groups.items()):

@@ -44,7 +44,7 @@ from braidstream.strand import Strand, facts
 
 TRIES: Final = 5
 WAIT_S: Final = 30.0
-SLICE_ROWS: Final = 250_000  # a task takes about so many entries, so that a failed one costs little
+SLICE_ROWS: Final = 500_000  # a task takes about so many entries: a file that need not be merged
 
 
 @dataclass(frozen=True, slots=True)
