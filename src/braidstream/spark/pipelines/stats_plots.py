@@ -55,7 +55,7 @@ def _series(axes: Any, stats: Stats, what: str, title: str) -> None:
 
 
 def _tops(axes: Any, rows: list[dict[str, Any]], title: str) -> None:
-    names = [str(row["name"])[:40] for row in reversed(rows)]
+    names = ["(none)" if row["name"] is None else str(row["name"])[:40] for row in reversed(rows)]
     axes.barh(names, [row["entries"] for row in reversed(rows)], color=COLOURS[0])
     axes.set_title(title, loc="left", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
