@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from braidstream.spark.pipelines.audit import Anomaly, Auditor, Report
 from braidstream.spark.pipelines.audit_report import as_facts, as_page
 from braidstream.spark.pipelines.repair import repair
 from tests.support.servers import Engine
+from tests.support.up import braid_up
 from tests.support.world import World
 
 ONE = strand_key(b"orders", "s", 1)
@@ -216,6 +218,36 @@ def test_nothing_false_is_named_while_regions_are_written_and_links_run(world: W
             assert made.run().anomalies == []
     finally:
         made.close()
+
+
+def test_nothing_false_is_named_in_regions_with_real_daemons_under_load() -> None:
+    stop = threading.Event()
+
+    def write(client: Any, seed: int) -> None:
+        dice, mine = Random(seed), list[str]()
+        with client:
+            while not stop.is_set():
+                mine.append(client.xadd("orders", {"n": dice.random()}))
+                if dice.random() < 0.2:
+                    client.xdel("orders", dice.choice(mine))
+                if dice.random() < 0.02:
+                    client.xtrim("orders", maxlen=500, approximate=False)
+
+    with braid_up(3, "redis") as up:
+        writers = [threading.Thread(target=write, args=(up.client(region), region)) for region in up.urls]
+        for writer in writers:
+            writer.start()
+        regions = {region: Servers((url,), {}) for region, url in up.urls.items()}
+        made = Auditor(None, regions, streams=(b"orders",), settle_s=5)
+        try:
+            looks = [made.run() for _ in range(2)]
+        finally:
+            stop.set()
+            for writer in writers:
+                writer.join()
+            made.close()
+    assert [look.anomalies for look in looks] == [[], []]
+    assert looks[-1].rows > 0
 
 
 def step(dice: Random, world: World, added: list[str]) -> None:
