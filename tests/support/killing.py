@@ -27,7 +27,9 @@ CONTROL: Final = "KILL_CONTROL"
 
 
 def reach(point: str) -> None:
-    """Die here if the test wants it."""
+    """Die here if the test wants it. Where nobody is in control (the test's own process) nobody dies."""
+    if CONTROL not in os.environ:
+        return
     with redis.Redis.from_url(os.environ[CONTROL], decode_responses=True) as control:
         target = control.getdel(f"kill:{point}")
         if target is None:
