@@ -26,7 +26,7 @@ test: ## every test, on both engines, two at a time
 bench: ## all ratios against the bare engine and bare redis-py; writes bench/results/latest.json
 	$(PYTHON) -m bench
 
-bench-quick: ## the same ratios with short runs, under two minutes
+bench-quick: ## the same ratios with short runs, under three minutes
 	$(PYTHON) -m bench --quick
 
 bench-replication: ## catch-up, lag and cost of replication with real daemons; some minutes

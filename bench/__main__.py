@@ -1,4 +1,4 @@
-"""`python -m bench`: every ratio on both engines. `--quick`: the same in under two minutes."""
+"""`python -m bench`: every ratio on both engines. `--quick`: the same in under three minutes."""
 
 import argparse
 
