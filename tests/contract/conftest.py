@@ -1,4 +1,4 @@
-"""Fixtures of the contract tests: clients of both kinds, a proxy to hurt connections, threads to wait in."""
+"""Fixtures of the contract tests: clients of both kinds, a proxy, a gateway, threads to wait in."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -7,6 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.support.clients import Opener
+from tests.support.gateways import Line, Served
 from tests.support.proxy import Proxy
 from tests.support.regions import become
 from tests.support.servers import Engine
@@ -29,3 +30,16 @@ def proxy(engine: Engine) -> Iterator[Proxy]:
 def background() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(4) as pool:
         yield pool
+
+
+@pytest.fixture
+def served(engine: Engine) -> Iterator[Served]:
+    become(engine)
+    with Served(engine.url) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def line(served: Served) -> Iterator[Line]:
+    with Line(served.port) as one:
+        yield one

@@ -16,7 +16,7 @@ from braidstream.replication.pages import Pages
 from braidstream.replication.ship import WIDEST
 from braidstream.strand import Strand, facts
 from tests.support.servers import Engine, Flavour
-from tests.support.world import Here, World
+from tests.support.world import Here, World, fresh_world
 
 T = TypeVar("T")
 
@@ -39,11 +39,8 @@ def engines(request: pytest.FixtureRequest) -> Iterator[list[Engine]]:
 
 @pytest.fixture
 def world(engines: list[Engine]) -> Iterator[World]:
-    for engine in engines:
-        engine.flush()
-    world = World(engines)
-    yield world
-    world.close()
+    with fresh_world(engines) as world:
+        yield world
 
 
 def add_many(world: World, region: int) -> list[str]:

@@ -21,7 +21,7 @@ from braidstream.spark.pipelines.audit_report import as_facts, as_page
 from braidstream.spark.pipelines.repair import repair
 from tests.support.servers import Engine
 from tests.support.up import braid_up
-from tests.support.world import World
+from tests.support.world import World, fresh_world
 
 ONE = strand_key(b"orders", "s", 1)
 
@@ -36,11 +36,8 @@ def servers() -> Iterator[list[Engine]]:
 
 @pytest.fixture
 def world(servers: list[Engine]) -> Iterator[World]:
-    for each in servers:
-        each.flush()
-    made = World(servers)
-    yield made
-    made.close()
+    with fresh_world(servers) as made:
+        yield made
 
 
 def auditor(world: World, settle_s: float = 0.0) -> Auditor:

@@ -10,7 +10,7 @@ import pytest
 from braidstream.errors import NotReplicatedError
 from tests.support.microbatch import Killed, Micro, number
 from tests.support.servers import FLAVOURS, Engine
-from tests.support.world import World
+from tests.support.world import World, fresh_world
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +23,8 @@ def three() -> Iterator[list[Engine]]:
 
 @pytest.fixture
 def world(three: list[Engine]) -> Iterator[World]:
-    for engine in three:
-        engine.flush()
-    made = World(three)
-    yield made
-    made.close()
+    with fresh_world(three) as made:
+        yield made
 
 
 def urls(world: World, first: int) -> dict[str, str]:

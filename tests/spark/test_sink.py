@@ -8,7 +8,6 @@ import pickle
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
@@ -21,44 +20,9 @@ from braidstream.errors import OptionError, SinkError
 from braidstream.spark.ledger import Book, Publisher
 from pyspark_braidstream import DefaultSource
 from tests.support.microbatch import Micro
-from tests.support.regions import become, client_of
+from tests.support.regions import become
 from tests.support.servers import Engine
-from tests.support.world import World
-
-
-class Sink:
-    """A streaming query's sink. `write` is a task, `commit` the driver; each in a writer of its own."""
-
-    def __init__(self, url: str, **options: Any) -> None:
-        defaults = {
-            "url": url,
-            "stream": "out",
-            "txnAppId": "query-1",
-            "rowsPerStep": 2,
-            "replicationWait": "1s",
-        }
-        self.options = {
-            name: str(value) for name, value in {**defaults, **options}.items() if value is not None
-        }
-
-    def _writer(self, schema: pa.Schema) -> Any:
-        writer = DefaultSource(self.options).streamWriter(from_arrow_schema(schema), False)  # type: ignore[arg-type]
-        return pickle.loads(pickle.dumps(writer))
-
-    def write(self, rows: list[dict[str, Any]], schema: pa.Schema | None = None) -> Any:
-        table = pa.Table.from_pylist(rows, schema)
-        message = self._writer(table.schema).write(iter(table.to_batches(max_chunksize=3)))
-        return pickle.loads(pickle.dumps(message))
-
-    def commit(self, batch: int, *messages: Any) -> None:
-        self._writer(pa.schema([("n", pa.int64()), ("stream", pa.string())])).commit(list(messages), batch)
-
-    def abort(self, batch: int, *messages: Any) -> None:
-        self._writer(pa.schema([("n", pa.int64())])).abort(list(messages), batch)
-
-    def run(self, batch: int, *partitions: list[int]) -> None:
-        """A whole batch."""
-        self.commit(batch, *[self.write([{"n": n} for n in numbers]) for numbers in partitions if numbers])
+from tests.support.sinks import Crash, Sink, crash_after, entries, numbers
 
 
 @pytest.fixture(params=["plain", "braid"])
@@ -67,17 +31,6 @@ def place(request: pytest.FixtureRequest, engine: Engine) -> Engine:
     if request.param == "braid":
         become(engine)
     return engine
-
-
-def entries(engine: Engine, name: str = "out") -> list[dict[bytes, bytes]]:
-    with engine.client() as plain:
-        is_region = plain.exists("bs:config")
-    with client_of(engine) if is_region else engine.client() as client:
-        return [fields for _, fields in client.xrange(name)]
-
-
-def numbers(engine: Engine, name: str = "out") -> list[int]:
-    return [int(fields[b"n"]) for fields in entries(engine, name)]
 
 
 def leftovers(engine: Engine) -> list[bytes]:
@@ -108,24 +61,6 @@ def test_of_two_attempts_of_a_task_one_counts(place: Engine) -> None:
     with place.client() as client:
         [left] = leftovers(place)
         assert 0 < client.ttl(left) <= 86_400
-
-
-class Crash(BaseException):
-    """The driver is gone."""
-
-
-def crash_after(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, times: int = 1) -> None:
-    """The step happens, and then nothing more."""
-    real, left = getattr(kind, name), [times]
-
-    def stepped(self: Any, *args: Any, **options: Any) -> Any:
-        made = real(self, *args, **options)
-        left[0] -= 1
-        if left[0] == 0:
-            raise Crash(name)
-        return made
-
-    monkeypatch.setattr(kind, name, stepped)
 
 
 @pytest.mark.parametrize(
@@ -311,93 +246,6 @@ def test_a_batch_write_without_one_leaves_no_ledger(place: Engine) -> None:
     assert numbers(place) == [1, 2, 3]
     with place.client() as client:
         assert client.keys("bs:sink:*") == []
-
-
-@pytest.fixture
-def world(engine: Engine) -> Iterator[World]:
-    with Engine("valkey") as other:
-        made = World([engine, other])
-        yield made
-        made.close()
-
-
-Move = Callable[[], Sink]
-
-
-def both(world: World, first: int, **options: Any) -> Sink:
-    """The same query, with one region first and the other to fall back to."""
-    urls = [engine.url for engine in world.engines]
-    order = urls if first == 1 else urls[::-1]
-    return Sink(order[0], fallbackUrls=order[1], **options)
-
-
-def everywhere(world: World) -> list[list[int]]:
-    world.sync()
-    return [sorted(numbers(engine)) for engine in world.engines]
-
-
-def test_a_restart_in_another_region_finishes_there_what_was_begun_here(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    both(world, 1).run(0, [0])
-    with monkeypatch.context() as patched:
-        crash_after(patched, Publisher, "_append", 1)
-        with pytest.raises(Crash):
-            both(world, 1).run(1, [1, 2, 3], [4, 5])
-    both(world, 2).run(1, [5, 4], [3, 2, 1])
-    both(world, 2).run(2, [6])
-    assert everywhere(world) == [[0, 1, 2, 3, 4, 5, 6]] * 2
-
-
-def test_a_batch_that_was_done_is_not_done_again_in_another_region(world: World) -> None:
-    both(world, 1).run(0, [0, 1])
-    both(world, 2).run(0, [0, 1])
-    both(world, 2).run(1, [2])
-    both(world, 1).run(1, [2])
-    both(world, 1).run(2, [3])
-    assert everywhere(world) == [[0, 1, 2, 3]] * 2
-
-
-def test_a_region_that_cannot_know_refuses_and_says_what_to_do(world: World) -> None:
-    both(world, 1).run(0, [0])
-    both(world, 1).run(1, [1])
-    world.engines[0].pause()
-    try:
-        away = both(world, 2, **{"redis.socket_timeout": "0.3", "redis.socket_connect_timeout": "0.3"})
-        with pytest.raises(SinkError, match="cannot tell whether batch 2 was written.*takeOver"):
-            away.run(2, [2])
-    finally:
-        world.engines[0].resume()
-    away.run(2, [2])  # it answers again
-    assert everywhere(world) == [[0, 1, 2]] * 2
-
-
-def test_what_has_travelled_is_known_although_the_other_region_is_away(world: World) -> None:
-    both(world, 1).run(0, [0])
-    both(world, 1).run(1, [1])
-    world.sync()
-    world.engines[0].pause()
-    try:
-        away = both(world, 2, **{"redis.socket_timeout": "0.3", "redis.socket_connect_timeout": "0.3"})
-        away.run(1, [1])  # the batch that was under way when the region went away
-        with pytest.raises(SinkError, match="cannot tell whether batch 2"):
-            away.run(2, [2])
-        away.options["takeOver"] = "true"  # an operator says that no query runs there any more
-        away.run(2, [2])
-    finally:
-        world.engines[0].resume()
-    both(world, 1).run(2, [2])
-    both(world, 1).run(3, [3])
-    assert everywhere(world) == [[0, 1, 2, 3]] * 2
-
-
-def test_a_driver_left_behind_in_the_other_region_is_fenced(world: World) -> None:
-    both(world, 1).run(0, [0])
-    stale = both(world, 1)
-    message = stale.write([{"n": 1}])
-    both(world, 2).run(1, [1])
-    stale.commit(1, message)
-    assert everywhere(world) == [[0, 1]] * 2
 
 
 def test_a_sink_that_is_new_to_a_checkpoint_wants_to_be_told(engine: Engine) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import permutations
 from typing import Any, TypeVar
 
@@ -104,3 +105,16 @@ class World:
     def all(self, command: str, *words: Any) -> list[Any]:
         """One command in every region."""
         return [client.execute_command(command, *words) for client in self.clients.values()]
+
+
+@contextmanager
+def fresh_world(engines: Iterable[Engine], id_mode: str = "strict") -> Iterator[World]:
+    """A world on engines that forget everything first."""
+    listed = list(engines)
+    for engine in listed:
+        engine.flush()
+    world = World(listed, id_mode)
+    try:
+        yield world
+    finally:
+        world.close()

@@ -17,11 +17,10 @@ from braidstream.drivers.wire import Address
 from braidstream.errors import BraidError, LostError
 from braidstream.ids import Id
 from braidstream.observability.events import emit
-from braidstream.plan import Batch, Plan
 from braidstream.replication.endpoint import Endpoint, back_off
 from braidstream.replication.feed import Feed, all_streams
 from braidstream.replication.leases import Leases
-from braidstream.replication.link import Link, Progress
+from braidstream.replication.link import Link, Progress, once
 from braidstream.replication.pages import Pages
 from braidstream.replication.queue import Need, Queue
 
@@ -55,6 +54,11 @@ class Peer:
     restless: dict[bytes, float] = field(default_factory=dict)
     refused: int = 0
     told_s: float = 0.0
+
+    def later(self, name: bytes, first_s: float) -> float:
+        """When to look at a stream again that keeps us waiting: later each time, up to a cap."""
+        delay = self.restless[name] = min(RESTLESS_S, 2 * self.restless.get(name, first_s / 2))
+        return delay
 
 
 class Daemon:
@@ -209,8 +213,7 @@ class Daemon:
 
     def _refused(self, peer: Peer, name: bytes, error: BraidError) -> None:
         """Try again, later each time; one line a second, however many streams a full peer refuses."""
-        delay = peer.restless[name] = min(RESTLESS_S, 2 * peer.restless.get(name, REFUSED_S / 2))
-        peer.queue.add(name, Need.SYNC, delay)
+        peer.queue.add(name, Need.SYNC, peer.later(name, REFUSED_S))
         peer.refused += 1
         now = asyncio.get_running_loop().time()
         if now - peer.told_s >= REFUSED_S:
@@ -220,16 +223,11 @@ class Daemon:
     def _again(self, peer: Peer, name: bytes, need: Need, progress: Progress) -> None:
         if progress.entries:
             emit("link.shipped", peer=peer.name, stream=name, entries=progress.entries)
-        delay = None
-        if need is Need.FOLLOW or progress.moved:
-            delay = SETTLE_S
-        elif progress.restless or progress.waiting:
-            delay = min(RESTLESS_S, 2 * peer.restless.get(name, SETTLE_S / 2))
-        if delay is None:
+        moved, waits = need is Need.FOLLOW or progress.moved, progress.restless or progress.waiting
+        if moved or not waits:
             peer.restless.pop(name, None)
-        else:
-            peer.restless[name] = delay
-            peer.queue.add(name, Need.SYNC, delay)
+        if moved or waits:
+            peer.queue.add(name, Need.SYNC, peer.later(name, SETTLE_S))
 
     async def _trim_journal(self, peer: Peer, name: bytes, progress: Progress) -> None:
         """What every peer has done of our journal goes; the last such entry stays as a mark."""
@@ -239,9 +237,4 @@ class Daemon:
         done = min(each.journals.get(name, ids.ZERO) for each in self.peers.values())
         if done > ids.ZERO:
             journal = keys.journal(name, peer.link.here.writer)
-            await self.source.ask(_send("XTRIM", journal, "MINID", "=", ids.text(done)))
-
-
-def _send(*words: bytes | str | int) -> Plan[object]:
-    [reply] = yield Batch([words])
-    return reply
+            await self.source.ask(once(("XTRIM", journal, "MINID", "=", ids.text(done))))

@@ -199,7 +199,7 @@ class Link:
         """Tell the target what the source knows; its state after that."""
         while True:
             merge = merge_command(ours, theirs, self.there.writers, home=self.there.writer)
-            [done] = await self.target.ask(_once(merge))
+            [done] = await self.target.ask(once(merge))
             theirs = await self.target.ask(read_state(ours.name, ours.registry.strands, writers))
             if done:
                 return theirs
@@ -210,7 +210,7 @@ class Link:
             copy, below = theirs.strands.get(strand), extent.removed_below
             if copy and copy.first and below and copy.first < below and not ours.is_lost(strand):
                 trim = ("XTRIM", strand.key, "MINID", "=", ids.text(below))
-                progress.trimmed += sum(await self.target.ask(_once(trim)))
+                progress.trimmed += sum(await self.target.ask(once(trim)))
 
     async def _journal(self, writer: int, ours: State, theirs: State, progress: Progress) -> None:
         """Deletions of single entries, in their order; or, if the journal is too short, all of the state."""
@@ -219,12 +219,12 @@ class Link:
         if journal is not None and at < journal.last:
             if theirs.is_beyond(ours, writer):
                 progress.deletions += await self._compare(ours)
-                await self.target.ask(_once(("FCALL", "bs_journal_skip", 1, where, ids.text(journal.last))))
+                await self.target.ask(once(("FCALL", "bs_journal_skip", 1, where, ids.text(journal.last))))
                 at = journal.last
             else:
                 at = await self._replay(writer, ours, at, progress)
         if journal and copy and copy.first and journal.first and copy.first < journal.first:
-            await self.target.ask(_once(("XTRIM", where, "MINID", "=", ids.text(journal.first))))
+            await self.target.ask(once(("XTRIM", where, "MINID", "=", ids.text(journal.first))))
         if writer == self.here.writer:
             progress.journal = at
 
@@ -239,7 +239,7 @@ class Link:
             apply = journal_command(
                 ours.name, (writer, self.there.writer), list(there.strands), page, after=at
             )
-            [done] = await self.target.ask(_once(apply))
+            [done] = await self.target.ask(once(apply))
             progress.deletions += done
             if done:
                 at = ids.native(page[done - 1][0])
@@ -275,6 +275,6 @@ class Link:
             self._known.popitem(last=False)
 
 
-def _once(*commands: Command) -> Plan[Any]:
+def once(*commands: Command) -> Plan[Any]:
     """Commands that need no thought: one round trip, any error is raised."""
     return (yield Batch(commands))
