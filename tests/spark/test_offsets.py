@@ -11,6 +11,7 @@ from braidstream.frontier import Frontier
 from braidstream.ids import Id
 from braidstream.spark.lag import lags
 from braidstream.spark.offsets import Offset
+from braidstream.spark.option_table import OPTIONS
 from braidstream.spark.options import sink_options, source_options
 from braidstream.strand import Strand
 
@@ -87,6 +88,15 @@ def test_a_wrong_option_of_the_source_is_named(given: dict[str, Any], told: str)
 def test_a_wrong_option_of_the_sink_is_named(given: dict[str, Any], told: str) -> None:
     with pytest.raises(OptionError, match=told):
         sink_options(given)
+
+
+def test_every_option_of_the_table_is_taken_and_no_other() -> None:
+    for where, parse in (("source", source_options), ("sink", sink_options)):
+        with pytest.raises(OptionError) as refused:
+            parse({"url": "redis://h", "nonsense": "1"})
+        taken = str(refused.value).split("The options are: ")[1].split(", ")
+        listed = [each.name for each in OPTIONS if each.where in (where, "both")]
+        assert sorted(taken) == sorted([*listed, "redis.*"])
 
 
 def test_options_as_people_write_them() -> None:

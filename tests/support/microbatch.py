@@ -3,11 +3,13 @@
 Offsets pass through JSON, readers and partitions through pickle, as between Spark's processes. The log is
 what a checkpoint holds: the ends of the batches. `kill_after` ends a run at a named step, and the next run
 does what Spark does after a crash: it replays the last batch of the log that was not committed.
+`before_read` is called between planning and reading.
 tests/spark/test_query.py runs the same source under Spark itself.
 """
 
 import json
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +34,7 @@ class Micro:
     commits: int = 0
     rows: list[dict[str, Any]] = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
+    before_read: Callable[[], Any] = lambda: None
 
     def _reader(self) -> Any:
         options = {name: str(value) for name, value in self.options.items()}
@@ -68,6 +71,7 @@ class Micro:
         start, end = self._start(reader, at), json.loads(self.log[at])
         partitions = pickle.loads(pickle.dumps(reader.partitions(start, end)))
         worker = pickle.loads(pickle.dumps(reader))
+        self.before_read()
         found = [row for part in partitions for row in rows_of(worker.read(part))]
         _end(kill_after, "read")
         self.rows += found

@@ -300,7 +300,7 @@ def replay(
     --to-url redis://localhost:6379 --to orders-again --job nov-1 --where "fields['tag'] = 'eu'" --speed 10
     """
     need_spark()
-    from braidstream.spark.options import time_ms
+    from braidstream.spark.option_values import time_ms
     from braidstream.spark.pipelines.replay import Replay, check
     from braidstream.spark.pipelines.replay import replay as run
     from braidstream.spark.session import open_session

@@ -4,35 +4,19 @@ Spark hands over a case-insensitive dict of text. An option that nobody knows is
 misspelt limit or offset would otherwise be ignored in silence.
 """
 
-import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import Any, Final, Literal, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, TypeVar
 
-from braidstream import ids
 from braidstream.errors import OptionError
-from braidstream.frontier import name_of_text, place_of_text
-from braidstream.ids import Id
+from braidstream.spark import option_table as table
+from braidstream.spark.option_table import Option
+from braidstream.spark.option_values import Mode, Start
 
 T = TypeVar("T")
 
-Mode = Literal["PERMISSIVE", "DROPMALFORMED", "FAILFAST"]
-MODES: Final[tuple[Mode, ...]] = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
 # What Spark itself puts among the options of a query or a table.
 _SPARKS_OWN: Final = frozenset(("checkpointlocation", "queryname"))
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Where to begin or end: everything, nothing, a time, or a position for each stream.
-
-    at: stream -> "earliest", "latest", one user ID, or {place: native ID}. `rest` is for the others.
-    """
-
-    rest: str = "earliest"
-    at: Mapping[bytes, Any] = field(default_factory=dict)
-    time_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +71,16 @@ class _Taker:
         self.given = {name.lower(): value for name, value in given.items()}
         self.names = list[str]()
 
-    def take(self, name: str, parse: Callable[[str, str], T], default: T) -> T:
-        self.names.append(name)
-        value = self.given.pop(name.lower(), None)
-        return default if value is None else parse(name, value)
+    def find(self, option: Option[T]) -> T | None:
+        """What was given, if anything was."""
+        self.names.append(option.name)
+        value = self.given.pop(option.name.lower(), None)
+        return None if value is None else option.parse(option.name, value)
+
+    def take(self, option: Option[T]) -> T:
+        """What was given, or the default."""
+        found = self.find(option)
+        return option.fallback if found is None else found
 
     def finish(self) -> None:
         unknown = sorted(set(self.given) - _SPARKS_OWN)
@@ -100,25 +90,25 @@ class _Taker:
 
 def source_options(given: Mapping[str, str]) -> SourceOptions:
     taker = _Taker(given)
-    lake = taker.take("lake", _text, None)
+    lake = taker.find(table.LAKE)
     options = SourceOptions(
         servers=_servers(taker, needed=lake is None),
-        streams=taker.take("streams", _names, ()),
-        pattern=taker.take("streamPattern", _bytes, None),
-        start=_start(taker, "starting", "earliest"),
-        end=_start(taker, "ending", "latest"),
-        max_entries=taker.take("maxEntriesPerTrigger", _positive, None),
-        max_bytes=taker.take("maxBytesPerTrigger", _positive, None),
-        min_entries=taker.take("minEntriesPerTrigger", _positive, None),
-        max_delay_s=taker.take("maxTriggerDelay", _seconds, 900.0),
-        min_partitions=taker.take("minPartitions", _positive, None) or 1,
-        fail_on_data_loss=taker.take("failOnDataLoss", _flag, True),
-        group=taker.take("group", _bytes, None),
-        regions=taker.take("regions", _numbers, None),
-        mode=taker.take("mode", _mode, "PERMISSIVE"),
-        corrupt_column=taker.take("columnNameOfCorruptRecord", _text, "_corrupt_record"),
-        push_filters=taker.take("pushFilters", _flag, False),
-        replication_wait_s=taker.take("replicationWait", _seconds, 30.0),
+        streams=taker.take(table.STREAMS),
+        pattern=taker.find(table.STREAM_PATTERN),
+        start=_start(taker, table.STARTING_OFFSETS, table.STARTING_TIMESTAMP),
+        end=_start(taker, table.ENDING_OFFSETS, table.ENDING_TIMESTAMP),
+        max_entries=taker.find(table.MAX_ENTRIES),
+        max_bytes=taker.find(table.MAX_BYTES),
+        min_entries=taker.find(table.MIN_ENTRIES),
+        max_delay_s=taker.take(table.MAX_DELAY),
+        min_partitions=taker.take(table.MIN_PARTITIONS),
+        fail_on_data_loss=taker.take(table.FAIL_ON_DATA_LOSS),
+        group=taker.find(table.GROUP),
+        regions=taker.find(table.REGIONS),
+        mode=taker.take(table.MODE),
+        corrupt_column=taker.take(table.CORRUPT_COLUMN),
+        push_filters=taker.take(table.PUSH_FILTERS),
+        replication_wait_s=taker.take(table.REPLICATION_WAIT),
         lake=lake,
     )
     taker.finish()
@@ -131,29 +121,28 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
     taker = _Taker(given)
     options = SinkOptions(
         servers=_servers(taker),
-        stream=taker.take("stream", _bytes, None),
-        stream_column=taker.take("streamColumn", _text, "stream"),
-        fields_column=taker.take("fieldsColumn", _text, "fields"),
-        exactly_once=taker.take("idempotence", _idempotence, True),
-        transaction=taker.take("txnAppId", _identity, None),
-        version=taker.take("txnVersion", _count, None),
-        step_rows=taker.take("rowsPerStep", _positive, None) or 2_000,
-        stage_ttl_s=int(taker.take("stagingTtl", _seconds, 86_400.0)),
-        take_over=taker.take("takeOver", _flag, False),
-        replication_wait_s=taker.take("replicationWait", _seconds, 30.0),
+        stream=taker.find(table.STREAM),
+        stream_column=taker.take(table.STREAM_COLUMN),
+        fields_column=taker.take(table.FIELDS_COLUMN),
+        exactly_once=taker.take(table.IDEMPOTENCE),
+        transaction=taker.find(table.TXN_APP_ID),
+        version=taker.find(table.TXN_VERSION),
+        step_rows=taker.take(table.ROWS_PER_STEP),
+        stage_ttl_s=int(taker.take(table.STAGING_TTL)),
+        take_over=taker.take(table.TAKE_OVER),
+        replication_wait_s=taker.take(table.REPLICATION_WAIT),
     )
     taker.finish()
     return options
 
 
 def _servers(taker: _Taker, *, needed: bool = True) -> Servers:
-    url = taker.take("url", _text, "")
+    url = taker.take(table.URL)
     if not url and not needed:
         return Servers((), {})
     if not url:
         raise OptionError("url", "missing. Say which server, like redis://localhost:6379/0")
-    none: tuple[str, ...] = ()
-    urls = (url, *taker.take("fallbackUrls", _texts, none))
+    urls = (url, *taker.take(table.FALLBACK_URLS))
     redis = {
         name[len("redis.") :]: taker.given.pop(name)
         for name in list(taker.given)
@@ -162,137 +151,10 @@ def _servers(taker: _Taker, *, needed: bool = True) -> Servers:
     return Servers(urls, redis)
 
 
-def _start(taker: _Taker, which: str, default: str) -> Start:
-    offsets = taker.take(f"{which}Offsets", _offsets, None)
-    moment = taker.take(f"{which}Timestamp", time_ms, None)
-    if offsets is not None and moment is not None:
-        raise OptionError(f"{which}Timestamp", f"give either this or {which}Offsets")
+def _start(taker: _Taker, offsets: Option[Start], timestamp: Option[int]) -> Start:
+    position, moment = taker.find(offsets), taker.find(timestamp)
+    if position is not None and moment is not None:
+        raise OptionError(timestamp.name, f"give either this or {offsets.name}")
     if moment is not None:
-        return Start(default, time_ms=moment)
-    return offsets or Start(default)
-
-
-def _offsets(name: str, value: str) -> Start:
-    if value in ("earliest", "latest"):
-        return Start(value)
-    try:
-        given = json.loads(value)
-    except ValueError as error:
-        raise OptionError(name, f"neither earliest nor latest nor JSON ({error})") from None
-    if not isinstance(given, dict):
-        raise OptionError(name, 'JSON must be {"stream": position, ...}')
-    # What a progress report or a checkpoint shows may be pasted as it is.
-    given = given.get("frontier", given) if set(given) <= {"frontier", "counted", "began"} else given
-    return Start(at=dict(_positions(name, given)), rest="earliest" if name.startswith("start") else "latest")
-
-
-def _positions(name: str, given: dict[str, Any]) -> Iterator[tuple[bytes, Any]]:
-    for stream, position in given.items():
-        key = name_of_text(stream)
-        if isinstance(position, str):
-            yield key, position if position in ("earliest", "latest") else _id(name, stream, position)
-        elif isinstance(position, dict):
-            for place in position:
-                if place_of_text(key, place) is None:
-                    raise OptionError(name, f"{stream}: {place} is no strand; one is like s1, c1.2 or p")
-            yield key, {place: _id(name, stream, text) for place, text in position.items()}
-        else:
-            raise OptionError(
-                name, f"{stream}: a position is an ID, earliest, latest, or an ID for each strand"
-            )
-
-
-def _id(name: str, stream: str, text: Any) -> Id:
-    found = ids.parse(str(text).encode())
-    if found is None:
-        raise OptionError(name, f"{stream}: {text!r} is no ID; one is like 1589929244828-0")
-    return found
-
-
-def time_ms(name: str, value: str) -> int:
-    """Milliseconds since 1970, from their number or an ISO time (UTC unless it says otherwise)."""
-    if value.strip().isdigit():
-        return int(value)
-    try:
-        moment = datetime.fromisoformat(value)
-    except ValueError:
-        raise OptionError(name, f"{value!r} is neither milliseconds since 1970 nor an ISO time") from None
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return int(moment.timestamp() * 1000)
-
-
-def _text(name: str, value: str) -> str:
-    return value.strip()
-
-
-def _texts(name: str, value: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in value.split(",") if part.strip())
-
-
-def _bytes(name: str, value: str) -> bytes:
-    return name_of_text(value)
-
-
-def _names(name: str, value: str) -> tuple[bytes, ...]:
-    """`a,b,c`; a JSON list where a name has a comma."""
-    if value.lstrip().startswith("["):
-        try:
-            return tuple(name_of_text(str(each)) for each in json.loads(value))
-        except ValueError as error:
-            raise OptionError(name, f"not a JSON list of names ({error})") from None
-    return tuple(dict.fromkeys(name_of_text(each) for each in _texts(name, value)))
-
-
-def _count(name: str, value: str) -> int:
-    if not value.strip().isdigit():
-        raise OptionError(name, f"{value!r} is not a whole number")
-    return int(value)
-
-
-def _positive(name: str, value: str) -> int:
-    number = _count(name, value)
-    if number < 1:
-        raise OptionError(name, "must be 1 or more")
-    return number
-
-
-def _numbers(name: str, value: str) -> frozenset[int]:
-    return frozenset(_count(name, each) for each in _texts(name, value))
-
-
-def _flag(name: str, value: str) -> bool:
-    if value.strip().lower() not in ("true", "false"):
-        raise OptionError(name, f"{value!r} is neither true nor false")
-    return value.strip().lower() == "true"
-
-
-_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-
-
-def _seconds(name: str, value: str) -> float:
-    text = value.strip().lower()
-    number = text.rstrip("mshd")
-    unit = text[len(number) :] or "s"
-    try:
-        return float(number) * _UNITS[unit]
-    except (ValueError, KeyError):
-        raise OptionError(name, f"{value!r} is no duration; one is like 500ms, 30s, 15m, 1d") from None
-
-
-def _mode(name: str, value: str) -> Mode:
-    for mode in MODES:
-        if value.strip().upper() == mode:
-            return mode
-    raise OptionError(name, f"{value!r} is none of {', '.join(MODES)}")
-
-
-def _idempotence(name: str, value: str) -> bool:
-    if value not in ("exactly-once", "none"):
-        raise OptionError(name, f"{value!r} is neither exactly-once nor none")
-    return value == "exactly-once"
-
-
-def _identity(name: str, value: str) -> str:
-    if not value or len(value) > 200 or any(sign in value for sign in "{} \r\n"):
-        raise OptionError(name, "must be 1 to 200 characters without spaces and braces")
-    return value
+        return Start(offsets.default, time_ms=moment)
+    return position or offsets.fallback

@@ -16,10 +16,11 @@ from braidstream.errors import DataLossError, NotReplicatedError, ReplyError, Un
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
 from braidstream.spark import pages
+from braidstream.spark.loss import Loss, missing, told
 from braidstream.spark.options import Servers
 from braidstream.spark.rows import Rows
 from braidstream.spark.slices import Range, Slice
-from braidstream.spark.survey import look, open_server, region_of
+from braidstream.spark.survey import Standing, look, open_server, region_of, standing_of
 from braidstream.strand import facts
 
 PAGE_ROWS, PAGE_BYTES = 5_000, 2 << 20
@@ -89,7 +90,7 @@ def _pages(server: Server, part: Range, rows: Rows) -> Iterator[pa.RecordBatch]:
             yield rows.batch(page)
             assert mark is not None
             reply = wire.receive(mark)
-            guard.check_head(reply)
+            guard.check_head(reply, page)
 
 
 def _page(part: Range, after: Id, count: int) -> Command:
@@ -101,6 +102,7 @@ class _Guard:
 
     def __init__(self, server: Server, part: Range) -> None:
         self.server, self.part = server, part
+        self.asked_from, self.count = part.start, part.count
         self.excused = False
 
     def head(self, cursor: Id) -> tuple[Command, ...]:
@@ -116,32 +118,34 @@ class _Guard:
             return
         if len(page) and page.id(0) == first:
             self.excused = True  # everything before it had been read and trimmed
-        elif not self._is_deleted(first):
-            self._lose(f"entry {ids.text(first).decode()} was there when the batch was planned")
+        else:
+            self._judge(f"entry {ids.text(first).decode()} was there when the batch was planned")
+            self.excused = True
 
-    def check_head(self, reply: bytearray) -> None:
+    def check_head(self, reply: bytearray, page: pages.Page) -> None:
+        """After a page: whether what stood before it is still there, so that no trim has reached it."""
         if not self.part.guarded:
             return
         is_left = pages.take_first(reply)
         if not is_left and not self.excused:
-            self._lose("a trim overtook the reader")
+            self._judge("a trim overtook the reader")
         self.excused = False
+        self.asked_from = page.id(-1)
+        self.count = None if self.count is None else self.count + len(page)
 
-    def _is_deleted(self, entry: Id) -> bool:
-        """Whether XDEL took an entry: somebody wanted that very one gone."""
+    def _judge(self, how: str) -> None:
+        """Entries before a page are gone, by a trim or by XDEL. What the strand says of itself tells more."""
 
-        def asked() -> Plan[Id]:
+        def asked() -> Plan[Standing]:
             [reply] = yield Batch([self.part.strand.xinfo()], resend=True)
-            return ids.native(facts(reply)[b"max-deleted-entry-id"])
+            return standing_of(facts(reply), ids.ZERO)
 
         try:
-            return self.server.run(asked(), self.part.strand.key) >= entry
+            standing = self.server.run(asked(), self.part.strand.key)
         except ReplyError:
-            return False
-
-    def _lose(self, how: str) -> None:
-        name = self.part.strand.name.decode("utf-8", "replace")
-        raise DataLossError(
-            f"stream {name}, writer {self.part.strand.writer}: trimmed while it was read; {how}. "
-            "Keep more of the stream, or set failOnDataLoss to false to go on without those entries."
-        )
+            loss: Loss | None = Loss.DELETED
+        else:
+            loss = missing(self.asked_from, standing, self.count)
+        if loss is not None:
+            told_loss = told(loss, self.part.strand, self.asked_from, self.part.end)
+            raise DataLossError(f"{told_loss} It happened while the batch was read: {how}.")

@@ -43,7 +43,7 @@ from pyspark.sql.types import (
 
 from braidstream.errors import MalformedError, OptionError
 from braidstream.frontier import name_text
-from braidstream.spark.options import Mode
+from braidstream.spark.option_values import Mode
 from braidstream.spark.pages import Irregular, Page
 from braidstream.strand import Strand
 

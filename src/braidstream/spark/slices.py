@@ -32,7 +32,8 @@ class Range:
 
     first: the first entry in it when it was planned, where everything before had been trimmed already.
     size: about how many bytes an entry has. weight: at most how many entries there may be.
-    guarded: whether the reader looks out for a trim.
+    guarded: whether the reader looks out for a trim. count: how many entries the strand had been given at
+    `start`, where that is known.
     """
 
     strand: Strand
@@ -42,6 +43,7 @@ class Range:
     size: int
     guarded: bool
     weight: int
+    count: int | None = None
 
 
 class Slice(InputPartition):
@@ -134,4 +136,5 @@ def _gathered(part: Range, cells: list[_Cell], pieces: int) -> Iterator[Range]:
         reached += cell.count
     ends: list[Any] = [*cuts, (part.end, None)]
     for (low, first), (high, _) in pairwise(ends):
-        yield Range(part.strand, low, high, first, part.size, part.guarded, part.weight)
+        count = part.count if low == part.start else None
+        yield Range(part.strand, low, high, first, part.size, part.guarded, part.weight, count)

@@ -30,7 +30,8 @@ from braidstream.spark import groups, limits
 from braidstream.spark.filters import Bounds, narrow
 from braidstream.spark.loss import Loss, losses, told
 from braidstream.spark.offsets import INITIAL, Offset
-from braidstream.spark.options import SourceOptions, Start, source_options
+from braidstream.spark.option_values import Start
+from braidstream.spark.options import SourceOptions, source_options
 from braidstream.spark.reading import await_copy, read
 from braidstream.spark.rows import Rows, Shape
 from braidstream.spark.slices import Range, Slice, split
@@ -204,7 +205,8 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         end = after.frontier[strand]
         known = strand in before.frontier and not before.initial
         region = self.surveyor.region
-        loss = losses(strand, start, end, standing, before.count(strand, region), after.count(strand, region))
+        count = before.count(strand, region)
+        loss = losses(strand, start, end, standing, count, after.count(strand, region))
         if loss is Loss.NOT_REPLICATED:
             part = Range(strand, start, end, None, standing.size, False, 0)
             wait_s = self.options.replication_wait_s
@@ -220,7 +222,7 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
             start = ids.ZERO
         first = standing.first if standing.first is not None and standing.first > start else None
         guarded = self.options.fail_on_data_loss and known and loss is None
-        return [Range(strand, start, end, first, standing.size, guarded, standing.length)]
+        return [Range(strand, start, end, first, standing.size, guarded, standing.length, count)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self.read_slice(partition)

@@ -28,7 +28,10 @@ SCAN_REST = 10
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One strand as it stands here. `cut`: it was deleted when it ended there. `size`: bytes of an entry."""
+    """One strand as it stands here.
+
+    cut: it was deleted when it ended there. size: bytes of an entry. deleted: the highest ID that XDEL took.
+    """
 
     last: Id
     added: int
@@ -37,6 +40,7 @@ class Standing:
     cut: Id
     size: int
     there: bool = True
+    deleted: Id = ids.ZERO
 
 
 Sight = dict[Strand, Standing]
@@ -60,11 +64,11 @@ def look(name: bytes) -> Plan[Sight]:
             if not reply.text.startswith("ERR no such key"):
                 raise reply
         else:
-            sight[strand] = _standing(facts(reply), cuts.get(strand, ids.ZERO))
+            sight[strand] = standing_of(facts(reply), cuts.get(strand, ids.ZERO))
     return sight
 
 
-def _standing(info: dict[bytes, Any], cut: Id) -> Standing:
+def standing_of(info: dict[bytes, Any], cut: Id) -> Standing:
     first, last = info.get(b"first-entry"), info.get(b"last-entry")
     sizes = [sum(map(len, entry[1])) + 32 for entry in (first, last) if entry]
     return Standing(
@@ -74,6 +78,7 @@ def _standing(info: dict[bytes, Any], cut: Id) -> Standing:
         first=ids.native(first[0]) if first else None,
         cut=cut,
         size=max(sizes, default=64),
+        deleted=ids.native(info.get(b"max-deleted-entry-id", b"0-0")),
     )
 
 

@@ -1,0 +1,146 @@
+"""What is gone before it was read: trimmed, deleted one by one, or not to be told apart.
+
+A query has read entries 1, 2 and 3; then something happens to the stream.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from braidstream.errors import DataLossError
+from tests.support.microbatch import Micro
+from tests.support.servers import Engine
+from tests.support.world import World
+
+TRIMMED = "entries were trimmed before they were read"
+GONE = "trimmed, or deleted one by one, before they were read; the server cannot tell which"
+
+
+def entry(client: Any, *numbers: int) -> None:
+    for n in numbers:
+        client.xadd("orders", {"n": n}, id=f"{n}-0")
+
+
+def trim(client: Any, first: int) -> None:
+    client.xtrim("orders", minid=f"{first}-0", approximate=False)
+
+
+@pytest.fixture
+def client(engine: Engine) -> Iterator[redis.Redis]:
+    with engine.client() as made:
+        yield made
+
+
+@pytest.fixture
+def query(engine: Engine, client: redis.Redis) -> Callable[..., Micro]:
+    def made(**options: Any) -> Micro:
+        query = Micro({"url": engine.url, "streams": "orders", **options})
+        entry(client, 1, 2, 3)
+        query.run()
+        return query
+
+    return made
+
+
+Make = Callable[..., Micro]
+
+
+def test_an_entry_deleted_by_id_is_no_loss_although_all_before_it_is_trimmed(
+    query: Make, client: redis.Redis
+) -> None:
+    orders = query()
+    entry(client, 4, 5, 6)
+    trim(client, 4)
+    client.xdel("orders", "5-0")
+    assert orders.numbers() == [4, 6]
+    entry(client, 7, 8)
+    trim(client, 7)
+    client.xdel("orders", "7-0")  # the head itself
+    assert orders.numbers() == [8]
+
+
+def test_any_number_deleted_by_id_is_no_loss_while_an_entry_that_was_read_is_there(
+    query: Make, client: redis.Redis
+) -> None:
+    orders = query()
+    entry(client, 4, 5, 6, 7)
+    trim(client, 3)
+    client.xdel("orders", "4-0", "5-0", "7-0")
+    assert orders.numbers() == [6]
+
+
+@pytest.mark.parametrize("deleted", [None, 2])
+def test_a_trim_past_the_query_is_told_as_one(query: Make, client: redis.Redis, deleted: int | None) -> None:
+    orders = query()
+    if deleted:
+        client.xdel("orders", f"{deleted}-0")  # one that was read: it cannot be what is missing
+    entry(client, 4, 5, 6)
+    trim(client, 6)
+    with pytest.raises(DataLossError, match=TRIMMED):
+        orders.run()
+    orders.options["failOnDataLoss"] = "false"
+    assert orders.numbers() == [6]
+
+
+def test_a_trim_and_a_deletion_of_unread_entries_cannot_be_told_apart_and_that_is_said(
+    query: Make, client: redis.Redis
+) -> None:
+    orders = query()
+    entry(client, 4, 5, 6)
+    client.xdel("orders", "5-0")
+    trim(client, 6)
+    with pytest.raises(DataLossError, match=GONE):
+        orders.run()
+    orders.options["failOnDataLoss"] = "false"
+    assert orders.numbers() == [6]
+
+
+def test_a_trim_between_planning_and_reading_is_noticed(query: Make, client: redis.Redis) -> None:
+    orders = query()
+    trim(client, 4)
+    entry(client, 4, 5, 6)
+    orders.before_read = lambda: trim(client, 6)
+    with pytest.raises(DataLossError, match=TRIMMED + ".*It happened while the batch was read"):
+        orders.run()
+    with pytest.raises(DataLossError, match=TRIMMED):
+        orders.run()
+    orders.options["failOnDataLoss"] = "false"
+    assert orders.numbers() == [6]
+
+
+def test_a_deletion_between_planning_and_reading_is_no_loss(query: Make, client: redis.Redis) -> None:
+    orders = query()
+    trim(client, 4)
+    entry(client, 4, 5, 6)
+    orders.before_read = lambda: client.xdel("orders", "4-0")
+    assert orders.numbers() == [5, 6]
+
+
+def test_a_stream_deleted_between_planning_and_reading_is_told(query: Make, client: redis.Redis) -> None:
+    orders = query()
+    trim(client, 4)
+    entry(client, 4, 5)
+    orders.before_read = lambda: client.delete("orders")
+    with pytest.raises(DataLossError, match="the stream was deleted"):
+        orders.run()
+
+
+def test_a_region_that_trimmed_what_was_read_elsewhere_says_that_it_cannot_tell(engine: Engine) -> None:
+    with Engine("valkey") as other:
+        world = World([engine, other])
+        query = Micro({"streams": "orders", "url": engine.url, "fallbackUrls": other.url})
+        for n in range(3):
+            world[1].xadd("orders", {"n": n})
+        query.run()
+        world.sync()
+        world[1].xadd("orders", {"n": 3})
+        world[1].xtrim("orders", maxlen=1, approximate=False)
+        world.sync()
+        query.options |= {"url": other.url, "fallbackUrls": engine.url}
+        with pytest.raises(DataLossError, match="uncounted by the query"):
+            query.run()
+        query.options |= {"url": engine.url, "fallbackUrls": other.url}
+        assert query.numbers() == [3]  # where it was counted it is known that nothing is missing
+        world.close()
