@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from braidstream.gateway.resp import Limits, Parser, Scanner, Words, elements, encode, split_words
 
 LIMITS = Limits(bulk=5000, words=300, buffered=30_000)
-# Words with line ends in them, words larger than the short way takes, empty words. Six of the largest are within
-# the limits: what a client may say comes out, whatever else.
+# Words with line ends in them, words larger than the short way takes, empty words.
+# Six of the largest are within the limits: what a client may say comes out, whatever else.
 words = st.one_of(st.binary(max_size=12), st.sampled_from([b"", b"\r\n", b"*1\r\n$1\r\na\r\n", b"x" * 4096]))
 commands = st.lists(st.lists(words, min_size=1, max_size=6), max_size=5)
 hostile = st.lists(
