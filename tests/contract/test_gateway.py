@@ -205,7 +205,7 @@ def test_a_blocked_reader_can_be_unblocked_by_its_id(line: Line, served: Served)
     with Line(served.port) as other:
         eventually(
             lambda: other.say("CLIENT", "UNBLOCK", number) == b":1\r\n",
-            within_s=5,
+            within_s=30,
             why="the reader should block",
         )
     assert line.read() == b"*-1\r\n"
@@ -218,8 +218,8 @@ def test_a_blocked_reader_that_leaves_takes_its_connection_along(engine: Engine,
 
     with Line(served.port) as leaving:
         leaving.send("XREAD", "BLOCK", 0, "STREAMS", "s", "$")
-        eventually(lambda: blocked() == 1, within_s=5, why="the reader should block")
-    eventually(lambda: blocked() == 0, within_s=5, why="nobody should be blocked any more")
+        eventually(lambda: blocked() == 1, within_s=30, why="the reader should block")
+    eventually(lambda: blocked() == 0, within_s=30, why="nobody should be blocked any more")
 
 
 @pytest.mark.parametrize("resp", [2, 3])
@@ -281,7 +281,7 @@ def test_a_command_of_a_client_that_has_left_is_still_done(served: Served, line:
     for words in (["XADD", "s", "*", "a", "b"], ["XTRIM", "s", "MAXLEN", "1"], ["COPY", "s", "other"]):
         with Line(served.port) as leaving:
             leaving.send(*words)
-    eventually(lambda: line.say("EXISTS other") == b":1\r\n", within_s=5, why="the copy should be made")
+    eventually(lambda: line.say("EXISTS other") == b":1\r\n", within_s=30, why="the copy should be made")
 
 
 def test_inline_commands_work_as_typed(line: Line) -> None:

@@ -88,7 +88,7 @@ def test_limits_are_limits(engine: Engine) -> None:
                 assert one.say("SET", "k", "x" * 1000) == b"+OK\r\n"
                 assert one.say(*words) == b"-ERR Protocol error: " + why + b"\r\n"
                 assert one.read() == b""
-        eventually(lambda: not gateway.gateway.clients, within_s=5, why="all should be gone")
+        eventually(lambda: not gateway.gateway.clients, within_s=30, why="all should be gone")
         with Line(gateway.port) as one, Line(gateway.port) as two:
             one.say("PING")
             two.say("PING")
@@ -126,7 +126,7 @@ def test_a_shutdown_answers_what_was_taken(engine: Engine) -> None:
         one.read()  # it was taken
         began = time.monotonic()
         gateway.stop()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
         replies = read_all(one.socket)
         assert replies.endswith(b":501\r\n")
         assert blocked.read() == b""

@@ -163,7 +163,7 @@ def test_an_id_ahead_of_the_clock_does_not_keep_messages_for_ever(liberal: braid
     began = time.monotonic()
     seen = first
     while seen == first:
-        assert time.monotonic() - began < 3, "it must be forgotten in time"
+        assert time.monotonic() - began < 30, "it must be forgotten in time"
         seen = liberal.xadd("s", ENTRY, idmp=("p", b"1"))
     assert time.monotonic() - began > 0.5, "and not at once"
 
@@ -177,7 +177,7 @@ def test_a_stream_moved_ahead_between_two_messages_keeps_none_for_ever(liberal: 
     assert first.startswith("10000000000000-")
     began = time.monotonic()
     while liberal.xadd("s", ENTRY, idmp=("p", b"1")) == first:
-        assert time.monotonic() - began < 3, "it must be forgotten in time"
+        assert time.monotonic() - began < 30, "it must be forgotten in time"
 
 
 def test_any_bytes_name_a_producer_and_a_message(region: braidstream.Redis, engine: Engine) -> None:
@@ -267,7 +267,7 @@ def test_an_acl_user_with_these_rights_can_produce(region: braidstream.Redis, en
                 first = client.xadd("orders", ENTRY, idmp=("p", b"0"))
                 began = time.monotonic()
                 while client.xadd("orders", ENTRY, idmp=("p", b"0")) == first:
-                    assert time.monotonic() - began < 3
+                    assert time.monotonic() - began < 30
                 for n in range(60):  # more than are kept, and an old one at the head
                     client.xadd("orders", ENTRY, idmp=("p", b"%d" % n))
                 assert client.xinfo_stream("orders")["iids-tracked"] == 20

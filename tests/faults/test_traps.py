@@ -241,7 +241,7 @@ def test_a_stream_can_be_renamed_within_its_slot(flavour: Flavour) -> None:
 
 def _expire(operator: redis.Redis, key: str) -> None:
     operator.pexpire(key, 1)
-    eventually(lambda: not operator.exists(key), within_s=5, why=f"{key} should expire")
+    eventually(lambda: not operator.exists(key), within_s=30, why=f"{key} should expire")
 
 
 @pytest.mark.parametrize("lose", [redis.Redis.delete, _expire], ids=["deleted", "expired"])
