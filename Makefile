@@ -50,9 +50,6 @@ lost-replies: ## 100,000 idempotent messages through a proxy that loses requests
 soak: ## ten minutes of faults on each engine: kills, pauses, cut links, full memory; SOAK="--seed 7 --seconds 60"
 	$(PYTHON) -m tests.faults.soak $(SOAK)
 
-failover: ## 10,000 seeds of producers that change regions while links move, cut off and come back
-	BRAID_SEEDS=5000 $(PYTHON) -m pytest -q tests/stateful/test_failover.py --timeout 0 -n 2
-
 simulate: ## ten thousand seeds of two hundred operations in 2 to 5 regions; BRAID_SEED=17 tells one of them
 	$(PYTHON) -m tests.simulation
 

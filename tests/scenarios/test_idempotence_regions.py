@@ -162,3 +162,30 @@ def test_no_more_messages_are_known_than_the_size_wherever_they_came_from(make_w
         send(world, 1 + number % 2, number)
     world.sync()
     assert [world[region].xinfo_stream("s")["iids-tracked"] for region in world] == [10, 10]
+
+
+def forget_journal(world: World, region: int) -> None:
+    """What 10,000 more calls would do to what a region's journal has now."""
+    with world.engines[region - 1].client() as operator:
+        operator.xtrim(f"bs:{region}:j:{{s}}", maxlen=0)
+
+
+def test_a_region_that_was_away_too_long_is_told_of_what_the_journal_still_has(make_world: Make) -> None:
+    world = make_world(2)
+    send(world, 1, 1)
+    forget_journal(world, 1)
+    first = send(world, 1, 2)
+    world.sync()
+    assert send(world, 2, 2) == first
+
+
+def test_a_second_comparison_takes_nothing_from_what_is_passed_on(make_world: Make) -> None:
+    """Two links find region 2 too far behind; the slower one says so after the faster one went on."""
+    world = make_world(3)
+    send(world, 1, 1)
+    forget_journal(world, 1)
+    first = send(world, 1, 2)
+    world.ship(1, 2, "s")
+    world[2].fcall("bs_journal_skip", 1, "bs:1:j:{s}", "1-1")
+    world.ship(2, 3, "s", relay=True)
+    assert send(world, 3, 2) == first

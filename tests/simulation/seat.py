@@ -1,17 +1,25 @@
 """A region for the simulation: an engine, one connection, and plans run on it at once."""
 
+import socket
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
-import redis
+import hiredis
 
 from braidstream import engine as functions
 from braidstream import ids
-from braidstream.braid import Region, View, ask, read_region
+from braidstream.braid import Region, Registry, View, ask, read_region, registry_of
+from braidstream.commands.arguments import parse_add
+from braidstream.commands.produce import add_all
 from braidstream.commands.region import initialise, meet, tune_id_mode
 from braidstream.commands.table import TABLE
 from braidstream.drivers.gather import unpack, wire
 from braidstream.drivers.session import resp2
-from braidstream.plan import Batch, Plan, Replies, run
+from braidstream.drivers.wire import pack
+from braidstream.errors import ReplyError
+from braidstream.idempotence import Settings
+from braidstream.plan import Batch, Command, Plan, Replies, run
+from tests.simulation import clock
 from tests.support.history import Entry
 from tests.support.servers import Engine
 
@@ -20,41 +28,70 @@ T = TypeVar("T")
 
 class Seat:
     """One region. `view` is what its users' client remembers; `eyes` remembers for us, so that looking
-    does not refresh what the client believes."""
+    does not refresh what the client believes. `clock_ms` is what the engine's clock says."""
 
     def __init__(self, engine: Engine, number: int, everyone: range, id_mode: str) -> None:
         self.number = number
-        self.conn: Any = redis.UnixDomainSocketConnection(path=str(engine.unixsocket), protocol=2)
-        self.conn.connect()
-        self.send(Batch([("FLUSHALL", "SYNC")]))
+        self.clock_ms = self._told_ms = 0
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(str(engine.unixsocket))
+        self._reader = hiredis.Reader(replyError=ReplyError)
+        self._exchange([("FLUSHALL", "SYNC")])
+        self.run(functions.load(clock.library()))
+        self.clock_ms = clock.START_MS
         self.run(initialise(number, f"region-{number}"))
-        self.run(functions.load())
         self.run(tune_id_mode(id_mode))
         self.run(meet(everyone))
         self.region: Region = self.run(read_region())
         self.view, self.eyes = View(self.region), View(self.region)
 
     def close(self) -> None:
-        self.conn.disconnect()
+        self._socket.close()
 
     def send(self, batch: Batch) -> Replies:
         commands = wire(batch)
-        self.conn.send_packed_command(self.conn.pack_commands(commands))
-        return unpack(batch, [self._read() for _ in commands], resp2)
+        if self._told_ms == self.clock_ms:
+            return unpack(batch, self._exchange(commands), resp2)
+        self._told_ms = self.clock_ms
+        _, *replies = self._exchange([(*clock.SET, self.clock_ms), *commands])
+        return unpack(batch, replies, resp2)
 
-    def _read(self) -> Any:
-        try:
-            return self.conn.read_response(disable_decoding=True)
-        except redis.ResponseError as error:
-            return error
+    def _exchange(self, commands: Sequence[Command]) -> list[Any]:
+        """One round trip. No client in between: a run has more than a thousand of them."""
+        self._socket.sendall(pack(commands))
+        replies = list[Any]()
+        while len(replies) < len(commands):
+            self._reader.feed(self._socket.recv(65536))
+            while (reply := self._reader.gets()) is not False:
+                replies.append(reply)
+        return replies
 
     def run(self, plan: Plan[T]) -> T:
         return run(plan, self.send)
 
     def do(self, *words: bytes | str | int) -> Any:
         """A user's command."""
-        argv = [word if isinstance(word, bytes) else str(word).encode() for word in words]
+        argv = _argv(words)
         return self.run(TABLE[argv[0]].plan(self.view, argv))
+
+    def send_messages(self, name: str, messages: Sequence[str]) -> list[bytes]:
+        """XADD of messages that one producer sends together: the ID that each got, now or before."""
+        specs = [parse_add(_argv(("XADD", name, *message.split()))) for message in messages]
+        found = list[bytes]()
+        for result in self.run(add_all(self.view, name.encode(), specs)):
+            if not isinstance(result, bytes):
+                raise result or ReplyError(f"ERR {name} was not made")
+            found.append(result)
+        return found
+
+    def era(self, name: str) -> int:
+        """Of the settings that the last message was sent with."""
+        return self.view.recall(name.encode()).settings.era
+
+    def settings(self, name: str) -> Settings:
+        """Of idempotent production."""
+        [reply] = self.send(Batch([registry_of(name.encode())]))
+        return Registry.parse(name.encode(), reply).settings
 
     def look(self, name: str) -> tuple[bool, dict[Entry, bytes]]:
         """Whether a stream exists here, and every entry in it with its value."""
@@ -66,3 +103,7 @@ class Seat:
             for native, fields in page
         }
         return registry.exists, found
+
+
+def _argv(words: Sequence[bytes | str | int]) -> list[bytes]:
+    return [word if isinstance(word, bytes) else str(word).encode() for word in words]

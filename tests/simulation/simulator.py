@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from random import Random
 from typing import Any, Final
 
@@ -15,7 +16,8 @@ from tests.simulation.network import Line, Network, Request
 from tests.simulation.seat import Seat
 from tests.simulation.users import Users
 from tests.simulation.witness import NAMES, Witness
-from tests.support.anomalies import GROUPS, RANGE, find
+from tests.support.anomalies import GROUPS, MESSAGES, RANGE, find
+from tests.support.convergence import SETTINGS, messages
 from tests.support.history import Answered, History, Left
 from tests.support.servers import FLAVOURS, Engine
 
@@ -170,6 +172,7 @@ class Run:
                 await self.network.cut(line.parked[0], self.dice.choice(("lose", "cut")))
         while self.network.late:
             self.network.arrive(self.dice.choice(self.network.late))
+        self.users.producers.finish()
         self.network.open = True
         first = [line for line in self.network.lines if line.number == 0]
         await settle(self.network, first)
@@ -202,7 +205,8 @@ async def one_round(network: Network, lines: list[Line]) -> bool:
 
 
 def ask_everything(witness: Witness) -> None:
-    """Every question in every region; what is left for each group comes last, because asking takes it."""
+    """Every question in every region. What is left for each group comes later, because asking takes it; then
+    every message is sent once more, and must be known."""
     for number, seat in witness.seats.items():
         for name in NAMES:
             witness.look(number, name)
@@ -212,6 +216,10 @@ def ask_everything(witness: Witness) -> None:
         for name in NAMES:
             for group in _groups(seat, name):
                 witness.history.add(Left(number, name, group, left(seat, name, group)))
+    for name in NAMES:
+        kept = sorted(messages(witness.history, name).kept)
+        for number, seat in witness.seats.items():
+            witness.history.add(Answered(number, name, MESSAGES, send_again(seat, name, kept)))
 
 
 def questions(seat: Seat, name: str) -> dict[str, Any]:
@@ -225,10 +233,21 @@ def questions(seat: Seat, name: str) -> dict[str, Any]:
         "EXISTS": seat.do("EXISTS", name),
         "TYPE": seat.do("TYPE", name).decode(),
         GROUPS: _groups(seat, name),
+        SETTINGS: seat.settings(name),
     }
     if answers["EXISTS"]:
         info = facts(seat.do("XINFO", "STREAM", name))
         answers["last-generated-id"] = info[b"last-generated-id"].decode()
+    return answers
+
+
+def send_again(seat: Seat, name: str, kept: list[str]) -> dict[str, str]:
+    """The ID that each message is known by."""
+    answers = dict[str, str]()
+    for _, group in groupby(kept, key=lambda message: message.split()[:2]):
+        same = list(group)
+        found = seat.send_messages(name, same)
+        answers |= {message: entry.decode() for message, entry in zip(same, found, strict=True)}
     return answers
 
 

@@ -8,11 +8,12 @@ from braidstream import keys
 from braidstream.errors import ReplyError
 from braidstream.ids import text
 from braidstream.plan import Batch
+from tests.simulation.clock import START_MS
+from tests.simulation.producers import Producers
 from tests.simulation.witness import NAMES, Witness
-from tests.support.history import Did, user_id
+from tests.support.history import Did, Forgot, user_id
 
 HOUR_MS: Final = 3_600_000
-START_MS: Final = 100 * HOUR_MS
 GROUPS: Final = ("g", "g", "h")
 CONSUMERS: Final = ("ann", "bob")
 
@@ -35,6 +36,9 @@ OFTEN: Final[dict[str, int]] = {
     "acknowledge": 12,
     "acknowledge_and_delete": 2,
     "set_id": 2,
+    "send": 16,
+    "send_trimming": 1,
+    "configure": 1,
     "shorten_journal": 2,
 }
 # A run has a temper: what is done this many times as often as usual.
@@ -46,6 +50,8 @@ TEMPERS: Final[tuple[dict[str, float], ...]] = (
     {"delete": 2, "rename": 0, "copy": 0, "make_group": 3, "destroy_group": 4, "acknowledge": 2},
     # Entries come and go, one by one and all at once.
     {"delete_entries": 4, "trim": 2, "delete": 2, "shorten_journal": 5, "read_group": 0.2},
+    # Producers change regions, and what they sent stays.
+    {"send": 4, "delete": 0, "rename": 0, "copy": 0, "flush": 0, "configure": 0.2, "shorten_journal": 0},
 )
 
 
@@ -55,27 +61,38 @@ class Users:
     def __init__(self, dice: Random, witness: Witness) -> None:
         self.dice, self.witness, self.do = dice, witness, witness.do
         self.now_ms, self.values = START_MS, 0
-        # An hour behind, an hour ahead, or right; and some clocks step now and then.
+        self.producers = Producers(dice, witness)
+        # An hour behind, an hour ahead, or right.
         self.skew_ms = {number: dice.choice((-HOUR_MS, 0, 0, HOUR_MS)) for number in witness.seats}
-        temper = dice.choice(TEMPERS)
+        temper = dict(dice.choice(TEMPERS))
+        # Some clocks step now and then. Where they do, messages are forgotten too early.
+        self.step = 0.0 if "send" in temper else dice.choice((0.0, 0.01))
+        if self.step:
+            temper |= {"send": 0, "send_trimming": 0}
         self.weights = [often * temper.get(verb, 1) for verb, often in OFTEN.items()]
+        self._tell_time()
 
     def act(self, region: int) -> None:
         """One operation by somebody in a region."""
         self.now_ms += self.dice.choice((0, 0, 1, 2, 50))
-        if self.dice.random() < 0.01:
+        if self.dice.random() < self.step:
             self.skew_ms[region] = self.dice.choice((-HOUR_MS, 0, HOUR_MS))
+        self._tell_time()
         verb = self.dice.choices(list(OFTEN), self.weights)[0]
         method: Callable[[int, str], None] = getattr(self, f"_{verb}")
         # Most of the time on one stream, so that operations meet.
         method(region, self.dice.choices(NAMES, (8, 3, 1))[0])
+
+    def _tell_time(self) -> None:
+        for number, seat in self.witness.seats.items():
+            seat.clock_ms = self.now_ms + self.skew_ms[number]
 
     def _value(self) -> str:
         self.values += 1
         return f"e{self.values}"
 
     def _clock_ms(self, region: int) -> int:
-        return self.now_ms + self.skew_ms[region]
+        return self.witness.seats[region].clock_ms
 
     def _mode(self, region: int) -> str:
         return self.witness.seats[region].region.id_mode
@@ -184,3 +201,15 @@ class Users:
         journal, kept = keys.journal(name.encode(), region), self.dice.choice((0, 1, 3))
         self.witness.seats[region].send(Batch([("XTRIM", journal, "MAXLEN", kept)]))
         self.witness.history.add(Did(region, f"(the journal of {name} keeps {kept})"))
+        self.witness.history.add(Forgot(region, name))
+
+    def _send(self, region: int, name: str) -> None:
+        self.producers.send(region, name)
+
+    def _send_trimming(self, region: int, name: str) -> None:
+        self.producers.send(region, name, *self._cap(region, name))
+
+    def _configure(self, region: int, name: str) -> None:
+        """More is kept than a run sends, so nothing is forgotten but by the change."""
+        which = self.dice.choice((("IDMP-DURATION", 100), ("IDMP-DURATION", 200), ("IDMP-MAXSIZE", 300)))
+        self.do(region, "XCFGSET", name, *which)

@@ -16,6 +16,8 @@ from tests.support.history import (
     Moved,
     Removed,
     Saw,
+    Sent,
+    minted_entry,
 )
 
 NAMES: Final = ("a", "b", "c")
@@ -26,12 +28,14 @@ class Witness:
 
     seen: what was last seen of each stream in each region.
     held: what was read for each group there and is not acknowledged.
+    accepted: the entries of messages.
     """
 
     def __init__(self, seats: dict[int, Seat], history: History) -> None:
         self.seats, self.history = seats, history
         self.seen: dict[tuple[int, str], dict[Entry, bytes]] = {}
         self.held: dict[tuple[int, str, str], set[Id]] = {}
+        self.accepted: set[tuple[str, Entry]] = set()
 
     def look(self, region: int, name: str) -> bool:
         """Note what a reader sees; whether the stream exists."""
@@ -48,7 +52,7 @@ class Witness:
             return self._read_group(region, words)
         if verb == "XACK":
             return self._acknowledge(region, words)
-        if verb == "XSETID":
+        if verb in ("XSETID", "XCFGSET"):
             return self._say(region, words)
         if verb == "XADD" and len(words) == 5 and str(words[2]).isdigit():
             return self._append(region, words)
@@ -74,11 +78,40 @@ class Witness:
             return self._change(region, (words[1],), words)[0]
         reply = self._say(region, words)
         if isinstance(reply, bytes):
-            ms, seq = native(reply)
-            entry = (f"s{region}:0", (ms, seq >> 10))
-            self.history.add(Added(region, words[1], frozenset([entry])))
-            self.seen.setdefault((region, words[1]), {})[entry] = b""
+            self._added(region, words[1], minted_entry(native(reply)))
         return reply
+
+    def _added(self, region: int, name: str, entry: Entry) -> None:
+        self.history.add(Added(region, name, frozenset([entry])))
+        self.seen.setdefault((region, name), {})[entry] = b""
+
+    def send(self, region: int, name: str, messages: list[str], *trim: Any) -> None:
+        """A producer's messages. An ID that was never heard before is a new entry."""
+        if trim:
+            [message] = messages
+            producer, _, rest = message.partition(" * ")
+            words = ("XADD", name, *producer.split(), *trim, "*", *rest.split())
+            replies = [self._change(region, (name,), words)[0]]
+        else:
+            replies = self._send_all(region, name, messages)
+        era = self.seats[region].era(name)
+        for message, reply in zip(messages, replies, strict=True):
+            if isinstance(reply, bytes):
+                entry = minted_entry(native(reply))
+                if (name, entry) not in self.accepted and not trim:
+                    self._added(region, name, entry)
+                self.accepted.add((name, entry))
+                self.history.add(Sent(region, name, message, era, entry))
+
+    def _send_all(self, region: int, name: str, messages: list[str]) -> list[Any]:
+        shown = f"XADD {name} " + ", ".join(messages)
+        try:
+            replies = self.seats[region].send_messages(name, messages)
+        except ReplyError as error:
+            self.history.add(Did(region, shown, error.text[:40]))
+            return [error] * len(messages)
+        self.history.add(Did(region, shown, b", ".join(replies).decode()))
+        return list(replies)
 
     def _change(
         self, region: int, names: tuple[str, ...], words: tuple[Any, ...]

@@ -145,7 +145,7 @@ class Three:
 
     def recall(self, events: list[Event]) -> None:
         """Only this has happened. Notes of what has not are thrown away."""
-        self.history.events[:] = events
+        self.history.recall(events)
         taken = {event.note for event in self.history.of(Noted)}
         for line in self.network.lines:
             line.notes = {note: known for note, known in line.notes.items() if note in taken}

@@ -1,7 +1,7 @@
 """What must never happen to a stream of many regions, each by its name. `find(history)` tells all of it.
 
 lost          added, taken away by nobody, and missing in the end
-duplicated    there more often than it was added
+duplicated    there more often than it was added; a message that stands twice
 reordered     out of ID order, or seen before an earlier entry of its strand
 skipped       never given to a group's consumers in a region, though nobody acknowledged it
 resurrected   back after it was taken away
@@ -12,11 +12,32 @@ from collections import Counter
 from collections.abc import Callable
 
 from braidstream.ids import text
-from tests.support.convergence import Life, done_everywhere, living, surviving
-from tests.support.history import Added, Answered, Entry, History, Left, Removed, Saw, Visible, user_id
+from tests.support.convergence import (
+    Accepted,
+    Life,
+    Messages,
+    done_everywhere,
+    living,
+    loser,
+    messages,
+    surviving,
+)
+from tests.support.history import (
+    Added,
+    Answered,
+    Entry,
+    History,
+    Left,
+    Removed,
+    Saw,
+    Sent,
+    Visible,
+    user_id,
+)
 
 RANGE = "XRANGE"
 GROUPS = "XINFO GROUPS"
+MESSAGES = "XADD IDMP"
 
 Streams = dict[tuple[int, str], Visible]
 
@@ -34,17 +55,27 @@ def _surviving(history: History) -> dict[str, set[Entry]]:
     return {name: surviving(history, name) for name in names}
 
 
+def _messages(history: History) -> dict[str, Messages]:
+    names = {event.name for event in history.of(Saw, Left)}
+    return {name: messages(history, name) for name in names}
+
+
 def _living(history: History) -> dict[str, dict[str, Life]]:
     names = {event.name for event in history.of(Answered, Left)}
     return {name: living(history, name) for name in names}
 
 
+def known_as(sent: Messages) -> dict[str, str]:
+    """What a region must answer to each message."""
+    return {message: text(user_id(entry)).decode() for message, entry in sorted(sent.kept.items())}
+
+
 def find_lost(history: History) -> list[str]:
-    wanted = _surviving(history)
+    wanted, sent = _surviving(history), _messages(history)
     return [
         f"region {region} lacks {_shown(entry)} of {name}"
         for (region, name), seen in _last_seen(history).items()
-        for entry in sorted(wanted[name] - seen)
+        for entry in sorted(wanted[name] - sent[name].may_go - seen)
     ]
 
 
@@ -53,7 +84,13 @@ def find_duplicated(history: History) -> list[str]:
     for event in history.of(Added):
         ids = (text(user_id(entry)).decode() for entry in event.entries)
         added.setdefault(event.name, Counter()).update(ids)
-    return [
+    sent = _messages(history)
+    doubled = [
+        f"region {region} has two entries of one message of {name}: {_shown(entry)} should have gone"
+        for (region, name), seen in _last_seen(history).items()
+        for entry in sorted(sent[name].goes & seen)
+    ]
+    return doubled + [
         f"region {event.region} has {entry} of {event.name} {times} times"
         for event in history.of(Answered)
         if event.question == RANGE
@@ -64,11 +101,15 @@ def find_duplicated(history: History) -> list[str]:
 
 def find_reordered(history: History) -> list[str]:
     found, added, removed = list[str](), dict[str, set[Entry]](), set[tuple[str, Entry]]()
-    for event in history.of(Added, Removed, Saw, Answered):
+    smallest = Accepted()
+    for event in history.of(Added, Sent, Removed, Saw, Answered):
         if isinstance(event, Added):
             added.setdefault(event.name, set()).update(event.entries)
         elif isinstance(event, Removed):
             removed |= {(event.name, entry) for entry in event.entries}
+        elif isinstance(event, Sent):
+            if goes := loser(smallest, event):
+                removed.add((event.name, goes))
         elif isinstance(event, Saw):
             ends = dict[str, Entry]()
             for entry in sorted(event.entries):
@@ -96,20 +137,20 @@ def find_resurrected(history: History) -> list[str]:
         found += [
             f"region {event.region} sees {_shown(entry)} of {event.name} again" for entry in sorted(back)
         ]
-    wanted = _surviving(history)
+    wanted, sent = _surviving(history), _messages(history)
     for (region, name), entries in _last_seen(history).items():
-        back = entries - wanted[name]
+        back = entries - wanted[name] - sent[name].goes
         found += [f"region {region} still has {_shown(entry)} of {name}" for entry in sorted(back)]
     return found
 
 
 def find_skipped(history: History) -> list[str]:
-    found, wanted, lives = list[str](), _surviving(history), _living(history)
+    found, wanted, lives, sent = list[str](), _surviving(history), _living(history), _messages(history)
     for event in history.of(Left):
         life = lives[event.name].get(event.group)
         if life is None:
             continue
-        for entry in sorted(wanted[event.name]):
+        for entry in sorted(wanted[event.name] - sent[event.name].may_go):
             if user_id(entry) not in event.ids and not life.is_done(user_id(entry)):
                 found.append(
                     f"region {event.region}, group {event.group} of {event.name} never gets {_shown(entry)}"
@@ -128,6 +169,8 @@ def find_diverged(history: History) -> list[str]:
             found.append(f"{question} of {name}: {said}")
         if question == GROUPS and first != sorted(lives[name]):
             found.append(f"groups of {name}: {first}, and the model has {sorted(lives[name])}")
+        if question == MESSAGES and first != (known := known_as(messages(history, name))):
+            found.append(f"messages of {name}: {first}, and the model has {known}")
     for event in history.of(Left):
         life = lives[event.name].get(event.group)
         if life is None or event.region in life.moved:

@@ -3,6 +3,7 @@
     entries   everything that was added, less what somebody saw and took away (observed-remove)
     groups    one lives if one of its makers knew of every deletion of it (delete wins)
     acks      what was acknowledged, or passed by a group's start, in the life that the group has now
+    messages  of the entries that one message got while regions were apart, the one with the smallest ID
 
 Nothing here knows how regions talk, but for one thing: which deletions a region has heard of when a group
 is made there. The history has notes that links take and deliver, and they are followed here.
@@ -15,16 +16,73 @@ from braidstream.ids import Id
 from tests.support.history import (
     Acked,
     Added,
+    Answered,
     Destroyed,
     Entry,
+    Forgot,
     History,
     Made,
     Moved,
     Noted,
     Removed,
+    Sent,
     Told,
     user_id,
 )
+
+SETTINGS = "idempotence"
+
+Which = tuple[str, str, int]  # ("a", "IDMP p 1 * f v", 0): a message to stream a, in the first era
+Accepted = dict[Which, Entry]
+
+
+def loser(smallest: Accepted, sent: Sent) -> Entry | None:
+    """Of two entries for one message in one era the larger: from now on it may go. Keeps the smallest."""
+    which = sent.name, sent.message, sent.era
+    kept = smallest.setdefault(which, sent.entry)
+    if kept == sent.entry:
+        return None
+    smallest[which], goes = sorted((kept, sent.entry), key=user_id)
+    return goes
+
+
+@dataclass
+class Messages:
+    """What must come of the messages of a stream.
+
+    kept: those that every region must know in the end, and the entry that each has.
+    goes: their other entries. may_go: those of messages that were forgotten, perhaps before regions met.
+    """
+
+    kept: dict[str, Entry] = field(default_factory=dict)
+    goes: set[Entry] = field(default_factory=set)
+    may_go: set[Entry] = field(default_factory=set)
+
+
+def messages(history: History, name: str) -> Messages:
+    smallest, losers = Accepted(), dict[Which, set[Entry]]()
+    accepted, untold, last = dict[Entry, Which](), set[Which](), 0
+    for event in history.of(Sent, Forgot, Answered):
+        if event.name != name:
+            continue
+        if isinstance(event, Sent):
+            which = event.name, event.message, event.era
+            accepted.setdefault(event.entry, which)
+            if goes := loser(smallest, event):
+                losers.setdefault(which, set()).add(goes)
+        elif isinstance(event, Forgot):
+            untold |= {which for (strand, _), which in accepted.items() if strand == f"s{event.region}:0"}
+        elif event.question == SETTINGS:
+            last = max(last, event.answer.era)
+    found = Messages()
+    for which, entry in smallest.items():
+        _, message, era = which
+        if era < last or which in untold:
+            found.may_go |= losers.get(which, set())
+        else:
+            found.kept[message] = entry
+            found.goes |= losers.get(which, set())
+    return found
 
 
 def surviving(history: History, name: str) -> set[Entry]:
@@ -36,7 +94,7 @@ def surviving(history: History, name: str) -> set[Entry]:
     for event in history.of(Removed):
         if event.name == name:
             entries -= event.entries
-    return entries
+    return entries - messages(history, name).goes
 
 
 @dataclass

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from braidstream.ids import Id, mint
+from braidstream.ids import Id, floor_of, mint, writer_of
 
 Entry = tuple[str, Id]  # ("s1:0", (110, 0)): strand s of writer 1, first life, native ID 110-0
 Visible = frozenset[Entry]
@@ -19,6 +19,12 @@ def user_id(entry: Entry) -> Id:
     strand, native = entry
     writer = int(strand[1:].partition(":")[0])
     return mint(native, writer) if strand.startswith("s") else native
+
+
+def minted_entry(entry: Id) -> Entry:
+    """The entry of an ID that a region minted."""
+    writer = writer_of(entry)
+    return f"s{writer}:0", floor_of(entry, writer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,28 @@ class Added:
     region: int
     name: str
     entries: Visible
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A producer's message, and the entry that the region told: a new one, or the one it knows.
+
+    era: what is known of messages is forgotten when the next one begins.
+    """
+
+    region: int
+    name: str
+    message: str
+    era: int
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Forgot:
+    """A region no longer tells its peers which messages it has accepted."""
+
+    region: int
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,20 +154,31 @@ class Left:
     ids: frozenset[Id]
 
 
-Event = Did | Added | Removed | Saw | Made | Destroyed | Acked | Noted | Told | Answered | Left
+Event = (
+    Did | Added | Sent | Forgot | Removed | Saw | Made | Destroyed | Acked | Noted | Told | Answered | Left
+)
 
 
 @dataclass
 class History:
     regions: int
     events: list[Event] = field(default_factory=list)
+    _found: dict[tuple[Any, ...], tuple[int, list[Any]]] = field(default_factory=dict, repr=False)
 
     def add(self, event: Event) -> None:
         self.events.append(event)
 
     def of(self, *kinds: Any) -> Iterator[Any]:
-        """Events of some kinds, in order."""
-        return (event for event in self.events if isinstance(event, kinds))
+        """Events of some kinds, in order. What was found before is not looked for again."""
+        looked, found = self._found.get(kinds, (0, []))
+        found += [event for event in self.events[looked:] if isinstance(event, kinds)]
+        self._found[kinds] = len(self.events), found
+        return iter(found)
+
+    def recall(self, events: list[Event]) -> None:
+        """Only this has happened."""
+        self.events[:] = events
+        self._found.clear()
 
     def names(self) -> list[str]:
         return sorted({event.name for event in self.of(Added, Made, Answered)})

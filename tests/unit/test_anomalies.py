@@ -1,6 +1,8 @@
 """Every anomaly is found where it is, and not where it is not."""
 
-from tests.support.anomalies import ANOMALIES, GROUPS, RANGE, find
+from braidstream.idempotence import Settings
+from tests.support.anomalies import ANOMALIES, GROUPS, MESSAGES, RANGE, find
+from tests.support.convergence import SETTINGS
 from tests.support.history import (
     Acked,
     Added,
@@ -8,12 +10,14 @@ from tests.support.history import (
     Destroyed,
     Entry,
     Event,
+    Forgot,
     History,
     Left,
     Made,
     Noted,
     Removed,
     Saw,
+    Sent,
     Told,
 )
 
@@ -63,10 +67,42 @@ def test_duplicated_is_what_stands_more_often_than_it_was_added() -> None:
     assert kinds(added(*chosen), saw(1, *chosen), *twice) == []
 
 
+def accepted(region: int, entry: Entry, era: int = 0) -> tuple[Event, ...]:
+    return Added(region, "x", frozenset([entry])), Sent(region, "x", "m", era, entry)
+
+
+TWICE = (*accepted(1, ONE), *accepted(2, FAR))
+
+
+def test_a_message_that_stands_twice_is_duplicated_and_the_smaller_id_stays() -> None:
+    assert kinds(*TWICE, saw(1, ONE), saw(2, ONE)) == []
+    assert kinds(*TWICE, saw(1, ONE, FAR), saw(2, ONE)) == ["duplicated"]
+    assert kinds(*TWICE, saw(1, FAR), saw(2, ONE)) == ["lost", "duplicated"]
+    assert kinds(*TWICE, removed(ONE), saw(1), saw(2)) == []
+
+
+def test_a_message_that_was_forgotten_may_stand_twice() -> None:
+    late = Answered(1, "x", SETTINGS, Settings(era=1)), Answered(2, "x", SETTINGS, Settings(era=1))
+    for forgotten in ([Forgot(1, "x")], late):
+        assert kinds(*TWICE, *forgotten, saw(1, ONE, FAR), saw(2, ONE, FAR)) == []
+        assert kinds(*TWICE, *forgotten, saw(1, ONE), saw(2, ONE)) == []
+    apart = *accepted(1, ONE), *accepted(2, FAR, era=1), *late
+    assert kinds(*apart, saw(1, ONE, FAR), saw(2, ONE, FAR)) == []
+    assert kinds(*apart, saw(1, ONE), saw(2, ONE)) == ["lost"]
+
+
+def test_diverged_is_a_message_that_a_region_does_not_know_by_the_smaller_id() -> None:
+    end = *TWICE, saw(1, ONE), saw(2, ONE)
+    assert kinds(*end, *(Answered(region, "x", MESSAGES, {"m": "1-1"}) for region in (1, 2))) == []
+    assert kinds(*end, *(Answered(region, "x", MESSAGES, {"m": "3-2"}) for region in (1, 2))) == ["diverged"]
+
+
 def test_reordered_is_what_is_seen_before_an_earlier_entry_of_its_strand() -> None:
     assert "reordered" in kinds(added(ONE), added(TWO), saw(2, TWO), saw(2, ONE, TWO))
     assert kinds(added(ONE), added(FAR), saw(2, FAR), saw(2, ONE, FAR)) == []
     assert kinds(added(ONE), added(TWO), removed(ONE), saw(2, TWO)) == []
+    early: Entry = ("s2:0", (0, 5))
+    assert kinds(*accepted(1, ONE), *accepted(2, early), added(TWO), saw(2, early, TWO)) == []
 
 
 def test_reordered_is_an_answer_out_of_id_order() -> None:

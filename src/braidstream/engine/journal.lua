@@ -76,8 +76,8 @@ end
 local function journal_skip(keys, args)
   local copy, id = keys[1], args[1]
   if redis.call('EXISTS', copy) == 0 then create_empty(copy) end
+  if not less(last_of(copy), id) then return 0 end -- another link was faster: others may need what it brought
   redis.call('XTRIM', copy, 'MAXLEN', '0')
-  if not less(last_of(copy), id) then return 0 end
   redis.call('XSETID', copy, id, 'ENTRIESADDED', '1', 'MAXDELETEDID', id)
   return 1
 end

@@ -31,6 +31,7 @@ from braidstream.replication.state import (
     State,
     journal_command,
     lacks,
+    merge_and_read,
     merge_command,
     read_journal,
     read_state,
@@ -158,6 +159,7 @@ class Link:
                 await self._ship(flow, ours, theirs, foreign=flow is not known.flow)
             finally:
                 progress.entries += flow.sent - before_sent
+            theirs = theirs.with_strands(flow.ends)
         for writer in writers:
             await self._journal(writer, ours, theirs, progress)
         self._remember(name, known)
@@ -199,8 +201,7 @@ class Link:
         """Tell the target what the source knows; its state after that."""
         while True:
             merge = merge_command(ours, theirs, self.there.writers, home=self.there.writer)
-            [done] = await self.target.ask(once(merge))
-            theirs = await self.target.ask(read_state(ours.name, ours.registry.strands, writers))
+            done, theirs = await self.target.ask(merge_and_read(merge, ours, writers))
             if done:
                 return theirs
 
@@ -213,32 +214,33 @@ class Link:
                 progress.trimmed += sum(await self.target.ask(once(trim)))
 
     async def _journal(self, writer: int, ours: State, theirs: State, progress: Progress) -> None:
-        """Deletions of single entries, in their order; or, if the journal is too short, all of the state."""
+        """Deletions of single entries, and messages, in their order.
+
+        If the journal is too short, all of the state is compared first. That tells nothing of messages, so
+        what the journal still has is done as well.
+        """
         journal, copy = ours.journals.get(writer), theirs.journals.get(writer)
         at, where = copy.last if copy else ids.ZERO, keys.journal(ours.name, writer)
         if journal is not None and at < journal.last:
             if theirs.is_beyond(ours, writer):
                 progress.deletions += await self._compare(ours)
-                await self.target.ask(once(("FCALL", "bs_journal_skip", 1, where, ids.text(journal.last))))
-                at = journal.last
-            else:
-                at = await self._replay(writer, ours, at, progress)
+                at = (journal.first and ids.before(journal.first)) or journal.last
+                await self.target.ask(once(("FCALL", "bs_journal_skip", 1, where, ids.text(at))))
+            at = await self._replay(writer, theirs, at, progress)
         if journal and copy and copy.first and journal.first and copy.first < journal.first:
             await self.target.ask(once(("XTRIM", where, "MINID", "=", ids.text(journal.first))))
         if writer == self.here.writer:
             progress.journal = at
 
-    async def _replay(self, writer: int, ours: State, at: Id, progress: Progress) -> Id:
+    async def _replay(self, writer: int, theirs: State, at: Id, progress: Progress) -> Id:
+        name, strands = theirs.name, theirs.registry.strands
         while True:
-            page, extent = await self.source.ask(read_journal(ours.name, writer, at, JOURNAL_PAGE))
+            page, extent = await self.source.ask(read_journal(name, writer, at, JOURNAL_PAGE))
             if not page:
                 return at
             if extent.forgot_after(at):
                 raise ReplyError("BSMOVED the journal has overflowed meanwhile")
-            there = await self.target.ask(read_state(ours.name, ours.registry.strands, ()))
-            apply = journal_command(
-                ours.name, (writer, self.there.writer), list(there.strands), page, after=at
-            )
+            apply = journal_command(name, (writer, self.there.writer), strands, page, after=at)
             [done] = await self.target.ask(once(apply))
             progress.deletions += done
             if done:

@@ -8,7 +8,7 @@ Two such states are all a link needs. Whatever the source has and the target lac
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from braidstream import ids, keys
@@ -54,7 +54,7 @@ class Extent:
 
     def forgot_after(self, at: Id) -> bool:
         """Whether entries that came after `at` may be gone."""
-        return not self.whole and (self.first is None or at < self.first)
+        return not self.whole and (self.first is None or (at < self.first and ids.after(at) != self.first))
 
     @property
     def removed_below(self) -> Id | None:
@@ -99,6 +99,17 @@ class State:
         at = copy.last if copy else ids.ZERO
         return journal is not None and at < journal.last and journal.forgot_after(at)
 
+    def with_strands(self, strands: Iterable[Strand]) -> "State":
+        """These have come since."""
+        registry = self.registry
+        for strand in strands:
+            registry = registry.with_strand(strand)
+        return replace(self, registry=registry)
+
+    def not_in(self, strands: Iterable[Strand]) -> list[Strand]:
+        """Strands that the registry has and that were not asked for."""
+        return [strand for strand in self.registry.strands if strand not in strands]
+
     def is_lost(self, strand: Strand) -> bool:
         """Whether a strand's key went away behind our back, so that its absence says nothing."""
         return b"l:" + strand.label in self.meta or (
@@ -140,10 +151,21 @@ def read_state(
     while True:
         [reply] = yield Batch([state_command(name, wanted, journals, acks=acks)], resend=True)
         state = parse_state(name, wanted, journals, reply)
-        unknown = [strand for strand in state.registry.strands if strand not in wanted]
+        unknown = state.not_in(wanted)
         if not unknown:
             return state
         wanted += unknown
+
+
+def merge_and_read(merge: Command, source: State, journals: Sequence[int]) -> Plan[tuple[bool, State]]:
+    """Whether a merge at the target was all of it, and the target's state after it. One round trip mostly."""
+    wanted = source.registry.strands
+    state_of = state_command(source.name, wanted, journals, acks=False)
+    done, reply = yield Batch([merge, state_of])
+    state = parse_state(source.name, wanted, journals, reply)
+    if unknown := state.not_in(wanted):
+        state = yield from read_state(source.name, [*wanted, *unknown], journals)
+    return bool(done), state
 
 
 def lacks(target: State, source: State) -> bool:

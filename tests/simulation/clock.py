@@ -1,0 +1,56 @@
+"""The engine's clock as the dice want it: our functions ask by TIME and by `XADD *`, and hear this one.
+
+It stands in the year 2100, later than any clock of a machine: what ends by its time to live does not end in
+a run. Microseconds go on with every question, because a stamp of the time must be a new one.
+"""
+
+import re
+from functools import cache
+from typing import Final
+
+from braidstream import engine as functions
+
+START_MS: Final = 4_102_444_800_000
+SET: Final = ("FCALL", "sim_clock", 0)
+
+_BEFORE: Final = """
+local clock_ms, ticks = 0, 0
+
+local function minted(stream)
+  local ms, info = clock_ms, redis.pcall('XINFO', 'STREAM', stream)
+  for at = 1, #info, 2 do
+    if info[at] == 'last-generated-id' then
+      local last, seq = string.match(info[at + 1], '^(%d+)%-(%d+)$')
+      ms = math.max(ms, last + (seq == '18446744073709551615' and 1 or 0))
+    end
+  end
+  return string.format('%.0f-*', ms)
+end
+
+local function timed(call, verb, ...)
+  if verb == 'TIME' then
+    ticks = (ticks + 1) % 1000
+    return { string.format('%.0f', math.floor(clock_ms / 1000)), tostring(clock_ms % 1000 * 1000 + ticks) }
+  end
+  if verb ~= 'XADD' then return call(verb, ...) end
+  local words = { ... }
+  for at, word in ipairs(words) do
+    if word == '*' then
+      words[at] = minted(words[1])
+      break
+    end
+  end
+  return call(verb, unpack(words))
+end
+"""
+_AFTER: Final = """
+redis.register_function('sim_clock', function(keys, args) clock_ms = tonumber(args[1]) end)
+"""
+
+
+@cache
+def library() -> str:
+    """Our functions, with such a clock."""
+    head, rest = functions.source().split("\n", 1)
+    timed = re.sub(r"\b(redis\.p?call)\(", r"timed(\1, ", rest)
+    return f"{head}{_BEFORE}{timed}{_AFTER}"
