@@ -2,7 +2,7 @@
 
 import typer
 
-from braidstream.cli import gateway, init, region, replicate, spark, tune, up
+from braidstream.cli import compact, gateway, init, region, replicate, spark, tune, up
 
 app = typer.Typer(
     name="braid",
@@ -14,6 +14,7 @@ app.command("init")(init.init)
 app.command("gateway")(gateway.gateway)
 app.command("replicate")(replicate.replicate)
 app.command("up")(up.up)
+spark.app.command("compact")(compact.compact)
 app.add_typer(region.app, name="region")
 app.add_typer(spark.app, name="spark")
 app.add_typer(tune.app, name="tune")

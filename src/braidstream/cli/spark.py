@@ -58,17 +58,17 @@ def duration(text: str) -> float:
 
 def need_spark() -> None:
     if importlib.util.find_spec("pyspark") is None:
-        _refuse("Spark is not installed here. Run: pip install 'braidstream[spark]'")
+        refuse("Spark is not installed here. Run: pip install 'braidstream[spark]'")
 
 
-def _refuse(text: str) -> NoReturn:
+def refuse(text: str) -> NoReturn:
     Console(stderr=True, highlight=False).print(f"[bold red]error[/] {text}", soft_wrap=True)
     raise typer.Exit(2)
 
 
 def chosen(streams: str, pattern: str) -> tuple[tuple[bytes, ...], bytes | None]:
     if bool(streams) == bool(pattern):
-        _refuse("give either --streams a,b,c or --pattern 'orders-*'")
+        refuse("give either --streams a,b,c or --pattern 'orders-*'")
     names = tuple(name_of_text(each.strip()) for each in streams.split(",") if each.strip())
     return names, name_of_text(pattern) if pattern else None
 
@@ -78,7 +78,7 @@ def servers_of(url: str, redis: list[str] | None = None) -> "Servers":
 
     pairs = [each.partition("=") for each in redis or ()]
     if any(not name or not equals for name, equals, _ in pairs):
-        _refuse("write --redis name=value, like --redis cluster=true")
+        refuse("write --redis name=value, like --redis cluster=true")
     return Servers((url,), {name: value for name, _, value in pairs})
 
 
@@ -306,7 +306,7 @@ def replay(
     from braidstream.spark.session import open_session
 
     if not url and lake is None:
-        _refuse("give --lake, or --url, or both")
+        refuse("give --lake, or --url, or both")
     source = {"streams": streams, "streamPattern": pattern, "url": url, "lake": str(lake or "")}
     with spark_trouble(to_url, as_json):
         ends = time_ms("since", since), time_ms("until", until)
@@ -359,7 +359,7 @@ def stats(
     from braidstream.spark.session import open_session
 
     if not url and lake is None:
-        _refuse("give --lake, or --url, or both")
+        refuse("give --lake, or --url, or both")
     chosen(streams, pattern)
     source = {"streams": streams, "streamPattern": pattern, "url": url, "lake": str(lake or "")}
     source |= {"startingTimestamp": since, "endingTimestamp": until}

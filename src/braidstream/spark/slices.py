@@ -14,8 +14,10 @@ from itertools import pairwise
 from typing import Any, Final
 
 from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import BooleanType, LongType, StringType, StructType
 
 from braidstream import ids
+from braidstream.frontier import name_of_text, name_text, place_of_text, place_text
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
 from braidstream.strand import Strand
@@ -23,6 +25,7 @@ from braidstream.strand import Strand
 SAMPLE: Final = 64
 ROUNDS: Final = 12
 FINER: Final = 8  # cells for each slice that is wanted
+SLICE_ROWS: Final = 500_000  # a task of a pipeline takes about so many entries
 _SEQ: Final = 2**64
 
 
@@ -138,3 +141,31 @@ def _gathered(part: Range, cells: list[_Cell], pieces: int) -> Iterator[Range]:
     for (low, first), (high, _) in pairwise(ends):
         count = part.count if low == part.start else None
         yield Range(part.strand, low, high, first, part.size, part.guarded, part.weight, count)
+
+
+def cut_up(part: Range, size: int) -> Plan[list[Range]]:
+    """A range of about `size` entries, as pieces for tasks."""
+    pieces = -(-size // SLICE_ROWS)
+    return [part] if pieces <= 1 else (yield from split(part, pieces))
+
+
+PIECE: Final = StructType()
+for _name in ("stream", "place", "start", "end", "first"):
+    PIECE.add(_name, StringType())
+PIECE.add("size", LongType()).add("guarded", BooleanType())
+
+
+def piece(part: Range) -> tuple[Any, ...]:
+    """A range as a row of a job (PIECE)."""
+    first = None if part.first is None else ids.text(part.first).decode()
+    where = name_text(part.strand.name), place_text(part.strand)
+    ends = ids.text(part.start).decode(), ids.text(part.end).decode()
+    return *where, *ends, first, part.size, part.guarded
+
+
+def range_of(row: dict[str, Any]) -> Range:
+    strand = place_of_text(name_of_text(row["stream"]), row["place"])
+    assert strand is not None, row
+    start, end = (ids.native(row[name].encode()) for name in ("start", "end"))
+    first = None if row["first"] is None else ids.native(row["first"].encode())
+    return Range(strand, start, end, first, row["size"], row["guarded"], 0)

@@ -5,15 +5,16 @@ What a rewrite leaves out is off the disk an hour later, when the files it repla
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
-from pyspark.sql.types import StringType, StructType
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StringType, StructField, StructType
 
 from braidstream.spark.lake import jobs
 from braidstream.spark.lake.files import FACTS, FILE_BYTES, FILE_ROWS, entry_of, facts_batch, facts_of, merged
@@ -103,6 +104,66 @@ def rewrite(
         except Conflict:
             continue
     return lake.load(), 0, 0
+
+
+def tidy(spark: SparkSession | None, lake: Lake) -> tuple[State, int]:
+    """Small files merged, files that nobody needs taken off the disk: (the lake then, files merged)."""
+    state, merged_files, _ = rewrite(spark, lake, small_files(lake.load()), "merge")
+    try:
+        return lake.vacuum(state), merged_files
+    except Conflict:
+        return lake.load(), merged_files
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """What `drop` did. undone: streams of which others have rewritten a file meanwhile: nothing was done."""
+
+    entries: int = 0
+    files: int = 0
+    undone: frozenset[str] = frozenset()
+
+
+def drop(lake: Lake, frame: DataFrame) -> Dropped:
+    """Drop the entries of a frame (stream, path, place, position) from the files they are in.
+
+    The entries go from task to task and never to the driver. A commit has all of a stream or nothing, so
+    whoever reads a stream sees it before or after. Safe to kill and run again.
+    """
+    streams = {row.path: row.stream for row in frame.select("path", "stream").distinct().collect()}
+    if not streams:
+        return Dropped()
+    root = lake.root
+
+    def work(table: pa.Table) -> pa.Table:
+        [path], [stream] = (table[name].unique().to_pylist() for name in ("path", "stream"))
+        drops = {
+            place: table.filter(pc.equal(table["place"], place))["position"].to_pylist()
+            for place in table["place"].unique().to_pylist()
+        }
+        made = pa.Table.from_batches([facts_batch(merged(root, stream, [path], drops))])
+        return made.append_column("source", pa.repeat(pa.scalar(path, pa.string()), made.num_rows))
+
+    facts = StructType([*FACTS, StructField("source", StringType())])
+    rows = [row.asDict() for row in frame.groupBy("path").applyInArrow(work, facts).collect()]
+    return _commit_drop(lake, streams, [(row.pop("source"), facts_of(row)) for row in rows])
+
+
+def _commit_drop(lake: Lake, streams: Mapping[str, str], made: Sequence[tuple[str, File]]) -> Dropped:
+    for _ in range(TRIES):
+        state = lake.load()
+        undone = frozenset(stream for path, stream in streams.items() if path not in state.files)
+        taken = [path for path, stream in streams.items() if stream not in undone]
+        added = [file for path, file in made if streams[path] not in undone]
+        if not taken:
+            return Dropped(undone=undone)
+        entries = sum(state.files[path].rows for path in taken) - sum(each.rows for each in added)
+        try:
+            lake.commit(state, Change("compact", add=tuple(added), remove=tuple(taken)))
+        except Conflict:
+            continue
+        return Dropped(entries, len(taken), undone)
+    return Dropped(undone=frozenset(streams.values()))
 
 
 def _merge(root: Path, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -18,33 +18,31 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.types import BooleanType, LongType, StringType, StructType
 
 from braidstream import ids
 from braidstream.errors import DataLossError, LakeError
-from braidstream.frontier import name_of_text, name_text, place_of_text, place_text
+from braidstream.frontier import name_text, place_text
 from braidstream.ids import Id
 from braidstream.plan import Batch, Plan
 from braidstream.spark import limits
 from braidstream.spark.lake import jobs
 from braidstream.spark.lake.files import FACTS, LakeRows, Writer, facts_batch, facts_of
 from braidstream.spark.lake.log import Change, Conflict, File, Lake, State, moved
-from braidstream.spark.lake.rewrite import rewrite, small_files
+from braidstream.spark.lake.rewrite import tidy
 from braidstream.spark.options import Servers
 from braidstream.spark.pipelines import deletions
 from braidstream.spark.pipelines.trim import noted, trim
 from braidstream.spark.reading import read
-from braidstream.spark.slices import Range, Slice, split
+from braidstream.spark.slices import PIECE, Range, Slice, cut_up, piece, range_of
 from braidstream.spark.survey import Sight, Standing, Surveyor
 from braidstream.strand import Strand, facts
 
 TRIES: Final = 5
 WAIT_S: Final = 30.0
-SLICE_ROWS: Final = 500_000  # a task takes about so many entries: a file that need not be merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +118,7 @@ class Archiver:
         """After the commit: deletions, the trim, small files, what is left over."""
         state, deleted = deletions.take_over(self.spark, self.lake, self.surveyor)
         trimmed = self._trim(state) if self.what.trim else 0
-        state, merged, _ = rewrite(self.spark, self.lake, small_files(self.lake.load()), "merge")
-        try:
-            state = self.lake.vacuum(state)
-        except Conflict:
-            state = self.lake.load()
+        state, merged = tidy(self.spark, self.lake)
         return Round(
             entries=sum(each.rows for each in files),
             files=len(files),
@@ -188,10 +182,7 @@ class Archiver:
     def _slices(self, strand: Strand, start: Id, end: Id, standing: Standing, size: int) -> list[Range]:
         first = standing.first if standing.first is not None and standing.first > start else None
         part = Range(strand, start, end, first, standing.size, not self.what.allow_loss, size)
-        pieces = -(-size // SLICE_ROWS)
-        if pieces <= 1:
-            return [part]
-        return self.surveyor.try_servers(lambda server: server.run(split(part, pieces), strand.key))
+        return self.surveyor.try_servers(lambda server: server.run(cut_up(part, size), strand.key))
 
     def _new(self, state: State, strand: Strand, standing: Standing) -> int:
         """About how many entries came since."""
@@ -222,29 +213,8 @@ class Archiver:
     def _read(self, work: Work) -> list[File]:
         """The job: each slice read, and written as files."""
         worker = partial(_archive, Path(self.what.lake), self.what.servers, self.surveyor.url)
-        pieces = [_piece(part) for part in work.parts]
-        return [facts_of(row) for row in jobs.run(self.spark, pieces, _PIECE, worker, FACTS)]
-
-
-_PIECE: Final = StructType()
-for _name in ("stream", "place", "start", "end", "first"):
-    _PIECE.add(_name, StringType())
-_PIECE.add("size", LongType()).add("guarded", BooleanType())
-
-
-def _piece(part: Range) -> tuple[Any, ...]:
-    first = None if part.first is None else ids.text(part.first).decode()
-    where = name_text(part.strand.name), place_text(part.strand)
-    ends = ids.text(part.start).decode(), ids.text(part.end).decode()
-    return *where, *ends, first, part.size, part.guarded
-
-
-def _range(piece: dict[str, Any]) -> Range:
-    strand = place_of_text(name_of_text(piece["stream"]), piece["place"])
-    assert strand is not None, piece
-    start, end = (ids.native(piece[name].encode()) for name in ("start", "end"))
-    first = None if piece["first"] is None else ids.native(piece["first"].encode())
-    return Range(strand, start, end, first, piece["size"], piece["guarded"], 0)
+        pieces = [piece(part) for part in work.parts]
+        return [facts_of(row) for row in jobs.run(self.spark, pieces, PIECE, worker, FACTS)]
 
 
 def _archive(
@@ -252,8 +222,8 @@ def _archive(
 ) -> Iterator[pa.RecordBatch]:
     """In a task: slices become files."""
     for batch in batches:
-        for piece in batch.to_pylist():
-            part, writer = _range(piece), Writer(root, piece["stream"])
+        for row in batch.to_pylist():
+            part, writer = range_of(row), Writer(root, row["stream"])
             for rows in read(Slice(part, url), servers, LakeRows(part.strand), WAIT_S):
                 writer.write(rows)
             writer.close()

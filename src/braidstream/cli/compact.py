@@ -1,0 +1,115 @@
+"""`braid spark compact`: of each key the last entry stays."""
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import Progress
+
+from braidstream.cli.server import Json
+from braidstream.cli.spark import (
+    Pattern,
+    RedisOptions,
+    Streams,
+    bar,
+    chosen,
+    duration,
+    need_spark,
+    refuse,
+    servers_of,
+    spark_trouble,
+    tell,
+    until_stopped,
+)
+from braidstream.errors import OptionError
+
+if TYPE_CHECKING:
+    from braidstream.spark.pipelines.compact import Compactor, Round
+
+TRIES = 5  # rounds of a run that is not to follow, while something is left and some is done
+
+
+def compact(
+    streams: Streams = "",
+    pattern: Pattern = "",
+    url: Annotated[str, typer.Option(help="Server of the live streams; with --lake alone, none.")] = "",
+    lake: Annotated[Path | None, typer.Option(help="Lake to compact; with --url, both.")] = None,
+    key: Annotated[str, typer.Option(help="Field that is the key.")] = "",
+    key_expr: Annotated[
+        str, typer.Option(help="Or SQL that makes it of stream, id, region, timestamp, fields.")
+    ] = "",
+    tombstone: Annotated[
+        str,
+        typer.Option(
+            help="SQL that is true of tombstones: the key is gone. Unless given, with --key, entries that "
+            "have no other field; with --key-expr, none."
+        ),
+    ] = "",
+    keep: Annotated[
+        float, typer.Option(parser=duration, metavar="DURATION", help="Leave alone what is younger.")
+    ] = "1h",  # type: ignore[assignment]
+    grace: Annotated[
+        float, typer.Option(parser=duration, metavar="DURATION", help="Remove tombstones that are older.")
+    ] = "1d",  # type: ignore[assignment]
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until stopped.")] = False,
+    every: Annotated[
+        float, typer.Option(parser=duration, metavar="DURATION", help="With --follow, rest between rounds.")
+    ] = "10m",  # type: ignore[assignment]
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what would go.")] = False,
+    redis: RedisOptions = None,
+    as_json: Json = False,
+) -> None:
+    """Keep the last entry of each key, in a lake, in live streams or in both; entries without the key stay.
+
+    What a group has not read and acknowledged is not touched. Safe to kill and to start again at any moment,
+    and to run in several regions at once. Compact a stream that is archived together with its lake.
+
+    Example: braid spark compact --url redis://localhost:6379 --lake /lake --streams users --key user
+    """
+    need_spark()
+    from braidstream.spark.pipelines.compact import Compact, Compactor, check
+    from braidstream.spark.session import open_session
+
+    names, glob = chosen(streams, pattern)
+    servers, folder = servers_of(url, redis) if url else None, None if lake is None else str(lake)
+    what = Compact(folder, servers, names, glob, key, key_expr, tombstone, keep, grace, dry_run)
+    try:
+        check(what)
+    except OptionError as error:
+        refuse(str(error))
+    with spark_trouble(url or str(lake), as_json), until_stopped() as stopped, bar("starting", None) as shown:
+        compactor = Compactor(open_session("compact"), what, _teller(shown))
+        try:
+            rounds = _rounds(compactor, stopped, every if follow else None)
+        finally:
+            compactor.close()
+    title = "Would be compacted" if dry_run else "Compacted"
+    tell(as_json, f"{title}: {streams or pattern}", _summed(rounds))
+
+
+def _teller(shown: Progress) -> Any:
+    def told(phase: str, done: int, total: int | None) -> None:
+        shown.update(shown.task_ids[0], description=phase, completed=done, total=total)
+
+    return told
+
+
+def _rounds(compactor: "Compactor", stopped: threading.Event, rest_s: float | None) -> "list[Round]":
+    rounds = list[Any]()
+    while not stopped.is_set():
+        done = compactor.round()
+        rounds.append(done)
+        if rest_s is not None:
+            compactor.told("resting", 0, None)
+            stopped.wait(rest_s)
+        elif not done.left or not done.deleted + done.dropped or len(rounds) == TRIES:
+            break
+    return rounds
+
+
+def _summed(rounds: "list[Round]") -> dict[str, Any]:
+    last = {name: getattr(rounds[-1], name) if rounds else 0 for name in ("entries", "held", "left")}
+    names = ("deleted", "dropped", "tombstones", "files")
+    told = {name: sum(getattr(each, name) for each in rounds) for name in names}
+    return {**last, **told, "rounds": len(rounds)}
