@@ -152,7 +152,7 @@ def cut_up(part: Range, size: int) -> Plan[list[Range]]:
 PIECE: Final = StructType()
 for _name in ("stream", "place", "start", "end", "first"):
     PIECE.add(_name, StringType())
-PIECE.add("size", LongType()).add("guarded", BooleanType())
+PIECE.add("size", LongType()).add("guarded", BooleanType()).add("count", LongType())
 
 
 def piece(part: Range) -> tuple[Any, ...]:
@@ -160,7 +160,7 @@ def piece(part: Range) -> tuple[Any, ...]:
     first = None if part.first is None else ids.text(part.first).decode()
     where = name_text(part.strand.name), place_text(part.strand)
     ends = ids.text(part.start).decode(), ids.text(part.end).decode()
-    return *where, *ends, first, part.size, part.guarded
+    return *where, *ends, first, part.size, part.guarded, part.count
 
 
 def range_of(row: dict[str, Any]) -> Range:
@@ -168,4 +168,4 @@ def range_of(row: dict[str, Any]) -> Range:
     assert strand is not None, row
     start, end = (ids.native(row[name].encode()) for name in ("start", "end"))
     first = None if row["first"] is None else ids.native(row["first"].encode())
-    return Range(strand, start, end, first, row["size"], row["guarded"], 0)
+    return Range(strand, start, end, first, row["size"], row["guarded"], 0, row["count"])

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -83,6 +83,15 @@ class Work:
     counts: dict[Strand, int] = field(default_factory=dict)
     missed: int = 0
     left: int = 0
+
+
+class Span(NamedTuple):
+    """A strand after one ID up to another; how many entries it had been given by the first, if known."""
+
+    strand: Strand
+    start: Id
+    end: Id
+    given: int | None
 
 
 class Archiver:
@@ -160,7 +169,9 @@ class Archiver:
         for strand, each in unread.items():
             start, (end, _) = starts[strand], ends[strand]
             if end > start:
-                parts += self._slices(strand, start, end, each, min(sizes[strand], most))
+                is_counted = start == state.offset.frontier[strand]
+                given = state.offset.count(strand, self.surveyor.region) if is_counted else None
+                parts += self._slices(Span(strand, start, end, given), each, min(sizes[strand], most))
         taken = min(total, most)
         return Work(
             parts,
@@ -179,9 +190,10 @@ class Archiver:
             )
         return standing.there and standing.last > here
 
-    def _slices(self, strand: Strand, start: Id, end: Id, standing: Standing, size: int) -> list[Range]:
+    def _slices(self, span: Span, standing: Standing, size: int) -> list[Range]:
+        strand, start, end, given = span
         first = standing.first if standing.first is not None and standing.first > start else None
-        part = Range(strand, start, end, first, standing.size, not self.what.allow_loss, size)
+        part = Range(strand, start, end, first, standing.size, not self.what.allow_loss, size, given)
         return self.surveyor.try_servers(lambda server: server.run(cut_up(part, size), strand.key))
 
     def _new(self, state: State, strand: Strand, standing: Standing) -> int:
