@@ -15,6 +15,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Final
 
 from braidstream import ids, keys
@@ -97,12 +98,12 @@ class Registry:
         cuts, there, groups = dict[Strand, Id](), list[Strand](), dict[bytes, Id]()
         told, bell, idempotence = set[bytes](), b"", None
         for label, value in zip(reply[::2], reply[1::2], strict=True):
-            if (found := _LABEL.match(label)) and (state_of := _STATE.match(value)):
-                life, state, cut = state_of.groups()
-                strand = Strand(name, "s" if found[1] == b"s" else "c", int(found[2]), int(life))
-                cuts[strand] = ids.native(cut)
-                if state == b"+":
-                    there.append(strand)
+            if label.startswith((b"s", b"c")):
+                if (found := _registered(name, label, value)) is not None:
+                    strand, cut, is_there = found
+                    cuts[strand] = cut
+                    if is_there:
+                        there.append(strand)
             elif label.startswith((b"g:", b"h:")):
                 if label.startswith(b"h:") or label[2:] not in groups:
                     groups[label[2:]] = ids.native(value.split(b" ", 1)[0])
@@ -133,6 +134,17 @@ class Registry:
         others = [each for each in self.strands if each.label != strand.label]
         cuts[strand] = self.cuts.get(strand, ids.ZERO)
         return replace(self, cuts=cuts, strands=_ordered([*others, strand]))
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _registered(name: bytes, label: bytes, value: bytes) -> tuple[Strand, Id, bool] | None:
+    """A strand's line in the registry: which, its cut, whether it is there. They change rarely."""
+    found, state_of = _LABEL.match(label), _STATE.match(value)
+    if found is None or state_of is None:
+        return None
+    life, state, cut = state_of.groups()
+    strand = Strand(name, "s" if found[1] == b"s" else "c", int(found[2]), int(life))
+    return strand, ids.native(cut), state == b"+"
 
 
 def _ordered(strands: Iterable[Strand]) -> tuple[Strand, ...]:

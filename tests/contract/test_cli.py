@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
 
@@ -166,6 +167,16 @@ def test_a_server_that_is_down_is_one_line() -> None:
     done = braid("tune", "id-mode", "strict", "--url", f"redis://operator:{SECRET}@{address}/0", "--json")
     assert (done.returncode, done.stderr, done.stdout.count("\n")) == (1, "", 1)
     assert set(json.loads(done.stdout)) == {"error", "code", "url"}
+
+
+def test_trouble_with_a_file_names_the_file_once(tmp_path: Path) -> None:
+    missing = tmp_path / "braid.toml"
+    done = braid("replicate", "--config", str(missing), "--region", "1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.replace("\n", "").startswith(f"error {missing}: cannot be read: No such file")
+    done = braid("replicate", "--config", str(missing), "--region", "1", "--json")
+    facts = json.loads(done.stdout)
+    assert (done.returncode, facts["code"], facts["file"]) == (1, "CONFIG", str(missing))
 
 
 def test_a_password_serves_and_never_shows(flavour: Flavour) -> None:

@@ -1,5 +1,6 @@
 """Real engines and real daemons, as `braid up` starts them."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -9,9 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import braidstream
+from braidstream.drivers.wire import parse_address
+from braidstream.replication.daemon import Daemon
 from tests.support.servers import Engine, Flavour
 from tests.support.up import braid_up
 from tests.support.waiting import eventually
+from tests.support.world import World, fresh_world
 
 WITHIN_S = 20
 
@@ -206,6 +210,36 @@ def test_a_daemon_that_starts_when_memory_is_full_still_tells_the_others(
             eventually(lambda: texts(two) == ["1"], within_s=WITHIN_S, why="it should arrive")
             one.delete("m")
             eventually(lambda: not two.exists("m"), within_s=WITHIN_S, why="so should its deletion")
+
+
+def test_a_peer_that_is_removed_while_it_is_asked_is_left_alone(flavour: Flavour) -> None:
+    """Its link fails and is told to end in one moment: that is no reason to connect again."""
+
+    async def remove(engines: tuple[Engine, Engine], world: World) -> None:
+        daemon = Daemon(parse_address(engines[0].url))
+        running = asyncio.ensure_future(daemon.run())
+        try:
+            daemon.meet({"two": parse_address(engines[1].url)})
+            await asyncio.wait_for(daemon.ready.wait(), WITHIN_S)
+            [serving], conn = daemon._tasks.values(), daemon.peers["two"].endpoint._conn
+            assert conn is not None
+            engines[1].pause()
+            world[1].xadd("m", {"n": "1"})
+            async with asyncio.timeout(WITHIN_S):
+                while not conn.in_flight:
+                    await asyncio.sleep(0.01)
+            conn.close()  # as when it is lost, and in the same moment
+            await asyncio.sleep(0)
+            daemon.meet({})
+            _, serving_still = await asyncio.wait([serving], timeout=WITHIN_S)
+            assert not serving_still, "the link to a removed peer goes on"
+        finally:
+            engines[1].resume()
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    with Engine(flavour) as one, Engine(flavour) as two, fresh_world([one, two]) as world:
+        asyncio.run(remove((one, two), world))
 
 
 @contextmanager

@@ -150,7 +150,7 @@ class Run:
 
     async def _step(self) -> None:
         """A request that waits goes on, or does not."""
-        heads = (request for line in self.network.lines for request in line.heads)
+        heads = (request for line in self.network.lines if line.parked for request in line.heads)
         waiting = [request for request in heads if self._can_pass(request)]
         if not waiting:
             return

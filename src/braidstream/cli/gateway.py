@@ -60,7 +60,7 @@ def gateway(
     if (url is None) == (config is None) or (config is None) != (region is None):
         raise typer.BadParameter("give either --url, or --config and --region.")
     if config is not None and region is not None:
-        with trouble(str(config), as_json):
+        with trouble(config, as_json):
             here = load(config).named(region)
         url, listen = here.url, listen or here.gateway
     assert url is not None

@@ -52,7 +52,7 @@ def add(
 
     Example: braid region add --id 3 --name ap-south --url redis://redis.ap-south:6379
     """
-    with trouble(str(config), as_json):
+    with trouble(config, as_json):
         known = files.load(config)
         new = RegionConfig(id=number, name=name, url=url, listen=listen)
         others = [region for region in known.region if (region.id, region.name) != (number, name)]
@@ -86,7 +86,7 @@ def remove(
 
     Example: braid region remove ap-south
     """
-    with trouble(str(config), as_json):
+    with trouble(config, as_json):
         known = files.load(config)
         gone = known.named(name)
         rest = known.peers_of(gone.name)

@@ -40,7 +40,7 @@ def replicate(
 
     Example: braid replicate --config braid.toml --region us-east
     """
-    with trouble(str(config), as_json):
+    with trouble(config, as_json):
         regions = load(config)
         here = regions.named(region)
         _peers(regions, here)

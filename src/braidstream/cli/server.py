@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
@@ -36,24 +37,30 @@ def shown(url: str) -> str:
 
 
 @contextmanager
-def trouble(url: str, as_json: bool) -> Iterator[None]:
-    """Errors end the command with one message and exit code 1, never with a traceback."""
+def trouble(where: str | Path, as_json: bool) -> Iterator[None]:
+    """Errors end the command with one message and exit code 1, never with a traceback.
+
+    where: the URL of the server, or the file or folder, that it is about.
+    """
     try:
         yield
     except (BraidError, ServerError, OSError) as error:
-        _tell(url, as_json, str(error), getattr(error, "code", "ERR"))
+        _tell(where, as_json, str(error), getattr(error, "code", "ERR"))
     except (ValueError, TypeError):
         # redis-py's words may repeat a part of the URL, and with it a password.
         text = "it cannot be read. Write redis://user:password@host:port/db, special characters escaped."
-        _tell(url, as_json, text, "URL")
+        _tell(where, as_json, text, "URL")
 
 
-def _tell(url: str, as_json: bool, text: str, code: str) -> NoReturn:
+def _tell(where: str | Path, as_json: bool, text: str, code: str) -> NoReturn:
+    about = {"url": shown(where)} if isinstance(where, str) else {"file": str(where)}
+    [place] = about.values()
+    text = text.removeprefix(f"{place}: ")
     if as_json:
-        typer.echo(json.dumps({"error": text, "code": code, "url": shown(url)}))
+        typer.echo(json.dumps({"error": text, "code": code} | about))
     else:
-        _errors.print(f"[bold red]error[/] {shown(url)}: ", end="")
-        _errors.print(text, markup=False, soft_wrap=True)
+        _errors.print("[bold red]error[/] ", end="")
+        _errors.print(f"{place}: {text}", markup=False, soft_wrap=True)
     raise typer.Exit(1)
 
 

@@ -83,11 +83,11 @@ def servers_of(url: str, redis: list[str] | None = None) -> "Servers":
 
 
 @contextlib.contextmanager
-def spark_trouble(url: str, as_json: bool) -> Iterator[None]:
+def spark_trouble(where: str | Path, as_json: bool) -> Iterator[None]:
     """As `trouble`; of what a Spark job died of, the last line: the rest is Spark's own way there."""
     from braidstream.spark.session import JOB_ERRORS
 
-    with trouble(url, as_json):
+    with trouble(where, as_json):
         try:
             yield
         except JOB_ERRORS as error:
@@ -234,7 +234,7 @@ def audit(
     from braidstream.spark.session import open_session
 
     names, glob = chosen(streams, pattern)
-    with spark_trouble(str(config), as_json):
+    with spark_trouble(config, as_json):
         regions = {region.id: servers_of(region.url) for region in load(config).region}
         auditor = Auditor(open_session("audit"), regions, streams=names, pattern=glob, settle_s=settle)
         try:
@@ -363,7 +363,7 @@ def stats(
     chosen(streams, pattern)
     source = {"streams": streams, "streamPattern": pattern, "url": url, "lake": str(lake or "")}
     source |= {"startingTimestamp": since, "endingTimestamp": until}
-    with spark_trouble(url or str(lake), as_json), bar("reading", None):
+    with spark_trouble(url or lake or "", as_json), bar("reading", None):
         given = {name: value for name, value in source.items() if value}
         frame = open_session("stats").read.format("braidstream").options(**given).load()
         found = collect(frame, key=key, url=url)

@@ -40,7 +40,7 @@ def up(
 
     Example: braid up --regions 3
     """
-    with trouble("braid up", as_json):
+    with trouble(directory or Path(tempfile.gettempdir()), as_json):
         if directory is not None:
             directory.mkdir(parents=True, exist_ok=True)
             asyncio.run(_run(directory, range(1, regions + 1), engine, as_json, keep=True))

@@ -135,9 +135,9 @@ class Daemon:
     # Telling
 
     async def _serve(self, peer: Peer) -> None:
-        """Keep the link to one peer up, for ever."""
+        """Keep the link to one peer up, as long as it is one."""
         tries = 0
-        while True:
+        while self.peers.get(peer.name) is peer:  # a failure in the same moment may swallow a cancellation
             try:
                 await self.source.connect()
                 await peer.endpoint.connect()
