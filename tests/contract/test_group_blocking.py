@@ -216,3 +216,17 @@ def test_own_entries_are_told_at_once_whatever_block_says(
     client = opened(engine.url, protocol=2)
     client.response_callbacks.clear()
     assert client.execute_command(*READ, "BLOCK", 0, "STREAMS", "x", "0") == [[b"x", []]]
+
+
+@pytest.mark.parametrize("options", [("MAXCOUNT", 5), ("CLAIM", 10**6), ("COUNT", 1)], ids=str)
+def test_a_wait_ends_in_time_when_others_took_what_this_client_remembers_as_new(
+    stream: braidstream.Redis, engine: Engine, background: ThreadPoolExecutor, options: tuple[str | int, ...]
+) -> None:
+    stream.xadd("x", {"n": 1})
+    stream.xreadgroup("g", "ann", {"x": ">"}, count=1)  # remembers where the group is
+    with client_of(engine, decode_responses=True) as another:
+        for strand in (Strand(b"x", "s", 1), Strand(b"x", "s", 2)):
+            _bring(another, strand, ms=10**14)
+        another.xreadgroup("g", "bob", {"x": ">"}, noack=True)
+    reader = background.submit(stream.execute_command, *READ, *options, "BLOCK", 300, "STREAMS", "x", ">")
+    assert not reader.result(timeout=20)

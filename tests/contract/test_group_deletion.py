@@ -4,6 +4,9 @@ import pytest
 import redis
 
 import braidstream
+from tests.support.regions import client_of
+from tests.support.servers import Engine
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -16,6 +19,11 @@ def orders(liberal: braidstream.Redis) -> braidstream.Redis:
     liberal.xreadgroup("g", "alice", {"orders": ">"}, count=6)
     liberal.xack("orders", "g", "1-0", "2-0", "3-0", "5-0")
     return liberal
+
+
+def _ms(client: braidstream.Redis) -> int:
+    seconds, micros = client.time()
+    return int(seconds) * 1000 + int(micros) // 1000
 
 
 def left(client: braidstream.Redis) -> list[int]:
@@ -103,6 +111,53 @@ def test_how_an_entry_is_given_back_shows_in_its_deliveries(
     orders.xnack("orders", "g", mode, "6-0")
     [row] = orders.xpending_range("orders", "g", "6-0", "6-0", 1)
     assert row["times_delivered"] == deliveries
+
+
+def test_what_was_given_back_first_is_claimed_first(orders: braidstream.Redis) -> None:
+    orders.xreadgroup("g", "alice", {"orders": ">"})
+    for given_back in (["9-0", "7-0"], ["4-0", "8-0"]):
+        orders.xnack("orders", "g", "FAIL", *given_back)
+        before = _ms(orders)
+        eventually(lambda since=before: _ms(orders) > since + 2, within_s=5, why="a later moment")
+    [[_, claimed]] = orders.xreadgroup("g", "bob", {"orders": ">"}, count=4, claim_min_idle_time=0)
+    assert [entry[0] for entry in claimed] == ["9-0", "7-0", "4-0", "8-0"]
+
+
+def test_what_was_given_back_as_fatal_stays_so_whoever_claims_it(orders: braidstream.Redis) -> None:
+    orders.xnack("orders", "g", "FATAL", "6-0")
+    orders.xclaim("orders", "g", "bob", 0, ["6-0"])
+    [row] = orders.xpending_range("orders", "g", "6-0", "6-0", 1)
+    assert (row["consumer"], row["times_delivered"]) == ("bob", 2**63 - 1)
+    orders.xnack("orders", "g", "SILENT", "6-0")
+    full = orders.xinfo_stream("orders", full=True)
+    [group] = [each for each in full["groups"] if each["name"] == "g"]
+    assert [row[1:] for row in group["pending"]][1] == ["", 0, 2**63 - 1]
+    assert [consumer["name"] for consumer in group["consumers"]] == ["alice", "bob"]
+
+
+def test_an_idle_entry_that_was_deleted_gives_its_place_to_the_next(orders: braidstream.Redis) -> None:
+    orders.xdel("orders", "4-0")
+    [[_, claimed]] = orders.xreadgroup("g", "bob", {"orders": ">"}, count=1, claim_min_idle_time=0)
+    assert [entry[0] for entry in claimed] == ["6-0"]
+    assert [row["message_id"] for row in orders.xpending_range("orders", "g", "-", "+", 9)] == ["6-0"]
+
+
+def test_caps_count_what_was_claimed_and_what_a_consumer_holds(orders: braidstream.Redis) -> None:
+    [[_, claimed]] = orders.xreadgroup("g", "bob", {"orders": ">"}, claim_min_idle_time=0, max_size=5)
+    assert [entry[0] for entry in claimed] == ["4-0", "6-0"], "2 bytes each; the third would be the sixth"
+    [[_, again]] = orders.xreadgroup("g", "bob", {"orders": "0"}, max_count=1)
+    assert [entry for entry, _ in again] == ["4-0"]
+    [[_, again]] = orders.xreadgroup("g", "bob", {"orders": "0"}, max_size=3)
+    assert [entry for entry, _ in again] == ["4-0"]
+    rows = orders.xpending_range("orders", "g", "-", "+", 9)
+    assert [row["times_delivered"] for row in rows] == [4, 2], "what was not told was not delivered"
+
+
+def test_caps_count_a_stream_that_is_named_twice(orders: braidstream.Redis, engine: Engine) -> None:
+    with client_of(engine, protocol=2) as raw:  # RESP3 has a map, in which a name stands once
+        raw.response_callbacks.clear()
+        found = raw.execute_command("XREAD", "MAXCOUNT", 3, "STREAMS", "orders", "orders", "8-0", "0")
+    assert [[entry for entry, _ in page] for _, page in found] == [[b"9-0", b"10-0"], [b"1-0"]]
 
 
 def test_the_caps_of_a_group_read_take_no_more_than_they_return(orders: braidstream.Redis) -> None:

@@ -27,29 +27,21 @@ import braidstream
 from braidstream import ids
 from braidstream.ids import LAST, ZERO, Id
 from braidstream.strand import Strand
-from tests.support.group_model import Key, Stream
-from tests.support.group_seen import LONG_MS, Seen
+from tests.support.group_consumers import Consuming, consumers, named, one_of_them, spots
+from tests.support.group_model import Stream
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine
 
 HOME = 5
 FAR = [2, 1023, 6, 4, 1, 512, 1022, 3, 7, 100, 255, 256, 257, 999, 8]
-AGES_MS = 10**9  # how long ago "old" is
 _names = itertools.count()
 
 names = st.sampled_from([b"g", b"h", b"i\0\xff"])
-one_of_them = st.integers(0, 5)  # a group, by its place among those there are
-consumers = st.sampled_from([b"ann", b"ann", b"bob", b"eve"])
-counts = st.sampled_from([None, 1, 1, 2, 3, 5, 40])
-spots = st.tuples(st.integers(0, 40), st.sampled_from([0, 0, 1, 2, 3, 4, 5, 6, 1023, 1024, 1026, 1029, 5000]))
 starts = st.one_of(st.just("0"), st.just("$"), spots)
-# Which entries a command names: by their place in what is there or held, or anywhere.
-_some = st.integers(0, 30)
-named = st.lists(st.one_of(_some, _some, _some, spots), min_size=1, max_size=4)
 
 
-class Groups(Seen):
-    """What producers, consumers and far writers can do to a stream and its groups."""
+class Groups(Consuming):
+    """What producers, operators and far writers can do to a stream and its groups, besides its consumers."""
 
     def __init__(self, clients: list[braidstream.Redis], *, writers: int) -> None:
         super().__init__()
@@ -71,22 +63,6 @@ class Groups(Seen):
             self._bring(Strand(self.name, self.dice.choice("ssc"), writer), spots)
         self.create(b"g", "0")
         self.create(b"h", start)
-
-    def act(self, *words: Any) -> Any:
-        return self.dice.choice(self.clients[:2]).execute_command(*words)
-
-    def look(self, *words: Any) -> Any:
-        return self.clients[2].execute_command(*words)
-
-    def group(self, which: int) -> bytes:
-        """One of the groups there are; of none, a name."""
-        there = sorted(self.model.groups) or [b"g"]
-        return there[which % len(there)]
-
-    def ids_of(self, wanted: list[Any], among: list[Key]) -> list[Id]:
-        return [
-            among[each % len(among)][0] if isinstance(each, int) and among else _id(each) for each in wanted
-        ]
 
     def value(self) -> bytes:
         self.written += 1
@@ -187,9 +163,11 @@ class Groups(Seen):
         assert self.act(*words) == b"OK"
         self.model.create_group(group, _start(start))
 
-    @rule(group=names, start=starts)
-    def move(self, group: bytes, start: Any) -> None:
-        words = ("XGROUP", "SETID", self.name, group, _word(start))
+    @rule(group=names, start=starts, read=st.sampled_from([None, None, 0, 3, 10**6]))
+    def move(self, group: bytes, start: Any, read: int | None) -> None:
+        """What ENTRIESREAD says is no reason to be wrong about the lag."""
+        told = () if read is None else ("ENTRIESREAD", read)
+        words = ("XGROUP", "SETID", self.name, group, _word(start), *told)
         if group not in self.model.groups:
             with pytest.raises(redis.ResponseError, match="No such consumer group|requires the key to exist"):
                 self.act(*words)
@@ -221,104 +199,6 @@ class Groups(Seen):
             client.session.known.clear()
             client.session.homes.clear()
 
-    # What consumers do
-
-    @precondition(lambda self: self.model.groups)
-    @rule(
-        which=one_of_them,
-        consumer=consumers,
-        count=counts,
-        noack=st.sampled_from([False, False, False, True]),
-        block=st.sampled_from([None, None, None, 1]),
-    )
-    def read_new(
-        self, which: int, consumer: bytes, count: int | None, noack: bool, block: int | None
-    ) -> None:
-        group = self.group(which)
-        limit = () if count is None else ("COUNT", count)
-        wait = () if block is None else ("BLOCK", block)
-        flag = ("NOACK",) if noack else ()
-        words = ("XREADGROUP", "GROUP", group, consumer, *limit, *wait, *flag, "STREAMS", self.name, ">")
-        given = set(self.model.groups[group].given)
-        seen = self._page(self.act(*words))
-        taken = self.model.read_new(group, consumer, count, noack=noack)
-        assert seen == self.shown(taken)
-        assert not given & set(taken), "duplicated"
-
-    @precondition(lambda self: self.model.groups)
-    @rule(which=one_of_them, counts=st.lists(st.integers(1, 4), min_size=2, max_size=5))
-    def take_turns(self, which: int, counts: list[int]) -> None:
-        """Consumers read a few each, one after the other."""
-        for count, consumer in zip(counts, itertools.cycle([b"ann", b"bob", b"eve"]), strict=False):
-            self.read_new(which, consumer, count, noack=False, block=None)
-
-    @precondition(lambda self: self.model.groups)
-    @rule(
-        which=one_of_them, consumer=consumers, count=counts, after=st.just((0, 0)) | spots | st.integers(0, 9)
-    )
-    def read_own(self, which: int, consumer: bytes, count: int | None, after: Any) -> None:
-        group = self.group(which)
-        [since] = self.ids_of([after], self.model.groups[group].own(consumer))
-        limit = () if count is None else ("COUNT", count)
-        words = ("XREADGROUP", "GROUP", group, consumer, *limit, "STREAMS", self.name, ids.text(since))
-        seen = self._page(self.act(*words))
-        assert seen == self.shown(self.model.read_own(group, consumer, since, count))
-
-    @precondition(lambda self: self.model.groups)
-    @rule(which=one_of_them, wanted=named)
-    def acknowledge(self, which: int, wanted: list[Any]) -> None:
-        group = self.group(which)
-        chosen = self.ids_of(wanted, self.model.groups[group].pending())
-        seen = self.act("XACK", self.name, group, *map(ids.text, chosen))
-        assert seen == self.model.acknowledge(group, chosen)
-
-    @precondition(lambda self: self.model.groups)
-    @rule(
-        which=one_of_them,
-        consumer=consumers,
-        wanted=named,
-        only_old=st.booleans(),
-        make_old=st.booleans(),
-        force=st.sampled_from([False, False, True]),
-        justid=st.booleans(),
-        times=st.sampled_from([None, None, 7]),
-    )
-    def claim(self, which: int, consumer: bytes, wanted: list[Any], **how: Any) -> None:
-        group = self.group(which)
-        among = [*self.model.groups[group].pending(), *sorted(self.model.entries)[:2]]
-        chosen = self.ids_of(wanted, among)
-        options = [*(["FORCE"] if how["force"] else []), *(["JUSTID"] if how["justid"] else [])]
-        options += ["IDLE", AGES_MS] if how["make_old"] else []
-        options += [] if how["times"] is None else ["RETRYCOUNT", how["times"]]
-        idle = LONG_MS if how["only_old"] else 0
-        words = ("XCLAIM", self.name, group, consumer, idle, *map(ids.text, chosen), *options)
-        seen = self.act(*words)
-        claimed = self.model.claim(group, consumer, chosen, **how)
-        assert seen == (self.texts(claimed) if how["justid"] else self.shown(claimed))
-
-    @precondition(lambda self: self.model.groups)
-    @rule(
-        which=one_of_them,
-        consumer=consumers,
-        start=st.just((0, 0)) | spots | st.integers(0, 9),
-        only_old=st.booleans(),
-        count=st.sampled_from([None, 1, 2, 5]),
-        justid=st.booleans(),
-    )
-    def claim_idle(
-        self, which: int, consumer: bytes, start: Any, only_old: bool, count: int | None, justid: bool
-    ) -> None:
-        group = self.group(which)
-        [begin] = self.ids_of([start], self.model.groups[group].pending())
-        options = [*(["JUSTID"] if justid else []), *([] if count is None else ["COUNT", count])]
-        idle = LONG_MS if only_old else 0
-        seen = self.act("XAUTOCLAIM", self.name, group, consumer, idle, ids.text(begin), *options)
-        following, claimed, deleted = self.model.claim_idle(
-            group, consumer, begin, only_old=only_old, count=count or 100, justid=justid
-        )
-        shown = self.texts(claimed) if justid else self.shown(claimed)
-        assert seen == [ids.text(following), shown, self.texts(deleted)]
-
     def teardown(self) -> None:
         """Every group is read to its end: nothing was skipped."""
         for name in self.model.groups:
@@ -326,17 +206,6 @@ class Groups(Seen):
             assert seen == self.shown(self.model.read_new(name, b"ann", None, noack=False))
             again = self.act("XREADGROUP", "GROUP", name, "ann", "COUNT", 9, "STREAMS", self.name, ">")
             assert again is None
-
-    def _page(self, reply: Any) -> list[Any]:
-        if reply is None:
-            return []
-        [[name, page]] = reply
-        assert name == self.name
-        return page
-
-
-def _id(spot: Any) -> Id:
-    return (spot, 5) if isinstance(spot, int) else spot
 
 
 def _word(start: Any) -> bytes:

@@ -9,13 +9,16 @@ Time has two values: an entry was handed out just now, or so long ago (`old`) th
 time is over. Tests make entries old with XCLAIM ... IDLE.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from braidstream.ids import LAST, ZERO, Id
 
 Place = tuple[int, str]  # writer and kind: a strand
 Key = tuple[Id, int, str]  # an entry: its ID, and the strand it stands in; they sort as readers see them
+NOBODY: Final = b""  # owns what was given back
+MOST: Final = 2**63 - 1  # deliveries of what was given back as FATAL
 
 
 def place(key: Key) -> Place:
@@ -30,6 +33,10 @@ class Held:
     times: int = 1
     old: bool = False
 
+    @property
+    def times_and_one(self) -> int:
+        return min(self.times + 1, MOST)
+
 
 @dataclass
 class Group:
@@ -39,6 +46,7 @@ class Group:
     at: dict[Place, Id]
     held: dict[Key, Held] = field(default_factory=dict)
     given: set[Key] = field(default_factory=set)  # as new, since the group was made or moved
+    knows_lag: bool = True
 
     def unread(self, entries: Iterable[Key]) -> list[Key]:
         return sorted(key for key in entries if key[0] > self.at.get(place(key), self.start))
@@ -112,8 +120,8 @@ class Stream:
         own = self.groups[group].own(consumer, after)[:count]
         for key in own:
             if key in self.entries:
-                self.groups[group].held[key].times += 1
-                self.groups[group].held[key].old = False
+                times = self.groups[group].held[key].times_and_one
+                self.groups[group].held[key] = Held(consumer, times)
         return own
 
     def acknowledge(self, group: bytes, wanted: Iterable[Id]) -> int:
@@ -135,9 +143,15 @@ class Stream:
         justid: bool,
         times: int | None,
         make_old: bool,
+        last: Mapping[Place, Id],
     ) -> list[Key]:
-        """XCLAIM: each ID in turn. What was deleted from the stream leaves the pending list instead."""
-        held, claimed = self.groups[group].held, list[Key]()
+        """XCLAIM: each ID in turn. What was deleted from the stream leaves the pending list instead.
+
+        LASTID moves the group on, in every strand as far as its IDs go.
+        """
+        held, claimed, moved = self.groups[group].held, list[Key](), self.groups[group]
+        for where, entry in last.items():
+            moved.at[where], moved.knows_lag = max(moved.at.get(where, moved.start), entry), False
         for entry in wanted:
             for key in sorted({key for key in (*held, *self.entries) if key[0] == entry}):
                 if key not in self.entries:
@@ -147,8 +161,8 @@ class Stream:
                     continue
                 if key in held and only_old and not held[key].old:
                     continue
-                before = held[key].times if key in held else 1
-                held[key] = Held(consumer, before if justid else before + 1, make_old)
+                before = held.get(key, Held(consumer))
+                held[key] = Held(consumer, before.times if justid else before.times_and_one, make_old)
                 if times is not None:
                     held[key].times = times
                 claimed.append(key)
@@ -166,6 +180,35 @@ class Stream:
                 del held[key]
                 deleted.append(key)
             elif held[key].old or not only_old:
-                held[key] = Held(consumer, held[key].times + (not justid))
+                times = held[key].times if justid else held[key].times_and_one
+                held[key] = Held(consumer, times)
                 claimed.append(key)
         return ZERO, claimed, deleted
+
+    def give_back(
+        self, group: bytes, wanted: Iterable[Id], *, mode: str, force: bool, times: int | None
+    ) -> int:
+        """XNACK: nobody owns it any more, and it is old enough for all."""
+        held, given = self.groups[group].held, 0
+        for entry in wanted:
+            for key in sorted({key for key in (*held, *self.entries) if key[0] == entry}):
+                if key not in self.entries:
+                    held.pop(key, None)
+                elif key in held or force:
+                    before = held[key].times if key in held else 0
+                    silent = before - (0 < before < MOST)  # what is fatal stays so
+                    after = {"SILENT": silent, "FAIL": before, "FATAL": MOST}[mode]
+                    held[key] = Held(NOBODY, after if times is None else times, old=True)
+                    given += 1
+        return given
+
+    def claimable(self, group: bytes, *, only_old: bool) -> list[Key]:
+        """What a read with CLAIM may take first."""
+        held = self.groups[group].held
+        return [key for key in sorted(held) if held[key].old or not only_old]
+
+    def take_over(self, group: bytes, consumer: bytes, claimed: Iterable[Key]) -> None:
+        """A read with CLAIM has taken these."""
+        held = self.groups[group].held
+        for key in claimed:
+            held[key] = Held(consumer, held[key].times_and_one)

@@ -310,7 +310,7 @@ def parse_read(argv: Argv) -> Read:
                 fail("ERR MAXCOUNT must be greater than or equal to COUNT")
             half = len(rest) // 2
             return Read(rest[:half], rest[half:], count, block_ms, max_count, max_size)
-        elif (word == b"GROUP" and more >= 2) or word == b"NOACK":
+        elif (word == b"GROUP" and more >= 2) or (word == b"CLAIM" and more) or word == b"NOACK":
             fail(f"ERR The {word.decode()} option is only supported by XREADGROUP. You called XREAD instead.")
         else:
             fail(SYNTAX)

@@ -1,8 +1,12 @@
 """MAXCOUNT and MAXSIZE: caps on a whole reply, over all its streams."""
 
 from itertools import takewhile
+from typing import Final
 
 from braidstream.strand import Entry
+
+# Where what was taken cannot be given back, MAXSIZE is kept by looking first: at so many entries at once.
+PEEK: Final = 100
 
 
 class Budget:

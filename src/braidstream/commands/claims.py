@@ -1,19 +1,26 @@
 """XCLAIM, XAUTOCLAIM, XNACK, and the claims of XREADGROUP: pending entries that change hands."""
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 from braidstream import ids
 from braidstream.braid import View, look
 from braidstream.commands.arguments import Argv, fail, integer, interval, option, shown, strict_id
-from braidstream.commands.pending import NOBODY, Query, Row, no_group, places, rows_of
+from braidstream.commands.budget import PEEK, Budget
+from braidstream.commands.pending import FATAL, NOBODY, Query, Row, no_group, places, rows_of
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
 from braidstream.strand import Strand
 
 # XREADGROUP CLAIM looks at so many idle entries of each strand to find those idle longest.
 SCANNED: Final = 1_000
+# What was given back is idle for fifty years: enough for whoever claims, and first come, first served.
+GIVEN_BACK_MS: Final = 50 * 365 * 24 * 3600 * 1000
+# Options, and how many words follow each.
+_CLAIM_OPTIONS: Final = {b"FORCE": 0, b"JUSTID": 0, b"IDLE": 1, b"TIME": 1, b"RETRYCOUNT": 1, b"LASTID": 1}
+_NACK_OPTIONS: Final = {b"FORCE": 0, b"RETRYCOUNT": 1}
 
 
 def claim(view: View, argv: Argv) -> Plan[list[Any]]:
@@ -41,20 +48,14 @@ class ClaimOptions:
 def _parse_claim(argv: Argv, at: int) -> ClaimOptions:
     words: Command = ()
     justid, last = False, None
-    while at < len(argv):
-        word, more = option(argv[at]), at + 1 < len(argv)
-        if word == b"FORCE":
-            words += (word,)
-        elif word == b"JUSTID":
-            justid, words = True, (*words, word)
-        elif word in (b"IDLE", b"TIME", b"RETRYCOUNT") and more:
-            value = integer(argv[at + 1], f"ERR Invalid {word.decode()} option argument for XCLAIM")
-            words, at = (*words, word, value), at + 1
-        elif word == b"LASTID" and more:
-            last, at = strict_id(argv[at + 1]), at + 1
+    for word, value in _options(argv, at, _CLAIM_OPTIONS, "XCLAIM"):
+        if value is None:
+            justid, words = justid or word == b"JUSTID", (*words, word)
+        elif word == b"LASTID":
+            last = strict_id(value)
         else:
-            fail(f"ERR Unrecognized XCLAIM option '{shown(argv[at])}'")
-        at += 1
+            error = f"ERR Invalid {word.decode()} option argument for XCLAIM"
+            words = (*words, word, integer(value, error))
     return ClaimOptions(words, justid, last)
 
 
@@ -158,12 +159,14 @@ def claim_idle(view: View, argv: Argv) -> Plan[list[Any]]:
 
 def _deleted(view: View, rows: list[Row]) -> Plan[set[Row]]:
     """Which pending rows have no entry any more."""
-    commands: list[Command] = []
-    for row in rows:
-        native = ids.text(row.strand.exact(row.id) or ids.ZERO)
-        commands.append(("XRANGE", row.strand.key, native, native))
-    replies = (yield Batch(commands, resend=True)) if commands else []
+    replies = (yield Batch([_xrange(row) for row in rows], resend=True)) if rows else []
     return {row for row, reply in zip(rows, replies, strict=True) if not reply}
+
+
+def _xrange(row: Row) -> Command:
+    """The entry of a pending row, if it is still there."""
+    native = ids.text(row.strand.exact(row.id) or ids.ZERO)
+    return ("XRANGE", row.strand.key, native, native)
 
 
 def _by_strand(rows: list[Row]) -> dict[Strand, list[bytes]]:
@@ -174,16 +177,43 @@ def _by_strand(rows: list[Row]) -> dict[Strand, list[bytes]]:
 
 
 def claim_idle_entries(
-    view: View, strands: tuple[Strand, ...], who: tuple[bytes, bytes, int], count: int | None
+    view: View, strands: tuple[Strand, ...], who: tuple[bytes, bytes, int], count: int | None, budget: Budget
 ) -> Plan[list[Any]]:
     """XREADGROUP CLAIM: pending entries that nobody owns, then those idle longest, for this consumer.
 
-    Each is [id, fields, idle, deliveries], as it was before.
+    Each is [id, fields, idle, deliveries], as it was before. One that was deleted from the stream leaves
+    the pending list instead, and the next takes its place.
     """
     query = Query(ids.ZERO, ids.LAST, SCANNED, who[2])
     rows = yield from rows_of(view, strands, who[0], query)
-    chosen = sorted(rows, key=lambda row: (row.consumer != NOBODY, -row.idle, row.id))[:count]
-    by_strand = _by_strand(chosen)
+    waiting = sorted(rows, key=lambda row: (row.consumer != NOBODY, -row.idle, row.id))
+    found = list[Any]()
+    while waiting and not budget.spent:
+        room = budget.cap(None if count is None else count - len(found))
+        if room == 0:
+            break
+        chosen = waiting[:room]
+        if budget.size is not None:
+            chosen = yield from that_fit(chosen[:PEEK], budget)
+        taken = yield from _claim_rows(view, chosen, who)
+        budget.used += len(taken) if budget.size is None else 0
+        found, waiting = found + taken, waiting[len(chosen) :]
+    return found
+
+
+def that_fit(rows: list[Row], budget: Budget, *, deleted: bool = False) -> Plan[list[Row]]:
+    """MAXSIZE: look at the entries before taking them. `deleted`: whether one that is gone counts."""
+    pages = (yield Batch([_xrange(row) for row in rows], resend=True)) if rows else []
+    chosen = list[Row]()
+    for row, page in zip(rows, pages, strict=True):
+        if (page or deleted) and not budget.fits(page[0][1] if page else None):
+            break
+        chosen.append(row)
+    return chosen
+
+
+def _claim_rows(view: View, rows: list[Row], who: tuple[bytes, bytes, int]) -> Plan[list[Any]]:
+    by_strand = _by_strand(rows)
     commands: list[Command] = [
         ("XCLAIM", strand.key, *who, *natives) for strand, natives in by_strand.items()
     ]
@@ -200,7 +230,7 @@ def claim_idle_entries(
             -1 if row.consumer == NOBODY else row.idle,
             row.deliveries,
         ]
-        for row in chosen
+        for row in rows
         if (row.strand, row.id) in bodies
     ]
 
@@ -208,8 +238,9 @@ def claim_idle_entries(
 def give_back(view: View, argv: Argv) -> Plan[int]:
     """XNACK key group SILENT|FAIL|FATAL IDS numids id ... [RETRYCOUNT n] [FORCE]: how many were given back.
 
-    An entry that is given back belongs to nobody and may be claimed at once. SILENT takes back the
-    delivery from its count, FATAL makes the count the largest there is.
+    An entry that is given back belongs to nobody and may be claimed at once, who was given back first
+    before the others. SILENT takes back the delivery from its count, FATAL makes the count the largest
+    there is. Three round trips.
     """
     name, group = argv[1], argv[2]
     mode, words, retry, force = _parse_nack(argv)
@@ -217,21 +248,25 @@ def give_back(view: View, argv: Argv) -> Plan[int]:
     registry = yield from look(view, name)
     if group not in registry.groups:
         no_group(name, group)
-    given = 0
-    for strand, here in places(registry.strands, wanted):
-        commands: list[Command] = [("XPENDING", strand.key, group, native, native, 1) for native in here]
-        replies = yield Batch(commands, resend=True)
-        claims: list[Command] = []
-        for native, rows in zip(here, replies, strict=True):
-            if rows or force:
-                count = rows[0][3] if rows else 0
-                after = {b"SILENT": max(count - 1, 0), b"FAIL": count}.get(mode, 2**63 - 1)
-                number = after if retry is None else retry
-                options = ("TIME", 0, "RETRYCOUNT", number, *(("FORCE",) if force else ()), "JUSTID")
-                claims.append(("XCLAIM", strand.key, group, NOBODY, 0, native, *options))
-        if claims:
-            given += sum(map(len, (yield Batch(claims, atomic=view.one_step(len(claims))))))
-    return given
+    asked = [
+        (at, strand, ids.text(native))
+        for at, entry in enumerate(wanted)
+        for strand in registry.strands
+        if (native := strand.exact(entry)) is not None
+    ]
+    looks: list[Command] = [("XPENDING", strand.key, group, text, text, 1) for _, strand, text in asked]
+    replies = (yield Batch(looks, resend=True)) if looks else []
+    counts, claims = dict[tuple[Strand, bytes], int](), list[Command]()
+    for (at, strand, text), rows in zip(asked, replies, strict=True):
+        if rows or force:
+            count = counts.get((strand, text), rows[0][3] if rows else 0)
+            after = {b"SILENT": max(count - 1, 0), b"FAIL": count}.get(mode, FATAL)
+            counts[strand, text] = after if retry is None else min(retry, FATAL)
+            since = ("IDLE", GIVEN_BACK_MS - at, "RETRYCOUNT", counts[strand, text])
+            options = (*since, *(("FORCE",) if force else ()), "JUSTID")
+            claims.append(("XCLAIM", strand.key, group, NOBODY, 0, text, *options))
+    given = (yield Batch(claims, atomic=view.one_step(len(claims)))) if claims else []
+    return sum(map(len, given))
 
 
 def _parse_nack(argv: Argv) -> tuple[bytes, list[bytes], int | None, bool]:
@@ -247,17 +282,26 @@ def _parse_nack(argv: Argv) -> tuple[bytes, list[bytes], int | None, bool]:
     if len(words) != number:
         fail("ERR number of IDs doesn't match numids")
     retry, force = None, False
-    while at < len(argv):
-        if option(argv[at]) == b"RETRYCOUNT" and at + 1 < len(argv):
-            retry, at = integer(argv[at + 1], "ERR Invalid RETRYCOUNT value, must be >= 0"), at + 1
+    for word, value in _options(argv, at, _NACK_OPTIONS, "XNACK"):
+        if word == b"FORCE":
+            force = True
+        elif value is not None:
+            retry = integer(value, "ERR Invalid RETRYCOUNT value, must be >= 0")
             if retry < 0:
                 fail("ERR Invalid RETRYCOUNT value, must be >= 0")
-        elif option(argv[at]) == b"FORCE":
-            force = True
-        else:
-            fail(f"ERR Unrecognized XNACK option '{shown(argv[at])}'")
-        at += 1
     return mode, words, retry, force
+
+
+def _options(
+    argv: Argv, at: int, known: dict[bytes, int], command: str
+) -> Iterator[tuple[bytes, bytes | None]]:
+    """The options from `at` on, each with its value, if it has one."""
+    while at < len(argv):
+        word = option(argv[at])
+        if at + known.get(word, len(argv)) >= len(argv):
+            fail(f"ERR Unrecognized {command} option '{shown(argv[at])}'")
+        yield word, argv[at + 1] if known[word] else None
+        at += 1 + known[word]
 
 
 def _claim_idle_natively(

@@ -14,23 +14,20 @@ strands: if a strand came to be since we looked, or a group was moved, the engin
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from braidstream import ids, keys
 from braidstream.braid import View, refuse_other_types
 from braidstream.commands import heads
 from braidstream.commands.arguments import fail, shown, strict_id
-from braidstream.commands.budget import Budget
-from braidstream.commands.claims import claim_idle_entries
+from braidstream.commands.budget import PEEK, Budget
+from braidstream.commands.claims import claim_idle_entries, that_fit
 from braidstream.commands.group_arguments import ReadGroup
 from braidstream.commands.pending import Query, Row, rows_of
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
 from braidstream.strand import Entry, Strand
 from braidstream.weave import bodies, weave
-
-# With MAXSIZE, at most so many entries are looked at (and given) in one call.
-PEEK: Final = 100
 
 
 def look(view: View, spec: ReadGroup, *, turn: bool = False) -> Plan[None]:
@@ -83,7 +80,7 @@ def read_all(view: View, spec: ReadGroup) -> Plan[list[Any]]:
             if found:
                 answer.append([name, found])
         else:
-            history = yield from _history(view, spec, name, strict_id(word))
+            history = yield from _history(view, spec, name, strict_id(word), budget)
             answer.append([name, history])
     return answer
 
@@ -111,13 +108,8 @@ def _new_and_claimed(view: View, spec: ReadGroup, name: bytes, budget: Budget) -
         return bodies((yield from new(view, spec, name)))
     found = list[Any]()
     if spec.claim_ms is not None:
-        found = yield from claim_idle_entries(
-            view,
-            view.recall(name).strands,
-            (spec.group, spec.consumer, spec.claim_ms),
-            budget.cap(spec.count),
-        )
-        budget.used += len(found)
+        who = (spec.group, spec.consumer, spec.claim_ms)
+        found = yield from claim_idle_entries(view, view.recall(name).strands, who, spec.count, budget)
     left = budget.cap(None if spec.count is None else spec.count - len(found))
     if left == 0 or budget.spent:
         return found
@@ -169,30 +161,44 @@ def _of_one(
     return dict(heads.by_strand(reply))
 
 
-def _history(view: View, spec: ReadGroup, name: bytes, since: Id) -> Plan[list[Any]]:
+def _history(view: View, spec: ReadGroup, name: bytes, since: Id, budget: Budget) -> Plan[list[Any]]:
     """The consumer's own pending entries after an ID, in ID order; [id, nil] for one that was deleted."""
-    strands = view.recall(name).strands
-    shares: dict[Strand, int | None] = dict.fromkeys(strands, spec.count)
-    if spec.count is not None and len(strands) > 1:
-        start = ids.after(since)
-        rows = yield from _own(view, spec, strands, start) if start is not None else _nothing()
-        shares = {strand: share for strand in strands if (share := sum(row.strand == strand for row in rows))}
-    commands: list[Command] = []
-    for strand, count in (shares or dict.fromkeys(strands[:1], spec.count)).items():
-        limit: Command = () if count is None else ("COUNT", count)
-        where = (strand.key, ids.text(strand.floor(since)))
-        commands.append(("XREADGROUP", "GROUP", spec.group, spec.consumer, *limit, "STREAMS", *where))
+    strands, count = view.recall(name).strands, budget.cap(spec.count)
+    if budget.spent or count == 0:
+        return []
+    shares: dict[Strand, int | None] = dict.fromkeys(strands, count)
+    if (count is not None and len(strands) > 1) or budget.size is not None:
+        rows = yield from _own(view, replace(spec, count=count), strands, since)
+        fitting = (
+            (yield from that_fit(rows[:PEEK], budget, deleted=True)) if budget.size is not None else rows
+        )
+        if rows and not fitting:
+            return []
+        shares = {
+            strand: share for strand in strands if (share := sum(row.strand == strand for row in fitting))
+        }
+    commands = [
+        _xreadgroup_own(spec, strand, since, share)
+        for strand, share in (shares or dict.fromkeys(strands[:1], count)).items()
+    ]
     replies = yield Batch(commands, atomic=view.one_step(len(commands)))
-    return bodies(woven(dict(page for reply in replies for page in heads.by_strand(reply))))
+    found = bodies(woven(dict(page for reply in replies for page in heads.by_strand(reply))))
+    budget.used += len(found) if budget.size is None else 0
+    return found
 
 
-def _nothing() -> Plan[list[Row]]:
-    return []
-    yield
+def _xreadgroup_own(spec: ReadGroup, strand: Strand, since: Id, count: int | None) -> Command:
+    """A native read of the consumer's own pending entries."""
+    limit: Command = () if count is None else ("COUNT", count)
+    where = (strand.key, ids.text(strand.floor(since)))
+    return ("XREADGROUP", "GROUP", spec.group, spec.consumer, *limit, "STREAMS", *where)
 
 
-def _own(view: View, spec: ReadGroup, strands: tuple[Strand, ...], start: Id) -> Plan[list[Row]]:
-    assert spec.count is not None
-    query = Query(start, ids.LAST, spec.count, consumer=spec.consumer)
+def _own(view: View, spec: ReadGroup, strands: tuple[Strand, ...], since: Id) -> Plan[list[Row]]:
+    start = ids.after(since)
+    if start is None:
+        return []
+    most = PEEK if spec.count is None else spec.count
+    query = Query(start, ids.LAST, most, consumer=spec.consumer)
     rows = yield from rows_of(view, strands, spec.group, query)
-    return rows[: spec.count]
+    return rows[:most]

@@ -14,6 +14,9 @@ from braidstream.strand import Strand
 
 # Who owns an entry that was given back: a consumer that no client has. Users see an empty name.
 NOBODY: Final = b"\0bs:nobody"
+# XNACK FATAL: the largest count there is. The engine gets one that it can still count on from.
+MOST_DELIVERIES: Final = 2**63 - 1
+FATAL: Final = 2**62
 
 
 class Row(NamedTuple):
@@ -25,6 +28,11 @@ class Row(NamedTuple):
     consumer: bytes
     idle: int
     deliveries: int
+
+
+def deliveries(count: int) -> int:
+    """A delivery count as users see it."""
+    return MOST_DELIVERIES if count >= FATAL // 2 else count
 
 
 def no_group(name: bytes, group: bytes) -> NoReturn:
@@ -131,9 +139,9 @@ def rows_of(view: View, strands: tuple[Strand, ...], group: bytes, query: Query)
         commands.append(("XPENDING", strand.key, group, *idle, low, high, query.count, *who))
     replies = yield Batch(commands, atomic=view.one_step(len(commands)), resend=True)
     rows = [
-        Row(strand.user(ids.native(entry)), strand.writer, strand, consumer, since, deliveries)
+        Row(strand.user(ids.native(entry)), strand.writer, strand, consumer, since, deliveries(count))
         for strand, reply in zip(strands, replies, strict=True)
-        for entry, consumer, since, deliveries in reply
+        for entry, consumer, since, count in reply
     ]
     return sorted(rows, key=lambda row: row[:2])
 

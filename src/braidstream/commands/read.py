@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from math import isqrt
 from typing import Any, Final
 
@@ -156,9 +157,11 @@ def _read_repeated(view: View, spec: Read) -> Plan[list[Any] | None]:
         replace(spec, names=[name], positions=[word], block_ms=None)
         for name, word in zip(spec.names, spec.positions, strict=True)
     ]
-    found = list[Any]()
+    found, budget = list[Any](), Budget(spec.max_count, spec.max_size)
     for single in singles:
-        found += (yield from _read(view, single)) or []
+        for name, page in (yield from _read(view, single)) or []:
+            if fitting := list(takewhile(lambda entry: budget.fits(entry[1]), page)):
+                found.append([name, fitting])
     if found or spec.block_ms is None or view.in_multi:
         return found or None
     first = dict(reversed(list(zip(spec.names, spec.positions, strict=True))))

@@ -10,7 +10,7 @@ from typing import Any, Final
 from braidstream import ids
 from braidstream.braid import Registry, View, ask
 from braidstream.commands.groups import no_group
-from braidstream.commands.pending import NOBODY
+from braidstream.commands.pending import NOBODY, deliveries
 from braidstream.errors import ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
@@ -183,10 +183,17 @@ def _ends(info: Info) -> Info:
 
 def _pending(pages: Iterable[tuple[Strand, list[Any]]], count: int) -> list[Any]:
     rows = [
-        (strand.user(ids.native(row[0])), strand.writer, row[1:]) for strand, page in pages for row in page
+        (strand.user(ids.native(entry)), strand.writer, [*_owner(rest), deliveries(count)])
+        for strand, page in pages
+        for entry, *rest, count in page
     ]
     woven = sorted(rows, key=lambda row: row[:2])
     return [[ids.text(entry), *rest] for entry, _, rest in (woven[:count] if count else woven)]
+
+
+def _owner(row: list[Any]) -> list[Any]:
+    """[consumer, time], or the time alone; an entry that was given back has neither."""
+    return [b"", 0] if row[0] == NOBODY else row
 
 
 def _full_consumers(rows: dict[Strand, Info], count: int) -> list[Any]:

@@ -126,8 +126,17 @@ def _read(here: Wait) -> Plan[Answer]:
 
 def _listen(here: Wait) -> Plan[Answer]:
     """Wait without taking, then read: other consumers may be faster."""
-    yield from _hear(here)
-    return (yield from _read(here))
+    heard = yield from _hear(here)
+    return (yield from _read_heard(here, heard))
+
+
+def _read_heard(here: Wait, heard: dict[Strand, list[Any]]) -> Plan[Answer]:
+    """What is there. If something was heard and nothing is, the group is further than we thought."""
+    found = yield from _read(here)
+    if heard and not found:
+        for name in here.names:
+            here.view.readings.pop((name, here.spec.group), None)
+    return found
 
 
 def _hear(here: Wait) -> Plan[dict[Strand, list[Any]]]:
@@ -162,7 +171,7 @@ def _look_out(here: Wait) -> Plan[Answer]:
     """It is our turn: the next entry is ours, and with it goes the turn to the next."""
     pages = yield from _hear(here)
     if len(pages) != 1:
-        found = yield from _read(here)
+        found = yield from _read_heard(here, pages)
         if found:
             yield Batch([_pass_on(here)], attempt=True)
         return found

@@ -15,7 +15,8 @@ compared, and later commands name entries by `Ref`, so that each side is told it
 Groups have their own words (`group_words`) and their own comparison (`group_replies`): delivery counts
 are equal, times are as near as the two sides were asked.
 
-Commands that the bare engine lacks are answered by a naive `model`, which does to it what they would.
+Commands that the bare engine lacks are answered by a naive `model` (and `model_reads`), which does to it
+what they would. Entries given back have a stand-in as their owner there, whom `nobody` keeps out of replies.
 
 `deviations` lists all else that differs on purpose. None is skipped: each has a contract, which is
 checked in place of equality.

@@ -57,6 +57,8 @@ DEVIATIONS: Final = {
 # Known bugs, each with a test of a command line that triggers it and is not sent. Empty is what we want.
 KNOWN: list[tuple[str, Callable[[Argv], bool]]] = []
 
+# With these a cap is exact, `~` or not.
+ASKING: Final = (b"DELREF", b"ACKED")
 CLOCK_SLACK_S: Final = 5
 SCRATCH: Final = b"differential:scratch"
 WRONGTYPE: Final = "WRONGTYPE Operation against a key holding the wrong kind of value"
@@ -75,6 +77,11 @@ class Deviations:
     def __init__(self, sides: Sides, mapping: Mapping, tally: Tally) -> None:
         self._sides, self._mapping, self._tally = sides, mapping, tally
         self.longest_ms = 0.0
+
+    @property
+    def apart_ms(self) -> float:
+        """How far apart the two sides may be in what they say about time."""
+        return 2 * self.longest_ms + 2
 
     def note(self, name: str) -> None:
         assert name in DEVIATIONS, name
@@ -108,7 +115,7 @@ class Deviations:
     def check_times(self, what: bytes, bare: Reply, ours: Reply) -> None:
         """Two moments, or two idle times; -1 is never."""
         self.note("delivery and idle times")
-        apart = 2 * self.longest_ms + 2
+        apart = self.apart_ms
         if type(bare) is not int or type(ours) is not int or (bare < 0) != (ours < 0):
             raise Mismatch([what], bare, ours, "no times")
         if abs(bare - ours) > apart:
@@ -177,7 +184,7 @@ class Deviations:
     def trims_loosely(self, argv: Argv) -> bool:
         """Whether `~` may take other entries here than in the bare engine."""
         at = _cap_at(argv)
-        if at is None or argv[at + 1] != b"~":
+        if at is None or argv[at + 1] != b"~" or any(word.upper() in ASKING for word in argv[2:]):
             return False
         if argv[at].upper() == b"MAXLEN":
             return argv[1] in self._mapping.has_chosen

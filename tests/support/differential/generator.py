@@ -182,6 +182,22 @@ class Maker:
             words = (*words, b"LIMIT", self.pick((b"0", b"1", b"5", b"100", b"-1", b"x")))
         if self.chance(2):
             words = (*words, b"MAXLEN", b"3")
+        if self.chance(35):
+            policy = self.pick(((b"KEEPREF",), (b"DELREF",), (b"ACKED",), (b"ACKED",), (b"acked",)))
+            if policy == (b"ACKED",) and self.chance(25):
+                policy = (b"ACKED", b"EXCEPT", b"1", self.pick(GROUP_NAMES))
+            words = (*words, *policy) if self.chance(70) else (*policy, *words)
+        return words
+
+    def limits(self) -> list[Word]:
+        """Caps on the whole reply of a read."""
+        words = list[Word]()
+        if self.chance(30):
+            words += [b"COUNT", self.pick((b"1", b"2", b"5"))]
+        if self.chance(70):
+            words += [b"MAXCOUNT", self.pick((b"1", b"3", b"5", b"8"))]
+        if not words or self.chance(50):
+            words += [b"MAXSIZE", self.pick((b"1", b"10", b"40", b"200", b"400"))]
         return words
 
     # Commands
@@ -234,7 +250,9 @@ class Maker:
             for name in names
         ]
         options = list[Word]()
-        if self.chance(50):
+        if self.chance(15):
+            options += self.limits()
+        elif self.chance(50):
             options += [b"COUNT", self.count()]
         if self.chance(4):
             options += [b"BLOCK", self.pick((b"1", b"2", b"5", b"x", b"-1"))]

@@ -29,7 +29,7 @@ class GroupWords:
 
     def weights(self) -> dict[Callable[[], Call], int]:
         use: dict[Callable[[], Call], int] = {self.read: 22, self.ack: 5, self.pending: 8, self.claim: 9}
-        use |= {self.claim_idle: 6, self.info: 8, self.delete: 4, self.read_within: 3}
+        use |= {self.claim_idle: 6, self.info: 8, self.delete: 4, self.read_within: 7, self.give_back: 5}
         return {self.manage: 9} | {self._or_create(make): weight for make, weight in use.items()}
 
     def _or_create(self, use: Callable[[], Call]) -> Callable[[], Call]:
@@ -153,16 +153,40 @@ class GroupWords:
         return (b"XDELEX", name, *words) if self._make.chance(40) else (b"XACKDEL", name, group, *words)
 
     def read_within(self) -> Call:
-        """XREADGROUP with limits on the whole reply."""
+        """XREADGROUP with limits on the whole reply, or with claims."""
         name, group = self._pair()
-        limits = list[Word]()
+        names, options = [name], list[Word]()
         if self._make.chance(30):
-            limits += [b"COUNT", self._make.pick((b"1", b"2", b"5"))]
-        if self._make.chance(70):
-            limits += [b"MAXCOUNT", self._make.pick((b"1", b"3", b"5", b"8"))]
-        if not limits or self._make.chance(50):
-            limits += [b"MAXSIZE", self._make.pick((b"1", b"10", b"40", b"200"))]
-        return (b"XREADGROUP", b"GROUP", group, self._consumer(), *limits, b"STREAMS", name, b">")
+            names += [other for other, its in sorted(self._likely) if its == group and other != name]
+        if self._make.chance(50):
+            options += [b"CLAIM", self._make.pick((b"0", b"0", b"0", b"500000", b"100000000"))]
+        if not options or self._make.chance(40):
+            options += self._make.limits()
+        elif self._make.chance(50):
+            options += [b"COUNT", self._make.pick((b"1", b"2", b"3", b"8"))]
+        if self._make.chance(5):
+            options += [b"BLOCK", b"1"]
+        if self._make.chance(8):
+            options += [b"NOACK"]
+        positions: list[Word] = [b">"] * len(names)
+        if self._make.chance(25):
+            positions = [self._make.pick((b">", b"0", self._make.known_id(each))) for each in names]
+        return (b"XREADGROUP", b"GROUP", group, self._consumer(), *options, b"STREAMS", *names, *positions)
+
+    def give_back(self) -> Call:
+        name, group = self._pair()
+        mode = self._make.pick((b"SILENT", b"FAIL", b"FAIL", b"FATAL", b"silent"))
+        ids, options = self._ids(name), list[Word]()
+        number = b"%d" % len(ids) if self._make.chance(97) else self._make.pick((b"0", b"9", b"x"))
+        if self._make.chance(15):
+            options += [b"RETRYCOUNT", self._make.pick((b"0", b"1", b"7", b"-1", b"x"))]
+        if self._make.chance(20):
+            options += [b"FORCE"]
+        if self._make.chance(2):
+            mode = self._make.pick((b"NOPE", b"IDS", b""))
+        if self._make.chance(2):
+            options += [b"NOPE"]
+        return (b"XNACK", name, group, mode, b"IDS", number, *ids, *options)
 
     def pending(self) -> Call:
         name, group = self._pair()

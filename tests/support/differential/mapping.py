@@ -99,7 +99,7 @@ class Mapping:
 
     def entries(self, name: bytes, page: list[Any]) -> list[Any]:
         bare_of = self.life(name).bare_of
-        return [[bare_of.get(entry, entry), fields] for entry, fields in page]
+        return [[bare_of.get(entry, entry), *rest] for entry, *rest in page]
 
     def reply(self, argv: Argv, ours: Reply) -> Reply:
         """A reply that holds entries."""

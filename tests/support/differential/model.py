@@ -1,11 +1,13 @@
 """What newer engines would answer: a naive model of the commands that the bare one lacks.
 
 Written from the description of the commands, not from our code. It keeps no state: each command is worked
-out from what the bare engine says about its one stream, and done to it natively, one small step after the
+out from what the bare engine says about its streams, and done to it natively, one small step after the
 other, so that everything said later finds the same entries and pending lists on both sides.
 
     XDELEX, XACKDEL         KEEPREF | DELREF | ACKED, an answer for each ID
-    XREADGROUP              MAXCOUNT and MAXSIZE
+    XADD, XTRIM             the same words with a cap; ACKED EXCEPT, which is ours
+    XNACK                   a stand-in gets the entries (nobody.py)
+    XREAD, XREADGROUP       MAXCOUNT, MAXSIZE and CLAIM (model_reads.py)
 """
 
 import re
@@ -14,42 +16,58 @@ from typing import Any, Final
 from braidstream import ids
 from braidstream.commands.arguments import strict_id
 from braidstream.errors import ReplyError
-from tests.support.differential.deviations import facts
-from tests.support.differential.script import Argv, command_of, upper
+from tests.support.differential.deviations import SCRATCH, Deviations, facts
+from tests.support.differential.mapping import Mapping, parsed
+from tests.support.differential.model_reads import NEWER_OPTIONS, ModelledReads, parse_read
+from tests.support.differential.nobody import FATAL, GIVEN_BACK_MS, STAND_IN
+from tests.support.differential.script import CAPS, POLICIES, Argv, command_of, id_word_at, upper
 from tests.support.differential.sides import Fault, Reply, Sides
 
-POLICIES: Final = (b"KEEPREF", b"DELREF", b"ACKED")
-LIMITS: Final = (b"MAXCOUNT", b"MAXSIZE")
-FEWEST: Final = {b"XDELEX": 5, b"XACKDEL": 6}
+FEWEST: Final = {b"XDELEX": 5, b"XACKDEL": 6, b"XNACK": 7}
 NOT_THERE, DELETED, NEEDED = -1, 1, 2
 
 
 def is_modelled(argv: Argv) -> bool:
     """Whether the bare engine lacks it."""
     command = command_of(argv)
-    if command == b"XREADGROUP":
-        return any(upper(word) in LIMITS for word in argv)
-    return command in (b"XDELEX", b"XACKDEL")
+    if command in (b"XREAD", b"XREADGROUP"):
+        return any(upper(word) in NEWER_OPTIONS for word in argv)
+    return command in FEWEST or _policy_at(argv) is not None
 
 
 def is_understood(argv: Argv) -> bool:
-    """Whether the model knows the form: reads with limits only of one stream, without other options."""
-    if command_of(argv) != b"XREADGROUP":
+    """Whether the model knows the form: where it says nothing, nothing is said to our side either."""
+    if command_of(argv) in (b"XREAD", b"XREADGROUP"):
+        return parse_read(argv) is not None
+    at = _policy_at(argv)
+    if at is None:
         return True
-    words, at = [*argv, b"", b"", b"", b""], 4
-    while upper(words[at]) in (b"COUNT", *LIMITS) and re.fullmatch(rb"[1-9][0-9]{0,8}", words[at + 1]):
-        at += 2
-    return upper(words[1]) == b"GROUP" and upper(words[at]) == b"STREAMS" and argv[at + 2 :] == [b">"]
+    words, _, _ = _without_policy(argv, at)
+    value_of_an_option = upper(argv[at - 1]) in (b"MAXLEN", b"MINID", b"LIMIT", b"=", b"~")
+    whole = not any(upper(word) == b"EXCEPT" for word in words)
+    return whole and not value_of_an_option and _policy_at(words) is None and len(words) > 3
 
 
 class Model:
     """Answers in place of the bare engine, and does to it what the command would."""
 
-    def __init__(self, sides: Sides) -> None:
+    def __init__(self, sides: Sides, mapping: Mapping, deviations: Deviations, protocol: int) -> None:
         self._ask = sides.peek
         self._sides = sides
+        self._reads = ModelledReads(sides, mapping, deviations, protocol)
+        self.has_given_back = False
 
-    def answer(self, argv: Argv) -> Reply:
+    def may_be_asked(self, argv: Argv) -> bool:
+        return command_of(argv) != b"XREADGROUP" or self._reads.may_be_asked(argv)
+
+    def has_stand_in(self, name: bytes, group: bytes) -> bool:
+        consumers = self._ask("XINFO", "CONSUMERS", name, group)
+        return not isinstance(consumers, Fault) and any(
+            facts(each)[b"name"] == STAND_IN for each in consumers
+        )
+
+    def answer(self, argv: Argv, ours: Reply) -> Reply:
+        """`ours` is heeded only where the clock decides (model_reads.py)."""
         command = command_of(argv)
         reply: Reply
         if len(argv) < FEWEST.get(command, 0):
@@ -58,8 +76,12 @@ class Model:
             reply = self._delete(argv[1], None, argv[2:])
         elif command == b"XACKDEL":
             reply = self._delete(argv[1], argv[2], argv[3:])
+        elif command == b"XNACK":
+            reply = self._give_back(argv)
+        elif command in (b"XADD", b"XTRIM"):
+            reply = self._cap(argv)
         else:
-            reply = self._read(argv)
+            reply = self._reads.answer(argv, ours)
         self._sides.story.append(("model", "single", [argv], reply))
         return reply
 
@@ -75,10 +97,9 @@ class Model:
             return _error("Number of IDs must be a positive integer")
         if len(words) - 2 != int(words[1]):
             return _error("The `numids` parameter must match the number of arguments")
-        try:
-            entries = [ids.text(strict_id(word)) for word in words[2:]]  # tests/contract/test_id_text.py
-        except ReplyError as error:
-            return _error(error.text.removeprefix("ERR "))
+        entries = _ids(words[2:])
+        if isinstance(entries, Fault):
+            return entries
         kind = self._ask("TYPE", name)
         if kind not in (b"stream", b"none"):
             return self._ask("XLEN", name)  # WRONGTYPE, in its words
@@ -87,7 +108,7 @@ class Model:
         return [self._delete_one(name, acker, policy, entry) for entry in entries]
 
     def _delete_one(self, name: bytes, acker: bytes | None, policy: bytes, entry: bytes) -> int:
-        groups = [facts(info) for info in self._ask("XINFO", "GROUPS", name)]
+        groups = self._groups(name)
         if acker is not None:
             if self._ask("XACK", name, acker, entry) != 1:
                 return NOT_THERE
@@ -95,69 +116,138 @@ class Model:
             if policy == b"DELREF":
                 self._forget(name, groups, entry)
             return NOT_THERE
+        return DELETED if self._drop(name, groups, policy, entry) else NEEDED
+
+    def _drop(self, name: bytes, groups: list[dict[bytes, Any]], policy: bytes, entry: bytes) -> bool:
+        """Delete an entry, unless the policy keeps it."""
         if policy == b"ACKED" and any(self._needs(name, group, entry) for group in groups):
-            return NEEDED
+            return False
         self._ask("XDEL", name, entry)
         if policy == b"DELREF":
             self._forget(name, groups, entry)
-        return DELETED
+        return True
 
     def _needs(self, name: bytes, group: dict[bytes, Any], entry: bytes) -> bool:
         """A group that will be given the entry, or has not acknowledged it."""
         there = bool(self._ask("XRANGE", name, entry, entry))
-        ahead = there and _parsed(group[b"last-delivered-id"]) < _parsed(entry)
+        ahead = there and parsed(group[b"last-delivered-id"]) < parsed(entry)
         return ahead or bool(self._ask("XPENDING", name, group[b"name"], entry, entry, 1))
 
     def _forget(self, name: bytes, groups: list[dict[bytes, Any]], entry: bytes) -> None:
         for group in groups:
             self._ask("XACK", name, group[b"name"], entry)
 
-    # Reading
+    def _groups(self, name: bytes) -> list[dict[bytes, Any]]:
+        return [facts(info) for info in self._ask("XINFO", "GROUPS", name)]
 
-    def _read(self, argv: Argv) -> Reply:
-        """One stream, without BLOCK: natively, with the COUNT that keeps the reply within its limits."""
-        words, limits = _split(argv)
-        count, most = limits.get(b"COUNT"), limits.get(b"MAXCOUNT")
-        if most is not None and count is not None and most < count:
-            return _error("MAXCOUNT must be greater than or equal to COUNT")
-        fitting = self._fitting(words, limits)
-        at = list(map(upper, words)).index(b"STREAMS")
-        return self._ask(*words[:at], *((b"COUNT", fitting) if fitting else ()), *words[at:])
+    # Caps
 
-    def _fitting(self, words: Argv, limits: dict[bytes, int]) -> int:
-        """How many of the entries that follow may be told: the first always, then while there is room."""
-        name, position = words[-2:]
-        if command_of(words) == b"XREADGROUP":
-            groups = self._ask("XINFO", "GROUPS", name)
-            places = [] if isinstance(groups, Fault) else [facts(info) for info in groups]
-            after = [each[b"last-delivered-id"] for each in places if each[b"name"] == words[2]]
-            position = after[0] if after else b""
-        entries = self._ask("XRANGE", name, b"(" + position, "+") if position else []
-        told, room = 0, limits.get(b"MAXSIZE")
-        for _, fields in [] if isinstance(entries, Fault) else entries:
-            size = sum(map(len, fields))
-            if told and room is not None and size > room:
-                break
-            room = None if room is None else room - size
-            told += 1
-        return min([told, *(limit for word, limit in limits.items() if word != b"MAXSIZE")])
+    def _cap(self, argv: Argv) -> Reply:
+        """XADD or XTRIM: natively without the cap, then the oldest go one by one, if the policy lets them."""
+        at = _policy_at(argv)
+        assert at is not None
+        words, policy, left_out = _without_policy(argv, at)
+        if policy == b"KEEPREF":
+            return self._ask(*words)
+        self._ask("COPY", argv[1], SCRATCH, "REPLACE")
+        tried = self._ask(words[0], SCRATCH, *words[2:])
+        self._ask("DEL", SCRATCH)
+        if isinstance(tried, Fault) or tried is None or (tried == 0 and not self._sides.is_stream(argv[1])):
+            return self._ask(*words)  # it does nothing
+        last = id_word_at(words) if command_of(words) == b"XADD" else len(words)
+        options, reply = words[2:last], None
+        if command_of(words) == b"XADD":
+            reply = self._ask("XADD", argv[1], *words[last:])
+        groups = [group for group in self._groups(argv[1]) if group[b"name"] not in left_out]
+        is_capped = any(upper(word) in CAPS for word in options)
+        gone = self._cut(argv[1], options, policy, groups) if is_capped else 0
+        return gone if reply is None else reply
 
-
-def _split(argv: Argv) -> tuple[Argv, dict[bytes, int]]:
-    """A read without its limits, and those."""
-    words, limits, at = list(argv), dict[bytes, int](), 1
-    while upper(words[at]) != b"STREAMS":
-        if upper(words[at]) in (b"COUNT", *LIMITS):
-            limits[upper(words[at])] = int(words[at + 1])
-            del words[at : at + 2]
+    def _cut(self, name: bytes, options: Argv, policy: bytes, groups: list[dict[bytes, Any]]) -> int:
+        numbers = [word for word in options if word not in (b"=", b"~")]
+        caps = {upper(word): value for word, value in zip(numbers, numbers[1:], strict=False)}
+        entries = [entry for entry, _ in self._ask("XRANGE", name, "-", "+")]
+        most = len(entries)
+        if b"MAXLEN" in caps:
+            most -= int(caps[b"MAXLEN"])
         else:
-            at += 3 if upper(words[at]) == b"GROUP" else 1
-    return words, limits
+            entries = [entry for entry in entries if parsed(entry) < parsed(caps[b"MINID"])]
+        if int(caps.get(b"LIMIT", b"0")):
+            most = min(most, int(caps[b"LIMIT"]))
+        gone = 0
+        for entry in entries:
+            if gone < most:
+                gone += self._drop(name, groups, policy, entry)
+        return gone
+
+    # Giving back
+
+    def _give_back(self, argv: Argv) -> Reply:
+        name, group, mode = argv[1], argv[2], upper(argv[3])
+        if mode not in (b"SILENT", b"FAIL", b"FATAL"):
+            return _error("mode must be SILENT, FAIL, or FATAL")
+        if upper(argv[4]) != b"IDS":
+            return _error("syntax error, expected IDS keyword")
+        if not re.fullmatch(rb"[1-9][0-9]{0,17}", argv[5]):
+            return _error("numids must be a positive integer")
+        end = 6 + int(argv[5])
+        if len(argv) < end:
+            return _error("number of IDs doesn't match numids")
+        retry, force, words = None, False, argv[end:]
+        while words:
+            if upper(words[0]) == b"FORCE":
+                force, words = True, words[1:]
+            elif upper(words[0]) == b"RETRYCOUNT" and len(words) > 1:
+                if not re.fullmatch(rb"0|[1-9][0-9]{0,17}", words[1]):
+                    return _error("Invalid RETRYCOUNT value, must be >= 0")
+                retry, words = int(words[1]), words[2:]
+            else:
+                return _error(f"Unrecognized XNACK option '{_shown(words[0])}'")
+        entries, there = _ids(argv[6:end]), self._ask("XPENDING", name, group)
+        if isinstance(entries, Fault) or isinstance(there, Fault):
+            return entries if isinstance(entries, Fault) else there
+        given = 0
+        for at, entry in enumerate(entries):
+            rows = self._ask("XPENDING", name, group, entry, entry, 1)
+            if rows or force:
+                count = rows[0][3] if rows else 0
+                count = {b"SILENT": max(count - 1, 0), b"FAIL": count, b"FATAL": FATAL}[mode]
+                claim = ("XCLAIM", name, group, STAND_IN, 0, entry, "IDLE", GIVEN_BACK_MS - at)
+                options = ("RETRYCOUNT", count if retry is None else retry, *(("FORCE",) if force else ()))
+                given += len(self._ask(*claim, *options, "JUSTID"))
+        self.has_given_back = True
+        return given
 
 
-def _parsed(entry: bytes) -> tuple[int, int]:
-    ms, _, seq = entry.partition(b"-")
-    return int(ms), int(seq or 0)
+def _policy_at(argv: Argv) -> int | None:
+    """Where the first policy of an XADD or XTRIM stands."""
+    command = command_of(argv)
+    if command not in (b"XADD", b"XTRIM"):
+        return None
+    last = id_word_at(argv) if command == b"XADD" else len(argv)
+    return next((at for at, word in enumerate(argv[:last]) if at > 1 and upper(word) in POLICIES), None)
+
+
+def _without_policy(argv: Argv, at: int) -> tuple[Argv, bytes, Argv]:
+    """The command without its policy, the policy, and the groups that it leaves out."""
+    end, left_out = at + 1, list[bytes]()
+    words = [upper(word) for word in argv[at : at + 3]]
+    if words[:2] == [b"ACKED", b"EXCEPT"] and words[2:] and words[2].isdigit():
+        left_out = argv[at + 3 : at + 3 + int(words[2])]
+        end = at + 3 + int(words[2])
+    return [*argv[:at], *argv[end:]], upper(argv[at]), left_out
+
+
+def _ids(words: Argv) -> Argv | Fault:
+    try:
+        return [ids.text(strict_id(word)) for word in words]  # tests/contract/test_id_text.py
+    except ReplyError as error:
+        return _error(error.text.removeprefix("ERR "))
+
+
+def _shown(word: bytes) -> str:
+    """As the engines print a word."""
+    return word.split(b"\0")[0].replace(b"\r", b" ").replace(b"\n", b" ").decode("utf-8", "replace")
 
 
 def _error(text: str) -> Fault:

@@ -10,13 +10,14 @@ LAST_ID: Final = b"18446744073709551615-18446744073709551615"
 EXPIRES: Final = (b"EXPIRE", b"PEXPIRE", b"EXPIREAT", b"PEXPIREAT")
 GROUPS: Final = (
     *(b"XGROUP", b"XREADGROUP", b"XACK", b"XPENDING", b"XCLAIM", b"XAUTOCLAIM"),
-    *(b"XACKDEL", b"XDELEX"),
+    *(b"XACKDEL", b"XDELEX", b"XNACK"),
 )
 MOVES: Final = (b"RENAME", b"RENAMENX", b"COPY")
 FLUSHES: Final = (b"FLUSHDB", b"FLUSHALL")
 NOT_IN_MULTI: Final = (*MOVES, *FLUSHES, b"SCAN", b"KEYS", b"XSETID", b"XGROUP", b"XAUTOCLAIM")
 PLAIN_WRITES: Final = (b"SET", b"HSET", b"RPUSH")
 CAPS: Final = (b"MAXLEN", b"MINID")
+POLICIES: Final = (b"KEEPREF", b"DELREF", b"ACKED")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +144,10 @@ def id_word_at(call: Sequence[Word]) -> int:
     at = 2
     while at < len(call):
         option = upper(call[at])
-        if option == b"NOMKSTREAM":
+        if option == b"NOMKSTREAM" or option in POLICIES:
             at += 1
+        elif option == b"EXCEPT" and upper(call[at - 1]) == b"ACKED":
+            at += 2 + _number(call, at + 1)
         elif option in CAPS:
             at += 3 if call[at + 1 : at + 2] in ([b"="], [b"~"], (b"=",), (b"~",)) else 2
         elif option == b"LIMIT":
@@ -152,3 +155,8 @@ def id_word_at(call: Sequence[Word]) -> int:
         else:
             return at
     return at
+
+
+def _number(call: Sequence[Word], at: int) -> int:
+    word = b"".join(each for each in call[at : at + 1] if isinstance(each, bytes))
+    return int(word) if word.isdigit() else 0
