@@ -50,3 +50,21 @@ def test_what_was_lost_here_is_not_deleted_elsewhere(make_world: Make) -> None:
     later = written(world, 1)
     world.sync()
     assert [entry for entry, _ in world[2].xrange("x")] == before + later
+
+
+def test_what_was_lost_here_is_not_deleted_at_a_peer_that_is_compared(make_world: Make) -> None:
+    """The peer is too far behind for the journal. What was deleted goes there too, what was lost stays."""
+    world = make_world(2)
+    before = written(world, 5)
+    with world.engines[0].client() as engine:
+        world.sync()
+        earlier = engine.execute_command("DUMP", "bs:1:s:{x}")
+        lost = written(world, 5)
+        world.sync()
+        engine.execute_command("RESTORE", "bs:1:s:{x}", 0, earlier, "REPLACE")
+        later = written(world, 1)
+        world.sync()
+        world[1].xdel("x", before[2])
+        engine.xtrim("bs:1:j:{x}", maxlen=0)
+    world.sync()
+    assert [entry for entry, _ in world[2].xrange("x")] == before[:2] + before[3:] + lost + later

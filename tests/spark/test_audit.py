@@ -165,6 +165,24 @@ def test_entries_that_came_back_are_resurrected_and_go_again(world: World) -> No
     assert audit(world).anomalies == []
 
 
+def test_what_an_engine_lost_while_it_was_written_is_found_and_put_back(world: World) -> None:
+    """It comes back from an old snapshot, and takes new entries before a peer brings it the lost ones."""
+    fill(world, 10)
+    with raw(world, 1) as client:
+        snapshot = client.dump(ONE)
+        lost = [world[1].xadd("orders", {"n": n}) for n in range(5)]
+        world.sync()
+        client.restore(ONE, 0, snapshot, replace=True)
+    world[1].xadd("orders", {"n": "after"})
+    world.sync()
+    report = audit(world)
+    assert kinds(report) == {("lost", 1): 5}
+    assert {each.id for each in report.anomalies} == set(lost)
+    assert all(each.healed for each in healed(world))
+    assert audit(world).anomalies == []
+    assert world[1].xrange("orders") == world[2].xrange("orders") == world[3].xrange("orders")
+
+
 def test_a_repair_keeps_groups_and_what_is_pending(world: World) -> None:
     added = fill(world, 10)
     world[1].xgroup_create("orders", "bills", "0")

@@ -2,16 +2,19 @@
 
 The slow, exact way to tell deletions: for a region that joins, or was away for longer than a journal
 remembers. It needs no tombstones, because a copy is a prefix: an ID at or below the source's last one
-that the source does not have was deleted there.
+that the source does not have was deleted there. Of its own strand an engine can also have lost entries (it
+came back from an old snapshot, and was written to before its peers brought them back): what it lacks above
+everything that it ever deleted is spared.
 """
 
 from collections.abc import Sequence
 from typing import Final
 
 from braidstream import ids
+from braidstream.errors import ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Plan
-from braidstream.strand import Strand
+from braidstream.strand import Strand, facts
 
 AT_ONCE: Final = 1_000
 
@@ -33,6 +36,12 @@ def list_between(strand: Strand, start: Id, end: Id) -> Plan[list[bytes]]:
         if following is None:
             return found
         at = following
+
+
+def deleted_upto(strand: Strand) -> Plan[Id]:
+    """No entry of a strand above this ID was deleted by the engine that is asked."""
+    [info] = yield Batch([strand.xinfo()], resend=True, attempt=True)
+    return ids.ZERO if isinstance(info, ReplyError) else ids.native(facts(info)[b"max-deleted-entry-id"])
 
 
 def drop(strand: Strand, natives: Sequence[bytes]) -> Plan[int]:

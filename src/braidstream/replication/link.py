@@ -258,6 +258,9 @@ class Link:
         for strand, extent in ours.strands.items():
             if ours.is_lost(strand):
                 continue
+            gone_upto = extent.last
+            if extent.first and strand.kind == "s" and strand.writer == self.here.writer:
+                gone_upto = max(extent.first, await self.source.ask(compare.deleted_upto(strand)))
             at: Id | None = ids.ZERO
             while at is not None:
                 page = await self.target.ask(compare.list_ids(strand, at, extent.last))
@@ -265,7 +268,9 @@ class Link:
                     break
                 end = ids.native(page[-1])
                 kept = set(await self.source.ask(compare.list_between(strand, at, end)))
-                missing = [native for native in page if native not in kept]
+                missing = [
+                    native for native in page if native not in kept and ids.native(native) <= gone_upto
+                ]
                 if missing:
                     gone += await self.target.ask(compare.drop(strand, missing))
                 at = ids.after(end) if len(page) == compare.AT_ONCE else None

@@ -140,13 +140,14 @@ def _copy_on(strand: Strand, made: bytes, cursor: Id, left: Fixes) -> Plan[Id]:
 
 def _last_step(strand: Strand, made: bytes) -> Plan[list[Command]]:
     """The groups as they are, the strand's own counts, and the change of names."""
-    [info] = yield Batch([strand.xinfo()])
+    info, length = yield Batch([strand.xinfo(), ("XLEN", made)])
     told = facts(info)
     commands: list[Command] = []
     [groups] = yield Batch([("XINFO", "GROUPS", strand.key)])
     for group in map(facts, groups):
         commands += yield from _group(strand, made, group)
-    counts = ("ENTRIESADDED", told[b"entries-added"], "MAXDELETEDID", told[b"max-deleted-entry-id"])
+    added = max(told[b"entries-added"], length)  # an old snapshot has not counted what it lacks
+    counts = ("ENTRIESADDED", added, "MAXDELETEDID", told[b"max-deleted-entry-id"])
     commands.append(("XSETID", made, told[b"last-generated-id"], *counts))
     commands.append(("RENAME", made, strand.key))
     return commands
