@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 
 import redis
@@ -17,6 +18,7 @@ from braidstream.spark import ledger, sink, source
 from pyspark_braidstream import DefaultSource
 
 SOURCE_POINTS: Final = ("read-before", "read-middle", "read-after", "planned")
+TASK_POINT: Final = "task-middle"  # in tests/support/pipeline_job.py
 SINK_POINTS: Final = (
     "write-before", "write-middle", "write-after",
     "commit-before", "decided", "publishing", "published", "committed",
@@ -76,7 +78,26 @@ _around(ledger.Publisher, "_append", after="publishing")
 _around(ledger.Book, "publish", after="published")
 
 
+def in_task(function: Any) -> Any:
+    """The function of a task of a pipeline, with a point after the work and before it is told."""
+    return partial(_in_task, function)
+
+
+def _in_task(function: Any, batches: Iterator[Any]) -> Iterator[Any]:
+    for made in function(batches):
+        reach(TASK_POINT)
+        yield made
+
+
 class KillingSource(DefaultSource):
     @classmethod
     def name(cls) -> str:
         return "killing"
+
+
+class KillingDefault(KillingSource):
+    """Under the name that pipelines read by: in a session, what is registered there wins."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "braidstream"

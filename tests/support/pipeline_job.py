@@ -1,0 +1,87 @@
+"""`braid spark` as a process of its own that tests kill. Each line it reads is a command, as JSON.
+
+{"words": ["spark", "archive", ...]}                   run it, and tell its exit code and what it said
+{"words": [...compact...], "replay": {...}}            run both at once, and die in the middle of both
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import redis
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from braidstream.cli.main import app
+from braidstream.spark.lake import jobs
+from braidstream.spark.options import Servers
+from braidstream.spark.pipelines import copies, removal
+from braidstream.spark.pipelines import replay as replaying
+from braidstream.spark.pipelines.compact import Compact, Compactor
+from tests.support.killing import CONTROL, KillingDefault, in_task
+from tests.support.spark_job import session
+
+WAIT_S = 600
+
+
+def with_points_in_tasks() -> None:
+    """The tasks of pipelines get a point at which their worker can be killed."""
+    run, frame = jobs.run, copies._frame
+
+    def run_with_points(spark: Any, pieces: Any, schema: Any, function: Any, facts: Any) -> Any:
+        return run(spark, pieces, schema, in_task(function), facts)
+
+    def frame_with_points(spark: Any, pieces: Any, schema: Any, worker: Any) -> Any:
+        return frame(spark, pieces, schema, in_task(worker))
+
+    jobs.run, copies._frame = run_with_points, frame_with_points
+
+
+def die_in_the_middle(spark: SparkSession, url: str, what: dict[str, Any]) -> None:
+    """A compaction begins, and stops after its first deletions; a replay dies after its first window, and the
+    JVM with it."""
+    has_begun = threading.Event()
+    write, drop = replaying._write, removal._run
+
+    def drop_some(surveyor: Any, strand: Any, plan: Any) -> Any:
+        answer = drop(surveyor, strand, plan)
+        if isinstance(answer, tuple):  # not how long a journal is
+            has_begun.set()
+            time.sleep(WAIT_S)
+        return answer
+
+    def write_one(*args: Any) -> None:
+        write(*args)
+        assert has_begun.wait(WAIT_S), "the compaction should have deleted something"
+        jvm: Any = spark._jvm
+        for pid in (jvm.java.lang.ProcessHandle.current().pid(), os.getpid()):
+            os.kill(pid, signal.SIGKILL)
+
+    replaying._write, removal._run = write_one, drop_some
+    compactor = Compactor(spark, Compact(servers=Servers((url,), {}), streams=(b"users",), **what))
+    threading.Thread(target=compactor.round, daemon=True).start()
+
+
+def main() -> None:
+    spark = session()
+    spark.dataSource.register(KillingDefault)
+    with_points_in_tasks()
+    with redis.Redis.from_url(os.environ[CONTROL]) as control:
+        jvm: Any = spark._jvm
+        control.mset({"pid:driver": os.getpid(), "pid:jvm": jvm.java.lang.ProcessHandle.current().pid()})
+    for line in sys.stdin:
+        job = json.loads(line)
+        if "compact" in job:
+            die_in_the_middle(spark, job["url"], job["compact"])
+        told = CliRunner().invoke(app, job["words"])
+        print(
+            json.dumps({"code": told.exit_code, "said": told.stdout, "why": told.stderr[-2000:]}), flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()
