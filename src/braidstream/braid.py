@@ -158,12 +158,14 @@ class Reading:
     at: where the group was; it may be further by now, never behind.
     busy: the strands that had something for it.
     alone: nobody else had read when we last looked.
+    ahead: of some strands, the next entries after that place; by now some may be deleted or given.
     """
 
     bell: bytes
     at: dict[Strand, Id]
     busy: tuple[Strand, ...]
     alone: bool = True
+    ahead: dict[Strand, tuple[Id, ...]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

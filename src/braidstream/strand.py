@@ -6,6 +6,7 @@ that users chose, as they are, and may start over in a next *life* once it was d
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from braidstream import ids, keys
@@ -112,3 +113,11 @@ class Strand:
             for native, fields in reply
             for ms, _, n in (native.partition(b"-"),)
         ]
+
+
+@lru_cache(maxsize=10_000)
+def strand_of(key: bytes) -> Strand:
+    """The strand that lies at a key. A reader meets the same few again and again."""
+    place = keys.parse_strand(key)
+    assert place is not None, key
+    return Strand(*place)

@@ -23,10 +23,13 @@ def home(engine: Engine) -> Iterator[braidstream.Redis]:
 
 
 class World:
-    """Region 5 and what links bring it. Actions are lines: `5 adds 110`, `2 brings 5 120`, `ann reads 2`."""
+    """Region 5 and what links bring it. Actions are lines: `5 adds 110`, `2 brings 5 120`, `ann reads 2`.
 
-    def __init__(self, client: braidstream.Redis) -> None:
-        self.client, self.ends = client, dict[Strand, Id]()
+    away: a client of its own for the consumer eve, with its own memory.
+    """
+
+    def __init__(self, client: braidstream.Redis, away: braidstream.Redis | None = None) -> None:
+        self.client, self.away, self.ends = client, away, dict[Strand, Id]()
 
     def act(self, line: str) -> str:
         who, verb, *words = line.split()
@@ -52,13 +55,14 @@ class World:
         self.ends[strand] = batch[-1][0]
 
     def _read(self, who: str, position: str, count: int | None) -> str:
-        found = self.client.xreadgroup("g", who, {"x": position}, count=count)
+        client = self.away if who == "eve" and self.away is not None else self.client
+        found = client.xreadgroup("g", who, {"x": position}, count=count)
         return " ".join(entry for _, entries in found for entry, _ in entries)
 
 
-def play(client: braidstream.Redis, table: str) -> None:
+def play(client: braidstream.Redis, table: str, away: braidstream.Redis | None = None) -> None:
     """Each row is an action, then what its consumer gets and what it leaves: the group's lag and pending."""
-    world = World(client)
+    world = World(client, away)
     for row in filter(None, map(str.strip, table.strip().splitlines()[1:])):
         action, wanted, lag, pending = (cell.strip() for cell in row.split("|"))
         seen = world.act(action)
@@ -103,6 +107,32 @@ def test_new_entries_come_in_id_order_over_all_strands_and_at_most_count(home: b
         2 brings 9            |                      | 2   | 6
         bob reads 100         | 9-2 9-5              | 0   | 8
     """)  # fmt: skip
+
+
+def test_one_entry_at_a_time_comes_in_id_order_whatever_is_read_deleted_or_late(
+    home: braidstream.Redis, engine: Engine
+) -> None:
+    home.xgroup_create("x", "g", id="0", mkstream=True)
+    with client_of(engine, decode_responses=True) as away:
+        play(home, """
+            action                | gets                 | lag | pending
+            700 brings 1 4 7      |                      | 3   | 0
+            2 brings 2 5 8 12     |                      | 7   | 0
+            5 adds 3 6 9 11       |                      | 11  | 0
+            ann reads 1           | 1-700                | 10  | 1
+            ann reads 1           | 2-2                  | 9   | 2
+            ann deletes 3-5       |                      | 8   | 2
+            ann reads 1           | 4-700                | 7   | 3
+            eve reads 2           | 5-2 6-5              | 5   | 5
+            ann reads 1           | 7-700                | 4   | 6
+            eve reads 1           | 8-2                  | 3   | 7
+            ann reads 1           | 9-5                  | 2   | 8
+            700 brings 10         |                      | 3   | 8
+            ann reads 1           | 10-700               | 2   | 9
+            eve reads 1           | 11-5                 | 1   | 10
+            ann reads 1           | 12-2                 | 0   | 11
+            ann reads 1           |                      | 0   | 11
+        """, away)  # fmt: skip
 
 
 def test_a_group_made_at_dollar_reads_late_entries_of_strands_it_knows_and_all_of_later_ones(

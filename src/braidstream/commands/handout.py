@@ -139,8 +139,12 @@ def new(view: View, spec: ReadGroup, name: bytes) -> Plan[list[Entry]]:
         where = [*(strand.key for strand in strands), *bell(view, name)]
         [reply] = yield Batch([xreadgroup(spec, where, spec.count)])
         return woven(dict(heads.by_strand(reply)))
-    known = heads.quiet(view, name, spec.group)
-    if known is None or (pages := (yield from _of_one(view, spec, *known))) is None:
+    known, pages = heads.quiet(view, name, spec.group), None
+    if known is not None:
+        pages = yield from _of_one(view, spec, *known)
+    elif spec.count == 1:
+        pages = yield from _next_one(view, spec, name)
+    if pages is None:
         shares = yield from heads.shares(view, name, spec.group, spec.count)
         bells = bell(view, name)
         commands = [xreadgroup(spec, [strand.key, *bells], share) for strand, share in shares.items()]
@@ -155,9 +159,18 @@ def _of_one(
 ) -> Plan[dict[Strand, list[Any]] | None]:
     """COUNT of one strand, if the others have nothing after these positions; else None, nothing taken."""
     [news] = yield Batch([heads.xread(others, 1)], resend=True)
-    if news:
-        return None
-    [reply] = yield Batch([xreadgroup(spec, [busy.key, *bell(view, busy.name)], spec.count)])
+    return None if news else (yield from _of(view, spec, busy))
+
+
+def _next_one(view: View, spec: ReadGroup, name: bytes) -> Plan[dict[Strand, list[Any]] | None]:
+    """COUNT 1, where memory tells which strand it is in; else None, nothing taken."""
+    strand = yield from heads.next_one(view, name, spec.group)
+    return None if strand is None else (yield from _of(view, spec, strand))
+
+
+def _of(view: View, spec: ReadGroup, strand: Strand) -> Plan[dict[Strand, list[Any]]]:
+    """COUNT of one strand."""
+    [reply] = yield Batch([xreadgroup(spec, [strand.key, *bell(view, strand.name)], spec.count)])
     return dict(heads.by_strand(reply))
 
 

@@ -8,6 +8,8 @@ so a client remembers (`Reading` in braid.py) and checks just what could make it
                                 nothing after the new one: take COUNT of the one.
     several had                 XINFO GROUPS of all, and their heads from where the group was. If it is
                                 still there the heads are right; if not, they are asked for again.
+    several had, COUNT 1        heads only grow: of the strands whose heads we know, ask the one with the
+                                smallest whether it is still so, and all the others whether they have one.
 
 Nothing is taken here. Who takes names the bell of the stream too (handout.py): if a strand came to be
 since, or a group was moved, the engine refuses. docs/decisions/0008-group-reads-look-first.md has figures.
@@ -15,17 +17,19 @@ since, or a group was moved, the engine refuses. docs/decisions/0008-group-reads
 
 from collections.abc import Iterator, Mapping
 from math import isqrt
-from typing import Any
+from typing import Any, Final
 
-from braidstream import ids, keys
+from braidstream import ids
 from braidstream.braid import Reading, Registry, View
 from braidstream.errors import ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
-from braidstream.strand import Entry, Strand, facts
+from braidstream.strand import Entry, Strand, facts, strand_of
 from braidstream.weave import certain
 
 Pages = dict[Strand, list[Entry]]
+# COUNT 1 looks at the next entry of a strand and the one after it, which is the next when this one is taken.
+AHEAD: Final = 2
 
 
 def quiet(view: View, name: bytes, group: bytes) -> tuple[Strand, dict[Strand, Id]] | None:
@@ -49,13 +53,40 @@ def shares(view: View, name: bytes, group: bytes, count: int) -> Plan[dict[Stran
     return {strand: number for strand, number in numbers.items() if number}
 
 
+def next_one(view: View, name: bytes, group: bytes) -> Plan[Strand | None]:
+    """COUNT 1: the strand of the next entry, where memory tells it and is right. No round trip, or one."""
+    reading = view.reading(name, group)
+    known = {} if reading is None else {strand: some[0] for strand, some in reading.ahead.items() if some}
+    if reading is None or not known:
+        return None
+    first = min(known, key=lambda strand: (strand.user(known[strand]), strand.writer))
+    asked = {strand: at for strand, at in reading.at.items() if strand == first or strand not in known}
+    commands: list[Command] = [_xinfo_groups(first), xread(asked, AHEAD)]
+    rows, found = yield Batch(commands, resend=True, attempt=True)
+    if isinstance(rows, ReplyError) or isinstance(found, ReplyError):
+        return None
+    pages = dict(by_strand(found))
+    head = tuple(ids.native(entry) for entry, _ in pages.get(first, []))
+    if len(pages) != 1 or head[:1] != (known[first],) or _position(rows, group) != reading.at[first]:
+        return None
+    ahead = {**reading.ahead, first: head}
+    view.note(name, group, Reading(reading.bell, reading.at, reading.busy, reading.alone, ahead))
+    return first
+
+
 def took(view: View, name: bytes, group: bytes, pages: Mapping[Strand, list[Any]]) -> None:
     """Native reads have moved the group on."""
     known = view.reading(name, group)
     if known is None or not pages:
         return
-    ends = {strand: ids.native(page[-1][0]) for strand, page in pages.items()}
-    view.note(name, group, Reading(known.bell, {**known.at, **ends}, known.busy, known.alone))
+    at = {**known.at, **{strand: ids.native(page[-1][0]) for strand, page in pages.items()}}
+    ahead = {
+        strand: rest
+        for strand, some in known.ahead.items()
+        if (rest := tuple(native for native in some if native > at[strand]))
+    }
+    busy = tuple(ahead) if len(ahead) == 1 else known.busy
+    view.note(name, group, Reading(known.bell, at, busy, known.alone, ahead))
 
 
 def positions(view: View, name: bytes, group: bytes) -> Plan[dict[Strand, Id]]:
@@ -83,9 +114,7 @@ def xread(at: Mapping[Strand, Id], count: int, *block: str | int) -> Command:
 def by_strand(reply: list[Any] | None) -> Iterator[tuple[Strand, list[Any]]]:
     """What a native read over strands has found, page by page."""
     for key, page in reply or []:
-        place = keys.parse_strand(key)
-        assert place is not None, key
-        yield Strand(*place), page
+        yield strand_of(key), page
 
 
 def _heads(view: View, name: bytes, group: bytes, count: int) -> Plan[Pages]:
@@ -93,7 +122,7 @@ def _heads(view: View, name: bytes, group: bytes, count: int) -> Plan[Pages]:
     reading = view.reading(name, group)
     expected = len(reading.busy) if reading is not None else len(view.recall(name).strands)
     even = count // max(expected, 1)
-    page = min(even + isqrt(even) + 1, count)
+    page = min(even + isqrt(even) + 1, count) if count > 1 else AHEAD
     guess = reading.at if reading is not None and reading.alone else None
     at, found = yield from _look(view, name, group, None if guess is None else xread(guess, page))
     heads = dict(by_strand(found))
@@ -105,7 +134,9 @@ def _heads(view: View, name: bytes, group: bytes, count: int) -> Plan[Pages]:
     yield from _read_on(pages, heads, page, count)
     alone = right or reading is None or (guess is None and reading.at == at)
     busy = tuple(pages) or view.recall(name).strands[:1]
-    view.note(name, group, Reading(view.recall(name).bell, at, busy, alone))
+    ahead = {strand: tuple(ids.native(entry) for entry, _ in head) for strand, head in heads.items()}
+    memory = Reading(view.recall(name).bell, at, busy, alone, ahead if count == 1 else {})
+    view.note(name, group, memory)
     return pages
 
 
@@ -127,7 +158,7 @@ def _look(
 ) -> Plan[tuple[dict[Strand, Id], list[Any] | None]]:
     """Where the group is in every strand, and the reply to one more command of the same moment."""
     registry = view.recall(name)
-    commands: list[Command] = [("XINFO", "GROUPS", strand.key) for strand in registry.strands]
+    commands = [_xinfo_groups(strand) for strand in registry.strands]
     more = [] if along is None else [along]
     replies = yield Batch([*commands, *more], resend=True, attempt=True)
     for reply in replies:
@@ -139,9 +170,21 @@ def _look(
 def _placed(registry: Registry, group: bytes, replies: list[Any]) -> dict[Strand, Id]:
     at = dict[Strand, Id]()
     for strand, rows in zip(registry.strands, replies, strict=False):
-        for row in [] if isinstance(rows, ReplyError) else map(facts, rows):
-            if row[b"name"] == group:
-                at[strand] = ids.native(row[b"last-delivered-id"])
+        position = None if isinstance(rows, ReplyError) else _position(rows, group)
+        if position is not None:
+            at[strand] = position
     if len(at) != len(registry.strands):
         raise ReplyError("NOGROUP the group went away while we looked")
     return at
+
+
+def _xinfo_groups(strand: Strand) -> Command:
+    return ("XINFO", "GROUPS", strand.key)
+
+
+def _position(rows: list[Any], group: bytes) -> Id | None:
+    """Where a group is, by XINFO GROUPS."""
+    for row in map(facts, rows):
+        if row[b"name"] == group:
+            return ids.native(row[b"last-delivered-id"])
+    return None

@@ -6,7 +6,7 @@ from itertools import takewhile
 from math import isqrt
 from typing import Any, Final
 
-from braidstream import ids, keys
+from braidstream import ids
 from braidstream.braid import Registry, View, ask, refuse_other_types, registry_of, type_check
 from braidstream.commands.arguments import (
     Argv,
@@ -22,7 +22,7 @@ from braidstream.errors import ReplyError
 from braidstream.frontier import Frontier
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
-from braidstream.strand import Entry, Strand
+from braidstream.strand import Entry, Strand, strand_of
 from braidstream.weave import bodies, certain, weave
 
 # A blocked reader looks up from time to time, for strands of regions that joined meanwhile.
@@ -286,9 +286,8 @@ def _answer(spec: Read, reply: list[Any]) -> list[Any] | None:
     """The native answer by strand, as an answer by stream, within the caps."""
     pages = dict[bytes, list[list[Entry]]]()
     for key, page in reply:
-        place = keys.parse_strand(key)
-        assert place is not None, key
-        pages.setdefault(place[0], []).append(Strand(*place).entries(page))
+        strand = strand_of(key)
+        pages.setdefault(strand.name, []).append(strand.entries(page))
     answer, budget = [], Budget(spec.max_count, spec.max_size)
     for name in spec.names:
         woven = budget.take(weave(pages.get(name, []), spec.count))
