@@ -38,8 +38,8 @@ bench-spark: ## what Spark's source and sink reach, against the engine's own fig
 lake-scale: ## 10,000,000 entries archived, read through the combined view, audited; three sizes; LAKE="--sizes 100000,200000"
 	$(PYTHON) -m bench.lake $(LAKE)
 
-kill-spark: ## 100 SIGKILLs of Spark's workers, JVM and driver at random points
-	BRAID_KILLS=100 $(PYTHON) -m pytest -q -s tests/spark/test_kill.py -k random --timeout 0 -n 0
+kill-spark: ## 144 SIGKILLs of Spark's workers, JVM and driver: every cell of the crash matrix, in random order
+	BRAID_KILLS=144 $(PYTHON) -m pytest -q -s tests/spark/test_kill.py -k matrix --timeout 0 -n 0
 
 differential: ## a million random commands, braidstream against the bare engine
 	BRAID_COMMANDS=1000000 $(PYTHON) -m pytest -q -s tests/contract/test_differential.py --timeout 0 -n 2

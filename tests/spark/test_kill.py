@@ -1,8 +1,8 @@
 """Real SIGKILLs of Spark's workers, JVM and driver: every entry is copied once, none is lost, none doubled.
 
-10 kills here; `make kill-spark` does 100 and more, at random points. Each kill is of a process that has just
-reached a point named in tests/support/killing.py; the query is then run again until it is done, in the other
-region where there are two.
+10 kills here; `make kill-spark` does one in every cell of the matrix, 144. Each kill is of a process that
+has just reached a point named in tests/support/killing.py; the query is then run again until it is done, in
+the other region where there are two.
 """
 
 import json
@@ -14,12 +14,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.killing import CONTROL, POINTS, TARGETS
+from tests.support.killing import CONTROL, POINTS, TARGETS, is_alive
 from tests.support.servers import Engine
 from tests.support.world import World
 
@@ -71,11 +72,7 @@ class Job:
     def _jvm_lives(self) -> bool:
         with self.control.client() as client:
             pid = int(client.get("pid:jvm") or 0)
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        except OSError:
-            return False
-        return state != "Z"
+        return is_alive(pid)
 
     def _start(self) -> None:
         env = {
@@ -91,7 +88,7 @@ class Job:
         )  # fmt: skip
 
     def stop(self) -> None:
-        """Everything of the application must be gone before the next one starts."""
+        """Driver and JVM are gone before the next ones start; workers end when they miss them."""
         if self.process is None:
             return
         with suppress(ProcessLookupError):
@@ -102,7 +99,11 @@ class Job:
             with suppress(ProcessLookupError):
                 if pid:
                     os.kill(pid, signal.SIGKILL)
-        self.process.communicate()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
         self.process = None
 
 
@@ -184,22 +185,42 @@ def test_a_shuffled_copy_survives_kills_and_moves_between_two_regions(job: Job, 
     assert all(came)
 
 
-@pytest.mark.skipif(not RANDOM_KILLS, reason="make kill-spark does this: 100 kills at random points")
+@pytest.mark.skipif(not RANDOM_KILLS, reason="make kill-spark does this: every cell of the crash matrix")
 @pytest.mark.timeout(0)
-def test_a_copy_survives_kills_at_random_points(job: Job, tmp_path: Path) -> None:
+def test_a_copy_survives_kills_in_every_cell_of_the_matrix(job: Job, tmp_path: Path) -> None:
+    """Every point and every target, on one server and between two regions, plain and shuffled: 144 cells.
+
+    In random order, many to a world: what an earlier kill left behind is there when the next one comes.
+    """
     seed = int(os.environ.get("BRAID_SEED") or random.SystemRandom().randrange(10**6))
-    dice, came = random.Random(seed), 0
-    for turn in range(1, 1_000_000):
-        regions = dice.choice([1, 2])
+    dice, came, began = random.Random(seed), 0, time.monotonic()
+    for turn, (regions, shuffled, cells) in enumerate(dealt(dice)):
         engines = [Engine(dice.choice(["redis", "valkey"])).start() for _ in range(regions)]
+        plan = f"{regions} region{'s' * (regions > 1)}, {'shuffled' if shuffled else 'plain'}"
         try:
-            copy = Copy(job, list(engines), tmp_path / f"checkpoint-{turn}", shuffled=dice.random() < 0.5)
-            for _ in range(10):
-                point, target = dice.choice(POINTS), dice.choice(TARGETS)
-                came += copy.round(point, target)
-                print(f"seed {seed}: kill {came} of {RANDOM_KILLS}: {target} at {point}", flush=True)
+            copy = Copy(job, list(engines), tmp_path / f"checkpoint-{turn}", shuffled=shuffled)
+            for point, target in cells:
+                assert copy.round(point, target), f"seed {seed}: nothing reached {point} ({plan})"
+                came += 1
+                took = f"{time.monotonic() - began:.0f} s"
+                print(
+                    f"seed {seed}: kill {came} of {RANDOM_KILLS}: {target} at {point}, {plan}, {took}",
+                    flush=True,
+                )
                 if came >= RANDOM_KILLS:
                     return
         finally:
             for engine in engines:
                 engine.stop()
+
+
+def dealt(dice: random.Random) -> Iterator[tuple[int, bool, list[tuple[str, str]]]]:
+    """The cells of the matrix, for ever, in hands of nine that share a world: (regions, shuffled, cells)."""
+    while True:
+        hands = list[tuple[int, bool, list[tuple[str, str]]]]()
+        for regions, shuffled in product((1, 2), (False, True)):
+            cells = list(product(POINTS, TARGETS))
+            dice.shuffle(cells)
+            hands += [(regions, shuffled, cells[at : at + 9]) for at in range(0, len(cells), 9)]
+        dice.shuffle(hands)
+        yield from hands

@@ -1,21 +1,23 @@
 """The data source with points at which a process of Spark can be killed, for good, by SIGKILL.
 
 A test arms a point by a key in an engine of its own: `SET kill:publishing jvm`. Whichever process reaches the
-point first takes the key away and kills its target: itself (`worker`), the JVM, or the driver. Spark imports
-this module in each of its Python processes, so the points are everywhere.
+point first takes the key away and kills its target: itself (`worker`), the JVM, or the driver. A process
+whose JVM or driver is dead goes on, as it would, until it finds that nobody listens. Spark imports this
+module in each of its Python processes, so the points are everywhere.
 """
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import redis
 
 from braidstream.spark import ledger, sink, source
 from pyspark_braidstream import DefaultSource
+from tests.support.waiting import eventually
 
 SOURCE_POINTS: Final = ("read-before", "read-middle", "read-after", "planned")
 TASK_POINT: Final = "task-middle"  # in tests/support/pipeline_job.py
@@ -39,7 +41,15 @@ def reach(point: str) -> None:
         control.rpush("killed", f"{point}:{target}")
         pid = os.getpid() if target == "worker" else int(control.get(f"pid:{target}") or 0)
     os.kill(pid, signal.SIGKILL)
-    time.sleep(60)  # killed from outside, this process has nothing more to do
+    eventually(lambda: not is_alive(pid), within_s=60, why=f"the {target} should be dead by SIGKILL")
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process can still do something: it is there, and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def _around(owner: Any, name: str, *, before: str = "", after: str = "") -> None:
