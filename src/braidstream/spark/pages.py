@@ -3,11 +3,13 @@
 A page is the reply to XRANGE: an array of [id, [field, value, ...]]. Where all entries have the same
 fields and no line break in them, every line of the reply has its place:
 
-    *2  $15  1794702853882-4  *4  $5  order  $1  7  $6  amount ...      4 + 4n lines an entry
-                                  `-- every length is checked against the line that follows it
+    *2  $15  1794702853882-4  *4  $5  order  $1  7  $7  payload  $3  abc      4 + 4n lines an entry
+    ====-    ---------------  =============  -   -  ==========  --   ---
+    =  is the same in every entry: compared with what it must be
+    -  is a length, checked against the line that follows it, or that line: an ID or a value
 
-The check is the proof: lengths that all agree are read by any RESP parser in the same way. A page that
-fails it anywhere is parsed by hiredis from the same bytes.
+The check is the proof: a page that passes it is read by any RESP parser in the same way. A page that fails it
+anywhere is parsed by hiredis from the same bytes.
 """
 
 from dataclasses import dataclass
@@ -16,25 +18,30 @@ from typing import Any
 import hiredis
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from braidstream.errors import ReplyError
 from braidstream.ids import Id
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
-_DIGITS = 10
-_MOST_SEQ, _MOST_MS = 2**53, 2**53  # beyond, a column of 64 bits may not hold what is made of it
+_MOST_SEQ = 2**53  # beyond, a column of 64 bits may not hold what is made of it
+_MOST_DIGITS = 15  # of milliseconds
+_POWERS = 10.0 ** np.arange(_MOST_DIGITS - 1, -1, -1)
 _MOST_FIELDS = 400  # an entry with more is not worth a column for each
 
 
 @dataclass(frozen=True, slots=True)
 class Regular:
-    """Entries that all have the same fields, as columns."""
+    """Entries that all have the same fields: where their IDs and values lie in the reply.
+
+    starts, stops: for each entry the place of its ID, then of each value.
+    """
 
     ms: Ints
     seq: Ints
     names: tuple[bytes, ...]
-    values: tuple[pa.BinaryArray, ...]
+    starts: Ints
+    stops: Ints
+    reply: pa.Buffer
 
     def __len__(self) -> int:
         return len(self.ms)
@@ -42,13 +49,29 @@ class Regular:
     def id(self, at: int) -> Id:
         return int(self.ms[at]), int(self.seq[at])
 
+    def ids(self) -> pa.BinaryArray:
+        """The IDs as the engine wrote them."""
+        return _column(self.reply, self.starts[:, 0], self.stops[:, 0])
+
+    def moments(self) -> pa.BinaryArray:
+        """The IDs' milliseconds, in digits."""
+        starts = self.starts[:, 0]
+        return _column(self.reply, starts, starts + len(str(self.ms[0])))
+
+    def column(self, name: bytes) -> pa.BinaryArray:
+        """The values of one field."""
+        at = 1 + self.names.index(name)
+        return _column(self.reply, self.starts[:, at], self.stops[:, at])
+
+    def values(self) -> pa.BinaryArray:
+        """All values, entry by entry."""
+        return _column(self.reply, self.starts[:, 1:].ravel(), self.stops[:, 1:].ravel())
+
     @property
     def sizes(self) -> Ints:
         """The bytes of each entry's fields and values."""
-        sizes = np.full(len(self), sum(map(len, self.names)), np.int64)
-        for column in self.values:
-            sizes += pc.binary_length(column).to_numpy(zero_copy_only=False)
-        return sizes
+        lengths: Ints = (self.stops[:, 1:] - self.starts[:, 1:]).sum(axis=1)
+        return lengths + sum(map(len, self.names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,53 +161,77 @@ def _regular(reply: bytearray) -> Regular | None:
     head = reply.find(b"\r\n")
     count = int(reply[1:head])
     if count == 0:
-        return Regular(_EMPTY, _EMPTY, (), ())
+        nothing = np.zeros((0, 1), np.int64)
+        return Regular(nothing[:, 0], nothing[:, 0], (), nothing, nothing, pa.py_buffer(b""))
     data = np.frombuffer(reply, np.uint8)
     ends = np.flatnonzero(data == 10)
     width, rest = divmod(len(ends) - 1, count)
     if rest or width < 8 or width % 4 or width > 4 + 4 * _MOST_FIELDS:
         return None
-    # starts[i], stops[i]: line i without its CRLF.
-    starts = (ends[:-1] + 1).reshape(count, width)
-    stops = (ends[1:] - 1).reshape(count, width)
-    if not _is_proven(data, starts, stops, width):
+    lines = _Lines(reply, data, ends[:-1].reshape(count, width), ends[1:].reshape(count, width))
+    names = lines.names()
+    if len(set(names)) < len(names) or not lines.are_framed(names):
         return None
-    names = _names(reply, data, starts, stops, width)
-    if names is None:
+    places = np.array([2, *range(7, width, 4)])
+    starts, stops = lines.after[:, places] + 1, lines.ends[:, places] - 1
+    if not lines.are_measured(places, starts, stops):
         return None
-    id_starts, id_stops = starts[:, 2], stops[:, 2]
-    dash = reply.find(b"-", int(id_starts[0])) - int(id_starts[0])
-    if dash > 18 or not (data[id_starts + dash] == 45).all() or int((id_stops - id_starts).max()) > dash + 19:
-        return None
-    ms = _numbers(data, id_starts, id_starts + dash)
-    seq = _numbers(data, id_starts + dash + 1, id_stops)
-    if int(ms.min()) < 0 or int(seq.min()) < 0 or int(seq.max()) >= _MOST_SEQ or int(ms.max()) >= _MOST_MS:
-        return None
-    buffer = pa.py_buffer(reply)
-    values = tuple(_column(buffer, starts[:, 7 + 4 * at], stops[:, 7 + 4 * at]) for at in range(len(names)))
-    return Regular(ms, seq, names, values)
+    found = _ids(reply, data, starts[:, 0], stops[:, 0])
+    return None if found is None else Regular(*found, names, starts, stops, pa.py_buffer(reply))
 
 
-_EMPTY: Ints = np.zeros(0, np.int64)
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """The lines of a reply, a row for each entry. Line i is from after[:, i] + 1 to ends[:, i] - 1."""
+
+    reply: bytearray
+    data: Any
+    after: Any
+    ends: Any
+
+    def names(self) -> tuple[bytes, ...]:
+        """The fields of the first entry."""
+        places = range(5, self.ends.shape[1], 4)
+        return tuple(bytes(self.reply[self.after[0, at] + 1 : self.ends[0, at] - 1]) for at in places)
+
+    def are_framed(self, names: tuple[bytes, ...]) -> bool:
+        """Whether what lies between IDs, lengths and values is what it must be, in every entry."""
+        frames = [b"$%d\r\n%s\r\n$" % (len(name), name) for name in names]
+        frames[0] = b"*%d\r\n" % (2 * len(names)) + frames[0]
+        places = [3, *range(8, self.ends.shape[1], 4)]
+        return self._is(b"*2\r\n$", 0) and all(map(self._is, frames, places))
+
+    def _is(self, wanted: bytes, place: int) -> bool:
+        """Whether these bytes begin at that line of every entry."""
+        starts, size = self.after[:, place] + 1, len(wanted)
+        if int(starts[-1]) + size > len(self.reply):
+            return False
+        windows = np.ndarray(len(self.reply) - size + 1, f"V{size}", self.reply, strides=(1,))
+        found = windows[starts].view(np.uint8).reshape(-1, size)
+        return bool((found == np.frombuffer(wanted, np.uint8)).all())
+
+    def are_measured(self, places: Any, starts: Any, stops: Any) -> bool:
+        """Whether the line before each of these tells its length, and both end as they must."""
+        headers, header_stops = self.after[:, places - 1] + 2, starts - 2
+        if not ((self.data[stops] == 13).all() and (self.data[header_stops] == 13).all()):
+            return False
+        told = _numbers(self.data, headers.ravel(), header_stops.ravel())
+        return bool((told == (stops - starts).ravel()).all())
 
 
-def _is_proven(data: Any, starts: Any, stops: Any, width: int) -> bool:
-    """Whether each header line is what its place demands, and each length that of the line after it."""
-    if not (
-        (data[stops] == 13).all() and (data[starts[:, 0]] == 42).all() and (data[starts[:, 3]] == 42).all()
-    ):
-        return False
-    pairs = (width - 4) // 2
-    if (_numbers(data, starts[:, 0] + 1, stops[:, 0]) != 2).any():
-        return False
-    if (_numbers(data, starts[:, 3] + 1, stops[:, 3]) != pairs).any():
-        return False
-    places = np.array([1, *range(4, width, 2)])
-    headers, header_stops = starts[:, places].ravel(), stops[:, places].ravel()
-    if not (data[headers] == 36).all():
-        return False
-    lengths = (stops[:, places + 1] - starts[:, places + 1]).ravel()
-    return bool((_numbers(data, headers + 1, header_stops) == lengths).all())
+def _ids(reply: bytearray, data: Any, starts: Any, stops: Any) -> tuple[Ints, Ints] | None:
+    """Milliseconds and sequences, if every ID has as many digits before its dash as the first."""
+    dash = reply.find(b"-", int(starts[0]), int(stops[0])) - int(starts[0])
+    if not 0 < dash <= _MOST_DIGITS or int((stops - starts).min()) < dash + 2:
+        return None
+    if not (data[starts + dash] == 45).all():
+        return None
+    windows = np.ndarray(len(reply) - dash + 1, f"V{dash}", reply, strides=(1,))
+    digits = windows[starts].view(np.uint8).reshape(-1, dash) - 48
+    seq = _numbers(data, starts + dash + 1, stops)
+    if (digits > 9).any() or not digits[:, 0].all() or int(seq.min()) < 0 or int(seq.max()) >= _MOST_SEQ:
+        return None
+    return (digits @ _POWERS[-dash:]).astype(np.int64), seq  # so few digits are exact
 
 
 def _numbers(data: Any, starts: Any, stops: Any) -> Ints:
@@ -198,34 +245,21 @@ def _numbers(data: Any, starts: Any, stops: Any) -> Ints:
     for at in range(narrowest):
         digit = data[starts + at] - 48  # unsigned: what is below "0" wraps around
         bad |= digit > 9
-        total *= _DIGITS
+        total *= 10
         total += digit
     for at in range(narrowest, widest):
         inside = at < widths
         digit = data[np.minimum(starts + at, len(data) - 1)] - 48
         bad |= (digit > 9) & inside
-        total = np.where(inside, total * _DIGITS + digit, total)
+        total = np.where(inside, total * 10 + digit, total)
     total[bad] = -1
     return total
 
 
-def _names(reply: bytearray, data: Any, starts: Any, stops: Any, width: int) -> tuple[bytes, ...] | None:
-    """The fields' names, if every entry has the same in the same order, each once."""
-    names = list[bytes]()
-    for place in range(5, width, 4):
-        first, stop = int(starts[0, place]), int(stops[0, place])
-        name = bytes(reply[first:stop])
-        if ((stops[:, place] - starts[:, place]) != len(name)).any():
-            return None
-        for at, byte in enumerate(name):
-            if (data[starts[:, place] + at] != byte).any():
-                return None
-        names.append(name)
-    return tuple(names) if len(set(names)) == len(names) else None
-
-
 def _column(buffer: pa.Buffer, starts: Any, stops: Any) -> pa.BinaryArray:
     """Values that lie apart in a buffer, as one column."""
+    if not len(starts):
+        return pa.array([], pa.binary())
     offsets = np.empty(2 * len(starts), np.int32)
     offsets[::2], offsets[1::2] = starts, stops
     spread = pa.BinaryArray.from_buffers(

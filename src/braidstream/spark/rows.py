@@ -44,7 +44,7 @@ from pyspark.sql.types import (
 from braidstream.errors import MalformedError, OptionError
 from braidstream.frontier import name_text
 from braidstream.spark.option_values import Mode
-from braidstream.spark.pages import Irregular, Page
+from braidstream.spark.pages import Irregular, Page, Regular
 from braidstream.strand import Strand
 
 META: Final = StructType(
@@ -99,6 +99,7 @@ class Rows:
         self.shape, self.strand = shape, strand
         self.arrow: pa.Schema = to_arrow_schema(shape.schema, timezone="UTC")
         self._name = name_text(strand.name)
+        self._made_keys: tuple[tuple[bytes, ...], pa.Array] = ((), pa.array([], pa.string()))
         self._plain = [each.name for each in shape.schema] == [each.name for each in META]
 
     def batch(self, page: Page) -> pa.RecordBatch:
@@ -139,27 +140,38 @@ class Rows:
         if isinstance(page, Irregular):
             users = [self.strand.user((ms, seq)) for ms, seq, _ in page.entries]
             return pa.array([f"{ms}-{seq}" for ms, seq in users], pa.string())
-        seq = page.seq << 10 | self.strand.writer if self.strand.kind == "s" else page.seq
-        return pc.binary_join_element_wise(
-            pa.array(page.ms).cast(pa.string()), pa.array(seq).cast(pa.string()), "-"
-        )
+        if self.strand.kind != "s":
+            return page.ids().cast(pa.string())
+        if not len(page):
+            return pa.array([], pa.string())
+        return pc.binary_join_element_wise(page.moments().cast(pa.string()), self._sequences(page), "-")
+
+    def _sequences(self, page: Regular) -> pa.Array:
+        """The users' sequences, in digits. They are small and come again and again: each is written once."""
+        most = int(page.seq.max())
+        if most >= len(page):
+            return pa.array(page.seq << 10 | self.strand.writer).cast(pa.string())
+        written = pa.array(np.arange(most + 1) << 10 | self.strand.writer).cast(pa.string())
+        return written.take(pa.array(page.seq))
 
     def _fields(self, page: Page) -> pa.Array:
         kind = self.arrow.field("fields" if self._plain else "_fields").type
         if isinstance(page, Irregular):
             pairs = [[(_shown(name), value) for name, value in fields.items()] for *_, fields in page.entries]
             return pa.array(pairs, kind)
-        rows, width = len(page), len(page.names)
-        if not rows:
+        if not len(page):
             return pa.array([], kind)
-        names = pa.array([_shown(name) for name in page.names], pa.string())
-        order = np.arange(rows * width, dtype=np.int32)
-        keys = names.take(pa.array(order % width))
-        items = pa.chunked_array(page.values).combine_chunks() if width > 1 else page.values[0]
-        if width > 1:
-            items = items.take(pa.array(order % width * rows + order // width))
-        offsets = pa.array(np.arange(0, rows * width + 1, width, dtype=np.int32))
-        return pa.MapArray.from_arrays(offsets, keys, items, type=kind)
+        offsets = pa.array(np.arange(0, len(page) + 1, dtype=np.int32) * np.int32(len(page.names)))
+        return pa.MapArray.from_arrays(offsets, self._keys(page), page.values(), type=kind)
+
+    def _keys(self, page: Regular) -> pa.Array:
+        """The fields' names, once for each entry. Pages of one strand mostly have the same."""
+        wanted = len(page) * len(page.names)
+        if self._made_keys[0] != page.names or len(self._made_keys[1]) < wanted:
+            names = pa.array([_shown(name) for name in page.names], pa.string())
+            order = np.arange(wanted, dtype=np.int32) % np.int32(len(page.names))
+            self._made_keys = page.names, names.take(pa.array(order))
+        return self._made_keys[1][:wanted]
 
     def _corrupt(self, page: Page, faults: "_Faults") -> pa.Array:
         if not faults.any:
@@ -174,9 +186,7 @@ class Rows:
         if isinstance(page, Irregular):
             fields = page.entries[at][2].items()
         else:
-            fields = [
-                (name, column[at].as_py()) for name, column in zip(page.names, page.values, strict=True)
-            ]
+            fields = [(name, page.column(name)[at].as_py()) for name in page.names]
         return json.dumps({_shown(name): _shown(value) for name, value in fields})
 
     def _complaint(self, page: Page, faults: "_Faults") -> str:
@@ -223,7 +233,7 @@ def _values(page: Page, name: bytes) -> pa.Array:
     if isinstance(page, Irregular):
         return pa.array([fields.get(name) for *_, fields in page.entries], pa.binary())
     if name in page.names:
-        return page.values[page.names.index(name)]
+        return page.column(name)
     return pa.nulls(len(page), pa.binary())
 
 
