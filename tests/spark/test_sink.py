@@ -156,6 +156,25 @@ def test_two_drivers_that_publish_one_batch_at_once_append_it_once(place: Engine
     assert numbers(place) == list(range(10))
 
 
+def test_two_sinks_write_to_one_stream_at_once(place: Engine) -> None:
+    """The other publishes everything while one is in the middle of a step."""
+    one, two = Sink(place.url, txnAppId="query-1"), Sink(place.url, txnAppId="query-2")
+    first, second = one.write([{"n": n} for n in range(10)]), two.write([{"n": n} for n in range(10, 20)])
+    real = Publisher._append
+    with pytest.MonkeyPatch.context() as patched:
+
+        def interrupted(self: Any, *args: Any) -> Any:
+            patched.setattr(Publisher, "_append", real)
+            two.commit(0, second)
+            return real(self, *args)
+
+        patched.setattr(Publisher, "_append", interrupted)
+        one.commit(0, first)
+    two.commit(0, second)
+    one.run(1, [20])
+    assert sorted(numbers(place)) == list(range(21))
+
+
 def test_streams_by_column_fields_by_map_and_nulls(place: Engine) -> None:
     schema = pa.schema([("stream", pa.string()), ("fields", pa.map_(pa.string(), pa.binary()))])
     rows = [

@@ -214,6 +214,30 @@ def test_only_the_regions_that_are_asked_for_are_read(query: Make, engine: Engin
     assert query(streams="orders", regions="2").numbers() == [1]
 
 
+@pytest.mark.parametrize(
+    ("start", "wanted"),
+    [
+        ('{"orders": {"s2": "5-0"}}', [0, 2, 3]),  # what is not named begins at its start
+        ('{"orders": {"s2": "5-0"}, "more": "latest"}', [0, 2]),
+        ('{"more": "earliest", "orders": "latest"}', [3]),
+        ("{}", [0, 1, 2, 3]),
+    ],
+)
+def test_a_position_may_name_some_streams_and_some_strands(
+    query: Make, engine: Engine, start: str, wanted: list[int]
+) -> None:
+    become(engine)
+    with client_of(engine) as client:
+        client.xadd("orders", {"n": 0})
+        client.run_plan(apply(US, [((5, 0), [b"n", b"1"]), ((6, 0), [b"n", b"2"])]))
+        client.xadd("more", {"n": 3})
+    orders = query(streams="orders,more", startingOffsets=start)
+    assert orders.numbers() == wanted
+    with client_of(engine) as client:
+        client.xadd("orders", {"n": 10})
+    assert orders.numbers() == [10]
+
+
 def test_a_wrong_start_is_refused_by_name(query: Make) -> None:
     with pytest.raises(OptionError, match="startingOffsets: orders: 'x' is no ID"):
         query(streams="orders", startingOffsets='{"orders": "x"}').run()
