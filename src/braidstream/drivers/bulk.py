@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import redis
 from redis.backoff import ExponentialBackoff
 from redis.connection import URL_QUERY_ARGUMENT_PARSERS
+from redis.driver_info import DriverInfo
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
@@ -25,6 +26,8 @@ __all__ = ["RedisError", "Server", "Wire", "shown"]
 T = TypeVar("T")
 
 TRIES = 3
+# redis-py looks its version up in its package for every connection, a millisecond, unless it is told.
+DRIVER = DriverInfo()
 CHUNK = 1 << 20
 
 
@@ -44,7 +47,8 @@ class Server:
         typed = {name: _typed(name, value) for name, value in (options or {}).items()}
         is_cluster = bool(typed.pop("cluster", False))
         # RESP2: the page parser and the plans know its shapes. Lost connections are retried here.
-        settings = {"retry": Retry(ExponentialBackoff(cap=1.0), TRIES), **typed, "protocol": 2}
+        settings = {"retry": Retry(ExponentialBackoff(cap=1.0), TRIES), "driver_info": DRIVER, **typed}
+        settings["protocol"] = 2
         self.url = url
         self._cluster: Any = redis.RedisCluster.from_url(url, **settings) if is_cluster else None
         self._client: Any = None if is_cluster else redis.Redis.from_url(url, **settings)
