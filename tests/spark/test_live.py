@@ -7,6 +7,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.spark.conftest import Load
@@ -51,6 +52,7 @@ class Live:
         assert self.seen == wanted
 
 
+@pytest.mark.timeout(1000)
 def test_three_regions_replicate_late_and_out_of_order_while_a_query_runs_and_moves(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -74,12 +76,13 @@ def test_three_regions_replicate_late_and_out_of_order_while_a_query_runs_and_mo
         for regions in ((1, 2, 3), (3, 1, 2)):
             added += traffic(10)  # while no query runs
             with live.running(orders(*regions)) as query:
-                added += traffic(30)
+                added += traffic(20)
                 world.sync()
                 live.wait_for(list(range(added)), query)
         world.close()
 
 
+@pytest.mark.timeout(1000)
 def test_a_query_waits_for_the_least_number_of_entries(load: Load, engine: Engine, tmp_path: Path) -> None:
     live = Live(tmp_path / "checkpoint")
     with engine.client() as client:

@@ -25,6 +25,7 @@ from braidstream.ids import Id
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 _MOST_SEQ = 2**53  # beyond, a column of 64 bits may not hold what is made of it
 _MOST_DIGITS = 15  # of milliseconds
+_MOST_BYTES = 2**31 - 1  # that offsets of 32 bits reach
 _POWERS = 10.0 ** np.arange(_MOST_DIGITS - 1, -1, -1)
 _MOST_FIELDS = 400  # an entry with more is not worth a column for each
 
@@ -166,7 +167,7 @@ def _regular(reply: bytearray) -> Regular | None:
     data = np.frombuffer(reply, np.uint8)
     ends = np.flatnonzero(data == 10)
     width, rest = divmod(len(ends) - 1, count)
-    if rest or width < 8 or width % 4 or width > 4 + 4 * _MOST_FIELDS:
+    if rest or width < 8 or width % 4 or width > 4 + 4 * _MOST_FIELDS or len(reply) > _MOST_BYTES:
         return None
     lines = _Lines(reply, data, ends[:-1].reshape(count, width), ends[1:].reshape(count, width))
     names = lines.names()
