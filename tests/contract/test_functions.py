@@ -356,15 +356,23 @@ def test_flushing_deletes_streams_and_plain_keys_and_the_region_stays(
     assert region.xadd("x", {"n": "2"}) == f"{FAR}-1025" > before
 
 
-def test_flushall_is_refused_while_other_databases_hold_keys(
+def test_flushall_takes_other_databases_along_unless_one_is_a_region_that_holds_keys(
     region: braidstream.Redis, engine: Engine
 ) -> None:
     entry = region.xadd("x", {"n": "1"})
     with redis.Redis.from_url(engine.url.replace("/0", "/3")) as other:
+        other.hset("bs:config", "region", "2")
         other.set("of another region", "1")
         with pytest.raises(redis.ResponseError, match="FLUSHALL refused by braidstream: db3 .*Use FLUSHDB"):
             region.flushall()
-        assert (region.xrange("x"), other.dbsize()) == ([(entry, {"n": "1"})], 1)
+        assert (region.xrange("x"), other.dbsize()) == ([(entry, {"n": "1"})], 2)
+        other.delete("of another region")
+        region.flushall()
+        assert (region.xlen("x"), other.dbsize()) == (0, 1)
+        other.delete("bs:config")
+        other.set("plain", "1")
+        region.flushall()
+        assert other.dbsize() == 0
 
 
 def test_a_wrong_flush_is_a_syntax_error(region: braidstream.Redis) -> None:

@@ -245,12 +245,14 @@ def test_reset_and_select_and_reply_off_do_what_they_do_on_the_engine(line: Line
     assert line.say("GET none") == b"$-1\r\n"
     line.say("SELECT 3")
     line.say("SET k there")
-    assert line.say("XADD s * a b").startswith(b"-NOREGION ")
+    assert line.say("XADD s 1-7 a b") == b"$3\r\n1-7\r\n"  # no region: plain Redis
+    assert line.pipeline("WATCH s", "MULTI", "XLEN s", "DEL s", "EXEC")[-1] == b"*2\r\n:1\r\n:1\r\n"
     assert line.pipeline("DBSIZE", "KEYS *", "TYPE k", "DEL k", "EXISTS k") == [
         *(b":1\r\n", b"*1\r\n$1\r\nk\r\n", b"+string\r\n", b":1\r\n", b":0\r\n")
     ]
     assert line.pipeline("WATCH k", "MULTI", "DEL k", "EXEC")[-1] == b"*1\r\n:0\r\n"
-    line.say("SELECT 0")
+    line.pipeline("SET k there", "SELECT 0", "SET k here", "XADD s * a b", "SELECT 3")
+    assert line.pipeline("FLUSHALL", "DBSIZE", "SELECT 0", "DBSIZE") == [b"+OK\r\n", b":0\r\n"] * 2
     assert line.say("GET k") == b"$-1\r\n"
     line.send("CLIENT", "REPLY", "OFF")
     line.send("SET", "k", "1")
@@ -261,6 +263,40 @@ def test_reset_and_select_and_reply_off_do_what_they_do_on_the_engine(line: Line
     assert line.say("XLEN s") == b":2\r\n"
     assert line.say("QUIT") == b"+OK\r\n"
     assert line.read() == b""
+
+
+def waits(line: Line) -> bool:
+    return b"blocked_clients:1" in line.say("INFO clients")
+
+
+@pytest.mark.parametrize("end", ["DEL x", "FLUSHALL", "SET x 1"])
+def test_a_reader_that_waits_is_told_as_the_engine_tells_that_its_stream_is_gone(
+    served: Served, line: Line, bare: Line, engine: Engine, end: str
+) -> None:
+    said = list[bytes]()
+    for port, writer in ((served.port, line), (engine.port, bare)):
+        with Line(port) as reader:
+            reader.say("SELECT 0" if writer is line else "SELECT 9")
+            writer.pipeline("XADD x * f v", "XGROUP CREATE x g $")
+            reader.send("XREADGROUP", "GROUP", "g", "ann", "BLOCK", "0", "STREAMS", "x", ">")
+            eventually(lambda: waits(bare), within_s=10, why="the reader should wait")
+            writer.say(end)
+            said.append(reader.read())
+        writer.say("DEL x")
+    assert said[0] == said[1]
+
+
+def test_set_on_the_name_of_a_stream_replaces_it(line: Line) -> None:
+    for command, reply in (("SET x 1", b"+OK\r\n"), ("SET x 1 XX", b"+OK\r\n"), ("SETEX x 9 1", b"+OK\r\n")):
+        line.say("XADD x * f v")
+        assert line.say(command) == reply
+        assert line.pipeline("TYPE x", "GET x", "DEL x", "EXISTS x") == [
+            *(b"+string\r\n", b"$1\r\n1\r\n", b":1\r\n", b":0\r\n")
+        ]
+    line.say("XADD x * f v")
+    assert line.say("SET x 1 NX") == b"$-1\r\n"
+    assert line.say("SET x 1 GET").startswith(b"-WRONGTYPE ")
+    assert line.pipeline("TYPE x", "DBSIZE") == [b"+stream\r\n", b":1\r\n"]
 
 
 def test_monitor_shows_what_others_do(line: Line, served: Served) -> None:

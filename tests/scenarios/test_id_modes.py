@@ -250,6 +250,30 @@ def test_a_client_that_connects_later_starts_in_the_new_mode(engine: Engine) -> 
         assert client.xadd("x", F1, id="100-1") == "100-1"
 
 
+@pytest.mark.parametrize("again", ["DEL x", "FLUSHDB", "RENAME y x"])
+def test_a_stream_that_reached_the_last_id_starts_over_once_it_is_deleted(
+    liberal: braidstream.Redis, again: str
+) -> None:
+    before = liberal.xadd("x", F1)
+    liberal.xadd("x", F1, id="18446744073709551615-18446744073709551615")
+    with pytest.raises(redis.ResponseError, match="exhausted the last possible ID"):
+        liberal.xadd("x", F1)
+    liberal.xadd("y", F1, id="1-1")
+    liberal.execute_command(*again.split())
+    after = liberal.xadd("x", F1)
+    assert position(before) < position(after) < (10**15, 0)
+
+
+def test_after_a_deletion_minted_ids_go_on_after_all_that_were_minted(liberal: braidstream.Redis) -> None:
+    far = 10**14
+    liberal.xadd("x", F1, id=f"{far}-5")
+    minted = liberal.xadd("x", F1)
+    liberal.xadd("x", F1, id=f"{far * 2}-5")
+    liberal.delete("x")
+    assert position(liberal.xadd("x", F1)) > position(minted) > (far, 5)
+    assert position(liberal.xadd("x", F1)) < (far * 2, 0)
+
+
 # Iterating with XREAD: one ID is no position in a stream that two regions write.
 
 

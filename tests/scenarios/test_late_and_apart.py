@@ -144,3 +144,21 @@ def test_what_a_deleted_consumer_had_not_acknowledged_counts_as_acknowledged_eve
         t5   | Sync                                            | Sync
         t6   | XREADGROUP GROUP g b STREAMS x > -> []          | XREADGROUP GROUP g b STREAMS x > -> []
     """)  # fmt: skip
+
+
+def test_ids_chosen_in_the_future_hold_nobody_up_once_their_stream_is_deleted(make_world: Make) -> None:
+    world = make_world(2, "liberal")
+    first = world[1].xadd("x", {"n": "minted"})
+    world[1].xadd("x", {"n": "last of all"}, id="18446744073709551615-18446744073709551615")
+    world.sync()
+    assert world[2].xlen("x") == 2
+    world[1].delete("x")
+    world.sync()
+    second = world[1].xadd("x", {"n": "again"})
+    world.sync()
+    assert int(first.split("-")[0]) <= int(second.split("-")[0]) < 10**15
+    assert [world[number].xrange("x") for number in world] == [[(second, {"n": "again"})]] * 2
+    world[2].delete("x")
+    third = world[2].xadd("x", {"n": "elsewhere"})
+    world.sync()
+    assert [world[number].xrange("x") for number in world] == [[(third, {"n": "elsewhere"})]] * 2

@@ -21,6 +21,8 @@ GIVEN_BACK_MS: Final = 50 * 365 * 24 * 3600 * 1000
 # Options, and how many words follow each.
 _CLAIM_OPTIONS: Final = {b"FORCE": 0, b"JUSTID": 0, b"IDLE": 1, b"TIME": 1, b"RETRYCOUNT": 1, b"LASTID": 1}
 _NACK_OPTIONS: Final = {b"FORCE": 0, b"RETRYCOUNT": 1}
+# XAUTOCLAIM takes no larger COUNT: the engine sets aside an ID for each.
+_MOST_CLAIMED: Final = (2**63 - 1) // 16
 
 
 def claim(view: View, argv: Argv) -> Plan[list[Any]]:
@@ -105,7 +107,7 @@ def claim_idle(view: View, argv: Argv) -> Plan[list[Any]]:
     while at < len(argv):
         if option(argv[at]) == b"COUNT" and at + 1 < len(argv):
             count, at = integer(argv[at + 1], "ERR COUNT must be > 0"), at + 1
-            if count < 1:
+            if not 0 < count <= _MOST_CLAIMED:
                 fail("ERR COUNT must be > 0")
         elif option(argv[at]) == b"JUSTID":
             justid = True

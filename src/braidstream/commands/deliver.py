@@ -8,7 +8,7 @@ from braidstream.braid import View
 from braidstream.commands import handout
 from braidstream.commands.arguments import Argv, option
 from braidstream.commands.group_arguments import ReadGroup, parse
-from braidstream.commands.waiting import wait
+from braidstream.commands.waiting import look_again, wait
 from braidstream.errors import ReplyError
 from braidstream.plan import Batch, Plan
 
@@ -24,6 +24,9 @@ def read_group(view: View, argv: Argv) -> Plan[list[Any] | None]:
         view = replace(view, known=OrderedDict(view.known))
     if view.pipelined or not _is_known(view, spec):
         yield from handout.look(view, spec)
+    waits = spec.block_ms is not None and not view.in_multi and all(word == b">" for word in spec.positions)
+    if waits and not view.pipelined and _is_one_read(view, spec):
+        return (yield from wait(view, spec))
     try:
         answer = yield from handout.read_all(view, spec)
     except ReplyError as error:
@@ -31,12 +34,18 @@ def read_group(view: View, argv: Argv) -> Plan[list[Any] | None]:
             raise
         # Something went away since we looked: now the look says so, by the names users know.
         view = replace(view, pipelined=False)
-        yield from handout.look(view, spec)
+        yield from look_again(view, spec)
         answer = yield from handout.read_all(view, spec)
-    waits = spec.block_ms is not None and not view.in_multi and all(word == b">" for word in spec.positions)
     if not answer and waits:
         return (yield from wait(view, spec))
     return answer or None
+
+
+def _is_one_read(view: View, spec: ReadGroup) -> bool:
+    """Whether the read that waits gives what is there as well, all of it that was asked for."""
+    if len(spec.names) > 1 or spec.limited:
+        return False
+    return spec.count is None or len(view.recall(spec.names[0]).strands) == 1
 
 
 def _is_known(view: View, spec: ReadGroup) -> bool:

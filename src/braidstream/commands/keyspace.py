@@ -14,6 +14,9 @@ from braidstream.commands.glob import matcher
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.plan import Batch, Command, Plan
 
+# They replace whatever has the name.
+OVERWRITING: Final = frozenset((b"SET", b"SETEX", b"PSETEX"))
+_WRONGTYPE: Final = "WRONGTYPE Operation against a key holding the wrong kind of value"
 OBJECT: Final = {b"HELP": (2, 2), **dict.fromkeys((b"ENCODING", b"FREQ", b"IDLETIME", b"REFCOUNT"), (3, 3))}
 
 
@@ -119,10 +122,21 @@ def _is_past(argv: Argv) -> bool:
     return value <= earliest
 
 
-def dump(view: View, argv: Argv) -> Plan[Any]:
-    """DUMP key: refused on a stream."""
-    why = "a stream is several keys, one for each writer, and RESTORE could not bring them back as one"
-    return (yield from _only_plain(argv, why, "Use COPY within a region, or XRANGE to export"))
+def overwrite(view: View, argv: Argv) -> Plan[Any]:
+    """SET, SETEX, PSETEX of a name that is a stream: the stream is deleted. Not one step."""
+    options = [option(word) for word in argv[3:]] if argv[0].upper() == b"SET" else []
+    native = tuple(word for at, word in enumerate(argv) if at < 3 or option(word) != b"XX")
+    streams = (yield from _look(argv[1:2]))[1]
+    if not streams[argv[1]]:
+        native = tuple(argv)
+    elif b"GET" in options:
+        fail(_WRONGTYPE)
+    elif b"NX" in options:
+        return None
+    [reply] = yield Batch([native])
+    if streams[argv[1]] and reply is not None:
+        yield from braid.delete(view, argv[1])
+    return reply
 
 
 def describe(view: View, argv: Argv) -> Plan[Any]:
@@ -212,13 +226,13 @@ def scan(view: View, argv: Argv) -> Plan[list[Any]]:
 def flush(view: View, argv: Argv) -> Plan[bytes]:
     """FLUSHDB, FLUSHALL [ASYNC|SYNC]: every plain key goes, every stream is deleted; who we are stays.
 
-    Not one step: what others write meanwhile may stay. FLUSHALL is this database, and is refused
-    while others hold keys.
+    Not one step: what others write meanwhile may stay. FLUSHALL is refused while another database is a
+    region that holds keys.
     """
     if len(argv) > 2 or (len(argv) == 2 and argv[1].upper() not in (b"ASYNC", b"SYNC")):
         fail("ERR syntax error")
     if argv[0].upper() == b"FLUSHALL":
-        yield from _refuse_other_databases()
+        yield from _flush_other_databases()
     cursor = b"0"
     while True:
         [(cursor, found)] = yield Batch([("SCAN", cursor, "COUNT", 1000)], resend=True)
@@ -229,11 +243,16 @@ def flush(view: View, argv: Argv) -> Plan[bytes]:
             return b"OK"
 
 
-def _refuse_other_databases() -> Plan[None]:
+def _flush_other_databases() -> Plan[None]:
     info, client = yield Batch([("INFO", "keyspace"), ("CLIENT", "INFO")], resend=True)
     words = dict(word.partition(b"=")[::2] for word in bytes(client).split())
     used = [line.split(b":")[0] for line in bytes(info).splitlines() if line.startswith(b"db")]
-    others = [db.decode() for db in used if db != b"db" + words[b"db"]]
-    if others:
-        why = f"{', '.join(others)} hold keys too, perhaps another region's"
+    others = [db[2:] for db in used if db != b"db" + words[b"db"]]
+    if not others:
+        return
+    [reply] = yield Batch([("FCALL", "bs_database_flush", 0, *others)], attempt=True)
+    if isinstance(reply, ReplyError):
+        if reply.code != "BSREGION":
+            raise reply
+        why = f"db{reply.text.split()[-1]} is a region of its own and holds keys"
         raise RefusedError("FLUSHALL", why, "Use FLUSHDB in each database")

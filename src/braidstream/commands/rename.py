@@ -11,6 +11,7 @@ one does, as the specification says.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Final
 
 from braidstream import ids, keys
@@ -24,7 +25,7 @@ from braidstream.plan import Batch, Command, Plan
 from braidstream.strand import facts
 
 PAGE: Final = 500
-_TRIES: Final = 5
+TRIES: Final = 5
 
 
 def rename(view: View, argv: Argv) -> Plan[bytes]:
@@ -101,9 +102,8 @@ def _copy(view: View, source: bytes, target: bytes, *, move: bool, replace: bool
             "RENAME and COPY of a stream under WATCH", why, "Run it before WATCH or after EXEC"
         )
     view = dataclasses.replace(view, watching=True)
-    token = yield from _token()
-    aside = keys.copy(target, token)
-    for _ in range(_TRIES):
+    aside = keys.copy(target, (yield from token()))
+    for _ in range(TRIES):
         watch: Command = ("WATCH", keys.meta(source), keys.meta(target))
         replies = yield Batch(
             [("WATCH", target), watch, registry_of(source), registry_of(target), ("EXISTS", target)]
@@ -129,28 +129,28 @@ def _copy(view: View, source: bytes, target: bytes, *, move: bool, replace: bool
             return True
     yield Batch([("UNLINK", aside)])
     raise ReplyError(
-        f"ERR {shown(source)!r} was written {_TRIES} times while it was copied. "
+        f"ERR {shown(source)!r} was written {TRIES} times while it was copied. "
         "Stop the writers for a moment and try again."
     )
 
 
 def _attempt(view: View, names: tuple[bytes, bytes, bytes], move: bool) -> Plan[bool]:
     source, target, aside = names
-    length, last = yield from _fill(view, source, aside)
+    length, last = yield from fill(view, source, aside)
     if not keys.shares_slot(target):
         yield Batch([("DEL", target)])  # it lies in another slot: no function can hold both
-    command = _adoption(view, names, (length, last), move)
+    command = adoption(view, names, (length, last), move)
     done: list[object] | None = yield Batch([command], atomic=True)
     return done is not None
 
 
-def _token() -> Plan[bytes]:
+def token() -> Plan[bytes]:
     """A name nobody else uses for a copy now: this connection, this moment."""
     time, client = yield Batch([("TIME",), ("CLIENT", "ID")], resend=True)
     return b"%d.%b.%b" % (client, time[0], time[1])
 
 
-def _fill(view: View, source: bytes, aside: bytes) -> Plan[tuple[int, Id]]:
+def fill(view: View, source: bytes, aside: bytes) -> Plan[tuple[int, Id]]:
     """Copy the entries, then the counters, as the user sees both: (how many, the last ID)."""
     about = yield from info(view, [b"XINFO", b"STREAM", source])
     known = facts(about)
@@ -179,8 +179,17 @@ def _fill(view: View, source: bytes, aside: bytes) -> Plan[tuple[int, Id]]:
     return length, end
 
 
-def _adoption(view: View, names: tuple[bytes, bytes, bytes], copied: tuple[int, Id], move: bool) -> Command:
-    """The command that makes the copy the stream, and unmakes what was."""
+def adoption(
+    view: View,
+    names: tuple[bytes, bytes, bytes],
+    copied: tuple[int, Id],
+    move: bool,
+    groups: Sequence[bytes] = (),
+) -> Command:
+    """The command that makes the copy the stream, and unmakes what was.
+
+    groups: those that came with the copy, each followed by where it starts on other strands.
+    """
     source, target, aside = names
     here, there = view.recall(source).strands, view.recall(target).strands
     minted, chosen = view.minted(target), view.chosen(target)
@@ -213,4 +222,5 @@ def _adoption(view: View, names: tuple[bytes, bytes, bytes], copied: tuple[int, 
         len(here) if move else -1,
         *(strand.registration for strand in here if move),
         len(plain),
+        *groups,
     )

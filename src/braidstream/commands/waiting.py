@@ -80,13 +80,30 @@ def wait(view: View, spec: ReadGroup) -> Plan[Answer]:
             stirred += 1
             if stirred > STIRRED:
                 raise
-            yield from handout.look(here.view, spec, turn=here.in_turn)
+            yield from look_again(here.view, spec, turn=here.in_turn)
             continue
         if found:
             return found
     if here.turn:
         yield Batch([_pass_on(here)], attempt=True)
     return None
+
+
+def look_again(view: View, spec: ReadGroup, *, turn: bool = False) -> Plan[None]:
+    """Something changed since we looked. If the stream is gone, a reader that would wait is told so as this
+    engine tells it."""
+    try:
+        yield from handout.look(view, spec, turn=turn)
+    except ReplyError:
+        gone = [name for name in spec.names if not view.recall(name).exists]
+        if spec.block_ms is None or not gone:
+            raise
+        # With peers a stream without entries ends with its last group; that is no deletion of the stream.
+        destroyed = ("HEXISTS", keys.meta(gone[0]), b"x:" + spec.group)
+        server, ended = yield Batch([("INFO", "server"), destroyed], resend=True, attempt=True)
+        if isinstance(server, bytes) and b"redis_version:7.0." in server and not ended:
+            raise ReplyError("UNBLOCKED the stream key no longer exists") from None
+        raise
 
 
 def _how(here: Wait) -> Plan[Answer]:

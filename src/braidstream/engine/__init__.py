@@ -17,7 +17,7 @@ VERSION: Final = 5
 NAME: Final = "braidstream"
 _PARTS: Final = (
     *("id", "vector", "strand", "chosen", "settings", "group", "braid", "journal", "entry"),
-    *("idempotence", "acks", "merge", "library"),
+    *("idempotence", "acks", "merge", "database", "library"),
 )
 _TRIES: Final = 10
 

@@ -28,7 +28,9 @@ local function delete_strands(meta, writer, named)
       if last then
         existed = 1
         redis.call('UNLINK', strand.key)
+        if less(this_moment(), last) then last = really_last(meta, label, last) end
       end
+      redis.call('HDEL', meta, 'f:' .. label)
       -- Of a copy that was lost nothing was seen, so nothing is deleted but what was before.
       local own = writer == '0' or string.sub(label, 2) == writer
       local lost = own and after_loss(strand.cut) or strand.cut
@@ -57,6 +59,7 @@ end
      FCALL bs_braid_adopt n <meta> <s> <copy> <c> <strand of it>... [<source's meta> <strand of it>...] [<name>]
            <s label> <c label> <life> <floor> <length of the copy> <writer>
            <how many strands> <label:life>... <how many strands of the source, or -1> <label:life>... <0|1: name>
+           (<group of the copy> <where it starts on other strands>)...
      What the stream was is deleted, and so is the source where one is given (RENAME), and a plain key.
      Everything is checked before the first write. Returns OK.
      Why a function: a half of it would lose a stream. ]]
@@ -87,6 +90,7 @@ local function braid_adopt(keys, args)
   if args[at] == '1' then redis.call('UNLINK', keys[key]) end
   redis.call('RENAME', copy, c)
   register(meta, args[2], args[3], '+', '0-0')
+  for group = at + 1, #args, 2 do note_group(meta, args[group], args[group + 1]) end
   move_minted_on(keys, args[1], args[4])
   -- With peers, what never held an entry and has no group is nothing: it could not exist elsewhere.
   if args[6] ~= '0' then vanish(meta, { [args[2] .. ':' .. args[3]] = c, [args[1] .. ':0'] = keys[2] }) end

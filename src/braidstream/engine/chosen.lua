@@ -39,7 +39,12 @@ end
 local function move_minted_on(keys, label, floor)
   if redis.call('EXISTS', keys[2]) == 0 then make(keys[1], keys[2], label, true) end
   redis.call('HSETNX', keys[1], label, '0:+:0-0')
-  if less(last_of(keys[2]), floor) then redis.call('XSETID', keys[2], floor) end
+  local last = last_of(keys[2])
+  if not less(last, floor) then return end
+  if less(this_moment(), floor) then
+    redis.call('HSET', keys[1], 'f:' .. label, really_last(keys[1], label, last) .. ' ' .. floor)
+  end
+  redis.call('XSETID', keys[2], floor)
 end
 
 local function exists(meta)

@@ -60,6 +60,14 @@ local function entries_read(strand)
   return { 'ENTRIESREAD', strand.read }
 end
 
+-- A group is made here and now: whoever made it has seen the deletions that are known.
+local function note_group(meta, group, start)
+  redis.call('HSET', meta, 'g:' .. group, start)
+  ring(meta)
+  local seen = (redis.call('HGET', meta, 'x') or '') .. '/' .. (redis.call('HGET', meta, 'x:' .. group) or '')
+  if seen ~= '/' then redis.call('HSET', meta, 'v:' .. group, seen) end
+end
+
 --[[ group_create: <flag> is our writer, MKSTREAM may follow. Strands that are named and not there are made:
      a waiting reader can only wait for what is there. Returns OK. ]]
 local function group_create(keys, args)
@@ -85,10 +93,7 @@ local function group_create(keys, args)
   for _, strand in ipairs(strands) do
     redis.call('XGROUP', 'CREATE', strand.key, group, strand.from, unpack(entries_read(strand)))
   end
-  redis.call('HSET', meta, 'g:' .. group, start)
-  ring(meta)
-  local seen = (redis.call('HGET', meta, 'x') or '') .. '/' .. (redis.call('HGET', meta, 'x:' .. group) or '')
-  if seen ~= '/' then redis.call('HSET', meta, 'v:' .. group, seen) end
+  note_group(meta, group, start)
   -- `$` is here, where each strand ends now: in the other regions the group starts at the same entries.
   if from ~= '' and strands[1].from == '$' then redis.call('HSET', meta, 'k:' .. group, from) end
   return redis.status_reply('OK')

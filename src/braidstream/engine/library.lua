@@ -25,6 +25,11 @@ redis.register_function { function_name = 'bs_group_wait', callback = group_wait
 redis.register_function { function_name = 'bs_group_destroy', callback = group_destroy, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'bs_braid_delete', callback = braid_delete, flags = { 'allow-oom' } }
 redis.register_function {
+  function_name = 'bs_database_flush',
+  callback = database_flush,
+  flags = { 'allow-oom', 'no-cluster' },
+}
+redis.register_function {
   function_name = 'bs_version',
   callback = function() return VERSION end,
   flags = { 'no-writes' },

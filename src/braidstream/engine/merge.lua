@@ -92,7 +92,11 @@ local function merge_cut(meta, label, ours, theirs, named)
   if ours.life ~= theirs.life or not less(ours.cut, cut) then return end
   local last = key and last_of(key)
   if last then
-    redis.call('XTRIM', key, 'MINID', '=', following(cut))
+    if cut == MAX_SEQ .. '-' .. MAX_SEQ then
+      redis.call('XTRIM', key, 'MAXLEN', '=', 0)
+    else
+      redis.call('XTRIM', key, 'MINID', '=', following(cut))
+    end
     if less(last, cut) then redis.call('XSETID', key, cut) end
   end
   register(meta, label, ours.life, ours.there and '+' or '-', cut)

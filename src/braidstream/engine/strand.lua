@@ -91,11 +91,23 @@ local function end_of(key, cut)
   return last
 end
 
+local function this_moment()
+  local now = redis.call('TIME')
+  return string.format('%.0f', now[1] * 1000 + math.floor(now[2] / 1000)) .. '-' .. MAX_SEQ
+end
+
+--[[ Where a strand ends that an ID chosen in the future moved on, and that has minted nothing since: where it
+     was before. `f:<label>` -> `<native before> <native moved to>` (chosen.lua). Peers are told this end, and
+     deletion goes back to it, so that IDs chosen in the future, once deleted, hold nobody up. ]]
+local function really_last(meta, label, last)
+  local before, floor = string.match(redis.call('HGET', meta, 'f:' .. label) or '', '^(%S+) (%S+)$')
+  return floor == last and before or last
+end
+
 -- After all that a strand whose key was lost can have minted: after this moment, and after the
 -- millisecond that follows its last such start (it may have minted ahead of the clock there).
 local function after_loss(cut)
-  local now = redis.call('TIME')
-  local start = string.format('%.0f', now[1] * 1000 + math.floor(now[2] / 1000))
+  local start = string.match(this_moment(), '^%d+')
   local again = successor(string.match(cut, '^%d+'))
   if less_number(start, again) then start = again end
   return start .. '-' .. MAX_SEQ

@@ -21,7 +21,7 @@ from braidstream.gateway import dispatch
 from braidstream.gateway.backend import Lane, Own
 from braidstream.gateway.known import Known
 from braidstream.gateway.resp import Parser, Words, error_line
-from braidstream.gateway.session import Session
+from braidstream.gateway.session import Session, may_be_plain
 from braidstream.ids import minted_text
 from braidstream.plan import Replies
 
@@ -283,6 +283,11 @@ class Client(asyncio.Protocol):
             self.lane = self.gateway.borrow(*at)
             self.gateway.give_back(*self._at)
             self._at, self.known = at, self.gateway.known(self.session.db)
+
+    async def is_beside_region(self, words: Words) -> bool:
+        """Whether a command of the table is the engine's own here: the database is no region."""
+        here = self.session
+        return (may_be_plain(words) or here.db != here.home) and await self.known.is_absent()
 
     async def own_connection(self) -> Own:
         """The connection of this client's own; made if it has none, and told who the client is."""

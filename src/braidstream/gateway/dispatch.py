@@ -6,15 +6,15 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from braidstream.commands import keyspace
 from braidstream.drivers import gather
 from braidstream.drivers.gather import Queued
 from braidstream.drivers.session import resp2
 from braidstream.drivers.wire import pack
 from braidstream.errors import BraidError, LostError
 from braidstream.gateway import survey, transaction
-from braidstream.gateway.backend import Own
 from braidstream.gateway.present import reply_of
-from braidstream.gateway.resp import Words, error_line
+from braidstream.gateway.resp import NULL, Words, error_line
 from braidstream.gateway.session import (
     ALONE,
     PUBSUB,
@@ -22,7 +22,6 @@ from braidstream.gateway.session import (
     STATEFUL,
     TRANSACTION,
     blocks,
-    may_be_plain,
     spec_of,
 )
 from braidstream.plan import Batch, Replies, arun
@@ -52,9 +51,11 @@ async def run_next(client: "Client") -> None:
         await (await client.own_connection()).listen(pack([tuple(words)]))
     elif (handle := _HANDLERS.get(name)) is not None:
         await handle(client, client.queue.popleft())
+    elif _overwrites(client, words):
+        client.write(await _overwrite(client, client.queue.popleft()))
     elif spec_of(words) is None:
         await _relay(client, 1 if alone else _RUN)
-    elif may_be_plain(words) and await client.known.is_absent():
+    elif await client.is_beside_region(words):
         await _natively(client, client.queue.popleft())
     else:
         await _plans(client, 1 if alone else _RUN)
@@ -65,10 +66,33 @@ async def run_next(client: "Client") -> None:
 
 async def _natively(client: "Client", words: Words) -> None:
     """A command of the table, in a database that is no region: the engine's own."""
-    [reply] = await (await client.own_connection()).collect(pack([tuple(words)]), 1)
-    if words[0].upper() == b"WATCH" and reply.startswith(b"+"):
+    name = words[0].upper()
+    if name == b"FLUSHALL":
+        client.write(await _flush_from_home(client, words))
+        return
+    own = await client.own_connection()
+    client.blocking = blocks(words)
+    try:
+        [reply] = await own.collect(pack([tuple(words)]), 1)
+    finally:
+        client.blocking = False
+    if name == b"WATCH" and reply.startswith(b"+"):
         client.session.watching = True
     client.write(reply)
+
+
+async def _flush_from_home(client: "Client", words: Words) -> bytes:
+    """FLUSHALL beside the region: the region's database is one of all, and is flushed as a region is."""
+    at = client.session.login, client.session.home
+    known, lane = client.gateway.known(client.session.home), client.gateway.borrow(*at)
+    try:
+        await known.refresh_if_due()
+        await arun(keyspace.flush(known.view(), words), lane.send)
+    except BraidError as error:
+        return error_line(error)
+    finally:
+        client.gateway.give_back(*at)
+    return b"+OK\r\n"
 
 
 async def _relay(client: "Client", most: int) -> None:
@@ -76,7 +100,7 @@ async def _relay(client: "Client", most: int) -> None:
     run = list[Words]()
     for words in islice(client.queue, most):
         name = words[0].upper()
-        if name in SPECIAL or spec_of(words) is not None:
+        if name in SPECIAL or spec_of(words) is not None or _overwrites(client, words):
             break
         run.append(words)
         client.session.sees(words)
@@ -96,6 +120,20 @@ async def _relay(client: "Client", most: int) -> None:
 
 
 # Plans
+
+
+def _overwrites(client: "Client", words: Words) -> bool:
+    """Whether a command puts a plain key in the place of what we remember as a stream."""
+    return words[0].upper() in keyspace.OVERWRITING and len(words) > 2 and client.known.holds_stream(words[1])
+
+
+async def _overwrite(client: "Client", words: Words) -> bytes:
+    try:
+        await client.known.refresh_if_due()
+        result = await arun(keyspace.overwrite(client.known.view(), words), client.lane.send)
+    except BraidError as error:
+        return error_line(error)
+    return b"+%b\r\n" % result if result is not None else NULL[client.session.resp]
 
 
 async def _plans(client: "Client", most: int) -> None:
@@ -130,10 +168,9 @@ async def reply_to(client: "Client", words: Words) -> bytes:
         await client.known.refresh_if_due()
         view = client.known.view(watching=session.watching)
         if _needs_own(client, words):
-            own = await client.own_connection()
             client.blocking = blocks(words)
             try:
-                result = await arun(spec.plan(view, words), partial(_patiently, own))
+                result = await arun(spec.plan(view, words), partial(_patiently, client))
             except _UnblockedError:
                 result = None
             finally:
@@ -156,7 +193,15 @@ class _UnblockedError(Exception):
     """CLIENT UNBLOCK: a plan would wait on, for it cannot know how long it waited."""
 
 
-async def _patiently(own: Own, batch: Batch) -> Replies:
+async def _patiently(client: "Client", batch: Batch) -> Replies:
+    """A batch of a plan that needs the client's own connection.
+
+    What a plan asks before it waits goes by the lane: a reader that came first has looked before what
+    another client does next.
+    """
+    if client.blocking and batch.block_ms is None and client.session.is_plain:
+        return await client.lane.send(batch)
+    own = await client.own_connection()
     began = time.monotonic()
     replies = await own.send(batch)
     early = batch.block_ms is not None and (time.monotonic() - began) * 1000 < batch.block_ms - 2
@@ -253,7 +298,7 @@ async def _function(client: "Client", words: Words) -> None:
     [reply] = await (await client.own_connection()).collect(pack([tuple(words)]), 1)
     if reply.startswith(b"+"):
         try:
-            await client.known.bring_functions()
+            await client.gateway.known(client.session.home).bring_functions()
         except BraidError as error:
             reply = error_line(error)
     client.write(reply)

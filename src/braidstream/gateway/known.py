@@ -92,6 +92,11 @@ class Known(Session):
         super()._forget()
         self.ways.clear()
 
+    def holds_stream(self, name: bytes) -> bool:
+        """Whether a name was a stream when somebody last looked."""
+        registry = self.known.get(name)
+        return name in self.ways or (registry is not None and registry.exists)
+
     def remember(self, words: Words) -> None:
         """An append went well: the next one to that name may take the short way."""
         if words[0].upper() == b"XADD":

@@ -23,7 +23,7 @@ TRANSACTION: Final = frozenset((b"MULTI", b"EXEC", b"DISCARD", b"UNWATCH"))
 # Answered, or seen to, by the gateway in other ways.
 SPECIAL: Final = STATEFUL | TRANSACTION | {b"CLIENT", b"QUIT", b"INFO", b"FUNCTION", b"WAIT", b"WAITAOF"}
 # Plans that WATCH need a connection that nobody else talks on.
-ALONE: Final = frozenset((b"RENAME", b"RENAMENX", b"COPY", b"WATCH"))
+ALONE: Final = frozenset((b"RENAME", b"RENAMENX", b"COPY", b"WATCH", b"DUMP", b"RESTORE"))
 # Native commands that may wait: pointless once the client is gone.
 BLOCKING: Final = frozenset(
     (b"BLPOP", b"BRPOP", b"BLMOVE", b"BRPOPLPUSH", b"BZPOPMIN", b"BZPOPMAX", b"BLMPOP", b"BZMPOP", b"WAIT")

@@ -21,7 +21,7 @@ from braidstream.errors import BraidError, LostError, RefusedError
 from braidstream.gateway.backend import Own, parse
 from braidstream.gateway.present import reply_of
 from braidstream.gateway.resp import NULL_ARRAY, Words, error_line
-from braidstream.gateway.session import PUBSUB, may_be_plain, spec_of
+from braidstream.gateway.session import PUBSUB, spec_of
 from braidstream.plan import Command, arun
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ async def take(client: "Client", words: Words) -> None:
         )
         multi.ours = multi.spoilt = True
         client.write(error_line(refused))
-    elif name not in _AT_ONCE and spec_of(words) is not None and not await _is_plain(client, words):
+    elif name not in _AT_ONCE and spec_of(words) is not None and not await client.is_beside_region(words):
         client.write(await _queue_plan(client, multi, words))
     else:
         [reply] = await multi.judge.collect(pack([tuple(words)]), 1, writes=False)
@@ -95,10 +95,6 @@ async def take(client: "Client", words: Words) -> None:
         elif reply.startswith(b"-") and name not in _AT_ONCE:
             multi.spoilt = True
         client.write(reply)
-
-
-async def _is_plain(client: "Client", words: Words) -> bool:
-    return may_be_plain(words) and await client.known.is_absent()
 
 
 async def _queue_plan(client: "Client", multi: Multi, words: Words) -> bytes:

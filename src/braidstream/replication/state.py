@@ -18,8 +18,9 @@ from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
 from braidstream.strand import Strand, facts
 
-# Fields of meta that stay in their region: where XGROUP SETID stood, and when groups last changed.
-_LOCAL: Final = (b"b:", b"h:", b"bell")
+# Fields of meta that stay in their region: where XGROUP SETID stood, where chosen IDs moved a strand to,
+# and when groups last changed.
+_LOCAL: Final = (b"b:", b"h:", b"f:", b"bell")
 # And those that entries may overtake: how far groups have acknowledged, how far Spark sinks have written.
 _LATER: Final = (*_LOCAL, b"k:", b"q:")
 

@@ -14,7 +14,7 @@ GROUPS: Final = (
 )
 MOVES: Final = (b"RENAME", b"RENAMENX", b"COPY")
 FLUSHES: Final = (b"FLUSHDB", b"FLUSHALL")
-NOT_IN_MULTI: Final = (*MOVES, *FLUSHES, b"SCAN", b"KEYS", b"XSETID", b"XGROUP", b"XAUTOCLAIM")
+NOT_IN_MULTI: Final = (*MOVES, *FLUSHES, b"DUMP", b"SCAN", b"KEYS", b"XSETID", b"XGROUP", b"XAUTOCLAIM")
 PLAIN_WRITES: Final = (b"SET", b"HSET", b"RPUSH")
 CAPS: Final = (b"MAXLEN", b"MINID")
 POLICIES: Final = (b"KEEPREF", b"DELREF", b"ACKED")

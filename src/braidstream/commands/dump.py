@@ -1,0 +1,189 @@
+"""DUMP and RESTORE of streams: one native stream under the user's IDs, with groups and what is pending.
+
+    DUMP      s1  1-1     4-1                  aside  1-1  2-2  3-0  4-1   --> DUMP aside --> bytes
+              s2      2-2       -- copied -->         groups, consumers, pending entries
+              c1          3-0
+
+    RESTORE   bytes --> RESTORE aside --> adopted as the chosen strand, its groups with it (as by RENAME)
+
+Of entries that share one ID only one is dumped. A group that stands at several places, one for each strand,
+is dumped where the first entry stands that it was not given: some may be given twice, none is skipped.
+"""
+
+import dataclasses
+from typing import Any, Final
+
+from braidstream import braid, ids, keys
+from braidstream.braid import Registry, View, find, registry_of
+from braidstream.commands import standing
+from braidstream.commands.arguments import Argv, fail, option, shown
+from braidstream.commands.groups import later
+from braidstream.commands.pending import Query, rows_of
+from braidstream.commands.rename import PAGE, TRIES, adoption, fill, token
+from braidstream.errors import RefusedError, ReplyError
+from braidstream.ids import Id
+from braidstream.plan import Batch, Command, Plan
+from braidstream.strand import facts
+
+# How a payload of a stream begins: the types that engines have used for one.
+_STREAM: Final = (15, 19, 21)
+_BUSY: Final = "BUSYKEY Target key name already exists."
+_UNREADABLE: Final = ("ERR DUMP payload", "ERR Bad data format")
+
+
+def is_plain(view: View, argv: Argv) -> bool:
+    """Whether the call is the engine's own: what it names is no stream, nor becomes one."""
+    becomes = argv[0].upper() == b"RESTORE" and argv[3][:1] and argv[3][0] in _STREAM
+    return not becomes and not view.recall(argv[1]).exists
+
+
+def dump(view: View, argv: Argv) -> Plan[bytes | None]:
+    """DUMP key. Of a stream: O(n), every entry is copied aside; once more if it is written meanwhile."""
+    name = argv[1]
+    if not (yield from find(view, name)).exists:
+        [reply] = yield Batch([tuple(argv)], resend=True)
+        return None if reply is None else bytes(reply)
+    _refuse_watching(view, "DUMP")
+    view = dataclasses.replace(view, watching=True, pipelined=False)
+    aside = keys.copy(name, (yield from token()))
+    for _ in range(TRIES):
+        _, reply = yield Batch([("WATCH", keys.meta(name)), registry_of(name)])
+        registry = view.learn(name, reply)
+        if not registry.exists:
+            yield Batch([("UNWATCH",)])
+            return None
+        yield Batch([("WATCH", *(strand.key for strand in registry.strands)), ("UNLINK", aside)])
+        try:
+            yield from fill(view, name, aside)
+            yield from _fill_groups(view, registry, name, aside)
+        except ReplyError:
+            yield Batch([("UNWATCH",), ("UNLINK", aside)])
+            raise
+        done: list[Any] | None = yield Batch([("DUMP", aside), ("UNLINK", aside)], atomic=True)
+        if done is not None:
+            return bytes(done[0])
+    yield Batch([("UNLINK", aside)])
+    raise ReplyError(
+        f"ERR {shown(name)!r} was written {TRIES} times while it was copied. "
+        "Stop the writers for a moment and try again."
+    )
+
+
+def _fill_groups(view: View, registry: Registry, name: bytes, aside: bytes) -> Plan[None]:
+    """Make the groups on the copy: where they stand, their consumers, and what is pending."""
+    for info in map(facts, (yield from standing.groups(view, name))):
+        group, read = info[b"name"], info[b"entries-read"]
+        place = yield from _place(registry, group, ids.native(info[b"last-delivered-id"]))
+        count: Command = () if read is None or read < 0 else ("ENTRIESREAD", read)
+        rows = yield from standing.consumers(view, name, group)
+        yield Batch(
+            [
+                ("XGROUP", "CREATE", aside, group, ids.text(place), *count),
+                *(("XGROUP", "CREATECONSUMER", aside, group, facts(row)[b"name"]) for row in rows),
+            ]
+        )
+        yield from _fill_pending(view, registry, group, aside)
+
+
+def _place(registry: Registry, group: bytes, delivered: Id) -> Plan[Id]:
+    """Before the first entry that the group was not given; else where it stands."""
+    replies = yield Batch([("XINFO", "GROUPS", strand.key) for strand in registry.strands], resend=True)
+    nexts: list[Command] = []
+    for strand, reply in zip(registry.strands, replies, strict=True):
+        for info in map(facts, reply):
+            if info[b"name"] == group:
+                nexts.append(standing.after(strand, ids.native(info[b"last-delivered-id"]), 1))
+    pages = yield Batch(nexts, resend=True)
+    firsts = [
+        strand.user(ids.native(page[0][0]))
+        for strand, page in zip(registry.strands, pages, strict=True)
+        if page
+    ]
+    return min([delivered, *(ids.before(first) or ids.ZERO for first in firsts)])
+
+
+def _fill_pending(view: View, registry: Registry, group: bytes, aside: bytes) -> Plan[None]:
+    start: Id | None = ids.ZERO
+    while start is not None:
+        rows = yield from rows_of(view, registry.strands, group, Query(start, ids.LAST, PAGE))
+        if not rows:
+            return
+        yield Batch(
+            [
+                (
+                    *("XCLAIM", aside, group, row.consumer, 0, ids.text(row.id)),
+                    *("IDLE", row.idle, "RETRYCOUNT", row.deliveries, "FORCE", "JUSTID"),
+                )
+                for row in rows[:PAGE]
+            ]
+        )
+        start = ids.after(rows[:PAGE][-1].id)
+
+
+def restore(view: View, argv: Argv) -> Plan[bytes]:
+    """RESTORE key ttl payload [REPLACE] [ABSTTL] [IDLETIME seconds] [FREQ frequency].
+
+    The payload of a stream becomes a stream of the region, groups and pending entries included.
+    """
+    replace = b"REPLACE" in map(option, argv[4:])
+    if argv[3][:1] and argv[3][0] in _STREAM:
+        yield from _restore_stream(view, argv, replace)
+        return b"OK"
+    registry = yield from find(view, argv[1])
+    if registry.exists and not replace:
+        fail(_BUSY)
+    [reply] = yield Batch([tuple(argv)])
+    if registry.exists:
+        yield from braid.delete(view, argv[1])
+    return bytes(reply)
+
+
+def _restore_stream(view: View, argv: Argv, replace: bool) -> Plan[None]:
+    name = argv[1]
+    _refuse_watching(view, "RESTORE")
+    aside = keys.copy(name, (yield from token()))
+    _, _, reply, taken, error = yield Batch(
+        [
+            ("WATCH", name),
+            ("WATCH", keys.meta(name)),
+            registry_of(name),
+            ("EXISTS", name),
+            ("RESTORE", aside, *argv[2:]),
+        ],
+        attempt=True,
+    )
+    registry = view.learn(name, reply)
+    busy = not replace and (taken or registry.exists)
+    try:
+        if isinstance(error, ReplyError) and not (busy and error.text.startswith(_UNREADABLE)):
+            raise error
+        if busy:
+            fail(_BUSY)
+        if not argv[2].isdigit() or int(argv[2]):
+            why = "an expired strand forgets its last ID and would mint the same IDs again"
+            raise RefusedError("RESTORE of a stream with a TTL", why, "Use 0")
+        yield from _adopt(view, name, aside)
+    except ReplyError:
+        yield Batch([("UNWATCH",), ("UNLINK", aside)])
+        raise
+    finally:
+        view.forget(name)
+
+
+def _adopt(view: View, name: bytes, aside: bytes) -> Plan[None]:
+    about, groups = yield Batch([("XINFO", "STREAM", aside), ("XINFO", "GROUPS", aside)])
+    known, words = facts(about), list[bytes]()
+    for info in map(facts, groups):
+        words += (info[b"name"], later(ids.native(info[b"last-delivered-id"])))
+    if not keys.shares_slot(name):
+        yield Batch([("DEL", name)])  # it lies in another slot: no function can hold both
+    copied = int(known[b"length"]), ids.native(known[b"last-generated-id"])
+    done = yield Batch([adoption(view, (name, name, aside), copied, False, words)], atomic=True)
+    if done is None:
+        raise ReplyError(f"ERR {shown(name)!r} was written while it was restored. Try again.")
+
+
+def _refuse_watching(view: View, command: str) -> None:
+    if view.watching:
+        why = "it watches keys itself, and would end your WATCH"
+        raise RefusedError(f"{command} of a stream under WATCH", why, "Run it before WATCH or after EXEC")

@@ -1,0 +1,151 @@
+"""DUMP and RESTORE of streams: what goes out comes back, here and in a bare engine, and from there."""
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+import braidstream
+from braidstream.strand import Strand
+from tests.support.gateways import Line, Served, value_of
+from tests.support.regions import apply, become
+from tests.support.servers import Engine
+
+# The bare engine, in a database that is no region.
+BARE_DB = 5
+
+
+@pytest.fixture
+def bare(engine: Engine) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(engine.url.replace("/0", f"/{BARE_DB}"), decode_responses=True) as client:
+        yield client
+
+
+def fill(client: redis.Redis, name: str = "x") -> None:
+    """A stream with a history: deleted entries, two groups, pending entries, an idle consumer."""
+    for number in range(1, 7):
+        client.xadd(name, {"n": str(number)}, id=f"{number}-0")
+    client.xdel(name, "3-0")
+    client.xgroup_create(name, "jobs", id="0")
+    client.xgroup_create(name, "later", id="4-0")
+    client.xreadgroup("jobs", "ann", {name: ">"}, count=2)
+    client.xreadgroup("jobs", "bob", {name: ">"}, count=1)
+    client.xgroup_createconsumer(name, "jobs", "idle")
+    client.xclaim(name, "jobs", "bob", 0, ["2-0"], retrycount=7)
+    client.xack(name, "jobs", "1-0")
+
+
+def told(client: redis.Redis, name: str = "x") -> object:
+    """What users can see of it, but for times."""
+    info = client.xinfo_stream(name)
+    groups = client.xinfo_groups(name)
+    return {
+        "entries": client.xrange(name),
+        **{
+            key: info[key] for key in ("length", "last-generated-id", "max-deleted-entry-id", "entries-added")
+        },
+        "groups": [(each["name"], each["last-delivered-id"], each["pending"]) for each in groups],
+        "consumers": [sorted(c["name"] for c in client.xinfo_consumers(name, g["name"])) for g in groups],
+        "pending": [
+            [
+                (row["message_id"], row["consumer"], row["times_delivered"])
+                for row in client.xpending_range(name, each["name"], "-", "+", 100)
+            ]
+            for each in groups
+        ],
+    }
+
+
+def payload_of(client: redis.Redis, name: str = "x") -> bytes:
+    with redis.Redis(connection_pool=_bytes(client)) as raw:
+        return bytes(raw.execute_command("DUMP", name))
+
+
+def _bytes(client: redis.Redis) -> redis.ConnectionPool:
+    options = {**client.connection_pool.connection_kwargs, "decode_responses": False}
+    return redis.ConnectionPool(**options)
+
+
+@pytest.mark.parametrize("name", ["x", "a{b}c", "}x"])
+def test_a_stream_of_the_bare_engine_becomes_a_stream_of_the_region(
+    liberal: braidstream.Redis, bare: redis.Redis, name: str
+) -> None:
+    fill(bare, name)
+    assert liberal.restore(name, 0, payload_of(bare, name)) in (True, "OK", b"OK")
+    assert told(liberal, name) == told(bare, name)
+    entry = liberal.xadd(name, {"n": "new"})
+    [[_, [first, second, last]]] = liberal.xreadgroup("jobs", "ann", {name: ">"})
+    assert (first[0], second[0], last[0]) == ("5-0", "6-0", entry)
+    assert liberal.dbsize() == 1
+
+
+def test_what_is_dumped_is_restored_here_and_in_the_bare_engine(
+    liberal: braidstream.Redis, engine: Engine, bare: redis.Redis
+) -> None:
+    fill(liberal)
+    liberal.xadd("x", {"n": "minted"})
+    with braidstream.Redis.from_url(engine.url) as raw:
+        payload = raw.dump("x")
+    want = told(liberal)
+    bare.restore("y", 0, payload)
+    assert told(bare, "y") == want
+    liberal.restore("y", 0, payload)
+    assert (told(liberal, "y"), told(liberal, "x")) == (want, want)
+    with redis.Redis.from_url(engine.url) as operator:
+        assert operator.keys("bs:copy:*") == []
+
+
+def test_a_group_that_stands_at_several_places_skips_nothing_after_a_restore(
+    liberal: braidstream.Redis, engine: Engine, bare: redis.Redis
+) -> None:
+    for entry in ("10-0", "30-0"):
+        liberal.xadd("x", {"n": entry}, id=entry)
+    liberal.xgroup_create("x", "g", id="0")
+    liberal.xreadgroup("g", "ann", {"x": ">"})
+    # An entry of region 2 arrives late: before 30-0, which was given out.
+    liberal.run_plan(apply(Strand(b"x", "s", 2), [((20, 0), [b"n", b"late"])]))
+    with braidstream.Redis.from_url(engine.url) as raw:
+        bare.restore("x", 0, raw.dump("x"))
+    [[_, found]] = bare.xreadgroup("g", "ann", {"x": ">"})
+    assert [fields["n"] for _, fields in found] == ["late", "30-0"]
+
+
+def test_a_restore_over_something_needs_replace_and_unmakes_what_was(
+    liberal: braidstream.Redis, bare: redis.Redis
+) -> None:
+    fill(bare)
+    payload = payload_of(bare)
+    bare.set("text", "hello")
+    plain = payload_of(bare, "text")
+    liberal.xadd("x", {"n": "old"}, id="100-0")
+    for each in (payload, plain):
+        with pytest.raises(redis.ResponseError, match="Target key name already exists"):
+            liberal.execute_command("RESTORE", "x", 0, each)
+    with pytest.raises(redis.ResponseError, match="syntax error"):
+        liberal.execute_command("RESTORE", "x", 0, payload, "NOW")
+    with pytest.raises(redis.ResponseError, match="DUMP payload version or checksum are wrong"):
+        liberal.execute_command("RESTORE", "new", 0, payload[:-1] + b"?")
+    with pytest.raises(redis.ResponseError, match="RESTORE of a stream with a TTL refused by braidstream"):
+        liberal.restore("new", 60_000, payload)
+    assert (liberal.exists("new"), liberal.xlen("x")) == (0, 1)
+    liberal.restore("x", 0, payload, replace=True)
+    assert told(liberal) == told(bare)
+    liberal.restore("x", 0, plain, replace=True)
+    assert (liberal.type("x"), liberal.get("x")) == ("string", "hello")
+    liberal.restore("x", 0, payload, replace=True)
+    assert (liberal.type("x"), liberal.dbsize()) == ("stream", 1)
+
+
+def test_dump_and_restore_pass_through_a_gateway(engine: Engine, bare: redis.Redis) -> None:
+    become(engine, id_mode="liberal")
+    fill(bare)
+    with Served(engine.url) as gateway, Line(gateway.port) as line:
+        assert line.say("RESTORE", "x", 0, payload_of(bare)) == b"+OK\r\n"
+        payload = value_of(line.say("DUMP x"))
+        assert line.say("RESTORE", "y", 0, payload) == b"+OK\r\n"
+        assert line.say("DUMP none") == b"$-1\r\n"
+        assert line.pipeline("MULTI", "DUMP none", "EXEC")[-1] == b"*1\r\n$-1\r\n"
+        *_, refused = line.pipeline("MULTI", "DUMP x", "EXEC")
+        assert refused.startswith(b"-ERR DUMP inside MULTI refused by braidstream")
+        with redis.Redis.from_url(gateway.url, decode_responses=True) as client:
+            assert told(client) == told(client, "y") == told(bare)
