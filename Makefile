@@ -56,6 +56,9 @@ simulate: ## ten thousand seeds of two hundred operations in 2 to 5 regions; BRA
 demo: ## watch the tables and sessions of the specification typed into redis-cli at gateways
 	BRAID_SHOW=1 $(PYTHON) -m pytest -q -s -n 0 tests/scenarios/test_typed.py
 
+redis-suite: ## Redis's own stream tests against a gateway; SUITE=/path/to/redis/source ENGINE=redis UNITS="unit/type/stream ..."
+	$(PYTHON) -m scripts.redis_suite --suite "$(SUITE)" --engine "$(or $(ENGINE),redis)" $(UNITS)
+
 fuzz: ## atheris on the gateway's parser, then a million hostile cases at a running gateway
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check atheris==3.0.0
 	$(PYTHON) -m tests.fuzz_resp -runs=1000000

@@ -62,6 +62,14 @@ class Served:
 
         asyncio.run_coroutine_threadsafe(forget(), self._loop).result(10)
 
+    def most_waiting(self) -> int:
+        """The most bytes that wait to be sent to one client; asked where nobody changes it meanwhile."""
+
+        async def ask() -> int:
+            return max(each.transport.get_write_buffer_size() for each in self.gateway.clients)
+
+        return asyncio.run_coroutine_threadsafe(ask(), self._loop).result(60)
+
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         try:

@@ -28,7 +28,7 @@ def free_port() -> int:
 
 
 def engine_command(flavour: str, port: int, directory: Path, keep: bool) -> list[str]:
-    """A server of its own: nothing of the machine's configuration, reachable from here only."""
+    """A server of its own: nothing of the machine's configuration, reachable from here only, DEBUG too."""
     program = shutil.which(f"{flavour}-server")
     if program is None:
         raise BraidError(
@@ -36,7 +36,8 @@ def engine_command(flavour: str, port: int, directory: Path, keep: bool) -> list
             f"or take the other engine with --engine {'valkey' if flavour == 'redis' else 'redis'}."
         )
     store = ["--appendonly", "yes" if keep else "no", "--save", ""]
-    return [program, "--bind", "127.0.0.1", "--port", str(port), "--dir", str(directory), *store]
+    here = ["--bind", "127.0.0.1", "--enable-debug-command", "local"]
+    return [program, *here, "--port", str(port), "--dir", str(directory), *store]
 
 
 def braid_command(*words: str) -> list[str]:

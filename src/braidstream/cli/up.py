@@ -4,9 +4,10 @@ import asyncio
 import json
 import signal
 import tempfile
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -15,7 +16,8 @@ from rich.table import Table
 from braidstream import engine as functions
 from braidstream.cli.engines import Child, answering, braid_command, engine_command, free_port
 from braidstream.cli.server import Json, ask, trouble
-from braidstream.commands.region import initialise, meet
+from braidstream.cli.tune import IdMode
+from braidstream.commands.region import initialise, meet, tune_id_mode
 
 
 class Engine(StrEnum):
@@ -23,6 +25,8 @@ class Engine(StrEnum):
     valkey = "valkey"
 
 
+_STRICT: Final = IdMode("strict")
+Mode = Annotated[IdMode, typer.Option("--id-mode", help="Which IDs XADD takes, as `braid tune id-mode`.")]
 Directory = Annotated[
     Path | None, typer.Option("--dir", help="Keep the data here. Without it, all is gone when braid up ends.")
 ]
@@ -31,10 +35,11 @@ Directory = Annotated[
 def up(
     regions: Annotated[int, typer.Option(min=1, max=16, help="How many regions.")] = 2,
     engine: Annotated[Engine, typer.Option(help="Which server to start for each.")] = Engine.redis,
+    id_mode: Mode = _STRICT,
     directory: Directory = None,
     as_json: Json = False,
 ) -> None:
-    """Start several regions on this machine, each a server of its own, replicating to each other.
+    """Start several regions on this machine, each a server and a gateway, replicating to each other.
 
     For trying things out and for tests. Ctrl-C or SIGTERM stops everything it started.
 
@@ -43,35 +48,46 @@ def up(
     with trouble(directory or Path(tempfile.gettempdir()), as_json):
         if directory is not None:
             directory.mkdir(parents=True, exist_ok=True)
-            asyncio.run(_run(directory, range(1, regions + 1), engine, as_json, keep=True))
+            asyncio.run(_run(Wanted(directory, range(1, regions + 1), engine, id_mode, True), as_json))
         else:
             with tempfile.TemporaryDirectory(prefix="braid-up-") as folder:
-                asyncio.run(_run(Path(folder), range(1, regions + 1), engine, as_json, keep=False))
+                wanted = Wanted(Path(folder), range(1, regions + 1), engine, id_mode, False)
+                asyncio.run(_run(wanted, as_json))
 
 
-async def _run(folder: Path, numbers: range, engine: Engine, as_json: bool, *, keep: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to start, where. keep: the data outlives us."""
+
+    folder: Path
+    numbers: range
+    engine: Engine
+    id_mode: IdMode
+    keep: bool
+
+
+async def _run(wanted: Wanted, as_json: bool) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     children: list[Child] = []
     try:
-        starting = asyncio.ensure_future(_start(folder, numbers, engine, children, keep))
+        starting = asyncio.ensure_future(_start(wanted, children))
         stopping = asyncio.ensure_future(stop.wait())
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
             return
-        _tell(starting.result(), folder, as_json)
+        _tell(starting.result(), wanted.folder, as_json)
         await stopping
     finally:
         for child in reversed(children):
             await child.stop()
 
 
-async def _start(
-    folder: Path, numbers: range, engine: Engine, children: list[Child], keep: bool
-) -> list[dict[str, Any]]:
+async def _start(wanted: Wanted, children: list[Child]) -> list[dict[str, Any]]:
+    folder, numbers, engine = wanted.folder, wanted.numbers, wanted.engine
     regions = [
         {"id": number, "name": f"region-{number}", "url": f"redis://127.0.0.1:{free_port()}"}
         for number in numbers
@@ -82,12 +98,17 @@ async def _start(
         place = folder / str(region["name"])
         place.mkdir(exist_ok=True)
         port = int(str(region["url"]).rpartition(":")[2])
-        command = engine_command(engine.value, port, place, keep)
+        command = engine_command(engine.value, port, place, wanted.keep)
         child = Child(f"the {engine.value} of {region['name']}", command, place / "engine.log")
         children.append(child)
         await child.start()
         await answering(port, child)
-        plans = (initialise(int(str(region["id"])), str(region["name"])), functions.load(), meet(numbers))
+        plans = (
+            initialise(int(str(region["id"])), str(region["name"])),
+            functions.load(),
+            meet(numbers),
+            tune_id_mode(wanted.id_mode.value),
+        )
         await asyncio.to_thread(ask, str(region["url"]), *plans)
     daemons = []
     for region in regions:
