@@ -54,7 +54,8 @@ simulate: ## ten thousand seeds of two hundred operations in 2 to 5 regions; BRA
 	$(PYTHON) -m tests.simulation
 
 demo: ## watch the tables and sessions of the specification typed into redis-cli at gateways
-	BRAID_SHOW=1 $(PYTHON) -m pytest -q -s -n 0 tests/scenarios/test_typed.py
+	BRAID_SHOW=1 $(PYTHON) -m pytest -q -s -n 0 tests/scenarios/test_typed.py tests/scenarios/test_typed_examples.py \
+		tests/faults/test_typed_daemons.py
 
 redis-suite: ## Redis's own stream tests against a gateway; SUITE=/path/to/redis/source ENGINE=redis UNITS="unit/type/stream ..."
 	$(PYTHON) -m scripts.redis_suite --suite "$(SUITE)" --engine "$(or $(ENGINE),redis)" $(UNITS)

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from itertools import count
 from typing import Any
 
@@ -27,11 +28,13 @@ _FENCES = count(1)
 class Typist:
     """Looks like a client that decodes replies, as far as the scenarios need one; `client` does the rest."""
 
-    def __init__(self, engine: Engine, client: "braidstream.Redis", name: str = "") -> None:
+    def __init__(self, where: Engine | int, client: "braidstream.Redis", name: str = "") -> None:
+        """where: an engine, which gets a gateway; or the port of a gateway."""
         self.client, self.name = client, name
         self.response_callbacks: dict[str, Any] = {}
-        self.gateway = Served(engine.url).__enter__()
-        words = ["redis-cli", "--no-raw", "-p", str(self.gateway.port)]
+        self._gateway = None if isinstance(where, int) else Served(where.url).__enter__()
+        port = self._gateway.port if self._gateway else where
+        words = ["redis-cli", "--no-raw", "-p", str(port)]
         self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def execute_command(self, *words: Any) -> Any:
@@ -63,11 +66,48 @@ class Typist:
         self._process.stdin.close()
         self._process.wait(10)
         self._process.stdout.close()
-        self.gateway.stop()
+        if self._gateway:
+            self._gateway.stop()
         self.client.close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.client, name)
+
+
+_NAMED = re.compile(r"<(\w+)>")
+
+
+def play(typist: Typist, session: str) -> None:
+    """Type a session, and compare what is printed. See tests/scenarios/test_typed_examples.py."""
+    known = dict[str, str]()
+    for part in textwrap.dedent(session).strip().split("\n> "):
+        line, _, wanted = part.removeprefix("> ").partition("\n")
+        line = _NAMED.sub(lambda found: known[found[1]], line)
+        printed = typist.type(line)
+        if SHOWN:
+            show(f"{typist.name}> {line}\n{printed}")
+        _agree(line, wanted.rstrip(), printed, known)
+
+
+def _agree(line: str, wanted: str, printed: str, known: dict[str, str]) -> None:
+    names = list[str]()
+    form = ""
+    for at, piece in enumerate(_NAMED.split(wanted)):
+        if at % 2 == 0:
+            form += re.escape(piece)
+        elif piece in known:
+            form += re.escape(known[piece])
+        elif piece in names:
+            form += f"(?P={piece})"
+        else:
+            names.append(piece)
+            form += rf"(?P<{piece}>\d+-\d+)"
+    found = re.fullmatch(form, printed)
+    assert found, f"{line}\nprints\n{printed}\nand not\n{wanted}\nwhere {known}"
+    assert not set(found.groupdict().values()) & set(known.values()), (
+        f"{line}: an ID that was there: {printed}"
+    )
+    known.update(found.groupdict())
 
 
 class TypedWorld(World):

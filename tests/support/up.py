@@ -21,6 +21,7 @@ class Up:
 
     process: "subprocess.Popen[bytes]"
     urls: dict[int, str]
+    gateways: dict[int, str]
 
     def client(self, region: int) -> braidstream.Redis:
         return braidstream.Redis.from_url(self.urls[region], decode_responses=True)
@@ -47,7 +48,8 @@ def braid_up(regions: int, flavour: Flavour, *words: str) -> Iterator[Up]:
     try:
         assert process.stdout is not None
         said = json.loads(process.stdout.readline())
-        yield Up(process, {region["id"]: region["url"] for region in said["regions"]})
+        urls, gateways = ({each["id"]: each[what] for each in said["regions"]} for what in ("url", "gateway"))
+        yield Up(process, urls, gateways)
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=STOP_WITHIN_S)
