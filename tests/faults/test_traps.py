@@ -312,7 +312,6 @@ def test_a_server_that_may_evict_strands_is_not_made_a_region(flavour: Flavour, 
         ("PEXPIRE", "x", 1),
         ("EXPIREAT", "x", 1),
         ("PEXPIREAT", "x", 1, "GT"),
-        ("DUMP", "x"),
     ],
     ids=lambda command: command[0],
 )

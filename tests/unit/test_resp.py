@@ -8,7 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from braidstream.gateway.resp import Limits, Parser, Scanner, Words, elements, encode, split_words
+from braidstream.gateway.resp import (
+    Limits,
+    Parser,
+    Scanner,
+    Words,
+    bulk,
+    elements,
+    encode,
+    minted_reply,
+    split_words,
+    uniform_appends,
+)
+from braidstream.ids import minted_text
 
 LIMITS = Limits(bulk=5000, words=300, buffered=30_000)
 # Words with line ends in them, words larger than the short way takes, empty words.
@@ -158,3 +170,55 @@ def test_a_million_hostile_cases_take_seconds_not_hours() -> None:
     for _ in range(500):
         big.feed(b"x" * 100_000)
     assert big.error is None
+
+
+# Appends alike are told by columns; the parser must agree.
+
+TRICKY = [b"", b"a", b"*5", b"*7", b"$4", b"XADD", b"$1", b"*", b"orders", b"\r\n", b"x\r\n$1", b"v" * 5000]
+
+
+@given(
+    name=st.sampled_from([b"orders", b"", b"*", b"$1", b"a\r\nb"]),
+    rows=st.lists(st.lists(st.sampled_from(TRICKY), min_size=2, max_size=6), min_size=1, max_size=5),
+    command=st.sampled_from([b"XADD", b"xadd", b"XDEL"]),
+    entry=st.sampled_from([b"*", b"*", b"*", b"1"]),
+    torn=st.integers(0, 3),
+)
+def test_appends_told_by_columns_are_those_that_the_parser_finds(
+    name: bytes, rows: list[list[bytes]], command: bytes, entry: bytes, torn: int
+) -> None:
+    commands = [[command, name, entry, *fields] for fields in rows]
+    data = b"".join(map(packed, commands))
+    data = data[: len(data) - torn]
+    found = uniform_appends(data)
+    if found is None:
+        return
+    start, seen, words, count = found
+    parsed = Parser(Limits()).feed(data)
+    assert parsed == commands
+    assert (seen, words, count) == (name, len(commands[0]), len(commands))
+    begin = b"*%d\r\n$4\r\nXADD\r\n$3\r\nkey\r\n$10\r\nNOMKSTREAM\r\n" % (words + 1)
+    told = [[b"XADD", b"key", b"NOMKSTREAM", *each[2:]] for each in commands]
+    assert Parser(Limits()).feed(data.replace(start, begin)) == told
+
+
+def test_appends_alike_are_told_from_what_only_looks_like_them() -> None:
+    one = packed([b"XADD", b"orders", b"*", b"f", b"v"])
+    assert uniform_appends(one * 3) == (b"*5\r\n$4\r\nXADD\r\n$6\r\norders\r\n", b"orders", 5, 3)
+    odd = packed([b"XADD", b"orders", b"*", b"f*7", b"XADD", b"orders", b"v"])
+    assert uniform_appends(odd * 2) is None
+    for data in (
+        one,
+        one * 2 + b"*",
+        one + one[:-1],
+        one + one.replace(b"XADD", b"XDEL"),
+        b"",
+        b"PING\r\n" * 30,
+    ):
+        assert uniform_appends(data) is None
+
+
+@given(native=st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 3000)), writer=st.integers(1, 1023))
+def test_the_reply_to_an_append_is_its_user_id(native: tuple[int, int], writer: int) -> None:
+    text = b"%d-%d" % native
+    assert minted_reply(text, writer) == bulk(minted_text(text, writer))

@@ -9,12 +9,14 @@
      (BSSTALE): the caller looks again.
      Why a function: between taking the keys away and noting their last IDs, nobody may append. ]]
 local function delete_strands(meta, writer, named)
-  local strands, groups = {}, {}
+  local strands, groups, moved = {}, {}, {}
   local fields = redis.call('HGETALL', meta)
   for at = 1, #fields, 2 do
     local life, state, cut = string.match(fields[at + 1], '^(%d+):([+-]):(.*)$')
     if string.match(fields[at], '^[gvkbhl]:') then
       groups[#groups + 1] = fields[at]
+    elseif string.match(fields[at], '^f:') then
+      moved[string.sub(fields[at], 3)] = true
     elseif string.match(fields[at], '^[sc]%d+$') and state == '+' then
       local key = named[fields[at] .. ':' .. life]
       if not key then return nil end
@@ -30,7 +32,7 @@ local function delete_strands(meta, writer, named)
         redis.call('UNLINK', strand.key)
         if less(this_moment(), last) then last = really_last(meta, label, last) end
       end
-      redis.call('HDEL', meta, 'f:' .. label)
+      if moved[label] then redis.call('HSET', meta, 'f:' .. label, '') end
       -- Of a copy that was lost nothing was seen, so nothing is deleted but what was before.
       local own = writer == '0' or string.sub(label, 2) == writer
       local lost = own and after_loss(strand.cut) or strand.cut

@@ -15,14 +15,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from braidstream.drivers.session import REGION_FRESH_S
-from braidstream.drivers.wire import pack, pack_one
+from braidstream.drivers.wire import Connection, pack, pack_one
 from braidstream.errors import BraidError, LostError, ReplyError
 from braidstream.gateway import dispatch
 from braidstream.gateway.backend import Lane, Own
 from braidstream.gateway.known import Known
-from braidstream.gateway.resp import Parser, Words, error_line
+from braidstream.gateway.resp import Parser, Words, error_line, minted_reply, uniform_appends
 from braidstream.gateway.session import Session, may_be_plain
-from braidstream.ids import minted_text
 from braidstream.plan import Replies
 
 if TYPE_CHECKING:
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
 _QUEUED: Final = 10_000
 _QUEUED_BYTES: Final = 4_000_000
 _WRITE_HIGH: Final = 1_000_000
+# Bytes of which a part may be the second command.
+_SEVERAL: Final = 100
 
 
 class Client(asyncio.Protocol):
@@ -78,8 +79,11 @@ class Client(asyncio.Protocol):
             return
         if self._leaving:
             return
+        is_free = self._worker is None and not self.queue and self._writable is None
+        if is_free and len(data) > _SEVERAL and self._parser.is_clean and self._express_alike(data):
+            return
         commands = self._parser.feed(data)
-        if commands and self._worker is None and not self.queue and self._writable is None:
+        if commands and is_free:
             done = self._express_run(commands)
             if done == len(commands) and self._parser.error is None:
                 return
@@ -131,6 +135,10 @@ class Client(asyncio.Protocol):
         self.transport.close()
 
     @property
+    def is_leaving(self) -> bool:
+        return self._leaving
+
+    @property
     def _is_idle(self) -> bool:
         return self._worker is None and not self.queue and not self._express
 
@@ -143,12 +151,34 @@ class Client(asyncio.Protocol):
 
     # Appends on the short way
 
+    def _open_lane(self) -> Connection | None:
+        """The lane, if appends can take the short way now."""
+        conn = self.lane.conn
+        if not self._plain or conn is None or conn.lost is not None or conn.is_full:
+            return None
+        return conn if time.monotonic() - self.known.read_at <= REGION_FRESH_S else None
+
+    def _express_alike(self, data: bytes) -> bool:
+        """Send bytes that are nothing but appends alike: in each the strand's key takes the name's place."""
+        conn = self._open_lane()
+        if conn is None or (alike := uniform_appends(data)) is None:
+            return False
+        start, name, words, count = alike
+        way = self.known.ways.get(name)
+        if way is None:
+            return False
+        self.known.used = True
+        begin = b"*%d\r\n$4\r\nXADD\r\n$%d\r\n%b\r\n$10\r\nNOMKSTREAM\r\n" % (words + 1, len(way[0]), way[0])
+        slot: list[bytes] = []
+        self._express.append(slot)
+        out = way[1] + data.replace(start, begin)
+        conn.post(out, 1 + count, partial(self._appended, slot, data, count, 1))
+        return True
+
     def _express_run(self, commands: Iterable[Words]) -> int:
         """Send the plain appends at the head; how many they were."""
-        known, conn = self.known, self.lane.conn
-        if not self._plain or conn is None or conn.lost is not None or conn.is_full:
-            return 0
-        if time.monotonic() - known.read_at > REGION_FRESH_S:
+        known, conn = self.known, self._open_lane()
+        if conn is None:
             return 0
         ways = known.ways
         run: list[Words] = []
@@ -175,15 +205,20 @@ class Client(asyncio.Protocol):
         conn.post(
             out[0] if len(out) == 1 else b"".join(out),
             births + len(run),
-            partial(self._appended, slot, run, births),
+            partial(self._appended, slot, run, len(run), births),
         )
         return len(run)
 
     def _appended(
-        self, slot: list[bytes], run: list[Words], births: int, replies: Replies | LostError
+        self,
+        slot: list[bytes],
+        run: list[Words] | bytes,
+        count: int,
+        births: int,
+        replies: Replies | LostError,
     ) -> None:
         if isinstance(replies, LostError):
-            self._fill(slot, [error_line(replies)] * len(run))
+            self._fill(slot, [error_line(replies)] * count)
             return
         region = self.known.region
         assert region is not None
@@ -192,15 +227,15 @@ class Client(asyncio.Protocol):
         gone: list[int] = []
         for reply in replies[births:] if births else replies:
             if type(reply) is bytes:
-                entry = minted_text(reply, writer)
-                out.append(b"$%d\r\n%b\r\n" % (len(entry), entry))
+                out.append(minted_reply(reply, writer))
                 continue
             if reply is None:
                 gone.append(len(out))
             out.append(error_line(reply) if isinstance(reply, ReplyError) else b"")
         if gone:
             self.known.forget()
-            self.gateway.run(self._make_good(slot, run, out, gone))
+            words = Parser(self.gateway.limits).feed(run) if isinstance(run, bytes) else run
+            self.gateway.run(self._make_good(slot, words, out, gone))
         else:
             self._fill(slot, out)
 

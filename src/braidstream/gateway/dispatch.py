@@ -168,13 +168,10 @@ async def reply_to(client: "Client", words: Words) -> bytes:
         await client.known.refresh_if_due()
         view = client.known.view(watching=session.watching)
         if _needs_own(client, words):
-            client.blocking = blocks(words)
             try:
-                result = await arun(spec.plan(view, words), partial(_patiently, client))
+                result = await arun(spec.plan(view, words), partial(_patiently, client, blocks(words)))
             except _UnblockedError:
                 result = None
-            finally:
-                client.blocking = False
             if words[0].upper() == b"WATCH":
                 session.watching = True
         else:
@@ -193,17 +190,23 @@ class _UnblockedError(Exception):
     """CLIENT UNBLOCK: a plan would wait on, for it cannot know how long it waited."""
 
 
-async def _patiently(client: "Client", batch: Batch) -> Replies:
+async def _patiently(client: "Client", waits: bool, batch: Batch) -> Replies:
     """A batch of a plan that needs the client's own connection.
 
     What a plan asks before it waits goes by the lane: a reader that came first has looked before what
     another client does next.
     """
-    if client.blocking and batch.block_ms is None and client.session.is_plain:
+    if waits and batch.block_ms is None and client.session.is_plain:
         return await client.lane.send(batch)
     own = await client.own_connection()
+    client.blocking = waits
+    if waits and client.is_leaving:
+        raise LostError("the client", "it left", wrote=False)
     began = time.monotonic()
-    replies = await own.send(batch)
+    try:
+        replies = await own.send(batch)
+    finally:
+        client.blocking = False
     early = batch.block_ms is not None and (time.monotonic() - began) * 1000 < batch.block_ms - 2
     if early and replies[-1] is None:
         raise _UnblockedError

@@ -12,15 +12,19 @@ does, with the engine's limits and the engine's words for what is wrong.
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import hiredis
 
 from braidstream.errors import BraidError
+from braidstream.ids import minted_text
 
 Words = list[bytes]
 
 _INLINE_LIMIT: Final = 64 * 1024
+# Native IDs of one millisecond that are translated by a table.
+_TAILS: Final = 1024
 _HEADS: Final = [b"$%d" % length for length in range(4096)]
 _COUNTS: Final = {b"*%d" % count: count for count in range(1, 257)}
 _INTEGER = re.compile(rb"(?:0|-?[1-9][0-9]{0,18})\Z")
@@ -53,6 +57,11 @@ class Parser:
         self._left = 0  # words that the command still lacks
         self._bulk = -1  # length of the word that is on its way
         self._size = 0  # bytes of the words so far
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether a command starts with the next byte, and the limits are the usual ones."""
+        return not (self._rest or self._left or self.error) and bool(self._counts)
 
     def feed(self, data: bytes) -> list[Words]:
         """The commands that are complete now."""
@@ -159,6 +168,44 @@ class Parser:
         if words is None:
             raise _Broken("unbalanced quotes in request")
         return words
+
+
+def uniform_appends(data: bytes) -> tuple[bytes, bytes, int, int] | None:
+    """Whether bytes are several XADDs of one name by `*`, whole and of one number of words, and nothing else.
+
+    Then: how each of them begins, up to the name; the name; how many words each has; how many there are.
+    Checked by columns, so a command of many costs a fraction of what it costs alone.
+    """
+    tokens = data.split(b"\r\n")
+    count = _COUNTS.get(tokens[0])
+    if count is None or count < 5 or not count & 1:
+        return None
+    stride = 1 + 2 * count
+    times, over = divmod(len(tokens) - 1, stride)
+    if over or times < 2 or tokens[-1]:
+        return None
+    tokens.pop()
+    for at in range(7):
+        if tokens[at::stride].count(tokens[at]) != times:
+            return None
+    _, four, command, head, name, one, star = tokens[:7]
+    try:
+        if (
+            star != b"*"
+            or one != b"$1"
+            or four != b"$4"
+            or command.upper() != b"XADD"
+            or head != _HEADS[len(name)]
+        ):
+            return None
+        for at in range(8, stride, 2):
+            if list(map(_HEADS.__getitem__, map(len, tokens[at::stride]))) != tokens[at - 1 :: stride]:
+                return None
+    except IndexError:
+        return None
+    start = b"\r\n".join(tokens[:5]) + b"\r\n"
+    # Fields and values could spell the same. Then it is not known which is which.
+    return (start, name, count, times) if data.count(start) == times else None
 
 
 _QUOTED = re.compile(rb'"((?:[^"\\]|\\.)*)"', re.DOTALL)
@@ -285,6 +332,25 @@ def error_line(error: BraidError) -> bytes:
     if "Function not found" in text:
         text = "LIBRARY the engine lacks the braidstream functions. Load them with: braid init --url URL"
     return b"-" + str(text).encode("utf-8", "replace").replace(b"\r", b" ").replace(b"\n", b" ") + b"\r\n"
+
+
+def minted_reply(native: bytes, writer: int) -> bytes:
+    """The reply to an append: the user ID of the native one that the engine minted."""
+    if native[13:14] == b"-":  # milliseconds have 13 digits until the year 2286
+        tail = _tails(writer).get(native[14:])
+        if tail is not None:
+            return b"%b%b%b" % (tail[0], native[:14], tail[1])
+    return bulk(minted_text(native, writer))
+
+
+@cache
+def _tails(writer: int) -> dict[bytes, tuple[bytes, bytes]]:
+    """By the sequence of a native ID: what comes before the milliseconds in the reply, and what after."""
+    tails = dict[bytes, tuple[bytes, bytes]]()
+    for n in range(_TAILS):
+        text = minted_text(b"0-%d" % n, writer)[2:]
+        tails[b"%d" % n] = b"$%d\r\n" % (14 + len(text)), text + b"\r\n"
+    return tails
 
 
 def bulk(word: bytes) -> bytes:
