@@ -70,9 +70,13 @@ class Job:
         return "killed"
 
     def _jvm_lives(self) -> bool:
+        assert self.process is not None
         with self.control.client() as client:
             pid = int(client.get("pid:jvm") or 0)
-        return is_alive(pid)
+        try:
+            return os.getpgid(pid) == self.process.pid and is_alive(pid)  # numbers are given out again
+        except ProcessLookupError:
+            return False
 
     def _start(self) -> None:
         env = {
@@ -92,13 +96,7 @@ class Job:
         if self.process is None:
             return
         with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        with self.control.client() as client:
-            pids = [int(client.get(f"pid:{who}") or 0) for who in ("jvm", "driver")]
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                if pid:
-                    os.kill(pid, signal.SIGKILL)
+            os.killpg(self.process.pid, signal.SIGKILL)  # the JVM is of its group
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:

@@ -38,8 +38,8 @@ def reach(point: str) -> None:
         target = control.getdel(f"kill:{point}")
         if target is None:
             return
+        pid = os.getpid() if target == "worker" else int(control.get(f"pid:{target}") or "")
         control.rpush("killed", f"{point}:{target}")
-        pid = os.getpid() if target == "worker" else int(control.get(f"pid:{target}") or 0)
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: not is_alive(pid), within_s=60, why=f"the {target} should be dead by SIGKILL")
 
