@@ -35,7 +35,7 @@ bench-replication: ## catch-up, lag and cost of replication with real daemons; s
 bench-spark: ## what Spark's source and sink reach, against the engine's own figures
 	$(PYTHON) -m bench.spark
 
-lake-scale: ## 10,000,000 entries archived, read through the combined view, audited; three sizes; LAKE="--sizes 100000,200000"
+lake-scale: ## 10,000,000 entries archived, viewed, replayed, audited, compacted; three sizes; LAKE="--sizes 100000,200000"
 	$(PYTHON) -m bench.lake $(LAKE)
 
 kill-spark: ## 144 SIGKILLs of Spark's workers, JVM and driver: every cell of the crash matrix, in random order

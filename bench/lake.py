@@ -1,16 +1,19 @@
-"""`python -m bench.lake`: a stream archived, read through the combined view, and audited, at three sizes.
+"""`python -m bench.lake`: a stream audited, archived, trimmed, read through the combined view, replayed and
+compacted, at three sizes.
 
-Time, entries a second, memory, files and bytes; and whether the cost grows with the size and no faster: the
-time of an entry at the largest size against that at the smallest.
+Time, entries a second, peak memory of driver, JVM and Python workers, files and bytes; and whether the cost
+grows with the size and no faster: the time of an entry at the largest size against that at the smallest.
 
 --no-spark does the same work in this process and counts its CPU time, which a busy machine does not spoil.
+A replay and a compaction need Spark.
 """
 
 import argparse
 import json
-import resource
+import os
 import secrets
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +28,8 @@ from braidstream.spark.lake.log import Lake
 from braidstream.spark.options import Servers
 from braidstream.spark.pipelines.archive import Archive, Archiver
 from braidstream.spark.pipelines.audit import Auditor
+from braidstream.spark.pipelines.compact import Compact, Compactor
+from braidstream.spark.pipelines.replay import Replay, replay
 from braidstream.spark.rows import META
 from pyspark_braidstream import DefaultSource
 from tests.support.regions import become
@@ -70,47 +75,106 @@ def has(client: Any, entries: int) -> bool:
         return False
 
 
+class Memory:
+    """The most that the driver, the JVM and all Python workers together held, in MB, looked at five times a
+    second. What processes share counts for each."""
+
+    def __init__(self, spark: Any) -> None:
+        self.jvm = int(spark._jvm.java.lang.ProcessHandle.current().pid()) if spark is not None else 0
+        self.peak = {"driver_mb": 0, "jvm_mb": 0, "workers_mb": 0, "workers": 0}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> "Memory":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.2):
+            workers = [held for held in map(resident_mb, descendants(self.jvm)) if held]
+            now = (resident_mb(os.getpid()), resident_mb(self.jvm), sum(workers), len(workers))
+            self.peak = {
+                name: max(before, seen) for (name, before), seen in zip(self.peak.items(), now, strict=True)
+            }
+
+
+def resident_mb(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
+    except OSError:
+        return 0
+
+
+def descendants(pid: int) -> list[int]:
+    try:
+        tasks = [Path(each) / "children" for each in Path(f"/proc/{pid}/task").iterdir()]
+        children = [int(child) for task in tasks for child in task.read_text().split()]
+    except OSError:
+        return []
+    return [one for child in children for one in (child, *descendants(child))]
+
+
 def one_size(spark: Any, entries: int, folder: str) -> dict[str, Any]:
-    lake = f"{folder}/{entries}"
-    with Engine("redis") as one, Engine("redis") as two:
+    lake, took = f"{folder}/{entries}", dict[str, float]()
+    with Engine("redis") as one, Engine("redis") as two, Memory(spark) as memory:
         become(one)
         fill(one, entries)
+        servers = Servers((one.url,), {})
         with one.client() as client, two.client() as copy:
-            memory = client.info("memory")["used_memory"]
+            engine_bytes = client.info("memory")["used_memory"]
             copy.replicaof("127.0.0.1", one.port)
             eventually(lambda: has(copy, entries), within_s=600, why="there should be a second region")
             copy.replicaof("NO", "ONE")
-        servers = Servers((one.url,), {})
-        regions = {1: servers, 2: Servers((two.url,), {})}
-        auditor = Auditor(spark, regions, streams=(b"orders",), settle_s=0)
-        audit_s, report = timed(spark, auditor.run)
+        auditor = Auditor(spark, {1: servers, 2: Servers((two.url,), {})}, streams=(b"orders",), settle_s=0)
+        took["audit_s"], report = timed(spark, auditor.run)
         auditor.close()
         assert not report.anomalies
         assert report.rows == 2 * entries
+        two.flush()
         archiver = Archiver(spark, Archive(lake, servers, (b"orders",), max_entries=2_000_000))
-        archive_s, done = timed(spark, lambda: archive_all(archiver))
+        took["archive_s"], done = timed(spark, lambda: archive_all(archiver))
         assert done == entries
+        archiver.close()
+        files = Lake(lake).load().files.values()
+        sizes = {"files": len(files), "lake_bytes": sum(each.bytes for each in files)}
         trim = Archiver(spark, Archive(lake, servers, (b"orders",), trim=True, keep_s=3600))
-        trim_s, trimmed = timed(spark, lambda: trim.round().trimmed)
+        took["trim_s"], trimmed = timed(spark, lambda: trim.round().trimmed)
+        assert trimmed == entries
+        trim.close()
         options = {"url": one.url, "streams": "orders", "lake": lake}
-        view_s, seen = timed(spark, lambda: count(spark, options))
+        took["view_s"], seen = timed(spark, lambda: count(spark, options))
         assert seen == entries
-        for each in (archiver, trim):
-            each.close()
-    files = Lake(lake).load().files.values()
-    return {
-        "entries": entries,
-        "archive_s": archive_s,
-        "trim_s": trim_s,
-        "trimmed": trimmed,
-        "view_s": view_s,
-        "audit_s": audit_s,
-        "files": len(files),
-        "lake_bytes": sum(each.bytes for each in files),
-        "engine_bytes": memory,
-        "driver_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
-        "jvm_or_worker_mb": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024,
-    }
+        if spark is not None:
+            took["replay_s"] = replayed(spark, options, two, entries)
+            took["compact_s"] = compacted(spark, lake, servers, entries)
+    return {"entries": entries, **took, **sizes, "engine_bytes": engine_bytes, **memory.peak}
+
+
+def replayed(spark: Any, source: dict[str, str], target: Engine, entries: int) -> float:
+    """From the lake into another region, half a million entries at once, exactly once."""
+    become(target, region=2, name="eu-west")
+    with target.client() as client:
+        first_ms = min(file.first[0] for file in Lake(source["lake"]).load().files.values())
+        ends = first_ms, first_ms + entries // 1000 + 1
+        what = Replay(source, target.url, "again", "bench", *ends, window_ms=500)
+        took, done = timed(spark, lambda: replay(spark, what))
+        assert done == entries
+        assert client.xlen("bs:2:s:{again}") == entries
+    return took
+
+
+def compacted(spark: Any, lake: str, servers: Servers, entries: int) -> float:
+    """A thousand keys: nearly everything goes."""
+    key = "right(CAST(fields['order'] AS STRING), 3)"
+    compactor = Compactor(spark, Compact(lake, servers, (b"orders",), key_sql=key))
+    took, done = timed(spark, compactor.round)
+    compactor.close()
+    assert done.dropped == entries - 1000
+    return took
 
 
 def archive_all(archiver: Archiver) -> int:
@@ -137,16 +201,30 @@ def main() -> None:
     if spark is not None:
         spark.stop()
     RESULTS.write_text(json.dumps(found, indent=1) + "\n")
-    table = Table(
-        "entries", "archive", "view", "audit", "files", "lake B/entry", "engine B/entry", "driver MB"
-    )
+    show(found)
+
+
+def show(found: list[dict[str, Any]]) -> None:
+    phases = [name for name in found[0] if name.endswith("_s")]
+    table = Table("entries", *(name[:-2] for name in phases), title="seconds, entries a second")
     for each in found:
         n = each["entries"]
-        rates = [f"{n / each[name]:,.0f}/s" for name in ("archive_s", "view_s", "audit_s")]
-        sizes_of = [f"{each[name] / n:.0f}" for name in ("lake_bytes", "engine_bytes")]
-        table.add_row(f"{n:,}", *rates, str(each["files"]), *sizes_of, str(each["driver_mb"]))
+        table.add_row(f"{n:,}", *(f"{each[name]:.1f} s\n{n / each[name]:,.0f}/s" for name in phases))
     Console().print(table)
-    for name in ("archive_s", "view_s", "audit_s"):
+    table = Table("entries", "files", "lake B/entry", "engine B/entry", "driver MB", "JVM MB", "workers MB")
+    for each in found:
+        sizes = [f"{each[name] / each['entries']:.0f}" for name in ("lake_bytes", "engine_bytes")]
+        workers = f"{each['workers_mb']} in {each['workers']}"
+        table.add_row(
+            f"{each['entries']:,}",
+            str(each["files"]),
+            *sizes,
+            str(each["driver_mb"]),
+            str(each["jvm_mb"]),
+            workers,
+        )
+    Console().print(table)
+    for name in phases:
         ratio = found[-1][name] / found[-1]["entries"] / (found[0][name] / found[0]["entries"])
         Console().print(
             f"{name[:-2]}: an entry costs {ratio:.2f} times as much at the largest size as at the smallest"

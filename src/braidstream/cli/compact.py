@@ -78,12 +78,14 @@ def compact(
         check(what)
     except OptionError as error:
         refuse(str(error))
-    with spark_trouble(url or str(lake), as_json), until_stopped() as stopped, bar("starting", None) as shown:
-        compactor = Compactor(open_session("compact"), what, _teller(shown))
-        try:
-            rounds = _rounds(compactor, stopped, every if follow else None)
-        finally:
-            compactor.close()
+    with spark_trouble(url or str(lake), as_json), until_stopped() as stopped:
+        session = open_session("compact")
+        with bar("reading", None) as shown:
+            compactor = Compactor(session, what, _teller(shown))
+            try:
+                rounds = _rounds(compactor, stopped, every if follow else None)
+            finally:
+                compactor.close()
     title = "Would be compacted" if dry_run else "Compacted"
     tell(as_json, f"{title}: {streams or pattern}", _summed(rounds))
 

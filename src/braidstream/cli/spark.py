@@ -17,10 +17,12 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     SpinnerColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from braidstream.cli.server import Json, Url, trouble
 from braidstream.config import load
@@ -109,12 +111,19 @@ def until_stopped() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
+class _Count(MofNCompleteColumn):
+    """How much of how much; nothing while nobody knows of how much."""
+
+    def render(self, task: Task) -> Text:
+        return Text() if task.total is None else super().render(task)
+
+
 def bar(what: str, total: float | None) -> Progress:
     shown = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),
-        MofNCompleteColumn(),
+        _Count(),
         TimeElapsedColumn(),
         console=progress_console,
         transient=True,

@@ -17,13 +17,14 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from braidstream import ids
 from braidstream.errors import OptionError
 from braidstream.spark.lake.files import position
 from braidstream.spark.lake.log import Lake, State
 from braidstream.spark.lake.rewrite import Dropped, drop, tidy
 from braidstream.spark.options import Servers
 from braidstream.spark.pipelines import deletions
-from braidstream.spark.pipelines.copies import copies, scopes
+from braidstream.spark.pipelines.copies import about, copies, scopes
 from braidstream.spark.pipelines.lasts import (
     HELD,
     SUPERSEDED,
@@ -34,6 +35,7 @@ from braidstream.spark.pipelines.lasts import (
     verdicts,
 )
 from braidstream.spark.pipelines.removal import Removed, remove, steps
+from braidstream.spark.slices import SLICE_ROWS
 from braidstream.spark.survey import Surveyor
 
 Told = Callable[[str, int, int | None], None]  # what is done, how much of it, of how much
@@ -108,7 +110,9 @@ class Compactor:
         try:
             entries = read.count()
             settled = position((max(0, int((now_s - self.what.grace_s) * 1000)), 0))
-            found = verdicts(read, settled).persist(_KEPT_FOR_USE)
+            # As many partitions as the entries need: what is persisted keeps Spark's 200 otherwise.
+            parts = max(1, -(-entries // SLICE_ROWS))
+            found = verdicts(read, settled).coalesce(parts).persist(_KEPT_FOR_USE)
             try:
                 return self._carry_out(found, entries)
             finally:
@@ -120,8 +124,9 @@ class Compactor:
         """What there is to judge: what is older than the horizon."""
         self.told("reading", 0, None)
         state = self._state()
-        what, horizon = self.what, (max(0, horizon_ms - 1), 2**64 - 1)
+        what, horizon = self.what, (max(0, horizon_ms - 1), ids.MAX)
         scoped = scopes(self.surveyor, state, what.streams, what.pattern, horizon)
+        self.told(f"reading {about(scoped, state):,} entries", 0, None)
         frame = copies(self.spark, scoped, self.surveyor, self.lake, state)
         return keyed(frame, key_of(what.key, what.key_sql), is_tombstone(what.key, what.tombstone_sql))
 

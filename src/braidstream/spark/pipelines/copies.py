@@ -91,6 +91,14 @@ def _acknowledged(surveyor: Surveyor, strand: Strand) -> Id:
     return surveyor.try_servers(lambda server: server.run(acknowledged(strand), strand.key))
 
 
+def about(scoped: list[Scope], state: State | None) -> int:
+    """At most so many copies there are to read."""
+    streams = {name_text(scope.strand.name) for scope in scoped}
+    files_of = () if state is None else (file for file in state.files.values() if file.stream in streams)
+    live = sum(scope.standing.length for scope in scoped if scope.standing is not None)
+    return live + sum(file.rows for file in files_of)
+
+
 def copies(
     spark: SparkSession,
     scoped: list[Scope],
