@@ -1,9 +1,14 @@
 """The words of XREADGROUP, parsed in the engine's order, refused in its words."""
 
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
 
 from braidstream import ids
 from braidstream.commands.arguments import Argv, fail, integer, option, positive
+
+# How many bytes of words may be remembered.
+SHORT: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,16 @@ class ReadGroup:
 
 
 def parse(argv: Argv) -> ReadGroup | None:
+    """A consumer says the same words again and again, so short ones are parsed once."""
+    return _parsed_before(tuple(argv)) if sum(map(len, argv)) < SHORT else _parse(argv)
+
+
+@lru_cache(maxsize=1_000)
+def _parsed_before(argv: tuple[bytes, ...]) -> ReadGroup | None:
+    return _parse(list(argv))
+
+
+def _parse(argv: Argv) -> ReadGroup | None:
     """XREADGROUP GROUP group consumer [COUNT n] [MAXCOUNT n] [MAXSIZE bytes] [BLOCK ms] [CLAIM min-idle]
     [NOACK] STREAMS key ... id ...
 
