@@ -154,10 +154,13 @@ def test_caps_count_what_was_claimed_and_what_a_consumer_holds(orders: braidstre
 
 
 def test_caps_count_a_stream_that_is_named_twice(orders: braidstream.Redis, engine: Engine) -> None:
+    orders.xadd("orders", {"n": "x" * 50}, id="11-0")
     with client_of(engine, protocol=2) as raw:  # RESP3 has a map, in which a name stands once
         raw.response_callbacks.clear()
-        found = raw.execute_command("XREAD", "MAXCOUNT", 3, "STREAMS", "orders", "orders", "8-0", "0")
-    assert [[entry for entry, _ in page] for _, page in found] == [[b"9-0", b"10-0"], [b"1-0"]]
+        few = raw.execute_command("XREAD", "MAXCOUNT", 4, "STREAMS", "orders", "orders", "8-0", "0")
+        small = raw.execute_command("XREAD", "MAXSIZE", 20, "STREAMS", "orders", "orders", "9-0", "0")
+    assert [[entry for entry, _ in page] for _, page in few] == [[b"9-0", b"10-0", b"11-0"], [b"1-0"]]
+    assert [[entry for entry, _ in page] for _, page in small] == [[b"10-0"]], "who has no room ends it"
 
 
 def test_the_caps_of_a_group_read_take_no_more_than_they_return(orders: braidstream.Redis) -> None:

@@ -154,7 +154,7 @@ def fits_multi(view: View, argv: Argv) -> bool:
 def _read_repeated(view: View, spec: Read) -> Plan[list[Any] | None]:
     """A stream that is named twice is read twice, each time from its own position."""
     singles = [
-        replace(spec, names=[name], positions=[word], block_ms=None)
+        replace(spec, names=[name], positions=[word], block_ms=None, max_size=None)
         for name, word in zip(spec.names, spec.positions, strict=True)
     ]
     found, budget = list[Any](), Budget(spec.max_count, spec.max_size)
