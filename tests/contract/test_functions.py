@@ -382,6 +382,19 @@ def test_a_wrong_flush_is_a_syntax_error(region: braidstream.Redis) -> None:
     assert region.xlen("x") == 1
 
 
+def test_randomkey_and_touch_know_streams_and_never_show_our_keys(liberal: braidstream.Redis) -> None:
+    assert liberal.randomkey() is None
+    for n in range(20):
+        liberal.xadd(f"gone:{n}", {"n": "1"})
+        liberal.delete(f"gone:{n}")
+    assert liberal.randomkey() is None
+    liberal.xadd("orders", {"n": "1"})
+    assert liberal.randomkey() == "orders"
+    liberal.set("plain", "1")
+    assert {liberal.randomkey() for _ in range(10)} <= {"orders", "plain"}
+    assert liberal.touch("orders", "plain", "none", "orders") == 3
+
+
 def test_keys_and_scan_show_streams_by_their_names_and_hide_our_keys(liberal: braidstream.Redis) -> None:
     names = ["orders:1", "orders:2", "", "}x", "{a}b", "bs:mine", "é"]
     for name in names:

@@ -17,6 +17,8 @@ from braidstream.plan import Batch, Command, Plan
 # They replace whatever has the name.
 OVERWRITING: Final = frozenset((b"SET", b"SETEX", b"PSETEX"))
 _WRONGTYPE: Final = "WRONGTYPE Operation against a key holding the wrong kind of value"
+# RANDOMKEY: how many round trips, and how many keys in each.
+_PICKS, _PICKED = 3, 20
 OBJECT: Final = {b"HELP": (2, 2), **dict.fromkeys((b"ENCODING", b"FREQ", b"IDLETIME", b"REFCOUNT"), (3, 3))}
 
 
@@ -76,6 +78,11 @@ def count_existing(view: View, argv: Argv) -> Plan[int]:
     """EXISTS key ...: a name given twice counts twice."""
     plain, streams = yield from _look(argv[1:], tuple(argv))
     return int(plain) + sum(streams[name] for name in argv[1:])
+
+
+def touch(view: View, argv: Argv) -> Plan[int]:
+    """TOUCH key ...: plain keys are touched, streams counted: they never go for being idle."""
+    return (yield from count_existing(view, argv))
 
 
 def kind(view: View, argv: Argv) -> Plan[bytes]:
@@ -180,6 +187,23 @@ def list_keys(view: View, argv: Argv) -> Plan[list[bytes]]:
     names = [name for key in metas if (name := keys.name_of_meta(key)) is not None and matches(name)]
     streams = yield from _existing(names)
     return [key for key in plain if not keys.is_ours(key)] + streams
+
+
+def pick_key(view: View, argv: Argv) -> Plan[bytes | None]:
+    """RANDOMKEY: a plain key or a stream. Where most keys are ours, a SCAN finds one after some tries."""
+    for _ in range(_PICKS):
+        found = yield Batch([("RANDOMKEY",)] * _PICKED, resend=True)
+        for key in found:
+            if key is None or not keys.is_ours(key):
+                return None if key is None else bytes(key)
+            name = keys.name_of_meta(key)
+            if name is not None and (yield from _existing([name])):
+                return name
+    cursor = b"0"
+    while True:
+        cursor, found = yield from scan(view, [b"SCAN", cursor, b"COUNT", b"1000"])
+        if found or integer(cursor) == 0:
+            return bytes(found[0]) if found else None
 
 
 def count_hidden() -> Plan[int]:
