@@ -65,14 +65,11 @@ class Run:
             self._deviations.check_refusal(theirs, argv, ours)
             return
         modelled = is_modelled(theirs)
-        bare = (
-            self._model.answer(theirs, ours)
-            if modelled
-            else self._retold(theirs, self.sides.ask_bare(theirs))
-        )
+        bare = self._model.answer(theirs, ours) if modelled else self.sides.ask_bare(theirs)
         self._took(began)
         if not modelled:
             self._compare_types([argv], bare, ours, who)
+            bare = self._retold(theirs, bare)
         self._settle(call, theirs, argv, bare, ours)
         cut = command_of(argv) in (b"XADD", b"XTRIM") and isinstance(bare, bytes | int)
         if cut and self._deviations.trims_loosely(argv):
