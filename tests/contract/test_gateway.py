@@ -299,6 +299,19 @@ def test_set_on_the_name_of_a_stream_replaces_it(line: Line) -> None:
     assert line.pipeline("TYPE x", "DBSIZE") == [b"+stream\r\n", b":1\r\n"]
 
 
+def test_messages_come_though_replies_are_off(line: Line, served: Served) -> None:
+    line.say("HELLO 3")
+    line.send("CLIENT", "REPLY", "OFF")
+    line.send("SUBSCRIBE", "news")
+    assert line.read() == b">3\r\n$9\r\nsubscribe\r\n$4\r\nnews\r\n:1\r\n"
+    line.send("SET", "k", "v")
+    with Line(served.port) as other:
+        assert other.say("PUBLISH news hello") == b":1\r\n"
+    assert line.read() == b">3\r\n$7\r\nmessage\r\n$4\r\nnews\r\n$5\r\nhello\r\n"
+    assert line.say("CLIENT REPLY ON") == b"+OK\r\n"
+    assert line.say("GET k") == b"$1\r\nv\r\n"
+
+
 def test_monitor_shows_what_others_do(line: Line, served: Served) -> None:
     assert line.say("MONITOR") == b"+OK\r\n"
     with Line(served.port) as other:

@@ -25,14 +25,19 @@ from braidstream.gateway.session import Login
 from braidstream.plan import Batch, Replies
 
 _PUSH: Final = ord(">")
+Sinks = tuple[Callable[[bytes], None], Callable[[bytes], None]]
 
 
 class Own(asyncio.Protocol):
-    """A connection of one client's own. One thing at a time; what the engine sends unasked goes to `sink`."""
+    """A connection of one client's own. One thing at a time.
 
-    def __init__(self, name: str, sink: Callable[[bytes], None], on_lost: Callable[[], None]) -> None:
+    Replies that are passed on go to `sinks[0]`; what the engine sends unasked (messages) to `sinks[1]`.
+    """
+
+    def __init__(self, name: str, sinks: Sinks, on_lost: Callable[[], None]) -> None:
         self.lost: LostError | None = None
-        self._name, self._sink, self._on_lost = name, sink, on_lost
+        self._name, self._on_lost = name, on_lost
+        self._sink, self._push = sinks
         self._scanner = Scanner()
         self._answer: asyncio.Future[None] | None = None
         self._need, self._streams, self._blind, self._refused = 0, False, False, False
@@ -155,15 +160,16 @@ class Own(asyncio.Protocol):
         for end, kind in ends:
             piece, self._torn, begin = self._torn + data[begin:end], b"", end
             if kind == _PUSH:
-                self._sink(piece)
+                self._push(piece)
             elif self._until is not None:
                 if piece.endswith(self._until) and piece[:1] in (b"$", b"*"):
                     self._count(True)
                 else:
-                    self._refused = self._refused or piece[:1] == b"-"
-                    self._sink(piece)
+                    is_error = piece[:1] == b"-"
+                    self._refused = self._refused or is_error
+                    (self._sink if is_error else self._push)(piece)
             elif self._answer is None:
-                self._sink(piece)  # a message, a monitor's line, or the engine's goodbye
+                self._push(piece)  # a message, a monitor's line, or the engine's goodbye
             else:
                 self._pieces.append(piece)
                 self._count(True)
@@ -265,7 +271,7 @@ class Backends:
     async def own(
         self,
         client: Any,
-        sink: Callable[[bytes], None],
+        sinks: Sinks,
         on_lost: Callable[[], None],
         park: Callable[[], bool],
     ) -> Own:
@@ -274,7 +280,7 @@ class Backends:
             next((True for parks in list(self._owners.values()) if parks()), False)
         self._owners[client] = park
         try:
-            own = await wire.open_socket(self._address, lambda: Own(str(self._address), sink, on_lost))
+            own = await wire.open_socket(self._address, lambda: Own(str(self._address), sinks, on_lost))
             self._owns.add(own)
             return own
         except BaseException:

@@ -149,6 +149,11 @@ class Client(asyncio.Protocol):
         if not (self._closed or self.session.muted or self.skipping):
             self.transport.write(data)
 
+    def push(self, data: bytes) -> None:
+        """What the engine sends unasked. CLIENT REPLY OFF mutes replies, not messages."""
+        if not self._closed:
+            self.transport.write(data)
+
     # Appends on the short way
 
     def _open_lane(self) -> Connection | None:
@@ -333,7 +338,7 @@ class Client(asyncio.Protocol):
         return self.own
 
     async def another_connection(self) -> Own:
-        own = await self.gateway.backends.own(self, self.write, self._own_lost, self._park)
+        own = await self.gateway.backends.own(self, (self.write, self.push), self._own_lost, self._park)
         says = self.session.greeting()
         replies = await own.collect(pack(says), len(says), writes=False) if says else []
         refused = next((reply for reply in replies if reply.startswith(b"-")), None)

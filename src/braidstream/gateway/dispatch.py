@@ -114,7 +114,10 @@ async def _relay(client: "Client", most: int) -> None:
     own = await client.own_connection()
     client.blocking = blocks(run[-1])
     try:
-        await own.relay(pack(map(tuple, run)), len(run))
+        if client.session.muted or client.skipping:
+            await own.collect(pack(map(tuple, run)), len(run))  # nobody wants them; messages still go out
+        else:
+            await own.relay(pack(map(tuple, run)), len(run))
     finally:
         client.blocking = False
 
