@@ -84,8 +84,6 @@ local function braid_state(keys, args)
       local info, facts = redis.call('XINFO', 'STREAM', key), {}
       for place = 1, #info, 2 do facts[info[place]] = info[place + 1] end
       local last = facts['last-generated-id']
-      local writer = string.match(key, '^bs:(%d+):s:')
-      if writer then last = really_last(meta, 's' .. writer, last) end
       local first = facts['first-entry'] and facts['first-entry'][1] or ''
       local width = 0
       for _, word in ipairs(facts['last-entry'] and facts['last-entry'][2] or {}) do width = width + #word end

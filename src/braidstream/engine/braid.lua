@@ -30,7 +30,8 @@ local function delete_strands(meta, writer, named)
       if last then
         existed = 1
         redis.call('UNLINK', strand.key)
-        if less(this_moment(), last) then last = really_last(meta, label, last) end
+        -- Peers may have been moved on by the same ID, and would not come back: only alone can we.
+        if writer == '0' and less(this_moment(), last) then last = really_last(meta, label, last) end
       end
       if moved[label] then redis.call('HSET', meta, 'f:' .. label, '') end
       -- Of a copy that was lost nothing was seen, so nothing is deleted but what was before.

@@ -97,8 +97,8 @@ local function this_moment()
 end
 
 --[[ Where a strand ends that an ID chosen in the future moved on, and that has minted nothing since: where it
-     was before. `f:<label>` -> `<native before> <native moved to>` (chosen.lua). Peers are told this end, and
-     deletion goes back to it, so that IDs chosen in the future, once deleted, hold nobody up. ]]
+     was before. `f:<label>` -> `<native before> <native moved to>` (chosen.lua). Where there are no peers, deletion
+     goes back to it, so that IDs chosen in the future, once deleted, hold nobody up. ]]
 local function really_last(meta, label, last)
   local before, floor = string.match(redis.call('HGET', meta, 'f:' .. label) or '', '^(%S+) (%S+)$')
   return floor == last and before or last
