@@ -136,7 +136,9 @@ class Mapping:
             right = entry_id(bare)[0] == int(theirs[at][:-2]) and entry_id(ours)[0] == int(argv[at][:-2])
         else:
             right = entry_id(bare) == parsed(theirs[at]) and entry_id(ours) == parsed(argv[at])
-        if not minted and isinstance(call[at], bytes):
+        # Within a millisecond that also has minted IDs, each side counts on from its own.
+        counts_on = life.top[BARE] != life.top[OURS] and life.top[BARE][0] == entry_id(bare)[0]
+        if isinstance(call[at], bytes) and not minted and not (counts_on and argv[at].endswith(b"-*")):
             right = right and bare == ours
         if not right or entry_id(bare) <= life.top[BARE] or entry_id(ours) <= life.top[OURS]:
             return False
