@@ -233,8 +233,9 @@ def _without_policy(argv: Argv, at: int) -> tuple[Argv, bytes, Argv]:
     end, left_out = at + 1, list[bytes]()
     words = [upper(word) for word in argv[at : at + 3]]
     if words[:2] == [b"ACKED", b"EXCEPT"] and words[2:] and words[2].isdigit():
-        left_out = argv[at + 3 : at + 3 + int(words[2])]
-        end = at + 3 + int(words[2])
+        whole = at + 3 + int(words[2])
+        if at + 3 < whole <= len(argv):
+            left_out, end = argv[at + 3 : whole], whole
     return [*argv[:at], *argv[end:]], upper(argv[at]), left_out
 
 
