@@ -1,39 +1,26 @@
-"""A stream seen from one region: its strands, the registry that lists them, and how to ask them all.
-
-`bs:meta:<tag>` is the registry, written only by the engine functions:
-
-    s1 -> 0:+:0-0        strand s of writer 1, first life, there
-    s2 -> 0:-:7-3        strand s of writer 2, deleted when it ended at 7-3
-    c1 -> 2:+:0-0        strand c of writer 1, third life, there
-    g:jobs, h:jobs       a group, and where it starts on strands that come later (h: since XGROUP SETID)
+"""A stream seen from one region: who the region is, and how to ask all strands that the registry lists.
 
 A stream exists while one of its strands is there. A client may remember the strands: every plan that
 relies on its memory asks for the registry in the same round trip, and starts over if it was wrong.
 """
 
-import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, Final
 
-from braidstream import ids, keys
+from braidstream import keys
 from braidstream.errors import NotARegionError, ReplyError
 from braidstream.idempotence import Settings
 from braidstream.ids import Id
 from braidstream.keys import CONFIG
 from braidstream.plan import Batch, Command, Plan
+from braidstream.registry import REMEMBERED, Registry
 from braidstream.strand import Strand, facts
 
 ID_MODES: Final = ("strict", "semi-strict", "liberal")
-REMEMBERED: Final = 10_000
 STALE_TRIES: Final = 8
-
-_DEFAULTS: Final = Settings()
-_LABEL = re.compile(rb"\A([sc])([0-9]+)\Z")
-_STATE = re.compile(rb"\A([0-9]+):([+-]):([0-9]+-[0-9]+)\Z")
-_WRONGTYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
+WRONGTYPE: Final = "WRONGTYPE Operation against a key holding the wrong kind of value"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,80 +62,6 @@ def read_region() -> Plan[Region]:
     """Ask the server who it is. One round trip."""
     [reply] = yield Batch([("HGETALL", CONFIG)], resend=True)
     return Region.parse(reply)
-
-
-@dataclass(frozen=True, slots=True)
-class Registry:
-    """What the registry of one stream says: every strand's cut, which are there, where each group starts.
-
-    told: groups whose count of entries read was told by a user (ENTRIESREAD), so it proves nothing.
-    bell: a stamp that changes whenever a group is placed, or joined by a strand.
-    idempotence: its settings; None where it was never used.
-    """
-
-    cuts: dict[Strand, Id] = field(default_factory=dict)
-    strands: tuple[Strand, ...] = ()
-    groups: dict[bytes, Id] = field(default_factory=dict)
-    told: frozenset[bytes] = frozenset()
-    bell: bytes = b""
-    idempotence: Settings | None = None
-
-    @staticmethod
-    def parse(name: bytes, reply: list[Any]) -> "Registry":
-        cuts, there, groups = dict[Strand, Id](), list[Strand](), dict[bytes, Id]()
-        told, bell, idempotence = set[bytes](), b"", None
-        for label, value in zip(reply[::2], reply[1::2], strict=True):
-            if label.startswith((b"s", b"c")):
-                if (found := _registered(name, label, value)) is not None:
-                    strand, cut, is_there = found
-                    cuts[strand] = cut
-                    if is_there:
-                        there.append(strand)
-            elif label.startswith((b"g:", b"h:")):
-                if label.startswith(b"h:") or label[2:] not in groups:
-                    groups[label[2:]] = ids.native(value.split(b" ", 1)[0])
-                if value.endswith(b" told"):
-                    told.add(label[2:])
-            elif label == b"bell":
-                bell = value
-            elif label == b"idmp":
-                idempotence = Settings.parse(value)
-        ordered = dict(sorted(groups.items()))
-        return Registry(cuts, _ordered(there), ordered, frozenset(told), bell, idempotence)
-
-    @property
-    def exists(self) -> bool:
-        return bool(self.strands)
-
-    @property
-    def settings(self) -> Settings:
-        return self.idempotence or _DEFAULTS
-
-    def end(self, strand: Strand, last: Id) -> Id:
-        """The user ID a strand ends at; 0-0 if nothing came since its cut."""
-        return ids.ZERO if self.cuts.get(strand) == last else strand.user(last)
-
-    def with_strand(self, strand: Strand) -> "Registry":
-        """The same, with a strand (in this life) there."""
-        cuts = {each: cut for each, cut in self.cuts.items() if each.label != strand.label}
-        others = [each for each in self.strands if each.label != strand.label]
-        cuts[strand] = self.cuts.get(strand, ids.ZERO)
-        return replace(self, cuts=cuts, strands=_ordered([*others, strand]))
-
-
-@lru_cache(maxsize=REMEMBERED)
-def _registered(name: bytes, label: bytes, value: bytes) -> tuple[Strand, Id, bool] | None:
-    """A strand's line in the registry: which, its cut, whether it is there. They change rarely."""
-    found, state_of = _LABEL.match(label), _STATE.match(value)
-    if found is None or state_of is None:
-        return None
-    life, state, cut = state_of.groups()
-    strand = Strand(name, "s" if found[1] == b"s" else "c", int(found[2]), int(life))
-    return strand, ids.native(cut), state == b"+"
-
-
-def _ordered(strands: Iterable[Strand]) -> tuple[Strand, ...]:
-    return tuple(sorted(strands, key=lambda strand: (strand.writer, strand.kind)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +254,7 @@ def refuse_unseen_types(view: View, name: bytes) -> Plan[None]:
     In a pipeline it was looked up before: an append that will be refused must not be counted on.
     """
     if view.pipelined and name in view.taken:
-        raise ReplyError(_WRONGTYPE)
+        raise ReplyError(WRONGTYPE)
     if not view.pipelined and not keys.shares_slot(name):
         yield from refuse_other_types(name)
 
@@ -363,7 +276,7 @@ def refuse_other_types(name: bytes, kind: bytes | None = None) -> Plan[None]:
     if kind is None:
         [kind] = yield Batch([("TYPE", name)], resend=True)
     if kind != b"none":
-        raise ReplyError(_WRONGTYPE)
+        raise ReplyError(WRONGTYPE)
 
 
 def delete_command(name: bytes, strands: Iterable[Strand], teller: int) -> Command:

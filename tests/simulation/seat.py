@@ -8,7 +8,7 @@ import hiredis
 
 from braidstream import engine as functions
 from braidstream import ids
-from braidstream.braid import Region, Registry, View, ask, read_region, registry_of
+from braidstream.braid import Region, View, ask, read_region, registry_of
 from braidstream.commands.arguments import parse_add
 from braidstream.commands.produce import add_all
 from braidstream.commands.region import initialise, meet, tune_id_mode
@@ -19,6 +19,7 @@ from braidstream.drivers.wire import pack
 from braidstream.errors import ReplyError
 from braidstream.idempotence import Settings
 from braidstream.plan import Batch, Command, Plan, Replies, run
+from braidstream.registry import Registry
 from tests.simulation import clock
 from tests.support.history import Entry
 from tests.support.servers import Engine

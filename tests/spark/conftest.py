@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.support.servers import Engine, Flavour
+from tests.support.world import World, fresh_world
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
@@ -48,6 +49,21 @@ def spark() -> Iterator[SparkSession]:
 def flavour() -> Flavour:
     """Spark starts slowly, so most of these tests run on one engine."""
     return "redis"
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[list[Engine]]:
+    started = [Engine("redis").start(), Engine("valkey").start(), Engine("redis").start()]
+    yield started
+    for each in started:
+        each.stop()
+
+
+@pytest.fixture
+def world(three: list[Engine]) -> Iterator[World]:
+    """Three regions on both engines, with no streams."""
+    with fresh_world(three) as made:
+        yield made
 
 
 Load = Callable[..., DataFrame]

@@ -4,7 +4,6 @@ import asyncio
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,25 +18,10 @@ from braidstream.spark.options import Servers
 from braidstream.spark.pipelines.audit import Anomaly, Auditor, Report
 from braidstream.spark.pipelines.audit_report import as_facts, as_page
 from braidstream.spark.pipelines.repair import repair
-from tests.support.servers import Engine
 from tests.support.up import braid_up
-from tests.support.world import World, fresh_world
+from tests.support.world import World
 
 ONE = strand_key(b"orders", "s", 1)
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[list[Engine]]:
-    started = [Engine("redis").start(), Engine("valkey").start(), Engine("redis").start()]
-    yield started
-    for each in started:
-        each.stop()
-
-
-@pytest.fixture
-def world(servers: list[Engine]) -> Iterator[World]:
-    with fresh_world(servers) as made:
-        yield made
 
 
 def auditor(world: World, settle_s: float = 0.0) -> Auditor:

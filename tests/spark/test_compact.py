@@ -1,7 +1,7 @@
 """compact: of each key the last entry stays, as a plain model says, whatever is killed, wherever it runs."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,7 +22,7 @@ from braidstream.spark.pipelines.archive import Archive, Archiver
 from braidstream.spark.pipelines.compact import Compact, Compactor, Round
 from tests.support.microbatch import rows_at_once
 from tests.support.servers import Engine
-from tests.support.world import World, fresh_world
+from tests.support.world import World
 
 SCHEMA = (
     "stream string, path string, at struct<position: binary, region: int, place: string>, "
@@ -78,20 +78,6 @@ def test_verdicts_are_those_of_a_plain_model(spark: SparkSession) -> None:
         for name, copies in stories.items()
         for where, verdict in judged(copies, settled=6).items()
     }
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[list[Engine]]:
-    started = [Engine("redis").start(), Engine("valkey").start(), Engine("redis").start()]
-    yield started
-    for each in started:
-        each.stop()
-
-
-@pytest.fixture
-def world(servers: list[Engine]) -> Iterator[World]:
-    with fresh_world(servers) as made:
-        yield made
 
 
 class Story:

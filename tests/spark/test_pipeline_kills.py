@@ -24,7 +24,7 @@ from tests.spark.test_compact import Story
 from tests.support.killing import CONTROL, TASK_POINT
 from tests.support.microbatch import rows_at_once
 from tests.support.servers import Engine
-from tests.support.world import World, fresh_world
+from tests.support.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
 ORDERS = 90
@@ -72,17 +72,6 @@ class Job:
                 if pid:
                     os.kill(pid, signal.SIGKILL)
         self.process.communicate()
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    with (
-        Engine("redis") as one,
-        Engine("valkey") as two,
-        Engine("redis") as three,
-        fresh_world([one, two, three]) as made,
-    ):
-        yield made
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Three regions that replicate late and out of order while a query runs, moves and is cut off."""
 
 import random
-from collections.abc import Iterator
 from contextlib import suppress
 from itertools import permutations
 
@@ -9,22 +8,7 @@ import pytest
 
 from braidstream.errors import NotReplicatedError
 from tests.support.microbatch import Killed, Micro, number
-from tests.support.servers import FLAVOURS, Engine
-from tests.support.world import World, fresh_world
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[list[Engine]]:
-    engines = [Engine(flavour).start() for flavour in (FLAVOURS[0], FLAVOURS[1], FLAVOURS[0])]
-    yield engines
-    for engine in engines:
-        engine.stop()
-
-
-@pytest.fixture
-def world(three: list[Engine]) -> Iterator[World]:
-    with fresh_world(three) as made:
-        yield made
+from tests.support.world import World
 
 
 def urls(world: World, first: int) -> dict[str, str]:

@@ -9,6 +9,7 @@ from rich.progress import Progress
 
 from braidstream.cli.server import Json
 from braidstream.cli.spark import (
+    Follow,
     Pattern,
     RedisOptions,
     Streams,
@@ -52,7 +53,7 @@ def compact(
     grace: Annotated[
         float, typer.Option(parser=duration, metavar="DURATION", help="Remove tombstones that are older.")
     ] = "1d",  # type: ignore[assignment]
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until stopped.")] = False,
+    follow: Follow = False,
     every: Annotated[
         float, typer.Option(parser=duration, metavar="DURATION", help="With --follow, rest between rounds.")
     ] = "10m",  # type: ignore[assignment]

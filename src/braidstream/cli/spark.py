@@ -43,6 +43,7 @@ Pattern = Annotated[str, typer.Option("--pattern", help="Streams by a glob, like
 RedisOptions = Annotated[
     list[str] | None, typer.Option("--redis", help="An option of redis-py, like cluster=true. Repeatable.")
 ]
+Follow = Annotated[bool, typer.Option("--follow", help="Go on until stopped.")]
 
 SHOWN = 20  # anomalies that a terminal lists
 progress_console = Console(stderr=True)
@@ -158,7 +159,7 @@ def archive(
     keep: Annotated[
         float, typer.Option(parser=duration, metavar="DURATION", help="With --trim, keep what is younger.")
     ] = "1h",  # type: ignore[assignment]
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until stopped.")] = False,
+    follow: Follow = False,
     every: Annotated[
         float, typer.Option(parser=duration, metavar="DURATION", help="With --follow, rest between rounds.")
     ] = "10s",  # type: ignore[assignment]

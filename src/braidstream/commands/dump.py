@@ -14,27 +14,32 @@ import dataclasses
 from typing import Any, Final
 
 from braidstream import braid, ids, keys
-from braidstream.braid import Registry, View, find, registry_of
-from braidstream.commands import standing
+from braidstream.braid import View, find, registry_of
+from braidstream.commands import heads, standing
 from braidstream.commands.arguments import Argv, fail, option, shown
 from braidstream.commands.groups import later
 from braidstream.commands.pending import Query, rows_of
-from braidstream.commands.rename import PAGE, TRIES, adoption, fill, token
+from braidstream.commands.rename import PAGE, TRIES, adoption, fill, refuse_watching, restless, token
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
+from braidstream.registry import Registry
 from braidstream.strand import facts
 
 # How a payload of a stream begins: the types that engines have used for one.
-_STREAM: Final = (15, 19, 21)
+_STREAM: Final = (b"\x0f", b"\x13", b"\x15")
 _BUSY: Final = "BUSYKEY Target key name already exists."
 _UNREADABLE: Final = ("ERR DUMP payload", "ERR Bad data format")
 
 
 def is_plain(view: View, argv: Argv) -> bool:
     """Whether the call is the engine's own: what it names is no stream, nor becomes one."""
-    becomes = argv[0].upper() == b"RESTORE" and argv[3][:1] and argv[3][0] in _STREAM
+    becomes = argv[0].upper() == b"RESTORE" and _is_stream(argv[3])
     return not becomes and not view.recall(argv[1]).exists
+
+
+def _is_stream(payload: bytes) -> bool:
+    return payload[:1] in _STREAM
 
 
 def dump(view: View, argv: Argv) -> Plan[bytes | None]:
@@ -43,7 +48,7 @@ def dump(view: View, argv: Argv) -> Plan[bytes | None]:
     if not (yield from find(view, name)).exists:
         [reply] = yield Batch([tuple(argv)], resend=True)
         return None if reply is None else bytes(reply)
-    _refuse_watching(view, "DUMP")
+    refuse_watching(view, "DUMP")
     view = dataclasses.replace(view, watching=True, pipelined=False)
     aside = keys.copy(name, (yield from token()))
     for _ in range(TRIES):
@@ -63,17 +68,14 @@ def dump(view: View, argv: Argv) -> Plan[bytes | None]:
         if done is not None:
             return bytes(done[0])
     yield Batch([("UNLINK", aside)])
-    raise ReplyError(
-        f"ERR {shown(name)!r} was written {TRIES} times while it was copied. "
-        "Stop the writers for a moment and try again."
-    )
+    restless(name)
 
 
 def _fill_groups(view: View, registry: Registry, name: bytes, aside: bytes) -> Plan[None]:
     """Make the groups on the copy: where they stand, their consumers, and what is pending."""
     for info in map(facts, (yield from standing.groups(view, name))):
         group, read = info[b"name"], info[b"entries-read"]
-        place = yield from _place(registry, group, ids.native(info[b"last-delivered-id"]))
+        place = yield from _place(view, name, group, ids.native(info[b"last-delivered-id"]))
         count: Command = () if read is None or read < 0 else ("ENTRIESREAD", read)
         rows = yield from standing.consumers(view, name, group)
         yield Batch(
@@ -85,20 +87,11 @@ def _fill_groups(view: View, registry: Registry, name: bytes, aside: bytes) -> P
         yield from _fill_pending(view, registry, group, aside)
 
 
-def _place(registry: Registry, group: bytes, delivered: Id) -> Plan[Id]:
+def _place(view: View, name: bytes, group: bytes, delivered: Id) -> Plan[Id]:
     """Before the first entry that the group was not given; else where it stands."""
-    replies = yield Batch([("XINFO", "GROUPS", strand.key) for strand in registry.strands], resend=True)
-    nexts: list[Command] = []
-    for strand, reply in zip(registry.strands, replies, strict=True):
-        for info in map(facts, reply):
-            if info[b"name"] == group:
-                nexts.append(standing.after(strand, ids.native(info[b"last-delivered-id"]), 1))
-    pages = yield Batch(nexts, resend=True)
-    firsts = [
-        strand.user(ids.native(page[0][0]))
-        for strand, page in zip(registry.strands, pages, strict=True)
-        if page
-    ]
+    at = yield from heads.now(view, name, group)
+    pages = yield Batch([standing.after(strand, place, 1) for strand, place in at.items()], resend=True)
+    firsts = [strand.user(ids.native(page[0][0])) for strand, page in zip(at, pages, strict=True) if page]
     return min([delivered, *(ids.before(first) or ids.ZERO for first in firsts)])
 
 
@@ -126,7 +119,7 @@ def restore(view: View, argv: Argv) -> Plan[bytes]:
     The payload of a stream becomes a stream of the region, groups and pending entries included.
     """
     replace = b"REPLACE" in map(option, argv[4:])
-    if argv[3][:1] and argv[3][0] in _STREAM:
+    if _is_stream(argv[3]):
         yield from _restore_stream(view, argv, replace)
         return b"OK"
     registry = yield from find(view, argv[1])
@@ -140,7 +133,7 @@ def restore(view: View, argv: Argv) -> Plan[bytes]:
 
 def _restore_stream(view: View, argv: Argv, replace: bool) -> Plan[None]:
     name = argv[1]
-    _refuse_watching(view, "RESTORE")
+    refuse_watching(view, "RESTORE")
     aside = keys.copy(name, (yield from token()))
     _, _, reply, taken, error = yield Batch(
         [
@@ -181,9 +174,3 @@ def _adopt(view: View, name: bytes, aside: bytes) -> Plan[None]:
     done = yield Batch([adoption(view, (name, name, aside), copied, False, words)], atomic=True)
     if done is None:
         raise ReplyError(f"ERR {shown(name)!r} was written while it was restored. Try again.")
-
-
-def _refuse_watching(view: View, command: str) -> None:
-    if view.watching:
-        why = "it watches keys itself, and would end your WATCH"
-        raise RefusedError(f"{command} of a stream under WATCH", why, "Run it before WATCH or after EXEC")

@@ -20,10 +20,11 @@ from math import isqrt
 from typing import Any, Final
 
 from braidstream import ids
-from braidstream.braid import Reading, Registry, View
+from braidstream.braid import Reading, View
 from braidstream.errors import ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
+from braidstream.registry import Registry
 from braidstream.strand import Entry, Strand, facts, strand_of
 from braidstream.weave import certain
 

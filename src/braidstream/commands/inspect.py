@@ -3,12 +3,13 @@
 from typing import Any, Final
 
 from braidstream import ids
-from braidstream.braid import Registry, View, ask_also
+from braidstream.braid import View, ask_also
 from braidstream.commands import produce, standing
 from braidstream.commands.arguments import Argv, fail, integer, option, shown
 from braidstream.commands.standing import Info, flat
 from braidstream.errors import ReplyError
 from braidstream.plan import Batch, Plan
+from braidstream.registry import Registry
 from braidstream.strand import Entry, Strand, facts
 from braidstream.weave import bodies, weave
 

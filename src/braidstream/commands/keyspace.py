@@ -13,10 +13,10 @@ from braidstream.commands.arguments import Argv, fail, integer, option
 from braidstream.commands.glob import matcher
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.plan import Batch, Command, Plan
+from braidstream.registry import Registry
 
 # They replace whatever has the name.
 OVERWRITING: Final = frozenset((b"SET", b"SETEX", b"PSETEX"))
-_WRONGTYPE: Final = "WRONGTYPE Operation against a key holding the wrong kind of value"
 # RANDOMKEY: how many round trips, and how many keys in each.
 _PICKS, _PICKED = 3, 20
 OBJECT: Final = {b"HELP": (2, 2), **dict.fromkeys((b"ENCODING", b"FREQ", b"IDLETIME", b"REFCOUNT"), (3, 3))}
@@ -68,9 +68,7 @@ def _look(names: Iterable[bytes], native: Command | None = None, *, writes: bool
     first: list[Command] = [] if native is None else [native]
     replies = yield Batch([*first, *map(registry_of, distinct)], resend=not writes)
     plain = replies.pop(0) if native is not None else None
-    found = {
-        name: braid.Registry.parse(name, reply).exists for name, reply in zip(distinct, replies, strict=True)
-    }
+    found = {name: Registry.parse(name, reply).exists for name, reply in zip(distinct, replies, strict=True)}
     return plain, found
 
 
@@ -137,7 +135,7 @@ def overwrite(view: View, argv: Argv) -> Plan[Any]:
     if not streams[argv[1]]:
         native = tuple(argv)
     elif b"GET" in options:
-        fail(_WRONGTYPE)
+        fail(braid.WRONGTYPE)
     elif b"NX" in options:
         return None
     [reply] = yield Batch([native])

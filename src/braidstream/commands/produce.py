@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from braidstream import ids, keys
 from braidstream.braid import (
-    Registry,
     View,
     birth_command,
     exists,
@@ -34,6 +33,7 @@ from braidstream.commands.trim import trim_all, trim_options
 from braidstream.errors import ReplyError
 from braidstream.idempotence import Settings, iid_of
 from braidstream.plan import Batch, Command, Plan
+from braidstream.registry import Registry
 from braidstream.strand import Strand
 
 # So many messages share one call: the engine does nothing else meanwhile.

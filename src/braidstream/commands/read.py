@@ -7,7 +7,7 @@ from math import isqrt
 from typing import Any, Final
 
 from braidstream import ids
-from braidstream.braid import Registry, View, ask, refuse_other_types, registry_of, type_check
+from braidstream.braid import View, ask, refuse_other_types, registry_of, type_check
 from braidstream.commands.arguments import (
     Argv,
     Read,
@@ -22,6 +22,7 @@ from braidstream.errors import ReplyError
 from braidstream.frontier import Frontier
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
+from braidstream.registry import Registry
 from braidstream.strand import Entry, Strand, strand_of
 from braidstream.weave import bodies, certain, weave
 

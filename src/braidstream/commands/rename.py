@@ -12,7 +12,7 @@ one does, as the specification says.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NoReturn
 
 from braidstream import ids, keys
 from braidstream.braid import View, delete, exists, registry_of
@@ -96,11 +96,7 @@ def _database() -> Plan[int]:
 
 def _copy(view: View, source: bytes, target: bytes, *, move: bool, replace: bool) -> Plan[bool]:
     """Make the target what the source is; False if it exists and may not be replaced."""
-    if view.watching:
-        why = "it watches keys itself, and would end your WATCH"
-        raise RefusedError(
-            "RENAME and COPY of a stream under WATCH", why, "Run it before WATCH or after EXEC"
-        )
+    refuse_watching(view, "RENAME and COPY")
     view = dataclasses.replace(view, watching=True)
     aside = keys.copy(target, (yield from token()))
     for _ in range(TRIES):
@@ -128,8 +124,18 @@ def _copy(view: View, source: bytes, target: bytes, *, move: bool, replace: bool
         if done:
             return True
     yield Batch([("UNLINK", aside)])
+    restless(source)
+
+
+def refuse_watching(view: View, command: str) -> None:
+    if view.watching:
+        why = "it watches keys itself, and would end your WATCH"
+        raise RefusedError(f"{command} of a stream under WATCH", why, "Run it before WATCH or after EXEC")
+
+
+def restless(name: bytes) -> NoReturn:
     raise ReplyError(
-        f"ERR {shown(source)!r} was written {TRIES} times while it was copied. "
+        f"ERR {shown(name)!r} was written {TRIES} times while it was copied. "
         "Stop the writers for a moment and try again."
     )
 

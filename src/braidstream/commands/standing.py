@@ -8,12 +8,13 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from braidstream import ids
-from braidstream.braid import Registry, View, ask
+from braidstream.braid import View, ask
 from braidstream.commands.groups import no_group
 from braidstream.commands.pending import NOBODY, deliveries
 from braidstream.errors import ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
+from braidstream.registry import Registry
 from braidstream.strand import Strand, facts
 
 Info = dict[bytes, Any]

@@ -15,7 +15,7 @@ from redis import exceptions
 from redis._parsers.base import BaseParser
 from redis.client import EMPTY_RESPONSE, NEVER_DECODE
 
-from braidstream.braid import REMEMBERED, Reading, Region, Registry, View, read_region
+from braidstream.braid import Reading, Region, View, read_region
 from braidstream.commands.arguments import FUNCTION_ARGUMENTS
 from braidstream.commands.produce import call, user_id
 from braidstream.commands.table import TABLE, Spec
@@ -25,6 +25,7 @@ from braidstream.errors import BraidError, LibraryError, ReplyError
 from braidstream.idempotence import Settings, iid_of
 from braidstream.ids import minted_text
 from braidstream.plan import Batch, Command, Plan
+from braidstream.registry import REMEMBERED, Registry
 from braidstream.strand import Strand
 
 # How old a client's knowledge of its region may be. `braid tune` reaches running clients within it.

@@ -24,8 +24,6 @@ local function groups_of(strand, left_out)
   return found
 end
 
-local function is_there(strand, id) return #redis.call('XRANGE', strand, id, id) > 0 end
-
 -- An entry that is gone can be given to nobody any more, but may be pending.
 local function is_needed(strand, id, groups, there)
   for _, group in ipairs(groups) do
@@ -47,10 +45,12 @@ local function entry_drop(keys, args)
   local groups, deleted = policy == 'KEEPREF' and {} or groups_of(strand, left_out), {}
   for at = 5 + skipped, #args do
     local id = args[at]
-    if acker and redis.call('XACK', strand, acker, id) == 0 then
+    local missed = acker and redis.call('XACK', strand, acker, id) == 0
+    local there = policy == 'ACKED' and not missed and #redis.call('XRANGE', strand, id, id) > 0
+    if missed then
       answers[#answers + 1] = -1
-    elseif policy == 'ACKED' and is_needed(strand, id, groups, is_there(strand, id)) then
-      answers[#answers + 1] = (is_there(strand, id) or acker) and 2 or -1
+    elseif policy == 'ACKED' and is_needed(strand, id, groups, there) then
+      answers[#answers + 1] = (there or acker) and 2 or -1
     else
       local gone = redis.call('XDEL', strand, id)
       if gone == 1 then deleted[#deleted + 1] = id end

@@ -6,7 +6,7 @@ It is asked with the gateway's own rights, so clients need none for it. Everythi
 import asyncio
 import time
 
-from braidstream.braid import REMEMBERED, birth_command, read_region
+from braidstream.braid import birth_command, read_region
 from braidstream.drivers.session import REGION_FRESH_S, Session
 from braidstream.drivers.wire import Address, connect, pack_one
 from braidstream.engine import load
@@ -15,6 +15,7 @@ from braidstream.gateway.backend import Lane
 from braidstream.gateway.resp import Words
 from braidstream.gateway.survey import Hidden
 from braidstream.plan import arun
+from braidstream.registry import REMEMBERED
 
 
 class Known(Session):

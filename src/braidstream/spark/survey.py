@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from braidstream import ids, keys
-from braidstream.braid import Registry, registry_of
+from braidstream.braid import registry_of
 from braidstream.commands.glob import matcher
 from braidstream.drivers.bulk import RedisError, Server, shown
 from braidstream.errors import OptionError, ReplyError, UnreachableError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Plan
+from braidstream.registry import Registry
 from braidstream.spark.options import Servers
 from braidstream.strand import Strand, facts
 

@@ -6,10 +6,11 @@ from functools import cached_property
 from typing import Final
 
 from braidstream import ids, keys
-from braidstream.braid import Registry, registry_of
+from braidstream.braid import registry_of
 from braidstream.errors import ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Plan
+from braidstream.registry import Registry
 from braidstream.spark.survey import Sight, Standing, look
 from braidstream.strand import Strand, facts
 
