@@ -100,7 +100,7 @@ def names_read(call: Sequence[W]) -> Sequence[W]:
 
 def sees_groups(call: Sequence[Word]) -> bool:
     """Whether its reply may depend on groups."""
-    return command_of(call) in (*GROUPS, b"XINFO")
+    return command_of(call) in (*GROUPS, b"XINFO", b"DUMP")
 
 
 def unfit_for_multi(call: Call) -> bool:

@@ -110,9 +110,7 @@ class Compactor:
         try:
             entries = read.count()
             settled = position((max(0, int((now_s - self.what.grace_s) * 1000)), 0))
-            # As many partitions as the entries need: what is persisted keeps Spark's 200 otherwise.
-            parts = max(1, -(-entries // SLICE_ROWS))
-            found = verdicts(read, settled).coalesce(parts).persist(_KEPT_FOR_USE)
+            found = verdicts(read, settled).persist(_KEPT_FOR_USE)
             try:
                 return self._carry_out(found, entries)
             finally:
@@ -126,9 +124,12 @@ class Compactor:
         state = self._state()
         what, horizon = self.what, (max(0, horizon_ms - 1), ids.MAX)
         scoped = scopes(self.surveyor, state, what.streams, what.pattern, horizon)
-        self.told(f"reading {about(scoped, state):,} entries", 0, None)
+        most = about(scoped, state)
+        self.told(f"reading {most:,} entries", 0, None)
         frame = copies(self.spark, scoped, self.surveyor, self.lake, state)
-        return keyed(frame, key_of(what.key, what.key_sql), is_tombstone(what.key, what.tombstone_sql))
+        frame = keyed(frame, key_of(what.key, what.key_sql), is_tombstone(what.key, what.tombstone_sql))
+        # One shuffle, into as many partitions as the entries need: verdicts joins and groups by the same.
+        return frame.repartition(max(1, -(-most // SLICE_ROWS)), "stream", "key")
 
     def _state(self) -> State | None:
         """The lake. What was deleted in the streams must not make anything superseded, so it goes first."""
