@@ -184,28 +184,26 @@ def registry_of(name: bytes) -> Command:
     return ("HGETALL", keys.meta(name))
 
 
+def afresh(view: View, name: bytes) -> Plan[Registry]:
+    """The registry as it is now; in a pipeline it was looked up a moment ago, for all commands at once."""
+    if view.pipelined and name in view.known:
+        return view.recall(name)
+    [reply] = yield Batch([registry_of(name)], resend=True)
+    return view.learn(name, reply)
+
+
 def find(view: View, name: bytes) -> Plan[Registry]:
     """The registry of a stream: from memory, or in one round trip.
 
     That a stream does not exist is remembered only within a pipeline, which has just looked.
     """
     known = view.recall(name)
-    if known.exists or (view.pipelined and name in view.known):
-        return known
-    [reply] = yield Batch([registry_of(name)], resend=True)
-    return view.learn(name, reply)
+    return known if known.exists else (yield from afresh(view, name))
 
 
 def look(view: View, name: bytes) -> Plan[Registry]:
-    """The registry, afresh. A stream that does not exist may be another kind of key: WRONGTYPE.
-
-    In a pipeline it was looked up a moment ago, for all commands at once.
-    """
-    if view.pipelined and name in view.known:
-        registry = view.recall(name)
-    else:
-        [reply] = yield Batch([registry_of(name)], resend=True)
-        registry = view.learn(name, reply)
+    """The registry, afresh. A stream that does not exist may be another kind of key: WRONGTYPE."""
+    registry = yield from afresh(view, name)
     if not registry.exists:
         yield from refuse_other_types(name)
     return registry

@@ -8,7 +8,7 @@ import redis
 import braidstream
 from braidstream.strand import Strand
 from tests.support.gateways import Line, Served, value_of
-from tests.support.regions import apply, become
+from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine
 
 # The bare engine, in a database that is no region.
@@ -134,6 +134,20 @@ def test_a_restore_over_something_needs_replace_and_unmakes_what_was(
     assert (liberal.type("x"), liberal.get("x")) == ("string", "hello")
     liberal.restore("x", 0, payload, replace=True)
     assert (liberal.type("x"), liberal.dbsize()) == ("stream", 1)
+
+
+def test_what_another_client_made_of_a_stream_is_dumped_and_left_in_place(
+    liberal: braidstream.Redis, bare: redis.Redis, engine: Engine
+) -> None:
+    bare.set("text", "hello")
+    text = payload_of(bare, "text")
+    with client_of(engine) as other:
+        liberal.xadd("x", {"n": "1"})
+        other.delete("x")
+        assert liberal.restore("x", 0, text) == "OK"
+        liberal.xadd("y", {"n": "1"})
+        other.rename("x", "y")
+        assert payload_of(liberal, "y") == text
 
 
 def test_dump_and_restore_pass_through_a_gateway(engine: Engine, bare: redis.Redis) -> None:

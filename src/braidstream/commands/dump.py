@@ -14,7 +14,7 @@ import dataclasses
 from typing import Any, Final
 
 from braidstream import braid, ids, keys
-from braidstream.braid import View, find, registry_of
+from braidstream.braid import View, afresh, registry_of
 from braidstream.commands import heads, standing
 from braidstream.commands.arguments import Argv, fail, option, shown
 from braidstream.commands.groups import later
@@ -45,9 +45,8 @@ def _is_stream(payload: bytes) -> bool:
 def dump(view: View, argv: Argv) -> Plan[bytes | None]:
     """DUMP key. Of a stream: O(n), every entry is copied aside; once more if it is written meanwhile."""
     name = argv[1]
-    if not (yield from find(view, name)).exists:
-        [reply] = yield Batch([tuple(argv)], resend=True)
-        return None if reply is None else bytes(reply)
+    if not (yield from afresh(view, name)).exists:
+        return (yield from _native(argv))
     refuse_watching(view, "DUMP")
     view = dataclasses.replace(view, watching=True, pipelined=False)
     aside = keys.copy(name, (yield from token()))
@@ -56,7 +55,7 @@ def dump(view: View, argv: Argv) -> Plan[bytes | None]:
         registry = view.learn(name, reply)
         if not registry.exists:
             yield Batch([("UNWATCH",)])
-            return None
+            return (yield from _native(argv))
         yield Batch([("WATCH", *(strand.key for strand in registry.strands)), ("UNLINK", aside)])
         try:
             yield from fill(view, name, aside)
@@ -69,6 +68,12 @@ def dump(view: View, argv: Argv) -> Plan[bytes | None]:
             return bytes(done[0])
     yield Batch([("UNLINK", aside)])
     restless(name)
+
+
+def _native(argv: Argv) -> Plan[bytes | None]:
+    """What is no stream is the engine's own."""
+    [reply] = yield Batch([tuple(argv)], resend=True)
+    return None if reply is None else bytes(reply)
 
 
 def _fill_groups(view: View, registry: Registry, name: bytes, aside: bytes) -> Plan[None]:
@@ -122,11 +127,11 @@ def restore(view: View, argv: Argv) -> Plan[bytes]:
     if _is_stream(argv[3]):
         yield from _restore_stream(view, argv, replace)
         return b"OK"
-    registry = yield from find(view, argv[1])
-    if registry.exists and not replace:
+    is_stream = (yield from afresh(view, argv[1])).exists
+    if is_stream and not replace:
         fail(_BUSY)
     [reply] = yield Batch([tuple(argv)])
-    if registry.exists:
+    if is_stream:
         yield from braid.delete(view, argv[1])
     return bytes(reply)
 
