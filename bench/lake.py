@@ -210,7 +210,7 @@ def show(found: list[dict[str, Any]]) -> None:
     for each in found:
         n = each["entries"]
         table.add_row(f"{n:,}", *(f"{each[name]:.1f} s\n{n / each[name]:,.0f}/s" for name in phases))
-    Console().print(table)
+    Console(width=120).print(table)
     table = Table("entries", "files", "lake B/entry", "engine B/entry", "driver MB", "JVM MB", "workers MB")
     for each in found:
         sizes = [f"{each[name] / each['entries']:.0f}" for name in ("lake_bytes", "engine_bytes")]
@@ -223,7 +223,7 @@ def show(found: list[dict[str, Any]]) -> None:
             str(each["jvm_mb"]),
             workers,
         )
-    Console().print(table)
+    Console(width=120).print(table)
     for name in phases:
         ratio = found[-1][name] / found[-1]["entries"] / (found[0][name] / found[0]["entries"])
         Console().print(
