@@ -7,6 +7,7 @@ import os
 import random
 import socket
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -74,6 +75,13 @@ def memory_kb() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE") // 1024
 
 
+@pytest.fixture(autouse=True)
+def sound(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Nothing failed inside the gateway either."""
+    yield
+    assert [record.getMessage() for record in caplog.get_records("call") if record.levelname == "ERROR"] == []
+
+
 def test_hostile_bytes_hurt_nobody_else(engine: Engine) -> None:
     become(engine)
     wanted, dice, at_half = int(os.environ.get("BRAID_CASES", CI_CASES)), random.Random(7), 0
@@ -99,3 +107,14 @@ def test_hostile_bytes_hurt_nobody_else(engine: Engine) -> None:
         assert gateway.gateway.backends.owned <= 1
         assert fair.say("XLEN fair") == b":%d\r\n" % len(range(0, wanted, CASES_PER_CONNECTION))
         assert memory_kb() - at_half < 50_000
+
+
+def test_a_client_that_hangs_up_while_its_appends_are_under_way_takes_nobody_along(engine: Engine) -> None:
+    """It is leaving, so its XREAD waits for nothing; that replies cannot be sent tells that it has left."""
+    become(engine)
+    said = b"NOPE\r\n" + packed("XREAD", "BLOCK", 1, "STREAMS", "h", "$") + packed("XADD", "h", "*", "a", "b")
+    with Served(engine.url) as gateway, Line(gateway.port) as fair:
+        for _ in range(300):
+            with Line(gateway.port) as hostile:
+                hostile.socket.sendall(said)
+            assert fair.say("XADD", "h", "*", "a", "b").startswith(b"$")

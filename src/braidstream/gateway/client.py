@@ -222,6 +222,20 @@ class Client(asyncio.Protocol):
         births: int,
         replies: Replies | LostError,
     ) -> None:
+        try:
+            self._answer(slot, run, count, births, replies)
+        except Exception as error:  # the lane is others' too: it must not end with this client
+            self.gateway.crashed(error)
+            self.close()
+
+    def _answer(
+        self,
+        slot: list[bytes],
+        run: list[Words] | bytes,
+        count: int,
+        births: int,
+        replies: Replies | LostError,
+    ) -> None:
         if isinstance(replies, LostError):
             self._fill(slot, [error_line(replies)] * count)
             return
@@ -262,9 +276,10 @@ class Client(asyncio.Protocol):
             self._settle()
 
     def _settle(self) -> None:
-        if self._quiet is not None:
-            self._quiet.set_result(None)
-            self._quiet = None
+        quiet, self._quiet = self._quiet, None
+        if quiet is not None:
+            if not quiet.done():
+                quiet.set_result(None)
         elif self._leaving and self._is_idle:
             self.close()
 

@@ -202,10 +202,10 @@ async def _patiently(client: "Client", waits: bool, batch: Batch) -> Replies:
     if waits and batch.block_ms is None and client.session.is_plain:
         return await client.lane.send(batch)
     own = await client.own_connection()
-    client.blocking = waits
     if waits and client.is_leaving:
         raise LostError("the client", "it left", wrote=False)
     began = time.monotonic()
+    client.blocking = waits
     try:
         replies = await own.send(batch)
     finally:
