@@ -17,6 +17,7 @@ from braidstream.errors import DataLossError, LakeError
 from braidstream.spark.lake import log
 from braidstream.spark.lake.log import Change, Lake
 from braidstream.spark.options import Servers
+from braidstream.spark.pipelines import deletions
 from braidstream.spark.pipelines.archive import Archive, Archiver, Round
 from braidstream.strand import Strand
 from tests.spark.conftest import Load
@@ -170,6 +171,27 @@ def test_a_trim_of_the_users_takes_nothing_out_of_the_lake(archive: Run, lake: s
         client.xdel("orders", entries[8])
         assert archive().deleted == 1
     assert archived(lake) == [0, 1, 2, 3, 4, 5, 6, 7, 9]
+
+
+@pytest.mark.parametrize(("left", "gone"), [(4, [8]), (0, [])])
+def test_a_trim_while_lake_and_stream_are_compared_takes_nothing_out_of_the_lake(
+    archive: Run, lake: str, engine: Engine, monkeypatch: pytest.MonkeyPatch, left: int, gone: list[int]
+) -> None:
+    become(engine)
+    with client_of(engine) as client:
+        entries = add(client, *range(10))
+        archive()
+        client.xdel("orders", entries[8])
+        real = deletions.read
+
+        def overtaken(*how: Any) -> Any:
+            client.xtrim("orders", maxlen=left, approximate=False)
+            return real(*how)
+
+        monkeypatch.setattr(deletions, "read", overtaken)
+        assert archive().deleted == len(gone)
+        assert archive().deleted == 0
+    assert archived(lake) == [n for n in range(10) if n not in gone]
 
 
 def test_a_deletion_at_the_head_is_known_by_the_journal(engine: Engine, lake: str, archive: Run) -> None:

@@ -6,12 +6,13 @@ What the lake has of a strand and the engine has not, was trimmed or deleted:
     engine            4  5     7  8  9        6 was deleted. 1 to 3 were trimmed, or deleted before that
 
 A trim is how a stream is kept short, so it takes nothing out of the lake. Deleted is, for sure: what is
-missing above the engine's first entry, what a journal names, and what a stream's deletion (DEL) has cut.
-Comparing costs a read of what is alive, so it is done when the count of entries that are gone has changed.
+missing above the engine's first entry (asked for last, because trims go on meanwhile), what a journal
+names, and what a stream's deletion (DEL) has cut. Comparing costs a read of what is alive, so it is done
+when the count of entries that are gone has changed.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +32,7 @@ from braidstream.spark.lake.rewrite import holding, rewrite
 from braidstream.spark.options import Servers
 from braidstream.spark.reading import read
 from braidstream.spark.slices import Range, Slice
-from braidstream.spark.survey import Sight, Standing, Surveyor
+from braidstream.spark.survey import Sight, Standing, Surveyor, open_server
 from braidstream.strand import Strand
 
 TRIES: Final = 5
@@ -151,8 +152,9 @@ def _find(servers: Servers, url: int, batches: Iterator[pa.RecordBatch]) -> Iter
             # The lake first: what is archived later than the engine is read cannot be missed.
             ours = _archived(row["paths"], files.Wanted.of(strand, low, high))
             if row["alive_from"] == "engine":
-                alive = _alive(servers, Slice(Range(strand, low, high, None, 64, False, 0), url))
+                alive, head = _alive(servers, Slice(Range(strand, low, high, None, 64, False, 0), url))
                 ours = ours.filter(pc.invert(pc.is_in(ours, alive)))
+                ours = ours.filter(pc.greater_equal(ours, head))
             named = [pa.repeat(pa.scalar(row[name], pa.string()), len(ours)) for name in ("stream", "place")]
             yield pa.RecordBatch.from_arrays([*named, ours], schema=_FACT_ARROW)
 
@@ -162,9 +164,26 @@ def _archived(paths: str, wanted: files.Wanted) -> pa.Array:
     return _joined([chunk for table in tables for chunk in table.chunks])
 
 
-def _alive(servers: Servers, part: Slice) -> pa.Array:
-    rows = files.LakeRows(part.part.strand)
-    return _joined([batch.column("position") for batch in read(part, servers, rows, 30.0)])
+def _alive(servers: Servers, part: Slice) -> tuple[pa.Array, pa.Scalar]:
+    """What lives of a range, and where the strand begins after that: before it a trim may have come by.
+
+    Both are asked of one server, because another region may be trimmed less far.
+    """
+    strand, one = part.part.strand, replace(servers, urls=(servers.urls[part.url],))
+    rows = files.LakeRows(strand)
+    alive = _joined([batch.column("position") for batch in read(Slice(part.part, 0), one, rows, 0.0)])
+    server = open_server(one, 0)
+    try:
+        head = server.run(_head(strand), strand.key)
+    finally:
+        server.close()
+    return alive, pa.scalar(files.position(head), pa.binary())
+
+
+def _head(strand: Strand) -> Plan[Id]:
+    """Where a strand begins (user ID). Of one that is empty nothing is known to be deleted."""
+    [page] = yield Batch([("XRANGE", strand.key, "-", "+", "COUNT", 1)], resend=True)
+    return strand.user(ids.native(page[0][0])) if page else ids.LAST
 
 
 def _joined(chunks: list[Any]) -> pa.Array:
