@@ -4,7 +4,6 @@ Killing real processes under Spark is test_kill.py's; here a step fails at a cho
 """
 
 import os
-import pickle
 import random
 import signal
 import time
@@ -14,15 +13,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from braidstream.errors import OptionError, SinkError
 from braidstream.spark.ledger import Book, Publisher
-from pyspark_braidstream import DefaultSource
 from tests.support.microbatch import Micro
 from tests.support.regions import become
 from tests.support.servers import Engine
-from tests.support.sinks import Crash, Sink, crash_after, entries, numbers
+from tests.support.sinks import Crash, Job, Sink, crash_after, entries, numbers
 
 
 @pytest.fixture(params=["plain", "braid"])
@@ -232,18 +229,6 @@ def test_without_idempotence_rows_go_straight_to_the_stream(place: Engine) -> No
     assert numbers(place) == list(range(5))
     sink.commit(0, message)
     assert numbers(place) == list(range(5))
-
-
-class Job(Sink):
-    """A batch write."""
-
-    def _writer(self, schema: pa.Schema) -> Any:
-        return DefaultSource(self.options).writer(from_arrow_schema(schema), False)  # type: ignore[arg-type]
-
-    def save(self, numbers: list[int]) -> None:
-        table = pa.table({"n": numbers})
-        writer = pickle.loads(pickle.dumps(self._writer(table.schema)))
-        writer.commit([writer.write(iter(table.to_batches()))])
 
 
 def test_a_batch_write_with_a_transaction_is_done_once_and_resumed(

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from braidstream.errors import SinkError
+from braidstream.spark.commit import Committer
 from braidstream.spark.ledger import Publisher
 from tests.support.servers import Engine
-from tests.support.sinks import Crash, Sink, crash_after, numbers
+from tests.support.sinks import Crash, Job, Sink, crash_after, numbers
 from tests.support.world import World
 
 
@@ -23,11 +24,24 @@ def world(engine: Engine) -> Iterator[World]:
 Move = Callable[[], Sink]
 
 
+IMPATIENT = {"redis.socket_timeout": "0.3", "redis.socket_connect_timeout": "0.3"}
+
+
+def order(world: World, first: int) -> list[str]:
+    urls = [engine.url for engine in world.engines]
+    return urls if first == 1 else urls[::-1]
+
+
 def both(world: World, first: int, **options: Any) -> Sink:
     """The same query, with one region first and the other to fall back to."""
-    urls = [engine.url for engine in world.engines]
-    order = urls if first == 1 else urls[::-1]
-    return Sink(order[0], fallbackUrls=order[1], **options)
+    here, there = order(world, first)
+    return Sink(here, fallbackUrls=there, **options)
+
+
+def save(world: World, first: int, version: int, numbers: list[int], **options: Any) -> None:
+    """The same batch write, with one region first and the other to fall back to."""
+    here, there = order(world, first)
+    Job(here, fallbackUrls=there, txnAppId="nightly", txnVersion=version, **options).save(numbers)
 
 
 def everywhere(world: World) -> list[list[int]]:
@@ -62,7 +76,7 @@ def test_a_region_that_cannot_know_refuses_and_says_what_to_do(world: World) -> 
     both(world, 1).run(1, [1])
     world.engines[0].pause()
     try:
-        away = both(world, 2, **{"redis.socket_timeout": "0.3", "redis.socket_connect_timeout": "0.3"})
+        away = both(world, 2, **IMPATIENT)
         with pytest.raises(SinkError, match="cannot tell whether batch 2 was written.*takeOver"):
             away.run(2, [2])
     finally:
@@ -77,7 +91,7 @@ def test_what_has_travelled_is_known_although_the_other_region_is_away(world: Wo
     world.sync()
     world.engines[0].pause()
     try:
-        away = both(world, 2, **{"redis.socket_timeout": "0.3", "redis.socket_connect_timeout": "0.3"})
+        away = both(world, 2, **IMPATIENT)
         away.run(1, [1])  # the batch that was under way when the region went away
         with pytest.raises(SinkError, match="cannot tell whether batch 2"):
             away.run(2, [2])
@@ -97,3 +111,57 @@ def test_a_driver_left_behind_in_the_other_region_is_fenced(world: World) -> Non
     both(world, 2).run(1, [1])
     stale.commit(1, message)
     assert everywhere(world) == [[0, 1]] * 2
+
+
+def test_a_driver_that_is_fenced_after_it_asked_does_not_write(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old one has asked, the new one takes over, and only then the old one decides."""
+    old, new = both(world, 1), both(world, 2)
+    old.run(0, [0])
+    asked, real = [old.write([{"n": 1}]), new.write([{"n": 1}])], Committer._consult
+
+    def overtaken(self: Any, *args: Any, **options: Any) -> bool:
+        is_done = real(self, *args, **options)
+        monkeypatch.setattr(Committer, "_consult", real)
+        new.commit(1, asked[1])
+        return is_done
+
+    monkeypatch.setattr(Committer, "_consult", overtaken)
+    old.commit(1, asked[0])
+    assert everywhere(world) == [[0, 1]] * 2
+
+
+def test_a_batch_write_is_done_once_whichever_region_runs_it_again(world: World) -> None:
+    save(world, 1, 7, [1, 2, 3])
+    save(world, 2, 7, [1, 2, 3])
+    save(world, 2, 20, [4])  # versions grow, and may jump
+    save(world, 1, 20, [4])
+    save(world, 1, 9, [5])  # not above the last that was done
+    save(world, 1, 21, [6])
+    assert everywhere(world) == [[1, 2, 3, 4, 6]] * 2
+
+
+def test_a_batch_write_that_was_begun_in_one_region_is_finished_from_another(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        crash_after(patched, Publisher, "_append", 1)
+        with pytest.raises(Crash):
+            save(world, 1, 7, [1, 2, 3, 4, 5])
+    save(world, 2, 8, [6])
+    save(world, 2, 7, [1, 2, 3, 4, 5])
+    assert everywhere(world) == [[1, 2, 3, 4, 5, 6]] * 2
+
+
+def test_a_batch_write_is_refused_where_it_cannot_be_known_whether_it_was_done(world: World) -> None:
+    silent = {"fallbackUrls": "redis://127.0.0.1:1/0", "txnAppId": "nightly"}
+    one, two = order(world, 1)
+    save(world, 1, 7, [1])
+    with pytest.raises(SinkError, match="cannot tell whether batch 7 was written.*do not answer"):
+        Job(two, **silent, txnVersion=7).save([1])
+    Job(one, **silent, txnVersion=8).save([2])  # the region that did the last needs nobody
+    save(world, 2, 9, [3])
+    with pytest.raises(SinkError, match="cannot tell whether batch 9 was written.*not in the list"):
+        Job(one, txnAppId="nightly", txnVersion=9).save([3])
+    assert everywhere(world) == [[1, 2, 3]] * 2

@@ -47,6 +47,18 @@ class Sink:
         self.commit(batch, *[self.write([{"n": n} for n in numbers]) for numbers in partitions if numbers])
 
 
+class Job(Sink):
+    """A batch write."""
+
+    def _writer(self, schema: pa.Schema) -> Any:
+        return DefaultSource(self.options).writer(from_arrow_schema(schema), False)  # type: ignore[arg-type]
+
+    def save(self, numbers: list[int]) -> None:
+        table = pa.table({"n": numbers})
+        writer = pickle.loads(pickle.dumps(self._writer(table.schema)))
+        writer.commit([writer.write(iter(table.to_batches()))])
+
+
 def entries(engine: Engine, name: str = "out") -> list[dict[bytes, bytes]]:
     with engine.client() as plain:
         is_region = plain.exists("bs:config")

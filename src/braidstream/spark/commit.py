@@ -37,10 +37,12 @@ class Committer:
                 return self.book.discard(stages)
             if seen is not None and seen.is_undone and resume(self.book, seen, forget=forget):
                 continue
-            if in_sequence and not self._is_next(seen, batch):
-                if self._consult(seen, batch, stages):
+            if not forget and not self._is_next(seen, batch, in_sequence=in_sequence):
+                if self._consult(seen, batch, stages, in_sequence=in_sequence):
                     return self.book.discard(stages)
                 seen = self.book.read()
+                if seen is not None and seen.moved:
+                    continue  # another driver has fenced it since: ask that one's server
             if not self.book.are_complete(stages):
                 raise SinkError(
                     f"batch {batch} was staged elsewhere, or its stage is gone. Start the query again."
@@ -51,23 +53,29 @@ class Committer:
                 return self.book.finish(decided, forget=forget)
         raise SinkError(f"others keep changing the ledger of sink {self.book.sink!r}. Run one query a sink.")
 
-    def _is_next(self, seen: Ledger | None, batch: int) -> bool:
-        if seen is None or seen.moved or seen.done != batch - 1:
+    def _is_next(self, seen: Ledger | None, batch: int, *, in_sequence: bool) -> bool:
+        """Whether nobody has to be asked. A query's numbers follow each other, a batch write's may jump."""
+        if seen is not None and seen.moved:
+            return False
+        if not in_sequence:
+            return not self.others
+        if seen is None or seen.done != batch - 1:
             return False
         return not self.others or (seen.run == self.run != "")
 
-    def _consult(self, seen: Ledger | None, batch: int, stages: tuple[Stage, ...]) -> bool:
+    def _consult(
+        self, seen: Ledger | None, batch: int, stages: tuple[Stage, ...], *, in_sequence: bool
+    ) -> bool:
         """Find the holder, finish there, fence it, and take its place. True if the batch turns out done."""
         deadline = time.monotonic() + self.wait_s
         while True:
             found, silent = self._ask_others()
             holders = [(book, ledger) for book, ledger in found if not ledger.moved]
             done = max([seen.done if seen else -1, *(ledger.done for _, ledger in found)])
-            is_certain = not silent or any(ledger.done == done for _, ledger in holders)
-            is_certain = is_certain or (seen is not None and not seen.moved and seen.done == done)
-            if done >= batch or (done == batch - 1 and is_certain) or self.take_over:
+            follows = done == batch - 1 or not in_sequence
+            if done >= batch or (follows and self._is_certain(seen, done, holders, silent)) or self.take_over:
                 fenced = [book.fence(ledger) for book, ledger in holders]
-                if all(fenced) and (done < 0 or self.book.adopt(seen, done)):
+                if all(fenced) and self.book.adopt(seen, done):
                     return done >= batch
                 seen = self.book.read()
             elif self._travelled(stages) >= batch:
@@ -75,6 +83,16 @@ class Committer:
             elif time.monotonic() > deadline:
                 raise SinkError(self._refusal(batch, done, silent))
             time.sleep(POLL_S)
+
+    def _is_certain(
+        self, seen: Ledger | None, done: int, holders: list[tuple[Book, Ledger]], silent: int
+    ) -> bool:
+        """Whether nobody else can have done more: everybody was asked, or the holder was."""
+        if seen is not None and seen.moved and not self.others:
+            return False  # it moved to a server that is not in the list
+        if seen is not None and not seen.moved and seen.done == done:
+            return True
+        return not silent or any(ledger.done == done for _, ledger in holders)
 
     def _ask_others(self) -> tuple[list[tuple[Book, Ledger]], int]:
         found, silent = list[tuple[Book, Ledger]](), 0
