@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from braidstream.cli.main import app
 from braidstream.keys import strand as strand_key
 from braidstream.spark.options import Servers
+from braidstream.spark.pipelines import repair as repairing
 from braidstream.spark.pipelines.audit import Anomaly, Auditor, Report
 from braidstream.spark.pipelines.audit_report import as_facts, as_page
 from braidstream.spark.pipelines.repair import repair
@@ -165,6 +166,44 @@ def test_what_an_engine_lost_while_it_was_written_is_found_and_put_back(world: W
     assert all(each.healed for each in healed(world))
     assert audit(world).anomalies == []
     assert world[1].xrange("orders") == world[2].xrange("orders") == world[3].xrange("orders")
+
+
+def test_entries_lost_after_the_last_that_is_left_are_put_back(world: World) -> None:
+    added = fill(world, 10)
+    plant(world, "lost", [added[3], *added[7:]])
+    assert [each.healed for each in healed(world)] == [True] * 4
+    assert audit(world).anomalies == []
+    plant(world, "lost", added[1:])  # the first stays: without it they would look trimmed
+    assert [each.healed for each in healed(world)] == [True] * 9
+    assert world[2].xrange("orders") == world[1].xrange("orders")
+    world[1].xadd("orders", {"n": "goes on"})
+    world.sync()
+    assert audit(world).anomalies == []
+
+
+def test_a_repair_brings_nothing_back_that_is_removed_meanwhile(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added = fill(world, 10)
+    plant(world, "lost", [added[5]])
+    real = repairing._last_step
+
+    def overtaken(*how: Any) -> Any:
+        world[2].xdel("orders", added[4])
+        world[2].xtrim("orders", minid=added[2], approximate=False)
+        return (yield from real(*how))
+
+    with monkeypatch.context() as here:
+        here.setattr(repairing, "_last_step", overtaken)
+        assert [(each.healed, each.note) for each in healed(world)] == [(False, repairing.BUSY)]
+    left = [added[2], added[3], *added[6:]]
+    assert [entry for entry, _ in world[2].xrange("orders", max=added[9])] == left
+    with raw(world, 2) as client:
+        assert list(client.scan_iter("bs:copy*")) == []
+    world.sync()
+    assert [each.healed for each in healed(world)] == [True]
+    assert [entry for entry, _ in world[1].xrange("orders", max=added[9])] == sorted([*left, added[5]])
+    assert audit(world).anomalies == []
 
 
 def test_a_repair_keeps_groups_and_what_is_pending(world: World) -> None:

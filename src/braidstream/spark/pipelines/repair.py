@@ -5,8 +5,9 @@ with its groups and what is pending in them, and takes its place in one step:
 
     old   1 2   4 5 |           new   1 2 3 4 5 |  -> RENAME new old, unless the old one was changed meanwhile
 
-What was changed meanwhile is copied, and it is tried again. An XACK in the very moment of the change may be
-lost: then its entry is delivered again.
+What was added meanwhile is copied, and it is tried again. Where something was removed meanwhile, by XDEL or a
+trim, nothing is done: it would come back, and what is to be put in may be out of date. An XACK in the very
+moment of the change may be lost: then its entry is delivered again.
 """
 
 import secrets
@@ -25,6 +26,7 @@ from braidstream.strand import Strand, facts
 
 PAGE: Final = 1_000
 TRIES: Final = 20
+BUSY: Final = "the strand was changed meanwhile: run it again"
 
 Fixes = dict[Id, list[bytes]]
 
@@ -64,7 +66,7 @@ def _rebuilt(each: Anomaly, region: int, strand: Strand, fixes: Fixes, done: boo
         return each
     if _native(strand, each.id) not in fixes:
         return each
-    return replace(each, healed=True) if done else replace(each, note="the strand is too busy: run it again")
+    return replace(each, healed=True) if done else replace(each, note=BUSY)
 
 
 def _native(strand: Strand, user: str) -> Id:
@@ -104,22 +106,39 @@ def _regroup(strand: Strand, group: bytes) -> Plan[Any]:
 
 
 def rebuild(strand: Strand, fixes: Fixes) -> Plan[bool]:
-    """Write a copy anew, with entries put in or set right. False if it changes faster than that."""
+    """Write a copy anew, with entries put in or set right. False if it was changed faster than that.
+
+    What is after the strand's last ID is not put in: a link brings it, and goes on from that ID.
+    """
     made = keys.copy(strand.name, secrets.token_hex(8).encode())
+    [info] = yield Batch([strand.xinfo()])
+    before = facts(info)
+    if max(fixes) > ids.native(before[b"last-generated-id"]):
+        return False
     left, cursor = dict(fixes), ids.ZERO
     for _ in range(TRIES):
         cursor = yield from _copy_on(strand, made, cursor, left)
         yield Batch([("WATCH", strand.key)])
-        [rest] = yield Batch([("XRANGE", strand.key, b"(" + ids.text(cursor), "+", "COUNT", 1)])
-        if not rest:
-            commands = yield from _last_step(strand, made)
-            replies = yield Batch(commands, atomic=True)
-            if replies is not None:
-                return True
-        else:
+        rest = ("XRANGE", strand.key, b"(" + ids.text(cursor), "+", "COUNT", 1)
+        more, info = yield Batch([rest, strand.xinfo()])
+        now = facts(info)
+        if _removed(now) != _removed(before):
             yield Batch([("UNWATCH",)])
+            break
+        if more:
+            yield Batch([("UNWATCH",)])
+            continue
+        commands = yield from _last_step(strand, made)
+        if (yield Batch(commands, atomic=True)) is not None:
+            return True
     yield Batch([("DEL", made)])
     return False
+
+
+def _removed(info: Mapping[bytes, Any]) -> tuple[int, Any]:
+    """Changes when an entry is deleted or trimmed, and when the strand is begun anew."""
+    first = info[b"first-entry"]
+    return info[b"entries-added"] - info[b"length"], first and first[0]
 
 
 def _copy_on(strand: Strand, made: bytes, cursor: Id, left: Fixes) -> Plan[Id]:
@@ -127,7 +146,7 @@ def _copy_on(strand: Strand, made: bytes, cursor: Id, left: Fixes) -> Plan[Id]:
     while True:
         [page] = yield Batch([("XRANGE", strand.key, b"(" + ids.text(cursor), "+", "COUNT", PAGE)])
         entries = {ids.native(native): fields for native, fields in page}
-        end = max(entries, default=ids.LAST)
+        end = max(entries) if len(page) == PAGE else ids.LAST
         for native in [each for each in left if each <= end]:
             entries[native] = left.pop(native)
         if entries:
