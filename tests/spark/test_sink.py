@@ -7,7 +7,8 @@ import os
 import random
 import signal
 import time
-from datetime import date, datetime
+from base64 import b64encode
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -199,6 +200,33 @@ def test_columns_become_text(place: Engine) -> None:
         {b"i": b"7", b"f": b"1.5", b"ok": b"true", b"s": "ä".encode(), b"b": b"\xff", b"d": b"2026-01-02",
          b"at": b"2026-01-02T03:04:05.000678Z", b"dec": b"1.20"}
     ]  # fmt: skip
+
+
+def test_a_timestamp_is_told_in_utc_whatever_the_zone_of_the_session(engine: Engine) -> None:
+    row = {"at": datetime(2026, 7, 2, 3, 4, 5, 678, UTC), "wall": datetime(2026, 7, 2, 3, 4, 5)}
+    schema = pa.schema([("at", pa.timestamp("us", "Europe/Berlin")), ("wall", pa.timestamp("us"))])
+    sink = Sink(engine.url)
+    sink.commit(0, sink.write([row], schema))
+    assert entries(engine) == [
+        {b"at": b"2026-07-02T03:04:05.000678Z", b"wall": b"2026-07-02T03:04:05.000000"}  # a timestamp_ntz
+    ]
+
+
+LINE_ENDS = "base64:" + b64encode(b"a\r\nb").decode()
+
+
+def test_a_name_may_hold_line_ends(place: Engine) -> None:
+    Sink(place.url, stream=LINE_ENDS).run(0, [1, 2], [3])
+    assert numbers(place, "a\r\nb") == [1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["out", LINE_ENDS])
+def test_a_server_that_becomes_a_region_gets_what_was_staged_before(engine: Engine, name: str) -> None:
+    sink = Sink(engine.url, stream=name)
+    message = sink.write([{"n": n} for n in range(5)])
+    become(engine)
+    sink.commit(0, message)
+    assert numbers(engine, "out" if name == "out" else "a\r\nb") == [0, 1, 2, 3, 4]
 
 
 def test_large_and_wide_rows(place: Engine) -> None:

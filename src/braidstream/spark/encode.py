@@ -149,8 +149,9 @@ def as_bytes(values: pa.Array) -> pa.Array:
     if pa.types.is_binary(values.type):
         return values
     if pa.types.is_timestamp(values.type):
-        form = "%Y-%m-%dT%H:%M:%S" + ("Z" if values.type.tz else "")
-        values = pc.strftime(values.cast(pa.timestamp("us", values.type.tz)), format=form)
+        # Spark hands a timestamp in the session's zone; a timestamp_ntz has none and stays as it reads.
+        zone, end = ("UTC", "Z") if values.type.tz else (None, "")
+        values = pc.strftime(values.cast(pa.timestamp("us", zone)), format="%Y-%m-%dT%H:%M:%S" + end)
     return values.cast(pa.string()).cast(pa.binary())
 
 

@@ -260,12 +260,12 @@ class Publisher:
 
     def _readdressed(self, chunk: bytes) -> bytes:
         """The rows as they were staged, for the strand that this region writes to now."""
-        head = chunk.split(b"\r\n", 5)
-        if head[4] == self.strand.key:
+        *_, length, rest = chunk.split(b"\r\n", 4)
+        old, new = rest[: int(length[1:])], self.strand.key
+        if old == new:
             return chunk
-        old = b"$4\r\nXADD\r\n$%d\r\n%s\r\n$1\r\n*\r\n" % (len(head[4]), head[4])
-        new = b"$4\r\nXADD\r\n$%d\r\n%s\r\n$1\r\n*\r\n" % (len(self.strand.key), self.strand.key)
-        return b"".join(_replaced(chunk, old, new))
+        form = b"$4\r\nXADD\r\n$%d\r\n%s\r\n$1\r\n*\r\n"
+        return b"".join(_replaced(chunk, form % (len(old), old), form % (len(new), new)))
 
 
 def _replaced(chunk: bytes, old: bytes, new: bytes) -> Iterator[bytes]:

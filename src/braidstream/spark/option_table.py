@@ -150,7 +150,8 @@ TXN_VERSION = Option(
 )  # fmt: skip
 ROWS_PER_STEP = Option(
     "rowsPerStep", "sink", values.positive, "2000",
-    "Rows that become visible in one step, and block the engine for so long.",
+    "Rows that become visible in one step, at most, and block the engine for so long. A step is of one "
+    "partition and one stream, and about 1 MB.",
 )  # fmt: skip
 STAGING_TTL = Option(
     "stagingTtl", "sink", values.seconds, "1d",
