@@ -110,6 +110,41 @@ def test_a_trim_between_planning_and_reading_is_noticed(query: Make, client: red
     assert orders.numbers() == [6]
 
 
+def test_a_trim_of_everything_between_planning_and_reading_is_noticed(
+    query: Make, client: redis.Redis
+) -> None:
+    orders = query()
+    entry(client, 4, 5, 6)
+    orders.before_read = lambda: trim(client, 7)
+    with pytest.raises(DataLossError, match=TRIMMED + ".*It happened while the batch was read"):
+        orders.run()
+
+
+def test_a_trim_of_what_came_while_an_available_now_run_went_on_is_noticed(
+    engine: Engine, client: redis.Redis
+) -> None:
+    orders = Micro({"url": engine.url, "streams": "orders", "maxEntriesPerTrigger": 2})
+    entry(client, 1, 2, 3)
+    late = iter([4, 5])
+    orders.before_read = lambda: entry(client, *late)
+    assert orders.numbers() == [1, 2, 3]
+    trim(client, 6)
+    entry(client, 6)
+    with pytest.raises(DataLossError, match=TRIMMED):
+        orders.run()
+
+
+def test_a_query_that_began_in_the_middle_bears_a_trim_of_what_it_has_read(
+    engine: Engine, client: redis.Redis
+) -> None:
+    entry(client, *range(1, 11))
+    begin = {"startingOffsets": '{"orders": "4-0"}', "maxEntriesPerTrigger": 2}
+    orders = Micro({"url": engine.url, "streams": "orders", **begin})
+    reads = iter([6, 8])  # after the first batch it has read up to 6, then up to 8
+    orders.before_read = lambda: trim(client, next(reads, 8) - 1)
+    assert orders.numbers() == [5, 6, 7, 8, 9, 10]
+
+
 def test_a_deletion_between_planning_and_reading_is_no_loss(query: Make, client: redis.Redis) -> None:
     orders = query()
     trim(client, 4)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from braidstream.errors import UnreachableError
+from braidstream.errors import OptionError, UnreachableError
 from tests.spark.test_sink import Sink
 from tests.support.microbatch import Micro
 from tests.support.servers import Cluster, Engine
@@ -30,6 +30,20 @@ def test_no_server_answers_and_the_address_is_told_without_its_password() -> Non
     with pytest.raises(UnreachableError, match="redis://127.0.0.1:1/0") as refused:
         query.run()
     assert "hidden" not in str(refused.value)
+
+
+def test_a_url_that_cannot_be_read_is_told_without_its_password() -> None:
+    query = Micro({"url": "redis://user:hid/den@host:6379/0", "streams": "a", "redis.socket_timeout": "5"})
+    with pytest.raises(OptionError, match="option url: cannot be read") as refused:
+        query.run()
+    assert "hid" not in str(refused.value)
+
+
+def test_a_cluster_that_does_not_answer_leaves_the_next_one(cluster: Cluster) -> None:
+    whole, down = {"redis.cluster": "true"}, "redis://127.0.0.1:1"
+    Sink(cluster.url, **whole).run(0, [1])
+    Sink(cluster.url, fallbackUrls=down, **whole).run(1, [2])
+    assert Micro({"url": down, "fallbackUrls": cluster.url, "streams": "out", **whole}).numbers() == [1, 2]
 
 
 def test_a_cluster(cluster: Cluster) -> None:

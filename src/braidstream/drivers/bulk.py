@@ -14,11 +14,12 @@ import redis
 from redis.backoff import ExponentialBackoff
 from redis.connection import URL_QUERY_ARGUMENT_PARSERS
 from redis.driver_info import DriverInfo
-from redis.exceptions import RedisError
+from redis.exceptions import RedisClusterException, RedisError
 from redis.retry import Retry
 
 from braidstream.drivers import session
 from braidstream.drivers.sync import _Sender
+from braidstream.errors import OptionError
 from braidstream.plan import Command, Plan, run
 
 __all__ = ["RedisError", "Server", "Wire", "shown"]
@@ -50,25 +51,39 @@ class Server:
         settings = {"retry": Retry(ExponentialBackoff(cap=1.0), TRIES), "driver_info": DRIVER, **typed}
         settings["protocol"] = 2
         self.url = url
-        self._cluster: Any = redis.RedisCluster.from_url(url, **settings) if is_cluster else None
+        self._settings = settings
+        self._cluster: Any = None
         self._client: Any = None if is_cluster else redis.Redis.from_url(url, **settings)
         if self._client is not None:
             self._client.connection_pool.make_connection()  # not connected: an unknown option is told now
 
     def close(self) -> None:
-        (self._client or self._cluster).close()
+        for each in (self._client, self._cluster):
+            if each is not None:
+                each.close()
+
+    def _nodes(self) -> Any:
+        """The cluster. It is asked for its nodes when it is first used."""
+        if self._cluster is None:
+            try:
+                self._cluster = redis.RedisCluster.from_url(self.url, **self._settings)
+            except RedisClusterException as error:
+                raise redis.ConnectionError(str(error)) from error
+            except (TypeError, ValueError) as error:
+                raise OptionError("redis.*", str(error)) from None
+        return self._cluster
 
     def _pools(self) -> list[Any]:
         if self._client is not None:
             return [self._client.connection_pool]
-        nodes = self._cluster.get_primaries()
-        return [self._cluster.get_redis_connection(node).connection_pool for node in nodes]
+        cluster = self._nodes()
+        return [cluster.get_redis_connection(node).connection_pool for node in cluster.get_primaries()]
 
     def _pool(self, key: bytes) -> Any:
         if self._client is not None:
             return self._client.connection_pool
-        node = self._cluster.get_node_from_key(key)
-        return self._cluster.get_redis_connection(node).connection_pool
+        cluster = self._nodes()
+        return cluster.get_redis_connection(cluster.get_node_from_key(key)).connection_pool
 
     def run(self, plan: Plan[T], key: bytes) -> T:
         """Run a plan where a key lives."""

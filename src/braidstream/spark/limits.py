@@ -50,6 +50,11 @@ def cut(
     return taken
 
 
+def count(server: Server, strand: Strand, end: Id, size: int) -> int:
+    """How many entries a strand has up to a position. Reads them."""
+    return _walk(server, strand, Backlog(ids.ZERO, end, 0, size), None, None, False)[1]
+
+
 def _walk(
     server: Server, strand: Strand, backlog: Backlog, most: int | None, room: int | None, must_move: bool
 ) -> tuple[Id, int, int]:

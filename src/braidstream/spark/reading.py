@@ -79,6 +79,7 @@ def _pages(server: Server, part: Range, rows: Rows) -> Iterator[pa.RecordBatch]:
             if cursor == part.start:
                 guard.check_start(page)
             if not len(page):
+                guard.check_end(cursor)
                 return
             end = page.id(-1)
             if end != guess:  # a value that looked like an entry
@@ -132,6 +133,11 @@ class _Guard:
         self.excused = False
         self.asked_from = page.id(-1)
         self.count = None if self.count is None else self.count + len(page)
+
+    def check_end(self, cursor: Id) -> None:
+        """No page follows: whether what it would have held, up to the end of the slice, was never there."""
+        if self.part.guarded and cursor < self.part.end:
+            self._judge("a trim overtook the reader")
 
     def _judge(self, how: str) -> None:
         """Entries before a page are gone, by a trim or by XDEL. What the strand says of itself tells more."""

@@ -8,7 +8,7 @@ that a restart would need.
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
@@ -39,6 +39,8 @@ from braidstream.spark.survey import Sight, Standing, Surveyor
 from braidstream.strand import Strand
 
 log = logging.getLogger("braidstream.spark")
+
+UNCOUNTED: Final = -1  # of entries: how many a strand had been given there is not known
 
 
 class _Source:
@@ -145,7 +147,7 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def __init__(self, options: SourceOptions, shape: Shape) -> None:
         super().__init__(options, shape)
         self._began: Frontier | None = None
-        self._target: Frontier | None = None
+        self._target: tuple[int | None, Sight] | None = None  # of an AvailableNow run: which region, what
         self._last_batch_at = time.monotonic()
 
     def initialOffset(self) -> dict[str, Any]:
@@ -161,7 +163,8 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return ReadAllAvailable() if options.min_entries is None else ReadMinRows(options.min_entries)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = Frontier({strand: each.last for strand, each in self.sight().items()})
+        sight = self.sight()
+        self._target = self.surveyor.region, sight
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         before, sight = Offset.parse(start), self.sight()
@@ -264,16 +267,23 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         """{strand: (where to stop, entries given by then)}; not past the end of an AvailableNow run."""
         ends = dict[Strand, tuple[Id, int]]()
         for strand, standing in sight.items():
-            last = standing.last
-            if self._target is not None:
-                last = min(last, self._target[strand])
+            last, added = self._aim(strand, standing)
             is_reborn = strand.kind == "p" and standing.there and standing.last < begin[strand]
             if not standing.there:
                 last = max(begin[strand], standing.cut)  # what was deleted unread is told when it is planned
             elif last < begin[strand] and not is_reborn:
                 last = begin[strand]  # this region has not got as far: never back
-            ends[strand] = last, standing.added
+            ends[strand] = last, added
         return ends
+
+    def _aim(self, strand: Strand, standing: Standing) -> tuple[Id, int]:
+        """(Where a strand ends, entries given by then); UNCOUNTED where another region counted them."""
+        if self._target is not None:
+            region, sight = self._target
+            aim = self.surveyor.standing(sight, strand)
+            if aim.last < standing.last:
+                return aim.last, aim.added if region == self.surveyor.region else UNCOUNTED
+        return standing.last, standing.added
 
     def _unread(self, strand: Strand, before: Offset, begin: Id, standing: Standing) -> int:
         """About how many entries of a strand were not read yet."""
@@ -320,13 +330,24 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         limited = dict(ends)
         for strand, (end, count) in cut.items():
             if end != ends[strand][0]:
-                limited[strand] = end, self._counted(strand, before, begin, sight) + count
+                start = backlogs[strand].start
+                known = before.count(strand, self.surveyor.region) if start == begin[strand] else None
+                if known is None:
+                    known = self._given(strand, start, sight[strand], is_new=before.initial)
+                limited[strand] = end, UNCOUNTED if known == UNCOUNTED else known + count
         return limited
 
-    def _counted(self, strand: Strand, before: Offset, begin: dict[Strand, Id], sight: Sight) -> int:
-        """How many entries a strand had been given where we stand: known, or all that are gone by now."""
-        known = before.count(strand, self.surveyor.region)
-        return known if known is not None else sight[strand].added - sight[strand].length
+    def _given(self, strand: Strand, start: Id, standing: Standing, *, is_new: bool) -> int:
+        """How many entries a strand had been given at a position: those that are gone, and those up to it.
+
+        Where a query begins they are read for that, once; a query that comes from elsewhere does not know.
+        """
+        if standing.first is None or standing.first > start:
+            return standing.added - standing.length
+        if not is_new:
+            return UNCOUNTED
+        alive = self.surveyor.try_servers(lambda server: limits.count(server, strand, start, standing.size))
+        return standing.added - standing.length + alive
 
     def _offset(
         self,
@@ -340,8 +361,8 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         for strand, (end, count) in ends.items():
             known = before.count(strand, self.surveyor.region)
             if end == begin[strand] and end != sight[strand].last:
-                count = -1 if known is None else known
-            if sight[strand].there and count >= 0:
+                count = UNCOUNTED if known is None else known
+            if sight[strand].there and count != UNCOUNTED:
                 counts[strand] = count
         if not before.initial and frontier == before.frontier:
             return before

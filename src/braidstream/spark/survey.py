@@ -186,9 +186,18 @@ def region_of(server: Server) -> int | None:
 
 def open_server(servers: Servers, at: int) -> Server:
     """A server of the list. What redis-py does not take is an error that names the option."""
+    url, options = servers.urls[at], dict(servers.redis)
     try:
-        return Server(servers.urls[at], dict(servers.redis))
+        return Server(url, options)
     except (TypeError, ValueError) as error:
-        if servers.redis:
-            raise OptionError("redis." + "|redis.".join(sorted(servers.redis)), str(error)) from None
-        raise OptionError("url", "cannot be read. Write redis://user:password@host:port/db") from None
+        if not _can_be_read(url):  # what redis-py says of it may tell a part of the password
+            raise OptionError("url", "cannot be read. Write redis://user:password@host:port/db") from None
+        raise OptionError("redis." + "|redis.".join(sorted(options)), str(error)) from None
+
+
+def _can_be_read(url: str) -> bool:
+    try:
+        Server(url).close()
+    except (TypeError, ValueError):
+        return False
+    return True
