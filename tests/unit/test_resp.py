@@ -1,6 +1,7 @@
 """What clients say and engines answer, torn at every place, hostile or not."""
 
 import random
+import time
 from typing import Any
 
 import hiredis
@@ -170,6 +171,25 @@ def test_a_million_hostile_cases_take_seconds_not_hours() -> None:
     for _ in range(500):
         big.feed(b"x" * 100_000)
     assert big.error is None
+
+
+@pytest.mark.parametrize(
+    ("said", "commands"),
+    [
+        (b"\r\n", 0),
+        (b"PING\r\n", 1),
+        (packed([b"SET", b"k", b"a\r\nb"]), 1),
+        (packed([b"SET", b"k", b"v" * 5000]), 1),
+    ],
+    ids=["blank", "inline", "line ends", "large"],
+)
+def test_many_commands_at_once_cost_in_proportion(said: bytes, commands: int) -> None:
+    """300 kB take a moment. By the square of it they take minutes, and one client stops all others."""
+    times = 300_000 // len(said)
+    parser, began = Parser(Limits()), time.monotonic()
+    found = parser.feed(said * times)
+    assert len(found) == commands * times
+    assert time.monotonic() - began < 20
 
 
 # Appends alike are told by columns; the parser must agree.

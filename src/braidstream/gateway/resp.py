@@ -53,6 +53,7 @@ class Parser:
         small = limits.bulk < len(_HEADS) or limits.words < len(_COUNTS)
         self._heads, self._counts = ([], {}) if small else (_HEADS, _COUNTS)
         self._rest = bytearray()
+        self._at = 0  # so much of the rest is parsed: 0 between two calls
         self._words: Words = []
         self._left = 0  # words that the command still lacks
         self._bulk = -1  # length of the word that is on its way
@@ -64,25 +65,29 @@ class Parser:
         return not (self._rest or self._left or self.error) and bool(self._counts)
 
     def feed(self, data: bytes) -> list[Words]:
-        """The commands that are complete now."""
+        """The commands that are complete now. What came is split once, so the cost is in proportion to it."""
         commands: list[Words] = []
         if self.error is not None:
             return commands
-        if not (self._rest or self._left):
+        is_split = not (self._rest or self._left)
+        if is_split:
             data = self._split(data, commands)
-        while data and self.error is None:
-            self._rest += data
-            try:
-                command = self._parse()
-            except _Broken as broken:
-                self.error, self._rest = f"ERR Protocol error: {broken}", bytearray()
-                break
-            if command is None:
-                break
-            if command:
-                commands.append(command)
-            rest, self._rest = bytes(self._rest), bytearray()
-            data = self._split(rest, commands)
+        if not data:
+            return commands
+        self._rest += data
+        try:
+            while (command := self._parse()) is not None:
+                if command:
+                    commands.append(command)
+                if not is_split:  # the command that was torn is whole
+                    is_split = True
+                    self._rest = bytearray(self._split(bytes(memoryview(self._rest)[self._at :]), commands))
+                    self._at = 0
+        except _Broken as broken:
+            self.error, self._rest = f"ERR Protocol error: {broken}", bytearray()
+        else:
+            del self._rest[: self._at]
+        self._at = 0
         return commands
 
     def _split(self, data: bytes, commands: list[Words]) -> bytes:
@@ -106,9 +111,9 @@ class Parser:
     def _parse(self) -> Words | None:
         """One command by lengths; [] for one that says nothing, None if it is not complete, or `error`."""
         if not self._left:
-            if not self._rest:
+            if self._at >= len(self._rest):
                 return None
-            if self._rest[0] != 0x2A:
+            if self._rest[self._at] != 0x2A:
                 return self._inline()
             line = self._line("too big mbulk count string")
             if line is None:
@@ -139,35 +144,37 @@ class Parser:
             self._size += self._bulk
             if self._size > self._limits.buffered:
                 raise _Broken("too big request")
-        if len(self._rest) < self._bulk + 2:
+        end = self._at + self._bulk
+        if len(self._rest) < end + 2:
             return None
-        word = bytes(memoryview(self._rest)[: self._bulk])
-        del self._rest[: self._bulk + 2]
-        self._bulk = -1
+        word = bytes(memoryview(self._rest)[self._at : end])
+        self._at, self._bulk = end + 2, -1
         return word
 
     def _line(self, too_big: str) -> bytes | None:
-        end = self._rest.find(b"\r", 0, _INLINE_LIMIT + 1)
-        if end < 0 and len(self._rest) > _INLINE_LIMIT:
-            raise _Broken(too_big)
+        end = self._find(b"\r", too_big)
         if end < 0 or end + 1 >= len(self._rest):
             return None
-        line = bytes(self._rest[:end])
-        del self._rest[: end + 2]
+        line = bytes(self._rest[self._at : end])
+        self._at = end + 2
         return line
 
     def _inline(self) -> Words | None:
-        end = self._rest.find(b"\n", 0, _INLINE_LIMIT + 1)
-        if end < 0 and len(self._rest) > _INLINE_LIMIT:
-            raise _Broken("too big inline request")
+        end = self._find(b"\n", "too big inline request")
         if end < 0:
             return None
-        line = bytes(self._rest[:end])
-        del self._rest[: end + 1]
+        line = bytes(self._rest[self._at : end])
+        self._at = end + 1
         words = split_words(line[:-1] if line.endswith(b"\r") else line)
         if words is None:
             raise _Broken("unbalanced quotes in request")
         return words
+
+    def _find(self, mark: bytes, too_big: str) -> int:
+        end = self._rest.find(mark, self._at, self._at + _INLINE_LIMIT + 1)
+        if end < 0 and len(self._rest) - self._at > _INLINE_LIMIT:
+            raise _Broken(too_big)
+        return end
 
 
 def uniform_appends(data: bytes) -> tuple[bytes, bytes, int, int] | None:
