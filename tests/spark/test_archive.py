@@ -222,6 +222,49 @@ def test_what_was_trimmed_before_it_was_archived_is_a_loss(archive: Run, engine:
     assert (done.entries, done.missed) == (2, 3)
 
 
+def test_a_deletion_does_not_hide_what_was_trimmed_before_it_was_archived(
+    archive: Run, engine: Engine
+) -> None:
+    with engine.client() as client:
+        add(client, *range(5))
+        archive()
+        entries = add(client, *range(5, 20))
+        client.xdel("orders", entries[-1])
+        client.xtrim("orders", maxlen=2, approximate=False)
+        with pytest.raises(
+            DataLossError, match="13 entries after .* trimmed, or deleted .* archived"
+        ):
+            archive()
+        assert archive(allow_loss=True).entries == 2
+        assert archive().entries == 0
+
+
+def test_a_loss_is_told_in_a_region_that_the_archive_has_not_read_before(
+    archive: Run, lake: str, engine: Engine
+) -> None:
+    with Engine("redis") as two:
+        world, there = World([engine, two]), Servers((two.url,), {})
+        try:
+            add(world[1], *range(5))
+            world.sync()
+            archive()
+            add(world[1], *range(5, 20))
+            world.sync()
+            world[2].xtrim("orders", maxlen=2, approximate=False)
+            with pytest.raises(DataLossError, match="in region 2 nothing is left .* in region 1 only"):
+                archive(servers=there)
+            assert archive().entries == 15  # nothing is lost where the trim has not arrived
+            world.sync()
+            assert archive(servers=there).entries == 0  # from here on it counts in region 2
+            world[2].xtrim("orders", maxlen=0, approximate=False)
+            add(world[1], 20, 21)
+            world.sync()
+            assert archive(servers=there).entries == 2
+        finally:
+            world.close()
+    assert archived(lake) == list(range(22))
+
+
 def test_what_was_deleted_before_it_was_archived_is_no_loss(archive: Run, lake: str, engine: Engine) -> None:
     with engine.client() as client:
         add(client, *range(5))

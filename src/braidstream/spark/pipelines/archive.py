@@ -27,19 +27,19 @@ from braidstream import ids
 from braidstream.errors import DataLossError, LakeError
 from braidstream.frontier import name_text, place_text
 from braidstream.ids import Id
-from braidstream.plan import Batch, Plan
 from braidstream.spark import limits
 from braidstream.spark.lake import jobs
 from braidstream.spark.lake.files import FACTS, LakeRows, Writer, facts_batch, facts_of
 from braidstream.spark.lake.log import Change, Conflict, File, Lake, State, moved
 from braidstream.spark.lake.rewrite import tidy
+from braidstream.spark.loss import Loss, missing
 from braidstream.spark.options import Servers
 from braidstream.spark.pipelines import deletions
 from braidstream.spark.pipelines.trim import noted, trim
 from braidstream.spark.reading import read
 from braidstream.spark.slices import PIECE, Range, Slice, cut_up, piece, range_of
 from braidstream.spark.survey import Sight, Standing, Surveyor
-from braidstream.strand import Strand, facts
+from braidstream.strand import Strand
 
 TRIES: Final = 5
 WAIT_S: Final = 30.0
@@ -176,7 +176,7 @@ class Archiver:
         return Work(
             parts,
             {strand: end for strand, (end, _) in ends.items()},
-            {strand: count for strand, (_, count) in ends.items()},
+            self._idle(state, sight) | {strand: count for strand, (_, count) in ends.items()},
             missed,
             total - taken,
         )
@@ -202,25 +202,42 @@ class Archiver:
         return standing.length if before is None else min(standing.added - before, standing.length)
 
     def _missed(self, state: State, strand: Strand, standing: Standing) -> int:
-        """How many entries went away before they were archived. If a trim took them, that is a loss."""
+        """How many entries went away before they were archived. Unless they were deleted, that is a loss."""
         before, start = state.offset.count(strand, self.surveyor.region), state.offset.frontier[strand]
-        if before is None or standing.cut > start or (standing.first is not None and standing.first <= start):
+        if strand not in state.offset.frontier or standing.cut > start:
             return 0
-        missed = max(0, standing.added - before - standing.length)
-        if missed and not self.what.allow_loss and self._last_deleted(strand) <= start:
-            raise DataLossError(
-                f"stream {name_text(strand.name)}, strand {place_text(strand)}: {missed} entries after "
-                f"{ids.text(start).decode()} (native) were trimmed before they were archived. Archive more "
-                "often or keep more of the stream; --allow-loss goes on without them."
-            )
+        is_behind = standing.first is not None and standing.first <= start
+        missed = 0 if before is None or is_behind else max(0, standing.added - before - standing.length)
+        loss = missing(start, standing, before)
+        if loss is not None and not self.what.allow_loss:
+            where = f"stream {name_text(strand.name)}, strand {place_text(strand)}"
+            raise DataLossError(f"{where}: {self._told(loss, state, start, missed)}")
         return missed
 
-    def _last_deleted(self, strand: Strand) -> Id:
-        def asked() -> Plan[Id]:
-            [reply] = yield Batch([strand.xinfo()], resend=True)
-            return ids.native(facts(reply)[b"max-deleted-entry-id"])
+    def _told(self, loss: Loss, state: State, start: Id, missed: int) -> str:
+        after = f"after {ids.text(start).decode()} (native)"
+        if loss is Loss.UNCOUNTED:
+            here, there = self.surveyor.region, state.offset.region
+            return (
+                f"in region {here} nothing is left of what was archived, and entries {after} may have gone "
+                f"with it: the archive has counted them in region {there} only. Run it there, or once with "
+                "--allow-loss here."
+            )
+        how = "trimmed" if loss is Loss.TRIMMED else "trimmed, or deleted (the server cannot tell which),"
+        return (
+            f"{missed} entries {after} were {how} before they were archived. Archive more often or keep more "
+            "of the stream; --allow-loss goes on without them."
+        )
 
-        return self.surveyor.try_servers(lambda server: server.run(asked(), strand.key))
+    def _idle(self, state: State, sight: Sight) -> dict[Strand, int]:
+        """Strands that are archived to their end but not counted in this region: what they were given."""
+        known, region = state.offset, self.surveyor.region
+        ended = (strand for strand in known.frontier if known.count(strand, region) is None)
+        return {
+            strand: sight[strand].added
+            for strand in ended
+            if strand in sight and sight[strand].there and sight[strand].last == known.frontier[strand]
+        }
 
     def _read(self, work: Work) -> list[File]:
         """The job: each slice read, and written as files."""
