@@ -16,6 +16,7 @@ from braidstream.cli.main import app
 from braidstream.errors import DataLossError, LakeError
 from braidstream.spark.lake import log
 from braidstream.spark.lake.log import Change, Lake
+from braidstream.spark.lake.rewrite import tidy
 from braidstream.spark.options import Servers
 from braidstream.spark.pipelines import deletions
 from braidstream.spark.pipelines.archive import Archive, Archiver, Round
@@ -231,9 +232,7 @@ def test_a_deletion_does_not_hide_what_was_trimmed_before_it_was_archived(
         entries = add(client, *range(5, 20))
         client.xdel("orders", entries[-1])
         client.xtrim("orders", maxlen=2, approximate=False)
-        with pytest.raises(
-            DataLossError, match="13 entries after .* trimmed, or deleted .* archived"
-        ):
+        with pytest.raises(DataLossError, match="13 entries after .* trimmed, or deleted .* archived"):
             archive()
         assert archive(allow_loss=True).entries == 2
         assert archive().entries == 0
@@ -352,7 +351,7 @@ def test_small_files_are_merged_and_sorted_by_id(archive: Run, lake: str, engine
     assert archived(lake) == list(range(8))
 
 
-def test_files_that_nobody_needs_go_after_an_hour(archive: Run, lake: str, engine: Engine) -> None:
+def test_files_that_nobody_needs_go_after_a_while(archive: Run, lake: str, engine: Engine) -> None:
     home = Lake(lake)
     with engine.client() as client:
         for n in range(8):
@@ -367,6 +366,35 @@ def test_files_that_nobody_needs_go_after_an_hour(archive: Run, lake: str, engin
     os.utime(stray, (0, 0))
     home.vacuum(state)
     assert [str(path.relative_to(lake)) for path in Path(lake).rglob("*.parquet")] == list(state.files)
+
+
+@pytest.mark.parametrize("hours", [23, 25])
+def test_what_a_slow_round_has_written_is_not_taken_for_left_over_or_not_committed(
+    archive: Run, lake: str, engine: Engine, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    with engine.client() as client:
+        add(client, *range(5))
+        archive()
+        add(client, *range(5, 10))
+        real = Archiver._read
+
+        def slow(self: Archiver, work: Any) -> Any:
+            files, began = real(self, work), time.time() - hours * 3600
+            for each in files:
+                os.utime(Path(lake) / each.path, (began, began))
+            tidy(None, Lake(lake))  # another process of the same lake
+            return files
+
+        with monkeypatch.context() as here:
+            here.setattr(Archiver, "_read", slow)
+            if hours > 24:
+                with pytest.raises(LakeError, match="is gone before its commit.* Nothing was committed"):
+                    archive(trim=True)
+                assert client.xlen("orders") == 10
+            else:
+                assert archive(trim=True).trimmed == 10
+    archive()
+    assert archived(lake) == list(range(10))
 
 
 def test_the_log_is_summed_up_and_its_form_is_checked(lake: str) -> None:

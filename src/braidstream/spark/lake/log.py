@@ -9,14 +9,16 @@ commit at once one wins, the other reads what happened and starts over, and a re
 or nothing. The position of the archive stands in the commit that brings the entries: there is no
 checkpoint beside it that could say something else.
 
-A file that a commit takes away stays for a while (GRACE_S), for those who are reading it.
+A file that a commit takes away stays for a while (GRACE_S), for those who are reading it. A file that no
+commit names may be of a job that still runs, so it stays for longer (LEFT_S); and a commit refuses a file
+that is gone.
 """
 
 import json
 import os
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +33,7 @@ LOG, DATA = "log", "data"
 SUM_EVERY: Final = 20
 KEEP_COMMITS: Final = 200
 GRACE_S: Final = 3600.0
+LEFT_S: Final = 86_400.0
 FORM: Final = 1
 
 
@@ -202,6 +205,13 @@ class Lake:
 
     def commit(self, state: State, change: Change) -> State:
         """Add a commit after the one that `state` is of. Conflict if somebody else has added one."""
+        for each in change.add:
+            if not self.file(each.path).is_file():
+                raise LakeError(
+                    f"{self.root}: {each.path} is gone before its commit. If the job took longer than "
+                    f"{LEFT_S / 3600:g} hours, another one took the file for left over. Nothing was "
+                    "committed: run it again, on fewer entries at a time."
+                )
         self._log.mkdir(parents=True, exist_ok=True)
         version = state.version + 1
         stored = change.stored(version, time.time())
@@ -240,11 +250,24 @@ class Lake:
         due = [path for path, at in state.retired.items() if now - at >= grace_s]
         for path in due:
             self.file(path).unlink(missing_ok=True)
-        known = {*state.files, *state.retired}
-        for left in (self.root / DATA).rglob("*.parquet"):
-            if str(left.relative_to(self.root)) not in known and now - left.stat().st_mtime >= GRACE_S:
-                left.unlink(missing_ok=True)
+        self._sweep(now, {*state.files, *state.retired})
         return self.commit(state, Change("vacuum", gone=tuple(due))) if due else state
+
+    def _sweep(self, now: float, known: Set[str]) -> None:
+        """Take off the disk what a killed run has left."""
+        found = [path for path in (self.root / DATA).rglob("*.parquet") if now - _written(path) >= LEFT_S]
+        left = {str(path.relative_to(self.root)) for path in found} - known
+        if left:
+            now_known = self.load()  # some may have been committed since `known` was
+            for path in left - {*now_known.files, *now_known.retired}:
+                self.file(path).unlink(missing_ok=True)
+
+
+def _written(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:  # another one was faster
+        return time.time()
 
 
 def _commit_name(version: int) -> str:
