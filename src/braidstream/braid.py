@@ -277,12 +277,16 @@ def refuse_other_types(name: bytes, kind: bytes | None = None) -> Plan[None]:
         raise ReplyError(WRONGTYPE)
 
 
-def delete_command(name: bytes, strands: Iterable[Strand], teller: int) -> Command:
-    """Delete a stream that has no other strands than these."""
+def delete_command(name: bytes, strands: Iterable[Strand], teller: int, said: bytes = b"") -> Command:
+    """Delete a stream that has no other strands than these.
+
+    said: what the user said, DEL or UNLINK; one who may not say that of the plain key deletes nothing.
+    """
     listed = list(strands)
     where = (keys.meta(name), *(strand.key for strand in listed))
     words: Command = (teller, *(strand.registration for strand in listed))
-    return ("FCALL", "bs_braid_delete", len(where), *where, *words)
+    asked = (said, name) if said else ()
+    return ("FCALL", "bs_braid_delete", len(where), *where, *words, *asked)
 
 
 def birth_command(strand: Strand) -> Command:

@@ -157,7 +157,7 @@ def _restore_stream(view: View, argv: Argv, replace: bool) -> Plan[None]:
             raise error
         if busy:
             fail(_BUSY)
-        if not argv[2].isdigit() or int(argv[2]):
+        if argv[2] != b"0":
             why = "an expired strand forgets its last ID and would mint the same IDs again"
             raise RefusedError("RESTORE of a stream with a TTL", why, "Use 0")
         yield from _adopt(view, name, aside)

@@ -17,6 +17,8 @@ from braidstream.registry import Registry
 
 # They replace whatever has the name.
 OVERWRITING: Final = frozenset((b"SET", b"SETEX", b"PSETEX"))
+# The engine refuses it, but asks for the right before it looks: FLUSHDB is done by its parts here.
+_NO_OPTION: Final = b"MAY-I"
 # RANDOMKEY: how many round trips, and how many keys in each.
 _PICKS, _PICKED = 3, 20
 OBJECT: Final = {b"HELP": (2, 2), **dict.fromkeys((b"ENCODING", b"FREQ", b"IDLETIME", b"REFCOUNT"), (3, 3))}
@@ -25,38 +27,62 @@ OBJECT: Final = {b"HELP": (2, 2), **dict.fromkeys((b"ENCODING", b"FREQ", b"IDLET
 def delete(view: View, argv: Argv) -> Plan[int]:
     """DEL, UNLINK key ...: plain keys natively; of a stream, the registry keeps the last IDs.
 
-    One round trip where the strands are known, two where not.
+    One name takes one round trip where the strands are known; otherwise two. A user who may not delete
+    the plain keys deletes no stream.
     """
-    plain, streams = yield from _delete(view, argv[1:], [tuple(argv)])
-    return int(plain[0]) + streams
-
-
-def _delete(view: View, names: Iterable[bytes], native: list[Command]) -> Plan[tuple[list[Any], int]]:
-    """Native commands, and the deletion of every name that is a stream: (replies, how many were)."""
-    asked = [(name, view.recall(name)) for name in dict.fromkeys(names)]
+    if not is_deleted_at_once(view, argv):
+        plain, streams = yield from _delete(view, argv[1:], [tuple(argv)])
+        return int(plain[0]) + streams
+    asked = [(name, view.recall(name)) for name in dict.fromkeys(argv[1:])]
     commands = [
-        delete_command(name, known.strands, view.region.teller) if known.exists else registry_of(name)
+        delete_command(name, known.strands, view.region.teller, argv[0])
+        if known.exists
+        else registry_of(name)
         for name, known in asked
     ]
     for name, _ in asked:
         view.expect_deleted(name)
-    replies = yield Batch([*native, *commands], attempt=True)
-    plain, answers = replies[: len(native)], replies[len(native) :]
+    replies = yield Batch([tuple(argv), *commands], attempt=True)
+    if isinstance(replies[0], ReplyError):
+        for name, _ in asked:
+            view.forget(name)
+        raise replies[0]
+    return int(replies[0]) + (yield from _deleted(view, asked, replies[1:]))
+
+
+def is_deleted_at_once(view: View, argv: Argv) -> bool:
+    """One name: the function asks for the right. Inside MULTI the engine refuses all of it, or nothing."""
+    return view.in_multi or len(argv) == 2
+
+
+def _delete(view: View, names: Iterable[bytes], native: list[Command]) -> Plan[tuple[list[Any], int]]:
+    """Native commands, then the deletion of every name that is a stream: (replies, how many were)."""
+    distinct = list(dict.fromkeys(names))
+    replies = yield Batch([*native, *map(registry_of, distinct)])
+    plain, registries = replies[: len(native)], replies[len(native) :]
+    asked = [(name, view.learn(name, reply)) for name, reply in zip(distinct, registries, strict=True)]
+    there = [(name, known) for name, known in asked if known.exists]
+    commands = [delete_command(name, known.strands, view.region.teller) for name, known in there]
+    for name in distinct:
+        view.expect_deleted(name)
+    answers = (yield Batch(commands, attempt=True)) if commands else []
+    return plain, (yield from _deleted(view, there, answers))
+
+
+def _deleted(view: View, asked: list[tuple[bytes, Registry]], answers: list[Any]) -> Plan[int]:
+    """How many streams were deleted; those that we did not know, or not rightly, are looked for again."""
     streams = 0
-    for reply in plain:
-        if isinstance(reply, ReplyError):
-            raise reply
     for (name, known), reply in zip(asked, answers, strict=True):
         if isinstance(reply, ReplyError):
+            view.forget(name)
             if reply.code != "BSSTALE":
                 raise reply
-            view.forget(name)
             streams += yield from braid.delete(view, name)
         elif known.exists:
             streams += reply
         elif view.learn(name, reply).exists:
             streams += yield from braid.delete(view, name)
-    return plain, streams
+    return streams
 
 
 Found = tuple[Any, dict[bytes, bool]]
@@ -253,6 +279,9 @@ def flush(view: View, argv: Argv) -> Plan[bytes]:
     """
     if len(argv) > 2 or (len(argv) == 2 and argv[1].upper() not in (b"ASYNC", b"SYNC")):
         fail("ERR syntax error")
+    [asked] = yield Batch([(argv[0], _NO_OPTION)], resend=True, attempt=True)
+    if isinstance(asked, ReplyError) and asked.code == "NOPERM":
+        raise asked
     if argv[0].upper() == b"FLUSHALL":
         yield from _flush_other_databases()
     cursor = b"0"

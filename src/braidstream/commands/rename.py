@@ -22,6 +22,7 @@ from braidstream.commands.read import read_range
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
+from braidstream.registry import Registry
 from braidstream.strand import facts
 
 PAGE: Final = 500
@@ -37,7 +38,7 @@ def rename(view: View, argv: Argv) -> Plan[bytes]:
 def rename_if_new(view: View, argv: Argv) -> Plan[int]:
     """RENAMENX key newkey: 0 if newkey exists."""
     source, target = argv[1], argv[2]
-    if not (yield from exists(source)):
+    if not (yield from _is_stream(argv)):
         if (yield from exists(target)):
             [plain] = yield Batch([("EXISTS", source)], resend=True)
             return 0 if plain else fail("ERR no such key")
@@ -46,9 +47,22 @@ def rename_if_new(view: View, argv: Argv) -> Plan[int]:
     return int(source != target and (yield from _copy(view, source, target, move=True, replace=False)))
 
 
+def _is_stream(argv: Argv) -> Plan[bool]:
+    """Whether the source is a stream; an error if the user may not say this of the plain key.
+
+    The engine asks for the right first, and of a key and itself none of these commands does anything.
+    """
+    command, source = argv[0], argv[1]
+    asked, reply = yield Batch([(command, source, source), registry_of(source)], resend=True, attempt=True)
+    for each in (asked, reply):
+        if isinstance(each, ReplyError) and (each is reply or each.code == "NOPERM"):
+            raise each
+    return Registry.parse(source, reply).exists
+
+
 def _rename(view: View, argv: Argv) -> Plan[None]:
     source, target = argv[1], argv[2]
-    if not (yield from exists(source)):
+    if not (yield from _is_stream(argv)):
         yield Batch([("RENAME", source, target)])
         yield from delete(view, target)
     elif source != target:
@@ -68,7 +82,7 @@ def copy(view: View, argv: Argv) -> Plan[int]:
             fail("ERR syntax error")
         at += 1
     elsewhere = database is not None and database != (yield from _database())
-    is_stream = yield from exists(source)
+    is_stream = yield from _is_stream(argv)
     if elsewhere and not is_stream:
         [reply] = yield Batch([tuple(argv)])
         return int(reply)

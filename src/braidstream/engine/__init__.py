@@ -13,10 +13,10 @@ from braidstream.errors import LibraryError, ReplyError
 from braidstream.keys import CONFIG
 from braidstream.plan import Batch, Command, Plan
 
-VERSION: Final = 5
+VERSION: Final = 6
 NAME: Final = "braidstream"
 _PARTS: Final = (
-    *("id", "vector", "strand", "chosen", "settings", "group", "braid", "journal", "entry"),
+    *("rights", "id", "vector", "strand", "chosen", "settings", "group", "braid", "journal", "entry"),
     *("idempotence", "acks", "merge", "database", "library"),
 )
 _TRIES: Final = 10

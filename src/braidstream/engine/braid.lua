@@ -1,6 +1,7 @@
 --[[ A stream as a whole: its deletion, its adoption of a copy. It exists while one of its strands does. ]]
 
---[[ braid_delete: DEL. FCALL bs_braid_delete n <meta> <strand>... <writer> <label:life>...
+--[[ braid_delete: DEL. FCALL bs_braid_delete n <meta> <strand>... <writer> <label:life>... [<command> <name>]
+     <command>, with the name: only for a user who may also delete the plain key so, for that is what was said.
      Returns 1 if the stream existed. The strands' last IDs go to the registry. Groups that peers make
      meanwhile die of it as well: the writer's count of deletions goes up (merge.lua); 0 is no writer,
      the region has no peers.
@@ -8,6 +9,7 @@
      The caller names every strand that may be there. If the registry has one more, nothing is done
      (BSSTALE): the caller looks again.
      Why a function: between taking the keys away and noting their last IDs, nobody may append. ]]
+-- What deletes them; or nil, and the error.
 local function delete_strands(meta, writer, named)
   local strands, groups, moved = {}, {}, {}
   local fields = redis.call('HGETALL', meta)
@@ -19,10 +21,13 @@ local function delete_strands(meta, writer, named)
       moved[string.sub(fields[at], 3)] = true
     elseif string.match(fields[at], '^[sc]%d+$') and state == '+' then
       local key = named[fields[at] .. ':' .. life]
-      if not key then return nil end
+      if not key then return nil, redis.error_reply('BSSTALE the strands of this stream have changed') end
       strands[fields[at]] = { key = key, life = life, cut = cut }
     end
   end
+  local refused = denied(meta, 'EXISTS', 'XINFO STREAM', 'TIME', 'UNLINK', 'HGET', 'HSET')
+  if not refused and #groups > 0 then refused = denied(meta, 'HDEL') end
+  if refused then return nil, refused end
   return function()
     local existed = 0
     for label, strand in pairs(strands) do
@@ -52,10 +57,11 @@ end
 
 local function braid_delete(keys, args)
   local named = {}
-  for at = 2, #args do named[args[at]] = keys[at] end
-  local delete = delete_strands(keys[1], args[1], named)
-  if not delete then return redis.error_reply('BSSTALE the strands of this stream have changed') end
-  return delete()
+  for at = 2, #keys do named[args[at]] = keys[at] end
+  local command, name = args[#keys + 1], args[#keys + 2]
+  if command and not redis.acl_check_cmd(command, name) then return no_permission(string.lower(command)) end
+  local delete, refused = delete_strands(keys[1], args[1], named)
+  return refused or delete()
 end
 
 --[[ braid_adopt: a finished copy becomes the stream: the `c` strand, in a life in which it was never used.
@@ -75,8 +81,8 @@ local function braid_adopt(keys, args)
   for _ = 1, tonumber(args[7]) do
     named[args[at]], key, at = keys[key], key + 1, at + 1
   end
-  local deletes = { delete_strands(meta, args[6], named) }
-  local source = tonumber(args[at])
+  local delete, refused = delete_strands(meta, args[6], named)
+  local source, delete_source = tonumber(args[at]), nil
   at = at + 1
   if source >= 0 then
     local source_meta, source_named = keys[key], {}
@@ -84,12 +90,12 @@ local function braid_adopt(keys, args)
     for _ = 1, source do
       source_named[args[at]], key, at = keys[key], key + 1, at + 1
     end
-    deletes[2] = delete_strands(source_meta, args[6], source_named)
+    if not refused then delete_source, refused = delete_strands(source_meta, args[6], source_named) end
   end
-  if #deletes ~= (source >= 0 and 2 or 1) then
-    return redis.error_reply('BSSTALE the strands of this stream have changed')
-  end
-  for _, delete in ipairs(deletes) do delete() end
+  refused = refused or denied(copy, 'RENAME', 'HSETNX', 'XSETID', 'XGROUP CREATE', 'XGROUP DESTROY')
+  if refused then return refused end
+  delete()
+  if delete_source then delete_source() end
   if args[at] == '1' then redis.call('UNLINK', keys[key]) end
   redis.call('RENAME', copy, c)
   register(meta, args[2], args[3], '+', '0-0')

@@ -42,6 +42,11 @@ local function entry_drop(keys, args)
     return answers
   end
   for at = 4, 3 + skipped do left_out[args[at]] = true end
+  local refused = denied(strand, 'XDEL')
+    or ((acker or policy == 'DELREF') and denied(strand, 'XACK'))
+    or (policy == 'ACKED' and denied(strand, 'XRANGE', 'XPENDING'))
+    or (keys[2] and denied(keys[2], 'XADD'))
+  if refused then return refused end
   local groups, deleted = policy == 'KEEPREF' and {} or groups_of(strand, left_out), {}
   for at = 5 + skipped, #args do
     local id = args[at]

@@ -123,6 +123,8 @@ local function group_destroy(keys, args)
   local strands = strands_of(keys, args)
   if not strands then return redis.error_reply('BSSTALE the strands of this stream have changed') end
   if redis.call('HEXISTS', meta, 'g:' .. group) == 0 then return 0 end
+  local refused = denied(meta, 'XGROUP DESTROY', 'HDEL', 'UNLINK', 'HGET', 'HSET', 'TIME')
+  if refused then return refused end
   for _, strand in ipairs(strands) do redis.call('XGROUP', 'DESTROY', strand.key, group) end
   forget_group(meta, group)
   if args[3] ~= '' then

@@ -155,6 +155,8 @@ local function strand_unbirth(keys, args)
   local meta, strand, label = keys[1], keys[2], args[1]
   local life, state, cut = registered(meta, label)
   if state ~= '+' or last_of(strand) ~= cut then return 0 end
+  local refused = denied(meta, 'HSET')
+  if refused then return refused end
   redis.call('UNLINK', strand)
   register(meta, label, life, '-', cut)
   return 1
