@@ -75,15 +75,17 @@ def test_rows_of_the_lake_are_those_of_the_stream(archive: Run, lake: str, engin
     become(engine, id_mode="liberal")
     with client_of(engine) as client:
         client.xadd("orders", {"n": 1, "": b"\xff\0"}, id="5-7")
+        client.execute_command("XADD", "orders", "6-0", "n", 3, "n", 4, b"\xff", b"\xff")
         client.xadd("orders", {"n": 2, "w\u00f6rd": "x" * 100_000})
         client.xadd("orders", {"n": 3}, id="999999999999999-18446744073709551615")
     live = rows_at_once({"url": engine.url, "streams": "orders"})
     archive()
     history = {"lake": lake, "streams": "orders"}
     assert sorted(rows_at_once(history), key=str) == sorted(live, key=str)
+    assert dict(next(row["fields"] for row in live if row["id"] == "6-0")) == {"n": b"4", "\\xff": b"\xff"}
     mine = StructType().add("n", IntegerType()).add("_id", StringType()).add("_region", IntegerType())
     typed = rows_at_once(history, mine)
-    assert sorted(row["n"] for row in typed) == [1, 2, 3]
+    assert sorted(row["n"] for row in typed) == [1, 2, 3, 4]
     assert {(row["_id"], row["_region"]) for row in typed} == {(row["id"], row["region"]) for row in live}
 
 
@@ -274,11 +276,15 @@ def test_what_was_deleted_before_it_was_archived_is_no_loss(archive: Run, lake: 
     assert archived(lake) == [0, 1, 2, 3, 4, 6, 7]
 
 
-def test_a_plain_stream_that_was_begun_anew_is_refused(archive: Run, engine: Engine) -> None:
+def test_the_lake_keeps_a_plain_stream_that_was_deleted_and_refuses_it_anew(
+    archive: Run, lake: str, engine: Engine
+) -> None:
     with engine.client() as client:
         add(client, 0)
         archive()
         client.delete("orders")
+        assert archive().deleted == 0
+        assert archived(lake) == archived(lake, url=engine.url) == [0]
         client.xadd("orders", {"n": 1}, id="5-0")
     with pytest.raises(LakeError, match="deleted and begun anew"):
         archive()
