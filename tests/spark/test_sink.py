@@ -66,6 +66,7 @@ def test_of_two_attempts_of_a_task_one_counts(place: Engine) -> None:
     [
         (Book, "are_complete", 1),
         (Book, "decide", 1),
+        (Book, "are_complete", 2),
         (Publisher, "_append", 1),
         (Publisher, "_append", 2),
         (Book, "publish", 1),
@@ -85,6 +86,91 @@ def test_a_driver_that_dies_anywhere_leaves_a_batch_that_the_next_one_completes(
     sink.run(1, [5, 4, 3], [2, 1])  # the replay is shuffled in another way
     sink.run(2, [6])
     assert sorted(numbers(place)) == [0, 1, 2, 3, 4, 5, 6]
+
+
+def expire_stages(engine: Engine) -> None:
+    with engine.client() as client:
+        for key in leftovers(engine):
+            assert client.ttl(key) > 0
+            client.delete(key)
+
+
+def test_rows_that_a_dead_driver_had_not_decided_on_expire(
+    place: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = Sink(place.url, stagingTtl="2h")
+    message = sink.write([{"n": n} for n in range(3)])
+    with place.client() as client:
+        [staged] = leftovers(place)
+        client.expire(staged, 60)  # the task was done a while ago
+        with monkeypatch.context() as patched:
+            crash_after(patched, Book, "are_complete")
+            with pytest.raises(Crash):
+                sink.commit(0, message)
+        sink.run(0, [0, 1, 2])
+        assert leftovers(place) == [staged]
+        assert 60 < client.ttl(staged) <= 7200
+    assert numbers(place) == [0, 1, 2]
+
+
+def test_rows_that_expired_after_they_were_decided_on_are_written_by_the_replay(
+    place: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = Sink(place.url)
+    sink.run(0, [0])
+    with monkeypatch.context() as patched:
+        crash_after(patched, Book, "decide")
+        with pytest.raises(Crash):
+            sink.run(1, [1, 2, 3], [4, 5])
+    expire_stages(place)
+    sink.run(1, [5, 4], [3, 2, 1])
+    sink.run(2, [6])
+    assert sorted(numbers(place)) == [0, 1, 2, 3, 4, 5, 6]
+    assert leftovers(place) == []
+
+
+def test_rows_that_expired_after_they_were_decided_on_are_not_passed_over_in_silence(
+    place: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (Job(place.url, txnAppId="nightly", txnVersion=version) for version in (7, 8))
+    with monkeypatch.context() as patched:
+        crash_after(patched, Book, "decide")
+        with pytest.raises(Crash):
+            first.save([1, 2])
+    expire_stages(place)
+    with pytest.raises(SinkError, match="batch 7 was begun.*Run it again, then batch 8"):
+        second.save([3])
+    first.save([1, 2])
+    second.save([3])
+    assert numbers(place) == [1, 2, 3]
+
+
+def test_a_batch_that_another_driver_finishes_meanwhile_is_done(
+    place: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = Sink(place.url)
+    message = sink.write([{"n": n} for n in range(5)])
+    with monkeypatch.context() as patched:
+        crash_after(patched, Book, "decide")
+        with pytest.raises(Crash):
+            sink.commit(0, message)
+    again, real = sink.write([{"n": n} for n in range(5)]), Book.are_complete
+
+    def overtaken(self: Any, *args: Any, **options: Any) -> bool:
+        monkeypatch.setattr(Book, "are_complete", real)
+        sink.commit(0, message)
+        return real(self, *args, **options)
+
+    monkeypatch.setattr(Book, "are_complete", overtaken)
+    sink.commit(0, again)
+    assert numbers(place) == [0, 1, 2, 3, 4]
+    assert leftovers(place) == []
+
+
+@pytest.mark.parametrize("ttl", ["500ms", "0", "-1s", "nan", "1e30d"])
+def test_a_stage_lives_for_a_second_at_least(engine: Engine, ttl: str) -> None:
+    with pytest.raises(OptionError, match="stagingTtl.*below 1s"):
+        Sink(engine.url, stagingTtl=ttl).write([{"n": 1}])
 
 
 @pytest.mark.parametrize(("kind", "step"), [(Book, "are_complete"), (Book, "decide"), (Publisher, "_append")])
@@ -273,11 +359,12 @@ def test_a_batch_write_with_a_transaction_is_done_once_and_resumed(
     assert numbers(place) == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_batch_write_without_one_leaves_no_ledger(place: Engine) -> None:
+def test_a_batch_write_without_one_leaves_no_ledger_and_no_mark(place: Engine) -> None:
     Job(place.url, txnAppId=None).save([1, 2, 3])
     assert numbers(place) == [1, 2, 3]
     with place.client() as client:
         assert client.keys("bs:sink:*") == []
+        assert [field for field in client.hkeys("bs:meta:{out}") if field.startswith(b"q:")] == []
 
 
 def test_a_sink_that_is_new_to_a_checkpoint_wants_to_be_told(engine: Engine) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from braidstream.errors import SinkError
 from braidstream.spark.commit import Committer
-from braidstream.spark.ledger import Publisher
+from braidstream.spark.ledger import Book, Publisher
 from tests.support.servers import Engine
 from tests.support.sinks import Crash, Job, Sink, crash_after, numbers
 from tests.support.world import World
@@ -130,6 +130,23 @@ def test_a_driver_that_is_fenced_after_it_asked_does_not_write(
     monkeypatch.setattr(Committer, "_consult", overtaken)
     old.commit(1, asked[0])
     assert everywhere(world) == [[0, 1]] * 2
+
+
+def test_rows_that_expired_in_one_region_are_written_by_the_replay_in_another(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both(world, 1).run(0, [0])
+    with monkeypatch.context() as patched:
+        crash_after(patched, Book, "decide")
+        with pytest.raises(Crash):
+            both(world, 1).run(1, [1, 2])
+    with world.engines[0].client() as client:
+        [staged] = client.keys("bs:stage:*")
+        assert client.ttl(staged) > 0
+        client.delete(staged)
+    both(world, 2).run(1, [2, 1])
+    both(world, 1).run(2, [3])
+    assert everywhere(world) == [[0, 1, 2, 3]] * 2
 
 
 def test_a_batch_write_is_done_once_whichever_region_runs_it_again(world: World) -> None:

@@ -15,6 +15,7 @@ from braidstream.drivers.bulk import RedisError, Server
 from braidstream.errors import ReplyError, SinkError
 from braidstream.plan import Batch, Plan
 from braidstream.spark.ledger import TRIES, Book, Ledger, Stage, marked
+from braidstream.spark.options import SinkOptions
 
 POLL_S = 0.1
 
@@ -23,34 +24,32 @@ class Committer:
     """Commits batches of a sink on one server. The others of the list are asked once in every run of a query:
     a batch that this run began itself cannot have been written by an earlier one."""
 
-    def __init__(self, book: Book, others: list[Server], *, run: str, take_over: bool, wait_s: float) -> None:
-        self.book, self.others, self.run = book, others, run
-        self.take_over, self.wait_s = take_over, wait_s
+    def __init__(self, book: Book, others: list[Server], *, run: str, options: SinkOptions) -> None:
+        self.book, self.others, self.run, self.options = book, others, run, options
 
-    def commit(
-        self, batch: int, stages: tuple[Stage, ...], *, in_sequence: bool, forget: bool = False
-    ) -> None:
+    def commit(self, batch: int, stages: tuple[Stage, ...], *, in_sequence: bool) -> None:
         """Publish a batch unless that was done already. Safe to call again, here or after a crash."""
         for _ in range(TRIES):
             seen = self.book.read()
-            if seen is not None and not seen.moved and seen.done >= batch:
-                return self.book.discard(stages)
-            if seen is not None and seen.is_undone and resume(self.book, seen, forget=forget):
-                continue
-            if not forget and not self._is_next(seen, batch, in_sequence=in_sequence):
+            if seen is not None and not seen.moved:
+                if seen.done >= batch:
+                    return self.book.discard(stages)
+                if seen.is_undone and self._complete(self.book, seen, batch):
+                    continue
+            if not self.book.forgets and not self._is_next(seen, batch, in_sequence=in_sequence):
                 if self._consult(seen, batch, stages, in_sequence=in_sequence):
                     return self.book.discard(stages)
                 seen = self.book.read()
                 if seen is not None and seen.moved:
                     continue  # another driver has fenced it since: ask that one's server
-            if not self.book.are_complete(stages):
+            if not self.book.are_complete(stages, for_s=self.options.stage_ttl_s):
                 raise SinkError(
                     f"batch {batch} was staged elsewhere, or its stage is gone. Start the query again."
                 )
             if self.book.decide(seen, batch, stages, self.run):
                 decided = Ledger(batch, seen.done if seen else -1, stages, run=self.run)
-                self.book.publish(decided)
-                return self.book.finish(decided, forget=forget)
+                if self._complete(self.book, decided, batch):
+                    return None
         raise SinkError(f"others keep changing the ledger of sink {self.book.sink!r}. Run one query a sink.")
 
     def _is_next(self, seen: Ledger | None, batch: int, *, in_sequence: bool) -> bool:
@@ -67,13 +66,17 @@ class Committer:
         self, seen: Ledger | None, batch: int, stages: tuple[Stage, ...], *, in_sequence: bool
     ) -> bool:
         """Find the holder, finish there, fence it, and take its place. True if the batch turns out done."""
-        deadline = time.monotonic() + self.wait_s
+        deadline = time.monotonic() + self.options.replication_wait_s
         while True:
-            found, silent = self._ask_others()
+            found, silent = self._ask_others(batch)
             holders = [(book, ledger) for book, ledger in found if not ledger.moved]
             done = max([seen.done if seen else -1, *(ledger.done for _, ledger in found)])
             follows = done == batch - 1 or not in_sequence
-            if done >= batch or (follows and self._is_certain(seen, done, holders, silent)) or self.take_over:
+            if (
+                done >= batch
+                or (follows and self._is_certain(seen, done, holders, silent))
+                or self.options.take_over
+            ):
                 fenced = [book.fence(ledger) for book, ledger in holders]
                 if all(fenced) and self.book.adopt(seen, done):
                     return done >= batch
@@ -94,14 +97,14 @@ class Committer:
             return True
         return not silent or any(ledger.done == done for _, ledger in holders)
 
-    def _ask_others(self) -> tuple[list[tuple[Book, Ledger]], int]:
+    def _ask_others(self, batch: int) -> tuple[list[tuple[Book, Ledger]], int]:
         found, silent = list[tuple[Book, Ledger]](), 0
         for server in self.others:
             book = Book(server, self.book.sink.decode())
             try:
                 ledger = book.read()
                 if ledger is not None and ledger.is_undone and not ledger.moved:
-                    resume(book, ledger, forget=False)
+                    self._complete(book, ledger, batch)
                     ledger = book.read()
             except (RedisError, OSError):
                 silent += 1
@@ -109,6 +112,31 @@ class Committer:
             if ledger is not None:
                 found.append((book, ledger))
         return found, silent
+
+    def _complete(self, book: Book, ledger: Ledger, batch: int) -> bool:
+        """Publish the rest of what was decided. False if that cannot be: look again, or decide again.
+
+        A stage may be gone if a driver died after it had decided and before it kept the stage: then nothing
+        of it is published, and whoever runs that batch again decides it again.
+        """
+        if book.are_complete(ledger.stages):
+            book.publish(ledger)
+            book.finish(ledger)
+            return True
+        if book.read() != ledger:
+            return False  # another driver has finished it, and its stages went then
+        if any(book.progress(stage.stream)[0] == ledger.batch for stage in ledger.stages):
+            raise SinkError(
+                f"batch {ledger.batch} is published in part and its stages are gone. Restore the server."
+            )
+        book.discard(ledger.stages)
+        if ledger.batch < batch and not self.options.take_over:
+            raise SinkError(
+                f"sink {book.sink.decode()}: batch {ledger.batch} was begun, and its rows expired before any "
+                f"was published. Run it again, then batch {batch}. To leave it out, set takeOver to true for "
+                "one run."
+            )
+        return False
 
     def _travelled(self, stages: tuple[Stage, ...]) -> int:
         """The last batch that the registries of all its streams say is whole, wherever it was written."""
@@ -140,17 +168,3 @@ class Committer:
             "If it is lost for good, or the sink is new to this checkpoint, set takeOver to true for one "
             "run: a batch that was being written there may then be doubled."
         )
-
-
-def resume(book: Book, ledger: Ledger, *, forget: bool) -> bool:
-    """Publish the rest of a decided batch. False if it must be decided again: nothing of it is there."""
-    if not book.are_complete(ledger.stages):
-        begun = [book.progress(stage.stream)[0] == ledger.batch for stage in ledger.stages]
-        if any(begun):
-            raise SinkError(
-                f"batch {ledger.batch} is published in part and its stages are gone. Restore the server."
-            )
-        return False
-    book.publish(ledger)
-    book.finish(ledger, forget=forget)
-    return True

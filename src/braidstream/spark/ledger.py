@@ -2,6 +2,7 @@
 
     tasks    stage   RPUSH bs:stage:<token>:{orders}   chunks of rows, one key for each attempt
     driver   decide  HSET  bs:sink:{<sink>}            "batch 7 is these stages", or it was decided before
+             keep    PERSIST bs:stage:<token>:{orders} until now it would have expired
              publish MULTI  XADD ... XADD ...  SET bs:sink:<sink>:{orders} 7:3:9  EXEC     chunk by chunk
              finish  HSET  bs:sink:{<sink>} done 7     and the stages go
 
@@ -71,12 +72,11 @@ def _parse(reply: list[Any]) -> Ledger | None:
 
 
 class Book:
-    """A sink's ledger on one server."""
+    """A sink's ledger on one server. `forgets`: it goes with its batch, as nobody can ask for that again."""
 
-    def __init__(self, server: Server, sink: str) -> None:
-        self.server, self.sink = server, sink.encode()
+    def __init__(self, server: Server, sink: str, *, forgets: bool = False) -> None:
+        self.server, self.sink, self.forgets = server, sink.encode(), forgets
         self.key = keys.sink_ledger(self.sink)
-        self._home: int | None | bool = False
 
     def read(self) -> Ledger | None:
         def asked() -> Plan[Ledger | None]:
@@ -112,9 +112,9 @@ class Book:
     def fence(self, seen: Ledger) -> bool:
         return self._change(seen, ("HSET", self.key, "moved", 1))
 
-    def finish(self, ledger: Ledger, *, forget: bool) -> None:
+    def finish(self, ledger: Ledger) -> None:
         """Everything of a batch is published: say so, then let the stages go."""
-        if forget:
+        if self.forgets:
             self._change(ledger, ("UNLINK", self.key))
             for name in {stage.stream for stage in ledger.stages}:
                 self.server.run(_unlink(keys.sink(self.sink, name)), keys.sink(self.sink, name))
@@ -136,11 +136,15 @@ class Book:
         decided = set(ledger.stages) if ledger is not None else set()
         self.discard(stage for stage in stages if stage not in decided)
 
-    def are_complete(self, stages: Iterable[Stage]) -> bool:
-        """Whether every chunk is still there; and from now on they stay."""
+    def are_complete(self, stages: Iterable[Stage], *, for_s: int | None = None) -> bool:
+        """Whether every chunk is still there; and from now on they stay: for so long, or until let go.
+
+        For good only what is decided: of that somebody knows, and will publish it and let it go.
+        """
 
         def kept(stage: Stage) -> Plan[bool]:
-            _, length = yield Batch([("PERSIST", stage.key), ("LLEN", stage.key)], resend=True)
+            keep: Command = ("PERSIST", stage.key) if for_s is None else ("EXPIRE", stage.key, for_s)
+            _, length = yield Batch([keep, ("LLEN", stage.key)], resend=True)
             return int(length) == stage.chunks
 
         return all([self.server.run(kept(stage), stage.key) for stage in stages])
@@ -253,7 +257,7 @@ class Publisher:
     def _append(self, wire: Wire, chunk: bytes, published: int) -> bool:
         mark = b"%d:%d:%d" % (self.batch, published, len(self.places))
         marks: list[Command] = [("SET", self.mark_key, mark)]
-        if self.strand.kind == "s" and published == len(self.places):
+        if self.strand.kind == "s" and published == len(self.places) and not self.book.forgets:
             # It travels with the registry (engine/merge.lua), so other regions come to know of it.
             marks.append(("HSET", keys.meta(self.strand.name), b"q:" + self.book.sink, mark))
         return append(wire, self.strand, self._readdressed(chunk), marks)

@@ -154,8 +154,8 @@ ROWS_PER_STEP = Option(
     "partition and one stream, and about 1 MB.",
 )  # fmt: skip
 STAGING_TTL = Option(
-    "stagingTtl", "sink", values.seconds, "1d",
-    "After which rows of an abandoned attempt expire.",
+    "stagingTtl", "sink", values.whole_seconds, "1d",
+    "After which rows of an abandoned attempt expire; 1s or more, and longer than a batch takes.",
 )  # fmt: skip
 TAKE_OVER = Option(
     "takeOver", "sink", values.flag, "false",

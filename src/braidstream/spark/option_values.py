@@ -134,6 +134,14 @@ def seconds(name: str, value: str) -> float:
         raise OptionError(name, f"{value!r} is no duration; one is like 500ms, 30s, 15m, 1d") from None
 
 
+def whole_seconds(name: str, value: str) -> int:
+    """What EXPIRE takes."""
+    found = seconds(name, value)
+    if not 1 <= found < 10**9:
+        raise OptionError(name, f"{value!r} is below 1s, or above 30 years")
+    return int(found)
+
+
 def mode(name: str, value: str) -> Mode:
     for known in MODES:
         if value.strip().upper() == known:

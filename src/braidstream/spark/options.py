@@ -128,7 +128,7 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
         transaction=taker.find(table.TXN_APP_ID),
         version=taker.find(table.TXN_VERSION),
         step_rows=taker.take(table.ROWS_PER_STEP),
-        stage_ttl_s=int(taker.take(table.STAGING_TTL)),
+        stage_ttl_s=taker.take(table.STAGING_TTL),
         take_over=taker.take(table.TAKE_OVER),
         replication_wait_s=taker.take(table.REPLICATION_WAIT),
     )

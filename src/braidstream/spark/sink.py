@@ -61,7 +61,7 @@ class _Writer:
         batch: int,
         *,
         in_sequence: bool,
-        forget: bool = False,
+        forgets: bool = False,
     ) -> None:
         staged = [message for message in messages if isinstance(message, Staged)]
         if not staged or not self.options.exactly_once:
@@ -75,16 +75,10 @@ class _Writer:
             open_server(self.options.servers, at) for at in range(len(self.options.servers.urls)) if at != url
         ]
         try:
-            book = Book(server, staged[0].sink)
-            committer = Committer(
-                book,
-                others,
-                run=staged[0].run,
-                take_over=self.options.take_over,
-                wait_s=self.options.replication_wait_s,
-            )
+            book = Book(server, staged[0].sink, forgets=forgets)
+            committer = Committer(book, others, run=staged[0].run, options=self.options)
             stages = tuple(stage for message in staged for stage in message.stages)
-            committer.commit(batch, stages, in_sequence=in_sequence, forget=forget)
+            committer.commit(batch, stages, in_sequence=in_sequence)
         finally:
             for each in (server, *others):
                 each.close()
@@ -115,7 +109,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         # Without a transaction nobody can ask for this write again, so its ledger goes with it.
         version = self.options.version
-        self.publish(messages, version or 0, in_sequence=False, forget=version is None)
+        self.publish(messages, version or 0, in_sequence=False, forgets=version is None)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         self.abandon(messages)
@@ -186,11 +180,10 @@ class _Task:
             if not self.options.exactly_once:
                 append(wire, self.strands[stream], chunk)
                 return
-            pushed, _ = wire.call(
-                ("RPUSH", known.key, chunk), ("EXPIRE", known.key, self.options.stage_ttl_s)
-            )
-        if isinstance(pushed, Exception):
-            raise SinkError(f"the server refused rows for {stream!r}: {pushed}")
+            replies = wire.call(("RPUSH", known.key, chunk), ("EXPIRE", known.key, self.options.stage_ttl_s))
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise SinkError(f"the server refused rows for {stream!r}: {reply}")
         self.stages[stream] = Stage(stream, self.token, known.chunks + 1, known.rows + rows)
 
     def finish(self) -> tuple[Stage, ...]:
