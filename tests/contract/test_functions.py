@@ -13,6 +13,7 @@ import braidstream.asyncio
 from braidstream import engine as functions
 from braidstream.braid import View, read_region
 from braidstream.commands import rename
+from braidstream.commands.region import initialise
 from braidstream.errors import ReplyError
 from braidstream.plan import Batch, Plan
 from braidstream.strand import Strand
@@ -54,6 +55,28 @@ def test_loading_again_changes_nothing(region: braidstream.Redis, engine: Engine
         assert region.run_plan(functions.load()) == functions.VERSION
         assert (operator.execute_command("FUNCTION", "DUMP"), operator.hgetall("bs:config")) == before
         assert "cmdstat_function|load" not in operator.info("commandstats")
+
+
+def test_a_second_database_becomes_a_region_of_the_same_server(
+    region: braidstream.Redis, engine: Engine
+) -> None:
+    """Functions are the server's, so they are there already; the database is a region all the same."""
+    with braidstream.Redis.from_url(engine.url.replace("/0", "/1"), decode_responses=True) as second:
+        second.run_plan(initialise(2, "eu-west"))
+        assert second.run_plan(functions.load()) == functions.VERSION
+        assert second.xrange("x") == []
+        assert second.xadd("x", {"n": "1"}) == second.xrange("x")[0][0]
+
+
+def test_a_region_whose_settings_were_lost_is_healed_by_init(
+    region: braidstream.Redis, engine: Engine
+) -> None:
+    region.xadd("x", {"n": "1"})
+    with engine.client() as operator:
+        operator.delete("bs:config")
+    become(engine)
+    with client_of(engine) as client:
+        assert client.xlen("x") == 1
 
 
 def test_a_newer_library_replaces_an_older_one(region: braidstream.Redis, engine: Engine) -> None:

@@ -43,28 +43,29 @@ def installed() -> Plan[int]:
 def load(text: str | None = None, *, version: int = VERSION) -> Plan[int]:
     """Bring the engine to this library, in place and under load. Returns the version it had before.
 
-    Loading the same version again changes nothing. A newer library stays: replacing it would break
-    the clients that need it, so an older client is told to upgrade.
+    Loading the same version again changes nothing; but functions are the server's, and each database
+    that is a region notes which it relies on. A newer library stays: replacing it would break the
+    clients that need it, so an older client is told to upgrade.
     """
     for _ in range(_TRIES):
-        yield Batch([("WATCH", CONFIG)])
+        _, noted = yield Batch([("WATCH", CONFIG), ("HGET", CONFIG, "library")])
         try:
             before = yield from installed()
         except ReplyError:
             yield Batch([("UNWATCH",)])
             raise
-        if before >= version:
+        if before > version:
             yield Batch([("UNWATCH",)])
-            if before > version:
-                raise LibraryError(
-                    f"the engine has version {before} of the braidstream functions, this client brings "
-                    f"{version} and will not replace a newer one. Upgrade it: pip install -U braidstream"
-                )
+            raise LibraryError(
+                f"the engine has version {before} of the braidstream functions, this client brings "
+                f"{version} and will not replace a newer one. Upgrade it: pip install -U braidstream"
+            )
+        if before == version and noted == b"%d" % version:
+            yield Batch([("UNWATCH",)])
             return before
-        commands: list[Command] = [
-            ("FUNCTION", "LOAD", "REPLACE", text or source(version)),
-            ("HSET", CONFIG, "library", version),
-        ]
+        commands: list[Command] = [("HSET", CONFIG, "library", version)]
+        if before < version:
+            commands.insert(0, ("FUNCTION", "LOAD", "REPLACE", text or source(version)))
         done: Any = yield Batch(commands, atomic=True)
         if done is not None:
             return before

@@ -41,6 +41,7 @@ class Own(asyncio.Protocol):
         self._scanner = Scanner()
         self._answer: asyncio.Future[None] | None = None
         self._need, self._streams, self._blind, self._refused = 0, False, False, False
+        self._turns_blind = False
         self._until: bytes | None = None
         self._pieces: list[bytes] = []
         self._torn = b""
@@ -77,10 +78,11 @@ class Own(asyncio.Protocol):
         if self.lost is None:
             self._transport.write(data)
 
-    def pass_blindly(self, data: bytes) -> None:
-        """From now on bytes are bytes, both ways."""
-        self._blind = True
-        self.tell(data)
+    async def pass_blindly(self, data: bytes) -> bool:
+        """From now on bytes are bytes, both ways; unless an error comes back, which is passed on."""
+        self._turns_blind = True
+        await self._exchange(data, 1, writes=False)
+        return self._blind
 
     async def send(self, batch: Batch) -> Replies:
         """A batch of a plan. Of an Exchange the replies stay as they were sent."""
@@ -138,6 +140,10 @@ class Own(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        if self._turns_blind:
+            self._turns_blind, self._blind = False, data[:1] in (b"+", b"$", b"\n")
+            self._streams = not self._blind
+            self._count(self._blind)
         if self._blind:
             self._sink(data)
             return

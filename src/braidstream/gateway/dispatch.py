@@ -12,7 +12,7 @@ from braidstream.drivers.gather import Queued
 from braidstream.drivers.session import resp2
 from braidstream.drivers.wire import pack
 from braidstream.errors import BraidError, LostError
-from braidstream.gateway import survey, transaction
+from braidstream.gateway import guard, survey, transaction
 from braidstream.gateway.present import reply_of
 from braidstream.gateway.resp import NULL, Words, error_line
 from braidstream.gateway.session import (
@@ -283,11 +283,30 @@ async def _wait(client: "Client", words: Words) -> None:
 
 
 async def _blindly(client: "Client", words: Words) -> None:
-    """SYNC, PSYNC: what follows is no reply."""
+    """SYNC, PSYNC: what follows is no reply, unless the engine refuses."""
     own = await client.own_connection()
-    client.session.kept = client.blind = True
-    own.pass_blindly(pack([tuple(words), *map(tuple, client.queue)]))
-    client.queue.clear()
+    client.blocking = True
+    try:
+        accepted = await own.pass_blindly(pack([tuple(words)]))
+    finally:
+        client.blocking = False
+    if accepted:
+        client.session.kept = client.blind = True
+        own.tell(pack(map(tuple, client.queue)))
+        client.queue.clear()
+
+
+async def _replconf(client: "Client", words: Words) -> None:
+    """REPLCONF ACK has no reply; the others have one."""
+    await (await client.own_connection()).listen(pack([tuple(words)]))
+
+
+async def _swap(client: "Client", words: Words) -> None:
+    refused = await guard.swap_refusal(client, words)
+    if refused is not None:
+        client.write(error_line(refused))
+    else:
+        await (await client.own_connection()).relay(pack([tuple(words)]), 1)
 
 
 async def _info(client: "Client", words: Words) -> None:
@@ -298,7 +317,7 @@ async def _info(client: "Client", words: Words) -> None:
 
 async def _function(client: "Client", words: Words) -> None:
     """FUNCTION FLUSH takes users' functions. Ours come back at once: no stream works without them."""
-    if len(words) < 2 or words[1].upper() != b"FLUSH":
+    if not guard.takes_functions(words):
         await (await client.own_connection()).relay(pack([tuple(words)]), 1)
         return
     [reply] = await (await client.own_connection()).collect(pack([tuple(words)]), 1)
@@ -326,6 +345,8 @@ _HANDLERS: Final[dict[bytes, Handler]] = {
     b"RESET": _reset,
     b"SYNC": _blindly,
     b"PSYNC": _blindly,
+    b"REPLCONF": _replconf,
+    b"SWAPDB": _swap,
     b"CLIENT": _client,
     b"WAIT": _wait,
     b"WAITAOF": _wait,

@@ -21,7 +21,11 @@ PUBSUB: Final = SUBSCRIBES | UNSUBSCRIBES
 STATEFUL: Final = PUBSUB | {b"AUTH", b"HELLO", b"SELECT", b"RESET", b"MONITOR", b"SYNC", b"PSYNC"}
 TRANSACTION: Final = frozenset((b"MULTI", b"EXEC", b"DISCARD", b"UNWATCH"))
 # Answered, or seen to, by the gateway in other ways.
-SPECIAL: Final = STATEFUL | TRANSACTION | {b"CLIENT", b"QUIT", b"INFO", b"FUNCTION", b"WAIT", b"WAITAOF"}
+SPECIAL: Final = (
+    STATEFUL
+    | TRANSACTION
+    | {b"CLIENT", b"QUIT", b"INFO", b"FUNCTION", b"WAIT", b"WAITAOF", b"REPLCONF", b"SWAPDB"}
+)
 # Plans that WATCH need a connection that nobody else talks on.
 ALONE: Final = frozenset((b"RENAME", b"RENAMENX", b"COPY", b"WATCH", b"DUMP", b"RESTORE"))
 # Native commands that may wait: pointless once the client is gone.

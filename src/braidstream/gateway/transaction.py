@@ -19,6 +19,7 @@ from braidstream.drivers.session import resp2
 from braidstream.drivers.wire import pack
 from braidstream.errors import BraidError, LostError, RefusedError
 from braidstream.gateway.backend import Own, parse
+from braidstream.gateway.guard import multi_refusal
 from braidstream.gateway.present import reply_of
 from braidstream.gateway.resp import NULL_ARRAY, Words, error_line
 from braidstream.gateway.session import PUBSUB, spec_of
@@ -31,7 +32,7 @@ _QUEUED: Final = b"+QUEUED\r\n"
 _ABORTED: Final = b"-EXECABORT Transaction discarded because of previous errors.\r\n"
 # Answered at once inside MULTI; an error there does not spoil it.
 _AT_ONCE: Final = frozenset((b"MULTI", b"WATCH"))
-_UNFIT: Final = PUBSUB | {b"AUTH", b"HELLO", b"SELECT", b"MONITOR", b"SYNC", b"PSYNC"}
+_UNFIT: Final = PUBSUB | {b"AUTH", b"HELLO", b"SELECT", b"MONITOR", b"SYNC", b"PSYNC", b"REPLCONF"}
 
 
 @dataclass(slots=True)
@@ -86,6 +87,9 @@ async def take(client: "Client", words: Words) -> None:
         )
         multi.ours = multi.spoilt = True
         client.write(error_line(refused))
+    elif (endangers := await multi_refusal(client, words)) is not None:
+        multi.ours = multi.spoilt = True
+        client.write(error_line(endangers))
     elif name not in _AT_ONCE and spec_of(words) is not None and not await client.is_beside_region(words):
         client.write(await _queue_plan(client, multi, words))
     else:

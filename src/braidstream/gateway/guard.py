@@ -1,0 +1,39 @@
+"""Commands of the engine that would take the storage or the functions of a region away behind its back."""
+
+from typing import TYPE_CHECKING, Final
+
+from braidstream.errors import RefusedError
+from braidstream.gateway.resp import Words
+
+if TYPE_CHECKING:
+    from braidstream.gateway.client import Client
+
+_TAKING: Final = frozenset((b"FLUSH", b"DELETE", b"RESTORE"))
+
+
+def takes_functions(words: Words) -> bool:
+    """Whether the functions of braidstream may be gone after a FUNCTION command."""
+    return len(words) > 1 and words[1].upper() in _TAKING
+
+
+async def swap_refusal(client: "Client", words: Words) -> RefusedError | None:
+    """Why two databases cannot be swapped, if so."""
+    for db in {client.session.home, client.session.db}:
+        if b"%d" % db in words[1:] and not await client.gateway.known(db).is_absent():
+            why = f"database {db} is a region, and whoever uses it would write into the other one"
+            return RefusedError("SWAPDB", why, "Swap databases that are no regions")
+    return None
+
+
+async def multi_refusal(client: "Client", words: Words) -> RefusedError | None:
+    """Why a command cannot be queued in a MULTI: outside, the gateway sees to it that the region stays."""
+    name = words[0].upper()
+    if name == b"SWAPDB":
+        return await swap_refusal(client, words)
+    if name == b"FLUSHALL":
+        why = "the engine would flush the region's own storage too"
+        return RefusedError("FLUSHALL inside MULTI", why, "Run it before or after, or use FLUSHDB")
+    if name == b"FUNCTION" and takes_functions(words):
+        what = f"FUNCTION {words[1].decode('ascii', 'replace').upper()} inside MULTI"
+        return RefusedError(what, "the functions of braidstream may go with it", "Run it before or after")
+    return None

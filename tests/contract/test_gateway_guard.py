@@ -1,0 +1,81 @@
+"""What would take a region away, said through the gateway: refused, or done so that the region stays."""
+
+import pytest
+
+from braidstream import engine as functions
+from tests.support.gateways import Line, packed
+from tests.support.servers import Engine
+
+ENTRY = b"*2\r\n$1\r\na\r\n$1\r\nb\r\n"
+
+
+def is_whole(line: Line) -> bool:
+    return ENTRY in line.say("XRANGE s - +") and line.say("XADD s * a b").startswith(b"$")
+
+
+@pytest.mark.parametrize("database", [0, 9])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "FLUSHALL",
+        "FLUSHALL ASYNC",
+        "FUNCTION FLUSH",
+        "FUNCTION DELETE braidstream",
+        "SWAPDB 0 5",
+        "SWAPDB 5 0",
+    ],
+)
+def test_a_multi_cannot_take_a_region_away(line: Line, command: str, database: int) -> None:
+    line.say("XADD s * a b")
+    replies = line.pipeline(f"SELECT {database}", "SET k 1", "MULTI", "SET k 2", command, "EXEC", "GET k")
+    assert b"refused by braidstream" in replies[4]
+    assert replies[5:] == [
+        b"-EXECABORT Transaction discarded because of previous errors.\r\n",
+        b"$1\r\n1\r\n",
+    ]
+    line.say("SELECT 0")
+    assert is_whole(line)
+
+
+def test_the_database_of_a_region_is_not_swapped(line: Line, engine: Engine) -> None:
+    line.say("XADD s * a b")
+    for command in ("SWAPDB 0 5", "SWAPDB 5 0"):
+        assert b"refused by braidstream" in line.say(command)
+    assert line.say("SWAPDB 5 6") == b"+OK\r\n"
+    assert line.say("SWAPDB 0 x").startswith(b"-")
+    assert is_whole(line)
+
+
+def test_functions_that_are_deleted_come_back(line: Line, engine: Engine) -> None:
+    line.say("XADD s * a b")
+    assert line.say("FUNCTION", "DELETE", functions.NAME) == b"+OK\r\n"
+    assert line.say("XGROUP CREATE s g 0") == b"+OK\r\n"
+    assert is_whole(line)
+
+
+@pytest.mark.parametrize("command", ["PSYNC", "SYNC now", "PSYNC x"])
+def test_a_replica_that_is_refused_stays_an_ordinary_client(line: Line, command: str) -> None:
+    line.say("XADD s * a b")
+    assert line.say(command).startswith(b"-ERR")
+    assert line.say("KEYS *") == b"*1\r\n$1\r\ns\r\n"
+    assert line.pipeline("FLUSHALL", "EXISTS s", command, "XADD s * a b")[:2] == [b"+OK\r\n", b":0\r\n"]
+    assert is_whole(line)
+
+
+def test_a_replica_that_is_accepted_gets_the_bytes_of_the_engine(line: Line) -> None:
+    line.say("XADD s * a b")
+    line.socket.sendall(packed("PSYNC", "?", "-1"))
+    found = b""
+    while b"REDIS0" not in found:  # the snapshot's first bytes, after the reply
+        data = line.socket.recv(65536)
+        assert data, found
+        found += data
+    assert found.startswith(b"+FULLRESYNC ")
+
+
+def test_a_replica_that_reports_how_far_it_is_gets_no_reply(line: Line) -> None:
+    assert line.say("REPLCONF listening-port 7") == b"+OK\r\n"
+    line.send("REPLCONF", "ACK", "0")
+    assert line.say("PING") == b"+PONG\r\n"
+    assert line.say("REPLCONF nosuch 1").startswith(b"-ERR")
+    assert line.pipeline("PING", "XLEN s") == [b"+PONG\r\n", b":0\r\n"]
