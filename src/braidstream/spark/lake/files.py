@@ -62,6 +62,11 @@ def entry_of(where: bytes) -> Id:
     return int.from_bytes(where[:8]), int.from_bytes(where[8:])
 
 
+def split(positions: bytes) -> list[bytes]:
+    """Positions that were written one after the other."""
+    return [positions[at : at + 16] for at in range(0, len(positions), 16)]
+
+
 def day_of(ms: int) -> str:
     days = ms // DAY_MS
     last = (date(9999, 12, 31) - date(1970, 1, 1)).days

@@ -5,6 +5,7 @@ What a rewrite leaves out is off the disk an hour later, when the files it repla
 
 import json
 from base64 import b64decode, b64encode
+from bisect import bisect, bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,33 +18,42 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 
 from braidstream.spark.lake import jobs
-from braidstream.spark.lake.files import FACTS, FILE_BYTES, FILE_ROWS, entry_of, facts_batch, facts_of, merged
+from braidstream.spark.lake.files import (
+    FACTS,
+    FILE_BYTES,
+    FILE_ROWS,
+    facts_batch,
+    facts_of,
+    merged,
+    position,
+    split,
+)
 from braidstream.spark.lake.log import Change, Conflict, File, Lake, State
 
 SMALL: Final = 8  # so many small files of a stream and day are worth merging
 TRIES: Final = 5
 _PIECE: Final = StructType().add("task", StringType())
 
-Drops = Mapping[str, Mapping[str, frozenset[bytes]]]  # stream -> place -> positions
+Drop = tuple[str, str, bytes]  # a file's path, a place, positions one after the other
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Files of one stream and day that become one."""
+    """Files of one stream and day that become one. drops: by place, positions one after the other."""
 
     stream: str
     paths: tuple[str, ...]
-    drops: Mapping[str, tuple[bytes, ...]] = field(default_factory=dict)
+    drops: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def stored(self) -> str:
-        drops = {place: [b64encode(each).decode() for each in found] for place, found in self.drops.items()}
+        drops = {place: b64encode(found).decode() for place, found in self.drops.items()}
         return json.dumps({"stream": self.stream, "paths": self.paths, "drops": drops})
 
     @staticmethod
     def parse(stored: str) -> "Task":
         told = json.loads(stored)
-        drops = {place: tuple(map(b64decode, found)) for place, found in told["drops"].items()}
+        drops = {place: b64decode(found) for place, found in told["drops"].items()}
         return Task(told["stream"], tuple(told["paths"]), drops)
 
 
@@ -69,19 +79,24 @@ def small_files(state: State, *, at_least: int = SMALL) -> list[Task]:
     return tasks
 
 
-def holding(state: State, drops: Drops) -> list[Task]:
-    """Which files hold entries that are to be dropped."""
-    tasks = list[Task]()
+def holding(state: State, stream: str, place: str, positions: Sequence[bytes]) -> Iterator[Drop]:
+    """Which files may hold entries of a strand. They are given in order."""
     for each in state.files.values():
-        found = {
-            place: tuple(where for where in wanted if each.first <= entry_of(where) <= each.last)
-            for place, wanted in drops.get(each.stream, {}).items()
-            if place in each.places
-        }
-        found = {place: positions for place, positions in found.items() if positions}
-        if found:
-            tasks.append(Task(each.stream, (each.path,), found))
-    return tasks
+        if each.stream == stream and place in each.places:
+            low, high = bisect_left(positions, position(each.first)), bisect(positions, position(each.last))
+            if low < high:
+                yield each.path, place, b"".join(positions[low:high])
+
+
+def without(state: State, drops: Iterable[Drop]) -> list[Task]:
+    """Which files to write anew, without these entries."""
+    found = dict[str, dict[str, bytearray]]()
+    for path, place, positions in drops:
+        found.setdefault(path, {}).setdefault(place, bytearray()).extend(positions)
+    return [
+        Task(state.files[path].stream, (path,), {place: bytes(each) for place, each in places.items()})
+        for path, places in found.items()
+    ]
 
 
 def rewrite(
@@ -170,4 +185,5 @@ def _merge(root: Path, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordB
     for batch in batches:
         for stored in batch.column(0).to_pylist():
             task = Task.parse(stored)
-            yield facts_batch(merged(root, task.stream, task.paths, task.drops))
+            drops = {place: split(found) for place, found in task.drops.items()}
+            yield facts_batch(merged(root, task.stream, task.paths, drops))

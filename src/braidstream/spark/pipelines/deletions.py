@@ -14,6 +14,7 @@ when the count of entries that are gone has changed.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +29,7 @@ from braidstream.ids import Id
 from braidstream.plan import Batch, Plan
 from braidstream.spark.lake import files, jobs
 from braidstream.spark.lake.log import Change, Conflict, Lake, State, within
-from braidstream.spark.lake.rewrite import holding, rewrite
+from braidstream.spark.lake.rewrite import Drop, holding, rewrite, without
 from braidstream.spark.options import Servers
 from braidstream.spark.reading import read
 from braidstream.spark.slices import Range, Slice
@@ -39,10 +40,10 @@ TRIES: Final = 5
 _PIECE: Final = StructType()
 for _name in ("stream", "place", "low", "high", "alive_from", "paths"):
     _PIECE.add(_name, StringType())
-_FACT: Final = (
-    StructType().add("stream", StringType()).add("place", StringType()).add("position", BinaryType())
-)
-_FACT_ARROW: Final = pa.schema([("stream", pa.string()), ("place", pa.string()), ("position", pa.binary())])
+_FACT: Final = StructType().add("path", StringType()).add("place", StringType())
+_FACT.add("positions", BinaryType())  # one after the other
+_FACT_ARROW: Final = pa.schema([("path", pa.string()), ("place", pa.string()), ("positions", pa.binary())])
+_NOTHING: Final = pa.array([], pa.binary())
 
 Named = tuple[str, str, bytes]  # stream, place, position
 
@@ -60,29 +61,31 @@ class Span:
     gone: int = 0
     is_cut: bool = False
 
-    def piece(self, lake: Lake, state: State) -> tuple[str, ...] | None:
+    def piece(self, state: State) -> tuple[str, ...] | None:
         """The work of a task; None if the lake has nothing there."""
         name, place = name_text(self.strand.name), place_text(self.strand)
         ends = self.strand.user(self.low), self.strand.user(self.high)
         found = within(state.files.values(), name, place, *ends)
         if not found or self.high <= self.low or not (self.gone or self.is_cut):
             return None
-        paths = "\n".join(str(lake.file(each.path)) for each in found)
+        paths = "\n".join(each.path for each in found)
         texts = (ids.text(each).decode() for each in (self.low, self.high))
         return name, place, *texts, "nothing" if self.is_cut else "engine", paths
 
 
 def take_over(spark: SparkSession | None, lake: Lake, surveyor: Surveyor) -> tuple[State, int]:
-    """Delete in the lake what was deleted in the engine. (the lake then, how many entries)."""
+    """Delete in the lake what was deleted in the engine. (the lake then, how many entries).
+
+    The driver holds 16 bytes for each of them, some times over, until the files are written.
+    """
     state, sight = lake.load(), surveyor.sight()
     spans = _changed(state, sight)
     told, journals = _journals(surveyor, state)
-    pieces = [each.piece(lake, state) for each in (*spans, *_cuts(state, sight))]
-    finder = partial(_find, surveyor.servers, surveyor.url)
+    pieces = [each.piece(state) for each in (*spans, *_cuts(state, sight))]
+    finder = partial(_find, lake.root, surveyor.servers, surveyor.url)
     missing = jobs.run(spark, [each for each in pieces if each], _PIECE, finder, _FACT)
-    tasks = holding(
-        state, _drops([*told, *((row["stream"], row["place"], row["position"]) for row in missing)])
-    )
+    drops = ((row["path"], row["place"], row["positions"]) for row in missing)
+    tasks = without(state, chain(drops, _holding(state, told)))
     deleted = 0
     if tasks:
         state, taken, deleted = rewrite(spark, lake, tasks, "delete")
@@ -91,13 +94,13 @@ def take_over(spark: SparkSession | None, lake: Lake, surveyor: Surveyor) -> tup
     return _note(lake, spans, journals), deleted
 
 
-def _drops(named: list[Named]) -> dict[str, dict[str, frozenset[bytes]]]:
-    found = dict[str, dict[str, set[bytes]]]()
+def _holding(state: State, named: list[Named]) -> Iterator[Drop]:
+    """The files that may hold what journals name."""
+    found = dict[tuple[str, str], list[bytes]]()
     for stream, place, where in named:
-        found.setdefault(stream, {}).setdefault(place, set()).add(bytes(where))
-    return {
-        stream: {place: frozenset(each) for place, each in places.items()} for stream, places in found.items()
-    }
+        found.setdefault((stream, place), []).append(where)
+    for (stream, place), positions in found.items():
+        yield from holding(state, stream, place, sorted(positions))
 
 
 def _note(lake: Lake, spans: list[Span], journals: Mapping[str, Mapping[str, str]]) -> State:
@@ -142,26 +145,29 @@ def _cuts(state: State, sight: Sight) -> Iterator[Span]:
             yield Span(strand, ids.ZERO, sight[strand].cut, is_cut=True)
 
 
-def _find(servers: Servers, url: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """In a task: what of a span the lake has and the engine has not."""
+def _find(
+    root: Path, servers: Servers, url: int, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """In a task: what of a span the lake has and the engine has not, file by file."""
     for batch in batches:
         for row in batch.to_pylist():
             strand = place_of_text(name_of_text(row["stream"]), row["place"])
             assert strand is not None, row
             low, high = (ids.native(row[name].encode()) for name in ("low", "high"))
-            # The lake first: what is archived later than the engine is read cannot be missed.
-            ours = _archived(row["paths"], files.Wanted.of(strand, low, high))
+            alive, head = _NOTHING, pa.scalar(b"", pa.binary())
             if row["alive_from"] == "engine":
                 alive, head = _alive(servers, Slice(Range(strand, low, high, None, 64, False, 0), url))
+            for path in row["paths"].split("\n"):
+                ours = _archived(root / path, files.Wanted.of(strand, low, high))
                 ours = ours.filter(pc.invert(pc.is_in(ours, alive)))
                 ours = ours.filter(pc.greater_equal(ours, head))
-            named = [pa.repeat(pa.scalar(row[name], pa.string()), len(ours)) for name in ("stream", "place")]
-            yield pa.RecordBatch.from_arrays([*named, ours], schema=_FACT_ARROW)
+                if len(ours):
+                    told = {"path": path, "place": row["place"], "positions": b"".join(ours.to_pylist())}
+                    yield pa.RecordBatch.from_pylist([told], _FACT_ARROW)
 
 
-def _archived(paths: str, wanted: files.Wanted) -> pa.Array:
-    tables = [table["position"] for path in paths.split("\n") for table in files.read(Path(path), [wanted])]
-    return _joined([chunk for table in tables for chunk in table.chunks])
+def _archived(path: Path, wanted: files.Wanted) -> pa.Array:
+    return _joined([chunk for table in files.read(path, [wanted]) for chunk in table["position"].chunks])
 
 
 def _alive(servers: Servers, part: Slice) -> tuple[pa.Array, pa.Scalar]:
@@ -187,7 +193,7 @@ def _head(strand: Strand) -> Plan[Id]:
 
 
 def _joined(chunks: list[Any]) -> pa.Array:
-    return pa.concat_arrays(chunks) if chunks else pa.array([], pa.binary())
+    return pa.concat_arrays(chunks) if chunks else _NOTHING
 
 
 def _journals(surveyor: Surveyor, state: State) -> tuple[list[Named], dict[str, dict[str, str]]]:
