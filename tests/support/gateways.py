@@ -70,6 +70,16 @@ class Served:
 
         return asyncio.run_coroutine_threadsafe(ask(), self._loop).result(60)
 
+    def most_queued(self) -> int:
+        """The most bytes of commands that one client has waiting."""
+
+        async def ask() -> int:
+            return max(
+                sum(len(word) for words in each.queue for word in words) for each in self.gateway.clients
+            )
+
+        return asyncio.run_coroutine_threadsafe(ask(), self._loop).result(60)
+
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         try:

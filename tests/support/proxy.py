@@ -3,6 +3,7 @@
 with Proxy(engine.port) as proxy:
     proxy.lose_replies(b"XADD", times=1)   # forwarded and answered, and the answer never arrives
     proxy.lose_at_random(0.01, seed=7)     # one request in a hundred: itself lost, or its answer
+    proxy.break_off(b"end of it")          # an answer with these words ends before them, with its connection
     proxy.cut()                            # every open connection ends now
     proxy.shut()                           # nobody gets in any more, until open()
     proxy.swallow()                        # everybody gets in and nothing is ever answered, until deliver()
@@ -25,6 +26,7 @@ class Proxy:
         self.lost = 0
         self.stalled = threading.Event()
         self._pattern, self._times = b"", 0
+        self._break_at: bytes | None = None
         self._share, self._dice = 0.0, random.Random(0)
         self._stall_at: bytes | None = None
         self._go_on = threading.Event()
@@ -59,6 +61,10 @@ class Proxy:
         """Forward the next requests that contain `pattern`, and cut each connection when its answer comes."""
         with self._lock:
             self._pattern, self._times, self.lost = pattern, times, 0
+
+    def break_off(self, pattern: bytes) -> None:
+        """Forward answers up to `pattern`, and cut the connection there."""
+        self._break_at = pattern
 
     def lose_at_random(self, share: float, *, seed: int) -> None:
         """Of the requests that come, lose this share: the request itself or, as often, its answer."""
@@ -147,6 +153,9 @@ class Proxy:
                     break
                 if self._swallowing:
                     continue
+                if self._break_at is not None and self._break_at in chunk:
+                    client.sendall(chunk[: chunk.index(self._break_at)])
+                    break
                 client.sendall(chunk)
         self._forget(client, engine)
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from braidstream.gateway.express import uniform_appends
 from braidstream.gateway.resp import (
     Limits,
     Parser,
@@ -19,7 +20,6 @@ from braidstream.gateway.resp import (
     encode,
     minted_reply,
     split_words,
-    uniform_appends,
 )
 from braidstream.ids import minted_text
 

@@ -7,6 +7,7 @@ client B --- its own -----------+               everything else, byte for byte; 
 
 import asyncio
 import secrets
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,6 +26,7 @@ from braidstream.gateway.session import Login
 from braidstream.plan import Batch, Replies
 
 _PUSH: Final = ord(">")
+_FOR_EVER: Final = float("inf")
 Sinks = tuple[Callable[[bytes], None], Callable[[bytes], None]]
 
 
@@ -40,11 +42,11 @@ class Own(asyncio.Protocol):
         self._sink, self._push = sinks
         self._scanner = Scanner()
         self._answer: asyncio.Future[None] | None = None
-        self._need, self._streams, self._blind, self._refused = 0, False, False, False
-        self._turns_blind = False
+        self._need, self._streams, self._blind, self._turns_blind = 0, False, False, False
+        self._refused, self._pings = False, False
         self._until: bytes | None = None
         self._pieces: list[bytes] = []
-        self._torn = b""
+        self._torn: list[bytes] = []
         self._writes = False
 
     # What a client's worker calls
@@ -67,6 +69,7 @@ class Own(asyncio.Protocol):
         """
         token = secrets.token_hex(8).encode()
         self._until, self._refused = token + b"\r\n", False
+        self._pings = data[4:12].upper() == b"$4\r\nPING"
         try:
             await self._exchange(data + pack([(b"PING", token)]), 1, writes=False)
         finally:
@@ -119,6 +122,11 @@ class Own(asyncio.Protocol):
     def is_idle(self) -> bool:
         return self._answer is None and self._scanner.at_end
 
+    @property
+    def broke_off(self) -> bool:
+        """Whether it was lost when a reply was passed on in part."""
+        return self.lost is not None and self._streams and not self._scanner.at_end
+
     async def _exchange(self, data: bytes, need: int, *, writes: bool) -> None:
         if self.lost is not None:
             raise LostError(self._name, self.lost.why, wrote=False)
@@ -154,32 +162,55 @@ class Own(asyncio.Protocol):
             self._transport.abort()
             return
         if self._streams:
-            self._sink(data)
-            for _, kind in ends:
-                self._count(kind != _PUSH)
+            self._pass_on(data, ends)
         else:
             self._take(data, ends)
+
+    def _pass_on(self, data: bytes, ends: list[tuple[int, int]]) -> None:
+        """All of it, up to the last reply that was asked for."""
+        if self._torn:
+            self._sink(b"".join(self._torn))
+            self._torn = []
+        for at, (end, kind) in enumerate(ends):
+            self._count(kind != _PUSH)
+            if not self._streams and end < len(data):
+                self._sink(data[:end])
+                self._take(data[end:], [(later - end, kind) for later, kind in ends[at + 1 :]])
+                return
+        self._sink(data)
 
     def _take(self, data: bytes, ends: list[tuple[int, int]]) -> None:
         """Reply by reply."""
         begin = 0
         for end, kind in ends:
-            piece, self._torn, begin = self._torn + data[begin:end], b"", end
+            piece = data[begin:end]
+            if self._torn:
+                piece, self._torn = b"".join((*self._torn, piece)), []
+            begin = end
             if kind == _PUSH:
                 self._push(piece)
             elif self._until is not None:
-                if piece.endswith(self._until) and piece[:1] in (b"$", b"*"):
+                if self._is_answer_to_ping(piece, self._until):
                     self._count(True)
                 else:
                     is_error = piece[:1] == b"-"
                     self._refused = self._refused or is_error
                     (self._sink if is_error else self._push)(piece)
-            elif self._answer is None:
+            elif self._answer is None or self._answer.done():
                 self._push(piece)  # a message, a monitor's line, or the engine's goodbye
             else:
                 self._pieces.append(piece)
                 self._count(True)
-        self._torn += data[begin:]
+        if begin < len(data):
+            self._torn.append(data[begin:])
+
+    def _is_answer_to_ping(self, piece: bytes, token: bytes) -> bool:
+        """The PING is refused too where nobody has logged in, and to users who may not PING."""
+        if piece.startswith(b"-NOAUTH"):
+            return self._refused
+        if piece.startswith(b"-NOPERM") and b"run the 'ping' command" in piece:
+            return self._refused or not self._pings
+        return piece.endswith(token) and piece[:1] in (b"$", b"*")
 
     def _count(self, counts: bool) -> None:
         if counts and self._need:
@@ -212,13 +243,22 @@ def parse(reply: bytes) -> Any:
 
 
 class Lane:
-    """The shared connection of one user and database; made when needed, and again when lost."""
+    """The shared connection of one user and database; made when needed, and again when lost.
+
+    The engine lets in who has not logged in when it connects, or not; whom it let in stays in when it
+    changes its mind. A lane of nobody's stays in too, and outlives whom it was made for, so whoever comes to
+    it without a login is shown to the engine first: `lets_in`.
+    """
 
     def __init__(self, address: Address, on_new: Callable[[], None]) -> None:
+        self.address = address
         self.conn: Connection | None = None
         self.users = 0
-        self._address, self._on_new = address, on_new
+        self._on_new = on_new
         self._making: asyncio.Task[Connection] | None = None
+        self._asking: asyncio.Task[bool] | None = None
+        self._open_at = 0.0  # then, the engine let in somebody who had not logged in
+        self._closed = False
 
     async def ready(self) -> Connection:
         if self.conn is not None and self.conn.lost is None:
@@ -227,20 +267,58 @@ class Lane:
             self._making = asyncio.create_task(self._make())
         return await asyncio.shield(self._making)
 
+    async def lets_in(self, came: float) -> bool:
+        """Whether a client that came then without a login may use it. Those who ask together ask once."""
+        await self.ready()
+        while self._open_at < came:
+            if self._asking is None:
+                self._asking = asyncio.create_task(self._ask())
+            if not await asyncio.shield(self._asking):
+                return False
+        return True
+
     async def _make(self) -> Connection:
         try:
             self._on_new()
-            self.conn = await wire.connect(self._address)
-            return self.conn
+            began = time.monotonic()
+            conn = await wire.connect(self.address)
+            if self.address.password is None:
+                # Where the engine did not let it in it judges each command of it: anybody may try.
+                self._open_at = began if await _is_let_in(conn) else _FOR_EVER
+            if self._closed:
+                conn.close()
+            self.conn = conn
+            return conn
         finally:
             self._making = None
+
+    async def _ask(self) -> bool:
+        try:
+            began = time.monotonic()
+            conn = await wire.connect(self.address.in_db(0))
+            try:
+                is_open = await _is_let_in(conn)
+            finally:
+                conn.close()
+            if is_open:
+                self._open_at = max(self._open_at, began)
+            return is_open
+        finally:
+            self._asking = None
 
     async def send(self, batch: Batch) -> Replies:
         return await (await self.ready()).send(batch)
 
     def close(self) -> None:
+        self._closed = True
         if self.conn is not None:
             self.conn.close()
+
+
+async def _is_let_in(conn: Connection) -> bool:
+    """Whether the engine takes commands from a new connection; this one may still be refused to its user."""
+    [reply] = await conn.send(Batch([("PING",)], resend=True, attempt=True))
+    return not (isinstance(reply, ReplyError) and reply.code in ("NOAUTH", "DENIED"))
 
 
 class Backends:
@@ -251,28 +329,33 @@ class Backends:
 
     def __init__(self, address: Address, own_limit: int) -> None:
         self._address, self._own_limit = address, own_limit
-        self._lanes: dict[tuple[Login | None, int], Lane] = {}
+        self._lanes: dict[Address, Lane] = {}
+        self._apart: set[Lane] = set()
         self._owners: OrderedDict[Any, Callable[[], bool]] = OrderedDict()
         self._owns: WeakSet[Own] = WeakSet()
 
-    def at(self, login: Login | None, db: int) -> Address:
-        """The engine as a user sees it; nobody, where nobody has logged in."""
-        user, password = login or (None, None)
-        return self._address.as_user(user, password).in_db(db)
-
     def borrow(self, login: Login | None, db: int, on_new: Callable[[], None]) -> Lane:
-        lane = self._lanes.get((login, db))
+        """The lane to the engine as a user sees it; nobody, where nobody has logged in."""
+        user, password = (login.user, login.password) if login is not None else (None, None)
+        address = self._address.as_user(user, password).in_db(db)
+        lane = self._lanes.get(address)
         if lane is None:
-            lane = self._lanes[login, db] = Lane(self.at(login, db), on_new)
+            lane = self._lanes[address] = Lane(address, on_new)
         lane.users += 1
         return lane
 
-    def give_back(self, login: Login | None, db: int) -> None:
-        lane = self._lanes[login, db]
+    def set_apart(self, lane: Lane) -> None:
+        """Leave a lane to those who are on it: the next to borrow gets another."""
+        if self._lanes.get(lane.address) is lane:
+            del self._lanes[lane.address]
+            self._apart.add(lane)
+
+    def give_back(self, lane: Lane) -> None:
         lane.users -= 1
         if not lane.users:
             lane.close()
-            del self._lanes[login, db]
+            self.set_apart(lane)
+            self._apart.discard(lane)
 
     async def own(
         self,
@@ -305,7 +388,7 @@ class Backends:
         return len(self._owners)
 
     def close(self) -> None:
-        for lane in self._lanes.values():
+        for lane in (*self._lanes.values(), *self._apart):
             lane.close()
         for own in list(self._owns):
             own.abort()

@@ -1,28 +1,23 @@
 """One client: takes its commands in order, answers them in order.
 
-    data --> parser --> plain appends, all in one write to the lane, answered from the callback    (express)
-                   `--> queue --> worker: runs of commands for the lane, or the client's own connection
-
-Appends are most of the traffic of most streams, so they cost no task and no plan: the strand's key takes the
-place of the name, the ID is translated on the way back. Everything else waits its turn in the queue.
+data --> parser --> plain appends, all in one write to the lane: express.py
+               `--> queue --> worker: runs of commands for the lane, or the client's own connection
 """
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from braidstream.drivers.session import REGION_FRESH_S
-from braidstream.drivers.wire import Connection, pack, pack_one
+from braidstream.drivers.wire import pack
 from braidstream.errors import BraidError, LostError, ReplyError
 from braidstream.gateway import dispatch
 from braidstream.gateway.backend import Lane, Own
+from braidstream.gateway.express import Express
 from braidstream.gateway.known import Known
-from braidstream.gateway.resp import Parser, Words, error_line, minted_reply, uniform_appends
+from braidstream.gateway.resp import Parser, Words, error_line
 from braidstream.gateway.session import Session, may_be_plain
-from braidstream.plan import Replies
+from braidstream.plan import Batch, Replies
 
 if TYPE_CHECKING:
     from braidstream.gateway.server import Gateway
@@ -48,14 +43,15 @@ class Client(asyncio.Protocol):
         self.blind = False
         self.skipping = False
         self.multi: Any = None
+        self.is_plain = False  # whether appends may take the short way; looked at after each command
+        self._express = Express(self)
         self._parser = Parser(gateway.limits)
-        self._plain = True  # whether appends may take the short way: `session.is_plain` after each command
         self._worker: asyncio.Task[None] | None = None
-        self._express: deque[list[bytes]] = deque()  # a slot for each run under way: its reply, once known
-        self._quiet: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
         self._reading_paused = False
-        self._bytes = 0
+        self._taken_in = 0  # commands so far
+        self._chunks: deque[tuple[int, int]] = deque()  # what waits: up to which command, how many bytes
+        self._bytes = 0  # of all chunks
         self._leaving = False
         self._closed = False
 
@@ -64,6 +60,7 @@ class Client(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=_WRITE_HIGH)
+        self._came, self._entered = time.monotonic(), False
         self._at = (self.session.login, self.session.db)
         self.lane: Lane = self.gateway.borrow(*self._at)
         self.known: Known = self.gateway.known(self.session.db)
@@ -80,17 +77,22 @@ class Client(asyncio.Protocol):
         if self._leaving:
             return
         is_free = self._worker is None and not self.queue and self._writable is None
-        if is_free and len(data) > _SEVERAL and self._parser.is_clean and self._express_alike(data):
+        if is_free and self._chunks:
+            self._chunks.clear()  # parts of one command: the parser has its own limits
+            self._bytes = 0
+        if is_free and len(data) > _SEVERAL and self._parser.is_clean and self._express.alike(data):
             return
         commands = self._parser.feed(data)
         if commands and is_free:
-            done = self._express_run(commands)
+            done = self._express.run(commands)
             if done == len(commands) and self._parser.error is None:
                 return
             del commands[:done]
         self.queue.extend(commands)
+        self._taken_in += len(commands)
+        self._chunks.append((self._taken_in + (not self._parser.is_clean), len(data)))
         self._bytes += len(data)
-        if len(self.queue) > _QUEUED or (self.queue and self._bytes > _QUEUED_BYTES):
+        if self.queue and (len(self.queue) > _QUEUED or self._bytes > _QUEUED_BYTES):
             self._reading_paused = True
             self.transport.pause_reading()
         if (self.queue or self._parser.error) and self._worker is None:
@@ -103,10 +105,10 @@ class Client(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._leaving = self._closed = True
         self.gateway.left(self)
-        self.gateway.give_back(*self._at)
         if self._worker is not None and self.blocking:
             self._worker.cancel()  # anything else is done to its end, as the engine would
         self.disown()
+        self.gateway.give_back(self.lane)
         self.resume_writing()
 
     def pause_writing(self) -> None:
@@ -140,7 +142,12 @@ class Client(asyncio.Protocol):
 
     @property
     def _is_idle(self) -> bool:
-        return self._worker is None and not self.queue and not self._express
+        return self._worker is None and not self.queue and self._express.is_quiet
+
+    def settled(self) -> None:
+        """The appends on the short way are answered, and nobody waited for that."""
+        if self._leaving and self._is_idle:
+            self.close()
 
     # Writing
 
@@ -154,153 +161,22 @@ class Client(asyncio.Protocol):
         if not self._closed:
             self.transport.write(data)
 
-    # Appends on the short way
-
-    def _open_lane(self) -> Connection | None:
-        """The lane, if appends can take the short way now."""
-        conn = self.lane.conn
-        if not self._plain or conn is None or conn.lost is not None or conn.is_full:
-            return None
-        return conn if time.monotonic() - self.known.read_at <= REGION_FRESH_S else None
-
-    def _express_alike(self, data: bytes) -> bool:
-        """Send bytes that are nothing but appends alike: in each the strand's key takes the name's place."""
-        conn = self._open_lane()
-        if conn is None or (alike := uniform_appends(data)) is None:
-            return False
-        start, name, words, count = alike
-        way = self.known.ways.get(name)
-        if way is None:
-            return False
-        self.known.used = True
-        begin = b"*%d\r\n$4\r\nXADD\r\n$%d\r\n%b\r\n$10\r\nNOMKSTREAM\r\n" % (words + 1, len(way[0]), way[0])
-        slot: list[bytes] = []
-        self._express.append(slot)
-        out = way[1] + data.replace(start, begin)
-        conn.post(out, 1 + count, partial(self._appended, slot, data, count, 1))
-        return True
-
-    def _express_run(self, commands: Iterable[Words]) -> int:
-        """Send the plain appends at the head; how many they were."""
-        known, conn = self.known, self._open_lane()
-        if conn is None:
-            return 0
-        ways = known.ways
-        run: list[Words] = []
-        out: list[bytes] = []
-        for words in commands:
-            if len(words) < 5 or words[2] != b"*" or not len(words) & 1 or words[0].upper() != b"XADD":
-                break
-            way = ways.get(words[1])
-            if way is None:
-                break
-            out.append(pack_one((b"XADD", way[0], b"NOMKSTREAM", *words[2:])))
-            run.append(words)
-        if not run:
-            return 0
-        known.used = True
-        births = 0
-        if len(run) > 1 or self._express:
-            # Nothing can be said again without getting out of order: each strand is made sure of once.
-            names = {words[1] for words in run}
-            births = len(names)
-            out[:0] = [ways[name][1] for name in names]
-        slot: list[bytes] = []
-        self._express.append(slot)
-        conn.post(
-            out[0] if len(out) == 1 else b"".join(out),
-            births + len(run),
-            partial(self._appended, slot, run, len(run), births),
-        )
-        return len(run)
-
-    def _appended(
-        self,
-        slot: list[bytes],
-        run: list[Words] | bytes,
-        count: int,
-        births: int,
-        replies: Replies | LostError,
-    ) -> None:
-        try:
-            self._answer(slot, run, count, births, replies)
-        except Exception as error:  # the lane is others' too: it must not end with this client
-            self.gateway.crashed(error)
-            self.close()
-
-    def _answer(
-        self,
-        slot: list[bytes],
-        run: list[Words] | bytes,
-        count: int,
-        births: int,
-        replies: Replies | LostError,
-    ) -> None:
-        if isinstance(replies, LostError):
-            self._fill(slot, [error_line(replies)] * count)
-            return
-        region = self.known.region
-        assert region is not None
-        writer = region.writer
-        out: list[bytes] = []
-        gone: list[int] = []
-        for reply in replies[births:] if births else replies:
-            if type(reply) is bytes:
-                out.append(minted_reply(reply, writer))
-                continue
-            if reply is None:
-                gone.append(len(out))
-            out.append(error_line(reply) if isinstance(reply, ReplyError) else b"")
-        if gone:
-            self.known.forget()
-            words = Parser(self.gateway.limits).feed(run) if isinstance(run, bytes) else run
-            self.gateway.run(self._make_good(slot, words, out, gone))
-        else:
-            self._fill(slot, out)
-
-    async def _make_good(
-        self, slot: list[bytes], run: list[Words], out: list[bytes], gone: list[int]
-    ) -> None:
-        """The strand was gone after all: the plan of XADD makes it again."""
-        for at in gone:
-            out[at] = await dispatch.reply_to(self, run[at])
-        self._fill(slot, out)
-
-    def _fill(self, slot: list[bytes], out: list[bytes]) -> None:
-        """A run is answered. Replies go out in the order of the runs."""
-        slot.append(out[0] if len(out) == 1 else b"".join(out))
-        slots = self._express
-        while slots and slots[0]:
-            self.write(slots.popleft()[0])
-        if not slots:
-            self._settle()
-
-    def _settle(self) -> None:
-        quiet, self._quiet = self._quiet, None
-        if quiet is not None:
-            if not quiet.done():
-                quiet.set_result(None)
-        elif self._leaving and self._is_idle:
-            self.close()
-
-    async def _until_quiet(self) -> None:
-        """Until every append on the short way is answered."""
-        if self._express:
-            self._quiet = asyncio.get_running_loop().create_future()
-            await self._quiet
-
     # Everything else
 
     async def _work(self) -> None:
         try:
             while self.queue and not self._closed:
                 await self._step()
-            await self._until_quiet()
-            if self._parser.error is not None and not self._closed:
+            await self._express.until_quiet()
+            if self._closed:
+                return
+            if self._parser.error is not None:
                 self.write(error_line(ReplyError(self._parser.error)))
+            if self._parser.error is not None or self._bereft is not None:
                 self.close()
         except BraidError as error:  # the client's own connection is lost, and its state with it
-            self.write(error_line(error))
+            if self.own is None or not self.own.broke_off:  # half a reply would take the error for its rest
+                self.write(error_line(error))
             self.close()
         except Exception as error:
             self.gateway.crashed(error)
@@ -314,30 +190,65 @@ class Client(asyncio.Protocol):
     async def _step(self) -> None:
         if self._writable is not None:
             await self._writable
-        if not self.multi and (done := self._express_run(self.queue)):
+        if self._express.is_shut:
+            await self._express.until_quiet()
+        if not self.multi and (done := self._express.run(self.queue)):
             for _ in range(done):
                 self.queue.popleft()
         else:
-            await self._until_quiet()
+            await self._express.until_quiet()
+            if self._closed:
+                return
             self.skipping, self.session.skips = self.session.skips, False
             await dispatch.run_next(self)
-            self.skipping, self._plain = False, self.session.is_plain
-        if not self.queue:
-            self._bytes = 0
-        if self._reading_paused and len(self.queue) < _QUEUED // 2:
-            self._reading_paused, self._bytes = False, 0
+            self.skipping, self.is_plain = False, self._entered and self.session.is_plain
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Read again from the client once half of what waited is done."""
+        done = self._taken_in - len(self.queue)
+        while self._chunks and self._chunks[0][0] <= done:
+            self._bytes -= self._chunks.popleft()[1]
+        few = len(self.queue) < _QUEUED // 2 and self._bytes < _QUEUED_BYTES // 2
+        if self._reading_paused and (few or not self.queue):
+            self._reading_paused = False
             if not self._closed:
                 self.transport.resume_reading()
 
     # Connections
 
+    async def send(self, batch: Batch) -> Replies:
+        """A batch of a plan, on the lane."""
+        if not self._entered:
+            while not await self.may_use(self.lane):
+                if self._closed:
+                    raise LostError("the client", "it left", wrote=False)
+                self.gateway.backends.set_apart(self.lane)
+                self._change_lane()
+            self._entered = True
+        return await self.lane.send(batch)
+
+    async def may_use(self, lane: Lane) -> bool:
+        """Whether the engine lets this client do what the lane may. Who has logged in has shown it."""
+        return self.session.login is not None or await lane.lets_in(self._came)
+
     def moved(self) -> None:
         """The client is another user, or before another database."""
         at = (self.session.login, self.session.db)
-        if at != self._at:
-            self.lane = self.gateway.borrow(*at)
-            self.gateway.give_back(*self._at)
+        if at != self._at and not self._closed:
             self._at, self.known = at, self.gateway.known(self.session.db)
+            self._change_lane()
+
+    def restart(self) -> None:
+        """RESET: as a client that has just come."""
+        self.disown()
+        self.session.reset()
+        self._came, self._entered = time.monotonic(), False
+        self.moved()
+
+    def _change_lane(self) -> None:
+        before, self.lane = self.lane, self.gateway.borrow(*self._at)
+        self.gateway.give_back(before)
 
     async def is_beside_region(self, words: Words) -> bool:
         """Whether a command of the table is the engine's own here: the database is no region."""
@@ -349,6 +260,8 @@ class Client(asyncio.Protocol):
         if self.own is not None and self.own.lost is None:
             self.gateway.backends.used(self)
             return self.own
+        if (lost := self._bereft) is not None:
+            raise LostError(lost.address, lost.why, wrote=False)
         self.own = await self.another_connection()
         return self.own
 
@@ -372,6 +285,11 @@ class Client(asyncio.Protocol):
                 own.close()
         self.own = self.second = None
         self.gateway.backends.disowned(self)
+
+    @property
+    def _bereft(self) -> LostError | None:
+        """How the client's own connection was lost, if with what cannot be told again: a WATCH, say."""
+        return None if self.own is None or self.session.can_park else self.own.lost
 
     def _own_lost(self) -> None:
         """The engine is gone, and what the connection stood for with it: so is ours, as it would be there."""

@@ -83,15 +83,17 @@ async def _natively(client: "Client", words: Words) -> None:
 
 async def _flush_from_home(client: "Client", words: Words) -> bytes:
     """FLUSHALL beside the region: the region's database is one of all, and is flushed as a region is."""
-    at = client.session.login, client.session.home
-    known, lane = client.gateway.known(client.session.home), client.gateway.borrow(*at)
+    known = client.gateway.known(client.session.home)
+    lane = client.gateway.borrow(client.session.login, client.session.home)
     try:
+        if not await client.may_use(lane):
+            return b"-NOAUTH Authentication required.\r\n"
         await known.refresh_if_due()
         await arun(keyspace.flush(known.view(), words), lane.send)
     except BraidError as error:
         return error_line(error)
     finally:
-        client.gateway.give_back(*at)
+        client.gateway.give_back(lane)
     return b"+OK\r\n"
 
 
@@ -133,7 +135,7 @@ def _overwrites(client: "Client", words: Words) -> bool:
 async def _overwrite(client: "Client", words: Words) -> bytes:
     try:
         await client.known.refresh_if_due()
-        result = await arun(keyspace.overwrite(client.known.view(), words), client.lane.send)
+        result = await arun(keyspace.overwrite(client.known.view(), words), client.send)
     except BraidError as error:
         return error_line(error)
     return b"+%b\r\n" % result if result is not None else NULL[client.session.resp]
@@ -178,7 +180,7 @@ async def reply_to(client: "Client", words: Words) -> bytes:
             if words[0].upper() == b"WATCH":
                 session.watching = True
         else:
-            result = await arun(spec.plan(view, words), client.lane.send)
+            result = await arun(spec.plan(view, words), client.send)
         client.known.remember(words)
     except LostError as lost:
         if client.own is not None and client.own.lost is not None:
@@ -200,7 +202,7 @@ async def _patiently(client: "Client", waits: bool, batch: Batch) -> Replies:
     another client does next.
     """
     if waits and batch.block_ms is None and client.session.is_plain:
-        return await client.lane.send(batch)
+        return await client.send(batch)
     own = await client.own_connection()
     if waits and client.is_leaving:
         raise LostError("the client", "it left", wrote=False)
@@ -221,7 +223,7 @@ async def _together(client: "Client", run: list[Words]) -> bytes:
     try:
         await client.known.refresh_if_due()
         view = client.known.view(pipelined=True)
-        await arun(gather.pipeline(view, queued, resp2), client.lane.send)
+        await arun(gather.pipeline(view, queued, resp2), client.send)
     except BraidError as error:
         # Nobody knows how far it came; each is told.
         return error_line(error) * len(run)
@@ -250,9 +252,7 @@ async def _reset(client: "Client", words: Words) -> None:
     if len(words) > 1:
         await _stateful(client, words)
         return
-    client.disown()
-    client.session.reset()
-    client.moved()
+    client.restart()
     client.write(b"+RESET\r\n")
 
 

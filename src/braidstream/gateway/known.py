@@ -99,8 +99,12 @@ class Known(Session):
         return name in self.ways or (registry is not None and registry.exists)
 
     def remember(self, words: Words) -> None:
-        """An append went well: the next one to that name may take the short way."""
-        if words[0].upper() == b"XADD":
+        """An append went well: the next one to that name may take the short way. After a DEL it may not."""
+        command = words[0].upper()
+        if command in (b"DEL", b"UNLINK"):
+            for name in words[1:]:
+                self.ways.pop(name, None)
+        elif command == b"XADD":
             if len(self.ways) >= REMEMBERED:
                 self.ways.clear()
             home = self.view().minted(words[1])

@@ -25,8 +25,8 @@ Words = list[bytes]
 _INLINE_LIMIT: Final = 64 * 1024
 # Native IDs of one millisecond that are translated by a table.
 _TAILS: Final = 1024
-_HEADS: Final = [b"$%d" % length for length in range(4096)]
-_COUNTS: Final = {b"*%d" % count: count for count in range(1, 257)}
+HEADS: Final = [b"$%d" % length for length in range(4096)]
+COUNTS: Final = {b"*%d" % count: count for count in range(1, 257)}
 _INTEGER = re.compile(rb"(?:0|-?[1-9][0-9]{0,18})\Z")
 _BLANKS: Final = b" \t\n\v\f\r\0"
 
@@ -50,8 +50,8 @@ class Parser:
     def __init__(self, limits: Limits) -> None:
         self.error: str | None = None
         self._limits = limits
-        small = limits.bulk < len(_HEADS) or limits.words < len(_COUNTS)
-        self._heads, self._counts = ([], {}) if small else (_HEADS, _COUNTS)
+        small = limits.bulk < len(HEADS) or limits.words < len(COUNTS)
+        self._heads, self._counts = ([], {}) if small else (HEADS, COUNTS)
         self._rest = bytearray()
         self._at = 0  # so much of the rest is parsed: 0 between two calls
         self._words: Words = []
@@ -175,44 +175,6 @@ class Parser:
         if end < 0 and len(self._rest) - self._at > _INLINE_LIMIT:
             raise _Broken(too_big)
         return end
-
-
-def uniform_appends(data: bytes) -> tuple[bytes, bytes, int, int] | None:
-    """Whether bytes are several XADDs of one name by `*`, whole and of one number of words, and nothing else.
-
-    Then: how each of them begins, up to the name; the name; how many words each has; how many there are.
-    Checked by columns, so a command of many costs a fraction of what it costs alone.
-    """
-    tokens = data.split(b"\r\n")
-    count = _COUNTS.get(tokens[0])
-    if count is None or count < 5 or not count & 1:
-        return None
-    stride = 1 + 2 * count
-    times, over = divmod(len(tokens) - 1, stride)
-    if over or times < 2 or tokens[-1]:
-        return None
-    tokens.pop()
-    for at in range(7):
-        if tokens[at::stride].count(tokens[at]) != times:
-            return None
-    _, four, command, head, name, one, star = tokens[:7]
-    try:
-        if (
-            star != b"*"
-            or one != b"$1"
-            or four != b"$4"
-            or command.upper() != b"XADD"
-            or head != _HEADS[len(name)]
-        ):
-            return None
-        for at in range(8, stride, 2):
-            if list(map(_HEADS.__getitem__, map(len, tokens[at::stride]))) != tokens[at - 1 :: stride]:
-                return None
-    except IndexError:
-        return None
-    start = b"\r\n".join(tokens[:5]) + b"\r\n"
-    # Fields and values could spell the same. Then it is not known which is which.
-    return (start, name, count, times) if data.count(start) == times else None
 
 
 _QUOTED = re.compile(rb'"((?:[^"\\]|\\.)*)"', re.DOTALL)

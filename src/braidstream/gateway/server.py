@@ -135,8 +135,8 @@ class Gateway:
     def borrow(self, login: Login | None, db: int) -> Lane:
         return self.backends.borrow(login, db, self.known(db).forget)
 
-    def give_back(self, login: Login | None, db: int) -> None:
-        self.backends.give_back(login, db)
+    def give_back(self, lane: Lane) -> None:
+        self.backends.give_back(lane)
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Something that nobody waits for."""

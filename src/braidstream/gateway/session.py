@@ -11,8 +11,6 @@ from braidstream.commands.table import TABLE, Spec
 from braidstream.gateway.resp import Words
 from braidstream.plan import Command
 
-Login = tuple[bytes, bytes]  # user, password
-
 SUBSCRIBES: Final = frozenset((b"SUBSCRIBE", b"PSUBSCRIBE", b"SSUBSCRIBE"))
 UNSUBSCRIBES: Final = frozenset((b"UNSUBSCRIBE", b"PUNSUBSCRIBE", b"SUNSUBSCRIBE"))
 PUBSUB: Final = SUBSCRIBES | UNSUBSCRIBES
@@ -35,6 +33,14 @@ BLOCKING: Final = frozenset(
 # CLIENT subcommands after which the connection itself matters.
 _KEEPS: Final = frozenset((b"ID", b"INFO", b"TRACKING", b"CACHING", b"NO-EVICT", b"NO-TOUCH"))
 _STATES: Final = frozenset((b"READONLY", b"READWRITE", b"ASKING"))
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """Who a client said it is. The user is None where it gave a password alone. The password is not shown."""
+
+    user: bytes | None
+    password: bytes = field(repr=False)
 
 
 def spec_of(words: Words) -> Spec | None:
@@ -133,15 +139,22 @@ class Session:
         """What a new connection for this client says first."""
         says = list[Command]()
         if self.resp == 3:
-            says.append((b"HELLO", b"3", *((b"AUTH", *self.login) if self.login else ())))
-        elif self.login:
-            says.append((b"AUTH", *(self.login if self.login[0] != b"default" else self.login[1:])))
+            says.append((b"HELLO", b"3", *self._auth(b"default")))
+        elif self.login is not None:
+            says.append(self._auth(self.login.user))
         if self.db:
             says.append((b"SELECT", b"%d" % self.db))
         if self.name:
             says.append((b"CLIENT", b"SETNAME", self.name))
         says += [(b"CLIENT", b"SETINFO", key, value) for key, value in self.library.items()]
         return says
+
+    def _auth(self, user: bytes | None) -> Command:
+        """AUTH in the words of the client, or for HELLO, which needs a user."""
+        if self.login is None:
+            return ()
+        user = self.login.user or user
+        return (b"AUTH", self.login.password) if user is None else (b"AUTH", user, self.login.password)
 
     def sees(self, words: Words) -> None:
         """A command of the engine's own goes to the client's connection."""
@@ -158,7 +171,7 @@ class Session:
         if reply.startswith(b"-"):
             return
         if name == b"AUTH":
-            self.login = (words[1], words[2]) if len(words) == 3 else (b"default", words[1])
+            self.login = Login(words[1], words[2]) if len(words) == 3 else Login(None, words[1])
         elif name == b"SELECT":
             self.db = int(words[1])
         elif name == b"HELLO":
@@ -178,7 +191,7 @@ class Session:
         at = 2
         while at < len(words):
             if words[at].upper() == b"AUTH":
-                self.login = (words[at + 1], words[at + 2])
+                self.login = Login(words[at + 1], words[at + 2])
                 at += 3
             else:
                 self.name = words[at + 1]

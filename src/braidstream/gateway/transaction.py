@@ -76,9 +76,7 @@ async def take(client: "Client", words: Words) -> None:
         await _discard(client, multi)
     elif name == b"RESET" and len(words) == 1:
         _end(client)
-        client.disown()
-        client.session.reset()
-        client.moved()
+        client.restart()
         client.write(b"+RESET\r\n")
     elif name in _UNFIT or (name == b"CLIENT" and words[1:2] and words[1].upper() == b"REPLY"):
         why = "it changes the connection"

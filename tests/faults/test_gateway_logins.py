@@ -1,0 +1,110 @@
+"""Passwords asked for, users who may little, clients that leave: nobody gets more than the engine gives."""
+
+import socket
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from braidstream.gateway.session import Login
+from tests.support.gateways import Line, Served
+from tests.support.regions import become
+from tests.support.servers import Engine, Flavour
+from tests.support.waiting import eventually
+
+NOAUTH = b"-NOAUTH Authentication required.\r\n"
+
+
+@pytest.fixture
+def alone(flavour: Flavour) -> Iterator[Engine]:
+    """An engine of the test's own: it changes who may come in."""
+    with Engine(flavour) as engine:
+        become(engine)
+        yield engine
+
+
+@pytest.fixture(autouse=True)
+def sound(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Nothing failed inside the gateway either."""
+    yield
+    assert [record.getMessage() for record in caplog.get_records("call") if record.levelname == "ERROR"] == []
+
+
+@pytest.mark.parametrize(
+    ("shut", "reopen"),
+    [
+        ("CONFIG SET requirepass pp", ["CONFIG", "SET", "requirepass", ""]),
+        ("ACL SETUSER default off", ["ACL", "SETUSER", "default", "on"]),
+    ],
+)
+def test_who_comes_after_a_password_was_set_is_asked_for_it(
+    alone: Engine, shut: str, reopen: list[str]
+) -> None:
+    with Line(alone.port) as admin, Served(alone.url) as gateway, Line(gateway.port) as before:
+        for _ in range(3):
+            assert before.say("XADD s * a b").startswith(b"$")
+        assert admin.say(shut) == b"+OK\r\n"
+        for _ in range(2):
+            with Line(gateway.port) as after:
+                for line in ("XLEN s", "XADD s * a b", "XRANGE s - +", "KEYS *", "DEL s", "GET k", "XLEN s"):
+                    assert after.say(line) == NOAUTH
+                assert after.pipeline("XADD s * a b", "XADD s * a b") == [NOAUTH, NOAUTH]
+        assert before.say("XADD s * a b").startswith(b"$"), "whom the engine let in stays in"
+        assert before.say("XLEN s") == b":4\r\n"
+        assert before.say("RESET") == b"+RESET\r\n"
+        assert before.say("XLEN s") == NOAUTH
+        assert admin.say(*reopen) == b"+OK\r\n"
+        with Line(gateway.port) as after:
+            assert after.say("XLEN s") == before.say("XLEN s") == b":4\r\n"
+
+
+def test_who_logs_in_may_go_on_and_who_logged_in_before_too(alone: Engine) -> None:
+    with Line(alone.port) as admin, Served(alone.url) as gateway, Line(gateway.port) as before:
+        admin.say("ACL SETUSER u on >old ~* &* +@all")
+        assert before.say("AUTH u old") == b"+OK\r\n"
+        assert before.say("XADD s * a b").startswith(b"$")
+        admin.say("ACL SETUSER u <old >new")
+        with Line(gateway.port) as after:
+            assert after.say("AUTH u old").startswith(b"-WRONGPASS")
+            assert after.say("AUTH u new") == b"+OK\r\n"
+            assert after.say("XLEN s") == before.say("XLEN s") == b":1\r\n"
+
+
+def test_a_user_and_any_password_where_none_is_needed(alone: Engine) -> None:
+    with Served(alone.url) as gateway, Line(gateway.port) as line:
+        assert line.say("AUTH default x") == b"+OK\r\n"
+        assert line.pipeline("WATCH k", "MULTI", "SET k v") == [b"+OK\r\n", b"+OK\r\n", b"+QUEUED\r\n"]
+        assert line.say("EXEC") == b"*1\r\n+OK\r\n"
+        assert line.say("XADD s * a b").startswith(b"$")
+
+
+def test_a_client_that_resets_and_is_gone_takes_nobody_along(alone: Engine) -> None:
+    with Line(alone.port) as admin, Served(alone.url) as gateway, Line(gateway.port) as stays:
+        admin.say("ACL SETUSER u on >topsecret ~* &* +@all")
+        leaves = Line(gateway.port)
+        for line in (stays, leaves):
+            assert line.say("AUTH u topsecret") == b"+OK\r\n"
+            for _ in range(2):
+                assert line.say("XADD s * a b").startswith(b"$")
+        alone.pause()
+        leaves.socket.sendall(b"XADD s * a b\r\n" * 3 + b"RESET\r\n")
+        stays.send("XADD", "s", "*", "a", "b")
+        leaves.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        leaves.socket.close()
+        eventually(lambda: len(gateway.gateway.clients) == 1, within_s=20, why="one should be gone")
+        alone.resume()
+        assert stays.read().startswith(b"$")
+        assert stays.say("XADD s * a b").startswith(b"$")
+    assert "topsecret" not in repr(Login(b"u", b"topsecret"))
+
+
+def test_subscribing_ends_where_ping_is_refused(alone: Engine) -> None:
+    with Line(alone.port) as admin, Served(alone.url) as gateway:
+        admin.say("ACL SETUSER p on >p &* +subscribe +unsubscribe +publish")
+        said = ["AUTH p p", "SUBSCRIBE c", "PING", "PING x", "UNSUBSCRIBE c", "PUBLISH c m", "PING"]
+        with Line(alone.port) as bare, Line(gateway.port) as line:
+            assert [line.say(each) for each in said] == [bare.say(each) for each in said]
+        admin.say("CONFIG SET requirepass pp")
+        said = ["SUBSCRIBE a b", "PSUBSCRIBE c", "UNSUBSCRIBE", "AUTH pp", "SUBSCRIBE c", "PING"]
+        with Line(alone.port) as bare, Line(gateway.port) as line:
+            assert [line.say(each) for each in said] == [bare.say(each) for each in said]

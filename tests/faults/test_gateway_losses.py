@@ -1,0 +1,122 @@
+"""Connections to the engine that end at the worst place, and clients that say more than is done."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from tests.support.gateways import Line, Served, packed, value_of
+from tests.support.proxy import Proxy
+from tests.support.regions import become
+from tests.support.servers import Engine
+from tests.support.waiting import eventually
+
+
+@pytest.fixture(autouse=True)
+def sound(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Nothing failed inside the gateway either."""
+    yield
+    assert [record.getMessage() for record in caplog.get_records("call") if record.levelname == "ERROR"] == []
+
+
+@contextmanager
+def paused(engine: Engine) -> Iterator[None]:
+    engine.pause()
+    try:
+        yield
+    finally:
+        engine.resume()
+
+
+def test_a_value_that_breaks_off_is_not_made_up_with_an_error(engine: Engine) -> None:
+    become(engine)
+    value = b"x" * 500 + b"THE REST" + b"y" * 500
+    with Proxy(engine.port) as proxy, Served(proxy.url) as gateway, Line(gateway.port) as line:
+        assert line.say("SET", "k", value) == b"+OK\r\n"
+        proxy.break_off(b"THE REST")
+        line.send("GET", "k")
+        seen = b""
+        while data := line.socket.recv(65536):
+            seen += data
+        assert seen == b"$%d\r\n" % len(value) + b"x" * 500
+
+
+def test_nothing_is_written_into_a_message_that_is_on_its_way(engine: Engine) -> None:
+    become(engine)
+    script = "redis.call('PUBLISH', 'c', string.rep('m', 4000000))"
+    with Served(engine.url) as gateway, Line(gateway.port) as line, Line(engine.port) as other:
+        line.say("HELLO 3")
+        line.say("SUBSCRIBE c")
+        with paused(engine):
+            line.socket.sendall(packed("PING") + packed("XLEN"))
+            [client] = gateway.gateway.clients
+            eventually(
+                lambda: client.own and not client.own.is_idle, within_s=20, why="the PING should be sent"
+            )
+            other.send("EVAL", script, 0)
+        replies = [line.read() for _ in range(3)]
+        assert b">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$4000000\r\n" + b"m" * 4_000_000 + b"\r\n" in replies
+        assert b"+PONG\r\n" in replies
+        assert any(reply.startswith(b"-ERR wrong number") for reply in replies)
+
+
+def test_a_watch_that_is_lost_is_not_taken_for_kept(engine: Engine) -> None:
+    become(engine)
+    with Served(engine.url) as gateway, Line(gateway.port) as line, Line(engine.port) as admin:
+        admin.say("SET k 0")
+        number = value_of(line.say("CLIENT ID"))
+        assert line.say("WATCH k") == b"+OK\r\n"
+        with paused(engine):
+            gateway.forget()  # the next command asks which region this is, on another connection
+            admin.send("CLIENT", "KILL", "ID", number)
+            line.send("XLEN", "s")
+        assert admin.read() == b":1\r\n"
+        assert admin.say("SET k changed") == b"+OK\r\n"
+        line.read()
+        with suppress(OSError):
+            for each in ("MULTI", "SET k mine", "EXEC"):
+                line.say(each)
+        assert admin.say("GET k") == b"$7\r\nchanged\r\n"
+
+
+def test_appends_of_one_client_stay_in_order_when_the_stream_was_deleted(engine: Engine) -> None:
+    become(engine)
+    with (
+        Served(engine.url) as gateway,
+        Served(engine.url) as elsewhere,
+        Line(gateway.port) as line,
+        Line(elsewhere.port) as other,
+    ):
+        for _ in range(2):
+            assert line.say("XADD s * n 0").startswith(b"$")
+        assert other.say("DEL s") == b":1\r\n"
+        with paused(engine):
+            line.send("XADD", "s", "*", "n", 1)
+            [client] = gateway.gateway.clients
+            eventually(
+                lambda: client.lane.conn and client.lane.conn.in_flight, within_s=20, why="it should be sent"
+            )
+            line.send("XADD", "s", "*", "n", 2)
+            eventually(
+                lambda: client.queue or (client.lane.conn and client.lane.conn.in_flight > 1),
+                within_s=20,
+                why="the second should have come",
+            )
+        ids = [value_of(line.read()), value_of(line.read())]
+        assert value_of(line.say("XRANGE s - +")) == [[ids[0], [b"n", b"1"]], [ids[1], [b"n", b"2"]]]
+
+
+def test_what_waits_of_one_client_is_bounded(engine: Engine) -> None:
+    become(engine)
+    pair, times = packed("SET", "k", "x" * 1_000_000) + packed("BLPOP", "none", "0.01"), 15
+    with Served(engine.url) as gateway, Line(gateway.port, timeout_s=60) as line:
+        sender = threading.Thread(target=lambda: line.socket.sendall(pair * times), daemon=True)
+        sender.start()
+        most = 0
+        for _ in range(times):
+            assert line.read() == b"+OK\r\n"
+            assert line.read() == b"*-1\r\n"
+            most = max(most, gateway.most_queued())
+        sender.join(20)
+        assert 0 < most < 7_000_000
