@@ -121,15 +121,33 @@ def test_a_driver_that_is_fenced_after_it_asked_does_not_write(
     old.run(0, [0])
     asked, real = [old.write([{"n": 1}]), new.write([{"n": 1}])], Committer._consult
 
-    def overtaken(self: Any, *args: Any, **options: Any) -> bool:
-        is_done = real(self, *args, **options)
+    def overtaken(self: Any, *args: Any, **options: Any) -> Any:
+        found = real(self, *args, **options)
         monkeypatch.setattr(Committer, "_consult", real)
         new.commit(1, asked[1])
-        return is_done
+        return found
 
     monkeypatch.setattr(Committer, "_consult", overtaken)
     old.commit(1, asked[0])
     assert everywhere(world) == [[0, 1]] * 2
+
+
+def test_of_two_drivers_that_begin_a_sink_at_once_in_two_regions_one_writes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has asked the other's region, which knew nothing, before either wrote anything."""
+    one, two = both(world, 1), both(world, 2)
+    messages, real = [one.write([{"n": 0}]), two.write([{"n": 0}])], Committer._ask_others
+
+    def overtaken(self: Any, *args: Any) -> Any:
+        found = real(self, *args)
+        monkeypatch.setattr(Committer, "_ask_others", real)
+        two.commit(0, messages[1])
+        return found
+
+    monkeypatch.setattr(Committer, "_ask_others", overtaken)
+    one.commit(0, messages[0])
+    assert everywhere(world) == [[0]] * 2
 
 
 def test_rows_that_expired_in_one_region_are_written_by_the_replay_in_another(
@@ -179,6 +197,7 @@ def test_a_batch_write_is_refused_where_it_cannot_be_known_whether_it_was_done(w
         Job(two, **silent, txnVersion=7).save([1])
     Job(one, **silent, txnVersion=8).save([2])  # the region that did the last needs nobody
     save(world, 2, 9, [3])
+    Job(one, txnAppId="nightly", txnVersion=8).save([2])  # known to be done, and who holds the ledger is not
     with pytest.raises(SinkError, match="cannot tell whether batch 9 was written.*not in the list"):
         Job(one, txnAppId="nightly", txnVersion=9).save([3])
     assert everywhere(world) == [[1, 2, 3]] * 2

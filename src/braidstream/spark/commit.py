@@ -7,6 +7,7 @@ finishes what was decided there, fences it and takes its place. If it cannot fin
     restart  region 2   asks region 1: publishes chunks 4..9 there, done 7, moved; holds the ledger from 7 on
 """
 
+import random
 import time
 from typing import Any
 
@@ -37,11 +38,9 @@ class Committer:
                 if seen.is_undone and self._complete(self.book, seen, batch):
                     continue
             if not self.book.forgets and not self._is_next(seen, batch, in_sequence=in_sequence):
-                if self._consult(seen, batch, stages, in_sequence=in_sequence):
+                seen = self._consult(batch, stages, in_sequence=in_sequence)
+                if seen.done >= batch:
                     return self.book.discard(stages)
-                seen = self.book.read()
-                if seen is not None and seen.moved:
-                    continue  # another driver has fenced it since: ask that one's server
             if not self.book.are_complete(stages, for_s=self.options.stage_ttl_s):
                 raise SinkError(
                     f"batch {batch} was staged elsewhere, or its stage is gone. Start the query again."
@@ -62,30 +61,29 @@ class Committer:
             return False
         return not self.others or (seen.run == self.run != "")
 
-    def _consult(
-        self, seen: Ledger | None, batch: int, stages: tuple[Stage, ...], *, in_sequence: bool
-    ) -> bool:
-        """Find the holder, finish there, fence it, and take its place. True if the batch turns out done."""
+    def _consult(self, batch: int, stages: tuple[Stage, ...], *, in_sequence: bool) -> Ledger:
+        """Find the holder, finish there, fence it, and take its place. The ledger when it is the holder.
+
+        It is, if nobody else was when they were asked *after* it was there: of two drivers that take it at
+        once, one sees the other. Deciding then checks that it is still as it was.
+        """
         deadline = time.monotonic() + self.options.replication_wait_s
         while True:
+            seen = self.book.read()
             found, silent = self._ask_others(batch)
             holders = [(book, ledger) for book, ledger in found if not ledger.moved]
             done = max([seen.done if seen else -1, *(ledger.done for _, ledger in found)])
-            follows = done == batch - 1 or not in_sequence
-            if (
-                done >= batch
-                or (follows and self._is_certain(seen, done, holders, silent))
-                or self.options.take_over
-            ):
-                fenced = [book.fence(ledger) for book, ledger in holders]
-                if all(fenced) and self.book.adopt(seen, done):
-                    return done >= batch
-                seen = self.book.read()
-            elif self._travelled(stages) >= batch:
-                return True  # it is done; who holds the ledger is found out by the next batch
+            follows = done >= batch - 1 or not in_sequence
+            if self.options.take_over or (follows and self._is_certain(seen, done, holders, silent)):
+                if seen is not None and not seen.moved and seen.done == done and not holders:
+                    return seen
+                if all([book.fence(ledger) for book, ledger in holders]) and self.book.adopt(seen, done):
+                    continue
+            elif done >= batch or self._travelled(stages) >= batch:
+                return Ledger(batch, batch)  # it is done; who holds the ledger is found out by the next batch
             elif time.monotonic() > deadline:
                 raise SinkError(self._refusal(batch, done, silent))
-            time.sleep(POLL_S)
+            time.sleep(POLL_S * random.uniform(0.5, 1.5))
 
     def _is_certain(
         self, seen: Ledger | None, done: int, holders: list[tuple[Book, Ledger]], silent: int
