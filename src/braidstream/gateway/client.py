@@ -128,7 +128,7 @@ class Client(asyncio.Protocol):
     def retire(self) -> None:
         """Take no more, answer what was taken, and go. What waits for others ends now."""
         self._leaving = True
-        if self.blocking or self._is_idle:
+        if self.blocking or self.is_idle:
             self.close()
 
     def close(self) -> None:
@@ -141,12 +141,12 @@ class Client(asyncio.Protocol):
         return self._leaving
 
     @property
-    def _is_idle(self) -> bool:
+    def is_idle(self) -> bool:
         return self._worker is None and not self.queue and self._express.is_quiet
 
     def settled(self) -> None:
         """The appends on the short way are answered, and nobody waited for that."""
-        if self._leaving and self._is_idle:
+        if self._leaving and self.is_idle:
             self.close()
 
     # Writing
@@ -165,9 +165,9 @@ class Client(asyncio.Protocol):
 
     async def _work(self) -> None:
         try:
-            while self.queue and not self._closed:
-                await self._step()
-            await self._express.until_quiet()
+            while not self._closed and (self.queue or not self._express.is_quiet):
+                # More may come while the last appends are answered.
+                await (self._step() if self.queue else self._express.until_quiet())
             if self._closed:
                 return
             if self._parser.error is not None:
@@ -184,7 +184,7 @@ class Client(asyncio.Protocol):
             self.close()
         finally:
             self._worker = None
-            if self._leaving and not self._closed and self._is_idle:
+            if self._leaving and not self._closed and self.is_idle:
                 self.close()
 
     async def _step(self) -> None:
@@ -297,7 +297,7 @@ class Client(asyncio.Protocol):
             self.close()
 
     def _park(self) -> bool:
-        if self.own is None or not self._is_idle or not self.own.is_idle or not self.session.can_park:
+        if self.own is None or not self.is_idle or not self.own.is_idle or not self.session.can_park:
             return False
         self.disown()
         return True
