@@ -18,7 +18,8 @@ NOT_AN_INTEGER: Final = "ERR value is not an integer or out of range"
 INVALID_ID: Final = "ERR Invalid stream ID specified as stream command argument"
 REF_POLICIES: Final = (b"KEEPREF", b"DELREF", b"ACKED")
 
-_INTEGER = re.compile(rb"(?:0|-?[1-9][0-9]*)\Z")
+# As many digits as can fit; Python itself refuses to read thousands of them.
+_INTEGER = re.compile(rb"(?:0|-?[1-9][0-9]{0,18})\Z")
 _INT64 = 2**63
 
 
@@ -280,6 +281,27 @@ class Read:
     block_ms: int | None
     max_count: int | None
     max_size: int | None
+
+
+# Options of XREAD and XREADGROUP, and how many words follow each.
+_READ_OPTIONS: Final = {
+    **dict.fromkeys((b"COUNT", b"MAXCOUNT", b"MAXSIZE", b"BLOCK", b"CLAIM"), 1),
+    b"GROUP": 2,
+    b"NOACK": 0,
+}
+
+
+def read_names(argv: Argv) -> Argv:
+    """The streams that XREAD or XREADGROUP names. A group may be called `streams`."""
+    at = 1
+    while at < len(argv):
+        word = option(argv[at])
+        if word == b"STREAMS":
+            return argv[at + 1 : at + 1 + (len(argv) - at - 1) // 2]
+        if word not in _READ_OPTIONS:
+            break
+        at += 1 + _READ_OPTIONS[word]
+    return []
 
 
 class UnbalancedError(Exception):

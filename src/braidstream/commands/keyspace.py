@@ -155,19 +155,24 @@ def _is_past(argv: Argv) -> bool:
 
 def overwrite(view: View, argv: Argv) -> Plan[Any]:
     """SET, SETEX, PSETEX of a name that is a stream: the stream is deleted. Not one step."""
-    options = [option(word) for word in argv[3:]] if argv[0].upper() == b"SET" else []
+    unless_there = argv[0].upper() == b"SET" and b"NX" in map(option, argv[3:])
     native = tuple(word for at, word in enumerate(argv) if at < 3 or option(word) != b"XX")
     streams = (yield from _look(argv[1:2]))[1]
     if not streams[argv[1]]:
         native = tuple(argv)
-    elif b"GET" in options:
+    elif tells_old_value(argv):
         fail(braid.WRONGTYPE)
-    elif b"NX" in options:
+    elif unless_there:
         return None
     [reply] = yield Batch([native])
     if streams[argv[1]] and reply is not None:
         yield from braid.delete(view, argv[1])
     return reply
+
+
+def tells_old_value(argv: Argv) -> bool:
+    """Whether an overwriting command answers with what was there: SET ... GET."""
+    return argv[0].upper() == b"SET" and b"GET" in map(option, argv[3:])
 
 
 def describe(view: View, argv: Argv) -> Plan[Any]:

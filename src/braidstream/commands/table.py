@@ -21,7 +21,7 @@ from braidstream.commands import (
     rename,
     trim,
 )
-from braidstream.commands.arguments import Argv, option, shown, wrong_arity
+from braidstream.commands.arguments import Argv, option, read_names, shown, wrong_arity
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.plan import Plan
 
@@ -102,13 +102,6 @@ def _none(argv: Argv) -> Argv:
     return []
 
 
-def _read(argv: Argv) -> Argv:
-    for at, word in enumerate(argv):
-        if word.upper() == b"STREAMS":
-            return argv[at + 1 : at + 1 + (len(argv) - at - 1) // 2]
-    return []
-
-
 def _internal(view: View, argv: Argv) -> Plan[Any]:
     """Refused: Redis uses it between its own processes. Use XADD IDMP."""
     raise RefusedError("XIDMPRECORD", "it is for the engine's own use", "Use XADD IDMP")
@@ -134,7 +127,7 @@ TABLE: Final[dict[bytes, Spec]] = {
     b"XREAD": Spec(
         "[COUNT count] [MAXCOUNT count] [MAXSIZE bytes] [BLOCK ms] STREAMS key [key ...] id [id ...]",
         read.read,
-        _read,
+        read_names,
         4,
         shape="streams",
         shares=read.shares,
@@ -216,7 +209,7 @@ TABLE: Final[dict[bytes, Spec]] = {
         "GROUP group consumer [COUNT count] [MAXCOUNT count] [MAXSIZE bytes] [BLOCK ms] "
         "[CLAIM min-idle] [NOACK] STREAMS key [key ...] id [id ...]",
         deliver.read_group,
-        _read,
+        read_names,
         7,
         shape="streams",
         shares=deliver.shares,

@@ -14,7 +14,7 @@ from braidstream.drivers.wire import pack
 from braidstream.errors import BraidError, LostError
 from braidstream.gateway import guard, survey, transaction
 from braidstream.gateway.present import reply_of
-from braidstream.gateway.resp import NULL, Words, error_line
+from braidstream.gateway.resp import NULL, Words, bulk, error_line
 from braidstream.gateway.session import (
     ALONE,
     PUBSUB,
@@ -138,7 +138,9 @@ async def _overwrite(client: "Client", words: Words) -> bytes:
         result = await arun(keyspace.overwrite(client.known.view(), words), client.send)
     except BraidError as error:
         return error_line(error)
-    return b"+%b\r\n" % result if result is not None else NULL[client.session.resp]
+    if result is None:
+        return NULL[client.session.resp]
+    return bulk(result) if keyspace.tells_old_value(words) else b"+OK\r\n"
 
 
 async def _plans(client: "Client", most: int) -> None:

@@ -18,7 +18,8 @@ def reply_of(spec: Spec, words: Words, result: Any, resp: int) -> bytes:
         return error_line(result)
     name = words[0].upper()
     if type(result) is bytes:
-        return b"+%b\r\n" % result if result == b"OK" or name == b"TYPE" else bulk(result)
+        is_status = name == b"TYPE" or (result == b"OK" and name != b"RANDOMKEY")
+        return b"+%b\r\n" % result if is_status else bulk(result)
     if isinstance(result, list):
         result = _shaped(spec, name, words, result, resp)
     null = NULL_ARRAY if name in _NO_ARRAY else NULL

@@ -171,6 +171,7 @@ async def _run(client: "Client", own: Own, commands: list[Words]) -> bytes:
     except LostError:
         raise
     except BraidError as error:
+        await own.collect(pack([("UNWATCH",)]), 1, writes=False)  # as EXEC does, whatever comes of it
         return error_line(error)
     if not done:
         return NULL_ARRAY[resp]
