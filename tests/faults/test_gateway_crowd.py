@@ -6,11 +6,13 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.support.gateways import packed
+from tests.support.gateways import Line, packed
 from tests.support.regions import become
 from tests.support.servers import Engine
 
@@ -64,6 +66,21 @@ async def crowd(port: int) -> None:
         writer.close()
 
 
+@contextmanager
+def gateway_process(words: list[str], tmp_path: Path) -> Iterator[int]:
+    """The port of a gateway that is a process; what it logs is in the folder."""
+    with (
+        open(tmp_path / "log", "wb") as log,
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            ready = process.stdout.readline().decode()
+            yield int(ready.partition('"gateway": "127.0.0.1:')[2].split('"')[0])
+        finally:
+            process.terminate()
+
+
 def test_idle_clients_cost_no_engine_connections_and_busy_ones_are_served(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = IDLE + 2 * BUSY + 1000
@@ -74,18 +91,28 @@ def test_idle_clients_cost_no_engine_connections_and_busy_ones_are_served(tmp_pa
         become(engine)
         words = [sys.executable, "-m", "braidstream.cli.main", "gateway", "--json", "--url", engine.url]
         words += ["--listen", "127.0.0.1:0", "--backends", "300"]
-        with (
-            open(tmp_path / "log", "wb") as log,
-            subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log) as process,
-        ):
-            try:
-                assert process.stdout is not None
-                port = int(
-                    process.stdout.readline().decode().partition('"gateway": "127.0.0.1:')[2].split('"')[0]
-                )
-                asyncio.run(crowd(port))
-                with engine.client() as client:
-                    assert len(client.client_list()) < 1000
-            finally:
-                process.terminate()
+        with gateway_process(words, tmp_path) as port:
+            asyncio.run(crowd(port))
+            with engine.client() as client:
+                assert len(client.client_list()) < 1000
     assert (tmp_path / "log").read_text().count("gateway.failed") == 0
+
+
+def test_who_comes_when_no_more_files_can_be_opened_is_told_and_the_others_are_served(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        engine = stack.enter_context(Engine("redis"))
+        become(engine)
+        words = [sys.executable, "-m", "braidstream.cli.main", "gateway", "--json", "--url", engine.url]
+        words += ["--listen", "127.0.0.1:0"]
+        limited = ["sh", "-c", 'ulimit -Sn 100; ulimit -Hn 200; exec "$@"', "sh", *words]
+        port = stack.enter_context(gateway_process(limited, tmp_path))
+        lines = [stack.enter_context(Line(port)) for _ in range(68)]
+        for line in lines:
+            assert line.say("SET k v") == b"+OK\r\n"
+            assert line.say("XADD s * a b").startswith(b"$")
+        for _ in range(80):
+            late = stack.enter_context(Line(port))
+            assert late.read() == b"-ERR max number of clients reached\r\n"
+    logged = (tmp_path / "log").read_text()
+    assert "gateway.limited maxclients=68 asked=20000 files=200" in logged
+    assert "Too many open files" not in logged

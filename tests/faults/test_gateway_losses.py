@@ -129,7 +129,7 @@ def test_an_append_that_comes_while_the_last_is_answered_is_not_forgotten(engine
 
 def test_what_waits_of_one_client_is_bounded(engine: Engine) -> None:
     become(engine)
-    pair, times = packed("SET", "k", "x" * 1_000_000) + packed("BLPOP", "none", "0.01"), 15
+    pair, times = packed("SET", "k", "x" * 1_000_000) + packed("BLPOP", "none", "0.01"), 12
     with Served(engine.url) as gateway, Line(gateway.port, timeout_s=60) as line:
         sender = threading.Thread(target=lambda: line.socket.sendall(pair * times), daemon=True)
         sender.start()

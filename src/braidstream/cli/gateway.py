@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import resource
 import signal
 import ssl
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -17,6 +19,8 @@ from braidstream.gateway.server import Gateway, Listen, Settings
 from braidstream.observability.events import emit
 
 _LISTEN: Final = "127.0.0.1:6390"
+# Files that are neither a client nor a client's own connection: lanes, the log, what Python opens.
+_OTHER_FILES: Final = 64
 
 Url = Annotated[str | None, typer.Option(help="The region's server, like redis://user:password@host:6379.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Or: the file that lists the regions,")]
@@ -71,7 +75,22 @@ def gateway(
     settings = Settings(maxclients=maxclients, backends=backends, tls=_tls(tls_cert, tls_key, tls_ca))
     log_to_stderr(verbose=False)
     with trouble(url, as_json), asyncio.Runner(loop_factory=_loop) as runner:
-        runner.run(_serve(Gateway(parse_address(url), settings), where, url, as_json))
+        runner.run(_serve(Gateway(parse_address(url), _within_files(settings)), where, url, as_json))
+
+
+def _within_files(settings: Settings) -> Settings:
+    """As many open files as clients may need, as far as the system allows; or fewer clients."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = 2 * settings.maxclients + _OTHER_FILES
+    allowed = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    room = max(allowed - _OTHER_FILES, 2)
+    backends = min(settings.backends, room // 2)
+    fits = replace(settings, maxclients=min(settings.maxclients, room - backends), backends=backends)
+    if fits.maxclients < settings.maxclients:
+        emit("gateway.limited", maxclients=fits.maxclients, asked=settings.maxclients, files=allowed)
+    return fits
 
 
 def _loop() -> asyncio.AbstractEventLoop:

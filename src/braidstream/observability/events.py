@@ -24,6 +24,10 @@ EVENTS: Final = {
     "source.lost": (logging.WARNING, "the own engine cannot be reached; it is tried again"),
     "lease.taken": (logging.INFO, "this process now serves other shards than before"),
     "gateway.ready": (logging.INFO, "listening for clients"),
+    "gateway.limited": (
+        logging.WARNING,
+        "fewer clients than --maxclients may come: the system allows too few open files. Raise `ulimit -n`",
+    ),
     "gateway.stopped": (logging.INFO, "asked to stop; what was taken is answered"),
     "gateway.failed": (logging.ERROR, "a command broke the gateway; its client was cut off. Report it"),
     "config.changed": (logging.INFO, "the list of regions changed"),
