@@ -13,7 +13,7 @@ import redis
 import braidstream
 from braidstream.commands.table import TABLE
 from tests.support.gateways import Line, Served
-from tests.support.regions import client_of
+from tests.support.regions import become, client_of
 from tests.support.servers import Engine
 
 Grant = Callable[..., None]
@@ -179,6 +179,8 @@ INSIDE = {
     "DEL s": ["exists", "xinfo|stream", "time", "unlink", "hget", "hset", "hdel"],
     "RENAME s t": ["rename", "unlink", "hset", "hsetnx", "hdel", "hget", "time", "xsetid"],
     "XGROUP DESTROY s g": ["xgroup|destroy", "hdel", "unlink", "hget", "hset", "time"],
+    "XGROUP CREATE s h 0": ["xgroup|create", "hget", "hset", "time", "unlink"],
+    "XGROUP SETID s g $": ["xgroup|setid", "hget", "hset", "time", "unlink"],
 }
 
 
@@ -195,6 +197,23 @@ def test_a_function_that_lacks_a_right_has_done_nothing(
             reply = user.say(command)
         assert b"permissions" in reply or b"can't run" in reply, inside
         assert state(line) == before, inside
+
+
+@pytest.mark.parametrize("rights", ["xgroup|create", "xgroup|destroy", "hset", "xsetid"])
+@pytest.mark.parametrize("entry", ["*", "99999999999999-1"])
+def test_a_stream_that_a_user_may_not_make_again_is_not_half_made(
+    engine: Engine, served: Served, grant: Grant, entry: str, rights: str
+) -> None:
+    """Half a strand would take the appends of others, and show none of them."""
+    become(engine, id_mode="liberal")
+    with Line(served.port) as line:
+        line.pipeline("XADD s * n 1", "XADD s 99999999999999-0 n 2", "DEL s")
+        grant("+@all", f"-{rights}", "~*")
+        with as_user(served.port) as user:
+            assert b"permissions" in user.say(f"XADD s {entry} n 3")
+        assert line.say("EXISTS s") == b":0\r\n"
+        assert line.say(f"XADD s {entry} n 4").startswith(b"$")
+        assert line.say("XLEN s") == b":1\r\n"
 
 
 def test_an_acknowledgement_without_the_right_to_delete_acknowledges_nothing(

@@ -47,6 +47,13 @@ local function move_minted_on(keys, label, floor)
   redis.call('XSETID', keys[2], floor)
 end
 
+-- Whether the caller lacks a right to write the `c` strand, to move `s` on, or to make them.
+local function writing_denied(meta, s, c, s_label)
+  return denied(meta, 'XSETID', 'HSET', 'HSETNX', 'TIME')
+    or (redis.call('EXISTS', c) == 0 and denied(meta, 'XADD', 'XGROUP CREATE', 'XGROUP DESTROY'))
+    or (redis.call('EXISTS', s) == 0 and making_denied(meta, s_label))
+end
+
 local function exists(meta)
   local fields = redis.call('HGETALL', meta)
   for at = 1, #fields, 2 do
@@ -72,6 +79,8 @@ local function chosen_add(keys, args)
   local _, _, s_cut = registered(meta, s_label)
   if last == MAX_SEQ .. '-' .. MAX_SEQ then return redis.error_reply(EXHAUSTED) end
   if not less(last, id) or less(bound, end_of(s, s_cut)) then return redis.error_reply(SMALLER) end
+  local refused = writing_denied(meta, s, c, s_label)
+  if refused then return refused end
   enter(meta, c, c_label, life)
   local reply = redis.pcall('XADD', c, id, unpack(args, 8))
   if type(reply) == 'table' and reply.err then return reply end
@@ -99,6 +108,8 @@ local function chosen_setid(keys, args)
   if less(id, last_of(c) or '0-0') then
     return redis.error_reply('ERR The ID specified in XSETID is smaller than the target stream top item')
   end
+  local refused = writing_denied(meta, s, c, args[1])
+  if refused then return refused end
   enter(meta, c, c_label, life)
   redis.call('XSETID', c, id, unpack(counters(args[7], args[8])))
   move_minted_on(keys, args[1], args[5])

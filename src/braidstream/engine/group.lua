@@ -79,6 +79,11 @@ local function group_create(keys, args)
   if redis.call('HEXISTS', meta, 'g:' .. group) == 1 then
     return redis.error_reply('BUSYGROUP Consumer Group name already exists')
   end
+  local refused = denied(meta, 'XGROUP CREATE', 'HGET', 'HSET', 'TIME', 'UNLINK')
+  for _, strand in ipairs(strands) do
+    if redis.call('EXISTS', strand.key) == 0 then refused = refused or making_denied(meta, strand.label) end
+  end
+  if refused then return refused end
   for _, strand in ipairs(strands) do
     if string.sub(strand.label, 1, 1) == 'c' then
       if not is_current(meta, strand.key, strand.label, strand.life) then
@@ -107,6 +112,8 @@ local function group_setid(keys, args)
   local strands = strands_of(keys, args)
   if not strands then return redis.error_reply('BSSTALE the strands of this stream have changed') end
   if redis.call('HEXISTS', meta, 'g:' .. group) == 0 then return redis.error_reply('BSNOGROUP') end
+  local refused = denied(meta, 'XGROUP SETID', 'HGET', 'HSET', 'TIME', 'UNLINK')
+  if refused then return refused end
   for _, strand in ipairs(strands) do
     redis.call('XGROUP', 'SETID', strand.key, group, strand.from, unpack(entries_read(strand)))
   end

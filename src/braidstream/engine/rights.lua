@@ -1,5 +1,6 @@
 --[[ Rights. A function acts with those of its caller, and what it has written stays when a later command
-     is refused. So whoever takes something away asks first for every command it will need.
+     is refused. So whoever takes something away, or makes a strand or a group, asks first for every command
+     it will need.
 
      denied(key, 'UNLINK', 'XGROUP DESTROY', ...) returns the error to reply with, or nil. ]]
 local function no_permission(words)

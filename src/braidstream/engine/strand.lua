@@ -129,6 +129,22 @@ local function make(meta, strand, label, own)
   register(meta, label, life or '0', '+', cut or '0-0')
 end
 
+-- Whether the caller lacks a right that `make` needs. Half a strand would take appends that nobody sees.
+local function making_denied(meta, label)
+  local _, state, cut = registered(meta, label)
+  local needs, fields = { 'XGROUP CREATE', 'XGROUP DESTROY', 'HSET' }, redis.call('HGETALL', meta)
+  if cut and (state == '+' or cut ~= '0-0') then needs[#needs + 1] = 'XSETID' end
+  if state == '+' then needs[#needs + 1] = 'HSETNX' end
+  for at = 1, #fields, 2 do
+    if string.match(fields[at], '^g:') or state == '+' then
+      needs[#needs + 1] = 'TIME'
+      needs[#needs + 1] = 'UNLINK'
+      break
+    end
+  end
+  return denied(meta, unpack(needs))
+end
+
 --[[ strand_birth: make sure that a strand is there and registered, before its first append.
      FCALL bs_strand_birth 2|3 <meta> <strand> [<name>] <label>
      Returns 1 if it was made, 0 if it was there.
@@ -144,6 +160,8 @@ local function strand_birth(keys, args)
   if keys[3] and redis.call('EXISTS', keys[3]) == 1 then
     return redis.error_reply('WRONGTYPE Operation against a key holding the wrong kind of value')
   end
+  local refused = making_denied(meta, label)
+  if refused then return refused end
   make(meta, strand, label, true)
   return 1
 end
