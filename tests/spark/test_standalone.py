@@ -39,15 +39,16 @@ def master(tmp_path: Path) -> Iterator[str]:
 
         start("master.Master", "--host", "127.0.0.1", "--port", "0")
         address = r"Starting Spark master at (spark://127\.0\.0\.1:\d+)"
-        [url] = eventually(lambda: re.findall(address, log.read_text()), within_s=60, why="a master")
+        [url] = eventually(lambda: re.findall(address, log.read_text()), within_s=200, why="a master")
         for host in HOSTS:
             size = ("--cores", "1", "--memory", "512m", "--work-dir", str(tmp_path))
             start("worker.Worker", "--host", host, *size, url)
         known = r"Registering worker"
-        eventually(lambda: len(re.findall(known, log.read_text())) == len(HOSTS), within_s=60, why="workers")
+        eventually(lambda: len(re.findall(known, log.read_text())) == len(HOSTS), within_s=200, why="workers")
         yield url
 
 
+@pytest.mark.timeout(1000)
 def test_a_speculative_twin_and_a_killed_executor_leave_each_row_once(master: str, engine: Engine) -> None:
     become(engine)
     environment = os.environ | {
@@ -56,7 +57,7 @@ def test_a_speculative_twin_and_a_killed_executor_leave_each_row_once(master: st
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
     words = [sys.executable, "-m", "tests.support.standalone_job", master, engine.url]
-    ran = subprocess.run(words, capture_output=True, text=True, timeout=240, env=environment, check=False)
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=800, env=environment, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
     with engine.client() as client:
         for stream in ("lags", "dies"):

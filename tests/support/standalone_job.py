@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 ROWS: Final = 400
 PARTITIONS: Final = 4
 _BATCH: Final = 10
-_PATIENCE_S: Final = 120
+_PATIENCE_S: Final = 300
 
 Trouble = Callable[[Any], None]
 
