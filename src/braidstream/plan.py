@@ -54,6 +54,11 @@ def first_error(batch: Batch, replies: Replies | None) -> ReplyError | None:
 
 # Writes that an engine whose memory is full does not refuse. Each of them is whole by itself.
 _RELIEVING: Final = frozenset(("XTRIM", "XDEL", "XACK", "XREADGROUP", "XCLAIM", "XPENDING", "HGETALL"))
+_RELIEVING_TOO: Final = frozenset((("FCALL", "bs_entry_drop"), ("XGROUP", "DELCONSUMER")))
+
+
+def _relieves(command: Command) -> bool:
+    return command[0] in _RELIEVING or command[:2] in _RELIEVING_TOO
 
 
 def without_multi(batch: Batch, refused: ReplyError) -> Batch | None:
@@ -64,7 +69,7 @@ def without_multi(batch: Batch, refused: ReplyError) -> Batch | None:
     """
     if refused.code != "OOM" or not batch.atomic:
         return None
-    if batch.resend or all(command[0] in _RELIEVING for command in batch.commands):
+    if batch.resend or all(_relieves(command) for command in batch.commands):
         return replace(batch, atomic=False)
     return None
 

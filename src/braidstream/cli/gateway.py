@@ -12,8 +12,9 @@ from typing import Annotated, Final
 import typer
 
 from braidstream.cli.replicate import log_to_stderr
-from braidstream.cli.server import Json, shown, trouble
+from braidstream.cli.server import Json, trouble
 from braidstream.config import load
+from braidstream.drivers.bulk import shown
 from braidstream.drivers.wire import parse_address
 from braidstream.gateway.server import Gateway, Listen, Settings
 from braidstream.observability.events import emit

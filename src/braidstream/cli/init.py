@@ -5,8 +5,9 @@ from typing import Annotated
 import typer
 
 from braidstream import engine
-from braidstream.cli.server import Json, Url, ask, report, shown, trouble
+from braidstream.cli.server import Json, Url, ask, report, trouble
 from braidstream.commands.region import initialise
+from braidstream.drivers.bulk import shown
 
 
 def init(

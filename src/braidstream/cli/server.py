@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
-from urllib.parse import urlsplit
 
 import typer
 from rich.console import Console
 
+from braidstream.drivers.bulk import shown
 from braidstream.drivers.sync import Redis, ServerError
 from braidstream.errors import BraidError
 from braidstream.plan import Plan
@@ -22,18 +22,6 @@ Url = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
 
 _errors = Console(stderr=True, highlight=False)
-
-
-def shown(url: str) -> str:
-    """The address without its secrets; where it cannot be read for sure, nothing of it."""
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        return "the given URL"
-    if not host or "@" in parts.path + parts.query + parts.fragment:
-        return "the given URL"
-    return f"{parts.scheme}://{host}{f':{port}' if port else ''}{parts.path}"
 
 
 @contextmanager

@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from braidstream.braid import ID_MODES
-from braidstream.cli.server import Json, Url, ask, report, shown, trouble
+from braidstream.cli.server import Json, Url, ask, report, trouble
 from braidstream.commands.region import tune_id_mode
+from braidstream.drivers.bulk import shown
 
 IdMode = Enum("IdMode", {mode: mode for mode in ID_MODES})  # type: ignore[misc]
 

@@ -24,6 +24,7 @@ from braidstream.commands.budget import PEEK, Budget
 from braidstream.commands.claims import claim_idle_entries, that_fit
 from braidstream.commands.group_arguments import ReadGroup
 from braidstream.commands.pending import Query, Row, rows_of
+from braidstream.errors import ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
 from braidstream.strand import Entry, Strand
@@ -73,10 +74,16 @@ def _check(view: View, spec: ReadGroup) -> Plan[None]:
 
 def read_all(view: View, spec: ReadGroup) -> Plan[list[Any]]:
     """Each stream in turn, as the view knows its strands."""
-    answer, budget = list[Any](), Budget(spec.max_count, spec.max_size)
+    answer, budget, taken = list[Any](), Budget(spec.max_count, spec.max_size), False
     for name, word in zip(spec.names, spec.positions, strict=True):
         if word == b">":
-            found = yield from _new_and_claimed(view, spec, name, budget)
+            try:
+                found = yield from _new_and_claimed(view, spec, name, budget)
+            except ReplyError as error:
+                if error.code != "NOGROUP" or not taken:
+                    raise
+                return answer  # what was taken is given: the next read looks again
+            taken = taken or bool(found)
             if found:
                 answer.append([name, found])
         else:
@@ -115,7 +122,12 @@ def _new_and_claimed(view: View, spec: ReadGroup, name: bytes, budget: Budget) -
         return found
     if budget.size is not None:
         left = yield from _how_many_fit(view, replace(spec, count=left), name, budget)
-    fresh = (yield from new(view, replace(spec, count=left), name)) if left != 0 else []
+    try:
+        fresh = (yield from new(view, replace(spec, count=left), name)) if left != 0 else []
+    except ReplyError as error:
+        if error.code != "NOGROUP" or not found:
+            raise
+        return found  # what is claimed is given
     if budget.size is None:
         budget.used += len(fresh)
     extra = [0, 0] if spec.claim_ms is not None else []

@@ -180,7 +180,7 @@ def _queue(here: Wait) -> Plan[Answer]:
     found = yield from _read(here)
     if found:
         # Whoever looks out should have had it. If they are gone, their turn is lost: here is another.
-        yield Batch([("XADD", turn, "NOMKSTREAM", "MAXLEN", 1, "*", "turn", 1)])
+        yield Batch([("XADD", turn, "NOMKSTREAM", "MAXLEN", 1, "*", "turn", 1)], attempt=True)
     return found
 
 

@@ -33,12 +33,15 @@ CHUNK = 1 << 20
 
 
 def shown(url: str) -> str:
-    """An address without its secrets."""
+    """The address without its secrets; where it cannot be read for sure, nothing of it."""
     try:
         parts = urlsplit(url)
-        return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
+        host, port = parts.hostname, parts.port
     except ValueError:
         return "the given URL"
+    if not host or "@" in parts.path + parts.query + parts.fragment:
+        return "the given URL"
+    return f"{parts.scheme}://{host}{f':{port}' if port else ''}{parts.path}"
 
 
 class Server:

@@ -59,11 +59,13 @@ local function note_acks(meta, key, id, last, groups)
       group = {
         acked = acked_of(redis.call('HGET', meta, 'k:' .. info.name)),
         base = acked_of(redis.call('HGET', meta, 'b:' .. info.name)),
+        jumped = redis.call('HGET', meta, 'h:' .. info.name),
       }
       groups[info.name] = group
     end
     local upto = acked_here(key, info)
-    if less(group.acked[id] or '0-0', upto) and less(group.base[id] or '0-0', upto) then
+    local base = group.base[id] or (group.jumped and start_of(group.jumped, string.match(id, '^[^:]+'))) or '0-0'
+    if less(group.acked[id] or '0-0', upto) and less(base, upto) then
       group.acked[id], group.moved = upto, true
     end
     restless = restless or info.pending > 0 or less(info['last-delivered-id'], last)

@@ -217,7 +217,7 @@ local function apply_messages(meta, named, words)
   end
   for at = 6, #words, 2 do
     local strand, id = strand_of(words[at])
-    if not strand or less(strand.ends, id) then return false end
+    if not strand or words[at - 1] == '' or less(strand.ends, id) then return false end
   end
   local settings = merge_settings(meta, words[2])
   local which = settings.era .. ':' .. producer

@@ -30,6 +30,7 @@ local function read_meta(fields, first)
     elseif kind == 'x' then
       state.gone[name] = vector_of(value)
     elseif kind == 'l' then
+      if not is_id(value) then return nil, field end
       state.lost[name] = value
     elseif kind == 'q' then
       state.sinks[name] = value

@@ -206,12 +206,12 @@ class Daemon:
                 self._again(peer, name, need, progress)
             except LostError:
                 raise
-            except BraidError as error:
+            except (BraidError, ValueError) as error:  # or what a peer stores is no number, no ID
                 self._refused(peer, name, error)
             finally:
                 queue.done(name)
 
-    def _refused(self, peer: Peer, name: bytes, error: BraidError) -> None:
+    def _refused(self, peer: Peer, name: bytes, error: Exception) -> None:
         """Try again, later each time; one line a second, however many streams a full peer refuses."""
         peer.queue.add(name, Need.SYNC, peer.later(name, REFUSED_S))
         peer.refused += 1

@@ -1,0 +1,108 @@
+"""Group reads while something else happens: what was taken is given, what is a region's own stays there."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from braidstream.commands.deliver import read_group
+from braidstream.errors import ReplyError
+from braidstream.plan import Batch, Plan
+from tests.support.servers import Engine
+from tests.support.world import World
+
+
+@pytest.fixture
+def world(engine: Engine) -> Iterator[World]:
+    with Engine("redis") as other:
+        made = World([engine, other], id_mode="liberal")
+        yield made
+        made.close()
+
+
+def drive(client: Any, plan: Plan[Any], before: Callable[[Batch], None]) -> Any:
+    """Run a plan; `before` is what another client does just before a batch is sent."""
+    step, value = plan.send, None
+    while True:
+        try:
+            batch = step(value)
+        except StopIteration as end:
+            return end.value
+        before(batch)
+
+        def one(batch: Batch = batch) -> Plan[Any]:
+            try:
+                return (yield batch)
+            except ReplyError as error:
+                return error
+
+        heard = client.run_plan(one())
+        step, value = (plan.throw if isinstance(heard, ReplyError) else plan.send), heard
+
+
+def ringing(client: Any, name: str) -> Callable[[Batch], None]:
+    """Once, before the first read of a stream: another group is made there."""
+    left = [name]
+
+    def before(batch: Batch) -> None:
+        key = f"bs:1:s:{{{name}}}".encode()
+        if left and any(words[0] == "XREADGROUP" and key in words for words in batch.commands):
+            client.xgroup_create(left.pop(), "another", "0")
+
+    return before
+
+
+def test_what_was_taken_of_one_stream_is_given_though_the_next_has_changed(world: World) -> None:
+    for name in ("a", "b"):
+        world[1].xadd(name, {"of": name})
+        world[1].xgroup_create(name, "g", "0")
+    asked = [b"XREADGROUP", b"GROUP", b"g", b"me", b"STREAMS", b"a", b"b", b">", b">"]
+    client: Any = world[1]
+    got = drive(client, read_group(client.session.view(), asked), ringing(world[1], "b"))
+    given = {bytes(name) for name, _ in got}
+    for name in ("a", "b"):
+        assert world[1].xpending(name, "g")["pending"] == (name.encode() in given)
+    assert b"a" in given
+
+
+def test_what_was_claimed_is_given_though_the_group_was_rung(world: World) -> None:
+    world[1].xadd("k", {"n": 1})
+    world[1].xgroup_create("k", "g", "0")
+    [[_, [[first, _]]]] = world[1].xreadgroup("g", "old", {"k": ">"})
+    world[1].xclaim("k", "g", "old", 0, [first], idle=1_000_000)
+    world[1].xadd("k", {"n": 2})
+    asked = [b"XREADGROUP", b"GROUP", b"g", b"me", b"CLAIM", b"500000", b"STREAMS", b"k", b">"]
+    client: Any = world[1]
+    [[_, got]] = drive(client, read_group(client.session.view(), asked), ringing(world[1], "k"))
+    mine = [row["message_id"] for row in world[1].xpending_range("k", "g", "-", "+", 10)]
+    assert [bytes(entry[0]) for entry in got] == [
+        each.encode() if isinstance(each, str) else each for each in mine
+    ]
+
+
+def test_a_position_set_in_one_region_skips_nothing_in_another(world: World) -> None:
+    world[1].xadd("s", {"n": 1})
+    world[1].xgroup_create("s", "g", "0")
+    world.sync()
+    world[1].xgroup_setid("s", "g", "9999999999999-0")
+    world.sync()
+    late = world[2].xadd("s", {"n": 2}, id="5000000000000-7")  # the first of a strand that region 1 has not
+    world.sync()
+    [[_, entries]] = world[2].xreadgroup("g", "c", {"s": ">"})
+    assert late in [entry for entry, _ in entries]
+
+
+def test_full_memory_hinders_no_deletion_and_no_move_of_a_group_with_peers(world: World) -> None:
+    one = world[1].xadd("o", {"n": 1})
+    two = world[2].xadd("o", {"n": 2})
+    world.sync()
+    world[1].xgroup_create("o", "g", "0")
+    world[1].xreadgroup("g", "c", {"o": ">"})
+    with world.engines[0].client() as plain:
+        plain.config_set("maxmemory", 1)
+        try:
+            assert world[1].xgroup_setid("o", "g", "0")
+            assert world[1].xgroup_delconsumer("o", "g", "c") == 2
+            assert world[1].xdel("o", one, two) == 2
+        finally:
+            plain.config_set("maxmemory", 0)
