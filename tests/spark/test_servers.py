@@ -32,8 +32,9 @@ def test_no_server_answers_and_the_address_is_told_without_its_password() -> Non
     assert "hidden" not in str(refused.value)
 
 
-def test_a_url_that_cannot_be_read_is_told_without_its_password() -> None:
-    query = Micro({"url": "redis://user:hid/den@host:6379/0", "streams": "a", "redis.socket_timeout": "5"})
+@pytest.mark.parametrize("option", [{"redis.socket_timeout": "5"}, {"redis.cluster": "true"}])
+def test_a_url_that_cannot_be_read_is_told_without_its_password(option: dict[str, str]) -> None:
+    query = Micro({"url": "redis://user:hid/den@host:6379/0", "streams": "a", **option})
     with pytest.raises(OptionError, match="option url: cannot be read") as refused:
         query.run()
     assert "hid" not in str(refused.value)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import ExponentialBackoff
-from redis.connection import URL_QUERY_ARGUMENT_PARSERS
+from redis.connection import URL_QUERY_ARGUMENT_PARSERS, parse_url
 from redis.driver_info import DriverInfo
 from redis.exceptions import RedisClusterException, RedisError
 from redis.retry import Retry
@@ -53,6 +53,7 @@ class Server:
         # RESP2: the page parser and the plans know its shapes. Lost connections are retried here.
         settings = {"retry": Retry(ExponentialBackoff(cap=1.0), TRIES), "driver_info": DRIVER, **typed}
         settings["protocol"] = 2
+        parse_url(url)  # type: ignore[no-untyped-call]  # one that cannot be read is told now, of a cluster too
         self.url = url
         self._settings = settings
         self._cluster: Any = None
