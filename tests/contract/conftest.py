@@ -43,3 +43,11 @@ def served(engine: Engine) -> Iterator[Served]:
 def line(served: Served) -> Iterator[Line]:
     with Line(served.port) as one:
         yield one
+
+
+@pytest.fixture
+def bare(engine: Engine, served: Served) -> Iterator[Line]:
+    """The engine itself, in another database, so that the two do not see each other."""
+    with Line(engine.port) as one:
+        one.say("SELECT 9")
+        yield one

@@ -1,8 +1,7 @@
 """The pipelined connection that the gateway and the links use: order, errors, loss, back-pressure, pushes."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -130,20 +129,11 @@ def test_who_cannot_be_reached_is_named_without_secrets() -> None:
     assert "secret" not in repr(parse_address("redis://user:secret@127.0.0.1:1/0"))
 
 
-@contextmanager
-def paused(engine: Engine) -> Iterator[None]:
-    engine.pause()
-    try:
-        yield
-    finally:
-        engine.resume()
-
-
 def test_a_sender_waits_while_the_engine_takes_no_more(flavour: Flavour) -> None:
     big = b"x" * 1_000_000
 
     async def talk(conn: Connection) -> None:
-        with paused(engine):
+        with engine.paused():
             sent = [asyncio.ensure_future(conn.send(Batch([("SET", "k", big)]))) for _ in range(200)]
             while not conn.is_full:
                 await asyncio.sleep(0.01)
@@ -172,7 +162,7 @@ def test_no_more_than_so_many_batches_are_in_flight(engine: Engine, monkeypatch:
 def test_a_silent_engine_is_given_up_but_not_while_it_may_block(flavour: Flavour) -> None:
     async def talk(conn: Connection) -> None:
         assert await conn.send(Batch([("BLPOP", "nothing", 1)], block_ms=1000)) == [None]
-        with paused(engine), pytest.raises(LostError, match="said nothing for 0.3 s"):
+        with engine.paused(), pytest.raises(LostError, match="said nothing for 0.3 s"):
             await conn.send(Batch([("PING",)]))
 
     with Engine(flavour) as engine:

@@ -1,8 +1,7 @@
 """Connections to the engine that end at the worst place, and clients that say more than is done."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import pytest
 
@@ -12,21 +11,7 @@ from tests.support.regions import become
 from tests.support.servers import Engine
 from tests.support.waiting import eventually
 
-
-@pytest.fixture(autouse=True)
-def sound(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Nothing failed inside the gateway either."""
-    yield
-    assert [record.getMessage() for record in caplog.get_records("call") if record.levelname == "ERROR"] == []
-
-
-@contextmanager
-def paused(engine: Engine) -> Iterator[None]:
-    engine.pause()
-    try:
-        yield
-    finally:
-        engine.resume()
+pytestmark = pytest.mark.usefixtures("sound")
 
 
 def test_a_value_that_breaks_off_is_not_made_up_with_an_error(engine: Engine) -> None:
@@ -48,7 +33,7 @@ def test_nothing_is_written_into_a_message_that_is_on_its_way(engine: Engine) ->
     with Served(engine.url) as gateway, Line(gateway.port) as line, Line(engine.port) as other:
         line.say("HELLO 3")
         line.say("SUBSCRIBE c")
-        with paused(engine):
+        with engine.paused():
             line.socket.sendall(packed("PING") + packed("XLEN"))
             [client] = gateway.gateway.clients
             eventually(
@@ -67,7 +52,7 @@ def test_a_watch_that_is_lost_is_not_taken_for_kept(engine: Engine) -> None:
         admin.say("SET k 0")
         number = value_of(line.say("CLIENT ID"))
         assert line.say("WATCH k") == b"+OK\r\n"
-        with paused(engine):
+        with engine.paused():
             gateway.forget()  # the next command asks which region this is, on another connection
             admin.send("CLIENT", "KILL", "ID", number)
             line.send("XLEN", "s")
@@ -91,7 +76,7 @@ def test_appends_of_one_client_stay_in_order_when_the_stream_was_deleted(engine:
         for _ in range(2):
             assert line.say("XADD s * n 0").startswith(b"$")
         assert other.say("DEL s") == b":1\r\n"
-        with paused(engine):
+        with engine.paused():
             line.send("XADD", "s", "*", "n", 1)
             [client] = gateway.gateway.clients
             eventually(lambda: not client.is_idle, within_s=20, why="the first should be taken")
@@ -112,7 +97,7 @@ def test_an_append_that_comes_while_the_last_is_answered_is_not_forgotten(engine
             assert line.say("XADD s * n zero").startswith(b"$")
         proxy.stall(b"two")
         [client] = gateway.gateway.clients
-        with paused(engine):
+        with engine.paused():
             line.send("XADD", "s", "*", "n", "one")
             eventually(lambda: not client.is_idle, within_s=20, why="the first should be taken")
             line.send("XADD", "s", "*", "n", "two")

@@ -15,7 +15,8 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -122,6 +123,14 @@ class Engine:
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        self.pause()
+        try:
+            yield
+        finally:
+            self.resume()
 
     def restart(self) -> Self:
         """Shut down if it is up, then start again on the same port and directory."""

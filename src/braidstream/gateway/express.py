@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from braidstream.drivers.session import REGION_FRESH_S
 from braidstream.drivers.wire import Connection, pack_one
@@ -107,17 +107,11 @@ class Express:
             return None
         return conn if time.monotonic() - client.known.read_at <= REGION_FRESH_S else None
 
-    def _appended(
-        self,
-        slot: list[bytes],
-        run: list[Words] | bytes,
-        count: int,
-        births: int,
-        replies: Replies | LostError,
-    ) -> None:
+    def _appended(self, *run: Any) -> None:
+        """What `_answer` does; but the lane is others' too, and must not end with this client."""
         try:
-            self._answer(slot, run, count, births, replies)
-        except Exception as error:  # the lane is others' too: it must not end with this client
+            self._answer(*run)
+        except Exception as error:
             self._client.gateway.crashed(error)
             self._client.close()
 
