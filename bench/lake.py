@@ -120,7 +120,7 @@ def descendants(pid: int) -> list[int]:
 
 def one_size(spark: Any, entries: int, folder: str) -> dict[str, Any]:
     lake, took = f"{folder}/{entries}", dict[str, float]()
-    with Engine("redis") as one, Engine("redis") as two, Memory(spark) as memory:
+    with Engine() as one, Engine() as two, Memory(spark) as memory:
         become(one)
         fill(one, entries)
         servers = Servers((one.url,), {})

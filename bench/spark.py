@@ -193,7 +193,7 @@ def main() -> None:
     parser.add_argument("--entries", type=int, default=90, help="for each latency")
     chosen = parser.parse_args()
     spark = session()
-    with Engine("redis") as engine, Progress(transient=True) as progress:
+    with Engine() as engine, Progress(transient=True) as progress:
         total = 2 * (chosen.rounds + WARM_UP) + chosen.entries * len(CHECKPOINTS)
         bar = progress.add_task("measuring", total=total)
         fill(engine, chosen.rows)

@@ -2,7 +2,8 @@
 # Everything a fresh Debian bookworm needs to run the tests; quick when it is all there already.
 #
 #   java      17, for Spark
-#   engines   redis-server from bookworm, valkey-server from bookworm-backports; no service is left running
+#   engines   redis-server from bookworm, valkey-server from bookworm-backports; no service is left running.
+#             engines.sh adds newer ones, in a folder of their own
 #   packages  .venv with the versions of constraints.txt and this project, editable
 #   clients   node and the JavaScript clients that are tested against the gateway
 set -euo pipefail
@@ -102,5 +103,6 @@ install_packages
 tell_version redis-server "$REDIS_VERSION"
 tell_version valkey-server "$VALKEY_VERSION"
 install_venv
+bash scripts/engines.sh
 install_clients
 say "ready"

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import braidstream
+from tests.support.matrix import installed
 from tests.support.regions import become, client_of
-from tests.support.servers import FLAVOURS, Cluster, Engine, Flavour
+from tests.support.servers import FLAVOURS, WITH_TLS, Cluster, Engine, Flavour
 
 # A property test that asks for `engine` gets one clean server for all its examples, and calls engine.flush()
 # itself where examples must not see each other. Hypothesis would otherwise refuse such a fixture.
@@ -42,8 +43,13 @@ def clusters() -> Iterator[dict[Flavour, Cluster]]:
 @pytest.fixture(params=FLAVOURS)
 def flavour(request: pytest.FixtureRequest) -> Flavour:
     """For tests that start servers of their own."""
-    chosen: Flavour = request.param
-    return chosen
+    return installed(request.param)
+
+
+@pytest.fixture(params=WITH_TLS)
+def tls_flavour(request: pytest.FixtureRequest) -> Flavour:
+    """For tests that start servers with TLS."""
+    return installed(request.param)
 
 
 @pytest.fixture

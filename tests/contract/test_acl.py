@@ -13,8 +13,11 @@ import redis
 import braidstream
 from braidstream.commands.table import TABLE
 from tests.support.gateways import Line, Served
+from tests.support.matrix import on_every_engine
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine
+
+flavour = on_every_engine
 
 Grant = Callable[..., None]
 

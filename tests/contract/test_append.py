@@ -7,9 +7,12 @@ import redis
 
 import braidstream
 from braidstream.strand import Strand
+from tests.support.matrix import on_every_engine
 from tests.support.proxy import Proxy
 from tests.support.regions import apply
 from tests.support.servers import Engine
+
+flavour = on_every_engine
 
 
 def test_an_id_carries_the_region_and_ids_ascend(region: braidstream.Redis) -> None:

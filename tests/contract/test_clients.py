@@ -230,8 +230,8 @@ def test_a_unix_socket_serves_as_well(opened: Opener, flavour: Flavour) -> None:
             assert client.xrevrange("x", count=1) == [(entry, {b"n": b"1"})]
 
 
-def test_tls_serves_as_well(opened: Opener, flavour: Flavour) -> None:
-    with Engine(flavour, tls=True) as engine:
+def test_tls_serves_as_well(opened: Opener, tls_flavour: Flavour) -> None:
+    with Engine(tls_flavour, tls=True) as engine:
         become(engine)
         client = opened(engine.url, decode_responses=True)
         [entry, found] = client.pipeline().xadd("x", {"n": "1"}).xrange("x").execute()

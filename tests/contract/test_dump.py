@@ -8,8 +8,11 @@ import redis
 import braidstream
 from braidstream.strand import Strand
 from tests.support.gateways import Line, Served, value_of
+from tests.support.matrix import on_every_engine
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine
+
+flavour = on_every_engine
 
 # The bare engine, in a database that is no region.
 BARE_DB = 5

@@ -17,8 +17,11 @@ from braidstream.commands.region import initialise
 from braidstream.errors import ReplyError
 from braidstream.plan import Batch, Plan
 from braidstream.strand import Strand
+from tests.support.matrix import on_every_engine
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine, Flavour
+
+flavour = on_every_engine
 
 NEWER = functions.VERSION + 1
 FAR = 99_999_999_999_999

@@ -51,18 +51,18 @@ def test_each_client_has_its_own_rights(flavour: Flavour) -> None:
                 assert two.say("GET k") == b"_\r\n"
 
 
-def test_tls_and_unix_sockets_on_both_sides(flavour: Flavour, tmp_path: Path) -> None:
+def test_tls_and_unix_sockets_on_both_sides(tls_flavour: Flavour, tmp_path: Path) -> None:
     files = tls_files(tmp_path)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(files["cert"], files["key"])
-    with Engine(flavour, tls=True) as engine:
+    with Engine(tls_flavour, tls=True) as engine:
         become(engine)
         with Served(engine.url, Settings(tls=context)) as gateway:
             url = f"rediss://127.0.0.1:{gateway.port}/0?ssl_ca_certs={files['ca']}"
             with redis.Redis.from_url(url) as client:
                 assert client.xadd("s", {"a": 1})
                 assert client.set("k", "v")
-    with Engine(flavour, unixsocket=True) as engine:
+    with Engine(tls_flavour, unixsocket=True) as engine:
         become(engine)
         place = tmp_path / "gateway.sock"
         with Served(f"unix://{engine.unixsocket}", listen=f"unix:{place}"), Line(str(place)) as line:

@@ -14,7 +14,7 @@ from tests.support.world import World
 
 @pytest.fixture
 def world(engine: Engine) -> Iterator[World]:
-    with Engine("redis") as other:
+    with Engine() as other:
         made = World([engine, other], id_mode="liberal")
         yield made
         made.close()

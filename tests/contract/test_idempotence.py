@@ -13,8 +13,11 @@ from braidstream.commands.arguments import FUNCTION_ARGUMENTS
 from braidstream.strand import Strand
 from tests.support.clients import Opener
 from tests.support.gateways import Line, Served, value_of
+from tests.support.matrix import on_every_engine
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine
+
+flavour = on_every_engine
 
 ENTRY = {"f": "v"}
 

@@ -33,8 +33,8 @@ def url_of(engine: Engine, user: str) -> str:
 
 
 @pytest.fixture
-def pair(flavour: Flavour) -> Iterator[tuple[Engine, Engine]]:
-    with Engine(flavour, tls=True) as one, Engine(flavour, tls=True) as two:
+def pair(tls_flavour: Flavour) -> Iterator[tuple[Engine, Engine]]:
+    with Engine(tls_flavour, tls=True) as one, Engine(tls_flavour, tls=True) as two:
         for number, engine in enumerate((one, two), start=1):
             with braidstream.Redis.from_url(engine.url) as client:
                 client.run_plan(initialise(number, f"region-{number}"))

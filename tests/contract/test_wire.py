@@ -169,11 +169,11 @@ def test_a_silent_engine_is_given_up_but_not_while_it_may_block(flavour: Flavour
         on(engine.url, talk, silence_s=0.3)
 
 
-def test_tls_and_users_and_databases_come_from_the_url(flavour: Flavour) -> None:
+def test_tls_and_users_and_databases_come_from_the_url(tls_flavour: Flavour) -> None:
     async def who(conn: Connection) -> list[Any]:
         return await conn.send(Batch([("ACL", "WHOAMI"), ("CLIENT", "INFO")]))
 
-    with Engine(flavour, tls=True) as engine:
+    with Engine(tls_flavour, tls=True) as engine:
         with engine.client() as admin:
             admin.acl_setuser("ada", enabled=True, passwords=["+p@ss/word"], commands=["+@all"], keys=["*"])
         url = engine.url.replace("rediss://", "rediss://ada:p%40ss%2Fword@").replace("/0?", "/3?")

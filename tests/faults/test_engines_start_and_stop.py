@@ -30,13 +30,13 @@ def test_a_paused_engine_answers_nothing_until_it_is_resumed(flavour: Flavour) -
         assert client.ping()
 
 
-def test_an_engine_speaks_tls_and_listens_on_a_unix_socket(flavour: Flavour) -> None:
-    with Engine(flavour, tls=True, unixsocket=True) as engine:
+def test_an_engine_speaks_tls_and_listens_on_a_unix_socket(tls_flavour: Flavour) -> None:
+    with Engine(tls_flavour, tls=True, unixsocket=True) as engine:
         assert engine.url.startswith("rediss://")
         with engine.client() as client:
-            client.set("who", flavour)
+            client.set("who", tls_flavour)
         with redis.Redis(unix_socket_path=str(engine.unixsocket)) as client:
-            assert client.get("who") == flavour.encode()
+            assert client.get("who") == tls_flavour.encode()
 
 
 def test_an_engine_that_cannot_start_shows_its_log(flavour: Flavour) -> None:

@@ -87,7 +87,7 @@ def test_idle_clients_cost_no_engine_connections_and_busy_ones_are_served(tmp_pa
     if hard != resource.RLIM_INFINITY and hard < wanted:
         pytest.skip(f"this machine lets a process open {hard} files, {wanted} are needed: ulimit -n {wanted}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
-    with Engine("redis", args=["--maxclients", "1000"]) as engine:
+    with Engine("redis-7.0", args=["--maxclients", "1000"]) as engine:
         become(engine)
         words = [sys.executable, "-m", "braidstream.cli.main", "gateway", "--json", "--url", engine.url]
         words += ["--listen", "127.0.0.1:0", "--backends", "300"]
@@ -100,7 +100,7 @@ def test_idle_clients_cost_no_engine_connections_and_busy_ones_are_served(tmp_pa
 
 def test_who_comes_when_no_more_files_can_be_opened_is_told_and_the_others_are_served(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        engine = stack.enter_context(Engine("redis"))
+        engine = stack.enter_context(Engine())
         become(engine)
         words = [sys.executable, "-m", "braidstream.cli.main", "gateway", "--json", "--url", engine.url]
         words += ["--listen", "127.0.0.1:0"]

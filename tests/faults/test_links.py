@@ -15,7 +15,7 @@ from braidstream.replication.link import Link
 from braidstream.replication.pages import Pages
 from braidstream.replication.ship import WIDEST
 from braidstream.strand import Strand, facts
-from tests.support.servers import Engine, Flavour
+from tests.support.servers import FLAVOURS, Engine, Flavour
 from tests.support.world import Here, World, fresh_world
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ T = TypeVar("T")
 OVERFLOW = 10_200
 
 
-@pytest.fixture(scope="module", params=["redis", "valkey"])
+@pytest.fixture(scope="module", params=FLAVOURS)
 def engines(request: pytest.FixtureRequest) -> Iterator[list[Engine]]:
     flavour: Flavour = request.param
     servers = [Engine(flavour) for _ in range(3)]

@@ -9,7 +9,7 @@ from tests.faults.soak.run import soak
 from tests.support.servers import Flavour
 
 # Seeds whose schedule has every kind of fault within the time.
-SEEDS: dict[Flavour, int] = {"redis": 1, "valkey": 4}
+SEEDS: dict[Flavour, int] = {"redis-7.0": 1, "redis-8.10": 2, "valkey-8.0": 4, "valkey-9.1": 3}
 
 
 @pytest.mark.timeout(240)

@@ -27,7 +27,7 @@ CHOSEN: list[Callable[..., None]] = [
 
 @pytest.fixture(scope="module", params=["strict", "liberal"])
 def world(request: pytest.FixtureRequest) -> Iterator[tuple[str, UpWorld]]:
-    flavour: Flavour = "redis" if request.param == "strict" else "valkey"
+    flavour: Flavour = "redis-8.10" if request.param == "strict" else "valkey-9.1"
     with braid_up(2, flavour, "--id-mode", request.param) as up:
         made = UpWorld(up)
         try:

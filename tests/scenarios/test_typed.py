@@ -16,7 +16,7 @@ from tests.support.servers import Engine, Flavour
 from tests.support.typist import SHOWN, TypedWorld, Typist, show
 
 # One engine here: the other is compared by tests/contract/test_gateway_differential.py.
-FLAVOUR: Flavour = "redis"
+FLAVOUR: Flavour = "redis-7.0"
 
 
 def tell(request: pytest.FixtureRequest, how: str) -> None:

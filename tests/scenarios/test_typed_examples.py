@@ -14,7 +14,7 @@ from tests.support.typist import Typist, play
 
 @pytest.fixture
 def flavour() -> Flavour:
-    return "redis"
+    return "redis-7.0"
 
 
 @pytest.fixture(params=["strict", "liberal"])

@@ -49,12 +49,12 @@ def spark() -> Iterator[SparkSession]:
 @pytest.fixture
 def flavour() -> Flavour:
     """Spark starts slowly, so most of these tests run on one engine."""
-    return "redis"
+    return "redis-8.10"
 
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[list[Engine]]:
-    started = [Engine("redis").start(), Engine("valkey").start(), Engine("redis").start()]
+    started = [Engine(each).start() for each in ("redis-7.0", "valkey-9.1", "redis-8.10")]
     yield started
     for each in started:
         each.stop()

@@ -199,7 +199,7 @@ def test_a_trim_while_lake_and_stream_are_compared_takes_nothing_out_of_the_lake
 
 def test_a_deletion_at_the_head_is_known_by_the_journal(engine: Engine, lake: str, archive: Run) -> None:
     """It looks like a trim. Where there are peers a journal tells them, and the lake."""
-    with Engine("redis") as other:
+    with Engine() as other:
         world = World([engine, other])
         try:
             entries = add(world[1], *range(4))
@@ -243,7 +243,7 @@ def test_a_deletion_does_not_hide_what_was_trimmed_before_it_was_archived(
 def test_a_loss_is_told_in_a_region_that_the_archive_has_not_read_before(
     archive: Run, lake: str, engine: Engine
 ) -> None:
-    with Engine("redis") as two:
+    with Engine() as two:
         world, there = World([engine, two]), Servers((two.url,), {})
         try:
             add(world[1], *range(5))
@@ -340,7 +340,7 @@ def test_a_deletion_between_comparing_and_trimming_is_not_lost(
 
 
 def test_small_files_are_merged_and_sorted_by_id(archive: Run, lake: str, engine: Engine) -> None:
-    with Engine("redis") as other:
+    with Engine() as other:
         world = World([engine, other])
         try:
             for n in range(8):
@@ -415,7 +415,7 @@ def test_the_log_is_summed_up_and_its_form_is_checked(lake: str) -> None:
 
 def test_a_lake_of_three_regions_goes_on_from_any_of_them(archive: Run, lake: str, engine: Engine) -> None:
     """The position is a frontier: what arrives late is taken when it arrives, from whichever region."""
-    with Engine("redis") as two, Engine("valkey") as three:
+    with Engine() as two, Engine("valkey-9.1") as three:
         world = World([engine, two, three])
         try:
             add(world[2], 0)

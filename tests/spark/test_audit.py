@@ -271,7 +271,7 @@ def test_nothing_false_is_named_in_regions_with_real_daemons_under_load() -> Non
                 if dice.random() < 0.02:
                     client.xtrim("orders", maxlen=500, approximate=False)
 
-    with braid_up(3, "redis") as up:
+    with braid_up(3, "redis-8.10") as up:
         writers = [threading.Thread(target=write, args=(up.client(region), region)) for region in up.urls]
         for writer in writers:
             writer.start()

@@ -107,7 +107,7 @@ class Job:
 
 @pytest.fixture
 def job() -> Iterator[Job]:
-    with Engine("redis") as control:
+    with Engine() as control:
         made = Job(control)
         yield made
         made.stop()
@@ -169,7 +169,7 @@ class Copy:
 
 @pytest.mark.timeout(1800)
 def test_a_copy_survives_kills_on_a_plain_server(job: Job, tmp_path: Path) -> None:
-    with Engine("redis") as server:
+    with Engine() as server:
         copy = Copy(job, [server], tmp_path / "checkpoint", shuffled=False)
         came = [copy.round(point, target) for point, target in ONE_SERVER]
     assert all(came)
@@ -177,7 +177,7 @@ def test_a_copy_survives_kills_on_a_plain_server(job: Job, tmp_path: Path) -> No
 
 @pytest.mark.timeout(1800)
 def test_a_shuffled_copy_survives_kills_and_moves_between_two_regions(job: Job, tmp_path: Path) -> None:
-    with Engine("redis") as one, Engine("valkey") as two:
+    with Engine() as one, Engine("valkey-9.1") as two:
         copy = Copy(job, [one, two], tmp_path / "checkpoint", shuffled=True)
         came = [copy.round(point, target) for point, target in TWO_REGIONS]
     assert all(came)
@@ -193,7 +193,9 @@ def test_a_copy_survives_kills_in_every_cell_of_the_matrix(job: Job, tmp_path: P
     seed = int(os.environ.get("BRAID_SEED") or random.SystemRandom().randrange(10**6))
     dice, came, began = random.Random(seed), 0, time.monotonic()
     for turn, (regions, shuffled, cells) in enumerate(dealt(dice)):
-        engines = [Engine(dice.choice(["redis", "valkey"])).start() for _ in range(regions)]
+        engines = [
+            Engine(dice.choice(["redis-7.0", "redis-8.10", "valkey-9.1"])).start() for _ in range(regions)
+        ]
         plan = f"{regions} region{'s' * (regions > 1)}, {'shuffled' if shuffled else 'plain'}"
         try:
             copy = Copy(job, list(engines), tmp_path / f"checkpoint-{turn}", shuffled=shuffled)

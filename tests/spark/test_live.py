@@ -57,7 +57,7 @@ def test_three_regions_replicate_late_and_out_of_order_while_a_query_runs_and_mo
     spark: SparkSession, tmp_path: Path
 ) -> None:
     dice, live, added = random.Random(5), Live(tmp_path / "checkpoint"), 0
-    with Engine("redis") as one, Engine("valkey") as two, Engine("redis") as three:
+    with Engine() as one, Engine("valkey-9.1") as two, Engine() as three:
         world = World([one, two, three])
 
         def orders(*regions: int) -> DataFrame:

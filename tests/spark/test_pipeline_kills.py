@@ -76,7 +76,7 @@ class Job:
 
 @pytest.fixture
 def job() -> Iterator[Job]:
-    with Engine("redis") as control:
+    with Engine() as control:
         made = Job(control)
         yield made
         made.stop()

@@ -27,7 +27,7 @@ def test_over_tls_the_guides_rights_are_enough_and_none_is_too_many(
     spark: SparkSession, job: str, tmp_path: Path
 ) -> None:
     lake, rights = str(tmp_path / "lake"), READ | (TRIM if job == "archive" else COMPACT)
-    with Engine("redis", tls=True) as engine, braidstream.Redis.from_url(engine.url) as client:
+    with Engine("redis-7.0", tls=True) as engine, braidstream.Redis.from_url(engine.url) as client:
         client.run_plan(initialise(1, "us-east"))
         client.run_plan(functions.load())
         client.run_plan(meet((1, 2)))

@@ -11,7 +11,7 @@ from tests.support.servers import Cluster, Engine
 
 
 def test_tls_and_an_acl_user(tmp_path: Any) -> None:
-    with Engine("redis", tls=True) as engine:
+    with Engine("redis-7.0", tls=True) as engine:
         with engine.client() as client:
             client.execute_command("ACL", "SETUSER", "spark", "on", ">secret", "~*", "+@all")
             client.execute_command("ACL", "SETUSER", "default", "off")

@@ -15,7 +15,7 @@ from tests.support.world import World
 
 @pytest.fixture
 def world(engine: Engine) -> Iterator[World]:
-    with Engine("valkey") as other:
+    with Engine("valkey-9.1") as other:
         made = World([engine, other])
         yield made
         made.close()

@@ -1,15 +1,20 @@
 """Real Redis and Valkey servers on loopback, started, hurt and stopped by tests.
 
-    with Engine("valkey", args=["--appendonly", "yes"]) as engine:
+    with Engine("valkey-9.1", args=["--appendonly", "yes"]) as engine:
         with engine.client() as client: ...
         engine.kill()        # SIGKILL; restart() comes back on the same port with the same directory
+
+scripts/engines.sh installs the servers. Tests run on FLAVOURS, the oldest and the newest of each family;
+BRAID_ENGINE=redis-7.0,valkey-9.1 chooses others. A test asks what an engine can do, never what it is called.
 
 Ports lie in 10000..21999 and cluster buses 10000 above, all below the range the kernel lends to outgoing
 connections, so a port that was free when chosen can be lost only to another server; start() then picks again.
 """
 
+import ctypes
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -17,7 +22,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, get_args
@@ -29,14 +34,42 @@ from redis.retry import Retry
 
 from tests.support.waiting import eventually
 
-Flavour = Literal["redis", "valkey"]
-FLAVOURS: tuple[Flavour, ...] = get_args(Flavour)
+Flavour = Literal["redis-7.0", "redis-8.6", "redis-8.10", "valkey-8.0", "valkey-9.1"]
+EVERY: tuple[Flavour, ...] = get_args(Flavour)
+
+
+def _chosen() -> tuple[Flavour, ...]:
+    wanted = os.environ.get("BRAID_ENGINE", "redis-7.0,redis-8.10,valkey-8.0,valkey-9.1").split(",")
+    unknown = set(wanted) - set(EVERY)
+    if unknown:
+        raise ValueError(
+            f"BRAID_ENGINE: {', '.join(sorted(unknown))} unknown. Choose from {', '.join(EVERY)}."
+        )
+    return tuple(flavour for flavour in EVERY if flavour in wanted)
+
+
+FLAVOURS = _chosen()
+# Those built with TLS. The wheels that the newest two come from are not.
+WITH_TLS: tuple[Flavour, ...] = ("redis-7.0", "redis-8.6", "valkey-8.0")
+PROGRAMS = Path(os.environ.get("BRAID_ENGINES", "~/.cache/braidstream/engines")).expanduser() / "bin"
+# Also for processes that tests start: `braid up --engine valkey-9.1` runs the program valkey-9.1-server.
+if str(PROGRAMS) not in os.environ["PATH"].split(os.pathsep):
+    os.environ["PATH"] = f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}"
 
 START_WITHIN_S = 20
 STOP_WITHIN_S = 5
 BUS_OFFSET = 10_000
 # Not the module's own dice: hypothesis seeds those, and then two xdist workers would want the same port.
 DICE = random.SystemRandom()
+
+
+PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+
+
+def die_with_parent() -> None:
+    """For preexec_fn: the child is killed when the thread that started it ends, however that ends."""
+    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class DidNotStart(Exception):
@@ -48,7 +81,7 @@ class Engine:
 
     def __init__(
         self,
-        flavour: Flavour = "redis",
+        flavour: Flavour = "redis-7.0",
         *,
         args: Sequence[str] = (),
         tls: bool = False,
@@ -91,6 +124,22 @@ class Engine:
     @property
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
+
+    @cached_property
+    def version(self) -> tuple[int, ...]:
+        said = subprocess.run([f"{self.flavour}-server", "--version"], capture_output=True, text=True).stdout
+        [number] = re.findall(r" v=([0-9.]+)", said)
+        return tuple(map(int, number.split(".")))
+
+    @cached_property
+    def reads_plus(self) -> bool:
+        """Whether it knows XREAD's `+`."""
+        with self.client() as client:
+            try:
+                client.execute_command("XREAD", "STREAMS", "no-such-stream", "+")
+            except redis.ResponseError:
+                return False
+        return True
 
     def client(self, **options: Any) -> "redis.Redis":
         """A plain redis-py client that never retries; close it, or use it in `with`."""
@@ -155,7 +204,9 @@ class Engine:
 
     def _launch(self) -> None:
         with open(self.directory / "log", "ab") as log:
-            self._process = subprocess.Popen(self._command(), stdout=log, stderr=subprocess.STDOUT)
+            self._process = subprocess.Popen(
+                self._command(), stdout=log, stderr=subprocess.STDOUT, preexec_fn=die_with_parent
+            )
         try:
             eventually(self._answers, within_s=START_WITHIN_S, why=f"{self.flavour} should answer PING")
         except AssertionError as error:
@@ -209,7 +260,7 @@ class Cluster:
 
     SLOTS = ((0, 5460), (5461, 10922), (10923, 16383))
 
-    def __init__(self, flavour: Flavour = "redis", *, args: Sequence[str] = ()) -> None:
+    def __init__(self, flavour: Flavour = "redis-7.0", *, args: Sequence[str] = ()) -> None:
         self.flavour = flavour
         self.nodes = [Engine(flavour, args=args, cluster=True) for _ in self.SLOTS]
 

@@ -27,13 +27,17 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def engine_command(flavour: str, port: int, directory: Path, keep: bool) -> list[str]:
-    """A server of its own: nothing of the machine's configuration, reachable from here only, DEBUG too."""
-    program = shutil.which(f"{flavour}-server")
+def engine_command(engine: str, port: int, directory: Path, keep: bool) -> list[str]:
+    """A server with its own configuration that listens on loopback only and allows DEBUG.
+
+    engine: `redis` stands for the program redis-server; anything with a slash is the program's path.
+    """
+    wanted = engine if "/" in engine else f"{engine}-server"
+    program = shutil.which(wanted)
     if program is None:
         raise BraidError(
-            f"there is no {flavour}-server on this machine. Install it (apt-get install {flavour}-server), "
-            f"or take the other engine with --engine {'valkey' if flavour == 'redis' else 'redis'}."
+            f"found no program {wanted}. Install it (apt-get install redis-server or valkey-server), "
+            "or name another one: --engine redis, --engine valkey or --engine /path/to/a/server"
         )
     store = ["--appendonly", "yes" if keep else "no", "--save", ""]
     here = ["--bind", "127.0.0.1", "--enable-debug-command", "local"]

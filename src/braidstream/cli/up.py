@@ -5,7 +5,6 @@ import json
 import signal
 import tempfile
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -19,12 +18,6 @@ from braidstream.cli.server import Json, ask, trouble
 from braidstream.cli.tune import IdMode
 from braidstream.commands.region import initialise, meet, tune_id_mode
 
-
-class Engine(StrEnum):
-    redis = "redis"
-    valkey = "valkey"
-
-
 _STRICT: Final = IdMode("strict")
 Mode = Annotated[IdMode, typer.Option("--id-mode", help="Which IDs XADD takes, as `braid tune id-mode`.")]
 Directory = Annotated[
@@ -34,7 +27,7 @@ Directory = Annotated[
 
 def up(
     regions: Annotated[int, typer.Option(min=1, max=16, help="How many regions.")] = 2,
-    engine: Annotated[Engine, typer.Option(help="Which server to start for each.")] = Engine.redis,
+    engine: Annotated[str, typer.Option(help="redis, valkey, or the path of a server program.")] = "redis",
     id_mode: Mode = _STRICT,
     directory: Directory = None,
     as_json: Json = False,
@@ -61,7 +54,7 @@ class Wanted:
 
     folder: Path
     numbers: range
-    engine: Engine
+    engine: str
     id_mode: IdMode
     keep: bool
 
@@ -98,8 +91,8 @@ async def _start(wanted: Wanted, children: list[Child]) -> list[dict[str, Any]]:
         place = folder / str(region["name"])
         place.mkdir(exist_ok=True)
         port = int(str(region["url"]).rpartition(":")[2])
-        command = engine_command(engine.value, port, place, wanted.keep)
-        child = Child(f"the {engine.value} of {region['name']}", command, place / "engine.log")
+        command = engine_command(engine, port, place, wanted.keep)
+        child = Child(f"the {engine} of {region['name']}", command, place / "engine.log")
         children.append(child)
         await child.start()
         await answering(port, child)

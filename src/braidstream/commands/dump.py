@@ -27,7 +27,7 @@ from braidstream.registry import Registry
 from braidstream.strand import facts
 
 # How a payload of a stream begins: the types that engines have used for one.
-_STREAM: Final = (b"\x0f", b"\x13", b"\x15")
+_STREAM: Final = (b"\x0f", b"\x13", b"\x15", b"\x1a", b"\x1b")
 _BUSY: Final = "BUSYKEY Target key name already exists."
 _UNREADABLE: Final = ("ERR DUMP payload", "ERR Bad data format")
 

@@ -13,7 +13,7 @@ from braidstream.errors import LibraryError, ReplyError
 from braidstream.keys import CONFIG
 from braidstream.plan import Batch, Command, Plan
 
-VERSION: Final = 6
+VERSION: Final = 7
 NAME: Final = "braidstream"
 _PARTS: Final = (
     *("rights", "id", "vector", "strand", "chosen", "settings", "group", "braid", "journal", "entry"),

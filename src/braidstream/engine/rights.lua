@@ -7,11 +7,34 @@ local function no_permission(words)
   return redis.error_reply("NOPERM this user has no permissions to run the '" .. words .. "' command")
 end
 
+-- The words after the key. Since 8.6.2 Redis checks the rights of complete commands only.
+local AFTER_KEY = {
+  HDEL = { 'f' },
+  HGET = { 'f' },
+  HSET = { 'f', 'v' },
+  HSETNX = { 'f', 'v' },
+  XACK = { 'g', '1-1' },
+  XADD = { '*', 'f', 'v' },
+  XDEL = { '1-1' },
+  XPENDING = { 'g' },
+  XRANGE = { '-', '+' },
+  XSETID = { '1-1' },
+  ['XGROUP CREATE'] = { 'g', '0' },
+  ['XGROUP DESTROY'] = { 'g' },
+  ['XGROUP SETID'] = { 'g', '0' },
+}
+
+local function may_run(command, key)
+  local words = {}
+  for word in string.gmatch(command, '%S+') do words[#words + 1] = word end
+  if command ~= 'TIME' then words[#words + 1] = key end
+  if command == 'RENAME' then words[#words + 1] = key end
+  for _, word in ipairs(AFTER_KEY[command] or {}) do words[#words + 1] = word end
+  return redis.acl_check_cmd(unpack(words))
+end
+
 local function denied(key, ...)
   for _, command in ipairs({ ... }) do
-    local name, about = string.match(command, '^(%S+) ?(.*)$')
-    local may
-    if about == '' then may = redis.acl_check_cmd(name, key) else may = redis.acl_check_cmd(name, about, key) end
-    if not may then return no_permission(string.lower(string.gsub(command, ' ', '|'))) end
+    if not may_run(command, key) then return no_permission(string.lower(string.gsub(command, ' ', '|'))) end
   end
 end

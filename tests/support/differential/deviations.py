@@ -100,7 +100,7 @@ class Deviations:
             return (same(MISSING[command], ours) or ours == {}) and self._sides.is_stream(argv[1])
         if command == b"XSETID" and isinstance(ours, Fault) and self._below_deleted(theirs, bare):
             return "smaller than the target stream" in ours.text
-        if command == b"XREADGROUP" and b"+" in argv and self._sides.flavour == "redis":
+        if command == b"XREADGROUP" and b"+" in argv and not self._sides.reads_plus:
             self.note("XREADGROUP +")
             told = isinstance(bare, Fault) and bare.text.startswith("Invalid stream ID")
             return told and isinstance(ours, Fault) and ours.text.startswith("The + ID is meaningless")
@@ -190,9 +190,9 @@ class Deviations:
     def _plus(self, name: bytes) -> bytes:
         newest = self._sides.peek("XREVRANGE", name, "+", "-", "COUNT", 1)
         if not newest or isinstance(newest, Fault):
-            return b"$" if self._sides.flavour == "redis" or self._sides.is_stream(name) else b"+"
+            return b"$" if not self._sides.reads_plus or self._sides.is_stream(name) else b"+"
         ms, seq = entry_id(newest[0][0])
-        if self._sides.flavour == "valkey" and (ms, seq) == self._mapping.life(name).top[0]:
+        if self._sides.reads_plus and (ms, seq) == self._mapping.life(name).top[0]:
             return b"+"
         return b"%d-%d" % ((ms, seq - 1) if seq else (ms - 1, MAX))
 

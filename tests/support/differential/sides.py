@@ -113,19 +113,19 @@ class Servers:
             self._hang_up()
             self._lines = [Spoken(self._gateway.port, protocol) for _ in range(2)]
             self._lines.append(Spoken(self._engines[1].port, protocol))
-            return Sides(self.flavour, self._lines[:2], self._lines[2], self._gateway)
+            return Sides(self._engines[1], self._lines[:2], self._lines[2], self._gateway)
         ours = [braidstream.Redis(connection_pool=pool) for pool in self._ours[protocol]]
         bare = redis.Redis(connection_pool=self._bare[protocol])
         for client in (*ours, bare):
             client.response_callbacks = {}
-        return Sides(self.flavour, ours, bare)
+        return Sides(self._engines[1], ours, bare)
 
 
 class Sides:
     """What one run talks to, and the story of what was said."""
 
-    def __init__(self, flavour: Flavour, ours: Any, bare: Any, gateway: Served | None = None) -> None:
-        self.flavour = flavour
+    def __init__(self, engine: Engine, ours: Any, bare: Any, gateway: Served | None = None) -> None:
+        self.reads_plus = engine.reads_plus
         self._gateway = gateway
         self.story = list[Said]()
         self._ours, self._bare = ours, bare
