@@ -83,8 +83,10 @@ class Reading:
 
 @dataclass(slots=True)
 class View:
-    """The streams as one client sees them: its region, and the strands it remembers.
+    """The streams as one command sees them: its region, and the strands its client remembers.
 
+    known: the client's cache; other commands of the client learn and forget meanwhile.
+    seen: what this command relies on. It stays until the command itself looks again or forgets.
     pipelined: plans are gathered into one round trip, so each should be done in its first batch.
     in_multi: the batch stands inside a MULTI: it cannot block, and what it relies on is WATCHed.
     watching: the connection WATCHes keys.
@@ -103,6 +105,7 @@ class View:
     taken: frozenset[bytes] = frozenset()
     readings: dict[tuple[bytes, bytes], Reading] = field(default_factory=dict)
     producer: bytes = b""
+    seen: dict[bytes, Registry] = field(default_factory=dict)
 
     def one_step(self, commands: int) -> bool:
         """Whether a batch needs a MULTI. Not under a WATCH: EXEC would end it, and it guards the whole."""
@@ -122,7 +125,14 @@ class View:
 
     def recall(self, name: bytes) -> Registry:
         """What we remember of a stream, be it nothing."""
-        return self.known.get(name, _NOTHING)
+        if self.pipelined:  # its cache is its own
+            return self.known.get(name, _NOTHING)
+        found = self.seen.get(name)
+        if found is None:
+            found = self.known.get(name, _NOTHING)
+            if found.exists:
+                self.seen[name] = found
+        return found
 
     def learn(self, name: bytes, reply: list[Any]) -> Registry:
         registry = Registry.parse(name, reply)
@@ -140,6 +150,7 @@ class View:
         self.readings[name, group] = reading
 
     def forget(self, name: bytes) -> None:
+        self.seen.pop(name, None)
         self.known.pop(name, None)
 
     def must_bear(self, home: Strand) -> bool:
@@ -171,7 +182,7 @@ class View:
         self._remember(name, replace(self.recall(name), idempotence=settings))
 
     def _remember(self, name: bytes, registry: Registry) -> None:
-        self.known[name] = registry
+        self.seen[name] = self.known[name] = registry
         self.known.move_to_end(name)
         if len(self.known) > REMEMBERED and not self.pipelined:
             self.known.popitem(last=False)

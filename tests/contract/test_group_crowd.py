@@ -5,7 +5,9 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from itertools import count
+from select import select
 
 import pytest
 import redis
@@ -14,6 +16,7 @@ import braidstream
 import braidstream.asyncio
 from braidstream.strand import Strand
 from tests.support.clients import blocked
+from tests.support.gateways import Line, Served
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine
 
@@ -55,6 +58,27 @@ async def _served_in_order(stream: braidstream.Redis, engine: Engine, limit: int
         replies = await asyncio.wait_for(asyncio.gather(*waiting), 30)
     got = [[fields["n"] for _, fields in entries] for [[_, entries]] in replies]
     assert got == [[str(n)] for n in range(CROWD)]
+
+
+def test_consumers_that_come_back_are_served_in_turn_through_a_gateway(
+    stream: braidstream.Redis, engine: Engine
+) -> None:
+    with Served(engine.url) as gateway, ExitStack() as stack:
+        lines = [stack.enter_context(Line(gateway.port)) for _ in range(3)]
+        read = "XREADGROUP GROUP g c{} COUNT 1 BLOCK 0 STREAMS x >"
+        for me, line in enumerate(lines):
+            line.send(*read.format(me).split())
+            blocked(engine, me + 1)
+        served = list[int]()
+        for n in range(9):
+            stream.xadd("x", {"n": n})
+            [ready], _, _ = select([line.socket for line in lines], [], [], 20)
+            [me] = [me for me, line in enumerate(lines) if line.socket is ready]
+            assert b"%d" % n in lines[me].read()
+            served.append(me)
+            lines[me].send(*read.format(me).split())
+            blocked(engine, 3)
+    assert served == [0, 1, 2] * 3
 
 
 def test_those_who_wait_go_on_when_the_one_who_looks_out_dies(

@@ -65,6 +65,46 @@ def test_what_was_taken_of_one_stream_is_given_though_the_next_has_changed(world
     assert b"a" in given
 
 
+READS = {
+    "all": "STREAMS x >",
+    "COUNT 2": "COUNT 2 STREAMS x >",
+    "COUNT 1": "COUNT 1 STREAMS x >",
+    "COUNT 1 BLOCK": "COUNT 1 BLOCK 1500 STREAMS x >",
+    "BLOCK": "COUNT 4 BLOCK 1500 STREAMS x >",
+    "MAXCOUNT": "MAXCOUNT 1 BLOCK 1500 STREAMS x >",
+    "two streams": "COUNT 1 STREAMS y x > >",
+    "CLAIM": "CLAIM 500000 STREAMS x >",
+}
+
+
+@pytest.mark.parametrize("forgets", ["session", "name"])
+@pytest.mark.parametrize("there", [0, 1], ids=["nothing new", "an entry"])
+@pytest.mark.parametrize("read", READS)
+def test_a_read_keeps_what_it_knows_when_others_make_the_client_forget(
+    world: World, read: str, there: int, forgets: str
+) -> None:
+    """A gateway's clients share one cache, and a new login clears it."""
+    client: Any = world[1]
+    for name in ("x", "y"):
+        world[1].xadd(name, {"n": 0})
+        world[2].xadd(name, {"n": 0})
+        world[1].xgroup_create(name, "g", "$")
+    world.sync()
+    world[1].xreadgroup("g", "me", {"x": ">", "y": ">"}, noack=True)
+    for _ in range(there):
+        world[1].xadd("x", {"n": 1})
+
+    def forget(_: Batch) -> None:
+        if forgets == "session":
+            client.session._forget()
+        else:
+            client.session.view().forget(b"x")
+
+    asked = [b"XREADGROUP", b"GROUP", b"g", b"me", *READS[read].encode().split()]
+    got = drive(client, read_group(client.session.view(), asked), forget)
+    assert sum(len(entries) for _, entries in got or []) == there
+
+
 def test_what_was_claimed_is_given_though_the_group_was_rung(world: World) -> None:
     world[1].xadd("k", {"n": 1})
     world[1].xgroup_create("k", "g", "0")

@@ -21,7 +21,7 @@ def read_group(view: View, argv: Argv) -> Plan[list[Any] | None]:
         raise reply if isinstance(reply, ReplyError) else ReplyError("ERR syntax error")
     if view.pipelined:
         # What other commands of the pipeline find out meanwhile is not about the moment of this one.
-        view = replace(view, known=OrderedDict(view.known))
+        view = replace(view, known=OrderedDict(view.known), seen={})
     if view.pipelined or not _is_known(view, spec):
         yield from handout.look(view, spec)
     waits = spec.block_ms is not None and not view.in_multi and all(word == b">" for word in spec.positions)

@@ -175,6 +175,8 @@ def _queue(here: Wait) -> Plan[Answer]:
     [reply] = yield Batch([handout.xreadgroup(spec, [turn], 1, time_ms)], block_ms=time_ms)
     if reply:
         here.turn = reply[0][1][0][0]
+        # Whoever had the turn has taken something, so the group is further than we remember.
+        here.view.readings.pop((here.names[0], here.spec.group), None)
         return None
     here.left_ms -= time_ms
     found = yield from _read(here)
