@@ -68,3 +68,17 @@ def test_what_was_lost_here_is_not_deleted_at_a_peer_that_is_compared(make_world
         engine.xtrim("bs:1:j:{x}", maxlen=0)
     world.sync()
     assert [entry for entry, _ in world[2].xrange("x")] == before[:2] + before[3:] + lost + later
+
+
+def test_a_region_that_lost_a_stream_and_its_registry_deletes_nothing_elsewhere(make_world: Make) -> None:
+    """FLUSHALL, an empty server, a replica that never had the stream: then the application writes on."""
+    world = make_world(3)
+    before = written(world, 5)
+    world.sync()
+    with world.engines[0].client() as engine:
+        engine.delete(*engine.keys("bs:*{x}*"))
+    later = written(world, 1)
+    for target in (2, 3):
+        world.ship(1, target, "x")
+    assert [entry for entry, _ in world[2].xrange("x")] == before + later
+    assert [entry for entry, _ in world[3].xrange("x")] == before + later

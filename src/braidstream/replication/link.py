@@ -206,10 +206,16 @@ class Link:
                 return theirs
 
     async def _trim(self, ours: State, theirs: State, progress: Progress) -> None:
-        """Whatever stood before our first entry was removed here, by trimming or otherwise."""
+        """Tell what was trimmed here: what stood before our first entry.
+
+        Of our own strand only if entries were ever removed from it. If it still has all that it ever
+        had, it is younger than the peer's copy: this engine lost what came before.
+        """
         for strand, extent in ours.strands.items():
             copy, below = theirs.strands.get(strand), extent.removed_below
-            if copy and copy.first and below and copy.first < below and not ours.is_lost(strand):
+            if ours.is_lost(strand) or (strand.writer == self.here.writer and extent.whole):
+                continue
+            if copy and copy.first and below and copy.first < below:
                 trim = ("XTRIM", strand.key, "MINID", "=", ids.text(below))
                 progress.trimmed += sum(await self.target.ask(once(trim)))
 
@@ -256,7 +262,7 @@ class Link:
         """
         gone = 0
         for strand, extent in ours.strands.items():
-            if ours.is_lost(strand):
+            if ours.is_lost(strand) or (strand.writer == self.here.writer and extent.whole):
                 continue
             gone_upto = extent.last
             if extent.first and strand.kind == "s" and strand.writer == self.here.writer:
