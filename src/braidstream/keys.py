@@ -8,7 +8,7 @@
     bs:meta:<tag>             hash    the stream's strands and where each was cut (see braid.py)
     bs:bell:<stamp>:<tag>     stream  empty; goes away when the groups of the stream change (strand.lua)
     bs:turn:<n>:<tag>:<group> stream  one entry: whose turn it is to look out (commands/waiting.py)
-    bs:lease:<shard>          string  which replication daemon serves a share of the streams
+    bs:daemons                hash    the region's replication daemons: a count that goes up while each lives
     bs:copy:<token>:<tag>     stream  a copy being made; becomes a `c` strand (commands/rename.py)
     bs:idmp:<tag>             hash    producers of the stream, and counts (see engine/idempotence.lua)
     bs:i.<era>:<n>:<tag><producer>   hash   messages of a producer that are known; n is the tag's length
@@ -29,6 +29,7 @@ import re
 from typing import Final, Literal
 
 CONFIG: Final = b"bs:config"
+DAEMONS: Final = b"bs:daemons"
 PREFIX: Final = b"bs:"
 
 # "p" is a plain stream, as on a server without braidstream: its key is its name, its IDs are as they are.
@@ -41,7 +42,6 @@ META: Final = b"bs:meta:"
 _BELL = b"bs:bell:"
 _TURN = b"bs:turn:"
 _COPY = b"bs:copy:"
-_LEASE = b"bs:lease:"
 _ABOUT = b"bs:idmp:"
 _KNOWN = re.compile(rb"\Abs:[iq]\.[0-9]+:[0-9]+:[{+!]")
 _STAGE = b"bs:stage:"
@@ -81,10 +81,6 @@ def journal(name: bytes, writer: int) -> bytes:
 
 def meta(name: bytes) -> bytes:
     return META + tag(name)
-
-
-def lease(what: bytes) -> bytes:
-    return _LEASE + what
 
 
 def bell(name: bytes, stamp: bytes) -> bytes:
@@ -159,6 +155,6 @@ def parse_journal(key: bytes) -> tuple[bytes, int] | None:
 
 def is_ours(key: bytes) -> bool:
     """Whether a key is part of our storage, hidden from KEYS and SCAN."""
-    if key == CONFIG or key.startswith((META, _BELL, _TURN, _COPY, _LEASE, _ABOUT, _STAGE, _SINK)):
+    if key in (CONFIG, DAEMONS) or key.startswith((META, _BELL, _TURN, _COPY, _ABOUT, _STAGE, _SINK)):
         return True
     return any(form.match(key) for form in (_STRAND, _JOURNAL, _KNOWN))

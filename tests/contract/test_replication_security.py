@@ -173,7 +173,7 @@ def plain(rights: list[str]) -> set[str]:
 
 def unused(engine: Engine, rights: list[str]) -> set[str]:
     """The rights that were not used so far, but for what the daemon does when it stops."""
-    return plain(rights) - called(engine) - {"del", "zrem"}
+    return plain(rights) - called(engine) - {"hdel"}
 
 
 def test_a_changed_file_leaves_links_over_tls_alone_that_did_not_change(

@@ -11,6 +11,7 @@ Ports lie in 10000..21999 and cluster buses 10000 above, all below the range the
 connections, so a port that was free when chosen can be lost only to another server; start() then picks again.
 """
 
+import atexit
 import ctypes
 import os
 import random
@@ -18,11 +19,12 @@ import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, get_args
@@ -87,7 +89,9 @@ class Engine:
         tls: bool = False,
         unixsocket: bool = False,
         cluster: bool = False,
+        clock_s: float | None = None,
     ) -> None:
+        """clock_s: seconds its wall clock is ahead of ours; `set_clock` changes it while the server runs."""
         self.flavour = flavour
         self.args = list(args)
         self.tls = tls
@@ -97,6 +101,10 @@ class Engine:
         self.unixsocket = self.directory / "engine.sock" if unixsocket else None
         self._certificates = tls_files(self.directory) if tls else None
         self._process: subprocess.Popen[bytes] | None = None
+        self._environment = dict(os.environ)
+        if clock_s is not None:
+            self.set_clock(clock_s)
+            self._environment |= {"LD_PRELOAD": str(clock_shim()), "BRAID_CLOCK": str(self._clock)}
 
     def __enter__(self) -> Self:
         try:
@@ -181,6 +189,15 @@ class Engine:
         finally:
             self.resume()
 
+    @property
+    def _clock(self) -> Path:
+        return self.directory / "clock"
+
+    def set_clock(self, ahead_s: float) -> None:
+        """Step the wall clock of an engine that was made with `clock_s`."""
+        with open(self._clock, "r+b" if self._clock.exists() else "wb") as file:
+            file.write(struct.pack("<q", round(ahead_s * 1_000_000)))
+
     def restart(self) -> Self:
         """Shut down if it is up, then start again on the same port and directory."""
         self._shut_down()
@@ -205,7 +222,11 @@ class Engine:
     def _launch(self) -> None:
         with open(self.directory / "log", "ab") as log:
             self._process = subprocess.Popen(
-                self._command(), stdout=log, stderr=subprocess.STDOUT, preexec_fn=die_with_parent
+                self._command(),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+                preexec_fn=die_with_parent,
             )
         try:
             eventually(self._answers, within_s=START_WITHIN_S, why=f"{self.flavour} should answer PING")
@@ -333,6 +354,16 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+@cache
+def clock_shim() -> Path:
+    """The library that moves an engine's clock, compiled once for each process of tests."""
+    folder = Path(tempfile.mkdtemp(prefix="braid-clock-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    source, library = Path(__file__).with_name("clock_shim.c"), folder / "clock_shim.so"
+    subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
+    return library
 
 
 def tls_files(directory: Path) -> dict[str, Path]:

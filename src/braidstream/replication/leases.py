@@ -1,7 +1,9 @@
-"""Several daemons of one region share its streams: each holds some of the shards, by leases in the engine.
+"""Several daemons of one region share its streams: each serves some of the shards.
 
-A lease is a key with a time limit. A daemon that dies loses its leases within LEASE_MS and others take
-them. Two daemons that serve one stream for a moment do no harm, so nothing here needs to be exact.
+Every daemon counts up its own field of one hash in the engine, every RENEW_S seconds. A daemon whose count
+stands still for LOST_S, by the watcher's own monotonic clock, is dead. The shards are dealt out over the
+living ones in the order of their IDs. No time of day is stored or compared, so a clock that steps changes
+nothing. Two daemons that serve one stream for a moment do no harm, so nothing here needs to be exact.
 """
 
 import asyncio
@@ -9,19 +11,20 @@ import contextlib
 import secrets
 import zlib
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from braidstream.errors import LostError, ReplyError
-from braidstream.keys import lease
+from braidstream.keys import DAEMONS
 from braidstream.observability.events import emit
-from braidstream.plan import Batch, Command, Plan
+from braidstream.plan import Batch, Plan
 from braidstream.replication.endpoint import Endpoint, back_off
+from braidstream.strand import facts
 
 SHARDS: Final = 16
-LEASE_MS: Final = 6_000
 RENEW_S: Final = 2.0
-
-_DAEMONS: Final = lease(b"daemons")
+LOST_S: Final = 6.0
+# The hash of a region without daemons goes away. If it goes too early, each daemon adds itself again.
+EXPIRE_S: Final = 3_600
 
 
 def shard_of(name: bytes) -> int:
@@ -29,13 +32,14 @@ def shard_of(name: bytes) -> int:
 
 
 class Leases:
-    """The shards this process holds, once they are known. `changed` is called when it holds another one."""
+    """The shards this process serves, once they are known. `changed` is called when it serves another one."""
 
     def __init__(self, engine: Endpoint, changed: Callable[[], None]) -> None:
         self.engine, self.changed = engine, changed
         self.id = secrets.token_hex(8).encode()
         self.held: frozenset[int] = frozenset()
         self.known = asyncio.Event()
+        self._seen: dict[bytes, tuple[bytes, float]] = {}
 
     def mine(self, name: bytes) -> bool:
         return shard_of(name) in self.held
@@ -49,15 +53,28 @@ class Leases:
                 await asyncio.sleep(RENEW_S)
             except LostError:
                 await back_off(1)
-            except ReplyError as error:
-                if error.code == "OOM":  # no room for leases: everybody serves everything, which does no harm
-                    self._hold(frozenset(range(SHARDS)))
-                    self.known.set()
+            except ReplyError:  # it takes no writes (full, read-only): everybody serves everything, no harm
+                self._hold(frozenset(range(SHARDS)))
+                self.known.set()
                 await asyncio.sleep(RENEW_S)
 
     async def renew(self) -> None:
-        """Keep what is ours, give back what is more than our share, take what nobody holds."""
-        self._hold(await self.engine.ask(_renew(self.id)))
+        """Show that we live, see who else does, and take our share of the shards."""
+        counts = await self.engine.ask(_count_up(self.id))
+        dead = self._look(counts)
+        living = sorted(counts.keys() - dead)
+        self._hold(frozenset(range(living.index(self.id), SHARDS, len(living))))
+        if dead:
+            await self.engine.ask(_forget(*dead))
+
+    def _look(self, counts: dict[bytes, bytes]) -> set[bytes]:
+        """Note when each count last changed; the daemons whose count has stood still too long."""
+        now = asyncio.get_running_loop().time()
+        before, self._seen = self._seen, {}
+        for daemon, count in counts.items():
+            seen, since = before.get(daemon, (None, now))
+            self._seen[daemon] = count, since if seen == count else now
+        return {daemon for daemon, (_, since) in self._seen.items() if now - since >= LOST_S}
 
     def _hold(self, held: frozenset[int]) -> None:
         if held != self.held:
@@ -68,43 +85,19 @@ class Leases:
                 self.changed()
 
     async def release(self) -> None:
-        """Give everything back at once: the others need not wait."""
+        """Leave at once: the others need not wait."""
         with contextlib.suppress(LostError, ReplyError):
-            await self.engine.ask(_release(self.id, self.held))
+            await self.engine.ask(_forget(self.id))
 
 
-def _renew(me: bytes) -> Plan[frozenset[int]]:
-    [(seconds, _)] = yield Batch([("TIME",)], resend=True)
-    now = int(seconds) * 1000
-    owners: Command = ("MGET", *(lease(b"%d" % shard) for shard in range(SHARDS)))
-    replies = yield Batch(
-        [
-            ("ZADD", _DAEMONS, now, me),
-            ("ZREMRANGEBYSCORE", _DAEMONS, "-inf", now - LEASE_MS),
-            ("ZCARD", _DAEMONS),
-            owners,
-        ]
+def _count_up(me: bytes) -> Plan[dict[bytes, bytes]]:
+    """Our count goes up; everybody's counts."""
+    counts: list[Any]
+    _, _, counts = yield Batch(
+        [("HINCRBY", DAEMONS, me, 1), ("EXPIRE", DAEMONS, EXPIRE_S), ("HGETALL", DAEMONS)]
     )
-    return (yield from _share(me, replies[2], replies[3]))
+    return facts(counts)
 
 
-def _share(me: bytes, daemons: int, owners: list[bytes | None]) -> Plan[frozenset[int]]:
-    fair = -(-SHARDS // max(1, daemons))
-    mine = [shard for shard, owner in enumerate(owners) if owner == me]
-    free = [shard for shard, owner in enumerate(owners) if owner is None]
-    keep, give = mine[:fair], mine[fair:]
-    take = free[: fair - len(keep)]
-    commands: list[Command] = [("PEXPIRE", lease(b"%d" % shard), LEASE_MS) for shard in keep]
-    commands += [("DEL", lease(b"%d" % shard)) for shard in give]
-    commands += [("SET", lease(b"%d" % shard), me, "NX", "PX", LEASE_MS) for shard in take]
-    if not commands:
-        return frozenset()
-    replies = yield Batch(commands)
-    got = [shard for shard, reply in zip(take, replies[len(commands) - len(take) :], strict=True) if reply]
-    return frozenset((*keep, *got))
-
-
-def _release(me: bytes, held: frozenset[int]) -> Plan[None]:
-    shards = [lease(b"%d" % shard) for shard in held]
-    commands: list[Command] = [("ZREM", _DAEMONS, me)]
-    yield Batch([*commands, ("DEL", *shards)] if shards else commands)
+def _forget(*daemons: bytes) -> Plan[None]:
+    yield Batch([("HDEL", DAEMONS, *daemons)])
