@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from braidstream import keys
-from braidstream.errors import NotARegionError, ReplyError
+from braidstream.errors import ConfigError, NotARegionError, ReplyError
 from braidstream.idempotence import Settings
 from braidstream.ids import Id
 from braidstream.keys import CONFIG
@@ -45,6 +45,16 @@ class Region:
         config = facts(reply)
         if b"region" not in config:
             raise NotARegionError()
+        try:
+            return Region._parse(config)
+        except (KeyError, ValueError) as error:
+            raise ConfigError(
+                f"bs:config of the server cannot be read ({type(error).__name__}: {error}). Somebody changed "
+                "it by hand: compare its fields with those of another region."
+            ) from None
+
+    @staticmethod
+    def _parse(config: dict[bytes, bytes]) -> "Region":
         writer = int(config[b"writer"])
         others = (int(number) for number in config.get(b"writers", b"").split())
         return Region(

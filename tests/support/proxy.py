@@ -6,6 +6,7 @@ with Proxy(engine.port) as proxy:
     proxy.break_off(b"end of it")          # an answer with these words ends before them, with its connection
     proxy.cut()                            # every open connection ends now
     proxy.shut()                           # nobody gets in any more, until open()
+    proxy.answer(b"XADD", b"+NO\\r\\n")      # requests with this word do not arrive, and are answered so
     proxy.swallow()                        # everybody gets in and nothing is ever answered, until deliver()
 """
 
@@ -27,6 +28,7 @@ class Proxy:
         self.stalled = threading.Event()
         self._pattern, self._times = b"", 0
         self._break_at: bytes | None = None
+        self._answer: tuple[bytes, bytes] | None = None
         self._share, self._dice = 0.0, random.Random(0)
         self._stall_at: bytes | None = None
         self._go_on = threading.Event()
@@ -65,6 +67,16 @@ class Proxy:
     def break_off(self, pattern: bytes) -> None:
         """Forward answers up to `pattern`, and cut the connection there."""
         self._break_at = pattern
+
+    def answer(self, pattern: bytes, reply: bytes) -> None:
+        """From now on answer requests that contain `pattern` ourselves; open connections end first."""
+        self._answer = pattern, reply
+        self.cut()
+
+    def pass_on(self) -> None:
+        """No longer."""
+        self._answer = None
+        self.cut()
 
     def lose_at_random(self, share: float, *, seed: int) -> None:
         """Of the requests that come, lose this share: the request itself or, as often, its answer."""
@@ -134,6 +146,9 @@ class Proxy:
         with suppress(OSError):
             while chunk := client.recv(65536):
                 if self._swallowing:
+                    continue
+                if self._answer is not None and self._answer[0] in chunk:
+                    client.sendall(self._answer[1])
                     continue
                 if self._is_to_be_lost(chunk):
                     doomed.set()

@@ -125,14 +125,21 @@ def greeting(address: Address, protocol: int) -> list[Command]:
 
 
 async def connect(
-    address: Address, *, protocol: int = 2, on_push: Push | None = None, silence_s: float | None = None
+    address: Address,
+    *,
+    protocol: int = 2,
+    on_push: Push | None = None,
+    silence_s: float | None = None,
+    most_bytes: int | None = None,
 ) -> "Connection":
     """Connect, log in and select the database. LostError if nobody answers, ReplyError if we are refused.
 
     on_push: gets RESP3 push messages. silence_s: a connection that owes us replies and says nothing for so
-    long is given up.
+    long is given up. most_bytes: so is one whose reply is larger than that.
     """
-    conn = await open_socket(address, lambda: Connection(str(address), on_push, silence_s))
+    conn = await open_socket(
+        address, lambda: Connection(str(address), on_push, silence_s=silence_s, most_bytes=most_bytes)
+    )
     says = greeting(address, protocol)
     try:
         if says:
@@ -176,9 +183,17 @@ class _Flight:
 class Connection(asyncio.Protocol):
     """See the top of the file. Made by `connect`."""
 
-    def __init__(self, name: str, on_push: Push | None = None, silence_s: float | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        on_push: Push | None = None,
+        *,
+        silence_s: float | None = None,
+        most_bytes: int | None = None,
+    ) -> None:
         self.name, self.lost = name, None  # type: str, LostError | None
         self._on_push, self._silence_s = on_push, silence_s
+        self._most_bytes, self._unparsed = most_bytes, 0
         self._reader = hiredis.Reader(replyError=ReplyError)
         self._flights: deque[_Flight] = deque()
         self._out: list[bytes] = []
@@ -254,7 +269,9 @@ class Connection(asyncio.Protocol):
         reader, flights = self._reader, self._flights
         try:
             reader.feed(data)
+            self._unparsed += len(data)
             while (reply := reader.gets()) is not False:
+                self._unparsed = 0
                 if type(reply) is hiredis.PushNotification:
                     if self._on_push is not None:
                         self._on_push(list(reply))
@@ -269,6 +286,8 @@ class Connection(asyncio.Protocol):
                     flight.done(flight.replies)
         except (hiredis.ProtocolError, TypeError) as error:
             self._fail(f"it sent what nobody can read: {error}")
+        if self._most_bytes is not None and self._unparsed > self._most_bytes:
+            self._fail(f"its reply has more than {self._most_bytes:,} bytes")
         if self._room and not self.is_full:
             self._make_room()
 
@@ -295,6 +314,7 @@ class Connection(asyncio.Protocol):
         if self.lost is not None:
             return
         self.lost = LostError(self.name, why, wrote=False)
+        self._reader = hiredis.Reader()  # what it had of a reply goes
         if self._silence_s is not None:
             self._watchdog.cancel()
         self._transport.abort()

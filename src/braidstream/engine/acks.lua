@@ -77,7 +77,8 @@ end
      FCALL bs_braid_state n <meta> <stream key>... <label:life or empty>...
      Returns the meta; for each key {last ID, first ID, length, entries added, bytes of the last entry}, or nil
      where it is missing; and 1 if a group has entries to be read or acknowledged.
-     On the way acknowledgements of the strands that are named by a label go to `k:<group>`. ]]
+     On the way acknowledgements of the strands that are named by a label go to `k:<group>`.
+     FCALL bs_braid_look, the same with no label at all, writes nothing. ]]
 local function braid_state(keys, args)
   local meta, found, groups, restless = keys[1], {}, {}, false
   for at = 2, #keys do

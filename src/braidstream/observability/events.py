@@ -19,9 +19,16 @@ EVENTS: Final = {
     "link.up": (logging.INFO, "a peer is reached; its state is compared now"),
     "link.lost": (logging.WARNING, "a peer cannot be reached; it is tried again"),
     "link.swept": (logging.DEBUG, "every stream was compared with a peer"),
+    "link.failed": (logging.ERROR, "a link ended by an error that is no lost connection; it is tried again"),
+    "peer.misconfigured": (logging.ERROR, "a peer's configuration cannot be used; it is tried again"),
     "link.refused": (logging.WARNING, "a peer refused a stream; it is tried again"),
     "link.shipped": (logging.DEBUG, "entries were brought to a peer"),
     "source.lost": (logging.WARNING, "the own engine cannot be reached; it is tried again"),
+    "source.refused": (
+        logging.WARNING,
+        "the own engine refuses writes. What it holds still goes to the peers; acknowledgements do not, and "
+        "daemons of this region do not share their work",
+    ),
     "lease.taken": (logging.INFO, "this process now serves other shards than before"),
     "gateway.ready": (logging.INFO, "listening for clients"),
     "gateway.limited": (

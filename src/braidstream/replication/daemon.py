@@ -14,10 +14,10 @@ from braidstream import ids, keys
 from braidstream.braid import Region, read_region
 from braidstream.commands.region import meet
 from braidstream.drivers.wire import Address
-from braidstream.errors import BraidError, LostError
+from braidstream.errors import BraidError, ConfigError, LostError
 from braidstream.ids import Id
 from braidstream.observability.events import emit
-from braidstream.replication.endpoint import Endpoint, back_off
+from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint, back_off, reason
 from braidstream.replication.feed import Feed, all_streams
 from braidstream.replication.leases import Leases
 from braidstream.replication.link import Link, Progress, once
@@ -33,6 +33,8 @@ RESTLESS_S: Final = 5.0
 SWEEP_S: Final = 30.0
 SWEEP_PART: Final = 20
 REFUSED_S: Final = 1.0
+# A link that was up for so long was sound: when it ends, the next try comes soon.
+SOUND_S: Final = 10.0
 
 
 @dataclass(slots=True)
@@ -80,7 +82,7 @@ class Daemon:
                 self.peers.pop(name).endpoint.close()
         for name, address in peers.items():
             if name not in self.peers:
-                self.peers[name] = peer = Peer(name, Endpoint(address))
+                self.peers[name] = peer = Peer(name, Endpoint(address, PEER_REPLY_BYTES))
                 self._tasks[name] = asyncio.ensure_future(self._serve(peer))
 
     async def run(self) -> None:
@@ -88,20 +90,11 @@ class Daemon:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._listen())
                 tasks.create_task(self.leases.run())
-                tasks.create_task(self._watch())
         finally:
             for task in self._tasks.values():
                 task.cancel()
             await self.leases.release()
             self.source.close()
-
-    async def _watch(self) -> None:
-        """A link that ends by a fault of ours ends the daemon: its successor starts afresh."""
-        while True:
-            for task in self._tasks.values():
-                if task.done() and not task.cancelled():
-                    task.result()
-            await asyncio.sleep(REFUSED_S)
 
     # Hearing
 
@@ -113,8 +106,8 @@ class Daemon:
                 here = await self.source.ask(read_region())
                 tries = 0
                 await Feed(self.source.address, (here.writer,), self._heard, self._missed).run()
-            except BraidError as error:
-                emit("source.lost", why=error)
+            except Exception as error:  # also a reply that nobody understands
+                emit("source.lost", why=reason(error))
             await back_off(tries)
             tries += 1
 
@@ -135,9 +128,13 @@ class Daemon:
     # Telling
 
     async def _serve(self, peer: Peer) -> None:
-        """Keep the link to one peer up, as long as it is one."""
-        tries = 0
+        """Keep the link to one peer up, as long as it is one.
+
+        Whatever goes wrong ends this link only, and it is tried again: other peers are none the worse.
+        """
+        tries, clock = 0, asyncio.get_running_loop().time
         while self.peers.get(peer.name) is peer:  # a failure in the same moment may swallow a cancellation
+            began = clock()
             try:
                 await self.source.connect()
                 await peer.endpoint.connect()
@@ -147,19 +144,18 @@ class Daemon:
                 peer.link = Link(*ends, here=here, there=there, pages=self.pages)
                 peer.sweep.set()
                 emit("link.up", peer=peer.name)
-                tries = 0
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._sweep(peer, peer.link))
                     for _ in range(AT_ONCE):
                         tasks.create_task(self._carry(peer, peer.link, peer.fresh))
                         tasks.create_task(self._carry(peer, peer.link, peer.queue))
-            except* BraidError as errors:
-                emit("link.lost", peer=peer.name, why=errors.exceptions[0])
+            except* Exception as errors:
+                _tell_end(peer.name, errors)
             finally:
                 peer.link = None
                 peer.endpoint.close()
+            tries = 0 if clock() - began > SOUND_S else tries + 1
             await back_off(tries)
-            tries += 1
 
     async def _introduce(self, peer: Peer) -> tuple[Region, Region]:
         """Both regions, each knowing the other's writers."""
@@ -206,7 +202,7 @@ class Daemon:
                 self._again(peer, name, need, progress)
             except LostError:
                 raise
-            except (BraidError, ValueError) as error:  # or what a peer stores is no number, no ID
+            except Exception as error:  # refused, or a reply that nobody understands
                 self._refused(peer, name, error)
             finally:
                 queue.done(name)
@@ -217,7 +213,7 @@ class Daemon:
         peer.refused += 1
         now = asyncio.get_running_loop().time()
         if now - peer.told_s >= REFUSED_S:
-            emit("link.refused", peer=peer.name, stream=name, times=peer.refused, why=error)
+            emit("link.refused", peer=peer.name, stream=name, times=peer.refused, why=reason(error))
             peer.told_s, peer.refused = now, 0
 
     def _again(self, peer: Peer, name: bytes, need: Need, progress: Progress) -> None:
@@ -238,3 +234,12 @@ class Daemon:
         if done > ids.ZERO:
             journal = keys.journal(name, peer.link.here.writer)
             await self.source.ask(once(("XTRIM", journal, "MINID", "=", ids.text(done))))
+
+
+def _tell_end(peer: str, errors: ExceptionGroup[Exception]) -> None:
+    """Why a link has ended: the first reason, for the others follow from it."""
+    error: Exception = errors
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    event = "link.lost" if isinstance(error, LostError) else "link.failed"
+    emit("peer.misconfigured" if isinstance(error, ConfigError) else event, peer=peer, why=reason(error))

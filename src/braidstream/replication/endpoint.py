@@ -5,12 +5,14 @@ import random
 from typing import Final, Protocol, TypeVar
 
 from braidstream.drivers.wire import Address, Connection, connect
-from braidstream.errors import LostError
+from braidstream.errors import BraidError, LostError
 from braidstream.plan import Plan, arun
 
 T = TypeVar("T")
 
 SILENCE_S: Final = 10.0
+# A peer's reply that is larger than this is an error. The largest are registries with thousands of groups.
+PEER_REPLY_BYTES: Final = 64 * 1024 * 1024
 BACK_OFF_S: Final = (0.05, 2.0)
 
 
@@ -21,10 +23,13 @@ class Asked(Protocol):
 
 
 class Endpoint:
-    """Plans are sent in the order in which they are asked. Nothing is sent twice by itself."""
+    """Plans are sent in the order in which they are asked. Nothing is sent twice by itself.
 
-    def __init__(self, address: Address) -> None:
-        self.address = address
+    most_bytes: a larger reply ends the connection.
+    """
+
+    def __init__(self, address: Address, most_bytes: int | None = None) -> None:
+        self.address, self._most_bytes = address, most_bytes
         self._conn: Connection | None = None
         self._lock = asyncio.Lock()
 
@@ -42,7 +47,7 @@ class Endpoint:
         """Make sure there is a connection; LostError or ReplyError if there cannot be one."""
         async with self._lock:
             if not self.connected:
-                self._conn = await connect(self.address, silence_s=SILENCE_S)
+                self._conn = await connect(self.address, silence_s=SILENCE_S, most_bytes=self._most_bytes)
 
     def close(self) -> None:
         if self._conn is not None:
@@ -53,3 +58,8 @@ async def back_off(tries: int) -> None:
     """Wait before another try: longer each time, up to a cap, never in step with others."""
     least, most = BACK_OFF_S
     await asyncio.sleep(min(most, least * 2**tries) * random.uniform(0.5, 1.0))
+
+
+def reason(error: Exception) -> str:
+    """An error as one line of text. Other errors than our own say little without their type."""
+    return str(error) if isinstance(error, BraidError) else f"{type(error).__name__}: {error}"

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from braidstream import keys
 from braidstream.drivers.wire import Address, Connection, connect
+from braidstream.errors import ReplyError
 from braidstream.plan import Batch, Plan
 from braidstream.replication.endpoint import SILENCE_S, Endpoint
 
@@ -42,7 +43,9 @@ class Feed:
     async def _listen(self, conn: Connection) -> None:
         prefixes = [word for writer in self.writers for word in ("PREFIX", b"bs:%d:" % writer)]
         track = ("CLIENT", "TRACKING", "ON", "BCAST", *prefixes, "PREFIX", keys.META)
-        await conn.send(Batch([track], resend=True))
+        [reply] = await conn.send(Batch([track], resend=True))
+        if isinstance(reply, ReplyError):
+            raise reply
         self.missed()  # what changed before we listened
         while True:
             await asyncio.sleep(HEARTBEAT_S)

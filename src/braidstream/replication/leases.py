@@ -17,7 +17,7 @@ from braidstream.errors import LostError, ReplyError
 from braidstream.keys import DAEMONS
 from braidstream.observability.events import emit
 from braidstream.plan import Batch, Plan
-from braidstream.replication.endpoint import Endpoint, back_off
+from braidstream.replication.endpoint import Endpoint, back_off, reason
 from braidstream.strand import facts
 
 SHARDS: Final = 16
@@ -40,6 +40,7 @@ class Leases:
         self.held: frozenset[int] = frozenset()
         self.known = asyncio.Event()
         self._seen: dict[bytes, tuple[bytes, float]] = {}
+        self._refusal = ""  # what was told last
 
     def mine(self, name: bytes) -> bool:
         return shard_of(name) in self.held
@@ -53,10 +54,17 @@ class Leases:
                 await asyncio.sleep(RENEW_S)
             except LostError:
                 await back_off(1)
-            except ReplyError:  # it takes no writes (full, read-only): everybody serves everything, no harm
-                self._hold(frozenset(range(SHARDS)))
-                self.known.set()
+            except Exception as error:  # refused (OOM, MISCONF, NOPERM, ...), or a reply nobody understands
+                self._serve_all(reason(error))
                 await asyncio.sleep(RENEW_S)
+
+    def _serve_all(self, why: str) -> None:
+        """No leases to be had: everybody serves everything, which does no harm."""
+        if why != self._refusal:
+            self._refusal = why
+            emit("source.refused", why=why)
+        self._hold(frozenset(range(SHARDS)))
+        self.known.set()
 
     async def renew(self) -> None:
         """Show that we live, see who else does, and take our share of the shards."""
@@ -66,6 +74,7 @@ class Leases:
         self._hold(frozenset(range(living.index(self.id), SHARDS, len(living))))
         if dead:
             await self.engine.ask(_forget(*dead))
+        self._refusal = ""
 
     def _look(self, counts: dict[bytes, bytes]) -> set[bytes]:
         """Note when each count last changed; the daemons whose count has stood still too long."""

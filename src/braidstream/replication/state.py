@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from braidstream import ids, keys
+from braidstream.errors import ReplyError
 from braidstream.idempotence import Settings
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
@@ -23,6 +24,8 @@ from braidstream.strand import Strand, facts
 _LOCAL: Final = (b"b:", b"h:", b"f:", b"bell")
 # And those that entries may overtake: how far groups have acknowledged, how far Spark sinks have written.
 _LATER: Final = (*_LOCAL, b"k:", b"q:")
+# How an engine refuses every write: its disk is broken, or it has too few replicas.
+WRITES_REFUSED: Final = ("MISCONF", "NOREPLICAS")
 
 
 def causal(meta: dict[bytes, bytes]) -> dict[bytes, bytes]:
@@ -119,14 +122,18 @@ class State:
 
 
 def state_command(name: bytes, strands: Sequence[Strand], journals: Sequence[int], *, acks: bool) -> Command:
-    """The function that tells a state. With `acks`, what was acknowledged here is noted on the way."""
+    """The function that tells a state. With `acks`, what was acknowledged here is noted on the way.
+
+    Without, it writes nothing, so an engine that refuses writes still answers.
+    """
     where = (
         keys.meta(name),
         *(strand.key for strand in strands),
         *(keys.journal(name, writer) for writer in journals),
     )
     labels = (strand.registration if acks else b"" for strand in strands)
-    return ("FCALL", "bs_braid_state", len(where), *where, *labels, *(b"" for _ in journals))
+    function = "bs_braid_state" if acks else "bs_braid_look"
+    return ("FCALL", function, len(where), *where, *labels, *(b"" for _ in journals))
 
 
 def parse_state(name: bytes, strands: Sequence[Strand], journals: Sequence[int], reply: list[Any]) -> State:
@@ -150,7 +157,13 @@ def read_state(
     """The state of a stream. One round trip where `strands` are all it has."""
     wanted = list(dict.fromkeys(strands))
     while True:
-        [reply] = yield Batch([state_command(name, wanted, journals, acks=acks)], resend=True)
+        try:
+            [reply] = yield Batch([state_command(name, wanted, journals, acks=acks)], resend=True)
+        except ReplyError as error:
+            if not acks or error.code not in WRITES_REFUSED:
+                raise
+            acks = False
+            continue
         state = parse_state(name, wanted, journals, reply)
         unknown = state.not_in(wanted)
         if not unknown:
