@@ -19,6 +19,7 @@ from tests.support.clients import Opener
 from tests.support.proxy import Proxy
 from tests.support.regions import client_of
 from tests.support.servers import Engine
+from tests.support.waiting import eventually
 
 UNKNOWN = "may or may not have been applied"
 # `make lost-replies` sends 100,000.
@@ -100,6 +101,55 @@ def test_pipelines_go_on_when_another_client_changes_the_settings_or_deletes_the
     for _ in range(2):
         messages(client, 70, multi)
     assert numbers(region) == [str(n) for n in range(70)] * 2
+
+
+@pytest.mark.parametrize("change", ["XCFGSET", "DEL"])
+@pytest.mark.parametrize("stream", ["unborn", "known"])
+@pytest.mark.parametrize("named", [False, True])
+def test_a_change_in_the_middle_of_a_pipeline_sends_only_the_rest_again(
+    opened: Opener, proxy: Proxy, region: braidstream.Redis, named: bool, stream: str, change: str
+) -> None:
+    client = opened(proxy.url, idempotent=not named, decode_responses=True)
+    if stream == "known":
+        messages(client, 60, multi=False)
+        region.xtrim("s", maxlen=0)
+    pipe = client.pipeline(transaction=False)
+    for n in range(170):
+        pipe.xadd("s", {"n": f"m{n}"}, **({"idmp": ("mine", b"%d" % n)} if named else {}))
+
+    def change_it() -> None:
+        assert proxy.stalled.wait(20)
+        eventually(lambda: region.xlen("s") == 100, within_s=20, why="the engine should have two calls")
+        region.xcfgset("s", idmp_maxsize=7) if change == "XCFGSET" else region.delete("s")
+        proxy.stall(b"never again")
+        proxy.go_on()
+
+    proxy.stall(b"m120")
+    other = threading.Thread(target=change_it)
+    other.start()
+    found = pipe.execute()
+    other.join()
+    stays = 0 if change == "XCFGSET" else 100
+    assert numbers(region) == [f"m{n}" for n in range(stays, 170)]
+    assert [entry for entry, _ in region.xrange("s")] == found[stays:]
+    assert len(set(found)) == 170
+
+
+@pytest.mark.parametrize("stream", ["unborn", "known"])
+def test_more_messages_of_one_name_than_are_kept_are_not_sent_again(
+    opened: Opener, proxy: Proxy, region: braidstream.Redis, stream: str
+) -> None:
+    client = opened(proxy.url, idempotent=True, **opened.retry(10))
+    if stream == "known":
+        messages(client, 1, multi=False)
+        region.xtrim("s", maxlen=0)
+    pipe = client.pipeline(transaction=False)
+    for n in range(170):
+        pipe.xadd("s", {"n": n}, idmp=("mine", b"%d" % n))
+    proxy.lose_replies(b"bs_idempotence_add", times=1)
+    with pytest.raises(redis.ConnectionError, match=UNKNOWN):
+        pipe.execute()
+    assert numbers(region) == [str(n) for n in range(len(numbers(region)))]
 
 
 def test_it_does_not_depend_on_how_few_are_kept(

@@ -55,8 +55,12 @@ def add(view: View, name: bytes, spec: Add) -> Plan[bytes | None]:
 
 
 def add_all(view: View, name: bytes, specs: Sequence[Add]) -> Plan[Results]:
-    """Messages of one producer, in order: in the first batch, where the stream is as we know it."""
-    home = view.minted(name)
+    """Messages of one producer, in order: in the first batch, where the stream is as we know it.
+
+    If another client changes the settings or deletes the stream between two calls, only the messages that
+    were not appended are sent again: in the new era the others would not be known.
+    """
+    home, results, todo = view.minted(name), dict[int, Any](), list(range(len(specs)))
     nomkstream = all(spec.nomkstream for spec in specs)
     bear = view.must_bear(home) and not (nomkstream and not view.recall(name).exists)
     for attempt in range(_TRIES):
@@ -64,27 +68,40 @@ def add_all(view: View, name: bytes, specs: Sequence[Add]) -> Plan[Results]:
             yield from refuse_unseen_types(view, name)
             view.bear(home)
         births = [birth_command(home)] if bear else []
-        calls = add_commands(view, home, specs)
+        calls, sizes = add_commands(view, home, [specs[at] for at in todo])
         view.expect_settings(name, view.recall(name).settings)
         last = [registry_of(name)] if specs[0].trim is not None else type_check(view, name)
         # In a pipeline in one go with the commands around it: being born twice is harmless.
         step = view.one_step(2) and bear and (attempt > 0 or not view.pipelined)
-        batch = Batch([*births, *calls, *last], atomic=step, attempt=True, resend=bool(view.producer))
+        resend = _may_resend(view, specs, view.recall(name).settings)
+        batch = Batch([*births, *calls, *last], atomic=step, attempt=True, resend=resend)
         replies = yield batch
         _raise_errors(replies[: len(births)])
-        answers, stale = _answers(replies[len(births) :][: len(calls)])
+        answers, stale = _answers(replies[len(births) :][: len(calls)], sizes)
         told = replies[len(births) + len(calls) :]
+        results.update((at, _user(home, answer)) for at, answer in zip(todo, answers, strict=True) if answer)
+        todo = [at for at in todo if at not in results]
         if stale is not None:
             view.expect_settings(name, stale)
-        elif None not in answers:
+        elif not todo:
             yield from _trim(view, home, specs[0], told)
-            return [_user(home, answer) for answer in answers]
+            return [results[at] for at in range(len(specs))]
         elif nomkstream and (view.pipelined or not (yield from exists(name))):
             yield from refuse_other_types(name, *(told if specs[0].trim is None else ()))
-            return [None] * len(specs)
+            return [results.get(at) for at in range(len(specs))]
         else:
             bear = True
     raise ReplyError(f"ERR others kept deleting {name!r}, or changing its settings. Try again.")
+
+
+def _may_resend(view: View, specs: Sequence[Add], settings: Settings) -> bool:
+    """Whether all are still known when an idempotent client sends them again: its own are, of those that the
+    user named as many as are kept."""
+    message = specs[0].message
+    assert message is not None
+    return bool(view.producer) and (
+        is_numbered(view.producer, message.producer) or len(specs) <= settings.maxsize
+    )
 
 
 def _raise_errors(replies: list[Any]) -> None:
@@ -93,40 +110,45 @@ def _raise_errors(replies: list[Any]) -> None:
             raise reply
 
 
-def _answers(replies: list[Any]) -> tuple[list[Any], Settings | None]:
-    """What each message got; the settings to use instead, where they have changed meanwhile."""
-    answers = []
-    for reply in replies:
-        if isinstance(reply, ReplyError):
-            stale = Settings.parse(reply.text.removeprefix("BSSTALE ").encode())
-            if stale is None:
-                raise reply
-            return [], stale
-        answers += reply
-    return answers, None
+def _answers(replies: list[Any], sizes: list[int]) -> tuple[list[Any], Settings | None]:
+    """What each message got, None where it was not appended; the settings to use instead, if they changed."""
+    answers, stale = list[Any](), None
+    for reply, size in zip(replies, sizes, strict=True):
+        if not isinstance(reply, ReplyError):
+            answers += reply
+            continue
+        changed = changed_settings(reply)
+        stale = changed or stale
+        answers += [None if changed else reply] * size
+    return answers, stale
 
 
-def add_commands(view: View, home: Strand, specs: Sequence[Add]) -> list[Command]:
-    """As many calls as the messages need: none has more messages than are kept of a producer."""
+def changed_settings(error: ReplyError) -> Settings | None:
+    """The settings that a stream has, where a call was refused because it knew others."""
+    return Settings.parse(error.text.removeprefix("BSSTALE ").encode())
+
+
+def add_commands(view: View, home: Strand, specs: Sequence[Add]) -> tuple[list[Command], list[int]]:
+    """The calls, and how many messages are in each: never more than are kept of a producer."""
     settings = view.recall(home.name).settings
     most = min(AT_ONCE, settings.maxsize)
-    calls = list[Command]()
-    producer, size = b"", most
+    calls, sizes, producer = list[Command](), list[int](), b""
     for spec in specs:
         assert spec.message is not None
         lane = _lane(view, spec.message.producer, most)
-        if lane != producer or size == most:
+        if not calls or lane != producer or sizes[-1] == most:
             calls.append(call(home, settings, lane, view.region.teller))
-            producer, size = lane, 0
+            sizes.append(0)
+            producer = lane
         calls[-1] += message_words(spec, home)
-        size += 1
-    return calls
+        sizes[-1] += 1
+    return calls, sizes
 
 
 def _lane(view: View, producer: bytes, most: int) -> bytes:
     """Whose message it is. In a pipeline of an idempotent client each message has a number (`web/3.117`), and
     so many share a lane as are kept of it: all are still known when the pipeline is sent again."""
-    return shared_lane(producer, most) if _is_numbered(view, producer) else producer
+    return shared_lane(producer, most) if is_numbered(view.producer, producer) else producer
 
 
 def shared_lane(numbered: bytes, most: int) -> bytes:
@@ -134,9 +156,9 @@ def shared_lane(numbered: bytes, most: int) -> bytes:
     return b"%b.%d" % (own, int(number) // most)
 
 
-def _is_numbered(view: View, producer: bytes) -> bool:
-    prefix = view.producer + b"/"
-    return bool(view.producer) and producer.startswith(prefix) and b"." in producer[len(prefix) :]
+def is_numbered(client: bytes, producer: bytes) -> bool:
+    """Whether a producer is a number in a lane of this idempotent client."""
+    return bool(client) and producer.startswith(client + b"/") and b"." in producer[len(client) + 1 :]
 
 
 def call(home: Strand, settings: Settings, producer: bytes, teller: int) -> Command:
@@ -158,7 +180,9 @@ def _native_trim(spec: Add) -> Trim | None:
     return spec.trim if spec.trim is not None and spec.trim.policy == b"KEEPREF" else None
 
 
-def _user(home: Strand, answer: bytes) -> bytes | ReplyError:
+def _user(home: Strand, answer: bytes | ReplyError) -> bytes | ReplyError:
+    if isinstance(answer, ReplyError):
+        return answer
     if answer.startswith(b"-"):
         return ReplyError(answer[1:].decode("utf-8", "replace"))
     return user_id(answer, home.writer)
@@ -211,7 +235,8 @@ def joins(view: View, one: Add, other: Add) -> bool:
     if one.message is None or other.message is None:
         return False
     same = one.message.producer == other.message.producer or (
-        _is_numbered(view, one.message.producer) and _is_numbered(view, other.message.producer)
+        is_numbered(view.producer, one.message.producer)
+        and is_numbered(view.producer, other.message.producer)
     )
     return same and one.trim is None and other.trim is None and one.nomkstream == other.nomkstream
 

@@ -1,78 +1,136 @@
-"""A pipeline of an idempotent client that holds messages only: its calls, without a plan for each message.
+"""A pipeline of messages only (XADD with IDMP or IDMPAUTO): its calls, without a plan for each message.
 
-They are the calls that the plans would make (commands/produce.py). Sending messages twice is as good as once,
-so where anything is not as we believed the plans run from the start.
+They are the calls that the plans would make (commands/produce.py). A message that was not appended, because
+something is not as we believed, is left to the plans.
 """
 
-from typing import Any
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Final
 
 from redis import exceptions
 
 from braidstream.braid import birth_command
 from braidstream.commands.arguments import FUNCTION_ARGUMENTS
-from braidstream.commands.produce import AT_ONCE, call, shared_lane
+from braidstream.commands.produce import AT_ONCE, call, changed_settings, shared_lane
 from braidstream.drivers import session as shared
 from braidstream.drivers.gather import Exchange
 from braidstream.drivers.session import Session
-from braidstream.errors import ReplyError
-from braidstream.idempotence import Settings
-from braidstream.plan import Command, Plan
+from braidstream.idempotence import Settings, iid_of
+from braidstream.plan import Plan
 from braidstream.strand import Strand
 
 Commands = list[tuple[tuple[Any, ...], dict[str, Any]]]
+_DEFAULTS: Final = Settings()
 
 
-def messages(session: Session, conn: Any, commands: Commands, *, atomic: bool) -> Plan[list[Any] | None]:
-    """The results; None if the plans must run. A MULTI over several streams is theirs: they WATCH."""
-    found = _calls(session, commands)
-    if found is None or (atomic and len(found[0]) > 1):
-        return None
-    homes, calls = found
+@dataclass(slots=True)
+class _Lane:
+    """Where messages of a producer go. A call takes no more of them than are kept (`most`)."""
+
+    home: Strand
+    producer: bytes
+    is_named: bool
+    most: int
+    settings: Settings
+
+
+@dataclass(slots=True)
+class _Call:
+    """Messages in a row that share a call."""
+
+    lane: _Lane
+    words: list[Any]
+    size: int = 0
+
+
+def messages(session: Session, conn: Any, commands: Commands, *, atomic: bool) -> Plan[list[Any]]:
+    """The results; None for each message that the plans must send. A MULTI over several streams is theirs:
+    they WATCH."""
+    calls = _calls(session, conn, commands) or []
+    homes = dict.fromkeys(each.lane.home for each in calls)
+    if not calls or (atomic and len(homes) > 1):
+        return [None] * len(commands)
     births = list(map(birth_command, homes))
-    replies = yield Exchange(births + calls, atomic=atomic, resend=True)
-    answers = list[bytes | None]()
-    for command, reply in zip(calls, (replies or [])[len(births) :], strict=False):
-        if isinstance(reply, exceptions.ResponseError):
-            _learn(session, homes, command, shared.reply_error(reply))
-            return None
-        answers += reply
-    if len(answers) != len(commands) or None in answers:
-        return None
-    return [_result(session, conn, answer) for answer in answers]
+    said = [tuple(each.words) for each in calls]
+    replies = yield Exchange(births + said, atomic=atomic, resend=_may_resend(session, calls))
+    results = list[Any]()
+    for each, reply in zip(calls, replies[len(births) :], strict=True):
+        results += _results(session, conn, each, reply)
+    return results
 
 
-def _calls(session: Session, commands: Commands) -> tuple[list[Strand], list[Command]] | None:
-    """The streams, and the calls; None if a command is something else, or a stream not known yet."""
-    if session.producer is None or session.region is None:
-        return None
-    own, homes, calls = session.producer.name + b"/", dict[Strand, None](), list[list[Any]]()
-    last: tuple[Any, bytes] | None = None
+def _calls(session: Session, conn: Any, commands: Commands) -> list[_Call] | None:
+    """None if a command is something else, or a stream is not known yet."""
+    calls, lane, last = list[_Call](), None, (None, None)
     for args, _ in commands:
-        if args[0] != "XADD" or not 8 <= len(args) < FUNCTION_ARGUMENTS or len(args) % 2:
+        message = _message(conn, args)
+        if message is None:
             return None
-        if args[2] != b"IDMP" or args[5] != "*" or not isinstance(args[1], str | bytes):
-            return None
-        home, numbered = session.homes.get(args[1]), args[3]
-        if home is None or type(numbered) is not bytes or not numbered.startswith(own):
-            return None
-        settings = session.settings.get(home.name, _DEFAULTS)
-        lane = shared_lane(numbered, min(AT_ONCE, settings.maxsize))
-        if last != (home, lane):
-            homes[home], last = None, (home, lane)
-            calls.append(list(call(home, settings, lane, session.region.teller)))
-        calls[-1] += (args[4], len(args) - 5, *args[5:])
-    return list(homes), [tuple(each) for each in calls]
+        if lane is None or args[1] is not last[0] or args[3] is not last[1]:
+            found, last = _lane(session, conn, args), (args[1], args[3])
+            if found is None:
+                return None
+            lane = found if found != lane else lane
+        if not calls or calls[-1].lane is not lane or calls[-1].size == lane.most:
+            teller = session.region.teller  # type: ignore[union-attr]  # a lane has one
+            calls.append(_Call(lane, list(call(lane.home, lane.settings, lane.producer, teller))))
+        calls[-1].words += message
+        calls[-1].size += 1
+    return calls
 
 
-_DEFAULTS = Settings()
+def _message(conn: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The words of a message in a call; None for any other command, and for what must be refused."""
+    count = len(args)
+    if args[0] != "XADD" or not 7 <= count < FUNCTION_ARGUMENTS:
+        return None
+    if args[2] == b"IDMP" and args[5] == "*" and args[4] and count >= 8 and not count % 2:
+        return (args[4], count - 5, *args[5:])
+    if args[2] == b"IDMPAUTO" and args[4] == "*" and count % 2:
+        fields = [bytes(conn.encoder.encode(word)) for word in args[5:]]
+        return (iid_of(fields), count - 4, "*", *fields)
+    return None
 
 
-def _learn(session: Session, homes: list[Strand], command: Command, error: ReplyError) -> None:
-    """Other settings than we believed: remember them for the next pipeline."""
-    settings = Settings.parse(error.text.removeprefix("BSSTALE ").encode())
-    for home in homes:
-        if settings is not None and home.key == command[4]:
-            session.settings[home.name] = settings
+def _lane(session: Session, conn: Any, args: tuple[Any, ...]) -> _Lane | None:
+    if session.region is None or not isinstance(args[1], str | bytes) or not args[3]:
+        return None
+    home = session.homes.get(args[1])
+    if home is None:
+        return None
+    settings = session.settings.get(home.name, _DEFAULTS)
+    most = min(AT_ONCE, settings.maxsize)
+    producer = bytes(conn.encoder.encode(args[3]))
+    if session.numbers(producer):
+        return _Lane(home, shared_lane(producer, most), False, most, settings)
+    return _Lane(home, producer, True, most, settings)
+
+
+def _may_resend(session: Session, calls: list[_Call]) -> bool:
+    """Whether all messages are still known when an idempotent client sends the pipeline again. Of those that
+    the user named there may be more than are kept."""
+    if session.producer is None:
+        return False
+    named = Counter[tuple[bytes, bytes]]()
+    for each in calls:
+        named[each.lane.home.key, each.lane.producer] += each.size
+    return all(
+        named[each.lane.home.key, each.lane.producer] <= each.lane.settings.maxsize
+        for each in calls
+        if each.lane.is_named
+    )
+
+
+def _results(session: Session, conn: Any, said: _Call, reply: Any) -> list[Any]:
+    if not isinstance(reply, exceptions.ResponseError):
+        return [_result(session, conn, answer) for answer in reply]
+    error = shared.reply_error(reply)
+    settings = changed_settings(error)
+    if settings is None:
+        return [shared.for_user(error)] * said.size
+    session.settings[said.lane.home.name] = settings
+    return [None] * said.size
 
 
 def _result(session: Session, conn: Any, answer: bytes | None) -> Any:

@@ -36,11 +36,14 @@ def pipeline(client: Any, conn: Any, commands: Commands) -> Plan[list[Any]]:
         births = _births(session, commands)
         replies = yield Exchange(births + express)
         return (yield from _express_results(client, conn, commands, replies[len(births) :]))
-    if (found := (yield from messages(session, conn, commands, atomic=False))) is not None:
-        return found
-    queued = _queue(conn, commands)
+    found = yield from messages(session, conn, commands, atomic=False)
+    rest = [at for at, result in enumerate(found) if result is None]
+    left = [commands[at] for at in rest]
+    queued = _queue(conn, left)
     yield from gather.pipeline(session.view(pipelined=True), queued, shared.resp2)
-    return _results(client, conn, queued, commands)
+    for at, result in zip(rest, _results(client, conn, queued, left), strict=True):
+        found[at] = result
+    return found
 
 
 def _express(session: Session, commands: Commands) -> list[Command] | None:
@@ -94,7 +97,7 @@ def transaction(client: Any, conn: Any, commands: Commands) -> Plan[list[Any] | 
         return (yield from _express_results(client, conn, commands, replies[len(births) :]))
     if not client.watching:
         found = yield from messages(session, conn, commands, atomic=True)
-        if found is not None:
+        if None not in found:  # of one stream, in one step: all were appended, or none
             return found
     queued = _queue(conn, commands)
     try:

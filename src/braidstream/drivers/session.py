@@ -17,7 +17,7 @@ from redis.client import EMPTY_RESPONSE, NEVER_DECODE
 
 from braidstream.braid import Reading, Region, View, read_region
 from braidstream.commands.arguments import FUNCTION_ARGUMENTS
-from braidstream.commands.produce import call, user_id
+from braidstream.commands.produce import call, is_numbered, user_id
 from braidstream.commands.table import TABLE, Spec
 from braidstream.drivers.producer import Producer
 from braidstream.engine import VERSION
@@ -205,6 +205,10 @@ class Session:
             if args[0] == "XADD":
                 commands[at] = (self.producer.marked(client, args, b"%b.%d" % (lane, at)), options)
         return lane
+
+    def numbers(self, producer: bytes) -> bool:
+        """Whether a message is one that `mark_all` has numbered."""
+        return self.producer is not None and is_numbered(self.producer.name, producer)
 
     def given_up(self, error: Any, lane: bytes | None) -> Any:
         """The error for the user, once sending again has not helped."""
