@@ -4,7 +4,7 @@
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
@@ -44,7 +44,18 @@ def idempotent_pipelines(bed: Bed) -> Case:
     )
 
 
-CASES = (known_by_id, known_by_content, idempotent_client, idempotent_pipelines)
+def named_pipelines(bed: Bed) -> Case:
+    """The user names each message."""
+    numbers = count()
+    return Case(
+        f"XADD IDMP in pipelines of {PIPELINE}, against plain XADD of the same client",
+        _pipelines(bed.ours(), OURS, lambda: {"idmp": ("checkout-1", IID % next(numbers))}),
+        _pipelines(bed.ours(), BARE),
+        {"rate": 0.65},
+    )
+
+
+CASES = (known_by_id, known_by_content, idempotent_client, idempotent_pipelines, named_pipelines)
 
 
 def _one_by_one(bed: Bed, name: str, add: Turn) -> Case:
@@ -65,12 +76,12 @@ def _one_by_one(bed: Bed, name: str, add: Turn) -> Case:
     )
 
 
-def _pipelines(client: Any, name: str) -> Turn:
+def _pipelines(client: Any, name: str, options: Callable[[], dict[str, Any]] = dict) -> Turn:
     def turn() -> None:
         for _ in range(PIPELINES):
             pipe = client.pipeline(transaction=False)
             for _ in range(PIPELINE):
-                pipe.xadd(name, ENTRY)
+                pipe.xadd(name, ENTRY, **options())
             pipe.execute()
 
     return turn
