@@ -219,9 +219,9 @@ def test_a_peer_that_is_removed_while_it_is_asked_is_left_alone(flavour: Flavour
         daemon = Daemon(parse_address(engines[0].url))
         running = asyncio.ensure_future(daemon.run())
         try:
-            daemon.meet({"two": parse_address(engines[1].url)})
+            daemon.meet({"region-2": (2, parse_address(engines[1].url))})
             await asyncio.wait_for(daemon.ready.wait(), WITHIN_S)
-            [serving], conn = daemon._tasks.values(), daemon.peers["two"].endpoint._conn
+            [serving], conn = daemon._tasks.values(), daemon.peers["region-2"].endpoint._conn
             assert conn is not None
             engines[1].pause()
             world[1].xadd("m", {"n": "1"})

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -13,16 +13,19 @@ from rich.progress import Progress
 
 from braidstream import config as files
 from braidstream import engine
-from braidstream.braid import Region
+from braidstream.braid import Region, read_region
 from braidstream.cli.replicate import ConfigFile
 from braidstream.cli.server import Json, ask, report, trouble
 from braidstream.commands.region import initialise, meet, part
 from braidstream.config import Config, RegionConfig
+from braidstream.drivers.bulk import shown
 from braidstream.drivers.session import REGION_FRESH_S
+from braidstream.drivers.sync import ServerError
 from braidstream.drivers.wire import parse_address
-from braidstream.errors import BraidError
+from braidstream.errors import BraidError, ConfigError
 from braidstream.replication.endpoint import Endpoint
 from braidstream.replication.feed import all_streams
+from braidstream.replication.identity import check_region
 from braidstream.replication.link import Link
 
 app = typer.Typer(help="Add or remove a region.", no_args_is_help=True)
@@ -61,6 +64,8 @@ def add(
         joined = files.parse(listed, str(config), os.environ)
     with trouble(url, as_json):
         target = joined.named(name)
+        for each in others:
+            _check(each)
         ask(target.url, initialise(number, name), engine.load())
         regions = [_tell(each, joined) for each in joined.region]
         if len(others) == 1:
@@ -93,7 +98,8 @@ def remove(
         if not rest:
             raise BraidError("it is the only region. There is nothing to remove it from.")
         for each in rest:
-            ask(each.url, part([gone.id]))
+            _check(each)
+        _remove_everywhere(gone, rest)
         config.write_text(files.without_region(config.read_text(encoding="utf-8"), gone.id), encoding="utf-8")
     left = [each.name for each in rest]
     report(
@@ -101,6 +107,28 @@ def remove(
         {"removed": gone.name, "regions": left},
         f"{gone.name} is removed; {', '.join(left)} remain. Stop its daemon and gateways.",
     )
+
+
+def _check(each: RegionConfig) -> None:
+    """A region that the file names must be reached there, and be itself, before anything is changed."""
+    try:
+        [found] = ask(each.url, read_region())
+        check_region(found, (each.id, each.name), shown(each.url))
+    except (BraidError, ServerError, OSError) as error:
+        raise ConfigError(f"region {each.name!r}: {error} Nothing was changed.") from None
+
+
+def _remove_everywhere(gone: RegionConfig, rest: Sequence[RegionConfig]) -> None:
+    """Every region is told, whatever happens at another one."""
+    untold = {}
+    for each in rest:
+        try:
+            ask(each.url, part([gone.id]))
+        except (BraidError, ServerError, OSError) as error:
+            untold[each.name] = error
+    if untold:
+        faults = "; ".join(f"{name}: {error}" for name, error in untold.items())
+        raise BraidError(f"not all regions know that {gone.name} is removed. Run this again. {faults}")
 
 
 def _tell(each: RegionConfig, joined: Config) -> Region:

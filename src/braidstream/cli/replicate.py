@@ -88,12 +88,12 @@ async def _tell_ready(regions: Config, here: RegionConfig, daemon: Daemon, as_js
     )
 
 
-def _peers(regions: Config, here: RegionConfig) -> dict[str, Address]:
+def _peers(regions: Config, here: RegionConfig) -> dict[str, tuple[int, Address]]:
     found = {}
     for peer in regions.region:
         if peer.id != here.id:
             try:
-                found[peer.name] = parse_address(peer.url)
+                found[peer.name] = peer.id, parse_address(peer.url)
             except ConfigError as error:
                 raise ConfigError(f"region {peer.name!r}: {error}") from None
     return found

@@ -18,9 +18,12 @@ EVENTS: Final = {
     "daemon.stopped": (logging.INFO, "asked to stop, and stopped"),
     "link.up": (logging.INFO, "a peer is reached; its state is compared now"),
     "link.lost": (logging.WARNING, "a peer cannot be reached; it is tried again"),
+    "peer.misconfigured": (
+        logging.ERROR,
+        "a peer is not the region that the file says, was removed, or its bs:config is broken",
+    ),
     "link.swept": (logging.DEBUG, "every stream was compared with a peer"),
     "link.failed": (logging.ERROR, "a link ended by an error that is no lost connection; it is tried again"),
-    "peer.misconfigured": (logging.ERROR, "a peer's configuration cannot be used; it is tried again"),
     "link.refused": (logging.WARNING, "a peer refused a stream; it is tried again"),
     "link.shipped": (logging.DEBUG, "entries were brought to a peer"),
     "source.lost": (logging.WARNING, "the own engine cannot be reached; it is tried again"),

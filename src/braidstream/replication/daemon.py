@@ -14,11 +14,12 @@ from braidstream import ids, keys
 from braidstream.braid import Region, read_region
 from braidstream.commands.region import meet
 from braidstream.drivers.wire import Address
-from braidstream.errors import BraidError, ConfigError, LostError
+from braidstream.errors import ConfigError, LostError
 from braidstream.ids import Id
 from braidstream.observability.events import emit
 from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint, back_off, reason
 from braidstream.replication.feed import Feed, all_streams
+from braidstream.replication.identity import check_pair, check_region
 from braidstream.replication.leases import Leases
 from braidstream.replication.link import Link, Progress, once
 from braidstream.replication.pages import Pages
@@ -35,6 +36,8 @@ SWEEP_PART: Final = 20
 REFUSED_S: Final = 1.0
 # A link that was up for so long was sound: when it ends, the next try comes soon.
 SOUND_S: Final = 10.0
+# A fault of the configuration is told again and again, but not often.
+MISCONFIGURED_S: Final = 10.0
 
 
 @dataclass(slots=True)
@@ -45,6 +48,7 @@ class Peer:
     refused, told_s: refusals since we told of one, and when that was.
     """
 
+    id: int
     name: str
     endpoint: Endpoint
     link: Link | None = None
@@ -74,15 +78,15 @@ class Daemon:
         self.ready = asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def meet(self, peers: dict[str, Address]) -> None:
-        """These are the peers from now on. To be called while `run` runs."""
-        for name in [*self.peers]:
-            if self.peers[name].endpoint.address != peers.get(name):
+    def meet(self, peers: dict[str, tuple[int, Address]]) -> None:
+        """These are the peers from now on: number and address by name. To be called while `run` runs."""
+        for name, peer in [*self.peers.items()]:
+            if (peer.id, peer.endpoint.address) != peers.get(name):
                 self._tasks.pop(name).cancel()
                 self.peers.pop(name).endpoint.close()
-        for name, address in peers.items():
+        for name, (number, address) in peers.items():
             if name not in self.peers:
-                self.peers[name] = peer = Peer(name, Endpoint(address, PEER_REPLY_BYTES))
+                self.peers[name] = peer = Peer(number, name, Endpoint(address, PEER_REPLY_BYTES))
                 self._tasks[name] = asyncio.ensure_future(self._serve(peer))
 
     async def run(self) -> None:
@@ -134,7 +138,7 @@ class Daemon:
         """
         tries, clock = 0, asyncio.get_running_loop().time
         while self.peers.get(peer.name) is peer:  # a failure in the same moment may swallow a cancellation
-            began = clock()
+            began, pause_s = clock(), 0.0
             try:
                 await self.source.connect()
                 await peer.endpoint.connect()
@@ -149,20 +153,24 @@ class Daemon:
                     for _ in range(AT_ONCE):
                         tasks.create_task(self._carry(peer, peer.link, peer.fresh))
                         tasks.create_task(self._carry(peer, peer.link, peer.queue))
+            except* ConfigError as errors:
+                _tell_end(peer.name, errors)
+                pause_s = MISCONFIGURED_S
             except* Exception as errors:
                 _tell_end(peer.name, errors)
             finally:
                 peer.link = None
                 peer.endpoint.close()
             tries = 0 if clock() - began > SOUND_S else tries + 1
+            await asyncio.sleep(pause_s)
             await back_off(tries)
 
     async def _introduce(self, peer: Peer) -> tuple[Region, Region]:
         """Both regions, each knowing the other's writers."""
         here = await self.source.ask(read_region())
         there = await peer.endpoint.ask(read_region())
-        if here.id == there.id:
-            raise BraidError(f"{peer.endpoint.address} is region {there.id}, as we are. Check the config.")
+        check_region(there, (peer.id, peer.name), peer.endpoint.address)
+        check_pair(here, there)
         here = await self.source.ask(meet(there.writers))
         return here, await peer.endpoint.ask(meet(here.writers))
 
@@ -174,6 +182,7 @@ class Daemon:
             peer.sweep.clear()
             began = clock()
             link.here = await self.source.ask(read_region())
+            check_pair(link.here, await peer.endpoint.ask(read_region()))  # or it was removed meanwhile
             async for names in all_streams(self.source):
                 for name in filter(self.leases.mine, names):
                     peer.queue.add(name, Need.RELAY)

@@ -1,0 +1,98 @@
+"""Files and servers that do not belong together, and regions that come back after they were removed."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.support.regions import client_of
+from tests.support.replicating import Daemon, config_file, initialised
+from tests.support.servers import Engine, Flavour
+from tests.support.waiting import eventually
+
+WITHIN_S = 30
+
+
+@pytest.fixture
+def regions(flavour: Flavour) -> Iterator[list[Engine]]:
+    with ExitStack() as stack:
+        engines = [stack.enter_context(Engine(flavour)) for _ in range(3)]
+        initialised(engines)
+        yield engines
+
+
+def remove(config: Path, name: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "braidstream.cli.main", "region", "remove", name]
+    return subprocess.run([*command, "--config", str(config)], capture_output=True, text=True)
+
+
+def left(engine: Engine) -> list[str | None]:
+    with engine.client(decode_responses=True) as client:
+        return client.hmget("bs:config", "writers", "left")
+
+
+def test_a_peer_that_is_another_region_than_the_file_says_gets_nothing(
+    regions: list[Engine], tmp_path: Path
+) -> None:
+    one, two, three = regions
+    swapped = config_file(tmp_path, {1: one.url, 2: three.url, 3: two.url})
+    with Daemon(swapped, 1) as daemon, client_of(one) as here:
+        here.xadd("m", {"n": "1"})
+        told = eventually(lambda: daemon.said("peer.misconfigured"), within_s=WITHIN_S, why="it is told")
+        assert " ERROR " in told[0]
+        assert "is region 2 (r2), but the server says that it is region 3 (r3)" in told[0]
+        for engine in (two, three):
+            with engine.client() as client:
+                assert client.keys("bs:*m*") == []
+        assert daemon.said("link.up") == []
+
+
+def test_a_removal_with_a_wrong_file_changes_nothing(regions: list[Engine], tmp_path: Path) -> None:
+    one, two, three = regions
+    swapped = config_file(tmp_path, {1: one.url, 2: three.url, 3: two.url})
+    before, text = [left(engine) for engine in regions], swapped.read_text()
+    done = remove(swapped, "r3")
+    assert done.returncode == 1
+    assert "Nothing was changed" in " ".join(done.stderr.split())
+    assert [left(engine) for engine in regions] == before
+    assert swapped.read_text() == text
+
+
+def test_a_removal_while_a_region_is_down_changes_nothing_and_can_be_repeated(
+    regions: list[Engine], tmp_path: Path
+) -> None:
+    config = config_file(tmp_path, {number: engine.url for number, engine in enumerate(regions, start=1)})
+    regions[1].kill()
+    assert remove(config, "r3").returncode == 1
+    assert left(regions[0])[1] is None
+    regions[1].start()
+    initialised(regions[1:2], first=2)
+    assert remove(config, "r3").returncode == 0
+    assert [left(engine)[1] for engine in regions[:2]] == ["3", "3"]
+
+
+def test_a_removed_region_that_returns_with_its_old_file_is_refused(
+    regions: list[Engine], tmp_path: Path
+) -> None:
+    one, two, three = regions
+    urls = {number: engine.url for number, engine in enumerate(regions, start=1)}
+    old = config_file(tmp_path, urls, "old.toml")
+    with Daemon(config_file(tmp_path, urls), 1), client_of(three) as away, client_of(one) as here:
+        with Daemon(old, 3) as daemon:
+            away.xadd("m", {"n": "1"})
+            eventually(lambda: here.xlen("m") == 1, within_s=WITHIN_S, why="it is a region still")
+        assert remove(tmp_path / "braid.toml", "r3").returncode == 0
+        away.xadd("m", {"n": "after it was removed"})
+        ups = len(daemon.said("link.up"))
+        with Daemon(old, 3) as daemon:
+            told = eventually(
+                lambda: len(daemon.said("peer.misconfigured")) >= 2 and daemon.said("peer.misconfigured"),
+                within_s=WITHIN_S,
+                why="both peers refuse it",
+            )
+            assert "region 3 (r3) was removed from region 1 (r1) for good" in "".join(told)
+            assert len(daemon.said("link.up")) == ups
+        assert here.xlen("m") == 1
