@@ -13,6 +13,7 @@ engines' allocator, jemalloc, asks for the time before the library is ready, and
     seat.py        a region's engine, with one connection
     network.py     links as coroutines that stop before every request; the die says which one goes on
     witness.py     does what a user says, and notes what was seen before and after
+    replicas.py    replicas that lag and are promoted
     users.py       what people do in their regions
     producers.py   idempotent producers that lose replies and go on elsewhere
     simulator.py   a run: two hundred operations, then quiescence, then every question in every region

@@ -12,6 +12,8 @@ from braidstream import engine as functions
 
 START_MS: Final = 4_102_444_800_000
 SET: Final = ("FCALL", "sim_clock", 0)
+REPLICATE: Final = ("FCALL", "sim_replicate", 0)
+PROMOTE: Final = ("SWAPDB", 0, 1)
 
 _BEFORE: Final = """
 local clock_ms, ticks = 0, 0
@@ -45,6 +47,14 @@ end
 """
 _AFTER: Final = """
 redis.register_function('sim_clock', function(keys, args) clock_ms = tonumber(args[1]) end)
+
+-- The replica is database 1: it gets everything that the region has now.
+redis.register_function('sim_replicate', function()
+  redis.call('SELECT', '1')
+  redis.call('FLUSHDB')
+  redis.call('SELECT', '0')
+  for _, key in ipairs(redis.call('KEYS', '*')) do redis.call('COPY', key, key, 'DB', '1') end
+end)
 """
 
 

@@ -17,6 +17,7 @@ from braidstream.errors import BraidError, LostError
 from braidstream.plan import Batch, Plan, Replies, arun, first_error
 from braidstream.replication.link import Link
 from braidstream.replication.state import parse_state
+from tests.simulation.replicas import Replicas
 from tests.simulation.seat import Seat
 from tests.support.history import Did, History, Noted, Told
 
@@ -92,6 +93,7 @@ class Network:
     def __init__(self, seats: dict[int, Seat], history: History) -> None:
         self.seats, self.history = seats, history
         self.open, self.notes = False, 0
+        self.replicas: Replicas | None = None
         self.late: list[Request] = []
         self.sent: list[Request] = []
         regions = list(seats)
@@ -150,10 +152,14 @@ class Network:
     def note(self, request: Request, replies: Replies) -> None:
         """The link hears what its source knows."""
         line = request.line
-        if _function(request) == "bs_braid_state" and request.region == line.pair[0]:
+        if request.region != line.pair[0]:
+            return
+        if _function(request) == "bs_braid_state":
             self.notes += 1
             line.notes[self.notes] = request.name, parse_state(b"", (), (), [replies[0][0], [], 0]).shared
             self.history.add(Noted(request.region, request.name, self.notes))
+        if self.replicas is not None:
+            self.replicas.read(request.region)
 
     async def deliver(self, request: Request, *, repeat: bool = False) -> None:
         line = request.line
@@ -181,6 +187,19 @@ class Network:
             each.answer.set_exception(LostError("region", "the simulation cut it", wrote=True))
         line.parked = []
         await self.settle(line)
+
+    async def promote(self, region: int) -> None:
+        """A region's replica takes over: every connection to the old primary is gone."""
+        assert self.replicas is not None
+        touching = [line for line in self.lines if region in line.pair]
+        for line in touching:
+            while line.busy:
+                await self.cut(line.parked[0], "lose")
+        self.late = [request for request in self.late if request.region != region]
+        self.tell(f"(the replica of region {region} is promoted)")
+        self.replicas.promote(region)
+        for line in touching:
+            self.renew(line)
 
     def arrive(self, request: Request) -> None:
         """A request that nobody waits for any more."""

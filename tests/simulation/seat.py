@@ -49,6 +49,15 @@ class Seat:
     def close(self) -> None:
         self._socket.close()
 
+    def replicate(self) -> None:
+        """The replica catches up."""
+        self._exchange([clock.REPLICATE])
+
+    def promote(self) -> None:
+        """The primary is lost. What its replica has is the region now, and clients connect again."""
+        self._exchange([clock.PROMOTE, clock.REPLICATE])
+        self.view, self.eyes = View(self.region), View(self.region)
+
     def send(self, batch: Batch) -> Replies:
         commands = wire(batch)
         if self._told_ms == self.clock_ms:

@@ -13,6 +13,7 @@ from braidstream.ids import native
 from braidstream.replication import link, ship
 from braidstream.strand import facts
 from tests.simulation.network import Line, Network, Request
+from tests.simulation.replicas import Replicas
 from tests.simulation.seat import Seat
 from tests.simulation.users import Users
 from tests.simulation.witness import NAMES, Witness
@@ -24,6 +25,8 @@ from tests.support.servers import FLAVOURS, Engine
 OPERATIONS: Final = 200
 MOST_REGIONS: Final = 5
 ROUNDS: Final = 15
+# In so many runs regions have replicas, and these are promoted.
+FAILING_OVER: Final = 0.3
 FACTS: Final = ("entries", "merged", "trimmed", "deletions", "waiting")
 
 
@@ -53,8 +56,8 @@ def small_parts() -> Iterator[None]:
         ship.BATCH_ENTRIES, link.JOURNAL_PAGE = known  # type: ignore[misc]
 
 
-def simulate(seed: int, engines: Sequence[Engine]) -> Outcome:
-    """Run a seed. The same seed does the same, whatever ran before."""
+def simulate(seed: int, engines: Sequence[Engine], *, gate: bool = True) -> Outcome:
+    """Run a seed. The same seed does the same, whatever ran before. gate: see replicas.py."""
     dice = Random(seed)
     count = dice.choices((2, 3, 4, 5), (4, 6, 2, 1))[0]
     used = dice.sample(list(engines), count)
@@ -68,7 +71,7 @@ def simulate(seed: int, engines: Sequence[Engine]) -> Outcome:
         trouble: dict[str, list[str]] = {}
         try:
             with small_parts():
-                asyncio.run(Run(dice, seats, history).whole())
+                asyncio.run(Run(dice, seats, history, gate=gate).whole())
         except (BraidError, AssertionError) as error:
             trouble["failed"] = [f"{type(error).__name__}: {error}"]
         return Outcome(seed, history, trouble or find(history))
@@ -80,7 +83,7 @@ def simulate(seed: int, engines: Sequence[Engine]) -> Outcome:
 class Run:
     """The dice choose between a user, a request that waits, a new round of a link, and bad luck."""
 
-    def __init__(self, dice: Random, seats: dict[int, Seat], history: History) -> None:
+    def __init__(self, dice: Random, seats: dict[int, Seat], history: History, *, gate: bool) -> None:
         self.dice, self.seats, self.history = dice, seats, history
         self.network = Network(seats, history)
         self.witness = Witness(seats, history)
@@ -89,6 +92,8 @@ class Run:
         self.paused: set[int] = set()
         # Some runs are calm, some are not.
         self.luck = dice.choice((0.0, 0.02, 0.1, 0.25))
+        if dice.random() < FAILING_OVER:
+            self.network.replicas = Replicas(seats, history, gate=gate)
 
     async def whole(self) -> None:
         done = 0
@@ -102,7 +107,7 @@ class Run:
             elif roll < 0.3:
                 await self._start()
             elif roll < 0.32:
-                self._weather()
+                await self._weather()
             elif roll < 0.34:
                 if self.network.late:
                     self.network.arrive(self.dice.choice(self.network.late))
@@ -121,9 +126,10 @@ class Run:
         elif len(line.tasks) == 1:  # a daemon follows a stream also while it is synced
             await self.network.start(line, line.name, "follow")
 
-    def _weather(self) -> None:
-        """Partitions, pauses, restarts."""
-        kind = self.dice.choice(("part", "heal", "pause", "wake", "renew"))
+    async def _weather(self) -> None:
+        """Partitions, pauses, restarts, failovers."""
+        kinds = ("part", "heal", "pause", "wake", "renew")
+        kind = self.dice.choice(kinds if self.network.replicas is None else (*kinds, "catch up", "promote"))
         region, other = self.dice.sample(list(self.seats), 2)
         if kind == "part" and self.luck:
             self.partitions.add(frozenset((region, other)))
@@ -141,6 +147,11 @@ class Run:
             line = self.dice.choice(self.network.lines)
             if not line.busy:
                 self.network.renew(line)
+        elif kind == "catch up" and self.network.replicas is not None:
+            self.network.replicas.catch_up(region)
+        elif kind == "promote":
+            await self.network.promote(region)
+            self.witness.forget(region)
 
     def _can_pass(self, request: Request) -> bool:
         """A link runs beside its source: a partition is between it and its target."""

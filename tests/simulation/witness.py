@@ -37,6 +37,14 @@ class Witness:
         self.held: dict[tuple[int, str, str], set[Id]] = {}
         self.accepted: set[tuple[str, Entry]] = set()
 
+    def forget(self, region: int) -> None:
+        """The region lost what happened there last. What the history still has is all that was."""
+        for name in NAMES:
+            _, self.seen[region, name] = self.seats[region].look(name)
+        for where in [where for where in self.held if where[0] == region]:
+            del self.held[where]
+        self.accepted = {(event.name, event.entry) for event in self.history.of(Sent)}
+
     def look(self, region: int, name: str) -> bool:
         """Note what a reader sees; whether the stream exists."""
         exists, self.seen[region, name] = self.seats[region].look(name)

@@ -4,6 +4,7 @@ A run of the simulation writes it; `anomalies.py` and `convergence.py` only read
 its strand and its native ID: two regions may have chosen the same ID, and RENAME copies values.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -163,10 +164,13 @@ Event = (
 class History:
     regions: int
     events: list[Event] = field(default_factory=list)
+    facts: Counter[int] = field(default_factory=Counter)
     _found: dict[tuple[Any, ...], tuple[int, list[Any]]] = field(default_factory=dict, repr=False)
 
     def add(self, event: Event) -> None:
         self.events.append(event)
+        if not isinstance(event, Did | Noted):
+            self.facts[event.region] += 1
 
     def of(self, *kinds: Any) -> Iterator[Any]:
         """Events of some kinds, in order. What was found before is not looked for again."""
@@ -179,6 +183,18 @@ class History:
         """Only this has happened."""
         self.events[:] = events
         self._found.clear()
+
+    def undo(self, region: int, kept: int) -> None:
+        """A region lost all but the first so many of its facts."""
+        left, events = kept, list[Event]()
+        for event in self.events:
+            if isinstance(event, Did | Noted) or event.region != region:  # a note is in the link's hands
+                events.append(event)
+            elif left:
+                events.append(event)
+                left -= 1
+        self.recall(events)
+        self.facts[region] = kept
 
     def names(self) -> list[str]:
         return sorted({event.name for event in self.of(Added, Made, Answered)})
