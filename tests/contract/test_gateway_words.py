@@ -28,11 +28,24 @@ def test_what_is_no_command_is_refused_in_the_engines_words(
     served: Served, bare: Line, hostile: bytes
 ) -> None:
     for port in (served.port, bare.socket.getpeername()[1]):
-        with Line(port) as one:
+        with Line(port, timeout_s=10 if port == served.port else 2) as one:
             one.socket.sendall(hostile)
-            assert one.read() == BROKEN[hostile]
+            try:
+                assert one.read() == BROKEN[hostile]
+            except TimeoutError:  # Redis 8.10 goes on reading digits of a bulk's length
+                assert port != served.port
+                assert hostile.startswith(b"*1\r\n$111")
+                continue
             if not BROKEN[hostile].startswith(b"+"):
-                assert one.read() == b""
+                assert _is_closed(one)
+
+
+def _is_closed(line: Line) -> bool:
+    """An engine that closes before it has read everything resets the connection."""
+    try:
+        return line.read() == b""
+    except ConnectionResetError:
+        return True
 
 
 def test_a_value_is_never_part_of_the_protocol(line: Line, engine: Engine) -> None:
