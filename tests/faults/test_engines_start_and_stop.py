@@ -1,8 +1,13 @@
 """The servers that all other tests lean on do what their names say."""
 
+import asyncio
+from pathlib import Path
+
 import pytest
 import redis
 
+from braidstream.cli.engines import Child, answering, engine_command
+from tests.support.gateways import Line
 from tests.support.servers import Cluster, DidNotStart, Engine, Flavour
 
 
@@ -18,6 +23,30 @@ def test_a_killed_engine_with_an_append_only_file_comes_back_with_its_data(flavo
             assert client.xrange("orders") == [(entry, {b"v": b"a"})]
         assert engine.port == port
         assert engine.pid != pid
+
+
+def test_braid_up_waits_until_an_engine_has_loaded_its_data(flavour: Flavour, tmp_path: Path) -> None:
+    with Engine(flavour, args=["--appendonly", "yes", "--dir", str(tmp_path)]) as engine:
+        with engine.client() as client:
+            pipe = client.pipeline(transaction=False)
+            for number in range(5_000):
+                pipe.incr(f"k{number % 10}")
+            pipe.execute()
+        engine.kill()
+        command = [*engine_command(flavour, engine.port, tmp_path, keep=True), "--key-load-delay", "300"]
+
+        async def start() -> None:
+            child = Child("the engine", command, tmp_path / "engine.log")
+            await child.start()
+            try:
+                await answering(engine.port, child)
+                with Line(engine.port) as line:
+                    assert line.say("GET k0") == b"$3\r\n500\r\n"
+            finally:
+                await child.stop()
+            assert "DB loaded" in (tmp_path / "engine.log").read_text()
+
+        asyncio.run(start())
 
 
 def test_a_paused_engine_answers_nothing_until_it_is_resumed(flavour: Flavour) -> None:

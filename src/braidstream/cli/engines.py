@@ -40,6 +40,7 @@ def engine_command(engine: str, port: int, directory: Path, keep: bool) -> list[
             "or name another one: --engine redis, --engine valkey or --engine /path/to/a/server"
         )
     store = ["--appendonly", "yes" if keep else "no", "--save", ""]
+    store += ["--logfile", str(directory.resolve() / "engine.log")]
     here = ["--bind", "127.0.0.1", "--enable-debug-command", "local"]
     return [program, *here, "--port", str(port), "--dir", str(directory), *store]
 
@@ -93,17 +94,21 @@ class Child:
 
 
 async def answering(port: int, child: Child) -> None:
-    """Wait until an engine answers."""
+    """Wait until an engine takes commands. While it loads its data it may take its time."""
     loop = asyncio.get_running_loop()
     until = loop.time() + READY_WITHIN_S
     while loop.time() < until and child.process is not None and child.process.returncode is None:
         try:
             conn = await connect(Address("127.0.0.1", port))
-            await conn.send(Batch([("PING",)], resend=True))
+            [reply] = await conn.send(Batch([("PING",)], resend=True, attempt=True))
             conn.close()
-            return
+            if not isinstance(reply, ReplyError):
+                return
+            if reply.code == "LOADING":
+                until = loop.time() + READY_WITHIN_S
         except (LostError, ReplyError):
-            await asyncio.sleep(0.02)
+            pass
+        await asyncio.sleep(0.02)
     raise BraidError(f"{child.name} does not answer on port {port}. Its log: {child.log}")
 
 
