@@ -11,7 +11,8 @@ from pathlib import Path
 
 import braidstream
 from braidstream.drivers.wire import parse_address
-from braidstream.replication.daemon import Daemon
+from braidstream.observability.events import counts
+from braidstream.replication.daemon import SWEEP_S, Daemon
 from tests.support.servers import Engine, Flavour
 from tests.support.up import braid_up
 from tests.support.waiting import eventually
@@ -240,6 +241,38 @@ def test_a_peer_that_is_removed_while_it_is_asked_is_left_alone(flavour: Flavour
 
     with Engine(flavour) as one, Engine(flavour) as two, fresh_world([one, two]) as world:
         asyncio.run(remove((one, two), world))
+
+
+def test_an_engine_that_refuses_to_tell_of_changes_is_asked_again(flavour: Flavour) -> None:
+    """Changes waited for the next sweep, up to half a minute, for as long as the daemon ran."""
+
+    async def listen(engines: tuple[Engine, Engine], world: World) -> None:
+        with engines[0].client() as operator:
+            operator.execute_command("ACL SETUSER daemon on nopass ~* &* +@all -client|tracking")
+            url = engines[0].url.replace("//", "//daemon:any@")
+            before = counts["feed.refused"]
+            daemon = Daemon(parse_address(url))
+            running = asyncio.ensure_future(daemon.run())
+            try:
+                daemon.meet({"region-2": (2, parse_address(engines[1].url))})
+                await asyncio.wait_for(daemon.ready.wait(), WITHIN_S)
+                async with asyncio.timeout(WITHIN_S):
+                    while counts["feed.refused"] == before:
+                        await asyncio.sleep(0.01)
+                operator.execute_command("ACL SETUSER daemon +client|tracking")
+                async with asyncio.timeout(WITHIN_S):
+                    while not operator.info("clients")["tracking_clients"]:
+                        await asyncio.sleep(0.01)
+                world[1].xadd("m", {"n": "1"})
+                async with asyncio.timeout(SWEEP_S / 3):
+                    while texts(world[2]) != ["1"]:
+                        await asyncio.sleep(0.01)
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+
+    with Engine(flavour) as one, Engine(flavour) as two, fresh_world([one, two]) as world:
+        asyncio.run(listen((one, two), world))
 
 
 @contextmanager

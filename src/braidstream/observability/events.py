@@ -32,6 +32,10 @@ EVENTS: Final = {
         "the own engine refuses writes. What it holds still goes to the peers; acknowledgements do not, and "
         "daemons of this region do not share their work",
     ),
+    "feed.refused": (
+        logging.WARNING,
+        "the own engine refused CLIENT TRACKING; it is tried again, and until then changes wait for a sweep",
+    ),
     "lease.taken": (logging.INFO, "this process now serves other shards than before"),
     "gateway.ready": (logging.INFO, "listening for clients"),
     "gateway.limited": (

@@ -14,7 +14,7 @@ from braidstream import ids, keys
 from braidstream.braid import Region, read_region
 from braidstream.commands.region import meet
 from braidstream.drivers.wire import Address
-from braidstream.errors import ConfigError, LostError
+from braidstream.errors import ConfigError, LostError, ReplyError
 from braidstream.ids import Id
 from braidstream.observability.events import emit
 from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint, back_off, reason
@@ -103,15 +103,22 @@ class Daemon:
     # Hearing
 
     async def _listen(self) -> None:
-        tries = 0
+        tries, refused = 0, ""
         while True:
+            feed: Feed | None = None
             try:
                 await self.source.connect()
                 here = await self.source.ask(read_region())
-                tries = 0
-                await Feed(self.source.address, (here.writer,), self._heard, self._missed).run()
+                feed = Feed(self.source.address, (here.writer,), self._heard, self._missed)
+                await feed.run()
             except Exception as error:  # also a reply that nobody understands
-                emit("source.lost", why=reason(error))
+                if feed is None or not isinstance(error, ReplyError):
+                    emit("source.lost", why=reason(error))
+                elif str(error) != refused:  # said once; the sweeps go on meanwhile
+                    refused = str(error)
+                    emit("feed.refused", why=error)
+            if feed is not None and feed.is_listening:
+                tries, refused = 0, ""
             await back_off(tries)
             tries += 1
 

@@ -26,14 +26,15 @@ Heard = Callable[[bytes, bool], None]
 class Feed:
     """Tells `heard` of every stream that this region's writers or functions change.
 
-    It calls `missed` when it may not have heard something.
+    It calls `missed` when it may not have heard something. is_listening: the engine has agreed to tell.
     """
 
     def __init__(self, address: Address, writers: tuple[int, ...], heard: Heard, missed: Callable[[], None]):
         self.address, self.writers, self.heard, self.missed = address, writers, heard, missed
+        self.is_listening = False
 
     async def run(self) -> None:
-        """Until the connection is lost: LostError."""
+        """Until the connection is lost, LostError, or at once if the engine refuses: ReplyError."""
         conn = await connect(self.address, protocol=3, on_push=self._pushed, silence_s=SILENCE_S)
         try:
             await self._listen(conn)
@@ -43,9 +44,10 @@ class Feed:
     async def _listen(self, conn: Connection) -> None:
         prefixes = [word for writer in self.writers for word in ("PREFIX", b"bs:%d:" % writer)]
         track = ("CLIENT", "TRACKING", "ON", "BCAST", *prefixes, "PREFIX", keys.META)
-        [reply] = await conn.send(Batch([track], resend=True))
+        [reply] = await conn.send(Batch([track], resend=True, attempt=True))
         if isinstance(reply, ReplyError):
             raise reply
+        self.is_listening = True
         self.missed()  # what changed before we listened
         while True:
             await asyncio.sleep(HEARTBEAT_S)
