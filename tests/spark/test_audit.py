@@ -135,6 +135,15 @@ def test_every_planted_fault_is_found_and_healed(world: World, kind: str) -> Non
     assert numbers[:400] == [str(n) for n in range(400)]
 
 
+def test_a_value_that_looks_like_more_fields_is_diverged(world: World) -> None:
+    """Digests of fields joined by NUL were equal."""
+    entry = world[1].xadd("orders", {"a": "x", "b": "y"})
+    world.sync()
+    with raw(world, 3) as client:
+        rewrite(client, {native(entry).encode(): {b"a": b"x\0b\0y"}})
+    assert kinds(audit(world)) == {("diverged", 3): 1}
+
+
 def test_entries_that_came_back_are_resurrected_and_go_again(world: World) -> None:
     added = fill(world, 200)
     chosen = added[50:150]

@@ -206,7 +206,7 @@ class Auditor:
         for region in self.at:
             reply = self.ask(region, _one(("XRANGE", strand.key, where, where)), strand.key)
             if reply:
-                found[region] = _digest(b"\0".join(reply[0][1]))
+                found[region] = _digest(reply[0][1])
         now = replace(suspect, found=found)
         return None if not found or (len(found) == len(self.at) and len(set(found.values())) == 1) else now
 
@@ -296,8 +296,9 @@ def _text(entry: Id) -> str:
     return ids.text(entry).decode()
 
 
-def _digest(fields: bytes) -> str:
-    return blake2b(fields, digest_size=8).hexdigest()
+def _digest(words: Iterable[bytes]) -> str:
+    told_apart = b"".join(b"%d:%b" % (len(word), word) for word in words)  # `ab` `c` is not `a` `bc`
+    return blake2b(told_apart, digest_size=8).hexdigest()
 
 
 def _ends(copy: Standing) -> str:
@@ -391,7 +392,7 @@ def _entries(table: pa.Table, strand: Strand) -> dict[Id, str]:
         return {}
     positions, fields = table["position"].to_pylist(), table["fields"].to_pylist()
     return {
-        _native(strand, entry_of(where)): _digest(repr(pairs).encode())
+        _native(strand, entry_of(where)): _digest([repr(pairs).encode()])
         for where, pairs in zip(positions, fields, strict=True)
     }
 
