@@ -1,5 +1,7 @@
 # Every chore has a name here; .ci/run calls the same targets as a person does.
 PYTHON := .venv/bin/python
+# The lower end of what pyproject.toml allows.
+REDIS_PY := 7.0.0
 
 .DEFAULT_GOAL := help
 .PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' $(firstword $(MAKEFILE_LIST)))
@@ -22,6 +24,16 @@ format: ## rewrite the code to the format and fix what lint can fix
 
 test: ## every test, on both engines, two at a time
 	$(PYTHON) -m pytest -n 2 --dist loadgroup
+
+# Before .venv's own in the path: no second environment is needed.
+OLDEST := .oldest-redis-py
+
+oldest-redis-py: ## the clients' tests with the oldest supported redis-py (the others run with the newest)
+	@grep -qs '^$(REDIS_PY)$$' $(OLDEST)/version || { rm -rf $(OLDEST) && $(PYTHON) -m pip install --quiet \
+		--disable-pip-version-check --root-user-action=ignore --no-deps --target $(OLDEST) redis==$(REDIS_PY) \
+		&& echo $(REDIS_PY) > $(OLDEST)/version; }
+	PYTHONPATH=$(OLDEST) BRAID_ENGINE=redis-8.10 $(PYTHON) -m pytest -q tests/unit/test_redis_py.py \
+		tests/unit/test_exports.py tests/contract/test_raised.py tests/contract/test_redis_py_range.py
 
 bench: ## all ratios against the bare engine and bare redis-py; writes bench/results/latest.json
 	$(PYTHON) -m bench

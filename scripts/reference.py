@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from redis import RedisError, ResponseError
 
 from braidstream import errors
 from braidstream.cli.main import app
 from braidstream.commands.table import TABLE
+from braidstream.drivers import raised
 from braidstream.spark.option_table import OPTIONS
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
@@ -41,7 +43,7 @@ def commands() -> str:
 def cli() -> str:
     """`braid` and its verbs, as --help tells them."""
     return NOTE + "\n".join(
-        ["# The `braid` command", "", "Exit codes: 0 fine, 1 found trouble, 2 misused.", ""]
+        ["# The `braid` command", "", "Exit codes: 0 success, 1 error or problem found, 2 usage error.", ""]
         + [section for section in _verbs(typer.main.get_command(app), "braid")]
     )
 
@@ -58,13 +60,36 @@ def _verbs(command: Any, path: str) -> Iterator[str]:
 
 
 def error_page() -> str:
-    """The tree of errors."""
-    rows = []
-    for name, kind in vars(errors).items():
-        if inspect.isclass(kind) and issubclass(kind, errors.BraidError):
-            what = (inspect.getdoc(kind) or "").splitlines()[0]
-            rows.append(f"| `{name}` | `{kind.code}` | {what} |")
-    return NOTE + "# Errors\n\n| class | code | when |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+    """What clients raise, and what the command line and Spark jobs fail with."""
+    clients = [kind for kind in vars(raised).values() if _is_error(kind) and issubclass(kind, RedisError)]
+    seen = {kind.__name__ for kind in clients}
+    others = [kind for name, kind in vars(errors).items() if _is_error(kind) and name not in seen]
+    text = (
+        "# Errors\n\n"
+        "Clients raise these, in `braidstream` and `braidstream.exceptions`. Each class is also one of\n"
+        "redis-py's, so `except redis.RedisError` catches it. Error replies of the engine, and lost\n"
+        "connections, are redis-py's own classes.\n\n"
+        "| class | also a | code | when |\n|---|---|---|---|\n"
+    )
+    for kind in clients:
+        also = ResponseError if issubclass(kind, ResponseError) else RedisError
+        text += f"| `{kind.__name__}` | `redis.{also.__name__}` | `{kind.code}` | {_first_line(kind)} |\n"
+    text += (
+        "\n## Of the command line, the gateway and Spark jobs\n\n"
+        "The code is in `--json` errors, and first in the gateway's error replies.\n\n"
+        "| class | code | when |\n|---|---|---|\n"
+    )
+    for kind in others:
+        text += f"| `{kind.__name__}` | `{kind.code}` | {_first_line(kind)} |\n"
+    return NOTE + text
+
+
+def _is_error(kind: Any) -> bool:
+    return inspect.isclass(kind) and issubclass(kind, errors.BraidError)
+
+
+def _first_line(kind: Any) -> str:
+    return (inspect.getdoc(kind) or "").splitlines()[0]
 
 
 def spark_options() -> str:

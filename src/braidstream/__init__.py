@@ -1,21 +1,114 @@
-"""braidstream: active-active event streams on the Redis or Valkey servers you already run."""
+"""braidstream: active-active event streams on the Redis or Valkey servers you already run.
 
-from braidstream.drivers.sync import Redis
-from braidstream.errors import (
-    BraidError,
-    LibraryError,
-    NotARegionError,
-    RefusedError,
-    RegionTakenError,
-    ReplyError,
+`import braidstream as redis` is enough: all public names of redis-py are here. Redis, StrictRedis, from_url,
+Sentinel and their asyncio twins are ours; RedisCluster refuses.
+"""
+
+from importlib.metadata import version as _version
+from typing import TYPE_CHECKING, Any
+
+import redis as _redis
+from redis import (
+    AuthenticationError as AuthenticationError,
+    AuthenticationWrongNumberOfArgsError as AuthenticationWrongNumberOfArgsError,
+    BlockingConnectionPool as BlockingConnectionPool,
+    BusyLoadingError as BusyLoadingError,
+    ChildDeadlockedError as ChildDeadlockedError,
+    Connection as Connection,
+    ConnectionError as ConnectionError,
+    ConnectionPool as ConnectionPool,
+    CredentialProvider as CredentialProvider,
+    CrossSlotTransactionError as CrossSlotTransactionError,
+    DataError as DataError,
+    InvalidPipelineStack as InvalidPipelineStack,
+    InvalidResponse as InvalidResponse,
+    MaxConnectionsError as MaxConnectionsError,
+    OutOfMemoryError as OutOfMemoryError,
+    PubSubError as PubSubError,
+    ReadOnlyError as ReadOnlyError,
+    RedisClusterException as RedisClusterException,
+    RedisError as RedisError,
+    ResponseError as ResponseError,
+    SSLConnection as SSLConnection,
+    SentinelConnectionPool as SentinelConnectionPool,
+    SentinelManagedConnection as SentinelManagedConnection,
+    SentinelManagedSSLConnection as SentinelManagedSSLConnection,
+    TimeoutError as TimeoutError,
+    UnixDomainSocketConnection as UnixDomainSocketConnection,
+    UsernamePasswordCredentialProvider as UsernamePasswordCredentialProvider,
+    WatchError as WatchError,
+    default_backoff as default_backoff,
 )
 
-__all__ = [
-    "BraidError",
-    "LibraryError",
-    "NotARegionError",
-    "Redis",
-    "RefusedError",
-    "RegionTakenError",
-    "ReplyError",
-]
+from braidstream import (
+    asyncio as asyncio,
+    backoff as backoff,
+    client as client,
+    cluster as cluster,
+    connection as connection,
+    credentials as credentials,
+    exceptions as exceptions,
+    retry as retry,
+    sentinel as sentinel,
+)
+from braidstream.cluster import RedisCluster as RedisCluster
+from braidstream.drivers.compat import rest_of as _rest_of
+from braidstream.drivers.sync import Redis as Redis
+from braidstream.exceptions import (
+    BraidError as BraidError,
+    LibraryError as LibraryError,
+    NotARegionError as NotARegionError,
+    RefusedError as RefusedError,
+    RegionTakenError as RegionTakenError,
+)
+from braidstream.sentinel import Sentinel as Sentinel
+
+if TYPE_CHECKING:  # newer than the oldest redis-py that is supported
+    from redis import (
+        ChannelType as ChannelType,
+        ClusterKeyspaceNotifications as ClusterKeyspaceNotifications,
+        DriverInfo as DriverInfo,
+        EventType as EventType,
+        KeyNotification as KeyNotification,
+        KeyeventChannel as KeyeventChannel,
+        KeyspaceChannel as KeyspaceChannel,
+        KeyspaceNotifications as KeyspaceNotifications,
+        KeyspaceNotificationsInterface as KeyspaceNotificationsInterface,
+        KeyspaceWorkerThread as KeyspaceWorkerThread,
+        SubkeyeventChannel as SubkeyeventChannel,
+        SubkeyspaceChannel as SubkeyspaceChannel,
+        SubkeyspaceeventChannel as SubkeyspaceeventChannel,
+        SubkeyspaceitemChannel as SubkeyspaceitemChannel,
+        Subscription as Subscription,
+        get_channel_type as get_channel_type,
+    )
+else:
+    __getattr__ = _rest_of(_redis)
+
+__version__ = _version("braidstream")
+__all__ = sorted(
+    {
+        *_redis.__all__,
+        "BraidError",
+        "LibraryError",
+        "NotARegionError",
+        "RefusedError",
+        "RegionTakenError",
+        "asyncio",
+        "backoff",
+        "client",
+        "cluster",
+        "connection",
+        "credentials",
+        "exceptions",
+        "retry",
+        "sentinel",
+    }
+)
+
+StrictRedis = Redis
+
+
+def from_url(url: str, **kwargs: Any) -> Redis:
+    """A client by its URL, like redis://user:password@host:6379/0, rediss:// for TLS, or unix://."""
+    return Redis.from_url(url, **kwargs)

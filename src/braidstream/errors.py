@@ -1,5 +1,7 @@
 """Everything braidstream raises, each with a code that RESP replies, CLI JSON and the docs share.
 
+Clients raise those of `drivers/raised.py`, which are redis-py's exceptions as well.
+
 BraidError
 |-- ReplyError          an error reply, in the engine's own words: "ERR syntax error", "WRONGTYPE ..."
 |   `-- RefusedError    we decline what the engine would do, and say why and what to use instead

@@ -33,6 +33,10 @@ def unframed(text: str) -> str:
     return " ".join(re.sub(r"\x1b\[[0-9;]*m|[^\x00-\x7f]", " ", text).split())
 
 
+def test_the_version_is_told() -> None:
+    assert braid("--version").stdout == f"braidstream {braidstream.__version__}\n"
+
+
 def config(engine: Engine) -> dict[str, str]:
     with engine.client(decode_responses=True) as operator:
         return operator.hgetall("bs:config")

@@ -1,40 +1,56 @@
 """The public surface: what is in `__all__`, and two facades that stay twins."""
 
 import inspect
+import pickle
+from importlib.metadata import version
 from types import ModuleType
+
+import pytest
+import redis
 
 import braidstream
 import braidstream.asyncio
-from braidstream.drivers import aio, sync
+from braidstream.drivers import aio, raised, sync
 
 # redis-py has these seams in one of its two clients only.
 ONLY_SYNC = {"Redis._execute_command"}
 ONLY_AIO = {"Redis.execute_command"}
 
 
-def test_the_public_names_are_these() -> None:
-    assert braidstream.__all__ == [
+def test_our_own_names_are_these() -> None:
+    """Besides redis-py's: tests/unit/test_redis_py.py."""
+    assert set(braidstream.__all__) - set(redis.__all__) == {
         "BraidError",
         "LibraryError",
         "NotARegionError",
-        "Redis",
         "RefusedError",
         "RegionTakenError",
-        "ReplyError",
-    ]
-    assert braidstream.asyncio.__all__ == ["Redis"]
-
-
-def test_every_public_name_is_there() -> None:
-    assert all(hasattr(braidstream, name) for name in braidstream.__all__)
+        "asyncio",
+        "backoff",
+        "client",
+        "cluster",
+        "connection",
+        "credentials",
+        "exceptions",
+        "retry",
+        "sentinel",
+    }
     assert braidstream.Redis is sync.Redis
     assert braidstream.asyncio.Redis is aio.Redis
 
 
-def test_every_error_has_a_code() -> None:
-    errors = [getattr(braidstream, name) for name in braidstream.__all__ if name.endswith("Error")]
-    assert all(issubclass(error, braidstream.BraidError) for error in errors)
-    assert all(error.code for error in errors)
+def test_the_version_is_the_packages() -> None:
+    assert braidstream.__version__ == version("braidstream")
+
+
+@pytest.mark.parametrize("name", [name for name in raised.__all__ if name.endswith("Error")])
+def test_an_error_of_ours_is_redis_pys_too_and_can_be_pickled(name: str) -> None:
+    kind = getattr(braidstream, name)
+    assert issubclass(kind, braidstream.BraidError)
+    assert issubclass(kind, redis.RedisError)
+    assert kind is getattr(braidstream.exceptions, name)
+    copy = pickle.loads(pickle.dumps(kind("why")))
+    assert (type(copy), str(copy), copy.code) == (kind, "why", kind.code)
 
 
 def _methods(module: ModuleType) -> dict[str, list[str]]:

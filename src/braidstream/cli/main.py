@@ -1,15 +1,34 @@
-"""The `braid` command. Exit codes: 0 fine, 1 found trouble, 2 misused."""
+"""The `braid` command. Exit codes: 0 success, 1 error or problem found, 2 usage error."""
+
+from typing import Annotated
 
 import typer
 
+from braidstream import __version__
 from braidstream.cli import compact, gateway, init, region, replicate, spark, tune, up
 
 app = typer.Typer(
     name="braid",
-    help="Active-active event streams on the Redis or Valkey servers you already run.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"braidstream {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def braid(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Active-active event streams on the Redis or Valkey servers you already run."""
+
+
 app.command("init")(init.init)
 app.command("gateway")(gateway.gateway)
 app.command("replicate")(replicate.replicate)

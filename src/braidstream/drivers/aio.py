@@ -2,13 +2,18 @@
 
 import asyncio
 import inspect
-from typing import Any, TypeVar
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import redis.asyncio
 import redis.asyncio.client
 from redis import exceptions
+from redis.typing import KeyT
 
 from braidstream.drivers import gather, pipeline, session
+from braidstream.drivers.compat import closed_by_server, is_connected
+from braidstream.drivers.options import AsyncioOptions
+from braidstream.drivers.raised import for_user
 from braidstream.drivers.session import LOST, REFUSALS, NotResentError, Session
 from braidstream.errors import BraidError
 from braidstream.plan import Batch, Command, Plan, Replies, arun
@@ -53,9 +58,9 @@ class _Sender:
 
 async def _connect(conn: Any, may: bool = True) -> None:
     """Make sure that what is sent next is sent. redis-py may hand out a connection that the server closed."""
-    if conn.is_connected and conn._reader is not None and conn._reader.at_eof():
+    if is_connected(conn) and closed_by_server(conn):
         await conn.disconnect(nowait=True)
-    if conn.is_connected:
+    if is_connected(conn):
         return
     if not may:
         raise exceptions.ConnectionError("the connection was lost in the middle of a command")
@@ -110,13 +115,20 @@ class _Plans:
         try:
             return await arun(plan, _Sender(conn, watching=self.watching))
         except BraidError as error:
-            raise session.for_user(error) from None
+            raise for_user(error) from None
         except (NotResentError, *LOST):
             raise
         except BaseException:
             # Cut off in the middle: replies may be on the way, keys WATCHed. Nobody may get this connection.
             await conn.disconnect(nowait=True)
             raise
+
+    def xcfgset(
+        self, name: KeyT, idmp_duration: int | None = None, idmp_maxsize: int | None = None
+    ) -> Awaitable[bytes | str]:
+        """How long a stream knows its messages, in seconds, and how many of each producer."""
+        words = session.settings_words(idmp_duration, idmp_maxsize)
+        return self.execute_command("XCFGSET", name, *words)  # type: ignore[attr-defined,no-any-return]
 
 
 async def _awaited(value: Any) -> Any:
@@ -130,11 +142,23 @@ class Redis(_Plans, session.Idempotence, redis.asyncio.Redis):  # type: ignore[m
     producer: its name as a producer. Name it to tell it apart in `bs:idmp`; two that run at once need two.
     """
 
-    def __init__(
-        self, *args: Any, idempotent: bool = False, producer: str | bytes | None = None, **kwargs: Any
-    ) -> None:
-        self.session = session.opened(idempotent, producer)
-        super().__init__(*args, **kwargs)
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            idempotent: bool = False,
+            producer: str | bytes | None = None,
+            **options: Unpack[AsyncioOptions],
+        ) -> None: ...
+
+    else:
+
+        def __init__(
+            self, *args: Any, idempotent: bool = False, producer: str | bytes | None = None, **kwargs: Any
+        ) -> None:
+            self.session = session.opened(idempotent, producer)
+            super().__init__(*args, **kwargs)
 
     async def run_plan(self, plan: Plan[T]) -> T:
         """Run a plan of your own on a connection from the pool."""

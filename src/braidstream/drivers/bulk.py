@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 import redis
 from redis.backoff import ExponentialBackoff
 from redis.connection import URL_QUERY_ARGUMENT_PARSERS, parse_url
-from redis.driver_info import DriverInfo
 from redis.exceptions import RedisClusterException, RedisError
 from redis.retry import Retry
 
 from braidstream.drivers import session
+from braidstream.drivers.compat import QUICK_HELLO, socket_of
 from braidstream.drivers.sync import _Sender
 from braidstream.errors import OptionError
 from braidstream.plan import Command, Plan, run
@@ -27,8 +27,6 @@ __all__ = ["RedisError", "Server", "Wire", "shown"]
 T = TypeVar("T")
 
 TRIES = 3
-# redis-py looks its version up in its package for every connection, a millisecond, unless it is told.
-DRIVER = DriverInfo()
 CHUNK = 1 << 20
 
 
@@ -51,7 +49,7 @@ class Server:
         typed = {name: _typed(name, value) for name, value in (options or {}).items()}
         is_cluster = bool(typed.pop("cluster", False))
         # RESP2: the page parser and the plans know its shapes. Lost connections are retried here.
-        settings = {"retry": Retry(ExponentialBackoff(cap=1.0), TRIES), "driver_info": DRIVER, **typed}
+        settings = {"retry": Retry(ExponentialBackoff(cap=1.0), TRIES), **QUICK_HELLO, **typed}
         settings["protocol"] = 2
         parse_url(url)  # type: ignore[no-untyped-call]  # one that cannot be read is told now, of a cluster too
         self.url = url
@@ -144,7 +142,7 @@ class Wire:
         """Send commands; the mark that ends their replies. Read them with `receive`."""
         mark = secrets.token_hex(16).encode()
         packed = self.conn.pack_commands([*commands, ("ECHO", mark)])
-        self.conn._sock.sendall(b"".join(packed))
+        socket_of(self.conn).sendall(b"".join(packed))
         return b"$32\r\n%s\r\n" % mark
 
     def call(self, *commands: Command) -> list[Any]:
@@ -163,13 +161,13 @@ class Wire:
         mark = secrets.token_hex(16).encode()
         pack = self.conn.pack_commands
         end = [*after, ("ECHO", mark)]
-        self.conn._sock.sendall(b"".join((*pack([*before]), packed, *pack(end))))
+        socket_of(self.conn).sendall(b"".join((*pack([*before]), packed, *pack(end))))
         return self.receive(b"$32\r\n%s\r\n" % mark)
 
     def receive(self, mark: bytes) -> bytearray:
         """Everything up to the mark. The mark is random, so no entry can hold it."""
         buffer, filled = self._buffer, 0
-        recv_into = self.conn._sock.recv_into
+        recv_into = socket_of(self.conn).recv_into
         while True:
             if filled == len(buffer):
                 buffer.extend(bytes(len(buffer)))

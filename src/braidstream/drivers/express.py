@@ -15,6 +15,7 @@ from braidstream.commands.arguments import FUNCTION_ARGUMENTS
 from braidstream.commands.produce import AT_ONCE, call, changed_settings, shared_lane
 from braidstream.drivers import session as shared
 from braidstream.drivers.gather import Exchange
+from braidstream.drivers.raised import for_user
 from braidstream.drivers.session import Session
 from braidstream.idempotence import Settings, iid_of
 from braidstream.plan import Plan
@@ -128,7 +129,7 @@ def _results(session: Session, conn: Any, said: _Call, reply: Any) -> list[Any]:
     error = shared.reply_error(reply)
     settings = changed_settings(error)
     if settings is None:
-        return [shared.for_user(error)] * said.size
+        return [for_user(error)] * said.size
     session.settings[said.lane.home.name] = settings
     return [None] * said.size
 

@@ -9,6 +9,7 @@ from braidstream.drivers import gather
 from braidstream.drivers import session as shared
 from braidstream.drivers.express import messages
 from braidstream.drivers.gather import Exchange, NotQueuedError, Queued
+from braidstream.drivers.raised import for_user
 from braidstream.drivers.session import Session
 from braidstream.errors import BraidError, ReplyError
 from braidstream.plan import Command, Plan, Replies
@@ -81,7 +82,7 @@ def _express_results(client: Any, conn: Any, commands: Commands, replies: Replie
                 result = yield from session.command(conn, spec, shared.words(conn, args))
                 found.append(shared.present(client, conn, spec, result, args, options))
             except ReplyError as error:
-                found.append(shared.for_user(error))
+                found.append(for_user(error))
     return found
 
 
@@ -108,7 +109,7 @@ def transaction(client: Any, conn: Any, commands: Commands) -> Plan[list[Any] | 
             watching=client.watching,
         )
     except NotQueuedError as refused:
-        refusal = shared.for_user(refused.error)
+        refusal = for_user(refused.error)
         client.annotate_exception(refusal, refused.number, queued[refused.number - 1].args)
         raise refusal from None
     return _results(client, conn, queued, commands) if done else None
@@ -118,7 +119,7 @@ def _results(client: Any, conn: Any, queued: list[Queued], commands: Commands) -
     found = []
     for item, (args, options) in zip(queued, commands, strict=True):
         if isinstance(item.result, BraidError):
-            found.append(shared.for_user(item.result))
+            found.append(for_user(item.result))
         elif isinstance(item.result, exceptions.ResponseError):
             found.append(item.result)
         elif item.spec is not None:

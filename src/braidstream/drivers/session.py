@@ -12,14 +12,15 @@ from functools import lru_cache
 from typing import Any, Final, Self
 
 from redis import exceptions
-from redis._parsers.base import BaseParser
 from redis.client import EMPTY_RESPONSE, NEVER_DECODE
 
 from braidstream.braid import Reading, Region, View, read_region
 from braidstream.commands.arguments import FUNCTION_ARGUMENTS
 from braidstream.commands.produce import call, is_numbered, user_id
 from braidstream.commands.table import TABLE, Spec
+from braidstream.drivers.compat import error_line, socket_of
 from braidstream.drivers.producer import Producer
+from braidstream.drivers.raised import for_user
 from braidstream.engine import VERSION
 from braidstream.errors import BraidError, LibraryError, ReplyError
 from braidstream.idempotence import Settings, iid_of
@@ -72,7 +73,7 @@ class Session:
 
     def stale(self, conn: Any) -> bool:
         """Whether to ask the server who it is: a new connection, or some time has passed."""
-        if getattr(conn, "braid_socket", None) is not _socket(conn):
+        if getattr(conn, "braid_socket", None) is not socket_of(conn):
             return True
         return self.region is None or time.monotonic() - self.read_at > REGION_FRESH_S
 
@@ -102,7 +103,7 @@ class Session:
         """Ask the server who it is, where that is due."""
         if self.stale(conn):
             self.learn((yield from read_region()))
-            conn.braid_socket = _socket(conn)
+            conn.braid_socket = socket_of(conn)
 
     def command(self, conn: Any, spec: Spec, argv: list[bytes], *, watching: bool = False) -> Plan[Any]:
         """One command, on a connection."""
@@ -236,14 +237,15 @@ class Idempotence:
         client.session = session  # type: ignore[attr-defined]
         return client
 
-    def xcfgset(self, name: Any, idmp_duration: Any = None, idmp_maxsize: Any = None) -> Any:
-        """XCFGSET: the engine judges the values, 1 to 86400 seconds and 1 to 10,000 messages."""
-        pieces: list[Any] = []
-        if idmp_duration is not None:
-            pieces += [b"IDMP-DURATION", idmp_duration]
-        if idmp_maxsize is not None:
-            pieces += [b"IDMP-MAXSIZE", idmp_maxsize]
-        return self.execute_command("XCFGSET", name, *pieces)  # type: ignore[attr-defined]
+
+def settings_words(idmp_duration: int | None, idmp_maxsize: int | None) -> list[bytes | int]:
+    """The arguments of XCFGSET. The plan judges the values: 1 to 86400 seconds, 1 to 10,000 messages."""
+    pieces = list[bytes | int]()
+    if idmp_duration is not None:
+        pieces += [b"IDMP-DURATION", idmp_duration]
+    if idmp_maxsize is not None:
+        pieces += [b"IDMP-MAXSIZE", idmp_maxsize]
+    return pieces
 
 
 def is_stale(error: exceptions.ResponseError) -> bool:
@@ -255,11 +257,6 @@ def opened(idempotent: bool, producer: str | bytes | None) -> Session:
     if producer is not None and not idempotent:
         raise ValueError("producer= names an idempotent client: pass idempotent=True as well.")
     return Session(Producer(producer) if idempotent else None)
-
-
-def _socket(conn: Any) -> Any:
-    """What changes when a connection is made anew."""
-    return getattr(conn, "_sock", None) or getattr(conn, "_writer", None)
 
 
 @lru_cache(maxsize=4096)
@@ -300,27 +297,14 @@ def _flattened(value: Any) -> Any:
 
 def reply_error(error: exceptions.ResponseError) -> ReplyError:
     """The error line that redis-py made an exception of."""
-    code, text = getattr(error, "status_code", None), str(error)
-    return ReplyError(f"{code} {text}" if code and not text.startswith(code) else text)
+    return ReplyError(error_line(error))
 
 
 def raise_braid_error(found: list[Any]) -> None:
-    """redis-py raises the first of its own errors in a pipeline; ours are not among those."""
+    """redis-py raises the first error reply of a pipeline. Ours that are no replies are raised here."""
     for each in found:
-        if isinstance(each, BraidError):
+        if isinstance(each, BraidError) and not isinstance(each, exceptions.ResponseError):
             raise each
-
-
-def for_user(error: BraidError) -> Exception:
-    """An error reply becomes the exception redis-py would raise for it."""
-    if not isinstance(error, ReplyError):
-        return error
-    if "Function not found" in error.text:
-        return LibraryError(
-            "the engine lacks the braidstream functions this client needs. "
-            "Load them with: braid init --url URL --region N --name NAME"
-        )
-    return BaseParser.parse_error(error.text)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def read_timeout(conn: Any, batch: Batch) -> float | None:

@@ -1,12 +1,16 @@
 """`braidstream.Redis`: redis-py's client, its stream commands run as plans. `aio.py` is its twin."""
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import redis
 from redis import exceptions
 from redis.exceptions import RedisError as ServerError
+from redis.typing import KeyT
 
 from braidstream.drivers import gather, pipeline, session
+from braidstream.drivers.compat import is_connected, read_within
+from braidstream.drivers.options import SyncOptions
+from braidstream.drivers.raised import for_user
 from braidstream.drivers.session import LOST, REFUSALS, NotResentError, Session
 from braidstream.errors import BraidError
 from braidstream.plan import Batch, Command, Plan, Replies, run
@@ -41,14 +45,14 @@ class _Sender:
         try:
             if timeout is None:
                 return self.conn.read_response(disable_decoding=True)
-            return self.conn.read_response(disable_decoding=True, timeout=timeout)
+            return read_within(self.conn, timeout)
         except exceptions.ResponseError as error:
             return error
 
 
 def _connect(conn: Any, may: bool = True) -> None:
     """Make sure that what is sent next is sent."""
-    if conn.is_connected:
+    if is_connected(conn):
         return
     if not may:
         raise exceptions.ConnectionError("the connection was lost in the middle of a command")
@@ -100,13 +104,20 @@ class _Plans:
         try:
             return run(plan, _Sender(conn, watching=self.watching))
         except BraidError as error:
-            raise session.for_user(error) from None
+            raise for_user(error) from None
         except (NotResentError, *LOST):
             raise
         except BaseException:
             # Cut off in the middle: replies may be on the way, keys WATCHed. Nobody may get this connection.
             conn.disconnect()
             raise
+
+    def xcfgset(
+        self, name: KeyT, idmp_duration: int | None = None, idmp_maxsize: int | None = None
+    ) -> bytes | str:
+        """How long a stream knows its messages, in seconds, and how many of each producer."""
+        words = session.settings_words(idmp_duration, idmp_maxsize)
+        return self.execute_command("XCFGSET", name, *words)  # type: ignore[attr-defined,no-any-return]
 
 
 class Redis(_Plans, session.Idempotence, redis.Redis):
@@ -116,11 +127,27 @@ class Redis(_Plans, session.Idempotence, redis.Redis):
     producer: its name as a producer. Name it to tell it apart in `bs:idmp`; two that run at once need two.
     """
 
-    def __init__(
-        self, *args: Any, idempotent: bool = False, producer: str | bytes | None = None, **kwargs: Any
-    ) -> None:
-        self.session = session.opened(idempotent, producer)
-        super().__init__(*args, **kwargs)
+    if TYPE_CHECKING:
+        # The first four may go without their names, as in redis-py.
+        def __init__(
+            self,
+            host: str = "localhost",
+            port: int = 6379,
+            db: int = 0,
+            password: str | None = None,
+            *,
+            idempotent: bool = False,
+            producer: str | bytes | None = None,
+            **options: Unpack[SyncOptions],
+        ) -> None: ...
+
+    else:
+
+        def __init__(
+            self, *args: Any, idempotent: bool = False, producer: str | bytes | None = None, **kwargs: Any
+        ) -> None:
+            self.session = session.opened(idempotent, producer)
+            super().__init__(*args, **kwargs)
 
     def run_plan(self, plan: Plan[T]) -> T:
         """Run a plan of your own on a connection from the pool."""

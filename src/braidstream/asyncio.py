@@ -1,5 +1,0 @@
-"""The asyncio half of the public names."""
-
-from braidstream.drivers.aio import Redis
-
-__all__ = ["Redis"]

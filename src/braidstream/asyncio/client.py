@@ -1,0 +1,18 @@
+"""`redis.asyncio.client`, with our clients in it."""
+
+from typing import TYPE_CHECKING
+
+import redis.asyncio.client
+from redis.asyncio.client import (
+    Monitor as Monitor,
+    PubSub as PubSub,
+    PubsubWorkerExceptionHandler as PubsubWorkerExceptionHandler,
+)
+
+from braidstream.drivers.aio import Pipeline as Pipeline, Redis as Redis
+from braidstream.drivers.compat import rest_of
+
+StrictRedis = Redis
+
+if not TYPE_CHECKING:
+    __getattr__ = rest_of(redis.asyncio.client)

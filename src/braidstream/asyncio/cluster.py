@@ -1,0 +1,23 @@
+"""`redis.asyncio.cluster`, with a RedisCluster that refuses: see `braidstream.cluster`."""
+
+from typing import TYPE_CHECKING, Any
+
+import redis.asyncio.cluster
+from redis.asyncio.cluster import ClusterNode as ClusterNode
+
+from braidstream.drivers.compat import rest_of
+from braidstream.drivers.raised import cluster_refused
+
+
+class RedisCluster(redis.asyncio.cluster.RedisCluster):
+    """Not supported yet. For plain keys on a cluster use `redis.asyncio.RedisCluster` of redis-py itself."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise cluster_refused()
+
+    def __del__(self, *args: Any) -> None:
+        """Nothing was opened."""
+
+
+if not TYPE_CHECKING:
+    __getattr__ = rest_of(redis.asyncio.cluster)

@@ -1,0 +1,3 @@
+"""`redis.asyncio.retry` under our name."""
+
+from redis.asyncio.retry import *  # noqa: F403

@@ -1,0 +1,3 @@
+"""`redis.backoff` under our name."""
+
+from redis.backoff import *  # noqa: F403

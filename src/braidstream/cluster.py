@@ -1,0 +1,26 @@
+"""`redis.cluster`, with a RedisCluster that refuses: braidstream does not reach streams on a cluster yet.
+
+redis-py's own would work and write plain streams, which stay in one region, without a word.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import redis.cluster
+from redis.cluster import ClusterNode as ClusterNode
+
+from braidstream.drivers.compat import rest_of
+from braidstream.drivers.raised import cluster_refused
+
+
+class RedisCluster(redis.cluster.RedisCluster):
+    """Not supported yet. For plain keys on a cluster use `redis.RedisCluster` of redis-py itself."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise cluster_refused()
+
+    def __del__(self) -> None:
+        """Nothing was opened."""
+
+
+if not TYPE_CHECKING:
+    __getattr__ = rest_of(redis.cluster)

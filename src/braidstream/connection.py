@@ -1,0 +1,3 @@
+"""`redis.connection` under our name."""
+
+from redis.connection import *  # noqa: F403

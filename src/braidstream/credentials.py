@@ -1,0 +1,3 @@
+"""`redis.credentials` under our name."""
+
+from redis.credentials import *  # noqa: F403

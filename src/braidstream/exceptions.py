@@ -1,0 +1,11 @@
+"""`redis.exceptions`, and what braidstream's clients raise besides: see `drivers/raised.py`."""
+
+from redis.exceptions import *  # noqa: F403
+
+from braidstream.drivers.raised import (
+    BraidError as BraidError,
+    LibraryError as LibraryError,
+    NotARegionError as NotARegionError,
+    RefusedError as RefusedError,
+    RegionTakenError as RegionTakenError,
+)

@@ -1,0 +1,3 @@
+"""`redis.retry` under our name."""
+
+from redis.retry import *  # noqa: F403

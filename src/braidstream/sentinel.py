@@ -1,0 +1,29 @@
+"""`redis.sentinel`, with a Sentinel whose clients are ours."""
+
+from typing import TYPE_CHECKING, Any
+
+import redis.sentinel
+from redis.sentinel import (
+    MasterNotFoundError as MasterNotFoundError,
+    SentinelConnectionPool as SentinelConnectionPool,
+    SentinelManagedConnection as SentinelManagedConnection,
+    SentinelManagedSSLConnection as SentinelManagedSSLConnection,
+    SlaveNotFoundError as SlaveNotFoundError,
+)
+
+from braidstream.drivers.compat import rest_of
+from braidstream.drivers.sync import Redis as Redis
+
+
+class Sentinel(redis.sentinel.Sentinel):
+    """redis-py's Sentinel. `master_for` and `slave_for` return a `braidstream.Redis`."""
+
+    def master_for(self, service_name: str, redis_class: Any = Redis, *args: Any, **kwargs: Any) -> Any:
+        return super().master_for(service_name, redis_class, *args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def slave_for(self, service_name: str, redis_class: Any = Redis, *args: Any, **kwargs: Any) -> Any:
+        return super().slave_for(service_name, redis_class, *args, **kwargs)  # type: ignore[no-untyped-call]
+
+
+if not TYPE_CHECKING:
+    __getattr__ = rest_of(redis.sentinel)

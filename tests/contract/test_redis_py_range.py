@@ -1,0 +1,76 @@
+"""What programs do most, with the installed redis-py; `make oldest-redis-py` runs it with the oldest one."""
+
+import pytest
+import redis
+
+from tests.support.clients import Opener
+from tests.support.proxy import Proxy
+from tests.support.regions import become
+from tests.support.servers import Engine
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_streams_groups_and_plain_keys_work(opened: Opener, engine: Engine, protocol: int) -> None:
+    become(engine)
+    client = opened(engine.url, decode_responses=True, protocol=protocol)
+    first = client.xadd("orders", {"order": "1"})
+    second = client.xadd("orders", {"order": "2"}, maxlen=100)
+    assert client.xrange("orders") == [(first, {"order": "1"}), (second, {"order": "2"})]
+    assert client.xgroup_create("orders", "billing", id="0")
+    taken = client.xreadgroup("billing", "worker", {"orders": ">"}, count=1, block=1000)
+    assert taken in ([["orders", [(first, {"order": "1"})]]], {"orders": [[(first, {"order": "1"})]]})
+    assert client.xpending("orders", "billing")["pending"] == 1
+    assert client.xack("orders", "billing", first) == 1
+    assert client.xinfo_groups("orders")[0]["lag"] == 1
+    assert client.set("plain", "x")
+    assert (client.get("plain"), client.type("orders"), client.delete("orders")) == ("x", "stream", 1)
+
+
+@pytest.mark.parametrize("transaction", [True, False], ids=["MULTI", "pipeline"])
+def test_pipelines_mix_streams_and_plain_keys(opened: Opener, engine: Engine, transaction: bool) -> None:
+    become(engine)
+    client = opened(engine.url, decode_responses=True)
+    for _ in range(2):
+        pipe = client.pipeline(transaction=transaction)
+        pipe.xadd("orders", {"order": "1"})
+        pipe.incr("count")
+        pipe.xlen("orders")
+        entry, count, length = pipe.execute()
+    assert (count, length) == (2, 2)
+    assert client.xrevrange("orders", count=1)[0][0] == entry
+
+
+def test_a_blocking_read_waits_longer_than_the_socket_timeout(opened: Opener, engine: Engine) -> None:
+    become(engine)
+    client = opened(engine.url, socket_timeout=0.5)
+    assert not client.xread({"orders": "$"}, block=1000)
+
+
+def test_an_idempotent_client_sends_a_lost_message_again(opened: Opener, proxy: Proxy) -> None:
+    client = opened(proxy.url, idempotent=True, **opened.retry(3))
+    client.xadd("orders", {"order": "1"})
+    proxy.lose_replies(b"order", times=1)
+    client.xadd("orders", {"order": "2"})
+    assert client.xlen("orders") == 2
+
+
+def test_another_client_does_not(opened: Opener, proxy: Proxy) -> None:
+    client = opened(proxy.url, **opened.retry(3))
+    client.xadd("orders", {"order": "1"})
+    proxy.lose_replies(b"order", times=1)
+    with pytest.raises(redis.ConnectionError, match="may or may not have been applied"):
+        client.xadd("orders", {"order": "2"})
+
+
+def test_memory_that_is_full_is_told_in_redis_pys_class(opened: Opener, engine: Engine) -> None:
+    become(engine)
+    client = opened(engine.url)
+    client.xadd("orders", {"order": "1"})
+    with engine.client() as operator:
+        operator.config_set("maxmemory", "1")
+        try:
+            with pytest.raises(redis.OutOfMemoryError):
+                client.xadd("orders", {"order": "2"})
+            assert client.xtrim("orders", maxlen=0, approximate=False) == 1
+        finally:
+            operator.config_set("maxmemory", "0")

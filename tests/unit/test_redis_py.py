@@ -1,0 +1,124 @@
+"""braidstream in redis-py's place: every public name is there, and we touch few private ones.
+
+`make oldest-redis-py` runs this on the oldest supported version too.
+"""
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import redis
+import redis.asyncio
+
+import braidstream
+import braidstream.asyncio
+from braidstream.drivers import aio, options, sync
+
+DRIVERS = Path(sync.__file__).parent
+MODULES = [
+    "backoff",
+    "client",
+    "cluster",
+    "connection",
+    "credentials",
+    "exceptions",
+    "retry",
+    "sentinel",
+    "asyncio.client",
+    "asyncio.cluster",
+    "asyncio.connection",
+    "asyncio.retry",
+    "asyncio.sentinel",
+]
+OURS = {"Redis", "StrictRedis", "from_url", "Sentinel", "RedisCluster", "Pipeline"}
+# Arguments of ours, and of redis-py, that are written out in the constructors.
+WRITTEN_OUT = {"self", "host", "port", "db", "password"}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(braidstream, redis), (braidstream.asyncio, redis.asyncio)], ids=["sync", "asyncio"]
+)
+def test_every_public_name_of_redis_py_is_ours_too(ours: ModuleType, theirs: ModuleType) -> None:
+    names = set(theirs.__all__)
+    assert names - set(ours.__all__) == set()
+    other = {name for name in names if getattr(ours, name) is not getattr(theirs, name)}
+    assert other == {"Redis", "StrictRedis", "from_url", "Sentinel", "RedisCluster"}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_its_modules_are_ours_too(module: str) -> None:
+    theirs, ours = (importlib.import_module(f"{package}.{module}") for package in ("redis", "braidstream"))
+    defined = {
+        name
+        for name, value in vars(theirs).items()
+        if not name.startswith("_") and getattr(value, "__module__", theirs.__name__) == theirs.__name__
+    }
+    missing = {name for name in defined if not hasattr(ours, name)}
+    assert missing == set()
+    assert {name for name in defined if getattr(ours, name) is not getattr(theirs, name)} <= OURS
+
+
+def test_a_module_is_reached_without_importing_it() -> None:
+    assert braidstream.asyncio.retry.Retry is redis.asyncio.retry.Retry
+    assert braidstream.lock is redis.lock  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError):
+        braidstream.no_such_name  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("client", "typed"), [(redis.Redis, options.SyncOptions), (redis.asyncio.Redis, options.AsyncioOptions)]
+)
+def test_the_typed_arguments_are_redis_pys(client: type, typed: type) -> None:
+    theirs = set(inspect.signature(client.__init__).parameters)  # type: ignore[misc]
+    ours = WRITTEN_OUT | set(typed.__annotations__)
+    assert theirs - ours == set()
+    if redis.VERSION >= (8, 1):  # older ones know fewer
+        assert ours - theirs == set()
+
+
+def test_positional_arguments_and_pools_work_as_in_redis_py() -> None:
+    client = braidstream.Redis("example", 1234, 5, None, 3.5)
+    settings = client.connection_pool.connection_kwargs
+    assert [settings[name] for name in ("host", "port", "db", "socket_timeout")] == ["example", 1234, 5, 3.5]
+    pool = braidstream.ConnectionPool(host="example")
+    assert braidstream.Redis(connection_pool=pool).connection_pool is pool
+    assert type(braidstream.Redis.from_pool(pool)) is braidstream.Redis
+    assert type(braidstream.from_url("redis://example")) is braidstream.Redis
+    assert type(braidstream.asyncio.from_url("redis://example")) is braidstream.asyncio.Redis
+
+
+def test_clients_of_a_sentinel_are_ours() -> None:
+    sentinel = braidstream.Sentinel([("example", 26379)])
+    assert type(sentinel.master_for("orders")) is braidstream.Redis
+    assert type(sentinel.slave_for("orders")) is braidstream.Redis
+    later = braidstream.asyncio.Sentinel([("example", 26379)])
+    assert type(later.master_for("orders")) is braidstream.asyncio.Redis
+
+
+@pytest.mark.parametrize("cluster", [braidstream.RedisCluster, braidstream.asyncio.RedisCluster])
+def test_a_cluster_client_refuses_and_says_why(cluster: type[braidstream.RedisCluster]) -> None:
+    with pytest.raises(braidstream.RefusedError, match="clusters are not supported yet"):
+        cluster(host="localhost", port=7000)
+    with pytest.raises(braidstream.RefusedError, match="clusters are not supported yet"):
+        cluster.from_url("redis://localhost:7000")
+
+
+@pytest.mark.parametrize("module", [sync, aio], ids=["sync", "asyncio"])
+def test_the_private_methods_that_we_override_are_there(module: ModuleType) -> None:
+    seam = "_send_command_parse_response"
+    once = "_execute_command" if module is sync else "execute_command"
+    for kind, names in (
+        (module.Redis, (seam, once)),
+        (module.Pipeline, ("_execute_pipeline", "_execute_transaction")),
+    ):
+        theirs = [each for each in kind.__mro__ if each.__module__.startswith("redis.")]
+        assert [name for name in names if not any(name in vars(each) for each in theirs)] == []
+
+
+def test_only_one_file_uses_private_names_of_redis_py() -> None:
+    private = re.compile(r"\bredis[\w.]*\._|\bredis[\w.]* import _|\bconn(?:ection)?\._[a-z]|\bpool\._[a-z]")
+    users = {path.name for path in DRIVERS.glob("*.py") if private.search(path.read_text(encoding="utf-8"))}
+    assert users <= {"compat.py"}
