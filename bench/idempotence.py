@@ -9,9 +9,9 @@ from itertools import count
 from typing import Any
 
 from bench.append import BARE, ENTRY, ONE_BY_ONE, OURS, PIPELINE, PIPELINES
-from bench.bed import Bed
+from bench.bed import NEWEST, Bed
 from bench.measure import Case, Turn
-from tests.support.servers import FLAVOURS, Engine, Flavour
+from tests.support.servers import Engine, Flavour
 
 # As long as a UUID. The last digits count.
 IID = b"5f3c9a1e-7b2d-4c1f-9e0a-%012d"
@@ -110,7 +110,7 @@ def _weights(engine: Engine) -> tuple[int, int, int]:
 
 
 def lines(entries: int) -> Iterator[str]:
-    for flavour in FLAVOURS:
+    for flavour in NEWEST:
         plain, _, _ = weigh(flavour, entries, known=False)
         strand, known, held = weigh(flavour, entries, known=True)
         yield (

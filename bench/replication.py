@@ -24,7 +24,8 @@ import redis
 from rich.console import Console
 from rich.table import Table
 
-from tests.support.servers import FLAVOURS, Engine, Flavour
+from bench.bed import NEWEST
+from tests.support.servers import EVERY, Engine, Flavour
 from tests.support.world import World
 
 RESULTS = Path(__file__).parent / "results" / "replication.json"
@@ -235,10 +236,10 @@ def figures(flavour: Flavour, quick: bool) -> Iterator[Figure]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.replication", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small numbers, about a minute")
-    parser.add_argument("--engine", choices=FLAVOURS, action="append", help="only this one")
+    parser.add_argument("--engine", choices=EVERY, action="append", help="another one")
     chosen = parser.parse_args()
     console, measured = Console(width=120), list[Figure]()
-    for flavour in chosen.engine or FLAVOURS:
+    for flavour in chosen.engine or NEWEST:
         for figure in figures(flavour, chosen.quick):
             measured.append(figure)
             console.print(f"{figure.name}: {figure.value:,.2f} {figure.unit}", highlight=False)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.support.differential import Mismatch, Script, Servers, Tally, compare, sequence
 from tests.support.servers import Flavour
 
-CI_COMMANDS = 20_000
+CI_COMMANDS = 10_000
 SEEDED_LENGTH = 200
 DRAWN_LENGTH = 100
 REPORT_EVERY_S = 30

@@ -11,7 +11,7 @@ from tests.contract.test_differential import SEEDED_LENGTH, SeededDice
 from tests.support.differential import Mismatch, Servers, Tally, compare, sequence
 from tests.support.servers import Flavour
 
-CI_COMMANDS = 6_000
+CI_COMMANDS = 3_000
 
 
 def test_seeded_sequences_through_the_gateway_are_answered_as_by_the_bare_engine(flavour: Flavour) -> None:

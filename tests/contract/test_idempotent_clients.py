@@ -23,7 +23,7 @@ from tests.support.waiting import eventually
 
 UNKNOWN = "may or may not have been applied"
 # `make lost-replies` sends 100,000.
-MESSAGES = int(os.environ.get("BRAID_MESSAGES", "3000"))
+MESSAGES = int(os.environ.get("BRAID_MESSAGES", "1500"))
 
 
 def numbers(client: braidstream.Redis, name: str = "s") -> list[str]:

@@ -26,7 +26,7 @@ def _shown(entries: list[Entry]) -> list[tuple[bytes, dict[bytes, bytes]]]:
     count=st.integers(1, 300),
     length=st.integers(0, 600),
 )
-@settings(max_examples=settings.default.max_examples // 4)
+@settings(max_examples=settings.default.max_examples // 8)
 def test_a_long_page_of_uneven_strands_is_the_naive_one(
     engine: Engine, sizes: list[int], gap: int, count: int, length: int
 ) -> None:
