@@ -8,9 +8,11 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+import typer
 
 import braidstream
 from braidstream import engine as functions
+from braidstream.cli import spark
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine, Flavour, free_port
 
@@ -181,6 +183,34 @@ def test_trouble_with_a_file_names_the_file_once(tmp_path: Path) -> None:
     done = braid("replicate", "--config", str(missing), "--region", "1", "--json")
     facts = json.loads(done.stdout)
     assert (done.returncode, facts["code"], facts["file"]) == (1, "CONFIG", str(missing))
+
+
+def test_a_gateway_on_a_used_port_names_the_address_that_it_cannot_listen_on(engine: Engine) -> None:
+    become(engine)
+    used = f"127.0.0.1:{engine.port}"
+    done = braid("gateway", "--url", engine.url, "--listen", used)
+    assert (done.returncode, done.stdout) == (1, "")
+    told = done.stderr.splitlines()[-1]
+    assert (
+        told == f"error {used}: cannot listen here: Address already in use. Choose another address: --listen"
+    )
+    done = braid("gateway", "--url", engine.url, "--listen", used, "--json")
+    facts = json.loads(done.stdout)
+    assert facts["listen"] == used
+    assert "url" not in facts
+
+
+def test_brackets_in_what_is_printed_are_no_markup(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    with pytest.raises(typer.Exit):
+        spark.need_spark()
+    assert "pip install 'braidstream[spark]'" in capsys.readouterr().err
+    spark.tell(False, "Compacted: [bold]orders", {"what": "[red]x[/red]"})
+    spark._show_rows("keys", [{"[b]key": "[/]"}], str)
+    said = capsys.readouterr().out
+    assert all(text in said for text in ("[bold]orders", "[red]x[/red]", "[b]key", "[/]"))
 
 
 def test_a_password_serves_and_never_shows(flavour: Flavour) -> None:

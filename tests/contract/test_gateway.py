@@ -1,5 +1,6 @@
 """The gateway, as a client of any language sees it: bytes in, bytes out, as from the engine itself."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -287,6 +288,20 @@ def test_set_on_the_name_of_a_stream_replaces_it(line: Line) -> None:
     assert line.say("SET x 1 NX") == b"$-1\r\n"
     assert line.say("SET x 1 GET").startswith(b"-WRONGTYPE ")
     assert line.pipeline("TYPE x", "DBSIZE") == [b"+stream\r\n", b":1\r\n"]
+
+
+@pytest.mark.parametrize("expiring", [0, 1])
+def test_info_counts_the_keys_that_users_see(line: Line, engine: Engine, expiring: int) -> None:
+    line.say("XADD s IDMP producer 1 * a b")
+    line.say("SET plain 1")
+    for number in range(expiring):
+        line.say(f"SET expiring{number} 1 PX 100000")
+    with engine.client() as operator:
+        assert operator.info("keyspace")["db0"]["expires"] > expiring, "keys of ours expire"
+    told = line.say("INFO keyspace").decode()
+    [keys, expires, ttl] = re.findall(r"db0:keys=(\d+),expires=(\d+),avg_ttl=(\d+)", told)[0]
+    assert (int(keys), int(expires)) == (2 + expiring, expiring)
+    assert expiring or ttl == "0"
 
 
 def test_messages_come_though_replies_are_off(line: Line, served: Served) -> None:

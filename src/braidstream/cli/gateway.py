@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import resource
 import signal
 import ssl
@@ -16,6 +17,7 @@ from braidstream.cli.server import Json, trouble
 from braidstream.config import load
 from braidstream.drivers.bulk import shown
 from braidstream.drivers.wire import parse_address
+from braidstream.errors import BraidError
 from braidstream.gateway.server import Gateway, Listen, Settings
 from braidstream.observability.events import emit
 
@@ -119,7 +121,13 @@ async def _serve(server: Gateway, listen: Listen, url: str, as_json: bool) -> No
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    where = await server.start(listen)
+    try:
+        where = await server.start(listen)
+    except OSError as error:
+        code = error.errno or 0
+        why = os.strerror(code) if code > 0 else error.strerror  # a host that has no address
+        with trouble(listen, as_json):
+            raise BraidError(f"cannot listen here: {why}. Choose another address: --listen") from error
     region = server.known(server.db).region
     assert region is not None
     emit("gateway.ready", region=region.name, gateway=where)

@@ -9,6 +9,7 @@ from typing import Annotated, Final
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 
 from braidstream import config as files
@@ -148,7 +149,7 @@ async def _bring(others: list[RegionConfig], new: RegionConfig, regions: list[Re
             source = Endpoint(parse_address(other.url))
             await source.connect()
             names = [name async for page in all_streams(source) for name in page]
-            bar = progress.add_task(f"from {other.name}", total=len(names))
+            bar = progress.add_task(f"from {escape(other.name)}", total=len(names))
             link = Link(source, target, here=here, there=regions[-1])
             waiting = iter(names)
             carriers = [_carry(link, waiting, lambda: progress.advance(bar)) for _ in range(AT_ONCE)]  # noqa: B023

@@ -12,6 +12,7 @@ from rich.console import Console
 from braidstream.drivers.bulk import shown
 from braidstream.drivers.sync import Redis, ServerError
 from braidstream.errors import BraidError
+from braidstream.gateway.server import Listen
 from braidstream.plan import Plan
 
 T = TypeVar("T")
@@ -25,10 +26,10 @@ _errors = Console(stderr=True, highlight=False)
 
 
 @contextmanager
-def trouble(where: str | Path, as_json: bool) -> Iterator[None]:
+def trouble(where: str | Path | Listen, as_json: bool) -> Iterator[None]:
     """Errors end the command with one message and exit code 1, never with a traceback.
 
-    where: the URL of the server, or the file or folder, that it is about.
+    where: the URL of the server, the file or folder, or the address to listen on, that it is about.
     """
     try:
         yield
@@ -40,8 +41,11 @@ def trouble(where: str | Path, as_json: bool) -> Iterator[None]:
         _tell(where, as_json, text, "URL")
 
 
-def _tell(where: str | Path, as_json: bool, text: str, code: str) -> NoReturn:
-    about = {"url": shown(where)} if isinstance(where, str) else {"file": str(where)}
+def _tell(where: str | Path | Listen, as_json: bool, text: str, code: str) -> NoReturn:
+    if isinstance(where, str):
+        about = {"url": shown(where)}
+    else:
+        about = {"listen" if isinstance(where, Listen) else "file": str(where)}
     [place] = about.values()
     text = text.removeprefix(f"{place}: ")
     if as_json:

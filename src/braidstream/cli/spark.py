@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -65,7 +66,7 @@ def need_spark() -> None:
 
 
 def refuse(text: str) -> NoReturn:
-    Console(stderr=True, highlight=False).print(f"[bold red]error[/] {text}", soft_wrap=True)
+    Console(stderr=True, highlight=False).print(f"[bold red]error[/] {escape(text)}", soft_wrap=True)
     raise typer.Exit(2)
 
 
@@ -122,7 +123,7 @@ class _Count(MofNCompleteColumn):
 def bar(what: str, total: float | None) -> Progress:
     shown = Progress(
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         _Count(),
         TimeElapsedColumn(),
@@ -138,11 +139,11 @@ def tell(as_json: bool, title: str, facts: dict[str, Any]) -> None:
     if as_json:
         typer.echo(json.dumps(facts))
         return
-    table = Table("what", "how much", title=title, title_justify="left")
+    table = Table("what", "how much", title=escape(title), title_justify="left")
     table.columns[1].justify = "right"
     for name, value in facts.items():
         number = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-        table.add_row(name.replace("_", " "), number)
+        table.add_row(name.replace("_", " "), escape(number))
     Console().print(table)
 
 
@@ -390,7 +391,7 @@ def stats(
 
 def _show_rows(title: str, rows: list[dict[str, Any]], shown: Callable[[Any], str]) -> None:
     if rows:
-        table = Table(*rows[0], title=title, title_justify="left")
+        table = Table(*map(escape, rows[0]), title=title, title_justify="left")
         for row in rows:
-            table.add_row(*map(shown, row.values()))
+            table.add_row(*(escape(shown(value)) for value in row.values()))
         Console().print(table)

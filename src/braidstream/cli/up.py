@@ -139,4 +139,4 @@ def _tell(regions: list[dict[str, Any]], folder: Path, as_json: bool) -> None:
         table.add_row(*(str(region[field]) for field in ("id", "name", "url", "gateway")))
     console = Console()
     console.print(table)
-    console.print(f"Config and logs: {folder}", highlight=False, soft_wrap=True)
+    console.print(f"Config and logs: {folder}", markup=False, highlight=False, soft_wrap=True)

@@ -21,6 +21,8 @@ OVERWRITING: Final = frozenset((b"SET", b"SETEX", b"PSETEX"))
 _NO_OPTION: Final = b"MAY-I"
 # RANDOMKEY: how many round trips, and how many keys in each.
 _PICKS, _PICKED = 3, 20
+# How many keys are looked at in one round trip.
+_PAGE: Final = 1_000
 OBJECT: Final = {b"HELP": (2, 2), **dict.fromkeys((b"ENCODING", b"FREQ", b"IDLETIME", b"REFCOUNT"), (3, 3))}
 
 
@@ -235,25 +237,35 @@ def pick_key(view: View, argv: Argv) -> Plan[bytes | None]:
             return bytes(found[0]) if found else None
 
 
-def count_hidden() -> Plan[int]:
-    """How many keys are ours and not users' streams. A SCAN of the whole database."""
+def hidden_keys() -> Plan[tuple[set[bytes], int]]:
+    """Our own keys, and how many streams they make up. A SCAN of the whole database."""
     cursor, ours, streams = b"0", set[bytes](), set[bytes]()
     while True:
-        [(cursor, found)] = yield Batch([("SCAN", cursor, "MATCH", "bs:*", "COUNT", 1000)], resend=True)
+        [(cursor, found)] = yield Batch([("SCAN", cursor, "MATCH", "bs:*", "COUNT", _PAGE)], resend=True)
         fresh = {key for key in found if keys.is_ours(key)} - ours
         ours |= fresh
         streams.update(
             (yield from _existing(name for key in fresh if (name := keys.name_of_meta(key)) is not None))
         )
         if integer(cursor) == 0:
-            return len(ours) - len(streams)
+            return ours, len(streams)
+
+
+def count_expiring(found: Iterable[bytes]) -> Plan[int]:
+    """How many of these keys have a time to live."""
+    listed, count = list(found), 0
+    for at in range(0, len(listed), _PAGE):
+        commands: list[Command] = [("PTTL", key) for key in listed[at : at + _PAGE]]
+        replies = yield Batch(commands, resend=True)
+        count += sum(left >= 0 for left in replies)
+    return count
 
 
 def count_keys(view: View, argv: Argv) -> Plan[int]:
     """DBSIZE: plain keys and streams. A SCAN of the whole database: our own keys must be told apart."""
-    hidden = yield from count_hidden()
+    hidden, streams = yield from hidden_keys()
     [size] = yield Batch([("DBSIZE",)], resend=True)
-    return int(size) - hidden
+    return int(size) - len(hidden) + streams
 
 
 def scan(view: View, argv: Argv) -> Plan[list[Any]]:

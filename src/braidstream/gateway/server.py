@@ -52,6 +52,11 @@ class Listen:
             raise ValueError(f"{text!r} is no address to listen on. Write HOST:PORT or unix:/path/to/socket.")
         return Listen(host.strip("[]"), int(port))
 
+    def __str__(self) -> str:
+        if self.path is not None:
+            return f"unix:{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
 
 class Gateway:
     """A server before one engine. It holds nothing that a client or the engine could not tell again."""
@@ -84,7 +89,7 @@ class Gateway:
         if listen.path is not None:
             _remove_socket(listen.path)
             server = await loop.create_unix_server(self._client, listen.path, ssl=tls, backlog=_BACKLOG)
-            where = f"unix:{listen.path}"
+            where = str(listen)
         else:
             server = await loop.create_server(
                 self._client, listen.host, listen.port, ssl=tls, backlog=_BACKLOG
