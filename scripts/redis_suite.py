@@ -54,7 +54,9 @@ def main() -> None:
     link_programs(wanted.suite, "redis")
     link_programs(wanted.suite, "valkey")
     up = [sys.executable, "-m", "braidstream.cli.main", "up", "--regions", "1", "--engine", wanted.engine]
-    with subprocess.Popen([*up, "--id-mode", "liberal", "--json"], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [*up, "--port", "0", "--id-mode", "liberal", "--json"], stdout=subprocess.PIPE
+    ) as process:
         try:
             assert process.stdout is not None
             [region] = json.loads(process.stdout.readline())["regions"]

@@ -4,8 +4,7 @@
     id = 1
     name = "us-east"
     url = "rediss://link:${LINK_PASSWORD}@redis.us-east.example:6379"
-    listen = "127.0.0.1:7201"
-    gateway = "127.0.0.1:6390"
+    gateway = "127.0.0.1:6390"         # where `braid gateway --config` listens; may be left out
 
 `${NAME}` in a URL is taken from the environment, so that the file need not hold a password.
 """
@@ -33,7 +32,6 @@ class RegionConfig(BaseModel):
     id: Annotated[int, Field(ge=1, le=1023)]
     name: Annotated[str, Field(min_length=1, max_length=64)]
     url: Annotated[str, Field(pattern=r"^(rediss?|unix)://", repr=False)]
-    listen: Annotated[str | None, Field(pattern=r"^.+:[0-9]{1,5}$")] = None
     gateway: Annotated[str | None, Field(pattern=r"^(unix:.+|.+:[0-9]{1,5})$")] = None
 
 

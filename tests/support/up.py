@@ -43,7 +43,7 @@ class Up:
 @contextmanager
 def braid_up(regions: int, flavour: Flavour, *words: str) -> Iterator[Up]:
     command = [sys.executable, "-m", "braidstream.cli.main", "up", "--json"]
-    command += ["--regions", str(regions), "--engine", flavour, *words]
+    command += ["--regions", str(regions), "--engine", flavour, "--port", "0", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None

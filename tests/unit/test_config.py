@@ -12,7 +12,7 @@ GOOD = """
 id = 1
 name = "us-east"
 url = "redis://127.0.0.1:7101"
-listen = "127.0.0.1:7201"
+gateway = "127.0.0.1:7201"
 
 [[region]]
 id = 2
@@ -43,7 +43,7 @@ def test_regions_are_found_by_name_and_by_number(tmp_path: Path) -> None:
         (("id = 2", "id = 5000"), "region.1.id: Input should be less than or equal to 1023"),
         (("id = 2", "number = 2"), "region.1.id: Field required; region.1.number: Extra inputs"),
         (("rediss://", "http://"), "region.1.url"),
-        (("7201", "here"), "region.0.listen"),
+        (("7201", "here"), "region.0.gateway"),
         (("[[region]]", "[[regions"), "is not TOML"),
         (("${LINK_PASSWORD}", "${NOT_THERE}"), "wants ${NOT_THERE}"),
     ],

@@ -1,4 +1,4 @@
-"""Engines and daemons as child processes, for `braid up`: started on free loopback ports, stopped with us."""
+"""Engines and daemons as child processes, for `braid up`: started on loopback ports, stopped with us."""
 
 import asyncio
 import contextlib
@@ -27,6 +27,19 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def check_free(port: int) -> None:
+    """BraidError if somebody listens on a loopback port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what is closing does not count
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            raise BraidError(
+                f"port {port} is in use. Stop what listens there, or choose others: braid up --port 8001 "
+                "(--port 0: any free ones)"
+            ) from None
+
+
 def engine_command(engine: str, port: int, directory: Path, keep: bool) -> list[str]:
     """A server with its own configuration that listens on loopback only and allows DEBUG.
 
@@ -42,7 +55,8 @@ def engine_command(engine: str, port: int, directory: Path, keep: bool) -> list[
     store = ["--appendonly", "yes" if keep else "no", "--save", ""]
     store += ["--logfile", str(directory.resolve() / "engine.log")]
     here = ["--bind", "127.0.0.1", "--enable-debug-command", "local"]
-    return [program, *here, "--port", str(port), "--dir", str(directory), *store]
+    log = ["--logfile", str((directory / "engine.log").absolute())]
+    return [program, *here, "--port", str(port), "--dir", str(directory), *log, *store]
 
 
 def braid_command(*words: str) -> list[str]:
@@ -79,6 +93,13 @@ class Child:
         if not line:
             raise BraidError(f"{self.name} did not start within {READY_WITHIN_S:g} s. Its log: {self.log}")
         return line.decode("utf-8", "replace").strip()
+
+    async def ended(self) -> str:
+        """Wait until it ends; then how, for people."""
+        assert self.process is not None
+        code = await self.process.wait()
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return f"{self.name} {how}. Its log: {self.log}"
 
     async def stop(self) -> None:
         if self.process is None or self.process.returncode is not None:

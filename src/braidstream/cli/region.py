@@ -45,7 +45,7 @@ def add(
     number: Annotated[int, typer.Option("--id", min=1, max=1023, help="Its number. Its IDs carry it.")],
     name: Annotated[str, typer.Option(help="Its name, like ap-south.")],
     url: Annotated[str, typer.Option(help="Its server.")],
-    listen: Annotated[str | None, typer.Option(help="Where its gateway will listen, HOST:PORT.")] = None,
+    gateway: Annotated[str | None, typer.Option(help="Where its gateway listens, HOST:PORT.")] = None,
     config: ConfigFile = Path("braid.toml"),
     as_json: Json = False,
 ) -> None:
@@ -58,7 +58,7 @@ def add(
     """
     with trouble(config, as_json):
         known = files.load(config)
-        new = RegionConfig(id=number, name=name, url=url, listen=listen)
+        new = RegionConfig(id=number, name=name, url=url, gateway=gateway)
         others = [region for region in known.region if (region.id, region.name) != (number, name)]
         # Two regions of one number or name end here.
         listed = {"region": [each.model_dump() for each in (*others, new)]}

@@ -13,15 +13,24 @@ from rich.console import Console
 from rich.table import Table
 
 from braidstream import engine as functions
-from braidstream.cli.engines import Child, answering, braid_command, engine_command, free_port
+from braidstream.cli.engines import Child, answering, braid_command, check_free, engine_command, free_port
 from braidstream.cli.server import Json, ask, trouble
 from braidstream.cli.tune import IdMode
 from braidstream.commands.region import initialise, meet, tune_id_mode
 
 _STRICT: Final = IdMode("strict")
+_GATEWAYS_ABOVE: Final = 100
 Mode = Annotated[IdMode, typer.Option("--id-mode", help="Which IDs XADD takes, as `braid tune id-mode`.")]
 Directory = Annotated[
     Path | None, typer.Option("--dir", help="Keep the data here. Without it, all is gone when braid up ends.")
+]
+Port = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        max=65_000,
+        help="Port of the first server; the others follow. Gateways are 100 above. 0: any free ports.",
+    ),
 ]
 
 
@@ -30,33 +39,53 @@ def up(
     engine: Annotated[str, typer.Option(help="redis, valkey, or the path of a server program.")] = "redis",
     id_mode: Mode = _STRICT,
     directory: Directory = None,
+    port: Port = 7001,
     as_json: Json = False,
 ) -> None:
     """Start several regions on this machine, each a server and a gateway, replicating to each other.
 
-    For trying things out and for tests. Ctrl-C or SIGTERM stops everything it started.
+    For trying things out and for tests. Servers listen on ports 7001, 7002, ..., gateways on 7101, 7102, ...
+    Ctrl-C or SIGTERM stops everything it started.
 
     Example: braid up --regions 3
     """
+    for at in range(regions if port else 0):
+        for needed in (port + at, port + at + _GATEWAYS_ABOVE):
+            with trouble(f"redis://127.0.0.1:{needed}", as_json):
+                check_free(needed)
     with trouble(directory or Path(tempfile.gettempdir()), as_json):
         if directory is not None:
             directory.mkdir(parents=True, exist_ok=True)
-            asyncio.run(_run(Wanted(directory, range(1, regions + 1), engine, id_mode, True), as_json))
+            wanted = Wanted(directory, range(1, regions + 1), engine, id_mode, port, keep=True)
+            asyncio.run(_run(wanted, as_json))
         else:
             with tempfile.TemporaryDirectory(prefix="braid-up-") as folder:
-                wanted = Wanted(Path(folder), range(1, regions + 1), engine, id_mode, False)
+                wanted = Wanted(Path(folder), range(1, regions + 1), engine, id_mode, port, keep=False)
                 asyncio.run(_run(wanted, as_json))
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to start, where. keep: the data outlives us."""
+    """What to start, where. port: of the first server, or 0. keep: the data outlives us."""
 
     folder: Path
     numbers: range
     engine: str
     id_mode: IdMode
+    port: int
     keep: bool
+
+    def places(self) -> list[dict[str, Any]]:
+        """The regions, each with its URL, and with its gateway where that is known now."""
+        if not self.port:
+            return [_region(number, free_port(), None) for number in self.numbers]
+        ports = enumerate(self.numbers, self.port)
+        return [_region(number, port, port + _GATEWAYS_ABOVE) for port, number in ports]
+
+
+def _region(number: int, port: int, gateway: int | None) -> dict[str, Any]:
+    region = {"id": number, "name": f"region-{number}", "url": f"redis://127.0.0.1:{port}"}
+    return region if gateway is None else region | {"gateway": f"127.0.0.1:{gateway}"}
 
 
 async def _run(wanted: Wanted, as_json: bool) -> None:
@@ -73,7 +102,10 @@ async def _run(wanted: Wanted, as_json: bool) -> None:
             await asyncio.gather(starting, return_exceptions=True)
             return
         _tell(starting.result(), wanted.folder, as_json)
+        watching = [asyncio.ensure_future(_tell_end(child)) for child in children]
         await stopping
+        for watch in watching:
+            watch.cancel()
     finally:
         for child in reversed(children):
             await child.stop()
@@ -81,10 +113,7 @@ async def _run(wanted: Wanted, as_json: bool) -> None:
 
 async def _start(wanted: Wanted, children: list[Child]) -> list[dict[str, Any]]:
     folder, numbers, engine = wanted.folder, wanted.numbers, wanted.engine
-    regions = [
-        {"id": number, "name": f"region-{number}", "url": f"redis://127.0.0.1:{free_port()}"}
-        for number in numbers
-    ]
+    regions = wanted.places()
     config = folder / "braid.toml"
     config.write_text("\n".join(_block(region) for region in regions), encoding="utf-8")
     for region in regions:
@@ -113,12 +142,18 @@ async def _start(wanted: Wanted, children: list[Child]) -> list[dict[str, Any]]:
     for daemon in daemons:
         await daemon.line()
     for region in regions:
-        region["gateway"] = await _start_gateway(folder, str(region["name"]), str(region["url"]), children)
+        region["gateway"] = await _start_gateway(folder, region, children)
     return regions
 
 
-async def _start_gateway(folder: Path, name: str, url: str, children: list[Child]) -> str:
-    words = ("gateway", "--json", "--url", url, "--listen", "127.0.0.1:0")
+async def _tell_end(child: Child) -> None:
+    """Nothing is started again: `braid up` is also for trying what happens then."""
+    typer.echo(await child.ended(), err=True)
+
+
+async def _start_gateway(folder: Path, region: dict[str, Any], children: list[Child]) -> str:
+    name, listen = str(region["name"]), str(region.get("gateway", "127.0.0.1:0"))
+    words = ("gateway", "--json", "--url", str(region["url"]), "--listen", listen)
     child = Child(f"the gateway of {name}", braid_command(*words), folder / name / "gateway.log")
     children.append(child)
     await child.start()
