@@ -88,16 +88,22 @@ class Strand:
             ("XREVRANGE", self.key, high, low, *limit) if reverse else ("XRANGE", self.key, low, high, *limit)
         )
 
-    def apply(self, after: Id, entries: Iterable[tuple[bytes, Sequence[bytes]]], upto: Id) -> Command:
+    def apply(
+        self, after: Id, entries: Iterable[tuple[bytes, Sequence[bytes]]], upto: Id, *, home: int = 0
+    ) -> Command:
         """Append entries of the writer's own strand, which follow `after` there, to our copy of it.
 
         upto: where the source stands after them: further than the last, if what followed was deleted.
+        home: the writer where the copy is; what it mints from then on is above these entries.
         """
         words = list[bytes | str | int]()
         for native, fields in entries:
             words += (native, len(fields), *fields)
-        where = (keys.meta(self.name), self.key, self.label, self.life)
-        return ("FCALL", "bs_strand_apply", 2, *where, ids.text(after), ids.text(upto), *words)
+        where = [keys.meta(self.name), self.key]
+        if home and self != (own := Strand(self.name, "s", home)):
+            where.append(own.key)
+        which = (self.label, self.life, ids.text(after), ids.text(upto))
+        return ("FCALL", "bs_strand_apply", len(where), *where, *which, *words)
 
     def entries(self, reply: list[Any]) -> list[Entry]:
         """A page of entries, with the IDs users see."""

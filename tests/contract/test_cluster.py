@@ -202,7 +202,7 @@ def test_every_function_is_accepted(cluster: Cluster) -> None:
             assert run(_command(view, b"XGROUP", b"SETID", name, b"g", b"$"), said) == b"OK"
             assert run(_command(view, *WAIT, name, b">"), said) is None
             assert run(_command(view, b"XDELEX", name, b"ACKED", b"IDS", b"1", b"7-7"), said) == [1]
-            state = run(read_state(name, [], [2], acks=True), said)
+            state = run(read_state(name, [], [2], home=1), said)
             journal = journal_command(name, (2, 1), list(state.strands), [], after=(0, 0))
             skip = ("FCALL", "bs_journal_skip", 1, keys.journal(name, 2), "1-1")
             assert said(Batch([merge_command(state, state, (1, 2), home=1), journal, skip])) == [1, 0, 1]

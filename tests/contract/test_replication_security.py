@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,8 @@ import braidstream
 from braidstream import engine as functions
 from braidstream.commands.region import initialise, meet
 from braidstream.replication.ship import WIDEST
+from braidstream.strand import Strand
+from tests.support.regions import apply
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 
@@ -98,6 +101,13 @@ def apart(one: braidstream.Redis, two: braidstream.Redis) -> None:
     one.execute_command("XADD", "once", "IDMP", "producer", "message", "*", "n", "1")
 
 
+def ahead(one: braidstream.Redis) -> None:
+    """An entry of region 2 that is ahead of the clock in region 1."""
+    one.xadd("ahead", {"n": "0"})
+    later = round(time.time() * 1000) + 30_000, 0
+    one.run_plan(apply(Strand(b"ahead", "s", 2), [(later, [b"n", b"1"])]))
+
+
 def lose(pair: tuple[Engine, Engine]) -> None:
     """Keys go away behind our back, and the regions forget that they have met."""
     with pair[1].client() as operator:
@@ -127,7 +137,7 @@ def refused(engine: Engine) -> list[str]:
     return sorted(found - {"client|setinfo"})  # redis-py tells its version, and does not mind
 
 
-NAMES = ("kept", "trimmed", "dropped", "moved", "there", "lost", "compared", "fresh", "once")
+NAMES = ("kept", "trimmed", "dropped", "moved", "there", "lost", "compared", "fresh", "once", "ahead")
 
 
 def alike(one: braidstream.Redis, two: braidstream.Redis) -> bool:
@@ -151,6 +161,7 @@ def test_a_daemon_needs_these_rights_at_both_ends_and_no_other(
         with daemon(tmp_path, urls):
             eventually(lambda: alike(one, two), within_s=WITHIN_S, why="the regions should be alike")
         apart(one, two)
+        ahead(one)
         lose(pair)
         for engine, rights in zip(pair, RIGHTS, strict=True):
             grant(engine, rights + IDEMPOTENT * (engine is pair[1]))

@@ -1,4 +1,4 @@
-"""The engine's clock as the dice want it: our functions ask by TIME and by `XADD *`, and hear this one.
+"""The engine's clock as the dice want it: who asks by TIME or by `XADD *`, function or user, hears this one.
 
 It stands in the year 2100, later than any clock of a machine: what ends by its time to live does not end in
 a run. Microseconds go on with every question, because a stamp of the time must be a new one.
@@ -9,6 +9,7 @@ from functools import cache
 from typing import Final
 
 from braidstream import engine as functions
+from braidstream.plan import Command
 
 START_MS: Final = 4_102_444_800_000
 SET: Final = ("FCALL", "sim_clock", 0)
@@ -55,7 +56,18 @@ redis.register_function('sim_replicate', function()
   redis.call('SELECT', '0')
   for _, key in ipairs(redis.call('KEYS', '*')) do redis.call('COPY', key, key, 'DB', '1') end
 end)
+
+redis.register_function('sim_add', function(keys, args)
+  return timed(redis.pcall, 'XADD', keys[1], unpack(args))
+end)
 """
+
+
+def told(command: Command) -> Command:
+    """A native `XADD *` of a client goes by this clock too."""
+    if command[0] == "XADD" and b"*" in command:
+        return ("FCALL", "sim_add", 1, *command[1:])
+    return command
 
 
 @cache

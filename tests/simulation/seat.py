@@ -68,7 +68,7 @@ class Seat:
 
     def _exchange(self, commands: Sequence[Command]) -> list[Any]:
         """One round trip. No client in between: a run has more than a thousand of them."""
-        self._socket.sendall(pack(commands))
+        self._socket.sendall(pack([clock.told(command) for command in commands]))
         replies = list[Any]()
         while len(replies) < len(commands):
             self._reader.feed(self._socket.recv(65536))

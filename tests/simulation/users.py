@@ -14,6 +14,8 @@ from tests.simulation.witness import NAMES, Witness
 from tests.support.history import Did, Forgot, user_id
 
 HOUR_MS: Final = 3_600_000
+# Two regions' clocks are twice this apart at most, and users' XSETID goes a second beyond.
+BOUNDED_MS: Final = 25_000
 GROUPS: Final = ("g", "g", "h")
 CONSUMERS: Final = ("ann", "bob")
 
@@ -62,21 +64,26 @@ class Users:
         self.dice, self.witness, self.do = dice, witness, witness.do
         self.now_ms, self.values = START_MS, 0
         self.producers = Producers(dice, witness)
-        # An hour behind, an hour ahead, or right.
-        self.skew_ms = {number: dice.choice((-HOUR_MS, 0, 0, HOUR_MS)) for number in witness.seats}
+        # How far clocks are behind or ahead: within the bound of each other, or beyond it.
+        self.spread_ms = dice.choice((BOUNDED_MS, HOUR_MS))
+        self.skew_ms = {number: self._skew() for number in witness.seats}
         temper = dict(dice.choice(TEMPERS))
         # Some clocks step now and then. Where they do, messages are forgotten too early.
         self.step = 0.0 if "send" in temper else dice.choice((0.0, 0.01))
         if self.step:
             temper |= {"send": 0, "send_trimming": 0}
         self.weights = [often * temper.get(verb, 1) for verb, often in OFTEN.items()]
+        witness.bounded = self.spread_ms == BOUNDED_MS and not self.step
         self._tell_time()
+
+    def _skew(self) -> int:
+        return self.dice.choice((-self.spread_ms, 0, 0, self.spread_ms))
 
     def act(self, region: int) -> None:
         """One operation by somebody in a region."""
         self.now_ms += self.dice.choice((0, 0, 1, 2, 50))
         if self.dice.random() < self.step:
-            self.skew_ms[region] = self.dice.choice((-HOUR_MS, 0, HOUR_MS))
+            self.skew_ms[region] = self._skew()
         self._tell_time()
         verb = self.dice.choices(list(OFTEN), self.weights)[0]
         method: Callable[[int, str], None] = getattr(self, f"_{verb}")
@@ -110,7 +117,10 @@ class Users:
         return ("MINID", self._some_id(region, name))
 
     def _add(self, region: int, name: str, *trim: Any) -> None:
-        """As XADD with * does: the clock's millisecond, or the last one if that is later."""
+        """Mostly with *, or as it does: the clock's millisecond, or the last one if that is later."""
+        if self.dice.random() < 0.7:
+            self.do(region, "XADD", name, *trim, "*", "f", self._value())
+            return
         seen = self.witness.seen.get((region, name), {})
         ms = max([self._clock_ms(region), *(id_[0] for strand, id_ in seen if strand == f"s{region}:0")])
         entry = f"{ms}-*" if self._mode(region) == "liberal" else ms

@@ -13,6 +13,7 @@ from tests.support.history import (
     Entry,
     History,
     Made,
+    Minted,
     Moved,
     Removed,
     Saw,
@@ -29,6 +30,7 @@ class Witness:
     seen: what was last seen of each stream in each region.
     held: what was read for each group there and is not acknowledged.
     accepted: the entries of messages.
+    bounded: clocks do not step, and are within the bound of each other.
     """
 
     def __init__(self, seats: dict[int, Seat], history: History) -> None:
@@ -36,6 +38,7 @@ class Witness:
         self.seen: dict[tuple[int, str], dict[Entry, bytes]] = {}
         self.held: dict[tuple[int, str, str], set[Id]] = {}
         self.accepted: set[tuple[str, Entry]] = set()
+        self.bounded = False
 
     def forget(self, region: int) -> None:
         """The region lost what happened there last. What the history still has is all that was."""
@@ -62,6 +65,8 @@ class Witness:
             return self._acknowledge(region, words)
         if verb in ("XSETID", "XCFGSET"):
             return self._say(region, words)
+        if verb == "XADD" and len(words) == 5 and words[2] == "*":
+            return self._mint(region, words)
         if verb == "XADD" and len(words) == 5 and str(words[2]).isdigit():
             return self._append(region, words)
         touched = NAMES if verb == "FLUSHDB" else words[1:3] if verb in ("RENAME", "COPY") else (name,)
@@ -87,6 +92,18 @@ class Witness:
         reply = self._say(region, words)
         if isinstance(reply, bytes):
             self._added(region, words[1], minted_entry(native(reply)))
+        return reply
+
+    def _mint(self, region: int, words: tuple[Any, ...]) -> Any:
+        """XADD with `*`, by somebody who has read the stream."""
+        self.look(region, words[1])
+        seen = frozenset(self.seen[region, words[1]])
+        reply = self._say(region, words)
+        if isinstance(reply, bytes):
+            entry = minted_entry(native(reply))
+            self._added(region, words[1], entry)
+            if self.bounded:
+                self.history.add(Minted(region, words[1], entry, seen))
         return reply
 
     def _added(self, region: int, name: str, entry: Entry) -> None:

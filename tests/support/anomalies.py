@@ -5,6 +5,7 @@ duplicated    there more often than it was added; a message that stands twice
 reordered     out of ID order, or seen before an earlier entry of its strand
 skipped       never given to a group's consumers in a region, though nobody acknowledged it
 resurrected   back after it was taken away
+acausal       written after reading an entry, with a smaller ID, though clocks were within the bound
 diverged      regions that answer differently after quiescence, or not as the naive model does
 """
 
@@ -28,6 +29,7 @@ from tests.support.history import (
     Entry,
     History,
     Left,
+    Minted,
     Removed,
     Saw,
     Sent,
@@ -127,6 +129,15 @@ def find_reordered(history: History) -> list[str]:
     return found
 
 
+def find_acausal(history: History) -> list[str]:
+    return [
+        f"region {event.region} saw {_shown(entry)} of {event.name} and minted {_shown(event.entry)}"
+        for event in history.of(Minted)
+        for entry in sorted(event.seen)
+        if user_id(entry) >= user_id(event.entry)
+    ]
+
+
 def find_resurrected(history: History) -> list[str]:
     found, seen, gone = list[str](), Streams(), Streams()
     for event in history.of(Saw):
@@ -191,6 +202,7 @@ ANOMALIES: dict[str, Callable[[History], list[str]]] = {
     "reordered": find_reordered,
     "skipped": find_skipped,
     "resurrected": find_resurrected,
+    "acausal": find_acausal,
     "diverged": find_diverged,
 }
 

@@ -59,6 +59,16 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
+class Minted:
+    """XADD with `*` by somebody who had just read the stream there, while clocks were within the bound."""
+
+    region: int
+    name: str
+    entry: Entry
+    seen: Visible
+
+
+@dataclass(frozen=True, slots=True)
 class Forgot:
     """A region no longer tells its peers which messages it has accepted."""
 
@@ -156,7 +166,20 @@ class Left:
 
 
 Event = (
-    Did | Added | Sent | Forgot | Removed | Saw | Made | Destroyed | Acked | Noted | Told | Answered | Left
+    Did
+    | Added
+    | Minted
+    | Sent
+    | Forgot
+    | Removed
+    | Saw
+    | Made
+    | Destroyed
+    | Acked
+    | Noted
+    | Told
+    | Answered
+    | Left
 )
 
 

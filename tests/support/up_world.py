@@ -72,7 +72,7 @@ class UpWorld:
     def _agree(self) -> bool:
         names = {name for door in self.engines for name in _streams(door)}
         for name in names:
-            states = [_state(client, name, list(self)) for client in self.plain.values()]
+            states = [_state(client, name, number, list(self)) for number, client in self.plain.items()]
             if not all(_has(target, source) for target in states for source in states):
                 return False
         return True
@@ -84,8 +84,8 @@ def _streams(door: Door) -> list[bytes]:
         return [name for name in found if name is not None]
 
 
-def _state(client: braidstream.Redis, name: bytes, writers: list[int]) -> State:
-    return client.run_plan(read_state(name, (), writers, acks=True))
+def _state(client: braidstream.Redis, name: bytes, home: int, writers: list[int]) -> State:
+    return client.run_plan(read_state(name, (), writers, home=home))
 
 
 def _has(target: State, source: State) -> bool:

@@ -14,6 +14,7 @@ from tests.support.history import (
     History,
     Left,
     Made,
+    Minted,
     Noted,
     Removed,
     Saw,
@@ -53,6 +54,11 @@ def test_a_history_without_trouble_has_no_anomaly() -> None:
         *(Answered(region, "x", GROUPS, []) for region in (1, 2)),
     )
     assert kinds(*calm) == []
+
+
+def test_acausal_is_what_sorts_before_an_entry_that_its_writer_had_seen() -> None:
+    assert kinds(Minted(2, "x", FAR, frozenset([ONE, TWO]))) == []
+    assert kinds(Minted(1, "x", TWO, frozenset([ONE, FAR]))) == ["acausal"]
 
 
 def test_lost_is_what_nobody_took_away_and_a_region_lacks() -> None:
@@ -162,4 +168,12 @@ def test_diverged_is_a_group_that_gives_again_what_was_acknowledged_without_a_ga
 
 
 def test_all_six_have_a_name() -> None:
-    assert sorted(ANOMALIES) == ["diverged", "duplicated", "lost", "reordered", "resurrected", "skipped"]
+    assert sorted(ANOMALIES) == [
+        "acausal",
+        "diverged",
+        "duplicated",
+        "lost",
+        "reordered",
+        "resurrected",
+        "skipped",
+    ]

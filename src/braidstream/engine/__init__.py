@@ -16,7 +16,19 @@ from braidstream.plan import Batch, Command, Plan
 VERSION: Final = 7
 NAME: Final = "braidstream"
 _PARTS: Final = (
-    *("rights", "id", "vector", "strand", "chosen", "settings", "group", "braid", "journal", "entry"),
+    *(
+        "rights",
+        "id",
+        "clock",
+        "vector",
+        "strand",
+        "chosen",
+        "settings",
+        "group",
+        "braid",
+        "journal",
+        "entry",
+    ),
     *("idempotence", "acks", "merge", "database", "library"),
 )
 _TRIES: Final = 10

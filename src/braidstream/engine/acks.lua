@@ -74,13 +74,16 @@ local function note_acks(meta, key, id, last, groups)
 end
 
 --[[ braid_state: what a link needs to know of a stream, in one moment.
-     FCALL bs_braid_state n <meta> <stream key>... <label:life or empty>...
+     FCALL bs_braid_state n <meta> <stream key>... <label:life or empty>... [<home strand's place>]
      Returns the meta; for each key {last ID, first ID, length, entries added, bytes of the last entry}, or nil
      where it is missing; and 1 if a group has entries to be read or acknowledged.
-     On the way acknowledgements of the strands that are named by a label go to `k:<group>`.
+     On the way acknowledgements of the strands that are named by a label go to `k:<group>`, and the home strand,
+     the first, second ... of the keys after the meta, is moved up to what they have ahead of the clock: the
+     clock may have stepped back since that came.
      FCALL bs_braid_look, the same with no label at all, writes nothing. ]]
 local function braid_state(keys, args)
   local meta, found, groups, restless = keys[1], {}, {}, false
+  local home, highest, now = args[#keys] and keys[1 + args[#keys]], nil, nil
   for at = 2, #keys do
     local key, id = keys[at], args[at - 1]
     if redis.call('EXISTS', key) == 1 then
@@ -92,10 +95,16 @@ local function braid_state(keys, args)
       for _, word in ipairs(facts['last-entry'] and facts['last-entry'][2] or {}) do width = width + #word end
       found[#found + 1] = { last, first, facts.length, facts['entries-added'] or 0, width }
       if id ~= '' then restless = note_acks(meta, key, id, last, groups) or restless end
+      if home and id ~= '' and key ~= home then
+        now = now or now_ms()
+        local floor = floor_after(home, id, last, now)
+        if floor and (not highest or less(highest, floor)) then highest = floor end
+      end
     else
       found[#found + 1] = false
     end
   end
+  if highest then move_home_on(meta, home, highest) end
   for name, group in pairs(groups) do
     if group.moved and redis.call('HEXISTS', meta, 'g:' .. name) == 1 then
       redis.call('HSET', meta, 'k:' .. name, acked_text(group.acked))

@@ -19,11 +19,6 @@
 local IDMP_STEP = 16
 local IDMP_PRUNED_AT_ONCE = 10
 
-local function now_ms()
-  local now = redis.call('TIME')
-  return now[1] * 1000 + math.floor(now[2] / 1000)
-end
-
 local function is_expired(value, now, duration)
   local ms, received = string.match(value, '^(%d+)%-%d+:%d+:?(%d*)$')
   return math.abs(now - (received ~= '' and received or ms)) > duration

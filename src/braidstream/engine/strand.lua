@@ -10,6 +10,14 @@ local function last_of(key)
   end
 end
 
+local function has_had_entries(key)
+  if redis.call('EXISTS', key) == 0 then return true end
+  local info = redis.call('XINFO', 'STREAM', key)
+  for at = 1, #info, 2 do
+    if info[at] == 'entries-added' then return info[at + 1] > 0 end
+  end
+end
+
 local function create_empty(key)
   redis.call('XGROUP', 'CREATE', key, 'bs', '0', 'MKSTREAM')
   redis.call('XGROUP', 'DESTROY', key, 'bs')
@@ -91,10 +99,7 @@ local function end_of(key, cut)
   return last
 end
 
-local function this_moment()
-  local now = redis.call('TIME')
-  return string.format('%.0f', now[1] * 1000 + math.floor(now[2] / 1000)) .. '-' .. MAX_SEQ
-end
+local function this_moment() return string.format('%.0f', now_ms()) .. '-' .. MAX_SEQ end
 
 --[[ Where a strand ends that an ID chosen in the future moved on, and that has minted nothing since: where it
      was before. `f:<label>` -> `<native before> <native moved to>` (chosen.lua). Where there are no peers, deletion
@@ -113,6 +118,23 @@ local function after_loss(cut)
   return start .. '-' .. MAX_SEQ
 end
 
+-- The home strand goes on from `floor`, if it is not further. Where there is none yet, `ahead` keeps it.
+local function move_home_on(meta, home, floor)
+  local last = last_of(home)
+  if last and less(last, floor) then
+    redis.call('XSETID', home, floor)
+  elseif not last and less(redis.call('HGET', meta, 'ahead') or '0-0', floor) then
+    redis.call('HSET', meta, 'ahead', floor)
+  end
+end
+
+-- Where a home strand starts that is made now: above the entries that are ahead of the clock.
+local function start_ahead(meta, cut)
+  local ahead = redis.call('HGET', meta, 'ahead')
+  if ahead and less(cut or '0-0', ahead) and is_ahead(ahead, now_ms()) then return ahead end
+  return cut
+end
+
 --[[ Make the key of a strand and register it: a new one, one that was deleted (it gets its last ID
      back), or one that was evicted, expired or deleted behind our back. A copy of another writer's
      that was lost is copied again; our own must not mint an ID twice. ]]
@@ -124,7 +146,8 @@ local function make(meta, strand, label, own)
     redis.call('HSETNX', meta, 'l:' .. label, cut)
     cut = after_loss(cut)
   end
-  if cut and cut ~= '0-0' then redis.call('XSETID', strand, cut) end
+  local start = own and start_ahead(meta, cut) or cut
+  if start and start ~= '0-0' then redis.call('XSETID', strand, start) end
   join_groups(meta, strand, label, life or '0')
   register(meta, label, life or '0', '+', cut or '0-0')
 end
@@ -135,6 +158,10 @@ local function making_denied(meta, label)
   local needs, fields = { 'XGROUP CREATE', 'XGROUP DESTROY', 'HSET' }, redis.call('HGETALL', meta)
   if cut and (state == '+' or cut ~= '0-0') then needs[#needs + 1] = 'XSETID' end
   if state == '+' then needs[#needs + 1] = 'HSETNX' end
+  if redis.call('HGET', meta, 'ahead') then
+    needs[#needs + 1] = 'TIME'
+    needs[#needs + 1] = 'XSETID'
+  end
   for at = 1, #fields, 2 do
     if string.match(fields[at], '^g:') or state == '+' then
       needs[#needs + 1] = 'TIME'
@@ -172,7 +199,7 @@ end
 local function strand_unbirth(keys, args)
   local meta, strand, label = keys[1], keys[2], args[1]
   local life, state, cut = registered(meta, label)
-  if state ~= '+' or last_of(strand) ~= cut then return 0 end
+  if state ~= '+' or has_had_entries(strand) then return 0 end
   local refused = denied(meta, 'HSET')
   if refused then return refused end
   redis.call('UNLINK', strand)
@@ -181,8 +208,11 @@ local function strand_unbirth(keys, args)
 end
 
 --[[ strand_apply: append what a peer has to our copy of a strand.
-     FCALL bs_strand_apply 2 <meta> <strand> <label> <life> <after> <upto> (<id> <n> <field or value> * n)...
+     FCALL bs_strand_apply 2|3 <meta> <strand> [<home>] <label> <life> <after> <upto> (<id> <n> <field or value> * n)...
      Returns how many entries were new.
+
+     <home> is our own strand: what we mint from now on is above what has come, also where that is ahead of our
+     clock.
 
      <after> is the ID the batch follows at its source. If our copy ends before it, something is
      missing in between: nothing is applied (BSGAP), the link starts again from our last ID.
@@ -253,5 +283,7 @@ local function strand_apply(keys, args)
     end
   end
   if less(last, upto) then redis.call('XSETID', strand, upto) end
+  local floor = keys[3] and floor_after(keys[3], label, last, now_ms())
+  if floor then move_home_on(meta, keys[3], floor) end
   return applied
 end

@@ -47,6 +47,7 @@ class Window:
 class Flow:
     """One stream to one target.
 
+    home: the target's own writer.
     told: the source's meta that the target has; entries written after another one wait for it.
     ends: where the target stands once everything in flight has arrived.
     """
@@ -54,6 +55,7 @@ class Flow:
     target: Asked
     pages: Pages
     window: Window
+    home: int
     told: dict[bytes, bytes] = field(default_factory=dict)
     ends: dict[Strand, Id] = field(default_factory=dict)
     failed: BaseException | None = None
@@ -101,7 +103,7 @@ class Flow:
         async with self._lock:
             if (after := self._end(strand)) < upto:
                 await self.window.enter(0)
-                self._send(ship.append(strand, after, [], upto), 0)
+                self._send(ship.append(strand, after, [], upto, home=self.home), 0)
                 self.ends[strand] = upto
 
     def _end(self, strand: Strand) -> Id:
@@ -126,10 +128,10 @@ class Flow:
             # A native append has no guard of its own: nothing else may be in the air.
             while self._flying:
                 await asyncio.gather(*self._flying, return_exceptions=True)
-            task = self._send(ship.append_wide(strand, after, part), size)
+            task = self._send(ship.append_wide(strand, after, part, home=self.home), size)
             await asyncio.gather(task, return_exceptions=True)
         else:
-            self._send(ship.append(strand, after, part, ids.ZERO), size)
+            self._send(ship.append(strand, after, part, ids.ZERO, home=self.home), size)
         self.ends[strand] = ids.native(part[-1][0])
         self.sent += len(part)
 

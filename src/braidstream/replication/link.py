@@ -138,7 +138,7 @@ class Link:
     async def _round(self, name: bytes, progress: Progress, relay: bool) -> None:
         own, known = self.here.writer, self._recall(name)
         writers = self._writers() if relay else [own]
-        ours = await self.source.ask(read_state(name, self._likely(name), writers, acks=True))
+        ours = await self.source.ask(read_state(name, self._likely(name), writers, home=own))
         progress.restless = ours.restless
         theirs = await self.target.ask(read_state(name, ours.registry.strands, writers))
         if not relay and any(theirs.is_beyond(ours, writer) for writer in writers):
@@ -171,7 +171,7 @@ class Link:
         return known
 
     def _flow(self, told: dict[bytes, bytes]) -> Flow:
-        return Flow(self.target, self.pages, self.window, told)
+        return Flow(self.target, self.pages, self.window, self.there.writer, told)
 
     async def _ship(self, flow: Flow, ours: State, theirs: State, *, foreign: bool) -> None:
         """Our own strands, or those of others that we have more of.

@@ -67,13 +67,13 @@ def is_wide(part: Page) -> bool:
     return len(part) == 1 and len(part[0][1]) > WIDEST
 
 
-def append(strand: Strand, after: Id, part: Page, upto: Id) -> Plan[int]:
-    """Append a batch to the copy of a strand, one round trip."""
-    [applied] = yield Batch([strand.apply(after, part, upto)])
+def append(strand: Strand, after: Id, part: Page, upto: Id, *, home: int) -> Plan[int]:
+    """Append a batch to the copy of a strand in the region of writer `home`, one round trip."""
+    [applied] = yield Batch([strand.apply(after, part, upto, home=home)])
     return int(applied)
 
 
-def append_wide(strand: Strand, after: Id, part: Page) -> Plan[int]:
+def append_wide(strand: Strand, after: Id, part: Page, *, home: int) -> Plan[int]:
     """One entry that Lua cannot take. Nothing else of the strand is on its way meanwhile.
 
     It is native, so the guard against a gap comes first: the copy must stand where the entry follows.
@@ -91,4 +91,5 @@ def append_wide(strand: Strand, after: Id, part: Page) -> Plan[int]:
         if (state.end(strand) or ids.ZERO) < ids.native(native):
             raise reply
         return 0  # another link was faster
+    yield Batch([strand.apply(ids.native(native), [], ids.ZERO, home=home)])  # for the clock
     return int(reply is not None)

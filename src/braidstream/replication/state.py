@@ -21,7 +21,7 @@ from braidstream.strand import Strand, facts
 
 # Fields of meta that stay in their region: where XGROUP SETID stood, where chosen IDs moved a strand to,
 # and when groups last changed.
-_LOCAL: Final = (b"b:", b"h:", b"f:", b"bell")
+_LOCAL: Final = (b"b:", b"h:", b"f:", b"bell", b"ahead")
 # And those that entries may overtake: how far groups have acknowledged, how far Spark sinks have written.
 _LATER: Final = (*_LOCAL, b"k:", b"q:")
 # How an engine refuses every write: its disk is broken, or it has too few replicas.
@@ -121,8 +121,11 @@ class State:
         )
 
 
-def state_command(name: bytes, strands: Sequence[Strand], journals: Sequence[int], *, acks: bool) -> Command:
-    """The function that tells a state. With `acks`, what was acknowledged here is noted on the way.
+def state_command(
+    name: bytes, strands: Sequence[Strand], journals: Sequence[int], *, home: int = 0
+) -> Command:
+    """The function that tells a state. home: the writer of the engine that is asked, if what was acknowledged
+    there is to be noted on the way, and its home strand to be moved up to what is ahead of its clock.
 
     Without, it writes nothing, so an engine that refuses writes still answers.
     """
@@ -131,9 +134,11 @@ def state_command(name: bytes, strands: Sequence[Strand], journals: Sequence[int
         *(strand.key for strand in strands),
         *(keys.journal(name, writer) for writer in journals),
     )
-    labels = (strand.registration if acks else b"" for strand in strands)
-    function = "bs_braid_state" if acks else "bs_braid_look"
-    return ("FCALL", function, len(where), *where, *labels, *(b"" for _ in journals))
+    labels = (strand.registration if home else b"" for strand in strands)
+    function = "bs_braid_state" if home else "bs_braid_look"
+    own = Strand(name, "s", home)
+    place = (strands.index(own) + 1,) if own in strands else ()
+    return ("FCALL", function, len(where), *where, *labels, *(b"" for _ in journals), *place)
 
 
 def parse_state(name: bytes, strands: Sequence[Strand], journals: Sequence[int], reply: list[Any]) -> State:
@@ -152,17 +157,17 @@ def parse_state(name: bytes, strands: Sequence[Strand], journals: Sequence[int],
 
 
 def read_state(
-    name: bytes, strands: Iterable[Strand], journals: Sequence[int], *, acks: bool = False
+    name: bytes, strands: Iterable[Strand], journals: Sequence[int], *, home: int = 0
 ) -> Plan[State]:
     """The state of a stream. One round trip where `strands` are all it has."""
     wanted = list(dict.fromkeys(strands))
     while True:
         try:
-            [reply] = yield Batch([state_command(name, wanted, journals, acks=acks)], resend=True)
+            [reply] = yield Batch([state_command(name, wanted, journals, home=home)], resend=True)
         except ReplyError as error:
-            if not acks or error.code not in WRITES_REFUSED:
+            if not home or error.code not in WRITES_REFUSED:
                 raise
-            acks = False
+            home = 0
             continue
         state = parse_state(name, wanted, journals, reply)
         unknown = state.not_in(wanted)
@@ -174,7 +179,7 @@ def read_state(
 def merge_and_read(merge: Command, source: State, journals: Sequence[int]) -> Plan[tuple[bool, State]]:
     """Whether a merge at the target was all of it, and the target's state after it. One round trip mostly."""
     wanted = source.registry.strands
-    state_of = state_command(source.name, wanted, journals, acks=False)
+    state_of = state_command(source.name, wanted, journals)
     done, reply = yield Batch([merge, state_of])
     state = parse_state(source.name, wanted, journals, reply)
     if unknown := state.not_in(wanted):
@@ -249,6 +254,6 @@ def read_journal(
     """Entries of a journal, and how far it reached back then or later. One round trip."""
     key = keys.journal(name, writer)
     read = ("XRANGE", key, b"(" + ids.text(after), "+", "COUNT", count)
-    state = state_command(name, (), (writer,), acks=False)
+    state = state_command(name, (), (writer,))
     page, reply = yield Batch([read, state], resend=True)
     return page, parse_state(name, (), (writer,), reply).journals.get(writer, Extent(ids.ZERO, None, 0, 0))

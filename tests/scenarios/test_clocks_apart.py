@@ -1,0 +1,123 @@
+"""Regions whose clocks are apart: IDs tell what was written after what was read."""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+import braidstream
+from braidstream import ids
+from braidstream.replication.ship import WIDEST
+from tests.support.servers import Engine, Flavour
+from tests.support.world import World, fresh_world
+
+# Seconds that each region's clock is ahead of ours. All are within the bound of each other.
+CLOCKS_S = (20, 0, -30)
+
+
+@pytest.fixture
+def engines(flavour: Flavour) -> Iterator[list[Engine]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(Engine(flavour, clock_s=ahead_s)) for ahead_s in CLOCKS_S]
+
+
+@pytest.fixture
+def world(engines: list[Engine]) -> Iterator[World]:
+    with fresh_world(engines) as world:
+        yield world
+
+
+def id_of(text: str) -> ids.Id:
+    return ids.native(text.encode())
+
+
+def last_seen(client: braidstream.Redis, name: str) -> ids.Id:
+    return max((id_of(entry) for entry, _ in client.xrange(name)), default=ids.ZERO)
+
+
+def add(client: braidstream.Redis, name: str, **how: int) -> ids.Id:
+    return id_of(client.xadd(name, {"n": "1"}, **how))
+
+
+@pytest.mark.parametrize("words", [(), ("IDMP", "producer", "message")], ids=["plain", "idempotent"])
+def test_an_entry_written_after_reading_another_has_the_larger_id(world: World, words: tuple[str]) -> None:
+    for turn, region in enumerate((1, 2, 3, 2, 1, 3)):
+        for source in world:
+            if source != region:
+                world.ship(source, region, "m")
+        seen = last_seen(world[region], "m")
+        named = [*words[:2], f"message-{turn}"] if words else []
+        written = world[region].execute_command("XADD", "m", *named, "*", "n", turn)
+        assert id_of(written) > seen, f"turn {turn}, region {region}"
+    world.sync()
+    assert [fields["n"] for _, fields in world[3].xrange("m")] == list("012345")
+
+
+def test_ids_follow_chosen_ids_and_wide_entries_too(engines: list[Engine]) -> None:
+    with fresh_world(engines, "liberal") as world:
+        ahead_ms = round(time.time() * 1000) + 15_000
+        for chosen in (f"{ahead_ms}-0", f"{ahead_ms}-5000", f"{ahead_ms + 1}-{2**60}"):
+            world[1].xadd("m", {"n": "1"}, id=chosen)
+            world.ship(1, 3, "m")
+            assert last_seen(world[3], "m") < add(world[3], "m")
+            world.sync()
+        world[1].xadd("wide", {str(number): "" for number in range(WIDEST)})
+        world.ship(1, 3, "wide")
+        assert last_seen(world[3], "wide") < add(world[3], "wide")
+
+
+def test_following_another_clock_shows_no_id_that_no_entry_has(world: World) -> None:
+    """What XINFO tells as the last ID is that of the last entry, also where the home strand was moved."""
+    add(world[3], "m")
+    for _ in range(3):
+        last = add(world[1], "m")
+        world.sync()
+        assert {id_of(info["last-generated-id"]) for info in world.all("XINFO STREAM", "m")} == {last}
+
+
+def test_a_clock_that_steps_back_after_entries_came_mints_above_them(
+    engines: list[Engine], world: World
+) -> None:
+    """As on a replica that is promoted and whose clock is behind. The region's own daemon looks first."""
+    for name in ("written here", "not written here"):
+        add(world[2], name)
+    add(world[3], "written here")
+    world.sync()
+    seen = {name: last_seen(world[3], name) for name in ("written here", "not written here")}
+    engines[2].set_clock(-50)
+    for name in seen:
+        world.ship(3, 1, name)
+        assert add(world[3], name) > seen[name]
+
+
+def test_a_clock_that_is_an_hour_ahead_does_not_carry_the_others_away(flavour: Flavour) -> None:
+    with Engine(flavour, clock_s=3600) as fast, Engine(flavour) as right, fresh_world([fast, right]) as world:
+        add(world[2], "m")
+        for _ in range(3):
+            add(world[1], "m")
+            world.sync()
+            assert add(world[2], "m")[0] <= round(time.time() * 1000) + 1000
+
+
+def test_a_cap_in_a_slow_region_keeps_what_was_just_added(world: World) -> None:
+    for _ in range(100):
+        add(world[1], "m")
+    world.sync()
+    written = [add(world[3], "m", maxlen=100, approximate=False) for _ in range(50)]
+    kept = {id_of(entry) for entry, _ in world[3].xrange("m")}
+    assert set(written) <= kept
+    assert len(kept) == 100
+
+
+def test_a_cap_in_a_fast_region_keeps_what_a_slow_one_has_just_added(world: World) -> None:
+    for _ in range(100):
+        add(world[1], "m")
+    world.sync()
+    written = [add(world[3], "m") for _ in range(50)]
+    world.sync()
+    add(world[1], "m", maxlen=100, approximate=False)
+    world.sync()
+    kept = {id_of(entry) for entry, _ in world[3].xrange("m")}
+    assert set(written) <= kept
+    assert len(kept) == 100
