@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -25,6 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.bed import NEWEST
+from tests.support.daemons import write_config
+from tests.support.replicas import replica_of
 from tests.support.servers import EVERY, Engine, Flavour
 from tests.support.world import World
 
@@ -50,26 +53,26 @@ class Figure:
 class Bed:
     """A region, its peers, and its daemon. The peers may be behind a delay."""
 
-    def __init__(self, flavour: Flavour, peers: int = 1, one_way_ms: int = 0) -> None:
+    def __init__(
+        self, flavour: Flavour, peers: int = 1, *, one_way_ms: int = 0, durability: str | None = None
+    ) -> None:
         self.engines = [Engine(flavour) for _ in range(peers + 1)]
-        self.one_way_ms = one_way_ms
+        self.one_way_ms, self.durability = one_way_ms, durability
         self._stack = ExitStack()
 
     def __enter__(self) -> "Bed":
         for engine in self.engines:
             self._stack.enter_context(engine)
+        if self.durability:
+            self._stack.enter_context(replica_of(self.engines[0]))
         self.world = World(self.engines)
         self.source, self.target = self.engines[0].client(), self.engines[1].client()
         self._stack.callback(self.world.close)
         folder = Path(self._stack.enter_context(TemporaryDirectory()))
         ports = [self.engines[0].port, *(self._port(engine) for engine in self.engines[1:])]
         self.config = folder / "braid.toml"
-        self.config.write_text(
-            "\n".join(
-                f'[[region]]\nid = {number}\nname = "region-{number}"\nurl = "redis://127.0.0.1:{port}"\n'
-                for number, port in enumerate(ports, start=1)
-            )
-        )
+        urls = {number: f"redis://127.0.0.1:{port}" for number, port in enumerate(ports, start=1)}
+        write_config(self.config, urls, durability={1: self.durability} if self.durability else {})
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -115,9 +118,11 @@ def arrived(client: redis.Redis, streams: int) -> int:
     return sum(pipe.execute())
 
 
-def catch_up(flavour: Flavour, entries: int, streams: int, one_way_ms: int = 0) -> float:
+def catch_up(
+    flavour: Flavour, entries: int, streams: int, *, one_way_ms: int = 0, durability: str | None = None
+) -> float:
     """Entries a second, from the first that arrives to the last."""
-    with Bed(flavour, one_way_ms=one_way_ms) as bed:
+    with Bed(flavour, one_way_ms=one_way_ms, durability=durability) as bed:
         bed.fill(entries, streams)
         marks: list[tuple[float, int]] = []
 
@@ -134,9 +139,11 @@ def catch_up(flavour: Flavour, entries: int, streams: int, one_way_ms: int = 0) 
         return (moving[-1][1] - moving[0][1]) / (moving[-1][0] - moving[0][0])
 
 
-def lag(flavour: Flavour, seconds: float, one_way_ms: int = 0) -> tuple[float, float]:
+def lag(
+    flavour: Flavour, seconds: float, *, one_way_ms: int = 0, durability: str | None = None
+) -> tuple[float, float]:
     """p50 and p99 in milliseconds, from before XADD to a reader at the peer, at RATE entries a second."""
-    with Bed(flavour, one_way_ms=one_way_ms) as bed, bed.daemon():
+    with Bed(flavour, one_way_ms=one_way_ms, durability=durability) as bed, bed.daemon():
         bed.world[1].xadd("s0", {"t": "0"})
         while not arrived(bed.target, 1):
             time.sleep(0.01)
@@ -218,13 +225,13 @@ def figures(flavour: Flavour, quick: bool) -> Iterator[Figure]:
         yield Figure(name, rate, "entries/s", 150_000)
         if streams == 1:
             base = rate
-    far = catch_up(flavour, entries, 1, ONE_WAY_MS)
+    far = catch_up(flavour, entries, 1, one_way_ms=ONE_WAY_MS)
     yield Figure(f"{flavour}: catch-up at 100 ms round trip, of loopback's", far / base, "ratio", 0.8)
     seconds = 3 if quick else 20
     p50, p99 = lag(flavour, seconds)
     yield Figure(f"{flavour}: lag at {RATE:,} entries/s, p50", p50, "ms", 2, at_least=False)
     yield Figure(f"{flavour}: lag at {RATE:,} entries/s, p99", p99, "ms", 20, at_least=False)
-    p50, p99 = lag(flavour, seconds, ONE_WAY_MS)
+    p50, p99 = lag(flavour, seconds, one_way_ms=ONE_WAY_MS)
     yield Figure(f"{flavour}: the same at 100 ms round trip, p50", p50, "ms", ONE_WAY_MS + 10, at_least=False)
     yield Figure(f"{flavour}: the same at 100 ms round trip, p99", p99, "ms")
     for peers in (1, 4):
@@ -233,14 +240,36 @@ def figures(flavour: Flavour, quick: bool) -> Iterator[Figure]:
         yield Figure(f"{flavour}: engine CPU per XADD with {peers} peer(s)", load, "ratio")
 
 
+def gate_figures(flavour: Flavour, quick: bool) -> Iterator[Figure]:
+    """What waiting for a replica costs: with and without in turns, each with a replica."""
+    turns, entries, seconds = (3, 100_000, 3) if quick else (5, 500_000, 10)
+    lags, rates = dict[str, list[tuple[float, float]]](), dict[str, list[float]]()
+    for number in range(turns):
+        for durability in ("none", "replicas:1") if number % 2 else ("replicas:1", "none"):
+            lags.setdefault(durability, []).append(lag(flavour, seconds, durability=durability))
+            rates.setdefault(durability, []).append(catch_up(flavour, entries, 1, durability=durability))
+    for place, name in enumerate(("p50", "p99")):
+        free, gated = (statistics.median(each[place] for each in lags[how]) for how in ("none", "replicas:1"))
+        yield Figure(f"{flavour}: lag {name} with a replica, durability none", free, "ms")
+        yield Figure(f"{flavour}: lag {name}, durability replicas:1", gated, "ms")
+        goal = 1.0 if name == "p50" else None
+        yield Figure(
+            f"{flavour}: what the gate adds to the lag {name}", gated - free, "ms", goal, at_least=False
+        )
+    free, gated = (statistics.median(rates[how]) for how in ("none", "replicas:1"))
+    yield Figure(f"{flavour}: catch-up with the gate, of the rate without", gated / free, "ratio", 0.95)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.replication", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small numbers, about a minute")
     parser.add_argument("--engine", choices=EVERY, action="append", help="another one")
+    parser.add_argument("--gate", action="store_true", help="only what waiting for a replica costs")
     chosen = parser.parse_args()
     console, measured = Console(width=120), list[Figure]()
     for flavour in chosen.engine or NEWEST:
-        for figure in figures(flavour, chosen.quick):
+        everything = [] if chosen.gate else [figures(flavour, chosen.quick)]
+        for figure in chain(*everything, gate_figures(flavour, chosen.quick)):
             measured.append(figure)
             console.print(f"{figure.name}: {figure.value:,.2f} {figure.unit}", highlight=False)
     table = Table(
@@ -251,7 +280,7 @@ def main() -> None:
         colour = "green" if each.ok else "red"
         table.add_row(each.name, f"[{colour}]{each.value:,.2f} {each.unit}[/]", goal)
     console.print(table)
-    if not chosen.quick:
+    if not (chosen.quick or chosen.gate):
         RESULTS.write_text(json.dumps([asdict(each) for each in measured], indent=1) + "\n")
 
 

@@ -5,6 +5,7 @@
     name = "us-east"
     url = "rediss://link:${LINK_PASSWORD}@redis.us-east.example:6379"
     gateway = "127.0.0.1:6390"         # where `braid gateway --config` listens; may be left out
+    durability = "replicas:1"          # when an entry may go to the peers; chosen by itself if left out
 
 `${NAME}` in a URL is taken from the environment, so that the file need not hold a password.
 """
@@ -32,6 +33,7 @@ class RegionConfig(BaseModel):
     id: Annotated[int, Field(ge=1, le=1023)]
     name: Annotated[str, Field(min_length=1, max_length=64)]
     url: Annotated[str, Field(pattern=r"^(rediss?|unix)://", repr=False)]
+    durability: Annotated[str | None, Field(pattern=r"^(replicas:[1-9][0-9]?|aof|none)$")] = None
     gateway: Annotated[str | None, Field(pattern=r"^(unix:.+|.+:[0-9]{1,5})$")] = None
 
 

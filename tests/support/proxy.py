@@ -5,6 +5,7 @@ with Proxy(engine.port) as proxy:
     proxy.lose_at_random(0.01, seed=7)     # one request in a hundred: itself lost, or its answer
     proxy.break_off(b"end of it")          # an answer with these words ends before them, with its connection
     proxy.cut()                            # every open connection ends now
+    proxy.point(other.port)                # a virtual IP address that moves; open connections end
     proxy.shut()                           # nobody gets in any more, until open()
     proxy.answer(b"XADD", b"+NO\\r\\n")      # requests with this word do not arrive, and are answered so
     proxy.swallow()                        # everybody gets in and nothing is ever answered, until deliver()
@@ -98,6 +99,11 @@ class Proxy:
             sockets = list(self._open)
         for each in sockets:
             _end(each)
+
+    def point(self, target_port: int) -> None:
+        """From now on forward to another port."""
+        self.target_port = target_port
+        self.cut()
 
     def open(self) -> None:
         """Listen: on a free port the first time, on the same one later."""

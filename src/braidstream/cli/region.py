@@ -15,7 +15,7 @@ from rich.progress import Progress
 from braidstream import config as files
 from braidstream import engine
 from braidstream.braid import Region, read_region
-from braidstream.cli.replicate import ConfigFile
+from braidstream.cli.replicate import ConfigFile, durability_of
 from braidstream.cli.server import Json, ask, report, trouble
 from braidstream.commands.region import initialise, meet, part
 from braidstream.config import Config, RegionConfig
@@ -26,6 +26,7 @@ from braidstream.drivers.wire import parse_address
 from braidstream.errors import BraidError, ConfigError
 from braidstream.replication.endpoint import Endpoint
 from braidstream.replication.feed import all_streams
+from braidstream.replication.gate import Gate
 from braidstream.replication.identity import check_region
 from braidstream.replication.link import Link
 
@@ -150,11 +151,13 @@ async def _bring(others: list[RegionConfig], new: RegionConfig, regions: list[Re
             await source.connect()
             names = [name async for page in all_streams(source) for name in page]
             bar = progress.add_task(f"from {escape(other.name)}", total=len(names))
-            link = Link(source, target, here=here, there=regions[-1])
+            gate = Gate(source, durability_of(other))
+            link = Link(gate, target, here=here, there=regions[-1])
             waiting = iter(names)
             carriers = [_carry(link, waiting, lambda: progress.advance(bar)) for _ in range(AT_ONCE)]  # noqa: B023
             entries += sum(await asyncio.gather(*carriers))
             seen.update(names)
+            gate.close()
             source.close()
     target.close()
     return entries, len(seen)

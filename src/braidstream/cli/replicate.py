@@ -19,6 +19,7 @@ from braidstream.drivers.wire import Address, parse_address
 from braidstream.errors import BraidError, ConfigError
 from braidstream.observability.events import emit
 from braidstream.replication.daemon import Daemon
+from braidstream.replication.gate import Durability
 
 CONFIG_CHECK_S: Final = 2.0
 
@@ -62,7 +63,7 @@ def log_to_stderr(verbose: bool) -> None:
 
 
 async def _run(path: Path, regions: Config, here: RegionConfig, as_json: bool) -> None:
-    daemon = Daemon(parse_address(here.url))
+    daemon = Daemon(parse_address(here.url), durability_of(here))
     work = asyncio.ensure_future(daemon.run())
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, work.cancel)
@@ -88,6 +89,10 @@ async def _tell_ready(regions: Config, here: RegionConfig, daemon: Daemon, as_js
     )
 
 
+def durability_of(here: RegionConfig) -> Durability | None:
+    return None if here.durability is None else Durability.parse(here.durability)
+
+
 def _peers(regions: Config, here: RegionConfig) -> dict[str, tuple[int, Address]]:
     found = {}
     for peer in regions.region:
@@ -109,6 +114,7 @@ async def _follow_config(path: Path, regions: Config, here: RegionConfig, daemon
                 try:
                     regions = load(path)
                     peers = _peers(regions, here)
+                    daemon.gate.want(durability_of(regions.named(here.name)))
                     emit("config.changed", regions=",".join(region.name for region in regions.region))
                 except BraidError as error:
                     emit("config.broken", why=error)

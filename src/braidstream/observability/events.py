@@ -25,6 +25,13 @@ EVENTS: Final = {
     "link.swept": (logging.DEBUG, "every stream was compared with a peer"),
     "link.failed": (logging.ERROR, "a link ended by an error that is no lost connection; it is tried again"),
     "link.refused": (logging.WARNING, "a peer refused a stream; it is tried again"),
+    "link.held": (
+        logging.WARNING,
+        "nothing goes to the peers while this region could still lose it. Bring its replica back, or set "
+        "`durability` of the region",
+    ),
+    "link.released": (logging.INFO, "links that were held go on"),
+    "gate.chosen": (logging.INFO, "what links wait for, chosen by what the own engine has"),
     "link.shipped": (logging.DEBUG, "entries were brought to a peer"),
     "source.lost": (logging.WARNING, "the own engine cannot be reached; it is tried again"),
     "source.refused": (

@@ -7,6 +7,7 @@ Nothing here is worth keeping. A process that is killed is replaced by another o
 """
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,6 +20,7 @@ from braidstream.ids import Id
 from braidstream.observability.events import emit
 from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint, back_off, reason
 from braidstream.replication.feed import Feed, all_streams
+from braidstream.replication.gate import Durability, Gate
 from braidstream.replication.identity import check_pair, check_region
 from braidstream.replication.leases import Leases
 from braidstream.replication.link import Link, Progress, once
@@ -38,6 +40,8 @@ REFUSED_S: Final = 1.0
 SOUND_S: Final = 10.0
 # A fault of the configuration is told again and again, but not often.
 MISCONFIGURED_S: Final = 10.0
+# How often a region without replicas is asked whether it has one now.
+CHOOSE_S: Final = 5.0
 
 
 @dataclass(slots=True)
@@ -70,9 +74,10 @@ class Peer:
 class Daemon:
     """`run` ends when it is cancelled. `ready` is set once every peer was reached and looked at."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, durability: Durability | None = None) -> None:
         self.source = Endpoint(address)
-        self.pages = Pages(self.source)
+        self.gate = Gate(self.source, durability)
+        self.pages = Pages(self.gate)
         self.peers: dict[str, Peer] = {}
         self.leases = Leases(self.source, self._missed)
         self.ready = asyncio.Event()
@@ -94,10 +99,12 @@ class Daemon:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._listen())
                 tasks.create_task(self.leases.run())
+                tasks.create_task(self._watch_source())
         finally:
             for task in self._tasks.values():
                 task.cancel()
             await self.leases.release()
+            self.gate.close()
             self.source.close()
 
     # Hearing
@@ -121,6 +128,14 @@ class Daemon:
                 tries, refused = 0, ""
             await back_off(tries)
             tries += 1
+
+    async def _watch_source(self) -> None:
+        """A region may get its first replica while we run. That it cannot be reached is told by `_listen`."""
+        while True:
+            with contextlib.suppress(LostError, ReplyError):
+                await self.source.connect()
+                await self.gate.choose()
+            await asyncio.sleep(CHOOSE_S)
 
     def _heard(self, name: bytes, more: bool) -> None:
         if self.leases.mine(name):
@@ -150,7 +165,7 @@ class Daemon:
                 await self.source.connect()
                 await peer.endpoint.connect()
                 here, there = await self._introduce(peer)
-                ends = self.source, peer.endpoint
+                ends = self.gate, peer.endpoint
                 peer.fresh, peer.queue = Queue(), Queue()
                 peer.link = Link(*ends, here=here, there=there, pages=self.pages)
                 peer.sweep.set()
@@ -161,10 +176,10 @@ class Daemon:
                         tasks.create_task(self._carry(peer, peer.link, peer.fresh))
                         tasks.create_task(self._carry(peer, peer.link, peer.queue))
             except* ConfigError as errors:
-                _tell_end(peer.name, errors)
+                _tell_end(peer.name, _first(errors))
                 pause_s = MISCONFIGURED_S
             except* Exception as errors:
-                _tell_end(peer.name, errors)
+                _tell_end(peer.name, _first(errors))
             finally:
                 peer.link = None
                 peer.endpoint.close()
@@ -252,10 +267,15 @@ class Daemon:
             await self.source.ask(once(("XTRIM", journal, "MINID", "=", ids.text(done))))
 
 
-def _tell_end(peer: str, errors: ExceptionGroup[Exception]) -> None:
-    """Why a link has ended: the first reason, for the others follow from it."""
+def _first(errors: ExceptionGroup[Exception]) -> Exception:
+    """The first of several errors: the others follow from it."""
     error: Exception = errors
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
+    return error
+
+
+def _tell_end(peer: str, error: Exception) -> None:
+    """Why a link has ended."""
     event = "link.lost" if isinstance(error, LostError) else "link.failed"
     emit("peer.misconfigured" if isinstance(error, ConfigError) else event, peer=peer, why=reason(error))

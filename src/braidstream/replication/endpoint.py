@@ -40,6 +40,11 @@ class Endpoint:
         return await arun(plan, conn.send)
 
     @property
+    def conn(self) -> Connection | None:
+        """The connection that is asked now. It may be lost."""
+        return self._conn
+
+    @property
     def connected(self) -> bool:
         return self._conn is not None and self._conn.lost is None
 
@@ -49,9 +54,9 @@ class Endpoint:
             if not self.connected:
                 self._conn = await connect(self.address, silence_s=SILENCE_S, most_bytes=self._most_bytes)
 
-    def close(self) -> None:
+    def close(self, why: str = "we closed it") -> None:
         if self._conn is not None:
-            self._conn.close()
+            self._conn.close(why)
 
 
 async def back_off(tries: int) -> None:

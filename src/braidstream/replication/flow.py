@@ -18,7 +18,7 @@ from braidstream.ids import Id
 from braidstream.plan import Plan
 from braidstream.replication import ship
 from braidstream.replication.endpoint import Asked
-from braidstream.replication.pages import Pages
+from braidstream.replication.pages import Answer, Pages
 from braidstream.replication.state import causal
 from braidstream.strand import Strand
 
@@ -86,17 +86,26 @@ class Flow:
         """
         async with self._lock:
             appetite = self._appetite[strand]
-            while True:
-                wanted = appetite.count
-                page, meta = await self.pages.read(strand, self._end(strand), wanted, alone=alone)
-                if causal(meta) != causal(self.told):
-                    raise ReplyError("BSMOVED the stream changed otherwise than by appends")
-                sizes = ship.sizes_of(page)
-                appetite.had(sizes)
-                for part, size in ship.batches(page, sizes):
-                    await self._take_off(strand, part, size)
-                if len(page) < wanted:
-                    return
+            wanted = appetite.count
+            ahead = self._read(strand, self._end(strand), wanted, alone=alone)
+            try:
+                while True:
+                    page, meta = await ahead
+                    if causal(meta) != causal(self.told):
+                        raise ReplyError("BSMOVED the stream changed otherwise than by appends")
+                    sizes = ship.sizes_of(page)
+                    appetite.had(sizes)
+                    is_last = len(page) < wanted
+                    if not is_last:  # the next page is read while this one is sent
+                        wanted = appetite.count
+                        ahead = self._read(strand, ids.native(page[-1][0]), wanted, alone=alone)
+                    for part, size in ship.batches(page, sizes):
+                        await self._take_off(strand, part, size)
+                    if is_last:
+                        return
+            finally:
+                ahead.add_done_callback(lambda task: task.cancelled() or task.exception())
+                ahead.cancel()
 
     async def reach(self, strand: Strand, upto: Id) -> None:
         """The source stands further than its last entry, because what came last was deleted."""
@@ -105,6 +114,9 @@ class Flow:
                 await self.window.enter(0)
                 self._send(ship.append(strand, after, [], upto, home=self.home), 0)
                 self.ends[strand] = upto
+
+    def _read(self, strand: Strand, after: Id, count: int, *, alone: bool) -> "asyncio.Task[Answer]":
+        return asyncio.ensure_future(self.pages.read(strand, after, count, alone=alone))
 
     def _end(self, strand: Strand) -> Id:
         """Where the target will stand. Another round may have found that the strand is gone."""

@@ -1,0 +1,232 @@
+"""The durability gate: a link hands on only what its region can no longer lose.
+
+    links   read a   read b       read c             hand on a, b          hand on c
+    gate             |--- PUBLISH, WAIT 1 -------------|--- PUBLISH, WAIT 1 ---|
+
+A peer must never know what a failover may take away at home: the new primary would mint the same IDs again,
+and the regions would differ for ever. So whatever was read waits for the first WAIT that begins after it was
+read. One WAIT serves all that was read before it. It blocks its connection, so there are a few (lanes).
+
+WAIT counts from the connection's last write, and on a connection that only reads it returns at once. The
+PUBLISH to nobody is that write: it goes to the replicas, changes no key, and is not refused by an engine
+that is full or whose disk is broken. It must reach the process that was read: a lane is checked to be to the
+same one, and all connections are lost together.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from braidstream.drivers.wire import Connection, connect
+from braidstream.errors import LostError, ReplyError
+from braidstream.observability.events import emit
+from braidstream.plan import Batch, Command, Plan, arun
+from braidstream.replication.endpoint import SILENCE_S, Endpoint, reason
+
+T = TypeVar("T")
+
+CHANNEL: Final = "bs:gate"
+# One WAIT takes at most so long; then the links are told to be held, and another one follows.
+WAIT_MS: Final = 1_000
+TELL_AGAIN_S: Final = 30.0
+LANES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Durability:
+    """When an entry is safe: `replicas` replicas have it, or the AOF is on disk. Neither: at once."""
+
+    replicas: int = 0
+    aof: bool = False
+
+    @staticmethod
+    def parse(text: str) -> "Durability":
+        """From `durability` in braid.toml: none, aof, or replicas:N."""
+        kind, _, count = text.partition(":")
+        return Durability(int(count) if kind == "replicas" else 0, kind == "aof")
+
+    def __str__(self) -> str:
+        if self.aof:
+            return "aof"
+        return f"replicas:{self.replicas}" if self.replicas else "none"
+
+    @property
+    def wait(self) -> Command | None:
+        if self.aof:
+            return ("WAITAOF", 1, 0, WAIT_MS)
+        return ("WAIT", self.replicas, WAIT_MS) if self.replicas else None
+
+    def lacks(self, reply: int | list[int]) -> str:
+        """What is still missing by the reply to `wait`; empty if nothing is."""
+        if isinstance(reply, list):
+            return "" if reply[0] >= 1 else "the AOF is not on disk yet"
+        return "" if reply >= self.replicas else f"{reply} of {self.replicas} replicas have what was written"
+
+
+class Gate:
+    """Asks the region's engine on behalf of links. See the top of the file.
+
+    wanted: what the operator chose; None to choose by what the engine has, when it is first asked.
+    """
+
+    def __init__(self, source: Endpoint, wanted: Durability | None = None) -> None:
+        self._source, self._wanted = source, wanted
+        self._chosen = wanted
+        self._lanes = [_Lane(source) for _ in range(LANES)]
+        self._idle = [*self._lanes]
+        self._next: asyncio.Future[None] | None = None
+        self._rounds: set[asyncio.Task[None]] = set()
+        self._held_since: float | None = None
+        self._told_at = 0.0
+
+    @property
+    def durability(self) -> Durability | None:
+        """What is waited for now; None before the engine was first asked."""
+        return self._chosen
+
+    @property
+    def held_s(self) -> float:
+        """How long the links have been held; 0.0 if they are not."""
+        return 0.0 if self._held_since is None else _now() - self._held_since
+
+    def want(self, wanted: Durability | None) -> None:
+        """The operator chose otherwise. What is held is judged by it from now on."""
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._chosen = wanted or self._chosen
+
+    async def ask(self, plan: Plan[T]) -> T:
+        """Run a plan on the source. Its result is returned once the region cannot lose what it tells."""
+        conn = self._source.conn
+        result = await self._source.ask(plan)
+        if self._chosen is None:
+            await self.choose()
+        if self._chosen is not None and self._chosen.wait:
+            await self._pass()
+            if conn is None or conn is not self._source.conn or conn.lost is not None:
+                raise LostError(str(self._source.address), "it was lost before this was safe", wrote=False)
+        return result
+
+    async def choose(self) -> None:
+        """Where the operator leaves it to us: wait for a replica as soon as there was one."""
+        if self._wanted is None and (self._chosen is None or not self._chosen.wait):
+            replicas = await self._source.ask(_count_replicas())
+            chosen = Durability(replicas=min(1, replicas))
+            if chosen != self._chosen:
+                self._chosen = chosen
+                emit("gate.chosen", durability=chosen, replicas=replicas)
+
+    def close(self) -> None:
+        for lane in self._lanes:
+            lane.close()
+        for round_ in self._rounds:
+            round_.cancel()
+
+    async def _pass(self) -> None:
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_future()
+            if self._idle:
+                task = asyncio.ensure_future(self._run(self._idle.pop()))
+                self._rounds.add(task)
+                task.add_done_callback(self._rounds.discard)
+        await asyncio.shield(self._next)
+
+    async def _run(self, lane: "_Lane") -> None:
+        """Round after round while somebody waits."""
+        mine: asyncio.Future[None] | None
+        while (mine := self._next) is not None:
+            self._next = None
+            try:
+                await self._round(await lane.ready())
+                mine.set_result(None)
+            except Exception as error:
+                # Both connections go: what was read before is read again, from whoever is the primary then.
+                self._drop(reason(error))
+                mine.set_exception(LostError(str(self._source.address), reason(error), wrote=False))
+                mine.exception()  # nobody may be waiting any more
+        self._idle.append(lane)
+
+    async def _round(self, conn: Connection) -> None:
+        while wait := self._chosen.wait if self._chosen else None:
+            missing = await self._missing(conn, wait)
+            if not missing:
+                break
+            if not self._source.connected:
+                raise LostError(str(self._source.address), "it was lost while links were held", wrote=False)
+            self._tell_held(missing)
+        self._tell_released()
+
+    async def _missing(self, conn: Connection, wait: Command) -> str:
+        """Why what was read before is not safe; empty if it is. Takes up to WAIT_MS."""
+        batch = Batch([("PUBLISH", CHANNEL, b""), wait], resend=True, block_ms=WAIT_MS)
+        *_, safe = replies = await conn.send(batch)
+        error = next((reply for reply in replies if isinstance(reply, ReplyError)), None)
+        if error is None:
+            assert self._chosen is not None
+            return self._chosen.lacks(safe)
+        if error.code not in ("NOPERM", "ERR") or "replica instances" in error.text:
+            raise error
+        await asyncio.sleep(WAIT_MS / 1000)  # it will not get better at once
+        return error.text
+
+    def _drop(self, why: str) -> None:
+        self._source.close(why)
+        for lane in self._lanes:
+            lane.close()
+
+    def _tell_held(self, why: str) -> None:
+        now = _now()
+        if self._held_since is None:
+            self._held_since, self._told_at = now - WAIT_MS / 1000, now - TELL_AGAIN_S
+        if now - self._told_at >= TELL_AGAIN_S:
+            self._told_at = now
+            emit("link.held", durability=self._chosen, seconds=round(self.held_s), why=why)
+
+    def _tell_released(self) -> None:
+        if self._held_since is not None:
+            emit("link.released", seconds=round(self.held_s, 1))
+            self._held_since = None
+
+
+class _Lane:
+    """A connection to the process that the source's own connection is to."""
+
+    def __init__(self, source: Endpoint) -> None:
+        self._source = source
+        self._conn: Connection | None = None
+        self._beside: Connection | None = None  # the source's connection that ours was compared with
+
+    async def ready(self) -> Connection:
+        beside = self._source.conn
+        if self._conn is not None and self._conn.lost is None and self._beside is beside:
+            return self._conn
+        self.close()
+        self._conn = conn = await connect(self._source.address, silence_s=SILENCE_S)
+        ours, theirs = await arun(_run_id(), conn.send), await self._source.ask(_run_id())
+        if ours != theirs:
+            raise LostError(str(self._source.address), "another server answers there now", wrote=False)
+        self._beside = beside
+        return conn
+
+    def close(self) -> None:
+        if self._conn is not None:
+            self._conn.close()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _run_id() -> Plan[bytes]:
+    [info] = yield Batch([("INFO", "server")], resend=True)
+    return _fact(info, b"run_id")
+
+
+def _count_replicas() -> Plan[int]:
+    [info] = yield Batch([("INFO", "replication")], resend=True)
+    return int(_fact(info, b"connected_slaves") or 0)
+
+
+def _fact(info: bytes, name: bytes) -> bytes:
+    facts = dict(line.partition(b":")[::2] for line in info.splitlines())
+    return facts.get(name, b"")
