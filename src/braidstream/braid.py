@@ -20,6 +20,8 @@ from braidstream.strand import Strand, facts
 
 ID_MODES: Final = ("strict", "semi-strict", "liberal")
 STALE_TRIES: Final = 8
+# Newer stream commands that plans use natively where the engine has them: Redis 8.2, 8.8.
+NEWER: Final = (b"XDELEX", b"XNACK")
 WRONGTYPE: Final = "WRONGTYPE Operation against a key holding the wrong kind of value"
 
 
@@ -74,6 +76,19 @@ def read_region() -> Plan[Region]:
     return Region.parse(reply)
 
 
+def read_server() -> Plan[tuple[Region, frozenset[bytes]]]:
+    """Ask the server who it is, and which of the newer commands it has. One round trip.
+
+    Who may not ask for commands does without them.
+    """
+    commands: list[Command] = [("HGETALL", CONFIG), ("COMMAND", "INFO", *NEWER)]
+    config, table = yield Batch(commands, resend=True, attempt=True)
+    if isinstance(config, ReplyError):
+        raise config
+    known = [] if isinstance(table, ReplyError) else table
+    return Region.parse(config), frozenset(name for name, row in zip(NEWER, known, strict=False) if row)
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """What a client remembers of a group. It is worth something until the bell rings.
@@ -104,6 +119,7 @@ class View:
     taken: names of a pipeline that are plain keys.
     readings: where groups of streams were, by name and group.
     producer: the client is an idempotent producer of this name: what it appends may be sent again.
+    commands: which of the newer commands the engine has.
     """
 
     region: Region
@@ -116,6 +132,7 @@ class View:
     readings: dict[tuple[bytes, bytes], Reading] = field(default_factory=dict)
     producer: bytes = b""
     seen: dict[bytes, Registry] = field(default_factory=dict)
+    commands: frozenset[bytes] = frozenset()
 
     def one_step(self, commands: int) -> bool:
         """Whether a batch needs a MULTI. Not under a WATCH: EXEC would end it, and it guards the whole."""

@@ -387,7 +387,7 @@ def test_xdelex_answers_for_each_id(opened: Opener, liberal: braidstream.Redis, 
     assert client.xlen("x") == 0
     client.set("plain", "1")
     for words, text in (
-        (("x", "KEEPREF", "1-1", "2-2"), "IDS option is required"),
+        (("x", "KEEPREF", "1-1", "2-2"), "syntax error"),
         (("x", "IDS", "0", "1-1"), "Number of IDs must be a positive integer"),
         (("x", "IDS", "x", "1-1"), "Number of IDs must be a positive integer"),
         (("x", "IDS", "2", "1-1"), "The `numids` parameter must match the number of arguments"),

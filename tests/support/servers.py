@@ -61,6 +61,8 @@ if str(PROGRAMS) not in os.environ["PATH"].split(os.pathsep):
 START_WITHIN_S = 20
 STOP_WITHIN_S = 5
 BUS_OFFSET = 10_000
+# Stream commands that are newer than the oldest engine, or have options that are.
+NEWER_COMMANDS = ("XADD", "XTRIM", "XREAD", "XREADGROUP", "XDELEX", "XACKDEL", "XNACK", "XCFGSET")
 # Not the module's own dice: hypothesis seeds those, and then two xdist workers would want the same port.
 DICE = random.SystemRandom()
 
@@ -148,6 +150,18 @@ class Engine:
             except redis.ResponseError:
                 return False
         return True
+
+    @cached_property
+    def vocabulary(self) -> frozenset[str]:
+        """Stream commands and their options, as its COMMAND table lists them: XNACK, XREADGROUP CLAIM."""
+        with self.client(protocol=2) as client:
+            client.response_callbacks.clear()
+            docs = client.execute_command("COMMAND DOCS", *NEWER_COMMANDS)
+        found = set[str]()
+        for name, described in zip(docs[::2], docs[1::2], strict=True):
+            found.add(name.decode().upper())
+            found |= {f"{name.decode()} {token}".upper() for token in _tokens(described)}
+        return frozenset(found)
 
     def client(self, **options: Any) -> "redis.Redis":
         """A plain redis-py client that never retries; close it, or use it in `with`."""
@@ -334,6 +348,15 @@ def _sees_all(node: Engine, size: int) -> bool:
         info = client.execute_command("CLUSTER INFO")
     wanted = {"cluster_state": "ok", "cluster_slots_ok": "16384", "cluster_size": str(size)}
     return bool(wanted.items() <= info.items())
+
+
+def _tokens(described: Any) -> Iterator[str]:
+    """Every word that COMMAND DOCS calls a token, however deep."""
+    for at, each in enumerate(described):
+        if isinstance(each, list):
+            yield from _tokens(each)
+        elif each == b"token":
+            yield described[at + 1].decode()
 
 
 def free_port(*, bus: bool = False) -> int:

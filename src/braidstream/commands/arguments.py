@@ -15,6 +15,7 @@ FUNCTION_ARGUMENTS: Final = 7_000
 
 SYNTAX: Final = "ERR syntax error"
 NOT_AN_INTEGER: Final = "ERR value is not an integer or out of range"
+_NUMBER_OF_IDS: Final = "ERR Number of IDs must be a positive integer"
 INVALID_ID: Final = "ERR Invalid stream ID specified as stream command argument"
 REF_POLICIES: Final = (b"KEEPREF", b"DELREF", b"ACKED")
 
@@ -95,7 +96,8 @@ class _Options:
         self.minid: Id | None = None
         self.approx = self.limit_given = self.nomkstream = False
         self.limit = 0
-        self.policy, self.left_out = b"KEEPREF", tuple[bytes, ...]()
+        self.policy: bytes | None = None
+        self.left_out = tuple[bytes, ...]()
 
     def take(self, argv: Argv, at: int) -> int | None:
         """Read the option at `at`; its last word's place, or None if it is no option."""
@@ -107,7 +109,7 @@ class _Options:
             if self.limit < 0:
                 fail("ERR The LIMIT argument must be >= 0.")
             return at + 1
-        if word not in REF_POLICIES:
+        if word not in REF_POLICIES or self.policy is not None:
             return None
         self.policy = word
         return self._left_out(argv, at) if word == b"ACKED" else at
@@ -148,7 +150,8 @@ class _Options:
         if self.strategy is None:
             return None
         limit = self.limit if self.limit_given else None
-        return Trim(self.maxlen, self.minid, self.approx, limit, self.policy, self.left_out)
+        policy = self.policy or b"KEEPREF"
+        return Trim(self.maxlen, self.minid, self.approx, limit, policy, self.left_out)
 
 
 def parse_add(argv: Argv) -> Add:
@@ -169,6 +172,8 @@ def parse_add(argv: Argv) -> Add:
             at = taken
         else:
             entry, seq, auto_seq = _entry_id(argv[at])
+            if message is not None:
+                fail("ERR syntax error, IDMP/IDMPAUTO can be used only with auto-generated IDs")
             break
         at += 1
     trim = options.done(required=False)
@@ -177,8 +182,6 @@ def parse_add(argv: Argv) -> Add:
         raise wrong_arity("xadd")
     if entry == ids.ZERO and not auto_seq:
         fail("ERR The ID specified in XADD must be greater than 0-0")
-    if message is not None and entry is not None:
-        fail("ERR syntax error, IDMP/IDMPAUTO can be used only with auto-generated IDs")
     return Add(entry, seq, auto_seq, options.nomkstream, trim, fields, message)
 
 
@@ -342,20 +345,25 @@ def parse_read(argv: Argv) -> Read:
 
 def positive(word: bytes, name: str) -> int:
     """The value of an option that must be one or more."""
-    value = integer(word, f"ERR {name} must be a positive integer")
+    value = integer(word)
     return value if value > 0 else fail(f"ERR {name} must be a positive integer")
 
 
 def parse_ids(argv: Argv, at: int) -> tuple[bytes, list[bytes]]:
-    """... [KEEPREF|DELREF|ACKED] IDS numids id ... -> the policy, and the IDs unparsed."""
-    policy = b"KEEPREF"
-    while at < len(argv) and option(argv[at]) in REF_POLICIES:
-        policy, at = option(argv[at]), at + 1
-    if at >= len(argv) or option(argv[at]) != b"IDS":
-        fail("ERR IDS option is required")
-    if at + 1 >= len(argv) or not _INTEGER.match(argv[at + 1]) or int(argv[at + 1]) <= 0:
-        fail("ERR Number of IDs must be a positive integer")
-    given = argv[at + 2 :]
-    if len(given) != int(argv[at + 1]):
-        fail("ERR The `numids` parameter must match the number of arguments")
-    return policy, given
+    """... [KEEPREF|DELREF|ACKED] IDS numids id ... -> the policy, and the IDs unparsed. In any order."""
+    policy, given = None, None
+    while at < len(argv):
+        word = option(argv[at])
+        if word in REF_POLICIES and policy is None:
+            policy, at = word, at + 1
+        elif word == b"IDS" and at + 1 < len(argv):
+            number = integer(argv[at + 1], _NUMBER_OF_IDS)
+            if number < 1:
+                fail(_NUMBER_OF_IDS)
+            given = argv[at + 2 : at + 2 + number]
+            if len(given) != number:
+                fail("ERR The `numids` parameter must match the number of arguments")
+            at += 2 + number
+        else:
+            fail(SYNTAX)
+    return policy or b"KEEPREF", fail("ERR IDS option is required") if given is None else given

@@ -1,4 +1,4 @@
-"""XCLAIM, XAUTOCLAIM, XNACK, and the claims of XREADGROUP: pending entries that change hands."""
+"""XCLAIM, XAUTOCLAIM, and the claims of XREADGROUP: pending entries that change hands."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from braidstream import ids
 from braidstream.braid import View, look
 from braidstream.commands.arguments import Argv, fail, integer, interval, option, shown, strict_id
 from braidstream.commands.budget import PEEK, Budget
-from braidstream.commands.pending import FATAL, NOBODY, Query, Row, no_group, places, rows_of
+from braidstream.commands.pending import Query, Row, no_group, places, rows_of
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
 from braidstream.strand import Strand
@@ -18,9 +18,10 @@ from braidstream.strand import Strand
 SCANNED: Final = 1_000
 # What was given back is idle for fifty years: enough for whoever claims, and first come, first served.
 GIVEN_BACK_MS: Final = 50 * 365 * 24 * 3600 * 1000
+# About how many milliseconds it is since 1970: as many digits.
+SINCE_1970_MS: Final = 10**12
 # Options, and how many words follow each.
 _CLAIM_OPTIONS: Final = {b"FORCE": 0, b"JUSTID": 0, b"IDLE": 1, b"TIME": 1, b"RETRYCOUNT": 1, b"LASTID": 1}
-_NACK_OPTIONS: Final = {b"FORCE": 0, b"RETRYCOUNT": 1}
 # XAUTOCLAIM takes no larger COUNT: the engine sets aside an ID for each.
 _MOST_CLAIMED: Final = (2**63 - 1) // 16
 
@@ -183,35 +184,52 @@ def claim_idle_entries(
 ) -> Plan[list[Any]]:
     """XREADGROUP CLAIM: pending entries that nobody owns, then those idle longest, for this consumer.
 
-    Each is [id, fields, idle, deliveries], as it was before. One that was deleted from the stream leaves
-    the pending list instead, and the next takes its place.
+    Each is [id, fields, idle, deliveries], as it was before. One that was deleted from the stream stays as
+    it is, and the next takes its place.
     """
     query = Query(ids.ZERO, ids.LAST, SCANNED, who[2])
     rows = yield from rows_of(view, strands, who[0], query)
-    waiting = sorted(rows, key=lambda row: (row.consumer != NOBODY, -row.idle, row.id))
+    # Of those that were given back natively, the engine does not tell which was first.
+    waiting = sorted(rows, key=lambda row: (not row.is_given_back, row.idle >= 0, -row.idle, row.id))
     found = list[Any]()
     while waiting and not budget.spent:
         room = budget.cap(None if count is None else count - len(found))
         if room == 0:
             break
-        chosen = waiting[:room]
-        if budget.size is not None:
-            chosen = yield from that_fit(chosen[:PEEK], budget)
-        taken = yield from _claim_rows(view, chosen, who)
-        budget.used += len(taken) if budget.size is None else 0
-        found, waiting = found + taken, waiting[len(chosen) :]
+        part = waiting[:room] if budget.size is None else waiting[: min(room or PEEK, PEEK)]
+        chosen = yield from that_fit(part, budget, claimed=True)
+        found += yield from _claim_rows(view, chosen, who)
+        waiting = waiting[len(part) :]
     return found
 
 
-def that_fit(rows: list[Row], budget: Budget, *, deleted: bool = False) -> Plan[list[Row]]:
-    """MAXSIZE: look at the entries before taking them. `deleted`: whether one that is gone counts."""
+def that_fit(rows: list[Row], budget: Budget, *, claimed: bool) -> Plan[list[Row]]:
+    """Look at the entries before taking them: as many as fit into the reply.
+
+    claimed: one that was deleted is left out, else it is told as [id, nil].
+    """
     pages = (yield Batch([_xrange(row) for row in rows], resend=True)) if rows else []
     chosen = list[Row]()
     for row, page in zip(rows, pages, strict=True):
-        if (page or deleted) and not budget.fits(page[0][1] if page else None):
+        if not page and claimed:
+            continue
+        idle = SINCE_1970_MS if row.is_given_back else row.idle
+        numbers = (idle, row.deliveries) if claimed else ()
+        if not budget.fits(ids.text(row.id), page[0][1] if page else None, *numbers):
             break
         chosen.append(row)
     return chosen
+
+
+def milliseconds(time: list[bytes]) -> int:
+    """The reply of TIME."""
+    return int(time[0]) * 1000 + int(time[1]) // 1000
+
+
+def native_idle(idle: int, now: list[bytes]) -> int:
+    """How long the engine says that an entry was idle; what a stand-in had, since 1970."""
+    has_stand_in = GIVEN_BACK_MS * 99 // 100 < idle < GIVEN_BACK_MS * 11 // 10
+    return milliseconds(now) if has_stand_in else idle
 
 
 def _claim_rows(view: View, rows: list[Row], who: tuple[bytes, bytes, int]) -> Plan[list[Any]]:
@@ -219,79 +237,25 @@ def _claim_rows(view: View, rows: list[Row], who: tuple[bytes, bytes, int]) -> P
     commands: list[Command] = [
         ("XCLAIM", strand.key, *who, *natives) for strand, natives in by_strand.items()
     ]
+    if any(row.is_given_back for row in rows):
+        commands.append(("TIME",))  # such an entry is idle since 1970, as in the engine
     replies = (yield Batch(commands, atomic=view.one_step(len(commands)))) if commands else []
+    now_ms = milliseconds(replies[-1]) if len(replies) > len(by_strand) else 0
     bodies = {
         (strand, strand.user(ids.native(native))): fields
-        for strand, reply in zip(by_strand, replies, strict=True)
+        for strand, reply in zip(by_strand, replies, strict=False)
         for native, fields in reply
     }
     return [
         [
             ids.text(row.id),
             bodies[row.strand, row.id],
-            -1 if row.consumer == NOBODY else row.idle,
+            now_ms if row.is_given_back else row.idle,
             row.deliveries,
         ]
         for row in rows
         if (row.strand, row.id) in bodies
     ]
-
-
-def give_back(view: View, argv: Argv) -> Plan[int]:
-    """XNACK key group SILENT|FAIL|FATAL IDS numids id ... [RETRYCOUNT n] [FORCE]: how many were given back.
-
-    An entry that is given back belongs to nobody and may be claimed at once, who was given back first
-    before the others. SILENT takes back the delivery from its count, FATAL makes the count the largest
-    there is. Three round trips.
-    """
-    name, group = argv[1], argv[2]
-    mode, words, retry, force = _parse_nack(argv)
-    wanted = [strict_id(word) for word in words]
-    registry = yield from look(view, name)
-    if group not in registry.groups:
-        no_group(name, group)
-    asked = [
-        (at, strand, ids.text(native))
-        for at, entry in enumerate(wanted)
-        for strand in registry.strands
-        if (native := strand.exact(entry)) is not None
-    ]
-    looks: list[Command] = [("XPENDING", strand.key, group, text, text, 1) for _, strand, text in asked]
-    replies = (yield Batch(looks, resend=True)) if looks else []
-    counts, claims = dict[tuple[Strand, bytes], int](), list[Command]()
-    for (at, strand, text), rows in zip(asked, replies, strict=True):
-        if rows or force:
-            count = counts.get((strand, text), rows[0][3] if rows else 0)
-            after = {b"SILENT": max(count - 1, 0), b"FAIL": count}.get(mode, FATAL)
-            counts[strand, text] = after if retry is None else min(retry, FATAL)
-            since = ("IDLE", GIVEN_BACK_MS - at, "RETRYCOUNT", counts[strand, text])
-            options = (*since, *(("FORCE",) if force else ()), "JUSTID")
-            claims.append(("XCLAIM", strand.key, group, NOBODY, 0, text, *options))
-    given = (yield Batch(claims, atomic=view.one_step(len(claims)))) if claims else []
-    return sum(map(len, given))
-
-
-def _parse_nack(argv: Argv) -> tuple[bytes, list[bytes], int | None, bool]:
-    mode = option(argv[3])
-    if mode not in (b"SILENT", b"FAIL", b"FATAL"):
-        fail("ERR mode must be SILENT, FAIL, or FATAL")
-    if option(argv[4]) != b"IDS":
-        fail("ERR syntax error, expected IDS keyword")
-    number = integer(argv[5], "ERR numids must be a positive integer")
-    if number < 1:
-        fail("ERR numids must be a positive integer")
-    words, at = argv[6 : 6 + number], 6 + number
-    if len(words) != number:
-        fail("ERR number of IDs doesn't match numids")
-    retry, force = None, False
-    for word, value in _options(argv, at, _NACK_OPTIONS, "XNACK"):
-        if word == b"FORCE":
-            force = True
-        elif value is not None:
-            retry = integer(value, "ERR Invalid RETRYCOUNT value, must be >= 0")
-            if retry < 0:
-                fail("ERR Invalid RETRYCOUNT value, must be >= 0")
-    return mode, words, retry, force
 
 
 def _options(

@@ -67,6 +67,9 @@ def fits_multi(view: View, argv: Argv) -> bool:
         spec = parse(argv)
     except ReplyError:
         return True
-    if spec is None or spec.limited or len(spec.names) > 1:
+    if spec is None or spec.max_size is not None or len(spec.names) > 1:
         return spec is None
-    return spec.count is None or len(view.recall(spec.names[0]).strands) <= 1
+    if spec.claim_ms is not None and spec.positions == [b">"]:
+        return handout.claims_natively(view, spec)
+    unlimited = spec.count is None and spec.max_count is None
+    return unlimited or len(view.recall(spec.names[0]).strands) <= 1

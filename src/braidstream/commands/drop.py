@@ -1,14 +1,17 @@
 """Deletion that asks the groups: XDELEX, XACKDEL, and trimming with DELREF or ACKED."""
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from braidstream import ids, keys
 from braidstream.braid import View, ask, look
-from braidstream.commands.arguments import Argv, Trim, parse_ids, strict_id
+from braidstream.commands.arguments import Argv, Trim, option, parse_ids, strict_id
+from braidstream.commands.standing import last_delivered
+from braidstream.errors import ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
-from braidstream.strand import Strand
+from braidstream.registry import Registry
+from braidstream.strand import Strand, facts
 from braidstream.weave import certain
 
 # The function looks at every group for every ID, so it gets a few at a time.
@@ -17,20 +20,79 @@ AT_ONCE: Final = 200
 
 def delete_ex(view: View, argv: Argv) -> Plan[list[int]]:
     """XDELEX: an answer for each ID: -1 not there, 1 deleted, 2 kept because a group needs it."""
-    policy, words = parse_ids(argv, 2)
+    name = argv[1]
+    try:
+        policy, words = parse_ids(argv, 2)
+    except ReplyError:
+        yield from look(view, name)  # the engine looks at the type of the key first
+        raise
+    registry = yield from look(view, name)
+    if not registry.exists:
+        return [-1] * len(words)
     wanted = [strict_id(word) for word in words]
-    strands = (yield from look(view, argv[1])).strands
-    return (yield from _drop(view, strands, wanted, (policy,)))
+    if has_natively(view, registry.strands):
+        answers = yield from _natively(registry.strands[0], ("XDELEX",), policy, wanted)
+    else:
+        answers = yield from _drop(view, registry.strands, wanted, (policy,))
+    if policy == b"ACKED" and registry.groups and -1 in answers:
+        # What is nowhere counts as not yet read above where a group stands.
+        lowest = yield from _lowest(registry)
+        answers = [
+            2 if answer == -1 and lowest < entry else answer
+            for entry, answer in zip(wanted, answers, strict=True)
+        ]
+    return answers
+
+
+def _lowest(registry: Registry) -> Plan[Id]:
+    """The last delivered ID of the group that is furthest behind."""
+    commands: list[Command] = [("XINFO", "GROUPS", strand.key) for strand in registry.strands]
+    replies = yield Batch(commands, resend=True)
+    natives = {
+        strand: {each[b"name"]: each for each in map(facts, reply)}
+        for strand, reply in zip(registry.strands, replies, strict=True)
+    }
+    return min(
+        last_delivered(registry, group, {at: rows[group] for at, rows in natives.items() if group in rows})
+        for group in registry.groups
+    )
 
 
 def acknowledge_and_delete(view: View, argv: Argv) -> Plan[list[int]]:
     """XACKDEL: -1 not pending in the group, 1 acknowledged and deleted, 2 acknowledged and kept."""
-    policy, words = parse_ids(argv, 3)
-    wanted = [strict_id(word) for word in words]
+    try:
+        policy, words = parse_ids(argv, 3)
+    except ReplyError:
+        yield from look(view, argv[1])
+        raise
     registry = yield from look(view, argv[1])
     if argv[2] not in registry.groups:
-        return [-1] * len(wanted)
+        return [-1] * len(words)
+    wanted = [strict_id(word) for word in words]
+    if has_natively(view, registry.strands):
+        return (yield from _natively(registry.strands[0], ("XACKDEL", argv[2]), policy, wanted))
     return (yield from _drop(view, registry.strands, wanted, (policy, argv[2])))
+
+
+def has_natively(view: View, strands: tuple[Strand, ...]) -> bool:
+    """Whether the engine's own XDELEX and XACKDEL do: one strand, and no peer to tell what was deleted."""
+    return b"XDELEX" in view.commands and len(strands) == 1 and not view.region.teller
+
+
+def shares(view: View, argv: Argv) -> bool:
+    """Whether XDELEX or XACKDEL is done in its first batch, as far as we know."""
+    if any(option(word) == b"ACKED" for word in argv):
+        return False  # what is not there has to be compared with where the groups stand
+    strands = view.recall(argv[1]).strands or (view.minted(argv[1]),)
+    return has_natively(view, strands)
+
+
+def _natively(strand: Strand, words: tuple[Any, ...], policy: bytes, wanted: list[Id]) -> Plan[list[int]]:
+    """What is not of this strand is not there."""
+    here = [native for entry in wanted if (native := strand.exact(entry)) is not None]
+    command: Command = (words[0], strand.key, *words[1:], policy, "IDS", len(here), *map(ids.text, here))
+    replies = iter((yield Batch([command]))[0] if here else ())
+    return [-1 if strand.exact(entry) is None else next(replies) for entry in wanted]
 
 
 def _drop(
@@ -85,13 +147,26 @@ def trim_asking(view: View, name: bytes, spec: Trim) -> Plan[int]:
         if not batch:
             break
         wanted = list(dict.fromkeys(entry[:2] for entry in batch))
-        answers = yield from _drop(view, registry.strands, wanted, (spec.policy,), spec.left_out)
-        removed += sum(answer == 1 for answer in answers)
         following = ids.after(wanted[-1])
+        if trims_natively(view, spec) and following is not None:
+            cuts = [_cut(strand, following, spec) for strand in registry.strands]
+            removed += sum((yield Batch(cuts, atomic=view.one_step(len(cuts)))))
+        else:
+            answers = yield from _drop(view, registry.strands, wanted, (spec.policy,), spec.left_out)
+            removed += sum(answer == 1 for answer in answers)
         if following is None:
             break
         start = following
     return removed
+
+
+def trims_natively(view: View, spec: Trim) -> bool:
+    """Whether the engine itself asks the groups, and no peer is to be told."""
+    return b"XDELEX" in view.commands and not spec.left_out and not view.region.teller
+
+
+def _cut(strand: Strand, minid: Id, spec: Trim) -> Command:
+    return ("XTRIM", strand.key, "MINID", "=", ids.text(strand.ceil(minid)), spec.policy)
 
 
 def _page(start: Id, end: Id) -> Callable[[Strand], Command]:

@@ -9,6 +9,7 @@ from braidstream.commands.arguments import Argv, fail, integer, option, positive
 
 # How many bytes of words may be remembered.
 SHORT: Final = 500
+NOT_IDLE: Final = "ERR min-idle-time is not an integer or out of range"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ def _parse(argv: Argv) -> ReadGroup | None:
         elif word == b"MAXSIZE" and more:
             max_size, at = positive(argv[at + 1], "MAXSIZE"), at + 1
         elif word == b"CLAIM" and more:
-            claim_ms, at = integer(argv[at + 1], "ERR min-idle-time must be a positive integer"), at + 1
+            claim_ms, at = integer(argv[at + 1], NOT_IDLE), at + 1
             if claim_ms < 0:
                 fail("ERR min-idle-time must be a positive integer")
         elif word == b"GROUP" and more >= 2:

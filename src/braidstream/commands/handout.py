@@ -21,9 +21,9 @@ from braidstream.braid import View, refuse_other_types
 from braidstream.commands import heads
 from braidstream.commands.arguments import fail, shown, strict_id
 from braidstream.commands.budget import PEEK, Budget
-from braidstream.commands.claims import claim_idle_entries, that_fit
+from braidstream.commands.claims import claim_idle_entries, native_idle, that_fit
 from braidstream.commands.group_arguments import ReadGroup
-from braidstream.commands.pending import Query, Row, rows_of
+from braidstream.commands.pending import Query, Row, deliveries, rows_of
 from braidstream.errors import ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
@@ -76,6 +76,8 @@ def read_all(view: View, spec: ReadGroup) -> Plan[list[Any]]:
     """Each stream in turn, as the view knows its strands."""
     answer, budget, taken = list[Any](), Budget(spec.max_count, spec.max_size), False
     for name, word in zip(spec.names, spec.positions, strict=True):
+        if budget.spent:
+            break
         if word == b">":
             try:
                 found = yield from _new_and_claimed(view, spec, name, budget)
@@ -84,24 +86,30 @@ def read_all(view: View, spec: ReadGroup) -> Plan[list[Any]]:
                     raise
                 return answer  # what was taken is given: the next read looks again
             taken = taken or bool(found)
-            if found:
+            if found is not None:
                 answer.append([name, found])
         else:
-            history = yield from _history(view, spec, name, strict_id(word), budget)
-            answer.append([name, history])
+            spec = replace(spec, claim_ms=None)  # as in the engine, from here on nothing is claimed
+            answer.append([name, (yield from _history(view, spec, name, strict_id(word), budget))])
     return answer
 
 
 def xreadgroup(
-    spec: ReadGroup, where: Iterable[bytes], count: int | None, block_ms: int | None = None
+    spec: ReadGroup,
+    where: Iterable[bytes],
+    count: int | None,
+    block_ms: int | None = None,
+    *,
+    claim_ms: int | None = None,
 ) -> Command:
     """A native read of new entries, at most `count` of each key."""
     limit: Command = () if count is None else ("COUNT", count)
     block: Command = () if block_ms is None else ("BLOCK", block_ms)
-    noack: Command = ("NOACK",) if spec.noack else ()
+    claim: Command = () if claim_ms is None else ("CLAIM", claim_ms)
+    options = (*limit, *block, *claim, *(("NOACK",) if spec.noack else ()))
     listed = list(where)
     streams = (*listed, *([b">"] * len(listed)))
-    return ("XREADGROUP", "GROUP", spec.group, spec.consumer, *limit, *block, *noack, "STREAMS", *streams)
+    return ("XREADGROUP", "GROUP", spec.group, spec.consumer, *options, "STREAMS", *streams)
 
 
 def woven(pages: Mapping[Strand, list[Any]]) -> list[Entry]:
@@ -109,10 +117,55 @@ def woven(pages: Mapping[Strand, list[Any]]) -> list[Entry]:
     return weave([strand.entries(page) for strand, page in pages.items()])
 
 
-def _new_and_claimed(view: View, spec: ReadGroup, name: bytes, budget: Budget) -> Plan[list[Any]]:
-    """What `>` gives: with CLAIM, idle pending entries first, each with its idle time and deliveries."""
+def _new_and_claimed(view: View, spec: ReadGroup, name: bytes, budget: Budget) -> Plan[list[Any] | None]:
+    """What `>` gives: with CLAIM, idle pending entries first, each with its idle time and deliveries.
+
+    None if there is nothing.
+    """
     if not spec.limited:
-        return bodies((yield from new(view, spec, name)))
+        return bodies((yield from new(view, spec, name))) or None
+    budget.begin(name)
+    found: list[Any] | None
+    if budget.spent:
+        found = yield from _told_empty(view, spec, name)
+    elif claims_natively(view, spec):
+        found = (yield from _with_claims(view, spec, name, budget)) or None
+    else:
+        found = (yield from _limited(view, spec, name, budget)) or None
+    budget.end(None if found is None else len(found))
+    return found
+
+
+def claims_natively(view: View, spec: ReadGroup) -> bool:
+    """Whether the engine's own CLAIM does; an engine with XNACK has it. Of several strands only inside MULTI,
+    where nothing else can, and without COUNT: then all that is there is claimed."""
+    if spec.claim_ms is None or spec.max_size is not None or b"XNACK" not in view.commands:
+        return False
+    unlimited = view.in_multi and spec.count is None and spec.max_count is None
+    return unlimited or all(len(view.recall(name).strands) <= 1 for name in spec.names)
+
+
+def _with_claims(view: View, spec: ReadGroup, name: bytes, budget: Budget) -> Plan[list[Any]]:
+    strands = view.recall(name).strands
+    where = [*(strand.key for strand in strands), *bell(view, name)]
+    read = xreadgroup(spec, where, budget.cap(spec.count), claim_ms=spec.claim_ms)
+    reply, now = yield Batch([read, ("TIME",)])
+    claimed, fresh = list[Any](), list[Any]()
+    for strand, page in heads.by_strand(reply):
+        for native, fields, idle, count in page:
+            is_new = idle == count == 0
+            since = native_idle(idle, now)
+            row = [strand.user(ids.native(native)), fields, since, deliveries(count)]
+            (fresh if is_new else claimed).append(row)
+    if len(strands) > 1:
+        claimed.sort(key=lambda row: (-row[2], row[0]))
+        fresh.sort(key=lambda row: row[0])
+    found = [[ids.text(row[0]), *row[1:]] for row in claimed + fresh]
+    budget.used += len(found)
+    return found
+
+
+def _limited(view: View, spec: ReadGroup, name: bytes, budget: Budget) -> Plan[list[Any]]:
     found = list[Any]()
     if spec.claim_ms is not None:
         who = (spec.group, spec.consumer, spec.claim_ms)
@@ -120,18 +173,32 @@ def _new_and_claimed(view: View, spec: ReadGroup, name: bytes, budget: Budget) -
     left = budget.cap(None if spec.count is None else spec.count - len(found))
     if left == 0 or budget.spent:
         return found
+    extra = [0, 0] if spec.claim_ms is not None else []
     if budget.size is not None:
         left = yield from _how_many_fit(view, replace(spec, count=left), name, budget)
     try:
-        fresh = (yield from new(view, replace(spec, count=left), name)) if left != 0 else []
+        fresh = yield from new(view, replace(spec, count=left), name)
     except ReplyError as error:
         if error.code != "NOGROUP" or not found:
             raise
         return found  # what is claimed is given
     if budget.size is None:
         budget.used += len(fresh)
-    extra = [0, 0] if spec.claim_ms is not None else []
     return found + [[*entry, *extra] for entry in bodies(fresh)]
+
+
+def _told_empty(view: View, spec: ReadGroup, name: bytes) -> Plan[list[Any] | None]:
+    """The name of the stream filled MAXSIZE. The engine then tells it without entries, if it has any for the
+    consumer, and makes the consumer."""
+    strands, last = view.recall(name).strands, ids.before(ids.LAST)
+    assert last is not None
+    at = yield from heads.now(view, name, spec.group)
+    made = _xreadgroup_own(spec, strands[0], last, 1)
+    reply, _ = yield Batch([heads.xread(at, 1), made])
+    if not reply and spec.claim_ms is not None:
+        rows = yield from rows_of(view, strands, spec.group, Query(ids.ZERO, ids.LAST, PEEK, spec.claim_ms))
+        reply = yield from that_fit(rows, Budget(1, None), claimed=True)
+    return [] if reply else None
 
 
 def _how_many_fit(view: View, spec: ReadGroup, name: bytes, budget: Budget) -> Plan[int]:
@@ -139,9 +206,10 @@ def _how_many_fit(view: View, spec: ReadGroup, name: bytes, budget: Budget) -> P
     at = yield from heads.now(view, name, spec.group)
     page = min(spec.count or PEEK, PEEK)
     [reply] = yield Batch([heads.xread(at, page)], resend=True)
-    if not reply and not budget.used:
-        return 1  # the first always fits, and a read that finds nothing makes the consumer
-    return len(budget.take(woven(dict(heads.by_strand(reply)))[:page]))
+    if not reply:
+        return 1  # a read that finds nothing makes the consumer
+    numbers = () if spec.claim_ms is None else (0, 0)
+    return len(budget.take(woven(dict(heads.by_strand(reply)))[:page], *numbers))
 
 
 def new(view: View, spec: ReadGroup, name: bytes) -> Plan[list[Entry]]:
@@ -189,26 +257,21 @@ def _of(view: View, spec: ReadGroup, strand: Strand) -> Plan[dict[Strand, list[A
 def _history(view: View, spec: ReadGroup, name: bytes, since: Id, budget: Budget) -> Plan[list[Any]]:
     """The consumer's own pending entries after an ID, in ID order; [id, nil] for one that was deleted."""
     strands, count = view.recall(name).strands, budget.cap(spec.count)
-    if budget.spent or count == 0:
-        return []
+    budget.begin(name)
     shares: dict[Strand, int | None] = dict.fromkeys(strands, count)
     if (count is not None and len(strands) > 1) or budget.size is not None:
         rows = yield from _own(view, replace(spec, count=count), strands, since)
-        fitting = (
-            (yield from that_fit(rows[:PEEK], budget, deleted=True)) if budget.size is not None else rows
-        )
-        if rows and not fitting:
-            return []
-        shares = {
-            strand: share for strand in strands if (share := sum(row.strand == strand for row in fitting))
-        }
-    commands = [
-        _xreadgroup_own(spec, strand, since, share)
-        for strand, share in (shares or dict.fromkeys(strands[:1], count)).items()
-    ]
+        if budget.size is not None:
+            rows = yield from that_fit(rows[:PEEK], budget, claimed=False)
+        shares = {strand: share for strand in strands if (share := sum(row.strand == strand for row in rows))}
+        if not shares:
+            # Nothing, but the read makes the consumer.
+            shares, since = dict.fromkeys(strands[:1], count), ids.before(ids.LAST) or since
+    commands = [_xreadgroup_own(spec, strand, since, share) for strand, share in shares.items()]
     replies = yield Batch(commands, atomic=view.one_step(len(commands)))
     found = bodies(woven(dict(page for reply in replies for page in heads.by_strand(reply))))
     budget.used += len(found) if budget.size is None else 0
+    budget.end(len(found))
     return found
 
 

@@ -29,10 +29,15 @@ class Row(NamedTuple):
     idle: int
     deliveries: int
 
+    @property
+    def is_given_back(self) -> bool:
+        """By a stand-in, or natively: then the engine knows of no owner and no time."""
+        return self.consumer == NOBODY or self.idle < 0
+
 
 def deliveries(count: int) -> int:
     """A delivery count as users see it."""
-    return MOST_DELIVERIES if count >= FATAL // 2 else count
+    return MOST_DELIVERIES if FATAL // 2 <= count < FATAL + FATAL // 2 else count
 
 
 def no_group(name: bytes, group: bytes) -> NoReturn:
@@ -98,7 +103,7 @@ def pending(view: View, argv: Argv) -> Plan[list[Any]]:
     rows = yield from rows_of(view, registry.strands, group, query)
     return [
         [ids.text(row.id), b"", -1, row.deliveries]
-        if row.consumer == NOBODY
+        if row.is_given_back
         else [ids.text(row.id), row.consumer, row.idle, row.deliveries]
         for row in rows[: query.count]
     ]
@@ -160,8 +165,6 @@ def _summary(view: View, strands: tuple[Strand, ...], group: bytes) -> Plan[list
                 consumers[consumer] = consumers.get(consumer, 0) + int(number)
     if not total:
         return [0, None, None, None]
-    named = sorted(
-        (b"" if consumer == NOBODY else consumer, number) for consumer, number in consumers.items()
-    )
-    counts = [[consumer, b"%d" % number] for consumer, number in named]
+    consumers.pop(NOBODY, None)
+    counts = [[consumer, b"%d" % number] for consumer, number in sorted(consumers.items())]
     return [total, ids.text(min(first)), ids.text(max(last)), counts]

@@ -14,6 +14,7 @@ from braidstream.braid import (
     View,
     birth_command,
     exists,
+    look,
     refuse_other_types,
     refuse_unseen_types,
     registry_of,
@@ -244,7 +245,12 @@ def joins(view: View, one: Add, other: Add) -> bool:
 def configure(view: View, argv: Argv) -> Plan[bytes]:
     """XCFGSET: how long, and how many messages of a producer are known. A change forgets them all."""
     name = argv[1]
-    duration, maxsize = _settings(argv)
+    try:
+        duration, maxsize = _settings(argv)
+    except ReplyError:
+        if not (yield from look(view, name)).exists:  # the engine looks for the key first
+            fail("ERR no such key")
+        raise
     known = view.recall(name)
     if known.exists:
         view.expect_settings(name, known.settings.changed(duration, maxsize))
@@ -299,10 +305,15 @@ def facts_command(name: bytes) -> Command:
     return ("FCALL_RO", "bs_idempotence_info", 2, *where, *keys.parts_of_known(name))
 
 
-def facts(name: bytes, registry: Registry, asked: list[Any]) -> Plan[dict[bytes, Any]]:
-    """What XINFO STREAM adds for a stream that uses it: asked for already, or in one more round trip."""
+def facts(
+    name: bytes, registry: Registry, asked: list[Any], native: dict[bytes, Any]
+) -> Plan[dict[bytes, Any]]:
+    """What XINFO STREAM adds for a stream that uses it: asked for already, or in one more round trip.
+
+    For one that does not, what a strand tells natively, on engines that always tell.
+    """
     if registry.idempotence is None:
-        return {}
+        return {fact: native[fact] for fact in _FACTS if fact in native}
     [reply] = asked or (yield Batch([facts_command(name)], resend=True))
     if isinstance(reply, ReplyError):
         raise reply

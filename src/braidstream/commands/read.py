@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import partial
-from itertools import takewhile
 from math import isqrt
 from typing import Any, Final
 
@@ -161,8 +160,7 @@ def _read_repeated(view: View, spec: Read) -> Plan[list[Any] | None]:
     found, budget = list[Any](), Budget(spec.max_count, spec.max_size)
     for single in singles:
         for name, page in (yield from _read(view, single)) or []:
-            if fitting := list(takewhile(lambda entry: budget.fits(entry[1]), page)):
-                found.append([name, fitting])
+            found += budget.page(name, page)
     if found or spec.block_ms is None or view.in_multi:
         return found or None
     first = dict(reversed(list(zip(spec.names, spec.positions, strict=True))))
@@ -186,8 +184,10 @@ def _check_positions(spec: Read) -> Plan[None]:
         elif word not in (b"$", b"+") and ids.parse(word) is None:
             error = "ERR Invalid stream ID specified as stream command argument"
         if error is not None:
-            for name in spec.names[: at + 1]:
-                yield from refuse_other_types(name)
+            # In one batch: inside a MULTI, what follows may change the types.
+            kinds = yield Batch([("TYPE", name) for name in spec.names[: at + 1]], resend=True)
+            for name, kind in zip(spec.names, kinds, strict=False):
+                yield from refuse_other_types(name, kind)
             raise ReplyError(error)
 
 
@@ -289,11 +289,9 @@ def _answer(spec: Read, reply: list[Any]) -> list[Any] | None:
     for key, page in reply:
         strand = strand_of(key)
         pages.setdefault(strand.name, []).append(strand.entries(page))
-    answer, budget = [], Budget(spec.max_count, spec.max_size)
+    answer, budget = list[Any](), Budget(spec.max_count, spec.max_size)
     for name in spec.names:
-        woven = budget.take(weave(pages.get(name, []), spec.count))
-        if woven:
-            answer.append([name, bodies(woven)])
+        answer += budget.page(name, bodies(weave(pages.get(name, []), spec.count)))
     return answer or None
 
 

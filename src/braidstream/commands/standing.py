@@ -165,12 +165,22 @@ def full(registry: Registry, infos: dict[Strand, Info], count: int) -> Plan[list
                     b"entries-read": entries_read(infos, rows),
                     b"lag": (yield from lag(ends, rows, group in registry.told)),
                     b"pel-count": sum(row[b"pel-count"] for row in rows.values()),
+                    **_nacked(rows.values()),
                     b"pending": _pending(((strand, row[b"pending"]) for strand, row in rows.items()), count),
                     b"consumers": _full_consumers(rows, count),
                 }
             )
         )
     return found
+
+
+def _nacked(rows: Iterable[Info]) -> Info:
+    """How many entries were given back, on engines that tell it."""
+    if not all(b"nacked-count" in row for row in rows):
+        return {}
+    stand_ins = (who for row in rows for who in map(facts, row[b"consumers"]) if who[b"name"] == NOBODY)
+    native = sum(row[b"nacked-count"] for row in rows)
+    return {b"nacked-count": native + sum(who[b"pel-count"] for who in stand_ins)}
 
 
 def _ends(info: Info) -> Info:

@@ -7,7 +7,7 @@ from typing import Any, Final
 from braidstream import ids
 from braidstream.braid import View, exists, find, look, refuse_other_types, registry_of
 from braidstream.commands.arguments import Argv, Trim, option, parse_trim, strict_id
-from braidstream.commands.drop import AT_ONCE, drop_command, trim_asking
+from braidstream.commands.drop import AT_ONCE, drop_command, trim_asking, trims_natively
 from braidstream.commands.pending import tell
 from braidstream.errors import ReplyError
 from braidstream.ids import Id
@@ -26,11 +26,12 @@ def trim_options(trim: Trim | None, strand: Strand) -> Command:
     if trim is None:
         return ()
     limit: Command = () if trim.limit is None else ("LIMIT", trim.limit)
+    policy: Command = () if trim.policy == b"KEEPREF" else (trim.policy,)
     about = "~" if trim.approx else "="
     if trim.maxlen is not None:
-        return ("MAXLEN", about, trim.maxlen, *limit)
+        return ("MAXLEN", about, trim.maxlen, *limit, *policy)
     assert trim.minid is not None
-    return ("MINID", about, ids.text(strand.ceil(trim.minid)), *limit)
+    return ("MINID", about, ids.text(strand.ceil(trim.minid)), *limit, *policy)
 
 
 def trim(view: View, argv: Argv) -> Plan[int]:
@@ -42,7 +43,11 @@ def trim(view: View, argv: Argv) -> Plan[int]:
 def shares(view: View, argv: Argv) -> bool:
     """Whether XTRIM is done in its first batch, as far as we know."""
     if any(option(word) in (b"DELREF", b"ACKED") for word in argv[2:]):
-        return False
+        try:
+            spec = parse_trim(argv)
+        except ReplyError:
+            return True
+        return trims_natively(view, spec) and len(view.recall(argv[1]).strands) <= 1
     return option(argv[2]) != b"MAXLEN" or len(view.recall(argv[1]).strands) <= 1
 
 
@@ -51,7 +56,7 @@ def trim_all(view: View, name: bytes, spec: Trim) -> Plan[int]:
     if not strands:
         yield from refuse_other_types(name)
         return 0
-    if spec.policy != b"KEEPREF":
+    if spec.policy != b"KEEPREF" and not (trims_natively(view, spec) and len(strands) == 1):
         return (yield from trim_asking(view, name, spec))
     if spec.maxlen and len(strands) > 1:
         return (yield from _trim_to_length(view, name, spec))

@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 from redis import exceptions
 from redis.client import EMPTY_RESPONSE, NEVER_DECODE
 
-from braidstream.braid import Reading, Region, View, read_region
+from braidstream.braid import Reading, Region, View, read_region, read_server
 from braidstream.commands.arguments import FUNCTION_ARGUMENTS
 from braidstream.commands.produce import call, is_numbered, user_id
 from braidstream.commands.table import TABLE, Spec
@@ -64,6 +64,7 @@ class Session:
     def __init__(self, producer: Producer | None = None) -> None:
         self.producer = producer
         self.region: Region | None = None
+        self.commands: frozenset[bytes] = frozenset()
         self.read_at = 0.0
         self.known: OrderedDict[bytes, Registry] = OrderedDict()
         self.homes: dict[str | bytes, Strand] = {}
@@ -73,9 +74,10 @@ class Session:
 
     def stale(self, conn: Any) -> bool:
         """Whether to ask the server who it is: a new connection, or some time has passed."""
-        if getattr(conn, "braid_socket", None) is not socket_of(conn):
-            return True
-        return self.region is None or time.monotonic() - self.read_at > REGION_FRESH_S
+        return self._is_new(conn) or time.monotonic() - self.read_at > REGION_FRESH_S
+
+    def _is_new(self, conn: Any) -> bool:
+        return self.region is None or getattr(conn, "braid_socket", None) is not socket_of(conn)
 
     def learn(self, region: Region) -> None:
         if region.library < VERSION:
@@ -96,13 +98,24 @@ class Session:
         known = OrderedDict[bytes, Registry]() if pipelined else self.known
         producer = self.producer.name if self.producer else b""
         return View(
-            self.region, known, pipelined, in_multi, watching, readings=self.readings, producer=producer
+            self.region,
+            known,
+            pipelined,
+            in_multi,
+            watching,
+            readings=self.readings,
+            producer=producer,
+            commands=self.commands,
         )
 
     def refresh(self, conn: Any) -> Plan[None]:
         """Ask the server who it is, where that is due."""
         if self.stale(conn):
-            self.learn((yield from read_region()))
+            if self._is_new(conn):
+                region, self.commands = yield from read_server()
+            else:
+                region = yield from read_region()
+            self.learn(region)
             conn.braid_socket = socket_of(conn)
 
     def command(self, conn: Any, spec: Spec, argv: list[bytes], *, watching: bool = False) -> Plan[Any]:

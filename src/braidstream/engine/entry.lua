@@ -24,10 +24,11 @@ local function groups_of(strand, left_out)
   return found
 end
 
--- An entry that is gone can be given to nobody any more, but may be pending.
-local function is_needed(strand, id, groups, there)
+-- `counts`: the ID belongs to this strand, so a group that stands below it has not read it. An entry that
+-- is gone may still be pending.
+local function is_needed(strand, id, groups, counts)
   for _, group in ipairs(groups) do
-    if there and less(group['last-delivered-id'], id) then return true end
+    if counts and less(group['last-delivered-id'], id) then return true end
     if #redis.call('XPENDING', strand, group.name, id, id, 1) > 0 then return true end
   end
   return false
@@ -54,8 +55,8 @@ local function entry_drop(keys, args)
     local there = policy == 'ACKED' and not missed and #redis.call('XRANGE', strand, id, id) > 0
     if missed then
       answers[#answers + 1] = -1
-    elseif policy == 'ACKED' and is_needed(strand, id, groups, there) then
-      answers[#answers + 1] = (there or acker) and 2 or -1
+    elseif policy == 'ACKED' and is_needed(strand, id, groups, there or acker) then
+      answers[#answers + 1] = 2
     else
       local gone = redis.call('XDEL', strand, id)
       if gone == 1 then deleted[#deleted + 1] = id end

@@ -151,7 +151,8 @@ local function idempotence_add(keys, args)
   if #args == 5 + args[5] then
     local found, id = redis.call('HMGET', keys[3], '', args[4]), nil
     if not found[2] then
-      id = redis.call('XADD', keys[2], 'NOMKSTREAM', unpack(args, 6))
+      id = redis.pcall('XADD', keys[2], 'NOMKSTREAM', unpack(args, 6))
+      if type(id) == 'table' then return { '-' .. id.err } end
       local done = not id and { false } or add_simply(keys, args, found, id)
       if done then return done end
     end

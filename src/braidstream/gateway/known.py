@@ -6,7 +6,7 @@ It is asked with the gateway's own rights, so clients need none for it. Everythi
 import asyncio
 import time
 
-from braidstream.braid import birth_command, read_region
+from braidstream.braid import birth_command, read_server
 from braidstream.drivers.session import REGION_FRESH_S, Session
 from braidstream.drivers.wire import Address, connect, pack_one
 from braidstream.engine import load
@@ -60,7 +60,8 @@ class Known(Session):
 
     async def _ask(self) -> None:
         try:
-            self.learn(await arun(read_region(), self.lane.send))
+            region, self.commands = await arun(read_server(), self.lane.send)
+            self.learn(region)
         except NotARegionError:
             self._absent_until = time.monotonic() + REGION_FRESH_S
             raise
