@@ -13,7 +13,9 @@ from tests.support.differential.script import (
     Call,
     command_of,
     id_word_at,
+    names_read,
     unfit_for_multi,
+    upper,
 )
 from tests.support.differential.sides import Fault, Reply, Sides
 
@@ -32,6 +34,8 @@ DEVIATIONS: Final = {
     "bare engine says nil, or what its counters give. Where XSETID set entries-added, or XCLAIM "
     "moved the group by LASTID, ours may be wrong too, but no more than the length",
     "entries-read": "counted strand by strand, and ENTRIESREAD is not passed on: nil, or no negative number",
+    "idempotence does not move": "RENAME and COPY leave the known messages behind: if there are any, the "
+    "sequence ends",
     "groups do not move": "RENAME and COPY leave them behind: they are then destroyed in the bare engine",
     "delivery and idle times": "no further apart than twice the longest step of the sequence took",
     "several round trips inside MULTI": "RENAME, COPY, SCAN, KEYS, FLUSHDB, XSETID, XADD ms-*, XREAD of a "
@@ -47,8 +51,17 @@ DEVIATIONS: Final = {
     "XREAD of a stream twice": "by RESP2 only: hiredis misreads a RESP3 map with equal keys",
     "~ trimming": "a stream with chosen IDs has two strands, so other nodes may go: the exact trim is sent "
     "to both next, after which both have dropped as many in all",
+    "a cap that asks the groups": "DELREF and ACKED over several strands take the oldest entries that may "
+    "go; the bare engine stops at a node that is not to go as a whole, or is larger than LIMIT. What ours "
+    "took further may go there too, and is then taken",
     "radix-tree-keys, -nodes": "equal while a stream has IDs of one kind and was not copied; minted keys "
-    "share prefixes as the clock says, so nodes only while there is one key; else nodes are at least keys",
+    "share prefixes as the clock says, so nodes only while there is one key; else nodes are at least keys, "
+    "or one in engines that keep leaves in their parents",
+    "MAXSIZE": "the bytes are counted as RESP2 writes them: by RESP3 the bare engine is asked for the four "
+    "bytes less that it saves, of one stream only. Our IDs can be longer: then the read is not sent",
+    "idle equally long": "CLAIM takes by ID what is idle for the same time, the bare engine by the order in "
+    "which it was delivered: each is idle about as long as the one in its place; if the two took different "
+    "entries the sequence ends",
     "plain commands on a stream": "they pass untouched, so GET and kin see no key where the bare engine says "
     "WRONGTYPE; those that write are not sent to a stream",
     "the clock": "TTL and kin, OBJECT IDLETIME: within a few seconds",
@@ -66,7 +79,7 @@ WRONGTYPE: Final = "WRONGTYPE Operation against a key holding the wrong kind of 
 MISSING: Final[dict[bytes, Any]] = {b"GET": None, b"STRLEN": 0, b"HGETALL": [], b"LLEN": 0}
 TICKS: Final = {b"TTL": 1, b"EXPIRETIME": 1, b"PTTL": 1000, b"PEXPIRETIME": 1000}
 # How the payload of a stream begins, in the versions of engines.
-STREAM_TYPES: Final = (15, 19, 21)
+STREAM_TYPES: Final = (15, 19, 21, 26, 27)
 KEYS, NODES = b"radix-tree-keys", b"radix-tree-nodes"
 
 
@@ -149,7 +162,9 @@ class Deviations:
 
     def trees(self, name: bytes, bare: dict[bytes, Any], ours: dict[bytes, Any]) -> bool:
         """XINFO STREAM: check our counts of the tree, and take over those that need not be equal."""
-        if type(ours[KEYS]) is not int or ours[NODES] < ours[KEYS] or ours[KEYS] < bool(ours[b"length"]):
+        # Newer engines keep leaves in their parents.
+        fewest = 1 if "XREAD MAXCOUNT" in self._sides.vocabulary else ours[KEYS]
+        if type(ours[KEYS]) is not int or ours[NODES] < fewest or ours[KEYS] < bool(ours[b"length"]):
             return False
         life = self._mapping.life(name)
         if not life.same_nodes:
@@ -196,6 +211,48 @@ class Deviations:
             return b"+"
         return b"%d-%d" % ((ms, seq - 1) if seq else (ms - 1, MAX))
 
+    # MAXSIZE
+
+    def may_count(self, argv: Argv, protocol: int) -> bool:
+        """Whether both sides count the same bytes."""
+        names = names_read(argv)
+        if b"MAXSIZE" not in map(upper, argv) or not names:
+            return True
+        pairs = [pair for name in names for pair in self._mapping.life(name).bare_of.items()]
+        alike = all(len(ours) == len(bare) for ours, bare in pairs) and (protocol == 2 or len(names) == 1)
+        if not alike:
+            self.note("MAXSIZE")
+        return alike
+
+    def by_resp3(self, argv: Argv) -> Argv:
+        """The same MAXSIZE for a bare engine that answers by RESP3."""
+        words = list(argv)
+        at = list(map(upper, words)).index(b"MAXSIZE") + 1
+        if words[at].isdigit() and int(words[at]) > 4:
+            self.note("MAXSIZE")
+            words[at] = b"%d" % (int(words[at]) - 4)
+        return words
+
+    # CLAIM
+
+    def check_claims(self, bare: list[Any], ours: list[Any]) -> list[Any]:
+        """Rows of CLAIM, [id, fields, idle, deliveries]: check how long each was idle, and take that over."""
+        known = {row[0]: row for row in bare}
+        for row, mine in zip(bare, ours, strict=False):
+            if len(row) != 4 or len(mine) != 4:
+                return ours
+            self.check_times(b"claimed " + mine[0], row[2], mine[2])
+            if mine[0] not in known:
+                raise SequenceEnds("idle equally long")
+            mine[2] = row[2] if row[0] == mine[0] else known[mine[0]][2]
+        if len(bare) == len(ours) and [row[0] for row in bare] != [row[0] for row in ours]:
+            self.note("idle equally long")
+            places = dict[bytes, list[int]]()
+            for place, row in enumerate(bare):
+                places.setdefault(row[0], []).append(place)  # claimed, and given as new
+            return sorted(ours, key=lambda row: places[row[0]].pop(0) if places[row[0]] else len(bare))
+        return ours
+
     # ~ trimming
 
     def trims_loosely(self, argv: Argv) -> bool:
@@ -219,6 +276,29 @@ class Deviations:
             raise Mismatch(argv, more, our_more, f"the exact trim after ~ left {lengths} entries")
         if argv[0].upper() == b"XTRIM" and bare + more != ours + our_more:
             raise Mismatch(argv, (bare, more), (ours, our_more), "~ and the exact trim dropped other numbers")
+
+    def trims_further(self, argv: Argv) -> bool:
+        """Whether a cap that asks the groups may take more here than in the bare engine."""
+        options = argv[2 : id_word_at(argv)] if argv[0].upper() == b"XADD" else argv[2:]
+        return _cap_at(argv) is not None and bool(set(map(upper, options)) & set(ASKING))
+
+    def finish_asking(self, theirs: Argv, argv: Argv, bare: Reply, ours: Reply) -> None:
+        """The bare engine stops at a node that is not to go as a whole: trim there what ours took further."""
+        at = _cap_at(theirs)
+        assert at is not None
+        [policy] = {upper(word) for word in theirs} & set(ASKING)
+        page = self._sides.ask_ours([b"XRANGE", argv[1], b"-", b"+"])
+        kept = {entry for entry, _ in self._mapping.entries(argv[1], page)}
+        gone = [entry for entry, _ in self._sides.peek("XRANGE", theirs[1], "-", "+") if entry not in kept]
+        if not gone:
+            return
+        self.note("a cap that asks the groups")
+        ms, seq = entry_id(gone[-1])
+        more = self._sides.ask_bare([b"XTRIM", theirs[1], b"MINID", b"%d-%d" % (ms, seq + 1), policy])
+        long = theirs[at].upper() == b"MAXLEN" and len(kept) < int(theirs[at + 1 + (theirs[at + 1] in b"=~")])
+        many = argv[0].upper() == b"XTRIM" and ours != bare + more
+        if more != len(gone) or long or many:
+            raise Mismatch(argv, (bare, more), ours, f"ours took {gone} as well")
 
     # Refusals
 

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from tests.support.differential.deviations import Deviations, facts
+from tests.support.differential.deviations import Deviations, SequenceEnds, facts
 from tests.support.differential.mapping import Mapping
 from tests.support.differential.report import Mismatch, same
 from tests.support.differential.script import Argv, command_of, upper
@@ -13,8 +13,14 @@ LAG, READ = b"lag", b"entries-read"
 
 
 def pages_of(reply: Reply) -> list[Any]:
-    """The entries of each stream, by whichever protocol."""
-    return list(reply.values()) if isinstance(reply, dict) else [page for _, page in reply]
+    """Streams and their entries, by whichever protocol."""
+    return list(reply.items()) if isinstance(reply, dict) else [(name, page) for name, page in reply]
+
+
+def uses_idempotence(info: dict[bytes, Any]) -> bool:
+    """Whether a stream has known messages, or settings of its own for them."""
+    settings = info.get(b"idmp-duration", 100), info.get(b"idmp-maxsize", 100)
+    return settings != (100, 100) or bool(info.get(b"iids-added"))
 
 
 class GroupReplies:
@@ -34,7 +40,7 @@ class GroupReplies:
         if command == b"XREADGROUP":
             mine = self._mapping.reply([b"XREAD"], ours)
             if b"CLAIM" in map(upper, argv):
-                self._check_idle(bare, mine)
+                mine = self._claimed(bare, mine)
             return same(bare, mine)
         if command == b"XCLAIM":
             return same(bare, self._taken(name, ours))
@@ -51,13 +57,15 @@ class GroupReplies:
             return self.groups(argv[2], bare, ours)
         return same(bare, ours)
 
-    def _check_idle(self, bare: Reply, ours: Reply) -> None:
-        """Rows of CLAIM, [id, fields, idle, deliveries]: check how long each was idle, and take it over."""
-        for one, other in zip(pages_of(bare), pages_of(ours), strict=False):
-            for row, mine in zip(one, other, strict=False):
-                if len(row) == len(mine) == 4:
-                    self._deviations.check_times(b"claimed " + row[0], row[2], mine[2])
-                    mine[2] = row[2]
+    def _claimed(self, bare: Reply, ours: Reply) -> Reply:
+        pages = {
+            name: self._deviations.check_claims(page, mine)
+            for (name, page), (_, mine) in zip(pages_of(bare), pages_of(ours), strict=False)
+        }
+        names = [name for name, _ in pages_of(ours)]
+        if len(names) != len(pages) or len(set(names)) != len(names):
+            return ours
+        return pages if isinstance(ours, dict) else [[name, page] for name, page in pages.items()]
 
     # Parts
 
@@ -147,6 +155,8 @@ class GroupReplies:
         moved = bare in (b"OK", 1) and argv[1] != argv[2] and argv[4:5] != [b"1"]
         if not moved or not self._sides.is_stream(argv[2]):
             return
+        if uses_idempotence(facts(self._sides.peek("XINFO", "STREAM", argv[2]))):
+            raise SequenceEnds("idempotence does not move")
         for info in self._sides.peek("XINFO", "GROUPS", argv[2]):
             self._deviations.note("groups do not move")
             if self._sides.ask_bare([b"XGROUP", b"DESTROY", argv[2], facts(info)[b"name"]]) != 1:

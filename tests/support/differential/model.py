@@ -1,11 +1,13 @@
 """What newer engines would answer: a naive model of the commands that the bare one lacks.
 
+An engine that has a command answers for itself; the model is asked only where its COMMAND table lacks it.
+
 Written from the description of the commands, not from our code. It keeps no state: each command is worked
 out from what the bare engine says about its streams, and done to it natively, one small step after the
 other, so that everything said later finds the same entries and pending lists on both sides.
 
     XDELEX, XACKDEL         KEEPREF | DELREF | ACKED, an answer for each ID
-    XADD, XTRIM             the same words with a cap; ACKED EXCEPT, which is ours
+    XADD, XTRIM             the same words with a cap; ACKED EXCEPT, which is ours (on every engine)
     XNACK                   a stand-in gets the entries (nobody.py)
     XREAD, XREADGROUP       MAXCOUNT, MAXSIZE and CLAIM (model_reads.py)
 """
@@ -20,19 +22,33 @@ from tests.support.differential.deviations import SCRATCH, Deviations, facts
 from tests.support.differential.mapping import Mapping, parsed
 from tests.support.differential.model_reads import NEWER_OPTIONS, ModelledReads, parse_read
 from tests.support.differential.nobody import FATAL, GIVEN_BACK_MS, STAND_IN
-from tests.support.differential.script import CAPS, POLICIES, Argv, command_of, id_word_at, upper
+from tests.support.differential.script import CAPS, MESSAGES, POLICIES, Argv, command_of, id_word_at, upper
 from tests.support.differential.sides import Fault, Reply, Sides
 
 FEWEST: Final = {b"XDELEX": 5, b"XACKDEL": 6, b"XNACK": 7}
 NOT_THERE, DELETED, NEEDED = -1, 1, 2
 
 
-def is_modelled(argv: Argv) -> bool:
+def is_modelled(argv: Argv, vocabulary: frozenset[str]) -> bool:
     """Whether the bare engine lacks it."""
-    command = command_of(argv)
+    command, name = command_of(argv), command_of(argv).decode("ascii", "replace")
     if command in (b"XREAD", b"XREADGROUP"):
-        return any(upper(word) in NEWER_OPTIONS for word in argv)
-    return command in FEWEST or _policy_at(argv) is not None
+        newer = {upper(word) for word in argv} & set(NEWER_OPTIONS)
+        return any(f"{name} {word.decode()}" not in vocabulary for word in newer)
+    if command in FEWEST:
+        return name not in vocabulary
+    at = _policy_at(argv)
+    return at is not None and (
+        f"{name} ACKED" not in vocabulary or upper(b"".join(argv[at + 1 : at + 2])) == b"EXCEPT"
+    )
+
+
+def is_unknown(argv: Argv, vocabulary: frozenset[str]) -> bool:
+    """Whether neither the bare engine nor the model has it: idempotent production."""
+    command = command_of(argv)
+    if "XCFGSET" in vocabulary:
+        return False
+    return command == b"XCFGSET" or (command == b"XADD" and any(upper(word) in MESSAGES for word in argv[2:]))
 
 
 def is_understood(argv: Argv) -> bool:
@@ -88,35 +104,42 @@ class Model:
     # Deletion
 
     def _delete(self, name: bytes, acker: bytes | None, words: Argv) -> Reply:
-        policy = b"KEEPREF"
-        if words and upper(words[0]) in POLICIES:
-            policy, words = upper(words[0]), words[1:]
-        if not words or upper(words[0]) != b"IDS":
-            return _error("IDS option is required")
-        if len(words) < 2 or not re.fullmatch(rb"[1-9][0-9]{0,17}", words[1]):
-            return _error("Number of IDs must be a positive integer")
-        if len(words) - 2 != int(words[1]):
-            return _error("The `numids` parameter must match the number of arguments")
-        entries = _ids(words[2:])
-        if isinstance(entries, Fault):
-            return entries
         kind = self._ask("TYPE", name)
         if kind not in (b"stream", b"none"):
             return self._ask("XLEN", name)  # WRONGTYPE, in its words
-        if kind == b"none":
-            return [NOT_THERE] * len(entries)
-        return [self._delete_one(name, acker, policy, entry) for entry in entries]
+        policy, given = None, None
+        while words:
+            word = upper(words[0])
+            if word in POLICIES and policy is None:
+                policy, words = word, words[1:]
+            elif word == b"IDS" and len(words) > 1:
+                if not re.fullmatch(rb"[1-9][0-9]{0,17}", words[1]):
+                    return _error("Number of IDs must be a positive integer")
+                if len(words) - 2 < int(words[1]):
+                    return _error("The `numids` parameter must match the number of arguments")
+                given, words = words[2 : 2 + int(words[1])], words[2 + int(words[1]) :]
+            else:
+                return _error("syntax error")
+        if given is None:
+            return _error("IDS option is required")
+        if kind == b"none" or (acker is not None and not self._has_group(name, acker)):
+            return [NOT_THERE] * len(given)
+        entries = _ids(given)
+        if isinstance(entries, Fault):
+            return entries
+        return [self._delete_one(name, acker, policy or b"KEEPREF", entry) for entry in entries]
+
+    def _has_group(self, name: bytes, group: bytes) -> bool:
+        return any(each[b"name"] == group for each in self._groups(name))
 
     def _delete_one(self, name: bytes, acker: bytes | None, policy: bytes, entry: bytes) -> int:
         groups = self._groups(name)
-        if acker is not None:
-            if self._ask("XACK", name, acker, entry) != 1:
-                return NOT_THERE
-        elif not self._ask("XRANGE", name, entry, entry):
-            if policy == b"DELREF":
-                self._forget(name, groups, entry)
+        if acker is not None and self._ask("XACK", name, acker, entry) != 1:
             return NOT_THERE
-        return DELETED if self._drop(name, groups, policy, entry) else NEEDED
+        there = bool(self._ask("XRANGE", name, entry, entry))
+        if not self._drop(name, groups, policy, entry):
+            return NEEDED
+        return DELETED if there or acker is not None else NOT_THERE
 
     def _drop(self, name: bytes, groups: list[dict[bytes, Any]], policy: bytes, entry: bytes) -> bool:
         """Delete an entry, unless the policy keeps it."""
@@ -128,9 +151,8 @@ class Model:
         return True
 
     def _needs(self, name: bytes, group: dict[bytes, Any], entry: bytes) -> bool:
-        """A group that will be given the entry, or has not acknowledged it."""
-        there = bool(self._ask("XRANGE", name, entry, entry))
-        ahead = there and parsed(group[b"last-delivered-id"]) < parsed(entry)
+        """A group that stands before the entry, or has not acknowledged it."""
+        ahead = parsed(group[b"last-delivered-id"]) < parsed(entry)
         return ahead or bool(self._ask("XPENDING", name, group[b"name"], entry, entry, 1))
 
     def _forget(self, name: bytes, groups: list[dict[bytes, Any]], entry: bytes) -> None:
@@ -183,40 +205,55 @@ class Model:
     # Giving back
 
     def _give_back(self, argv: Argv) -> Reply:
+        """A pending entry that was deleted counts, but no older command can take it from its owner."""
         name, group, mode = argv[1], argv[2], upper(argv[3])
+        there = self._ask("XPENDING", name, group)
+        if isinstance(there, Fault):
+            return there
         if mode not in (b"SILENT", b"FAIL", b"FATAL"):
             return _error("mode must be SILENT, FAIL, or FATAL")
-        if upper(argv[4]) != b"IDS":
-            return _error("syntax error, expected IDS keyword")
-        if not re.fullmatch(rb"[1-9][0-9]{0,17}", argv[5]):
-            return _error("numids must be a positive integer")
-        end = 6 + int(argv[5])
-        if len(argv) < end:
-            return _error("number of IDs doesn't match numids")
-        retry, force, words = None, False, argv[end:]
+        retry, force, given, words = None, False, None, argv[4:]
         while words:
-            if upper(words[0]) == b"FORCE":
+            word = upper(words[0])
+            if word == b"IDS" and len(words) > 1:
+                if not re.fullmatch(rb"[1-9][0-9]{0,8}", words[1]):
+                    return _error("numids must be a positive integer")
+                number = int(words[1])
+                given, words = words[2 : 2 + number], words[2 + number :]
+                if len(given) < number:
+                    return _error("number of IDs doesn't match numids")
+            elif word == b"FORCE":
                 force, words = True, words[1:]
-            elif upper(words[0]) == b"RETRYCOUNT" and len(words) > 1:
-                if not re.fullmatch(rb"0|[1-9][0-9]{0,17}", words[1]):
+            elif word == b"RETRYCOUNT" and len(words) > 1:
+                if not re.fullmatch(rb"0|-?[1-9][0-9]{0,17}", words[1]):
+                    return _error("value is not an integer or out of range")
+                if words[1].startswith(b"-"):
                     return _error("Invalid RETRYCOUNT value, must be >= 0")
                 retry, words = int(words[1]), words[2:]
             else:
                 return _error(f"Unrecognized XNACK option '{_shown(words[0])}'")
-        entries, there = _ids(argv[6:end]), self._ask("XPENDING", name, group)
-        if isinstance(entries, Fault) or isinstance(there, Fault):
-            return entries if isinstance(entries, Fault) else there
-        given = 0
+        if given is None:
+            return _error("syntax error, expected IDS keyword")
+        entries = _ids(given)
+        if isinstance(entries, Fault):
+            return entries
+        done = 0
         for at, entry in enumerate(entries):
-            rows = self._ask("XPENDING", name, group, entry, entry, 1)
-            if rows or force:
+            rows, body = (
+                self._ask("XPENDING", name, group, entry, entry, 1),
+                self._ask("XRANGE", name, entry, entry),
+            )
+            if not rows and not (force and body):
+                continue
+            done += 1
+            if body:
                 count = rows[0][3] if rows else 0
                 count = {b"SILENT": max(count - 1, 0), b"FAIL": count, b"FATAL": FATAL}[mode]
                 claim = ("XCLAIM", name, group, STAND_IN, 0, entry, "IDLE", GIVEN_BACK_MS - at)
                 options = ("RETRYCOUNT", count if retry is None else retry, *(("FORCE",) if force else ()))
-                given += len(self._ask(*claim, *options, "JUSTID"))
+                self._ask(*claim, *options, "JUSTID")
         self.has_given_back = True
-        return given
+        return done
 
 
 def _policy_at(argv: Argv) -> int | None:

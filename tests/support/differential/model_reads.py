@@ -71,27 +71,41 @@ def _is_plain_id(word: bytes) -> bool:
 
 
 class Room:
-    """What may still be put into the whole reply. The first entry always; the first without room ends it."""
+    """What may still be put into the whole reply, by the bytes that RESP2 writes. The first entry always."""
 
     def __init__(self, count: int | None, size: int | None) -> None:
-        self.count, self.size, self.used, self.full = count, size, 0, False
+        self.count, self.size, self.used, self.written = count, size, 0, 0
 
-    def fits(self, fields: list[bytes] | None) -> bool:
-        size = sum(map(len, fields or []))
-        return not self.used or not (
-            (self.count is not None and self.used >= self.count)
-            or (self.size is not None and size > self.size)
-        )
+    def full(self) -> bool:
+        if self.count is not None and self.used >= self.count:
+            return True
+        return self.size is not None and self.used > 0 and self.written >= self.size
 
-    def take(self, fields: list[bytes] | None) -> bool:
-        self.full = self.full or not self.fits(fields)
-        if not self.full:
-            self.used += 1
-            self.size = None if self.size is None else self.size - sum(map(len, fields or []))
-        return not self.full
+    def write(self, value: Any) -> None:
+        self.written += len(_resp2(value))
 
-    def closed(self) -> bool:
-        return self.full or (self.count is not None and self.used >= self.count)
+    def head(self, name: bytes) -> None:
+        self.written += 4 + len(_resp2(name))
+
+    def tail(self, entries: list[Any]) -> None:
+        self.written += len(b"*%d\r\n" % len(entries))
+
+    def take(self, row: list[Any]) -> bool:
+        if self.full():
+            return False
+        self.used += 1
+        self.write(row)
+        return True
+
+
+def _resp2(value: Any) -> bytes:
+    if value is None:
+        return b"*-1\r\n"
+    if isinstance(value, int):
+        return b":%d\r\n" % value
+    if isinstance(value, bytes):
+        return b"$%d\r\n%b\r\n" % (len(value), value)
+    return b"*%d\r\n" % len(value) + b"".join(map(_resp2, value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +120,9 @@ class Idle:
 
     def order(self) -> tuple[bool, int, tuple[int, int]]:
         return self.owned, -self.ms, parsed(self.id)
+
+    def row(self, now_ms: int) -> list[Any]:
+        return [self.id, self.fields, self.ms if self.owned else now_ms, self.deliveries]
 
 
 class ModelledReads:
@@ -135,12 +152,20 @@ class ModelledReads:
             return refused
         seen, found = deque(_pairs(ours)), list[Any]()
         for name, position in zip(spec.names, spec.positions, strict=True):
+            if room.full():
+                break
             page = seen.popleft()[1] if seen and seen[0][0] == name else []
+            before = room.written
+            room.head(name)
             if position == b">":
                 entries = self._new(spec, name, count or None, room, page)
             else:
+                spec.numbers.pop(b"CLAIM", None)  # from here on nothing is claimed
                 entries = self._own(spec, name, position, count or None, room)
-            if entries or position != b">":
+            if entries is None:
+                room.written = before
+            else:
+                room.tail(entries)
                 found.append([name, entries])
         return self._reply(found)
 
@@ -155,11 +180,13 @@ class ModelledReads:
         reply = self._ask(b"XREAD", *limit, b"STREAMS", *spec.names, *spec.positions)
         if isinstance(reply, Fault):
             return reply
-        pages = [
-            [name, [entry for entry in page if not room.full and room.take(entry[1])]]
-            for name, page in _pairs(reply)
-        ]
-        return self._reply([each for each in pages if each[1]])
+        found = list[Any]()
+        for name, page in _pairs(reply):
+            if not room.full():
+                room.head(name)
+                found.append([name, [entry for entry in page if room.take(entry)]])
+                room.tail(found[-1][1])
+        return self._reply(found)
 
     def _refused(self, spec: Read) -> Fault | None:
         """The engine's own error, if a stream or its group is not there."""
@@ -175,37 +202,39 @@ class ModelledReads:
 
     # Of one stream
 
-    def _new(self, spec: Read, name: bytes, count: int | None, room: Room, seen: list[Any]) -> list[Any]:
-        found = list[Any]()
-        if room.closed():
-            return found
-        if b"CLAIM" in spec.numbers:
-            found = self._claimed(spec, name, count, room, seen)
+    def _new(
+        self, spec: Read, name: bytes, count: int | None, room: Room, seen: list[Any]
+    ) -> list[Any] | None:
+        """None if the stream has nothing for the consumer."""
+        found, claims, extra = list[Any](), b"CLAIM" in spec.numbers, list[int]()
+        idle = self._idle(spec, name) if claims else []
+        if claims:
+            found, extra = self._claimed(spec, name, count, room, seen, idle), [0, 0]
             count = None if count is None else count - len(found)
-        if room.closed() or count == 0:
-            return found
         groups = [facts(info) for info in self._ask("XINFO", "GROUPS", name)]
         [after] = [info[b"last-delivered-id"] for info in groups if info[b"name"] == spec.head[1]]
         ahead = self._ask("XRANGE", name, b"(" + after, "+") if after != LAST_ID else []
-        fresh = self._native(spec, name, b">", [fields for _, fields in ahead[:count]], room)
-        return found + [[*entry, 0, 0] if b"CLAIM" in spec.numbers else entry for entry in fresh]
+        if count != 0 and not room.full():
+            rows = [[*entry, *extra] for entry in ahead]
+            found += [[*entry, *extra] for entry in self._native(spec, name, b">", rows[:count], room)]
+        else:
+            self._ask(*spec.natively(name, b"18446744073709551615-18446744073709551614", None))
+        return found if ahead or idle else None
 
     def _own(self, spec: Read, name: bytes, after: bytes, count: int | None, room: Room) -> list[Any]:
-        if room.closed():
-            return []
         rows = self._ask("XPENDING", name, spec.head[1], b"(" + after, "+", ALL, spec.head[2])
-        return self._native(spec, name, after, [self._body(name, row[0]) for row in rows[:count]], room)
+        bodies = [[row[0], self._body(name, row[0])] for row in rows[:count]]
+        return self._native(spec, name, after, bodies, room)
 
-    def _native(self, spec: Read, name: bytes, position: bytes, bodies: list[Any], room: Room) -> list[Any]:
+    def _native(self, spec: Read, name: bytes, position: bytes, rows: list[Any], room: Room) -> list[Any]:
         """As many of these as there is room for. Where there is nothing, the read makes the consumer."""
         if room.size is not None:
-            bodies = bodies[:AT_ONCE]
+            rows = rows[:AT_ONCE]
         told = 0
-        while told < len(bodies) and room.take(bodies[told]):
+        while told < len(rows) and room.take(rows[told]):
             told += 1
-        careful = position == b">" and room.size is not None and room.used  # what comes now may not fit
-        if not told and (bodies or careful):
-            return []
+        if rows and not told:
+            position, told = b"18446744073709551615-18446744073709551614", 1
         pages = _pairs(self._ask(*spec.natively(name, position, told or None)))
         return pages[0][1] if pages else []
 
@@ -215,38 +244,32 @@ class ModelledReads:
 
     # Claims
 
-    def _claimed(self, spec: Read, name: bytes, count: int | None, room: Room, seen: list[Any]) -> list[Any]:
-        group, bound = spec.head[1], spec.numbers[b"CLAIM"]
-        rows = self._ask("XPENDING", name, group, "IDLE", bound, "-", "+", ALL)
+    def _idle(self, spec: Read, name: bytes) -> list[Idle]:
+        """What may be claimed, longest idle first. What was deleted stays as it is."""
+        rows = self._ask("XPENDING", name, spec.head[1], "IDLE", spec.numbers[b"CLAIM"], "-", "+", ALL)
         every = [
             Idle(entry, owner != STAND_IN, ms, deliveries(times), self._body(name, entry))
             for entry, owner, ms, times in rows
         ]
-        idle = sorted((each for each in every if each.fields is not None), key=Idle.order)
-        taken = self._allowed(name, idle, count, room, seen)
-        rest = [each for each in idle if each not in taken]
-        # What is met on the way and was deleted leaves the pending list.
-        end = None
-        if rest and room.full:
-            end = rest[0]
-        elif taken and (rest or len(taken) == count or room.closed()):
-            end = taken[-1]
-        for each in every:
-            if each.fields is None and self._was_met(name, group, each, end):
-                self._ask("XACK", name, group, each.id)
+        return sorted((each for each in every if each.fields is not None), key=Idle.order)
+
+    def _claimed(
+        self, spec: Read, name: bytes, count: int | None, room: Room, seen: list[Any], idle: list[Idle]
+    ) -> list[Any]:
+        seconds, micros = map(int, self._ask("TIME"))
+        now_ms = seconds * 1000 + micros // 1000
+        taken = self._allowed(name, idle, count, room, seen, now_ms)
         if taken:
-            self._ask("XCLAIM", name, group, spec.head[2], bound, *(each.id for each in taken))
-        return [[each.id, each.fields, each.ms if each.owned else -1, each.deliveries] for each in taken]
+            bound, who = spec.numbers[b"CLAIM"], spec.head[1:]
+            self._ask("XCLAIM", name, *who, bound, *(each.id for each in taken))
+        return [each.row(now_ms) for each in taken]
 
     def _allowed(
-        self, name: bytes, idle: list[Idle], count: int | None, room: Room, seen: list[Any]
+        self, name: bytes, idle: list[Idle], count: int | None, room: Room, seen: list[Any], now_ms: int
     ) -> list[Idle]:
         """What ours claimed, if it had room and the n-th is about as idle as the n-th should be."""
-        by_id, bare_of, taken = (
-            {each.id: each for each in idle},
-            self._mapping.life(name).bare_of,
-            list[Idle](),
-        )
+        by_id, bare_of = {each.id: each for each in idle}, self._mapping.life(name).bare_of
+        taken = list[Idle]()
         for entry in seen:
             found = by_id.get(bare_of.get(entry[0], entry[0]))
             if found is None or found in taken or len(taken) == count:
@@ -255,30 +278,12 @@ class ModelledReads:
         for one, other in zip(taken, idle, strict=False):
             if one.owned != other.owned or abs(one.ms - other.ms) > self._deviations.apart_ms:
                 raise Mismatch([name, one.id], other, one, "claimed before one that is idle longer")
-            if room.count is None or room.used < room.count:
-                if not room.take(one.fields):
-                    raise Mismatch([name, one.id], None, one, "claimed without room")
-            else:
-                raise Mismatch([name, one.id], None, one, "claimed beyond MAXCOUNT")
+            if not room.take(one.row(now_ms)):
+                raise Mismatch([name, one.id], None, one, "claimed without room")
         rest = [each for each in idle if each not in taken]
-        if rest and len(taken) != count and not room.closed():
-            longest = [each for each in rest if self._is_near(each, rest[0])]
-            if all(room.fits(each.fields) for each in longest):
-                raise Mismatch([name, rest[0].id], rest[0], None, "not claimed, though there was room")
-            room.full = True
+        if rest and len(taken) != count and not room.full():
+            raise Mismatch([name, rest[0].id], rest[0], None, "not claimed, though there was room")
         return taken
-
-    def _is_near(self, one: Idle, other: Idle) -> bool:
-        return one.owned == other.owned and abs(one.ms - other.ms) <= self._deviations.apart_ms
-
-    def _was_met(self, name: bytes, group: bytes, gone: Idle, end: Idle | None) -> bool:
-        if end is None:
-            return True
-        if not self._is_near(gone, end):
-            return gone.order() < end.order()
-        ours_of = {bare: ours for ours, bare in self._mapping.life(name).bare_of.items()}
-        entry = ours_of.get(gone.id, gone.id)
-        return not self._sides.ask_ours([b"XPENDING", name, group, entry, entry, b"1"])
 
 
 def _pairs(reply: Reply) -> list[Any]:

@@ -1,7 +1,7 @@
 """Entries that were given back (XNACK): in the bare engine a stand-in owns them, of whom replies say nothing.
 
 bare XPENDING orders g     [2, 1-1, 2-1, [[alice, 1], [differential:nobody, 1]]]
-compared as                [2, 1-1, 2-1, [["", 1], [alice, 1]]]
+compared as                [2, 1-1, 2-1, [[alice, 1]]]
 """
 
 from collections.abc import Callable
@@ -29,8 +29,8 @@ def retold(argv: Argv, reply: Reply, has_stand_in: Callable[[bytes, bytes], bool
     command, kind = command_of(argv), upper(argv[1]) if len(argv) > 1 else b""
     if command == b"XPENDING" and len(argv) == 3:
         total, first, last, counts = reply
-        owners = sorted((_owner(who), int(number)) for who, number in counts or [])
-        return [total, first, last, [[who, b"%d" % number] for who, number in owners] or None]
+        owners = None if counts is None else [each for each in counts if each[0] != STAND_IN]
+        return [total, first, last, owners]
     if command == b"XPENDING":
         return [_row(row, never=-1) for row in reply]
     if command == b"XINFO" and kind == b"CONSUMERS":

@@ -14,10 +14,15 @@ GROUPS: Final = (
 )
 MOVES: Final = (b"RENAME", b"RENAMENX", b"COPY")
 FLUSHES: Final = (b"FLUSHDB", b"FLUSHALL")
-NOT_IN_MULTI: Final = (*MOVES, *FLUSHES, b"DUMP", b"SCAN", b"KEYS", b"XSETID", b"XGROUP", b"XAUTOCLAIM")
+NOT_IN_MULTI: Final = (
+    *(*MOVES, *FLUSHES, b"DUMP", b"SCAN", b"KEYS", b"XSETID", b"XGROUP", b"XAUTOCLAIM"),
+    *(b"XDELEX", b"XACKDEL", b"XNACK"),
+)
+LIMITS: Final = {b"COUNT", b"MAXCOUNT", b"MAXSIZE", b"CLAIM"}
 PLAIN_WRITES: Final = (b"SET", b"HSET", b"RPUSH")
 CAPS: Final = (b"MAXLEN", b"MINID")
 POLICIES: Final = (b"KEEPREF", b"DELREF", b"ACKED")
+MESSAGES: Final = {b"IDMP": 2, b"IDMPAUTO": 1}  # and how many words follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +111,15 @@ def sees_groups(call: Sequence[Word]) -> bool:
 def unfit_for_multi(call: Call) -> bool:
     """Whether we may refuse it inside MULTI."""
     command = command_of(call)
+    if command in (b"XADD", b"XTRIM") and any(upper(word) in POLICIES for word in call):
+        return True
     if command == b"XADD":
         return any((word if isinstance(word, bytes) else word.tail).endswith(b"-*") for word in call)
     if command == b"XTRIM":
         return any(upper(word) == b"MAXLEN" for word in call)
     if command == b"XINFO":
         return len(call) > 3 or any(upper(word) in (b"GROUPS", b"CONSUMERS") for word in call)
-    if command == b"XREADGROUP" and (len(names_read(call)) > 1 or b"COUNT" in map(upper, call)):
+    if command == b"XREADGROUP" and (len(names_read(call)) > 1 or LIMITS & set(map(upper, call))):
         return True
     return command in NOT_IN_MULTI or reads_twice(call)
 
@@ -148,6 +155,8 @@ def id_word_at(call: Sequence[Word]) -> int:
             at += 1
         elif option == b"EXCEPT" and upper(call[at - 1]) == b"ACKED":
             at += 2 + _number(call, at + 1)
+        elif option in MESSAGES:
+            at += 1 + MESSAGES[option]
         elif option in CAPS:
             at += 3 if call[at + 1 : at + 2] in ([b"="], [b"~"], (b"=",), (b"~",)) else 2
         elif option == b"LIMIT":

@@ -125,7 +125,7 @@ class Sides:
     """What one run talks to, and the story of what was said."""
 
     def __init__(self, engine: Engine, ours: Any, bare: Any, gateway: Served | None = None) -> None:
-        self.reads_plus = engine.reads_plus
+        self.reads_plus, self.vocabulary = engine.reads_plus, engine.vocabulary
         self._gateway = gateway
         self.story = list[Said]()
         self._ours, self._bare = ours, bare
