@@ -11,6 +11,7 @@ from typing import Any, Final
 from braidstream.errors import BraidError, ReplyError
 from braidstream.ids import native
 from braidstream.replication import link, ship
+from braidstream.replication.glance import differing
 from braidstream.strand import facts
 from tests.simulation.network import Line, Network, Request
 from tests.simulation.replicas import Replicas
@@ -207,7 +208,11 @@ async def one_round(network: Network, lines: list[Line]) -> bool:
     for line in lines:
         for name in NAMES:
             line.name, line.dead = name, False
+            ends = line.link.source, line.link.target
+            differ = await differing([name.encode()], line.link.here.writers, *ends)
             progress = await line.link.sync(name.encode())
+            if progress.moved and not differ:
+                raise AssertionError(f"{line}: a glance at {name} does not show what is to be brought")
             if progress.moved or progress.waiting:
                 found = {fact: getattr(progress, fact) for fact in FACTS if getattr(progress, fact)}
                 network.tell(f"{line} sync {name}", str(found))

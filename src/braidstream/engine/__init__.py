@@ -29,7 +29,7 @@ _PARTS: Final = (
         "journal",
         "entry",
     ),
-    *("idempotence", "acks", "merge", "database", "library"),
+    *("idempotence", "acks", "glance", "merge", "database", "library"),
 )
 _TRIES: Final = 10
 

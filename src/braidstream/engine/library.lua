@@ -8,6 +8,7 @@ redis.register_function { function_name = 'bs_journal_skip', callback = journal_
 redis.register_function { function_name = 'bs_braid_merge', callback = braid_merge, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'bs_braid_state', callback = braid_state, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'bs_braid_look', callback = braid_state, flags = { 'no-writes' } }
+redis.register_function { function_name = 'bs_braid_glance', callback = braid_glance, flags = { 'no-writes' } }
 redis.register_function('bs_chosen_add', chosen_add)
 redis.register_function('bs_chosen_setid', chosen_setid)
 redis.register_function('bs_idempotence_add', idempotence_add)

@@ -21,6 +21,7 @@ from braidstream.observability.events import emit
 from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint, back_off, reason
 from braidstream.replication.feed import Feed, all_streams
 from braidstream.replication.gate import Durability, Gate
+from braidstream.replication.glance import differing
 from braidstream.replication.identity import check_pair, check_region
 from braidstream.replication.leases import Leases
 from braidstream.replication.link import Link, Progress, once
@@ -206,7 +207,8 @@ class Daemon:
             link.here = await self.source.ask(read_region())
             check_pair(link.here, await peer.endpoint.ask(read_region()))  # or it was removed meanwhile
             async for names in all_streams(self.source):
-                for name in filter(self.leases.mine, names):
+                mine = [*filter(self.leases.mine, names)]
+                for name in await differing(mine, link.here.writers, self.source, peer.endpoint):
                     peer.queue.add(name, Need.RELAY)
                 while peer.queue.relays > 10 * AT_ONCE:
                     await asyncio.sleep(SETTLE_S / 10)

@@ -21,9 +21,9 @@ from braidstream.strand import Strand, facts
 
 # Fields of meta that stay in their region: where XGROUP SETID stood, where chosen IDs moved a strand to,
 # and when groups last changed.
-_LOCAL: Final = (b"b:", b"h:", b"f:", b"bell", b"ahead")
+LOCAL: Final = (b"b:", b"h:", b"f:", b"bell", b"ahead")
 # And those that entries may overtake: how far groups have acknowledged, how far Spark sinks have written.
-_LATER: Final = (*_LOCAL, b"k:", b"q:")
+_LATER: Final = (*LOCAL, b"k:", b"q:")
 # How an engine refuses every write: its disk is broken, or it has too few replicas.
 WRITES_REFUSED: Final = ("MISCONF", "NOREPLICAS")
 
@@ -80,7 +80,7 @@ class State:
     @property
     def shared(self) -> dict[bytes, bytes]:
         """What of the meta concerns the peers."""
-        return {field: value for field, value in self.meta.items() if not field.startswith(_LOCAL)}
+        return {field: value for field, value in self.meta.items() if not field.startswith(LOCAL)}
 
     @property
     def causal(self) -> dict[bytes, bytes]:

@@ -1,0 +1,49 @@
+--[[ A short look at a stream, for sweeps over many: two regions whose answers are equal have nothing to tell each
+     other about it. ]]
+
+-- Whether a group has entries to be read or acknowledged, or acknowledged some that the meta does not name yet.
+local function has_news(key, id, last, fields)
+  for _, info in ipairs(groups_of(key, {})) do
+    local delivered = info['last-delivered-id']
+    if info.pending > 0 or less(delivered, last) then return true end
+    if acked_of(fields['k:' .. info.name])[id] ~= delivered then return true end
+  end
+  return false
+end
+
+--[[ braid_glance: FCALL_RO bs_braid_glance n <meta> <stream key>... <local prefix> <label:life, empty for a journal>...
+     Returns a digest of what regions share: the meta (without the fields that start with a local prefix, given
+     as one word, separated by blanks), and of each strand its last ID, its first entry and its length, of each
+     journal its last ID. `!` follows if groups have news. Returns '' if the stream has other strands too. ]]
+local function braid_glance(keys, args)
+  local reply, fields, words = redis.call('HGETALL', keys[1]), {}, {}
+  local named = {}
+  for at = 2, #args do named[args[at]] = true end
+  for at = 1, #reply, 2 do
+    local field, value = reply[at], reply[at + 1]
+    fields[field] = value
+    local is_local = false
+    for prefix in string.gmatch(args[1], '%S+') do
+      if string.sub(field, 1, #prefix) == prefix then is_local = true end
+    end
+    if not is_local then words[#words + 1] = field .. '=' .. value end
+    local life = string.match(field, '^[sc]%d+$') and string.match(value, '^(%d+):%+')
+    if life and not named[field .. ':' .. life] then return '' end
+  end
+  table.sort(words)
+  local news = false
+  for at = 2, #keys do
+    local key, id = keys[at], args[at]
+    if redis.call('EXISTS', key) == 1 then
+      local info, facts = redis.call('XINFO', 'STREAM', key), {}
+      for place = 1, #info, 2 do facts[info[place]] = info[place + 1] end
+      words[#words + 1] = at .. ' ' .. facts['last-generated-id']
+      if id ~= '' then
+        local first = facts['first-entry'] and facts['first-entry'][1] or ''
+        words[#words + 1] = first .. ' ' .. facts.length
+        news = news or (facts.groups > 0 and has_news(key, id, facts['last-generated-id'], fields))
+      end
+    end
+  end
+  return redis.sha1hex(table.concat(words, '\n')) .. (news and '!' or '')
+end

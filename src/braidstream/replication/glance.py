@@ -1,0 +1,57 @@
+"""Which of many streams two regions differ in: a sweep's first look, hundreds of streams in one round trip.
+
+    names ---> the same short question to both regions ---> digests that are equal: nothing to do
+                                                       `--> others: compared as a whole (link.py)
+
+A daemon that starts, or whose link was lost, looks at every stream. Nearly all of them are alike in both
+regions, and comparing digests costs a tenth of comparing states.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from braidstream import keys
+from braidstream.plan import Batch, Command, Plan
+from braidstream.replication.endpoint import Asked
+from braidstream.replication.state import LOCAL
+from braidstream.strand import Strand
+
+AT_ONCE: Final = 250
+
+_PREFIXES: Final = b" ".join(LOCAL)
+
+
+async def differing(
+    names: Sequence[bytes], writers: Sequence[int], source: Asked, target: Asked
+) -> list[bytes]:
+    """The streams that the target may have something to learn of, or whose groups in the source moved on."""
+    found = list[bytes]()
+    for at in range(0, len(names), AT_ONCE):
+        some = names[at : at + AT_ONCE]
+        commands = [_glance(name, writers) for name in some]
+        ours, theirs = await asyncio.gather(source.ask(_ask(commands)), target.ask(_ask(commands)))
+        found += [
+            name for name, here, there in zip(some, ours, theirs, strict=True) if not _alike(here, there)
+        ]
+    return found
+
+
+def _ask(commands: Sequence[Command]) -> Plan[list[object]]:
+    return (yield Batch(commands, resend=True, attempt=True))
+
+
+def _glance(name: bytes, writers: Sequence[int]) -> Command:
+    strands = [Strand(name, "s", writer) for writer in writers]
+    where = (
+        keys.meta(name),
+        *(strand.key for strand in strands),
+        *(keys.journal(name, writer) for writer in writers),
+    )
+    labels = (*(strand.registration for strand in strands), *(b"" for _ in writers))
+    return ("FCALL_RO", "bs_braid_glance", len(where), *where, _PREFIXES, *labels)
+
+
+def _alike(here: object, there: object) -> bool:
+    """An error, a stream with chosen IDs, and groups with news are looked at as a whole."""
+    return isinstance(here, bytes) and isinstance(there, bytes) and bool(here) and here == there.rstrip(b"!")
