@@ -7,8 +7,11 @@ from hypothesis import HealthCheck, settings
 
 import braidstream
 from tests.support.matrix import installed
+from tests.support.orphans import guard
 from tests.support.regions import become, client_of
 from tests.support.servers import FLAVOURS, WITH_TLS, Cluster, Engine, Flavour
+
+guard()
 
 # A property test that asks for `engine` gets one clean server for all its examples, and calls engine.flush()
 # itself where examples must not see each other. Hypothesis would otherwise refuse such a fixture.

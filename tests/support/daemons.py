@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support.servers import die_with_parent
 from tests.support.waiting import eventually
 
 WITHIN_S = 30
@@ -61,9 +60,7 @@ def replicating(
     command = [sys.executable, "-m", "braidstream.cli.main", "replicate", "--config", str(config)]
     log = folder / f"daemon-{region}.log"
     with open(log, "wb") as out:
-        process = subprocess.Popen(
-            [*command, "--region", f"region-{region}"], stdout=out, stderr=out, preexec_fn=die_with_parent
-        )
+        process = subprocess.Popen([*command, "--region", f"region-{region}"], stdout=out, stderr=out)
     try:
         yield Daemon(process, log)
     finally:

@@ -12,7 +12,6 @@ connections, so a port that was free when chosen can be lost only to another ser
 """
 
 import atexit
-import ctypes
 import os
 import random
 import re
@@ -34,6 +33,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from tests.support.orphans import guard
 from tests.support.waiting import eventually
 
 Flavour = Literal["redis-7.0", "redis-8.6", "redis-8.10", "valkey-8.0", "valkey-9.1"]
@@ -67,15 +67,6 @@ NEWER_COMMANDS = ("XADD", "XTRIM", "XREAD", "XREADGROUP", "XDELEX", "XACKDEL", "
 DICE = random.SystemRandom()
 
 
-PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)
-
-
-def die_with_parent() -> None:
-    """For preexec_fn: the child is killed when the thread that started it ends, however that ends."""
-    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 class DidNotStart(Exception):
     """A server exited or stayed silent; the message ends with the tail of its log."""
 
@@ -103,6 +94,7 @@ class Engine:
         self.unixsocket = self.directory / "engine.sock" if unixsocket else None
         self._certificates = tls_files(self.directory) if tls else None
         self._process: subprocess.Popen[bytes] | None = None
+        guard()
         self._environment = dict(os.environ)
         if clock_s is not None:
             self.set_clock(clock_s)
@@ -240,7 +232,6 @@ class Engine:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self._environment,
-                preexec_fn=die_with_parent,
             )
         try:
             eventually(self._answers, within_s=START_WITHIN_S, why=f"{self.flavour} should answer PING")
