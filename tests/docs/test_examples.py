@@ -1,0 +1,73 @@
+"""The programs in examples/ run, and print what their authors meant them to print."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import braidstream
+from tests.support.regions import become
+from tests.support.servers import Engine
+from tests.support.waiting import eventually
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+WITHIN_S = 60
+PRINTED = {
+    "asyncio_feed.py": "ada: post 1\nada: post 2\nada: post 3\ngrace: post 1\ngrace: post 2\ngrace: post 3\n",
+    "producer.py": "sent order 1\nsent order 2\nsent order 3\n",
+    "pubsub.py": "told: hello\ntold: anybody here?\nkept: ['hello', 'anybody here?']\n",
+    "retry.py": "the same entry: True\npayments: 1\n",
+    "transfer.py": "left: 70\nrefused: 100 is more than there is\nbalance 70, 1 entry\n",
+}
+
+
+def test_every_example_is_tested_and_listed() -> None:
+    programs = {path.name for path in EXAMPLES.glob("*.py")}
+    assert programs == {*PRINTED, "worker.py"}
+    listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    assert [name for name in programs if f"]({name})" not in listed] == []
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_an_example_runs_twice_and_prints_the_same(engine: Engine, name: str) -> None:
+    become(engine)
+    for _ in range(2):
+        command = [sys.executable, str(EXAMPLES / name)]
+        env = {**os.environ, "REDIS_URL": engine.url}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=WITHIN_S)
+        assert (done.returncode, done.stdout) == (0, PRINTED[name]), done.stderr
+
+
+def test_the_worker_takes_new_and_abandoned_entries_sets_bad_ones_aside_and_stops(
+    region: braidstream.Redis, engine: Engine, tmp_path: Path
+) -> None:
+    region.xgroup_create("example:orders", "example:billing", id="0", mkstream=True)
+    region.xadd("example:orders", {"order": 1, "amount": 10})
+    region.xreadgroup("example:billing", "died", {"example:orders": ">"})
+    region.xadd("example:orders", {"order": 2, "amount": "ten"})
+    region.xadd("example:orders", {"order": 3, "amount": 30})
+    env = {**os.environ, "REDIS_URL": engine.url, "ABANDONED_MS": "1"}
+    with (
+        open(tmp_path / "stdout", "wb") as output,
+        subprocess.Popen([sys.executable, str(EXAMPLES / "worker.py")], env=env, stdout=output) as worker,
+    ):
+        try:
+            eventually(
+                lambda: (
+                    region.xlen("example:orders:failed") == 1
+                    and region.xpending("example:orders", "example:billing")["pending"] == 0
+                ),
+                within_s=WITHIN_S,
+                why="every entry should be handled or set aside",
+            )
+        finally:
+            worker.send_signal(signal.SIGTERM)
+            assert worker.wait(timeout=WITHIN_S) == 0
+    printed = (tmp_path / "stdout").read_text().splitlines()
+    assert set(printed[:-1]) == {"order 1: 10 charged", "order 3: 30 charged"}
+    assert printed[-1] == "stopped"
+    [(_, fields)] = region.xrange("example:orders:failed")
+    assert (fields["order"], fields["amount"]) == ("2", "ten")

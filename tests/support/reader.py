@@ -1,0 +1,137 @@
+"""A reader who types a page, block after block, and compares what is printed there with what comes.
+
+    ```sh        typed into bash; `braid up` and `braid gateway` run until the reader is done with the page
+    ```python    typed into one Python for the page; `expression  # -> value` says what the line gives
+    ```text      what the block before it prints, or the end of it
+
+Entry IDs and versions differ from run to run, so any stands for any. Three things are not typed as printed:
+ports (other programs of this machine may have them), the name of the server program, and the options of
+`braid up` that choose these. Lines that install something are left out.
+"""
+
+import ast
+import contextlib
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from tests.support.servers import Flavour
+
+ROOT = Path(__file__).resolve().parents[2]
+_BLOCK = re.compile(r"^```(sh|text|python)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_INSTALLS = re.compile(r"^(git clone|cd |python3 -m venv|pip install|\. |export )")
+_SHOWN = re.compile(r"  # -> (.*)$")
+_STAYS = re.compile(r"^braid (up|gateway)\b")
+_WITHIN_S = 60
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """The blocks of a page that a reader types or sees, with their kind."""
+    return _BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
+
+
+def alike(text: str) -> str:
+    """Without what differs from run to run."""
+    text = re.sub(r"\b\d{13}-\d+\b", "ID", text)
+    return re.sub(r"version \d+", "version N", text).strip()
+
+
+class Reader:
+    """Types pages on this machine, in one folder. ports: those of the docs, and which to use instead."""
+
+    def __init__(self, folder: Path, flavour: Flavour, ports: Mapping[int, int]) -> None:
+        self.folder, self.flavour, self.ports = folder, flavour, ports
+        self.names: dict[str, Any] = {}
+        self._printed = ""
+        self._staying: list[subprocess.Popen[str]] = []
+
+    def types(self, page: str) -> None:
+        """The whole page. Python starts afresh; what is in the servers stays."""
+        self.names = {"__name__": "__main__"}
+        try:
+            for kind, text in blocks(page):
+                if kind == "sh":
+                    self._shell(self._here(text))
+                elif kind == "text":
+                    seen, wanted = alike(self._printed), alike(self._here(text))
+                    assert seen.endswith(wanted), f"{page} shows:\n{wanted}\nprinted was:\n{seen}"
+                else:
+                    self._python(self._here(text), page)
+        finally:
+            for process in self._staying:
+                process.send_signal(signal.SIGINT)
+                process.communicate(timeout=_WITHIN_S)
+            self._staying.clear()
+            for value in self.names.values():
+                if isinstance(value, redis.Redis):
+                    value.close()
+
+    def _here(self, text: str) -> str:
+        ports = re.compile(r"\b(" + "|".join(map(str, self.ports)) + r")\b")
+        return ports.sub(lambda found: str(self.ports[int(found[0])]), text)
+
+    def _shell(self, text: str) -> None:
+        self._printed = ""
+        for line in text.replace("\\\n", "").splitlines():
+            line = line.partition("  # ")[0].rstrip()
+            if not line or _INSTALLS.match(line):
+                continue
+            line = re.sub(r"^redis-server\b", f"{self.flavour}-server", line)
+            if _STAYS.match(line):
+                self._stay(line)
+            else:
+                done = subprocess.run(
+                    ["bash", "-c", line],
+                    cwd=self.folder,
+                    env=_env(),
+                    capture_output=True,
+                    text=True,
+                    timeout=_WITHIN_S,
+                )
+                assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+                self._printed += done.stdout
+
+    def _stay(self, line: str) -> None:
+        """A program that stays in the foreground: it is ready when it has printed something."""
+        if line.startswith("braid up"):
+            line += f" --engine {self.flavour} --port {self.ports[7001]}"
+        process = subprocess.Popen(
+            ["bash", "-c", f"exec {line}"], cwd=self.folder, env=_env(), stdout=subprocess.PIPE, text=True
+        )
+        self._staying.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline(), f"{line} printed nothing"
+
+    def _python(self, text: str, page: str) -> None:
+        output = io.StringIO()
+        for statement in ast.parse(text).body:
+            source = "\n".join(text.splitlines()[statement.lineno - 1 : statement.end_lineno])
+            shown = _SHOWN.search(source)
+            with contextlib.redirect_stdout(output):
+                if shown is None:
+                    exec(compile(source, page, "exec"), self.names)
+                    continue
+                assert isinstance(statement, ast.Expr), (
+                    f"{page}: only an expression gives something: {source}"
+                )
+                given = repr(eval(compile(source, page, "eval"), self.names))
+            assert alike(given) == alike(shown[1]), f"{page}: {source}\ngave: {given}"
+        self._printed = output.getvalue()
+
+
+def _env() -> dict[str, str]:
+    """FAKETTY: redis-cli prints as on a terminal."""
+    return {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "COLUMNS": "120",
+        "FAKETTY": "1",
+    }
