@@ -29,7 +29,7 @@ def main() -> None:
         for flavour, build in progress.track(todo):
             with Bed(flavour) as bed:
                 case = build(bed)
-                if chosen.only in case.name:
+                if case is not None and chosen.only in case.name:
                     ratios = compare(case, bed.engine_cpu, budget_s=budget_s)
                     measured.append(report.Measured(flavour, case, ratios))
     report.show(measured)

@@ -55,23 +55,65 @@ def named_pipelines(bed: Bed) -> Case:
     )
 
 
-CASES = (known_by_id, known_by_content, idempotent_client, idempotent_pipelines, named_pipelines)
+def against_the_engine(bed: Bed) -> Case | None:
+    """One region without peers, against the engine's own IDMP, where it has one."""
+    if not _knows_messages(bed):
+        return None
+    numbers, ours, bare = count(), bed.ours(), bed.bare()
+
+    def adds(client: Any, name: str) -> Turn:
+        return _repeated(lambda: client.xadd(name, ENTRY, idmp=("checkout-1", IID % next(numbers))))
+
+    return Case(
+        "XADD IDMP one by one, against the engine's own", adds(ours, OURS), adds(bare, BARE), {"rate": 0.95}
+    )
+
+
+def pipelines_against_the_engine(bed: Bed) -> Case | None:
+    if not _knows_messages(bed):
+        return None
+    numbers = count()
+
+    def message() -> dict[str, Any]:
+        return {"idmp": ("checkout-1", IID % next(numbers))}
+
+    return Case(
+        f"XADD IDMP in pipelines of {PIPELINE}, against the engine's own",
+        _pipelines(bed.ours(), OURS, message),
+        _pipelines(bed.bare(), BARE, message),
+        {"rate": 0.95},
+    )
+
+
+def _knows_messages(bed: Bed) -> bool:
+    return b"xcfgset" in bed.bare().command_list()
+
+
+CASES = (
+    known_by_id,
+    known_by_content,
+    idempotent_client,
+    idempotent_pipelines,
+    named_pipelines,
+    against_the_engine,
+    pipelines_against_the_engine,
+)
+
+
+def _repeated(what: Turn) -> Turn:
+    def turn() -> None:
+        for _ in range(ONE_BY_ONE):
+            what()
+
+    return turn
 
 
 def _one_by_one(bed: Bed, name: str, add: Turn) -> Case:
     plain = bed.ours()
-
-    def repeated(what: Turn) -> Turn:
-        def turn() -> None:
-            for _ in range(ONE_BY_ONE):
-                what()
-
-        return turn
-
     return Case(
         f"{name} one by one, against plain XADD of the same client",
-        repeated(add),
-        repeated(lambda: plain.xadd(BARE, ENTRY)),
+        _repeated(add),
+        _repeated(lambda: plain.xadd(BARE, ENTRY)),
         {"rate": 0.95},
     )
 

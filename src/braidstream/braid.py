@@ -27,7 +27,10 @@ WRONGTYPE: Final = "WRONGTYPE Operation against a key holding the wrong kind of 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Who the server is: what `bs:config` says. left: writers of regions that were removed for good."""
+    """Who the server is: what `bs:config` says.
+
+    left: writers of regions that were removed for good. topology: grows with every change of the others.
+    """
 
     id: int
     name: str
@@ -36,6 +39,7 @@ class Region:
     writers: tuple[int, ...] = ()
     library: int = 0
     left: tuple[int, ...] = ()
+    topology: int = 0
 
     @property
     def teller(self) -> int:
@@ -67,6 +71,7 @@ class Region:
             writers=tuple(sorted({writer, *others})),
             library=int(config.get(b"library", b"0")),
             left=tuple(int(number) for number in config.get(b"left", b"").split()),
+            topology=int(config.get(b"topology", b"0")),
         )
 
 
@@ -206,7 +211,13 @@ class View:
 
     def expect_settings(self, name: bytes, settings: Settings) -> None:
         """The settings of idempotence will be these."""
-        self._remember(name, replace(self.recall(name), idempotence=settings))
+        known = self.recall(name)
+        native = known.native and known.settings == settings
+        self._remember(name, replace(known, idempotence=settings, native=native))
+
+    def expect_native(self, name: bytes) -> None:
+        """The engine itself knows the messages."""
+        self._remember(name, replace(self.recall(name), native=True))
 
     def _remember(self, name: bytes, registry: Registry) -> None:
         self.seen[name] = self.known[name] = registry

@@ -33,6 +33,7 @@ class Registry:
     told: groups whose count of entries read was told by a user (ENTRIESREAD), so it proves nothing.
     bell: a stamp that changes whenever a group is placed, or joined by a strand.
     idempotence: its settings; None where it was never used.
+    native: the engine itself knows the messages, in this era, as long as the region has no peers.
     """
 
     cuts: dict[Strand, Id] = field(default_factory=dict)
@@ -41,11 +42,12 @@ class Registry:
     told: frozenset[bytes] = frozenset()
     bell: bytes = b""
     idempotence: Settings | None = None
+    native: bool = False
 
     @staticmethod
     def parse(name: bytes, reply: list[Any]) -> "Registry":
         cuts, there, groups = dict[Strand, Id](), list[Strand](), dict[bytes, Id]()
-        told, bell, idempotence = set[bytes](), b"", None
+        told, bell, idempotence, native = set[bytes](), b"", None, b""
         for label, value in zip(reply[::2], reply[1::2], strict=True):
             if label.startswith((b"s", b"c")):
                 if (found := _registered(name, label, value)) is not None:
@@ -62,8 +64,11 @@ class Registry:
                 bell = value
             elif label == b"idmp":
                 idempotence = Settings.parse(value)
+            elif label == b"native":
+                native = value
         ordered = dict(sorted(groups.items()))
-        return Registry(cuts, _ordered(there), ordered, frozenset(told), bell, idempotence)
+        natively = idempotence is not None and native == b"%d" % idempotence.era
+        return Registry(cuts, _ordered(there), ordered, frozenset(told), bell, idempotence, natively)
 
     @property
     def exists(self) -> bool:

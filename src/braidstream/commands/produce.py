@@ -80,6 +80,8 @@ def add_all(view: View, name: bytes, specs: Sequence[Add]) -> Plan[Results]:
         _raise_errors(replies[: len(births)])
         answers, stale = _answers(replies[len(births) :][: len(calls)], sizes)
         told = replies[len(births) + len(calls) :]
+        if answers and is_native(answers[0]):
+            view.expect_native(name)
         results.update((at, _user(home, answer)) for at, answer in zip(todo, answers, strict=True) if answer)
         todo = [at for at in todo if at not in results]
         if stale is not None:
@@ -189,9 +191,19 @@ def _user(home: Strand, answer: bytes | ReplyError) -> bytes | ReplyError:
     return user_id(answer, home.writer)
 
 
+def is_native(answer: Any) -> bool:
+    """Whether an answer says that the engine itself knows the messages of the stream."""
+    return type(answer) is bytes and answer.startswith(b"+")
+
+
+def native_call(home: Strand, producer: Any) -> Command:
+    """The command, up to the message's ID, where the engine itself knows messages (engine/settings.lua)."""
+    return ("XADD", home.key, "NOMKSTREAM", "IDMP", producer)
+
+
 def user_id(answer: bytes, writer: int) -> bytes:
-    """`ms-n` was appended to our strand; `ms-n:w` is known, and stands in the strand of w."""
-    native, known, owner = answer.partition(b":")
+    """`ms-n` or `+ms-n` is in our strand; `ms-n:w` is known, and stands in the strand of w."""
+    native, known, owner = answer.lstrip(b"+").partition(b":")
     return ids.minted_text(native, int(owner) if known else writer)
 
 
@@ -255,7 +267,8 @@ def configure(view: View, argv: Argv) -> Plan[bytes]:
     if known.exists:
         view.expect_settings(name, known.settings.changed(duration, maxsize))
     words = tuple(b"" if value is None else value for value in (duration, maxsize))
-    call: Command = ("FCALL", "bs_idempotence_configure", 1, keys.meta(name), *words)
+    where = (keys.meta(name),) if view.region.teller else (keys.meta(name), view.minted(name).key)
+    call: Command = ("FCALL", "bs_idempotence_configure", len(where), *where, *words)
     replies = yield Batch([call, *type_check(view, name)], attempt=True)
     reply, *kind = replies
     if not view.pipelined:
@@ -310,9 +323,10 @@ def facts(
 ) -> Plan[dict[bytes, Any]]:
     """What XINFO STREAM adds for a stream that uses it: asked for already, or in one more round trip.
 
-    For one that does not, what a strand tells natively, on engines that always tell.
+    native: what the engine says of the home strand, or of another where there is none. That counts where the
+    engine itself knows the messages, and for streams that have none, on engines that always tell.
     """
-    if registry.idempotence is None:
+    if registry.idempotence is None or registry.native:
         return {fact: native[fact] for fact in _FACTS if fact in native}
     [reply] = asked or (yield Batch([facts_command(name)], resend=True))
     if isinstance(reply, ReplyError):

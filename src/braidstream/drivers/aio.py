@@ -74,7 +74,7 @@ async def _append(conn: Any, command: Command, resend: bool) -> Any:
         await conn.send_command(*command)
         return await conn.read_response(disable_decoding=True)
     except exceptions.ResponseError as error:
-        if not session.is_stale(error):
+        if not session.is_for_plan(command, error):
             raise
         return None
     except LOST as error:

@@ -16,7 +16,7 @@ from redis.client import EMPTY_RESPONSE, NEVER_DECODE
 
 from braidstream.braid import Reading, Region, View, read_region, read_server
 from braidstream.commands.arguments import FUNCTION_ARGUMENTS
-from braidstream.commands.produce import call, is_numbered, user_id
+from braidstream.commands.produce import call, is_numbered, native_call, user_id
 from braidstream.commands.table import TABLE, Spec
 from braidstream.drivers.compat import error_line, socket_of
 from braidstream.drivers.producer import Producer
@@ -88,7 +88,7 @@ class Session:
             )
         if self.region is not None and region.writer != self.region.writer:
             self._forget()
-        elif self.region is not None and region.teller != self.region.teller:
+        elif self.region is not None and _peers(region) != _peers(self.region):
             self._forget_homes()
         self.region, self.read_at = region, time.monotonic()
 
@@ -166,10 +166,11 @@ class Session:
         if call is None:
             return None
         if args[2] == b"IDMP" and args[5] == "*" and args[4] and len(args) % 2 == 0:
-            return (*call, args[4], len(args) - 5, *args[5:])
+            return (*call, *args[4:]) if call[0] == "XADD" else (*call, args[4], len(args) - 5, *args[5:])
         if args[2] == b"IDMPAUTO" and args[4] == "*" and len(args) % 2:
             fields = [bytes(conn.encoder.encode(word)) for word in args[5:]]
-            return (*call, iid_of(fields), len(args) - 4, "*", *fields)
+            size = () if call[0] == "XADD" else (len(args) - 4,)
+            return (*call, iid_of(fields), *size, "*", *fields)
         return None
 
     def remember_home(self, args: tuple[Any, ...], argv: list[bytes]) -> None:
@@ -181,8 +182,11 @@ class Session:
         home = self.homes[args[1]] = self.view().minted(argv[1])
         if len(args) > 3 and args[2] in (b"IDMP", b"IDMPAUTO") and isinstance(args[3], str | bytes):
             view = self.view()
-            settings = view.recall(argv[1]).settings
-            self.calls[args[1], args[3]] = call(home, settings, argv[3], view.region.teller)
+            known, teller = view.recall(argv[1]), view.region.teller
+            if known.native and not teller:
+                self.calls[args[1], args[3]] = native_call(home, argv[3])
+            else:
+                self.calls[args[1], args[3]] = call(home, known.settings, argv[3], teller)
 
     def minted(self, conn: Any, reply: Any) -> Any:
         """The reply to an express XADD as users see it; None if the plan must run."""
@@ -197,7 +201,7 @@ class Session:
 
     def may_resend(self, command: Command) -> bool:
         """Whether an express append may be sent again after a lost reply."""
-        return self.producer is not None and command[0] == "FCALL"
+        return self.producer is not None and is_message(command)
 
     def mark(self, client: Any, args: tuple[Any, ...]) -> tuple[bytes | None, tuple[Any, ...]]:
         """A command of an idempotent client: the lane it takes, and how it is sent, however often."""
@@ -261,8 +265,20 @@ def settings_words(idmp_duration: int | None, idmp_maxsize: int | None) -> list[
     return pieces
 
 
-def is_stale(error: exceptions.ResponseError) -> bool:
-    return reply_error(error).code == "BSSTALE"
+def _peers(region: Region) -> tuple[int, int]:
+    """What changes when the region gets peers, or loses them."""
+    return region.teller, region.topology
+
+
+def is_message(command: Command) -> bool:
+    """Whether an express append is a message, by a function or known to the engine itself."""
+    return command[0] == "FCALL" or command[3] == "IDMP"
+
+
+def is_for_plan(command: Command, error: exceptions.ResponseError) -> bool:
+    """Whether the plan must say an express append that was refused: by stale settings, or by an engine that
+    does not know messages itself, whatever its predecessor did. Nothing was done."""
+    return command[3] == "IDMP" or reply_error(error).code == "BSSTALE"
 
 
 def opened(idempotent: bool, producer: str | bytes | None) -> Session:

@@ -66,7 +66,7 @@ def _append(conn: Any, command: Command, resend: bool) -> Any:
         conn.send_command(*command)
         return conn.read_response(disable_decoding=True)
     except exceptions.ResponseError as error:
-        if not session.is_stale(error):
+        if not session.is_for_plan(command, error):
             raise
         return None
     except LOST as error:

@@ -50,7 +50,7 @@ local function delete_strands(meta, writer, named)
     end
     if #groups > 0 then ring(meta) end
     if existed == 1 then count_deletion(meta, 'x', writer) end
-    forget_idempotence(meta)
+    forget_idempotence(meta, writer == '0')
     return existed
   end
 end

@@ -103,20 +103,55 @@ local function remember(where, settings, producer, iids, new, now)
   if not believed or math.abs(believed - now) > settings.duration / 2 then keep_alive(where, settings, producer, now) end
 end
 
-local function add_each(keys, args, starts, found, first_id)
+--[[ How the engine itself knows messages here: 'alone', 'left' (settings.lua), or nil. `found`: idmp and native of
+     the registry. The first message of a stream decides; so does the first that comes with a journal. ]]
+local function native_state(keys, text, found)
+  if found[1] and not found[2] or not engine_can(keys[2]) then return nil end
+  local alone, settings = not keys[6], read_settings(text)
+  local era = settings.era
+  if not found[1] then
+    if alone then redis.call('HSET', keys[1], 'idmp', text, 'native', era) end
+    return alone and 'alone' or nil
+  end
+  local since, left = string.match(found[2], '^(%d+):?(%d*)$')
+  if since ~= era then return nil end
+  if left ~= '' then return now_ms() - left <= settings.duration + NATIVE_MARGIN_MS and 'left' or nil end
+  if not alone then redis.call('HSET', keys[1], 'native', era .. ':' .. now_ms()) end
+  return alone and 'alone' or 'left'
+end
+
+local function append(keys, args, start, native)
+  local first, last = start + 2, start + 1 + args[start + 1]
+  if not native then return redis.pcall('XADD', keys[2], 'NOMKSTREAM', unpack(args, first, last)) end
+  return redis.pcall('XADD', keys[2], 'NOMKSTREAM', 'IDMP', args[3], args[start], unpack(args, first, last))
+end
+
+--[[ The engine knows the messages of this stream: it looks up, appends and remembers. ]]
+local function add_natively(keys, args, starts)
+  local answers = {}
+  for which, start in ipairs(starts) do
+    local id = append(keys, args, start, true)
+    answers[which] = type(id) == 'table' and '-' .. id.err or id and '+' .. id
+  end
+  return answers
+end
+
+local function add_each(keys, args, starts, found, how)
   local where = { meta = keys[1], map = keys[3], queue = keys[4], about = keys[5] }
   local settings, now = settings_of(keys[1]), now_ms()
   local fresh, iids, new, answers, duplicates = {}, {}, {}, {}, 0
   for which, start in ipairs(starts) do
     local iid = args[start]
     local value = found[which + 1] and still_known(where, settings, iid, #iids, now) or fresh[iid]
+    local id = not value and which == 1 and how.first_id
+    if not value and not id then
+      local last = how.native and last_of(keys[2])
+      id = append(keys, args, start, how.native)
+      if last and type(id) == 'string' and not less(last, id) then value = id .. ':' .. args[2] end
+    end
     if value then
       answers[which], duplicates = string.match(value, '^%d+%-%d+:%d+'), duplicates + 1
     else
-      local id = which == 1 and first_id
-      if not id then
-        id = redis.pcall('XADD', keys[2], 'NOMKSTREAM', unpack(args, start + 2, start + 1 + args[start + 1]))
-      end
       answers[which] = id
       if type(id) == 'table' then
         answers[which] = '-' .. id.err
@@ -139,6 +174,7 @@ end
      FCALL bs_idempotence_add 5|6 <meta> <strand> <map> <queue> <about> [<journal>]
            <settings> <writer> <producer> (<iid> <n> <word of XADD after NOMKSTREAM> * n)...
      Returns for each message: `ms-n` its native ID; `ms-n:w` known, this is the ID it has, of writer w;
+     `+ms-n` its native ID, new or known: the engine knows it, and the caller may say XADD IDMP without us;
      nil the strand is not there; `-ERR ...` why XADD refused.
 
      Other settings than the caller knows: nothing is done (BSSTALE <settings>). With a journal (the region
@@ -146,25 +182,26 @@ end
      The caller sends at most as many messages as the size, and a few dozen at once.
      Why a function: looking up, appending and remembering are one step. ]]
 local function idempotence_add(keys, args)
-  local text = redis.call('HGET', keys[1], 'idmp') or IDMP_DEFAULTS
+  local facts = redis.call('HMGET', keys[1], 'idmp', 'native')
+  local text = facts[1] or IDMP_DEFAULTS
   if args[1] ~= text then return redis.error_reply('BSSTALE ' .. text) end
-  if #args == 5 + args[5] then
-    local found, id = redis.call('HMGET', keys[3], '', args[4]), nil
-    if not found[2] then
-      id = redis.pcall('XADD', keys[2], 'NOMKSTREAM', unpack(args, 6))
-      if type(id) == 'table' then return { '-' .. id.err } end
-      local done = not id and { false } or add_simply(keys, args, found, id)
-      if done then return done end
-    end
-    return add_each(keys, args, { 4 }, found, id)
-  end
-  local wanted, starts, at = { '' }, {}, 4
+  local wanted, starts = { '', args[4] }, { 4 }
+  local at = 6 + args[5]
   while at < #args do
     wanted[#wanted + 1], starts[#starts + 1] = args[at], at
     at = at + 2 + args[at + 1]
   end
   if at ~= #args + 1 then return redis.error_reply('BSBATCH malformed batch') end
-  return add_each(keys, args, starts, redis.call('HMGET', keys[3], unpack(wanted)))
+  local native = native_state(keys, text, facts)
+  if native == 'alone' then return add_natively(keys, args, starts) end
+  local found, id = redis.call('HMGET', keys[3], unpack(wanted)), nil
+  if not starts[2] and not native and not found[2] then
+    id = redis.pcall('XADD', keys[2], 'NOMKSTREAM', unpack(args, 6))
+    if type(id) == 'table' then return { '-' .. id.err } end
+    local done = not id and { false } or add_simply(keys, args, found, id)
+    if done then return done end
+  end
+  return add_each(keys, args, starts, found, { native = native, first_id = id })
 end
 
 local function before(a, b)
@@ -172,6 +209,20 @@ local function before(a, b)
   local b_id, b_writer = string.match(b, '^([^:]+):(%d+)')
   if a_id ~= b_id then return less(a_id, b_id) end
   return less_number(a_writer, b_writer)
+end
+
+--[[ Whether the engine knows a message that map and queue do not know: its ID. It can only be asked by an append,
+     which is taken back if it was one. Only while it may know some (settings.lua). ]]
+local function engine_knows(where, settings, producer, iid)
+  local own = where.own
+  if not own.key or native_state({ where.meta, own.key, nil, nil, nil, own.journal }, settings.text, own.found) ~= 'left' then
+    return nil
+  end
+  local last = last_of(own.key)
+  local id = last and redis.pcall('XADD', own.key, 'NOMKSTREAM', 'IDMP', producer, iid, '*', '', '')
+  if type(id) ~= 'string' then return nil end
+  if not less(last, id) then return id .. ':' .. own.writer end
+  redis.call('XDEL', own.key, id)
 end
 
 --[[ Messages that a peer accepted. `messages`: iid, `ms-n:w`, iid, ... If one is known here by another entry,
@@ -185,6 +236,12 @@ local function idempotence_record(where, settings, producer, messages, now)
     local value = string.match(messages[2 * at], '^%d+%-%d+:%d+')
     local known = found[at] and still_known(where, settings, iid, #iids, now)
     if not known then
+      local native = engine_knows(where, settings, producer, iid)
+      if native and native ~= value then
+        local ours_stays = before(native, value)
+        goes[#goes + 1] = ours_stays and value or native
+        value = ours_stays and native or value
+      end
       iids[#iids + 1] = iid
       new[#new + 1], new[#new + 2] = iid, stamped(value, now)
     elseif before(known, value) then
@@ -219,6 +276,9 @@ local function apply_messages(meta, named, words)
   local which = settings.era .. ':' .. producer
   local where = { meta = meta, map = named['i:' .. which], queue = named['q:' .. which], about = named.about }
   if settings.era ~= theirs.era or not where.map then return true end
+  local writer = string.match(named.j, '^bs:(%d+):')
+  where.own = { writer = writer, journal = named.j, key = named['s' .. writer .. ':0'] }
+  where.own.found = redis.call('HMGET', meta, 'idmp', 'native')
   for _, value in ipairs(idempotence_record(where, settings, producer, { unpack(words, 5) }, now_ms())) do
     local strand, id, label = strand_of(value)
     if strand.key and redis.call('XDEL', strand.key, id) == 1 then journal(named.j, 'del', label .. ' ' .. id) end

@@ -15,6 +15,7 @@ local AFTER_KEY = {
   HSETNX = { 'f', 'v' },
   XACK = { 'g', '1-1' },
   XADD = { '*', 'f', 'v' },
+  XCFGSET = { 'IDMP-MAXSIZE', '1' },
   XDEL = { '1-1' },
   XPENDING = { 'g' },
   XRANGE = { '-', '+' },

@@ -9,6 +9,24 @@ local function read_settings(text)
   return { text = text, era = era, duration = duration * 1000, size = tonumber(size), since = since }
 end
 
+--[[ While the region has no peers, an engine that can (Redis 8.6.2 and newer) knows the messages itself, in the
+     strand: XADD strand NOMKSTREAM IDMP <producer> <iid> * ... Map and queue are not used then.
+
+       native -> <era>            in this era, and clients say that XADD without any function
+       native -> <era>:<ms>       until then; since this time there are peers (or were). Map and queue are used, and
+                                  the engine is asked as well for as long as it may know a message that they do not
+
+     It starts with an era, when nothing is known, so a message is never known in one place and asked for in the
+     other. `native` is this region's own and does not travel (decision 0017). ]]
+local NATIVE_MARGIN_MS = 10000 -- how much longer than REGION_FRESH_S a client may believe that it has no peers
+
+local function engine_can(key)
+  return (redis.REDIS_VERSION_NUM or 0) >= 0x080602
+    and (pcall(redis.acl_check_cmd, 'XCFGSET', key, 'IDMP-MAXSIZE', '1')) -- an error: there is no such command
+end
+
+local function era_of(text) return string.match(text, '^%d+') end
+
 local function settings_of(meta) return read_settings(redis.call('HGET', meta, 'idmp') or IDMP_DEFAULTS) end
 
 --[[ Of two regions' settings the later era counts; in one era a deletion before a change, then the greater. ]]
@@ -26,22 +44,36 @@ local function merge_settings(meta, text)
   return ours
 end
 
---[[ idempotence_configure: XCFGSET. FCALL bs_idempotence_configure 1 <meta> <duration or empty> <size or empty>
-     Returns OK; BSNOKEY if the stream does not exist. What changes a setting forgets every ID. ]]
+--[[ idempotence_configure: XCFGSET. FCALL bs_idempotence_configure 1|2 <meta> [<strand>] <duration or empty> <size or empty>
+     Returns OK; BSNOKEY if the stream does not exist. What changes a setting forgets every ID.
+     <strand>, the region's own, is given where it has no peers. ]]
 local function idempotence_configure(keys, args)
   if not exists(keys[1]) then return redis.error_reply('BSNOKEY the stream does not exist') end
-  local settings = settings_of(keys[1])
+  local known = redis.call('HGET', keys[1], 'idmp')
+  local settings = read_settings(known or IDMP_DEFAULTS)
   local duration = args[1] ~= '' and args[1] or string.format('%d', settings.duration / 1000)
   local size, era = args[2] ~= '' and args[2] or tostring(settings.size), settings.era
   local text = era .. ':' .. duration .. ':' .. size .. ':' .. settings.since
-  if text ~= settings.text then text = successor(era) .. ':' .. duration .. ':' .. size .. ':' .. settings.since end
+  local changed = text ~= settings.text
+  if changed then
+    era = successor(era)
+    text = era .. ':' .. duration .. ':' .. size .. ':' .. settings.since
+  end
+  local natively = keys[2] and (changed or not known) and engine_can(keys[2])
+  if natively and redis.call('EXISTS', keys[2]) == 1 then
+    local refused = denied(keys[2], 'XCFGSET')
+    if refused then return refused end
+    redis.call('XCFGSET', keys[2], 'IDMP-DURATION', duration, 'IDMP-MAXSIZE', size)
+  end
   redis.call('HSET', keys[1], 'idmp', text)
+  if natively then redis.call('HSET', keys[1], 'native', era) end
   return redis.status_reply('OK')
 end
 
---[[ A stream that is deleted forgets its IDs, its settings and its counts. ]]
-local function forget_idempotence(meta)
+--[[ A stream that is deleted forgets its IDs, its settings and its counts. `alone`: the region has no peers. ]]
+local function forget_idempotence(meta, alone)
   if not redis.call('HGET', meta, 'idmp') then return end
   local era = successor(settings_of(meta).era)
   redis.call('HSET', meta, 'idmp', era .. ':100:100:' .. era)
+  if alone and engine_can(meta) then redis.call('HSET', meta, 'native', era) end
 end

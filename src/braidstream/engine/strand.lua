@@ -135,6 +135,14 @@ local function start_ahead(meta, cut)
   return cut
 end
 
+-- Where the engine knows the messages (settings.lua), its settings are those of the stream.
+local function native_settings(meta)
+  local native = redis.call('HGET', meta, 'native')
+  if not native then return nil end
+  local era, duration, size = string.match(redis.call('HGET', meta, 'idmp') or '', '^(%d+):(%d+):(%d+):')
+  if native == era and (duration ~= '100' or size ~= '100') then return duration, size end
+end
+
 --[[ Make the key of a strand and register it: a new one, one that was deleted (it gets its last ID
      back), or one that was evicted, expired or deleted behind our back. A copy of another writer's
      that was lost is copied again; our own must not mint an ID twice. ]]
@@ -148,6 +156,8 @@ local function make(meta, strand, label, own)
   end
   local start = own and start_ahead(meta, cut) or cut
   if start and start ~= '0-0' then redis.call('XSETID', strand, start) end
+  local duration, size = native_settings(meta)
+  if duration and own then redis.call('XCFGSET', strand, 'IDMP-DURATION', duration, 'IDMP-MAXSIZE', size) end
   join_groups(meta, strand, label, life or '0')
   register(meta, label, life or '0', '+', cut or '0-0')
 end
@@ -162,6 +172,7 @@ local function making_denied(meta, label)
     needs[#needs + 1] = 'TIME'
     needs[#needs + 1] = 'XSETID'
   end
+  if native_settings(meta) then needs[#needs + 1] = 'XCFGSET' end
   for at = 1, #fields, 2 do
     if string.match(fields[at], '^g:') or state == '+' then
       needs[#needs + 1] = 'TIME'

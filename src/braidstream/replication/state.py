@@ -20,8 +20,8 @@ from braidstream.registry import Registry
 from braidstream.strand import Strand, facts
 
 # Fields of meta that stay in their region: where XGROUP SETID stood, where chosen IDs moved a strand to,
-# and when groups last changed.
-LOCAL: Final = (b"b:", b"h:", b"f:", b"bell", b"ahead")
+# when groups last changed, and whether the engine itself knows messages.
+LOCAL: Final = (b"b:", b"h:", b"f:", b"bell", b"ahead", b"native")
 # And those that entries may overtake: how far groups have acknowledged, how far Spark sinks have written.
 _LATER: Final = (*LOCAL, b"k:", b"q:")
 # How an engine refuses every write: its disk is broken, or it has too few replicas.
