@@ -10,7 +10,7 @@ import pytest
 
 import braidstream
 from tests.support.regions import become
-from tests.support.servers import Engine
+from tests.support.servers import NEWEST, Engine
 from tests.support.waiting import eventually
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -31,6 +31,7 @@ def test_every_example_is_tested_and_listed() -> None:
     assert [name for name in programs if f"]({name})" not in listed] == []
 
 
+@pytest.mark.parametrize("flavour", NEWEST[-1:], indirect=True)
 @pytest.mark.parametrize("name", PRINTED)
 def test_an_example_runs_twice_and_prints_the_same(engine: Engine, name: str) -> None:
     become(engine)
@@ -41,6 +42,7 @@ def test_an_example_runs_twice_and_prints_the_same(engine: Engine, name: str) ->
         assert (done.returncode, done.stdout) == (0, PRINTED[name]), done.stderr
 
 
+@pytest.mark.parametrize("flavour", NEWEST, indirect=True)
 def test_the_worker_takes_new_and_abandoned_entries_sets_bad_ones_aside_and_stops(
     region: braidstream.Redis, engine: Engine, tmp_path: Path
 ) -> None:

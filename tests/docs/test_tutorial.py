@@ -7,13 +7,14 @@ import pytest
 import redis
 
 from tests.support.reader import ROOT, Reader, blocks
-from tests.support.servers import Flavour, free_port
+from tests.support.servers import NEWEST, Flavour, free_port
 
 TYPED = ["README.md", "docs/tutorial.md", "docs/tutorial-regions.md"]
 GUIDES = [f"docs/guides/{name}.md" for name in ("drop-in", "groups", "idempotence", "gateway")]
 PAGES = sorted(path.relative_to(ROOT) for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
 
+@pytest.mark.parametrize("flavour", NEWEST, indirect=True)
 def test_readme_tutorials_and_guides_run_as_printed_one_after_the_other(
     flavour: Flavour, tmp_path: Path
 ) -> None:

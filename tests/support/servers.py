@@ -51,6 +51,8 @@ def _chosen() -> tuple[Flavour, ...]:
 
 
 FLAVOURS = _chosen()
+# Of these the newest of each family, for slow tests that hardly depend on the engine.
+NEWEST = tuple({flavour.partition("-")[0]: flavour for flavour in FLAVOURS}.values())
 # Those built with TLS. The wheels that the newest two come from are not.
 WITH_TLS: tuple[Flavour, ...] = ("redis-7.0", "redis-8.6", "valkey-8.0")
 PROGRAMS = Path(os.environ.get("BRAID_ENGINES", "~/.cache/braidstream/engines")).expanduser() / "bin"

@@ -26,23 +26,30 @@ _LISTEN: Final = "127.0.0.1:6390"
 _OTHER_FILES: Final = 64
 
 Url = Annotated[str | None, typer.Option(help="The region's server, like redis://user:password@host:6379.")]
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="Or: the file that lists the regions,")]
-RegionName = Annotated[str | None, typer.Option("--region", help="and which of them this is.")]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="The file that lists the regions, instead of --url.")
+]
+RegionName = Annotated[
+    str | None, typer.Option("--region", help="Which region of the file this is: its name or number.")
+]
 ListenOn = Annotated[
     str | None,
     typer.Option(
-        help=f"Where clients connect: HOST:PORT (port 0: a free one) or unix:/path. Without it, what the "
-        f"file says, or {_LISTEN}."
+        help=f"Where clients connect: HOST:PORT (port 0: a free one) or unix:/path. Default: the address in "
+        f"the file, or {_LISTEN}."
     ),
 ]
-MaxClients = Annotated[int, typer.Option(min=1, help="How many clients may be connected.")]
+MaxClients = Annotated[int, typer.Option(min=1, help="Most clients at a time.")]
 MaxBackends = Annotated[
     int,
-    typer.Option("--backends", min=1, help="How many clients keep their own engine connection when idle."),
+    typer.Option("--backends", min=1, help="Most idle clients that keep their own engine connection."),
 ]
 TlsCert = Annotated[Path | None, typer.Option(help="Certificate (PEM): clients connect by TLS.")]
 TlsKey = Annotated[Path | None, typer.Option(help="Its private key (PEM), if not in the same file.")]
-TlsCa = Annotated[Path | None, typer.Option(help="CA (PEM): clients must show a certificate of it.")]
+TlsCa = Annotated[
+    Path | None,
+    typer.Option(help="CA (PEM) that signed the certificates of clients; then each must show one."),
+]
 
 
 def gateway(
@@ -57,10 +64,11 @@ def gateway(
     tls_ca: TlsCa = None,
     as_json: Json = False,
 ) -> None:
-    """Serve any Redis client, in any language: its stream commands over all regions, all else as it is.
+    """Serve any Redis client, in any language.
 
-    It keeps nothing: run several, kill any. Clients log in with their own users; the user of the URL only
-    reads which region the server is.
+    Stream commands work on streams of all regions; all other commands go to the server unchanged. The gateway
+    is stateless: run several and restart any of them. Clients log in with their own users; the user of --url
+    only reads which region the server is.
 
     Example: braid gateway --url redis://localhost:6379 --listen 127.0.0.1:6390
     """

@@ -24,8 +24,10 @@ from braidstream.replication.gate import Durability
 CONFIG_CHECK_S: Final = 2.0
 
 ConfigFile = Annotated[Path, typer.Option("--config", help="The file that lists the regions.")]
-RegionName = Annotated[str, typer.Option("--region", help="Which of them this is: its name or number.")]
-Verbose = Annotated[bool, typer.Option("--verbose", help="Tell every batch, not only what matters.")]
+RegionName = Annotated[
+    str, typer.Option("--region", help="Which region of the file this is: its name or number.")
+]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Log every batch.")]
 
 
 def replicate(
@@ -34,10 +36,10 @@ def replicate(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Push everything that is written in one region to all the others, until stopped.
+    """Replicate one region to all the others, until stopped.
 
-    Run one for each region, near its server; more of them share the work. Safe to kill and restart at any
-    moment. The file is read again when it changes: regions can be added and removed meanwhile.
+    Run one for each region, near its server; several of one region share the work. It is stateless: stop and
+    restart it at any time. When the file changes it is read again, so regions can be added and removed.
 
     Example: braid replicate --config braid.toml --region us-east
     """
