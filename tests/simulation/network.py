@@ -152,13 +152,11 @@ class Network:
     def note(self, request: Request, replies: Replies) -> None:
         """The link hears what its source knows."""
         line = request.line
-        if request.region != line.pair[0]:
-            return
-        if _function(request) == "bs_braid_state":
+        if _function(request) in ("bs_braid_state", "bs_braid_look"):
             self.notes += 1
             line.notes[self.notes] = request.name, parse_state(b"", (), (), [replies[0][0], [], 0]).shared
             self.history.add(Noted(request.region, request.name, self.notes))
-        if self.replicas is not None:
+        if self.replicas is not None and request.region == line.pair[0]:
             self.replicas.read(request.region)
 
     async def deliver(self, request: Request, *, repeat: bool = False) -> None:
@@ -224,7 +222,7 @@ def _note_of(request: Request) -> int:
     words = request.batch.commands[0]
     first = words[2] + 3 + 1 + 3 * int(words[words[2] + 3])  # type: ignore[operator, index, arg-type]
     told = request.name, dict(zip(words[first::2], words[first + 1 :: 2], strict=True))
-    return next(note for note, known in request.line.notes.items() if known == told)
+    return next(note for note, known in reversed(request.line.notes.items()) if known == told)
 
 
 def _shown(request: Request) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from braidstream.errors import BraidError, ReplyError
 from braidstream.ids import native
+from braidstream.observability.events import counts
 from braidstream.replication import link, ship
 from braidstream.replication.glance import differing
 from braidstream.strand import facts
@@ -71,8 +72,11 @@ def simulate(seed: int, engines: Sequence[Engine], *, gate: bool = True) -> Outc
             seats[number] = Seat(engine, number, everyone, dice.choice((mode, mode, "strict")))
         trouble: dict[str, list[str]] = {}
         try:
+            losses = counts["region.lost_tail"]
             with small_parts():
                 asyncio.run(Run(dice, seats, history, gate=gate).whole())
+            unfounded = gate and counts["region.lost_tail"] != losses
+            assert not unfounded, "no region lost what a peer has, and a link says one did"
         except (BraidError, AssertionError) as error:
             trouble["failed"] = [f"{type(error).__name__}: {error}"]
         return Outcome(seed, history, trouble or find(history))

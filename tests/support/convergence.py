@@ -132,6 +132,8 @@ def living(history: History, name: str) -> dict[str, Life]:
             known[event.region] |= notes[event.note]
         elif isinstance(event, Made | Acked) and knows_all(event.region, event.group):
             if isinstance(event, Acked):
+                if event.group not in lives:
+                    continue  # its maker's region forgot that it made it, and a peer brought it back
                 lives[event.group].acked.setdefault(event.region, set()).update(event.ids)
                 continue
             life = lives.setdefault(event.group, Life())

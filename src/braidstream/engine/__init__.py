@@ -16,20 +16,8 @@ from braidstream.plan import Batch, Command, Plan
 VERSION: Final = 7
 NAME: Final = "braidstream"
 _PARTS: Final = (
-    *(
-        "rights",
-        "id",
-        "clock",
-        "vector",
-        "strand",
-        "chosen",
-        "settings",
-        "group",
-        "braid",
-        "journal",
-        "entry",
-    ),
-    *("idempotence", "acks", "glance", "merge", "database", "library"),
+    *("rights", "id", "clock", "vector", "strand", "chosen", "settings", "group", "braid", "journal"),
+    *("entry", "idempotence", "acks", "glance", "merge", "mend", "database", "library"),
 )
 _TRIES: Final = 10
 

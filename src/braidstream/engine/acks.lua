@@ -73,13 +73,22 @@ local function note_acks(meta, key, id, last, groups)
   return restless
 end
 
+--[[ `n:<label>`: where a strand of ours is new. `?` when it is made; the first entry when a link first looks at it.
+     Peers have nothing of it then, so what one has below that ID was not trimmed here: this engine lost it. ]]
+local function settle_new(meta, label, first, last)
+  if redis.call('HGET', meta, 'n:' .. label) ~= '?' then return end
+  redis.call('HSET', meta, 'n:' .. label, first ~= '' and first or following(last))
+end
+
 --[[ braid_state: what a link needs to know of a stream, in one moment.
      FCALL bs_braid_state n <meta> <stream key>... <label:life or empty>... [<home strand's place>]
-     Returns the meta; for each key {last ID, first ID, length, entries added, bytes of the last entry}, or nil
-     where it is missing; and 1 if a group has entries to be read or acknowledged.
+     Returns the meta; for each key {last ID, first ID, length, entries added, bytes of the last entry,
+     ID of the last entry, highest deleted ID}, or nil where it is missing; and 1 if a group has entries to be read
+     or acknowledged.
      On the way acknowledgements of the strands that are named by a label go to `k:<group>`, and the home strand,
      the first, second ... of the keys after the meta, is moved up to what they have ahead of the clock: the
-     clock may have stepped back since that came.
+     clock may have stepped back since that came. `=` before the labels says instead that a link meets the stream for
+     the first time.
      FCALL bs_braid_look, the same with no label at all, writes nothing. ]]
 local function braid_state(keys, args)
   local meta, found, groups, restless = keys[1], {}, {}, false
@@ -93,8 +102,11 @@ local function braid_state(keys, args)
       local first = facts['first-entry'] and facts['first-entry'][1] or ''
       local width = 0
       for _, word in ipairs(facts['last-entry'] and facts['last-entry'][2] or {}) do width = width + #word end
-      found[#found + 1] = { last, first, facts.length, facts['entries-added'] or 0, width }
-      if id ~= '' then restless = note_acks(meta, key, id, last, groups) or restless end
+      local tail, deleted = facts['last-entry'] and facts['last-entry'][1] or '', facts['max-deleted-entry-id'] or '0-0'
+      found[#found + 1] = { last, first, facts.length, facts['entries-added'] or 0, width, tail, deleted }
+      local met = string.match(id, '^=([sc]%d+):')
+      if met then settle_new(meta, met, first, last) end
+      if id ~= '' and not met then restless = note_acks(meta, key, id, last, groups) or restless end
       if home and id ~= '' and key ~= home then
         now = now or now_ms()
         local floor = floor_after(home, id, last, now)

@@ -15,7 +15,7 @@ local function delete_strands(meta, writer, named)
   local fields = redis.call('HGETALL', meta)
   for at = 1, #fields, 2 do
     local life, state, cut = string.match(fields[at + 1], '^(%d+):([+-]):(.*)$')
-    if string.match(fields[at], '^[gvkbhl]:') then
+    if string.match(fields[at], '^[gvkbhlm]:') then
       groups[#groups + 1] = fields[at]
     elseif string.match(fields[at], '^f:') then
       moved[string.sub(fields[at], 3)] = true

@@ -81,6 +81,7 @@ local function chosen_add(keys, args)
   if not less(last, id) or less(bound, end_of(s, s_cut)) then return redis.error_reply(SMALLER) end
   local refused = writing_denied(meta, s, c, s_label)
   if refused then return refused end
+  if not registered(meta, c_label) then redis.call('HSET', meta, 'n:' .. c_label, id) end
   enter(meta, c, c_label, life)
   local reply = redis.pcall('XADD', c, id, unpack(args, 8))
   if type(reply) == 'table' and reply.err then return reply end

@@ -72,11 +72,14 @@ end
 
 local ENTRIES_AT_ONCE = 1000
 
---[[ entry_list: the IDs of a strand from <start> to <end>, at most 1000, without their bodies.
-     FCALL bs_entry_list 1 <strand> <start> <end> ]]
+--[[ entry_list: the IDs of a strand from <start> to <end>, at most 1000, without their bodies; with REV the
+     last of them first. FCALL bs_entry_list 1 <strand> <start> <end> [REV] ]]
 local function entry_list(keys, args)
-  local ids = {}
-  for at, entry in ipairs(redis.call('XRANGE', keys[1], args[1], args[2], 'COUNT', ENTRIES_AT_ONCE)) do
+  local ids, from, upto, command = {}, args[1], args[2], 'XRANGE'
+  if args[3] == 'REV' then
+    from, upto, command = upto, from, 'XREVRANGE'
+  end
+  for at, entry in ipairs(redis.call(command, keys[1], from, upto, 'COUNT', ENTRIES_AT_ONCE)) do
     ids[at] = entry[1]
   end
   return ids

@@ -149,6 +149,8 @@ end
 local function make(meta, strand, label, own)
   local life, state, cut = registered(meta, label)
   create_empty(strand)
+  -- This engine knows of none before it. If a peer does, this engine lost it: see settle_new (acks.lua).
+  if not life and own then redis.call('HSET', meta, 'n:' .. label, '?') end
   if state == '+' and own then
     -- What peers have of it was not deleted: `l:<label>` keeps the cut that is one.
     redis.call('HSETNX', meta, 'l:' .. label, cut)

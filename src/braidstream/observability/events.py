@@ -33,6 +33,11 @@ EVENTS: Final = {
     "link.released": (logging.INFO, "links that were held go on"),
     "gate.chosen": (logging.INFO, "what links wait for, chosen by what the own engine has"),
     "link.shipped": (logging.DEBUG, "entries were brought to a peer"),
+    "region.lost_tail": (
+        logging.ERROR,
+        "the own engine lost entries or deletions that it had acknowledged, and a peer has them; they were "
+        "brought back from there. What no peer had is lost",
+    ),
     "source.lost": (logging.WARNING, "the own engine cannot be reached; it is tried again"),
     "source.refused": (
         logging.WARNING,

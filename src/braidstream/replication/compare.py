@@ -26,6 +26,13 @@ def list_ids(strand: Strand, start: Id, end: Id) -> Plan[list[bytes]]:
     return list(reply)
 
 
+def list_back(strand: Strand, end: Id) -> Plan[list[bytes]]:
+    """The native IDs of the last AT_ONCE entries up to `end`, the last of them first."""
+    listing = ("FCALL_RO", "bs_entry_list", 1, strand.key, "-", ids.text(end), "REV")
+    [reply] = yield Batch([listing], resend=True)
+    return list(reply)
+
+
 def list_between(strand: Strand, start: Id, end: Id) -> Plan[list[bytes]]:
     """All native IDs from start to end, however many."""
     found, at = list[bytes](), start

@@ -18,7 +18,7 @@ from braidstream.drivers.wire import Address
 from braidstream.errors import ConfigError, LostError, ReplyError
 from braidstream.ids import Id
 from braidstream.observability.events import emit
-from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint, back_off, reason
+from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint, Pinned, back_off, reason
 from braidstream.replication.feed import Feed, all_streams
 from braidstream.replication.gate import Durability, Gate
 from braidstream.replication.glance import differing
@@ -78,7 +78,8 @@ class Daemon:
     def __init__(self, address: Address, durability: Durability | None = None) -> None:
         self.source = Endpoint(address)
         self.gate = Gate(self.source, durability)
-        self.pages = Pages(self.gate)
+        self._pinned = Pinned(self.gate, self.source)
+        self._pages = Pages(self._pinned)
         self.peers: dict[str, Peer] = {}
         self.leases = Leases(self.source, self._missed)
         self.ready = asyncio.Event()
@@ -166,9 +167,9 @@ class Daemon:
                 await self.source.connect()
                 await peer.endpoint.connect()
                 here, there = await self._introduce(peer)
-                ends = self.gate, peer.endpoint
+                ends = self._pin(), Pinned(peer.endpoint, peer.endpoint)
                 peer.fresh, peer.queue = Queue(), Queue()
-                peer.link = Link(*ends, here=here, there=there, pages=self.pages)
+                peer.link = Link(*ends, here=here, there=there, pages=self._pages)
                 peer.sweep.set()
                 emit("link.up", peer=peer.name)
                 async with asyncio.TaskGroup() as tasks:
@@ -187,6 +188,13 @@ class Daemon:
             tries = 0 if clock() - began > SOUND_S else tries + 1
             await asyncio.sleep(pause_s)
             await back_off(tries)
+
+    def _pin(self) -> Pinned:
+        """The own engine on its present connection; all links on it share the pages that they read."""
+        if not self._pinned.lasts:
+            self._pinned = Pinned(self.gate, self.source)
+            self._pages = Pages(self._pinned)
+        return self._pinned
 
     async def _introduce(self, peer: Peer) -> tuple[Region, Region]:
         """Both regions, each knowing the other's writers."""

@@ -59,6 +59,33 @@ class Endpoint:
             self._conn.close(why)
 
 
+class Pinned:
+    """An engine while the present connection of its endpoint lasts.
+
+    Behind the next one may be an engine that lost something, so whoever relies on what it has seen must start
+    over: LostError.
+    """
+
+    def __init__(self, asked: Asked, endpoint: Endpoint) -> None:
+        self._asked, self._endpoint, self._conn = asked, endpoint, endpoint.conn
+
+    async def ask(self, plan: Plan[T]) -> T:
+        self._check()
+        reply = await self._asked.ask(plan)
+        self._check()
+        return reply
+
+    @property
+    def lasts(self) -> bool:
+        return self._endpoint.conn is self._conn
+
+    def _check(self) -> None:
+        if not self.lasts:
+            raise LostError(
+                str(self._endpoint.address), "connected anew: it may be another server", wrote=True
+            )
+
+
 async def back_off(tries: int) -> None:
     """Wait before another try: longer each time, up to a cap, never in step with others."""
     least, most = BACK_OFF_S

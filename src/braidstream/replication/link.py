@@ -14,18 +14,21 @@ A link stores nothing. Its memory of where the target stands is a guess that the
 check; kill it between any two steps and another one goes on. Two links on one strand are harmless.
 """
 
+import contextlib
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from braidstream import ids, keys
 from braidstream.braid import Region
 from braidstream.errors import BraidError, ReplyError
 from braidstream.ids import Id
+from braidstream.observability.events import emit
 from braidstream.plan import Batch, Command, Plan
 from braidstream.replication import compare
 from braidstream.replication.endpoint import Asked
 from braidstream.replication.flow import Flow, Window
+from braidstream.replication.heal import Loss, Pair
 from braidstream.replication.pages import Pages
 from braidstream.replication.state import (
     State,
@@ -50,6 +53,7 @@ STALE: Final = ("BSGAP", "BSSTALE", "BSMOVED")
 class Progress:
     """What a round brought over.
 
+    healed: the source had lost something, and has it again.
     waiting: the journal names entries that have not arrived at the target yet; they come over another link.
     restless: a group of the source has entries to be read or acknowledged, which no push will tell.
     journal: how far the target has done our journal.
@@ -59,13 +63,14 @@ class Progress:
     merged: bool = False
     trimmed: int = 0
     deletions: int = 0
+    healed: int = 0
     waiting: bool = False
     restless: bool = False
     journal: Id = ids.ZERO
 
     @property
     def moved(self) -> bool:
-        return bool(self.entries or self.merged or self.trimmed or self.deletions)
+        return bool(self.entries or self.merged or self.trimmed or self.deletions or self.healed)
 
 
 @dataclass(slots=True)
@@ -73,20 +78,32 @@ class Known:
     """What we remember of one stream. It is a guess; the engine functions check it.
 
     told, heard: our meta and theirs after the last merge; while both are the same there is nothing to merge.
+    marks: what our region said of its losses when we asked the target what it has of ours; None: not asked.
+    owes: the target lacks what came back to us, and deletions of it may be on their way.
     """
 
     flow: Flow
     told: dict[bytes, bytes] = field(default_factory=dict)
     heard: dict[bytes, bytes] = field(default_factory=dict)
+    marks: dict[bytes, bytes] | None = None
+    owes: bool = False
 
 
 class Link:
     """From `source` to `target`. Normally each region's own strands flow; with `relay` all that it has."""
 
     def __init__(
-        self, source: Asked, target: Asked, *, here: Region, there: Region, pages: Pages | None = None
+        self,
+        source: Asked,
+        target: Asked,
+        *,
+        here: Region,
+        there: Region,
+        pages: Pages | None = None,
+        heals: bool = True,
     ) -> None:
         self.source, self.target, self.here, self.there = source, target, here, there
+        self.heals = heals
         self.pages = pages or Pages(source)
         self.window = Window()
         self._known: OrderedDict[bytes, Known] = OrderedDict()
@@ -138,8 +155,12 @@ class Link:
     async def _round(self, name: bytes, progress: Progress, relay: bool) -> None:
         own, known = self.here.writer, self._recall(name)
         writers = self._writers() if relay else [own]
+        if self.heals and (known.marks is None or known.owes):
+            await self._heal(name, known, progress)
         ours = await self.source.ask(read_state(name, self._likely(name), writers, home=own))
         progress.restless = ours.restless
+        if self.heals and ours.marks(own) != known.marks:
+            raise ReplyError("BSMOVED a strand was made anew meanwhile")
         theirs = await self.target.ask(read_state(name, ours.registry.strands, writers))
         if not relay and any(theirs.is_beyond(ours, writer) for writer in writers):
             # Strands will be compared. What others wrote must be there first: a deletion takes what has come.
@@ -150,7 +171,8 @@ class Link:
             if lacks(theirs, ours):
                 theirs = await self._merge(ours, theirs, writers)
             progress.merged = progress.merged or theirs.meta != before
-            known.told, known.heard, known.flow.told = ours.shared, theirs.shared, ours.meta
+            known.told, known.heard = ours.shared, theirs.shared
+        known.flow.told = ours.meta
         await self._trim(ours, theirs, progress)  # first: it makes room
         flows = [known.flow, self._flow(ours.meta)] if relay else [known.flow]
         for flow in flows:
@@ -163,6 +185,58 @@ class Link:
         for writer in writers:
             await self._journal(writer, ours, theirs, progress)
         self._remember(name, known)
+
+    async def _heal(self, name: bytes, known: Known, progress: Progress) -> None:
+        """When we meet a stream, or it was made anew: what we lost and the target has comes back first.
+
+        Acknowledgements are not noted before that: they would count over the hole.
+        """
+        own = self.here.writer
+        ours = await self.source.ask(read_state(name, self._likely(name), [own], met=True))
+        theirs = await self.target.ask(read_state(name, ours.registry.strands, [own]))
+        pair = Pair(self.source, self.target, self.here)
+        if loss := await pair.find_loss(ours, theirs):
+            progress.healed += await self._restore(pair, loss, ours, theirs)
+            ours = await self.source.ask(read_state(name, self._likely(name), [own]))
+        known.owes = False
+        if any(ours.mended(strand) for strand in ours.strands):
+            passed_on = await pair.pass_on(ours, self.there)
+            known.owes = passed_on is None
+            progress.healed += passed_on or 0
+        known.marks = ours.marks(own)
+
+    async def _restore(self, pair: Pair, loss: Loss, ours: State, theirs: State) -> int:
+        name, done, why = ours.name, 0, ""
+        back = Link(self.target, self.source, here=self.there, there=self.here, heals=False)
+        try:
+            # Refused where our clients were faster: then it goes before what they wrote.
+            with contextlib.suppress(ReplyError):
+                await back.give_back(name)
+            for strand, natives in loss.entries.items():
+                done += await pair.put_back(strand, natives, theirs)
+            if loss.journal:
+                done += await pair.delete_again(loss, theirs)
+                await pair.redo_journal(ours, theirs)
+        except ReplyError as error:
+            why = str(error)
+            for strand in loss.entries:  # what we lack of it was not deleted here
+                cut = ids.text(ours.registry.cuts.get(strand, ids.ZERO))
+                with contextlib.suppress(ReplyError):
+                    await self.source.ask(once(("HSETNX", keys.meta(name), b"l:" + strand.label, cut)))
+        facts = {"entries": loss.count, "restored": done, "journal": loss.journal}
+        emit("region.lost_tail", stream=name, peer=self.there.name, **facts, why=why)
+        return done
+
+    async def give_back(self, name: bytes) -> None:
+        """To a target that lost it: the meta, and what it wrote itself, where that follows what it has."""
+        ours = await self.source.ask(read_state(name, self._likely(name), []))
+        theirs = await self.target.ask(read_state(name, ours.registry.strands, []))
+        if lacks(theirs, ours):
+            theirs = await self._merge(ours, theirs, [])
+        wrote = {
+            strand: extent for strand, extent in ours.strands.items() if strand.writer == self.there.writer
+        }
+        await self._ship(self._flow(ours.meta), replace(ours, strands=wrote), theirs, foreign=True)
 
     def _recall(self, name: bytes) -> Known:
         known = self._known.get(name)

@@ -21,9 +21,11 @@ from braidstream.strand import Strand, facts
 
 # Fields of meta that stay in their region: where XGROUP SETID stood, where chosen IDs moved a strand to,
 # when groups last changed, and whether the engine itself knows messages.
-LOCAL: Final = (b"b:", b"h:", b"f:", b"bell", b"ahead", b"native")
-# And those that entries may overtake: how far groups have acknowledged, how far Spark sinks have written.
-_LATER: Final = (*LOCAL, b"k:", b"q:")
+_ASIDE: Final = (b"b:", b"h:", b"f:", b"bell", b"ahead", b"native")
+# So do those that say where a strand of ours is new, and what came back to it. A link must see these at once.
+LOCAL: Final = (*_ASIDE, b"n:", b"m:")
+# Entries may overtake how far groups have acknowledged, and how far Spark sinks have written.
+_LATER: Final = (*_ASIDE, b"k:", b"q:")
 # How an engine refuses every write: its disk is broken, or it has too few replicas.
 WRITES_REFUSED: Final = ("MISCONF", "NOREPLICAS")
 
@@ -38,6 +40,7 @@ class Extent:
     """A native stream that is there: its last ID, its first entry, how many it has and ever had.
 
     width: how many bytes its last entry has, as a guess for the others.
+    tail: the last entry that is there; deleted: no entry above this ID was deleted by XDEL.
     """
 
     last: Id
@@ -45,11 +48,21 @@ class Extent:
     length: int
     added: int
     width: int = 0
+    tail: Id | None = None
+    deleted: Id = ids.ZERO
 
     @staticmethod
     def parse(reply: list[Any]) -> "Extent":
-        last, first, length, added, width = reply
-        return Extent(ids.native(last), ids.native(first) if first else None, length, added, width)
+        last, first, length, added, width, tail, deleted = reply
+        return Extent(
+            last=ids.native(last),
+            first=ids.native(first) if first else None,
+            length=length,
+            added=added,
+            width=width,
+            tail=ids.native(tail) if tail else None,
+            deleted=ids.native(deleted),
+        )
 
     @property
     def whole(self) -> bool:
@@ -114,6 +127,24 @@ class State:
         """Strands that the registry has and that were not asked for."""
         return [strand for strand in self.registry.strands if strand not in strands]
 
+    def is_new_after(self, strand: Strand) -> Id:
+        """What is before this ID was never in this engine's own strand; 0-0 if nothing is known."""
+        since = self.meta.get(b"n:" + strand.label, b"0-0")
+        return ids.LAST if since == b"?" else ids.native(since)
+
+    def mended(self, strand: Strand) -> tuple[Id, Id] | None:
+        """From where to where entries of a strand came back after a loss, if any did."""
+        life, _, where = self.meta.get(b"m:" + strand.label, b"").partition(b" ")
+        if not where or int(life) != strand.life:
+            return None
+        first, _, last = where.partition(b" ")
+        return ids.native(first), ids.native(last)
+
+    def marks(self, writer: int) -> dict[bytes, bytes]:
+        """What a region says of losses of its own strands."""
+        own = tuple(b"%b:%b%d" % (mark, kind, writer) for mark in (b"n", b"m", b"l") for kind in (b"s", b"c"))
+        return {field: value for field, value in self.meta.items() if field in own}
+
     def is_lost(self, strand: Strand) -> bool:
         """Whether a strand's key went away behind our back, so that its absence says nothing."""
         return b"l:" + strand.label in self.meta or (
@@ -122,10 +153,11 @@ class State:
 
 
 def state_command(
-    name: bytes, strands: Sequence[Strand], journals: Sequence[int], *, home: int = 0
+    name: bytes, strands: Sequence[Strand], journals: Sequence[int], *, home: int = 0, met: bool = False
 ) -> Command:
     """The function that tells a state. home: the writer of the engine that is asked, if what was acknowledged
     there is to be noted on the way, and its home strand to be moved up to what is ahead of its clock.
+    met: note instead that a link looks at the stream for the first time.
 
     Without, it writes nothing, so an engine that refuses writes still answers.
     """
@@ -134,8 +166,9 @@ def state_command(
         *(strand.key for strand in strands),
         *(keys.journal(name, writer) for writer in journals),
     )
-    labels = (strand.registration if home else b"" for strand in strands)
-    function = "bs_braid_state" if home else "bs_braid_look"
+    mark = b"=" if met else b""
+    labels = (mark + strand.registration if home or met else b"" for strand in strands)
+    function = "bs_braid_state" if home or met else "bs_braid_look"
     own = Strand(name, "s", home)
     place = (strands.index(own) + 1,) if own in strands else ()
     return ("FCALL", function, len(where), *where, *labels, *(b"" for _ in journals), *place)
@@ -157,17 +190,23 @@ def parse_state(name: bytes, strands: Sequence[Strand], journals: Sequence[int],
 
 
 def read_state(
-    name: bytes, strands: Iterable[Strand], journals: Sequence[int], *, home: int = 0
+    name: bytes,
+    strands: Iterable[Strand],
+    journals: Sequence[int],
+    *,
+    home: int = 0,
+    met: bool = False,
 ) -> Plan[State]:
     """The state of a stream. One round trip where `strands` are all it has."""
     wanted = list(dict.fromkeys(strands))
     while True:
         try:
-            [reply] = yield Batch([state_command(name, wanted, journals, home=home)], resend=True)
+            call = state_command(name, wanted, journals, home=home, met=met)
+            [reply] = yield Batch([call], resend=True)
         except ReplyError as error:
-            if not home or error.code not in WRITES_REFUSED:
+            if not (home or met) or error.code not in WRITES_REFUSED:
                 raise
-            home = 0
+            home, met = 0, False
             continue
         state = parse_state(name, wanted, journals, reply)
         unknown = state.not_in(wanted)

@@ -1,0 +1,154 @@
+--[[ What this engine lost comes back from a peer (replication/heal.py decides what that is). ]]
+
+local MENDED_AT_ONCE = 10000
+local XDEL_AT_ONCE = 1000
+
+local function facts_of(key)
+  local info, facts = redis.call('XINFO', 'STREAM', key), {}
+  for at = 1, #info, 2 do facts[info[at]] = info[at + 1] end
+  return facts
+end
+
+--[[ Take entries out at the end of a stream and let it go on from `floor`. XDEL notes the highest ID that it
+     deleted, and no last ID may be below that: so the note goes first, then the last ID. ]]
+local function take_end_out(key, entries, last, floor)
+  for first = 1, #entries, XDEL_AT_ONCE do
+    local ids = {}
+    for at = first, math.min(first + XDEL_AT_ONCE - 1, #entries) do ids[#ids + 1] = entries[at][1] end
+    redis.call('XDEL', key, unpack(ids))
+  end
+  redis.call('XSETID', key, last, 'MAXDELETEDID', '0-1')
+  redis.call('XSETID', key, floor)
+end
+
+-- Two ascending lists of {id, words} as one.
+local function merged(a, b)
+  local all, at = {}, 1
+  for _, entry in ipairs(a) do
+    while b[at] and less(b[at][1], entry[1]) do
+      all[#all + 1], at = b[at], at + 1
+    end
+    all[#all + 1] = entry
+  end
+  for rest = at, #b do all[#all + 1] = b[rest] end
+  return all
+end
+
+--[[ Groups that stand beyond what was put back go back before it, but not before what was acknowledged: then
+     their consumers are given it, and once more what they were given since. ]]
+local function groups_back(strand, before, acked, last)
+  local moved = false
+  for _, info in ipairs(groups_of(strand, {})) do
+    local to = acked[info.name] or before
+    if less(to, before) then to = before end
+    if less(to, last) and less(to, info['last-delivered-id']) then
+      redis.call('XGROUP', 'SETID', strand, info.name, to)
+      moved = true
+    end
+  end
+  return moved
+end
+
+-- The strand is whole again: what its absence said no longer needs a mark. `m:` tells links what came back.
+local function note_mended(meta, label, life, first, last)
+  local known = redis.call('HGET', meta, 'l:' .. label)
+  if known then register(meta, label, life, '+', known) end
+  redis.call('HDEL', meta, 'l:' .. label, 'n:' .. label)
+  local had_life, from, upto = string.match(redis.call('HGET', meta, 'm:' .. label) or '', '^(%d+) (%S+) (%S+)$')
+  if had_life == life then
+    if less(from, first) then first = from end
+    if less(last, upto) then last = upto end
+  end
+  redis.call('HSET', meta, 'm:' .. label, life .. ' ' .. first .. ' ' .. last)
+end
+
+--[[ strand_mend: put entries back into the middle of a strand.
+     FCALL bs_strand_mend 2|3 <meta> <strand> [<bell>] <label> <life> <stamp>
+           <groups> (<group> <acknowledged up to>)... (<id> <n> <field or value> * n)...
+     Returns how many were put back; what is there already stays as it is.
+     BSSTALE: the strand is in another life or gone, or the bell has another stamp. BSLATER: more entries follow than
+     one call may move, or one that is too wide.
+
+     A native stream takes nothing in its middle. So what follows is taken out, and everything is added in order.
+     Pending lists and groups name entries by their IDs, so they stay true.
+     Why a function: nobody may read or append in between. ]]
+local function strand_mend(keys, args)
+  local meta, strand, label, life, stamp = keys[1], keys[2], args[1], args[2], args[3]
+  local acked, at = {}, 5
+  for _ = 1, tonumber(args[4]) do
+    if not is_id(args[at + 1]) then return redis.error_reply('BSBATCH malformed position of a group') end
+    acked[args[at]], at = args[at + 1], at + 2
+  end
+  local starts, wrong = batch_of(args, at)
+  if not starts or not starts[1] then
+    return redis.error_reply('BSBATCH malformed batch at argument ' .. (wrong or at))
+  end
+  for which = 2, #starts do
+    if not less(args[starts[which - 1]], args[starts[which]]) then return redis.error_reply('BSBATCH out of order') end
+  end
+  local has_life, state = registered(meta, label)
+  if has_life ~= life or state ~= '+' or redis.call('EXISTS', strand) == 0 then
+    return redis.error_reply('BSSTALE ' .. label)
+  end
+  if (redis.call('HGET', meta, 'bell') or '') ~= stamp then
+    return redis.error_reply('BSSTALE the groups of this stream have changed')
+  end
+  local first = args[starts[1]]
+  local later = redis.call('XRANGE', strand, first, '+', 'COUNT', MENDED_AT_ONCE + 1)
+  local there, lost = {}, {}
+  if #later > MENDED_AT_ONCE then return redis.error_reply('BSLATER too many entries follow ' .. first) end
+  for _, entry in ipairs(later) do
+    if #entry[2] > WIDEST then return redis.error_reply('BSLATER ' .. entry[1] .. ' is too wide') end
+    there[entry[1]] = true
+  end
+  for _, start in ipairs(starts) do
+    if not there[args[start]] then
+      lost[#lost + 1] = { args[start], { unpack(args, start + 2, start + 1 + args[start + 1]) } }
+    end
+  end
+  if #lost == 0 then return 0 end
+  local facts, before = facts_of(strand), redis.call('XREVRANGE', strand, '(' .. first, '-', 'COUNT', 1)[1]
+  before = before and before[1] or '0-0'
+  local last, deleted = facts['last-generated-id'], facts['max-deleted-entry-id']
+  local moves = not less(last, first)
+  if moves and not less('0-1', first) then return redis.error_reply('BSLATER ' .. first .. ' is too small') end
+  if moves then take_end_out(strand, later, last, before == '0-0' and '0-1' or before) end
+  for _, entry in ipairs(merged(lost, moves and later or {})) do
+    redis.call('XADD', strand, entry[1], unpack(entry[2]))
+  end
+  local upto = lost[#lost][1]
+  if moves then
+    if less(last, upto) then last = upto end
+    if deleted == '0-0' then deleted = '0-1' end
+    redis.call('XSETID', strand, last, 'ENTRIESADDED', facts['entries-added'] + #lost, 'MAXDELETEDID', deleted)
+  end
+  if groups_back(strand, before, acked, upto) then ring(meta) end
+  note_mended(meta, label, life, lost[1][1], upto)
+  return #lost
+end
+
+--[[ journal_redo: what a peer's copy of our own journal says and ours does not say any more is done again.
+     FCALL bs_journal_redo n <meta> <journal> <strand>... <strands> (<label:life>)... <upto> <0|1: write> (<id> <n> <word> * n)...
+     With 1 it is written into our journal anew, for those peers that had not read it. The journal goes on after <upto>, so that
+     no peer takes what comes next for something that it has done. Returns how many were done. ]]
+local function journal_redo(keys, args)
+  local meta, copy, named, count = keys[1], keys[2], {}, tonumber(args[1])
+  for at = 1, count do named[args[1 + at]] = keys[2 + at] end
+  local upto, write = args[2 + count], args[3 + count]
+  local starts, wrong = batch_of(args, 4 + count)
+  if not starts or not is_id(upto) then
+    return redis.error_reply('BSBATCH malformed journal at argument ' .. (wrong or 2 + count))
+  end
+  if redis.call('EXISTS', copy) == 0 then create_empty(copy) end
+  if less(last_of(copy), upto) then redis.call('XSETID', copy, upto) end
+  local done = 0
+  for _, start in ipairs(starts) do
+    local words = { unpack(args, start + 2, start + 1 + tonumber(args[start + 1])) }
+    local verb = JOURNAL_VERBS[words[1]]
+    if verb and verb(meta, named, words) then
+      if write == '1' then journal(copy, unpack(words)) end
+      done = done + 1
+    end
+  end
+  return done
+end

@@ -1,0 +1,359 @@
+"""What a region wrote, lost, and a peer still has: found, and put back.
+
+An engine may come back without what it acknowledged: a promoted replica that lagged, an old snapshot, an
+empty server, keys deleted by hand. A region mints in order and a peer's copy is a prefix. So when a link
+meets a stream for the first time it asks one question: do we still have the last entry that the peer has of
+ours?
+
+    peer    1 2 3 4 5 6 |           6 is the peer's last entry of our strand
+    home    1 2 3 . . . 7 8 |       we lack it, and nothing says that we removed it: 4 5 6 were lost
+
+If no record explains the absence (a trim, a cut, a journal), the peer gives the entries back before it is
+told anything: absence alone is never taken for a deletion. The same goes for the last entry of our journal;
+if that was lost, what the peers have deleted since is deleted again.
+"""
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from braidstream import ids, keys
+from braidstream.braid import Region, View, registry_of
+from braidstream.commands.drop import AT_ONCE as DROPPED_AT_ONCE
+from braidstream.commands.drop import drop_command
+from braidstream.errors import ReplyError
+from braidstream.ids import Id
+from braidstream.plan import Batch, Command, Plan
+from braidstream.registry import Registry
+from braidstream.replication import compare, ship
+from braidstream.replication.endpoint import Asked
+from braidstream.replication.state import Extent, State, journal_command, read_journal, read_state
+from braidstream.strand import Strand
+
+PAGE: Final = 500
+MESSAGES_AT_ONCE: Final = 50
+TRIES: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What the peer has of ours: entries by strand, in order; and whether the end of our journal."""
+
+    entries: dict[Strand, list[bytes]] = field(default_factory=dict)
+    journal: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.entries) or self.journal
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.entries.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A region, and the peer that is asked for what it lost."""
+
+    home: Asked
+    peer: Asked
+    region: Region
+
+    async def find_loss(self, ours: State, theirs: State) -> Loss:
+        """Nearly always one look at two states, or one more round trip, and nothing."""
+        suspects = {
+            strand: copy.tail
+            for strand, copy in theirs.strands.items()
+            if strand.writer == self.region.writer and copy.tail and _tail(ours, strand) != copy.tail
+        }
+        journal = self._journal_suspect(ours, theirs)
+        wanted = [(strand.key, tail) for strand, tail in suspects.items()]
+        if journal:
+            wanted.append(journal)
+        if not wanted:
+            return Loss()
+        there = await self.home.ask(_are_there(wanted))
+        missing = [strand for strand, here in zip(suspects, there, strict=False) if not here]
+        if all(there):
+            return Loss()
+        everyone = (*self.region.writers, *self.region.left)
+        theirs = await self.peer.ask(read_state(ours.name, theirs.registry.strands, everyone))
+        ours = await self.home.ask(read_state(ours.name, theirs.registry.strands, everyone))
+        found = dict[Strand, list[bytes]]()
+        for strand in missing:
+            if lost := await self._lost_of(strand, ours, theirs):
+                found[strand] = lost
+        return Loss(found, bool(journal) and not there[-1] and self._lost_journal(ours, theirs))
+
+    def _journal_suspect(self, ours: State, theirs: State) -> tuple[bytes, Id] | None:
+        own, copy = ours.journals.get(self.region.writer), theirs.journals.get(self.region.writer)
+        if copy is None or copy.tail is None or (own and own.tail == copy.tail):
+            return None
+        return keys.journal(ours.name, self.region.writer), copy.tail
+
+    def _lost_journal(self, ours: State, theirs: State) -> bool:
+        own, copy = ours.journals.get(self.region.writer), theirs.journals.get(self.region.writer)
+        if copy is None or copy.tail is None:
+            return False
+        return own is None or own.last < copy.tail or not _was_trimmed(own, copy.tail)
+
+    async def _lost_of(self, strand: Strand, ours: State, theirs: State) -> list[bytes]:
+        """From the peer's last entry back to one that we have, or that a record explains."""
+        copy = theirs.strands.get(strand)
+        if copy is None or copy.tail is None or _is_over(ours, strand):
+            return []
+        deleted, certain = await self._deleted(strand, ours, theirs)
+        here, found, end = ours.strands.get(strand), list[bytes](), copy.tail
+        if not certain and here is not None and here.deleted >= copy.tail:
+            return []  # the journals are too short to tell: what we deleted reaches that far
+        while page := await self.peer.ask(compare.list_back(strand, end)):
+            low, high = ids.native(page[-1]), ids.native(page[0])
+            kept = set(await self.home.ask(compare.list_between(strand, low, high)))
+            for native in page:
+                if native in kept or _is_explained(ours, strand, ids.native(native)):
+                    return found[::-1]
+                if native not in deleted:
+                    found.append(native)
+            before = ids.before(low)
+            if before is None:
+                break
+            end = before
+        return found[::-1]
+
+    async def _deleted(self, strand: Strand, ours: State, theirs: State) -> tuple[set[bytes], bool]:
+        """What the journals here say of a strand that the peer has not done; and whether they say it all."""
+        found, certain = set[bytes](), True
+        for writer in ours.journals:
+            copy = theirs.journals.get(writer)
+            at = copy.last if copy else ids.ZERO
+            certain = certain and not theirs.is_beyond(ours, writer)
+            while True:
+                page, _ = await self.home.ask(read_journal(ours.name, writer, at, PAGE))
+                for _, words in page:
+                    if words[0] == b"del":
+                        which, *natives = words[1].split(b" ")
+                        found.update(natives if which == strand.registration else ())
+                if len(page) < PAGE:
+                    break
+                at = ids.native(page[-1][0])
+        return found, certain
+
+    # Putting back
+
+    async def put_back(self, strand: Strand, natives: list[bytes], theirs: State) -> int:
+        """The entries as the peer has them now: what was deleted there meanwhile does not come back."""
+        acked, done = _acknowledged(theirs, strand), 0
+        for first in range(0, len(natives), PAGE):
+            part = natives[first : first + PAGE]
+            page = await self.peer.ask(_between(strand, part[0], part[-1]))
+            wanted = set(part)
+            entries = [entry for entry in page if entry[0] in wanted and len(entry[1]) <= ship.WIDEST]
+            for batch, _ in ship.batches(entries, ship.sizes_of(entries)):
+                done += await self._mend(strand, batch, acked)
+        return done
+
+    async def pass_on(self, ours: State, there: Region) -> int | None:
+        """What came back to us, to a peer that had gone on without it. None: deletions come first."""
+        everyone = (*self.region.writers, *self.region.left)
+        theirs = await self.peer.ask(read_state(ours.name, ours.registry.strands, everyone))
+        ours = await self.home.ask(read_state(ours.name, ours.registry.strands, everyone))
+        done, lacking = 0, dict[Strand, list[bytes]]()
+        for strand in ours.strands:
+            copy, mended = theirs.strands.get(strand), ours.mended(strand)
+            if mended and copy and copy.first and strand.writer == self.region.writer:
+                first, last = max(mended[0], copy.first), min(mended[1], copy.last)
+                has = set(await self.peer.ask(compare.list_between(strand, first, last)))
+                all_ = await self.home.ask(compare.list_between(strand, first, last))
+                lacking[strand] = [native for native in all_ if native not in has]
+        if not any(lacking.values()):
+            return 0
+        if any(copy.last > _end(ours, writer) for writer, copy in theirs.journals.items()):
+            return None
+        back = Pair(self.peer, self.home, there)
+        for strand, natives in lacking.items():
+            done += await back.put_back(strand, natives, ours)
+        return done
+
+    async def _mend(self, strand: Strand, batch: ship.Page, acked: dict[bytes, bytes]) -> int:
+        for left in reversed(range(TRIES)):
+            try:
+                return await self.home.ask(_mend(strand, batch, acked))
+            except ReplyError as error:
+                if error.code != "BSSTALE" or not left:
+                    raise
+        raise AssertionError  # the loop returns or raises
+
+    async def delete_again(self, loss: Loss, theirs: State) -> int:
+        """Entries that we have again and the peer has deleted. A copy is a prefix: it had them.
+
+        Of our own strand only what is older than the loss: what is younger never went to the peer.
+        """
+        gone = 0
+        for strand, copy in theirs.strands.items():
+            upto: Id | None = copy.last
+            if lost := loss.entries.get(strand):
+                upto = ids.before(ids.native(lost[0]))
+            elif strand.writer == self.region.writer:
+                upto = copy.tail
+            if upto is not None and not theirs.is_lost(strand):
+                gone += await self._delete_absent(strand, upto)
+        return gone
+
+    async def _delete_absent(self, strand: Strand, upto: Id) -> int:
+        gone, at = 0, ids.ZERO
+        mended = (await self.home.ask(read_state(strand.name, [strand], []))).mended(strand)
+        while page := await self.home.ask(compare.list_ids(strand, at, upto)):
+            end = ids.native(page[-1])
+            kept = set(await self.peer.ask(compare.list_between(strand, at, end)))
+            absent = [native for native in page if native not in kept and not _within(native, mended)]
+            for first in range(0, len(absent), DROPPED_AT_ONCE):
+                part = absent[first : first + DROPPED_AT_ONCE]
+                drop = drop_command(View(self.region), strand, part, (b"KEEPREF", b""))
+                [replies] = await self.home.ask(_once(drop))
+                gone += replies.count(1)
+            following = ids.after(end)
+            if len(page) < compare.AT_ONCE or following is None:
+                break
+            at = following
+        return gone
+
+    async def redo_journal(self, ours: State, theirs: State) -> None:
+        """What the peer still has of our journal and we do not, and all messages that the peer knows."""
+        writer, name, strands = self.region.writer, ours.name, ours.registry.strands
+        copy = theirs.journals.get(writer)
+        upto, at = (copy.last if copy else ids.ZERO), ids.ZERO
+        while True:
+            page, _ = await self.peer.ask(read_journal(name, writer, at, PAGE))
+            there = await self.home.ask(
+                _are_there([(keys.journal(name, writer), _id(each)) for each in page])
+            )
+            lost = [each for each, here in zip(page, there, strict=True) if not here]
+            for entry in lost:
+                await self.home.ask(_once(_redo(name, writer, strands, entry, upto, write=True)))
+            if len(page) < PAGE:
+                break
+            at = _id(page[-1])
+        if copy is not None:
+            await self.home.ask(_once(_redo(name, writer, strands, None, upto, write=False)))
+        for words in [words async for words in self._messages(theirs)]:
+            entry = (b"0-1", words)
+            await self.home.ask(_once(_redo(name, writer, strands, entry, upto, write=False)))
+
+    async def _messages(self, theirs: State) -> AsyncIterator[list[bytes]]:
+        """The messages that the peer knows, in the words of a journal."""
+        settings, name = theirs.registry.idempotence, theirs.name
+        if settings is None:
+            return
+        [about] = await self.peer.ask(_once(("HGETALL", keys.about(name))))
+        for producer in [each[1:] for each in about[::2] if each.startswith(b"=")]:
+            where = keys.known_messages(name, settings.era, producer)
+            for pairs in _chunks(await self.peer.ask(_known(*where)), 2 * MESSAGES_AT_ONCE):
+                yield [b"idmp", theirs.meta[b"idmp"], b"by", producer, *pairs]
+
+
+def _tail(state: State, strand: Strand) -> Id | None:
+    extent = state.strands.get(strand)
+    return extent.tail if extent else None
+
+
+def _end(state: State, writer: int) -> Id:
+    journal = state.journals.get(writer)
+    return journal.last if journal else ids.ZERO
+
+
+def _was_trimmed(extent: Extent, native: Id) -> bool:
+    return not extent.whole and (extent.first is None or native < extent.first)
+
+
+def _is_over(ours: State, strand: Strand) -> bool:
+    """Whether this life of a strand was ended here."""
+    return any(known.label == strand.label and known.life > strand.life for known in ours.registry.cuts)
+
+
+def _is_explained(ours: State, strand: Strand, native: Id) -> bool:
+    """Whether everything up to an entry was deleted or trimmed here, and we know of it."""
+    cut = ours.meta.get(b"l:" + strand.label)
+    if native <= (ids.native(cut) if cut else ours.registry.cuts.get(strand, ids.ZERO)):
+        return True
+    extent = ours.strands.get(strand)
+    if extent is None or native < ours.is_new_after(strand) or ours.is_lost(strand):
+        return False
+    return _was_trimmed(extent, native) and native <= extent.last
+
+
+def _within(native: bytes, limits: tuple[Id, Id] | None) -> bool:
+    return limits is not None and limits[0] <= ids.native(native) <= limits[1]
+
+
+def _acknowledged(state: State, strand: Strand) -> dict[bytes, bytes]:
+    """How far each group has acknowledged a strand, as a region knows."""
+    found = {}
+    for field_, value in state.meta.items():
+        if field_.startswith(b"k:"):
+            words = value.split(b" ")
+            position = dict(zip(words[::2], words[1::2], strict=False)).get(strand.registration)
+            if position:
+                found[field_[2:]] = position
+    return found
+
+
+def _id(entry: tuple[bytes, list[bytes]]) -> Id:
+    return ids.native(entry[0])
+
+
+def _chunks(words: list[bytes], size: int) -> Iterator[list[bytes]]:
+    for first in range(0, len(words), size):
+        yield words[first : first + size]
+
+
+def _once(command: Command) -> Plan[Any]:
+    return (yield Batch([command]))
+
+
+def _are_there(wanted: list[tuple[bytes, Id]]) -> Plan[list[bool]]:
+    """Which entries are there, by key and ID."""
+    if not wanted:
+        return []
+    commands = [("XRANGE", key, ids.text(native), ids.text(native)) for key, native in wanted]
+    replies = yield Batch(commands, resend=True)
+    return [bool(reply) for reply in replies]
+
+
+def _between(strand: Strand, first: bytes, last: bytes) -> Plan[ship.Page]:
+    [page] = yield Batch([("XRANGE", strand.key, first, last)], resend=True)
+    return list(page)
+
+
+def _mend(strand: Strand, batch: ship.Page, acked: dict[bytes, bytes]) -> Plan[int]:
+    [reply] = yield Batch([registry_of(strand.name)], resend=True)
+    bell = Registry.parse(strand.name, reply).bell
+    where = (keys.meta(strand.name), strand.key, *((keys.bell(strand.name, bell),) if bell else ()))
+    positions = [word for pair in acked.items() for word in pair]
+    words = list[bytes | int]()
+    for native, fields in batch:
+        words += (native, len(fields), *fields)
+    call = ("FCALL", "bs_strand_mend", len(where), *where, strand.label, strand.life, bell)
+    [done] = yield Batch([(*call, len(acked), *positions, *words)])
+    return int(done)
+
+
+def _redo(
+    name: bytes,
+    writer: int,
+    strands: tuple[Strand, ...],
+    entry: tuple[bytes, list[bytes]] | None,
+    upto: Id,
+    *,
+    write: bool,
+) -> Command:
+    call = journal_command(name, (writer, writer), strands, [entry] if entry else [], after=upto)
+    count = 3 + int(call[2]) + 1 + int(call[3 + int(call[2])])  # keys, their names, and then `upto`
+    return ("FCALL", "bs_journal_redo", *call[2 : count + 1], int(write), *call[count + 1 :])
+
+
+def _known(map_: bytes, queue: bytes) -> Plan[list[bytes]]:
+    """Messages of a producer in the order they came: iid, value, iid, value, ..."""
+    [iids] = yield Batch([("LRANGE", queue, 0, -1)], resend=True)
+    if not iids:
+        return []
+    [values] = yield Batch([("HMGET", map_, *iids)], resend=True)
+    return [word for pair in zip(iids, values, strict=True) if pair[1] is not None for word in pair]

@@ -1,0 +1,254 @@
+"""A region loses data that it had acknowledged, with real daemons: a failover to a replica that lagged, an
+old backup, keys deleted by hand. The peers keep everything, and give it back."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import redis
+
+import braidstream
+from tests.support.proxy import Proxy
+from tests.support.replicating import Daemon, config_file, initialised
+from tests.support.servers import Engine, Flavour
+from tests.support.waiting import eventually
+
+T = TypeVar("T")
+
+WITHIN_S = 30
+RETRIED = (redis.RedisError, braidstream.errors.BraidError)
+
+
+@dataclass
+class Site:
+    """A region behind one address: a primary, and a replica that can go deaf and take over."""
+
+    primary: Engine
+    replica: Engine
+    line: Proxy
+    door: Proxy
+
+    @property
+    def url(self) -> str:
+        return self.door.url
+
+    def deafen(self) -> None:
+        """The replica hears nothing more."""
+        self.line.swallow()
+
+    def fail_over(self) -> None:
+        self.primary.kill()
+        self.line.close()
+        with self.replica.client() as client:
+            client.replicaof("NO", "ONE")
+        self.door.target_port = self.replica.port
+        self.door.cut()
+
+
+@dataclass
+class Regions:
+    """Region 1 is the site that will lose something. `daemons` are all ready."""
+
+    site: Site
+    peers: list[Engine]
+    config: Path
+    daemons: list[Daemon]
+    clients: dict[int, braidstream.Redis] = field(default_factory=dict)
+
+    def __getitem__(self, region: int) -> braidstream.Redis:
+        return self.clients[region]
+
+
+def client(url: str) -> braidstream.Redis:
+    return braidstream.Redis.from_url(url, decode_responses=True)
+
+
+@contextmanager
+def started(flavour: Flavour, folder: Path, peers: int) -> Iterator[Regions]:
+    with ExitStack() as stack:
+        primary = stack.enter_context(Engine(flavour))
+        line = stack.enter_context(Proxy(primary.port))
+        follow = ["--replicaof", f"127.0.0.1 {line.port}", "--repl-diskless-sync-delay", "0"]
+        replica = stack.enter_context(Engine(flavour, args=follow))
+        site = Site(primary, replica, line, stack.enter_context(Proxy(primary.port)))
+        engines = [stack.enter_context(Engine(flavour)) for _ in range(peers)]
+        initialised([site, *engines])  # type: ignore[list-item]
+        with replica.client() as follower:
+            eventually(
+                lambda: follower.info("replication")["master_link_status"] == "up",
+                within_s=WITHIN_S,
+                why="the replica follows",
+            )
+        urls = {number: each.url for number, each in enumerate([site, *engines], start=1)}
+        config = config_file(folder, urls)
+        # Without the gate: peers know what a failover will lose.
+        config.write_text(config.read_text().replace("id = 1\n", 'id = 1\ndurability = "none"\n'))
+        daemons = [stack.enter_context(Daemon(config, number)) for number in urls]
+        for daemon in daemons:
+            eventually(lambda d=daemon: d.said("daemon.ready"), within_s=WITHIN_S, why="a daemon starts")  # type: ignore[misc]
+        regions = Regions(site, engines, config, daemons)
+        for number, url in urls.items():
+            regions.clients[number] = stack.enter_context(client(url))
+        yield regions
+
+
+def ids(one: braidstream.Redis, name: str = "x") -> list[str]:
+    return [entry for entry, _ in one.xrange(name)]
+
+
+def write(one: braidstream.Redis, count: int, name: str = "x") -> list[str]:
+    return [patiently(lambda n=number: one.xadd(name, {"n": str(n)})) for number in range(count)]  # type: ignore[misc]
+
+
+def patiently(do: Callable[[], T]) -> T:
+    """As an application does while its region fails over."""
+
+    def answer() -> tuple[T] | None:
+        try:
+            return (do(),)
+        except RETRIED:
+            return None
+
+    found = eventually(answer, within_s=WITHIN_S, why="the region answers again")
+    assert found is not None
+    return found[0]
+
+
+def everywhere(regions: Regions, expected: list[str], name: str = "x") -> None:
+    def seen() -> dict[int, list[str]]:
+        return {number: patiently(lambda o=one: ids(o, name)) for number, one in regions.clients.items()}  # type: ignore[misc]
+
+    wanted = dict.fromkeys(regions.clients, expected)
+    eventually(lambda: seen() == wanted, within_s=WITHIN_S, why=f"all have {len(expected)} entries")
+
+
+@contextmanager
+def traffic(url: str, name: str = "x") -> Iterator[list[str]]:
+    """An application that writes all the time, and what was acknowledged."""
+    done, found = threading.Event(), list[str]()
+
+    def work() -> None:
+        with client(url) as own:
+            while not done.wait(0.005):
+                try:
+                    found.append(own.xadd(name, {"n": "later"}))
+                except RETRIED:
+                    continue
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield found
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_a_failover_that_loses_a_stream_deletes_it_nowhere(flavour: Flavour, tmp_path: Path) -> None:
+    """The replica never heard of the stream, and the application writes on."""
+    with started(flavour, tmp_path, 2) as regions:
+        regions.site.deafen()
+        lost = write(regions[1], 50)
+        everywhere(regions, lost)
+        with traffic(regions.site.url) as later:
+            regions.site.fail_over()
+            eventually(lambda: len(later) > 100, within_s=WITHIN_S, why="the application goes on")
+        everywhere(regions, lost + later)
+        assert regions.daemons[0].said("region.lost_tail")
+
+
+def test_a_failover_that_loses_the_end_of_a_stream_leaves_no_hole(flavour: Flavour, tmp_path: Path) -> None:
+    with started(flavour, tmp_path, 1) as regions:
+        before = write(regions[1], 20)
+        everywhere(regions, before)
+        regions[1].xgroup_create("x", "jobs", "0")
+        assert len(regions[1].xreadgroup("jobs", "ann", {"x": ">"}, count=100)[0][1]) == 20
+        regions[1].xack("x", "jobs", *before)
+        at_peer = lambda: [group["last-delivered-id"] for group in regions[2].xinfo_groups("x")]  # noqa: E731
+        eventually(lambda: at_peer() == [before[-1]], within_s=WITHIN_S, why="the peer knows what is done")
+        with regions.site.primary.client() as one, regions.site.replica.client() as two:
+            offset = one.info("replication")["master_repl_offset"]
+            following = lambda: two.info("replication")["slave_repl_offset"] >= offset  # noqa: E731
+            eventually(following, within_s=WITHIN_S, why="the replica has it all")
+        regions.site.deafen()
+        lost = write(regions[1], 20)
+        everywhere(regions, before + lost)
+        regions.site.fail_over()
+        later = write(regions[1], 30)
+        everywhere(regions, before + lost + later)
+        given = set[str]()
+
+        def work() -> bool:
+            for one in regions.clients.values():
+                for _, entries in patiently(lambda o=one: o.xreadgroup("jobs", "ann", {"x": ">"}, count=100)):  # type: ignore[misc]
+                    given.update(entry for entry, _ in entries)
+                    one.xack("x", "jobs", *(entry for entry, _ in entries))
+            return given >= {*lost, *later}
+
+        eventually(work, within_s=WITHIN_S, why="consumers are given what was lost")
+        assert not given & set(before)
+
+
+def test_what_was_deleted_before_a_failover_does_not_come_back(flavour: Flavour, tmp_path: Path) -> None:
+    with started(flavour, tmp_path, 1) as regions:
+        own, other = write(regions[1], 10), write(regions[2], 5)
+        dropped = write(regions[1], 5, "d")
+        ordered = sorted([*own, *other], key=lambda entry: tuple(map(int, entry.split("-"))))
+        everywhere(regions, ordered)
+        everywhere(regions, dropped, "d")
+        with regions.site.replica.client() as replica:
+            for writer in (1, 2):
+                copied = lambda w=writer: replica.xlen(f"bs:{w}:s:{{x}}") == len((own, other)[w - 1])  # type: ignore[misc] # noqa: E731
+                eventually(copied, within_s=WITHIN_S, why="the replica has it all")
+        regions.site.deafen()
+        gone = [own[4], own[5], other[2]]
+        regions[1].xdel("x", *gone)
+        regions[1].delete("d")
+        left = [entry for entry in ordered if entry not in gone]
+        everywhere(regions, left)
+        everywhere(regions, [], "d")
+        regions.site.fail_over()
+        later = write(regions[1], 1)
+        everywhere(regions, left + later)
+        everywhere(regions, [], "d")
+
+
+def test_an_old_backup_under_traffic_is_brought_up_to_date(flavour: Flavour, tmp_path: Path) -> None:
+    with started(flavour, tmp_path, 2) as regions:
+        primary = regions.site.primary
+        write(regions[1], 1, "other")
+        with primary.client() as engine:
+            engine.save()
+        backup = (primary.directory / "dump.rdb").read_bytes()
+        before = write(regions[1], 500)
+        everywhere(regions, before)
+        with traffic(regions.site.url) as later:
+            eventually(lambda: len(later) > 20, within_s=WITHIN_S, why="the application writes")
+            primary.kill()
+            (primary.directory / "dump.rdb").write_bytes(backup)
+            primary.start()
+            count = len(later)
+            eventually(lambda: len(later) > count + 100, within_s=WITHIN_S, why="the application goes on")
+
+        def kept() -> bool:
+            seen = [set(patiently(lambda o=one: ids(o))) for one in regions.clients.values()]  # type: ignore[misc]
+            return all(found >= set(before) for found in seen) and seen[0] == seen[1] == seen[2]
+
+        eventually(kept, within_s=WITHIN_S, why="what was written before the crash is everywhere")
+        # What was acknowledged in the last moment before the crash may have reached nobody.
+        assert len(set(later) - set(ids(regions[1]))) < 20
+        assert "other" in regions[1].keys("*")
+
+
+def test_keys_deleted_by_hand_are_brought_back(flavour: Flavour, tmp_path: Path) -> None:
+    with started(flavour, tmp_path, 1) as regions:
+        before = write(regions[1], 20)
+        everywhere(regions, before)
+        with regions.site.primary.client() as engine:
+            engine.delete(*engine.keys("bs:*{x}*"))
+        later = write(regions[1], 3)
+        regions[1].xdel("x", later[0])
+        everywhere(regions, before + later[1:])

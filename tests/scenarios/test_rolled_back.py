@@ -1,0 +1,210 @@
+"""An engine goes back to an earlier state (a failover to a replica that lagged, a backup), clients write on,
+and only then do links meet again: nothing is lost, nothing comes back that was deleted, nobody is skipped."""
+
+from collections.abc import Callable
+
+import pytest
+import redis
+
+from tests.support.servers import Engine
+from tests.support.world import World
+
+Make = Callable[..., World]
+Snapshot = dict[bytes, bytes]
+
+
+def snapshot(engine: Engine) -> Snapshot:
+    """All keys of an engine, as a replica has them that hears nothing from now on."""
+    with redis.Redis(port=engine.port) as client:
+        return {key: client.dump(key) for key in client.keys("*")}  # type: ignore[misc, union-attr]
+
+
+def roll_back(world: World, region: int, to: Snapshot) -> None:
+    """The engine has this again; every link to and from it is a new one."""
+    with redis.Redis(port=world.engines[region - 1].port) as client:
+        client.delete(*client.keys("*"))  # type: ignore[misc]
+        for key, value in to.items():
+            client.restore(key, 0, value)  # type: ignore[arg-type]
+    meet_again(world)
+
+
+def meet_again(world: World) -> None:
+    world.links = {pair: world.link(*pair) for pair in world.links}
+
+
+def write(world: World, region: int, *texts: str) -> list[str]:
+    return [world[region].xadd("x", {"n": text}) for text in texts]
+
+
+def ids(world: World, region: int) -> list[str]:
+    return [entry for entry, _ in world[region].xrange("x")]
+
+
+def assert_alike(world: World, expected: list[str]) -> None:
+    world.sync()
+    assert {region: ids(world, region) for region in world} == {region: expected for region in world}
+
+
+def read(world: World, region: int) -> list[str]:
+    """What a consumer of the group is given, and acknowledges."""
+    found = list[str]()
+    while page := world[region].xreadgroup("jobs", "ann", {"x": ">"}, count=10):
+        for entry, _ in page[0][1]:
+            world[region].xack("x", "jobs", entry)
+            found.append(entry)
+    return found
+
+
+def test_what_was_lost_in_the_middle_comes_back(make_world: Make) -> None:
+    world = make_world(3)
+    before = write(world, 1, "a", "b")
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    lost = write(world, 1, "c", "d", "e")
+    world.sync()
+    roll_back(world, 1, earlier)
+    later = write(world, 1, "f", "g")
+    assert_alike(world, before + lost + later)
+    assert [fields["n"] for _, fields in world[1].xrange("x")] == list("abcdefg")
+    info = world[1].xinfo_stream("x")
+    assert (info["entries-added"], info["last-generated-id"]) == (7, later[-1])
+
+
+def test_peers_that_got_different_lengths_of_the_lost_tail_end_alike(make_world: Make) -> None:
+    world = make_world(3)
+    before = write(world, 1, "a", "b")
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    some = write(world, 1, "c", "d")
+    world.ship(1, 2, "x")
+    more = write(world, 1, "e", "f")
+    world.ship(1, 3, "x")
+    roll_back(world, 1, earlier)
+    later = write(world, 1, "g")
+    world.ship(1, 2, "x")
+    assert_alike(world, before + some + more + later)
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_what_was_deleted_does_not_come_back(make_world: Make, writes: bool) -> None:
+    world = make_world(2)
+    own, theirs = write(world, 1, "a", "b", "c"), write(world, 2, "d", "e", "f")
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    world[1].xdel("x", own[1], theirs[1])
+    world.sync()
+    with world.engines[0].client() as engine:  # as daemons do, once every peer has done it
+        engine.xtrim("bs:1:j:{x}", maxlen=1, approximate=False)
+    world.sync()
+    roll_back(world, 1, earlier)
+    later = write(world, 1, "g") if writes else []
+    kept = sorted([own[0], own[2], theirs[0], theirs[2]], key=lambda entry: tuple(map(int, entry.split("-"))))
+    assert_alike(world, kept + later)
+
+
+def test_deletions_after_the_loss_reach_the_peers(make_world: Make) -> None:
+    world = make_world(2)
+    before = write(world, 1, "a", "b", "c")
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    world[1].xdel("x", before[0])
+    world.sync()
+    roll_back(world, 1, earlier)
+    world[1].xdel("x", before[1])
+    assert_alike(world, before[2:])
+
+
+def test_a_group_is_given_what_was_lost_before_it_was_read(make_world: Make) -> None:
+    world = make_world(2)
+    world[1].xgroup_create("x", "jobs", "0", mkstream=True)
+    write(world, 1, "a", "b")
+    read(world, 1)
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    lost = write(world, 1, "c", "d")
+    world.sync()
+    roll_back(world, 1, earlier)
+    later = write(world, 1, "e", "f")
+    assert read(world, 1) == later
+    world.sync()
+    given = read(world, 1)
+    assert given[:2] == lost
+    assert set(given[2:]) <= set(later)
+    world.sync()
+    assert read(world, 2) == []
+
+
+def test_what_was_acknowledged_before_the_loss_is_not_given_again(make_world: Make) -> None:
+    world = make_world(2)
+    world[1].xgroup_create("x", "jobs", "0", mkstream=True)
+    write(world, 1, "a")
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    write(world, 1, "b", "c")
+    assert len(read(world, 1)) == 3
+    lost = write(world, 1, "d")
+    world.sync()
+    roll_back(world, 1, earlier)
+    later = write(world, 1, "e")
+    world.sync()
+    assert read(world, 1) == lost + later
+
+
+@pytest.mark.parametrize("then", ["xdel", "xtrim", "nothing"])
+def test_a_stream_whose_keys_were_deleted_by_hand_comes_back(make_world: Make, then: str) -> None:
+    world = make_world(3)
+    before = write(world, 1, "a", "b", "c")
+    world.sync()
+    with world.engines[0].client() as engine:
+        engine.delete(*engine.keys("bs:*{x}*"))
+    later = write(world, 1, "d", "e", "f")
+    if then == "xdel":
+        world[1].xdel("x", later.pop(0))
+    if then == "xtrim":
+        world[1].xtrim("x", maxlen=2, approximate=False)
+        later.pop(0)
+    assert_alike(world, before + later)
+    world[1].xtrim("x", maxlen=1, approximate=False)
+    assert_alike(world, later[-1:])
+
+
+def test_a_message_accepted_before_the_loss_is_known_after_it(make_world: Make) -> None:
+    world = make_world(2)
+    send = ("XADD", "x", "IDMP", "till", "m1", "*", "n", "a")
+    world[2].xadd("x", {"n": "first"})
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    entry = world[1].execute_command(*send)
+    world.sync()
+    roll_back(world, 1, earlier)
+    write(world, 1, "later")
+    world.sync()
+    assert world[1].execute_command(*send) == entry
+
+
+def test_a_trim_is_told_after_a_loss_was_healed(make_world: Make) -> None:
+    world = make_world(2)
+    write(world, 1, "a", "b")
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    write(world, 1, "c")
+    world.sync()
+    roll_back(world, 1, earlier)
+    later = write(world, 1, "d", "e")
+    world.sync()
+    world[1].xtrim("x", maxlen=1, approximate=False)
+    assert_alike(world, later[-1:])
+    meet_again(world)
+    assert_alike(world, later[-1:])
+
+
+def test_a_stream_deleted_before_the_loss_stays_deleted(make_world: Make) -> None:
+    world = make_world(2)
+    write(world, 1, "a", "b")
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    world[1].delete("x")
+    world.sync()
+    roll_back(world, 1, earlier)
+    later = write(world, 1, "c")
+    assert_alike(world, later)
