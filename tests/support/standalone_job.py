@@ -4,6 +4,7 @@
 
 In `lags` the first attempt of a task stops after half of its rows and waits: Spark starts a twin on another
 host. In `dies` it kills its executor there. Each attempt leaves its number in the list attempts:<stream>.
+Later ones wait for the first: on a busy machine a twin may be done before the first has come to Python.
 """
 
 import os
@@ -64,10 +65,13 @@ def troubled(
 ) -> Iterator[pa.RecordBatch]:
     task = TaskContext.get()
     assert task is not None
-    with redis.Redis.from_url(url) as client:
+    with redis.Redis.from_url(url, socket_timeout=None) as client:
         is_watched = task.partitionId() == 0
         if is_watched:
-            client.rpush(f"attempts:{stream}", task.attemptNumber())
+            attempts = f"attempts:{stream}"
+            if task.attemptNumber() > 0:
+                assert client.blmove(attempts, attempts, _PATIENCE_S, "LEFT", "LEFT") == b"0"
+            client.rpush(attempts, task.attemptNumber())
         for at, batch in enumerate(batches):
             if is_watched and task.attemptNumber() == 0 and at * _BATCH == ROWS // PARTITIONS // 2:
                 trouble(client)
