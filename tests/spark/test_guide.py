@@ -1,8 +1,12 @@
 """The guides to Spark and lakes run as they are printed."""
 
 import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from braidstream.spark.options import Servers
@@ -12,6 +16,12 @@ from tests.support.servers import Engine
 
 GUIDES = Path(__file__).resolve().parents[2] / "docs" / "guides"
 GUIDE = GUIDES / "spark.md"
+
+
+@pytest.fixture
+def background() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
 
 
 def test_the_guide_runs_as_printed(spark: SparkSession, engine: Engine, tmp_path: Path) -> None:
@@ -38,3 +48,21 @@ def test_the_guide_to_lakes_runs_as_printed(spark: SparkSession, engine: Engine,
     [code] = re.findall(r"```python\n(.*?)```", (GUIDES / "lake.md").read_text(encoding="utf-8"), re.DOTALL)
     code = code.replace("redis://localhost:6379", engine.url).replace('"/lake"', repr(lake))
     exec(compile(code, "lake.md", "exec"), {})
+
+
+def test_a_thread_writes_once_it_has_said_which_session_is_active(
+    spark: SparkSession, engine: Engine, background: ThreadPoolExecutor
+) -> None:
+    """Spark looks Python sources up in the session that is active in the thread; a new thread has none."""
+    become(engine)
+
+    def write() -> None:
+        rows = spark.range(1).selectExpr("CAST(id AS STRING) AS n")
+        rows.write.format("braidstream").options(url=engine.url, stream="orders").mode("append").save()
+
+    with pytest.raises(Py4JJavaError, match="DATA_SOURCE_NOT_FOUND"):
+        background.submit(write).result()
+    background.submit(spark.createDataFrame, [], "n string").result()
+    background.submit(write).result()
+    with client_of(engine) as client:
+        assert client.xlen("orders") == 1
