@@ -18,6 +18,8 @@ from braidstream.plan import Batch, Command, Plan
 from braidstream.registry import REMEMBERED, Registry
 from braidstream.strand import Strand, facts
 
+# Before a writer's number, a field of `bs:config`.
+BEHIND: Final = b"behind:"
 ID_MODES: Final = ("strict", "semi-strict", "liberal")
 STALE_TRIES: Final = 8
 # Newer stream commands that plans use natively where the engine has them: Redis 8.2, 8.8.
@@ -30,6 +32,7 @@ class Region:
     """Who the server is: what `bs:config` says.
 
     left: writers of regions that were removed for good. topology: grows with every change of the others.
+    behind_ms: writers whose clock is behind ours by more than the bound, and how far.
     """
 
     id: int
@@ -40,6 +43,7 @@ class Region:
     library: int = 0
     left: tuple[int, ...] = ()
     topology: int = 0
+    behind_ms: tuple[tuple[int, int], ...] = ()
 
     @property
     def teller(self) -> int:
@@ -72,6 +76,11 @@ class Region:
             library=int(config.get(b"library", b"0")),
             left=tuple(int(number) for number in config.get(b"left", b"").split()),
             topology=int(config.get(b"topology", b"0")),
+            behind_ms=tuple(
+                (int(field[len(BEHIND) :]), int(ms))
+                for field, ms in config.items()
+                if field.startswith(BEHIND)
+            ),
         )
 
 

@@ -25,6 +25,9 @@ MAX: Final = 2**64 - 1
 LIMIT: Final = 2**54
 FULL: Final = 2**53
 
+# An entry may be so far ahead of an engine's clock that the engine follows it (engine/clock.lua).
+CLOCK_BOUND_MS: Final = 60_000
+
 Id = tuple[int, int]
 
 ZERO: Final[Id] = (0, 0)

@@ -34,6 +34,7 @@ class Registry:
     bell: a stamp that changes whenever a group is placed, or joined by a strand.
     idempotence: its settings; None where it was never used.
     native: the engine itself knows the messages, in this era, as long as the region has no peers.
+    ahead_ms: by label, how far the last entry of a strand was ahead of our clock when it came, if too far.
     """
 
     cuts: dict[Strand, Id] = field(default_factory=dict)
@@ -43,11 +44,13 @@ class Registry:
     bell: bytes = b""
     idempotence: Settings | None = None
     native: bool = False
+    ahead_ms: dict[bytes, int] = field(default_factory=dict)
 
     @staticmethod
     def parse(name: bytes, reply: list[Any]) -> "Registry":
         cuts, there, groups = dict[Strand, Id](), list[Strand](), dict[bytes, Id]()
         told, bell, idempotence, native = set[bytes](), b"", None, b""
+        ahead_ms = dict[bytes, int]()
         for label, value in zip(reply[::2], reply[1::2], strict=True):
             if label.startswith((b"s", b"c")):
                 if (found := _registered(name, label, value)) is not None:
@@ -60,6 +63,8 @@ class Registry:
                     groups[label[2:]] = ids.native(value.split(b" ", 1)[0])
                 if value.endswith(b" told"):
                     told.add(label[2:])
+            elif label.startswith(b"o:"):
+                ahead_ms[label[2:]] = int(value)
             elif label == b"bell":
                 bell = value
             elif label == b"idmp":
@@ -68,7 +73,9 @@ class Registry:
                 native = value
         ordered = dict(sorted(groups.items()))
         natively = idempotence is not None and native == b"%d" % idempotence.era
-        return Registry(cuts, _ordered(there), ordered, frozenset(told), bell, idempotence, natively)
+        return Registry(
+            cuts, _ordered(there), ordered, frozenset(told), bell, idempotence, natively, ahead_ms
+        )
 
     @property
     def exists(self) -> bool:

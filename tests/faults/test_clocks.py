@@ -35,3 +35,25 @@ def test_streams_go_on_when_the_clock_steps_and_the_daemon_is_killed(
             within_s=WITHIN_S,
             why="every stream should be replicated",
         )
+
+
+@pytest.mark.parametrize(("behind_s", "event"), [(0, ""), (5, "clock.skew"), (3600, "clock.apart")])
+def test_clocks_that_are_apart_are_told_with_the_region_and_the_offset(
+    flavour: Flavour, tmp_path: Path, behind_s: int, event: str
+) -> None:
+    with Engine(flavour) as one, Engine(flavour, clock_s=-behind_s) as two:
+        with replicating(tmp_path, [one, two]) as daemons:
+            if event:
+                for daemon in daemons:
+                    eventually(lambda d=daemon: d.said(event), within_s=WITHIN_S, why="it is told")  # type: ignore[misc]
+        told = [daemon.said("clock.skew") + daemon.said("clock.apart") for daemon in daemons]
+        with one.client(decode_responses=True) as here:
+            noted = here.hget("bs:config", "behind:2")
+    if not event:
+        assert (told, noted) == ([[], []], None)
+        return
+    level = "ERROR" if event == "clock.apart" else "WARNING"
+    assert f" {level} {event} peer=r2 peer_ahead_s=-" in told[0][0]
+    assert f" {level} {event} peer=r1 peer_ahead_s=+" in told[1][0]
+    assert [abs(abs(float(lines[0].rpartition("=")[2])) - behind_s) < 1 for lines in told] == [True, True]
+    assert (noted is not None) == (event == "clock.apart")

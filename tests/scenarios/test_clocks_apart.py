@@ -1,5 +1,6 @@
 """Regions whose clocks are apart: IDs tell what was written after what was read."""
 
+import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -8,7 +9,10 @@ import pytest
 
 import braidstream
 from braidstream import ids
+from braidstream.commands.region import note_behind
+from braidstream.replication.glance import differing
 from braidstream.replication.ship import WIDEST
+from braidstream.replication.skew import measure
 from tests.support.servers import Engine, Flavour
 from tests.support.world import World, fresh_world
 
@@ -86,6 +90,8 @@ def test_a_clock_that_steps_back_after_entries_came_mints_above_them(
     world.sync()
     seen = {name: last_seen(world[3], name) for name in ("written here", "not written here")}
     engines[2].set_clock(-50)
+    names, ends = [name.encode() for name in seen], (world.endpoints[3], world.endpoints[1])
+    assert asyncio.run(differing(names, (1, 2, 3), *ends)) == names, "a sweep looks at them"
     for name in seen:
         world.ship(3, 1, name)
         assert add(world[3], name) > seen[name]
@@ -98,6 +104,46 @@ def test_a_clock_that_is_an_hour_ahead_does_not_carry_the_others_away(flavour: F
             add(world[1], "m")
             world.sync()
             assert add(world[2], "m")[0] <= round(time.time() * 1000) + 1000
+
+
+@pytest.mark.parametrize("words", [(), ("IDMP", "producer")], ids=["plain", "idempotent"])
+def test_a_cap_in_a_region_that_is_an_hour_behind_keeps_what_was_just_added(
+    flavour: Flavour, words: tuple[str, ...]
+) -> None:
+    """Also when the other clock was set back since: its IDs stay ahead."""
+    with Engine(flavour, clock_s=0) as fast, Engine(flavour) as right, fresh_world([fast, right]) as world:
+        fast.set_clock(3600)
+        for _ in range(100):
+            add(world[1], "m")
+        fast.set_clock(0)
+        add(world[1], "m")
+        world.sync()
+        written = set[ids.Id]()
+        for number in range(50):
+            named = (*words, f"message-{number}") if words else ()
+            written.add(id_of(world[2].execute_command("XADD", "m", *named, "MAXLEN", 100, "*", "n", number)))
+        kept = {id_of(entry) for entry, _ in world[2].xrange("m")}
+        assert written <= kept
+        assert len(kept) == 100
+
+
+def test_a_cap_in_a_region_that_is_an_hour_ahead_keeps_what_another_has_just_added(flavour: Flavour) -> None:
+    """Once its daemon has measured the clocks."""
+    with Engine(flavour, clock_s=3600) as fast, Engine(flavour) as right, fresh_world([fast, right]) as world:
+        for _ in range(100):
+            add(world[1], "m")
+        world.sync()
+        written = {add(world[2], "m") for _ in range(50)}
+        world.sync()
+        ahead_ms, _ = asyncio.run(measure(world.endpoints[1], world.endpoints[2]))
+        assert -3_601_000 < ahead_ms < -3_599_000
+        world[1].run_plan(note_behind(2, -ahead_ms))
+        with braidstream.Redis.from_url(fast.url, decode_responses=True) as client:
+            add(client, "m", maxlen=100, approximate=False)
+        world.sync()
+        kept = {id_of(entry) for entry, _ in world[2].xrange("m")}
+        assert written <= kept
+        assert len(kept) == 100
 
 
 def test_a_cap_in_a_slow_region_keeps_what_was_just_added(world: World) -> None:

@@ -183,9 +183,9 @@ class Run:
     async def _quiesce(self) -> None:
         """The storm is over: every request arrives or is lost, then links run until nothing moves."""
         self.network.tell("(the storm is over)")
-        for line in self.network.lines:
-            while line.busy:
-                await self.network.cut(line.parked[0], self.dice.choice(("lose", "cut")))
+        # While one line is cut, another may send what it had prepared.
+        while busy := [line for line in self.network.lines if line.busy]:
+            await self.network.cut(busy[0].parked[0], self.dice.choice(("lose", "cut")))
         while self.network.late:
             self.network.arrive(self.dice.choice(self.network.late))
         self.users.producers.finish()

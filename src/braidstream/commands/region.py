@@ -1,11 +1,15 @@
 """Make a database a region, and change how it behaves: what `braid init` and `braid tune` run."""
 
 from collections.abc import Iterable
+from typing import Final
 
-from braidstream.braid import ID_MODES, Region, read_region
+from braidstream.braid import BEHIND, ID_MODES, Region, read_region
 from braidstream.errors import BraidError, NotARegionError, RegionTakenError
 from braidstream.keys import CONFIG
 from braidstream.plan import Batch, Plan
+
+# What changes by less is not noted anew.
+NOTED_MS: Final = 1_000
 
 
 def initialise(region: int, name: str) -> Plan[Region]:
@@ -67,6 +71,15 @@ def _set_writers(known: Region, writers: Iterable[int], left: Iterable[int]) -> 
         told = ("HSET", CONFIG, "writers", words[0], "left", words[1])
         yield Batch([told, ("HINCRBY", CONFIG, "topology", 1)])
     return (yield from read_region())
+
+
+def note_behind(writer: int, behind_ms: int) -> Plan[None]:
+    """Note how far a peer's clock is behind ours; 0 if it is not. Written if it has changed much."""
+    known = dict((yield from read_region()).behind_ms).get(writer, 0)
+    if not behind_ms and known:
+        yield Batch([("HDEL", CONFIG, BEHIND + b"%d" % writer)])
+    elif abs(behind_ms - known) > NOTED_MS:
+        yield Batch([("HSET", CONFIG, BEHIND + b"%d" % writer, behind_ms)])
 
 
 def tune_id_mode(mode: str) -> Plan[Region]:

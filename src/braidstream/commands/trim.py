@@ -12,7 +12,7 @@ from braidstream.commands.pending import tell
 from braidstream.errors import ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
-from braidstream.strand import Strand
+from braidstream.strand import Entry, Strand
 from braidstream.weave import certain
 
 # One round of trimming to a length reads at most this many entries of each strand.
@@ -112,7 +112,8 @@ def _trim_to_length(view: View, name: bytes, spec: Trim) -> Plan[int]:
         busy = {
             strand: head for strand, head in zip(strands, replies[len(strands) : -1], strict=True) if head
         }
-        cuts = _cuts(busy, page, over)
+        pages = {strand: _by_our_clock(view, strand, head) for strand, head in busy.items()}
+        cuts = _cuts(busy, pages, page, over)
         commands = [_cut_command(strand, cut, spec) for strand, cut in cuts.items()]
         removed += sum((yield Batch(commands, atomic=view.one_step(len(commands)))))
         if spec.approx:
@@ -128,12 +129,29 @@ def _cut_command(strand: Strand, cut: Id | None, spec: Trim) -> Command:
     return ("XTRIM", strand.key, "MINID", about, ids.text(cut), *limit)
 
 
-def _cuts(heads: dict[Strand, list[Any]], page: int, over: int) -> dict[Strand, Id | None]:
+def _by_our_clock(view: View, strand: Strand, head: list[Any]) -> list[Entry]:
+    """Entries, dated by the clock of this region, so that the oldest can be found.
+
+    As long as clocks are within the bound (0016), IDs are such dates. If a writer's clock is further ahead,
+    its entries would never be the oldest, and what others have just added would be.
+    """
+    entries = strand.entries(head)
+    if strand.kind != "s":
+        return entries
+    behind_ms = dict(view.region.behind_ms).get(strand.writer, 0)
+    ahead_ms = view.recall(strand.name).ahead_ms.get(strand.label, -behind_ms)
+    return (
+        [(ms - ahead_ms, seq, writer, fields) for ms, seq, writer, fields in entries] if ahead_ms else entries
+    )
+
+
+def _cuts(
+    heads: dict[Strand, list[Any]], pages: dict[Strand, list[Entry]], page: int, over: int
+) -> dict[Strand, Id | None]:
     """The native MINID of each strand that takes out the oldest `over` entries, as far as the heads tell.
 
     None is past the last ID of all: the whole strand goes.
     """
-    pages = {strand: strand.entries(head) for strand, head in heads.items()}
     full = [entries for entries in pages.values() if len(entries) == page]
     oldest = certain(pages.values(), full)[:over]
     taken = {id(entry) for entry in oldest}

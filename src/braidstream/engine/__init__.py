@@ -10,6 +10,7 @@ from importlib import resources
 from typing import Any, Final
 
 from braidstream.errors import LibraryError, ReplyError
+from braidstream.ids import CLOCK_BOUND_MS
 from braidstream.keys import CONFIG
 from braidstream.plan import Batch, Command, Plan
 
@@ -27,7 +28,8 @@ def source(version: int = VERSION) -> str:
     """The library as the engine gets it."""
     folder = resources.files(__package__)
     parts = [folder.joinpath(f"{part}.lua").read_text(encoding="utf-8") for part in _PARTS]
-    return f"#!lua name={NAME}\nlocal VERSION = {version}\n" + "\n".join(parts)
+    numbers = f"local VERSION = {version}\nlocal CLOCK_BOUND_MS = {CLOCK_BOUND_MS}\n"
+    return f"#!lua name={NAME}\n{numbers}" + "\n".join(parts)
 
 
 def installed() -> Plan[int]:

@@ -8,8 +8,6 @@
 
      Entries that are not ahead need nothing. Those that are ahead by more than CLOCK_BOUND_MS are ignored: a
      broken clock must not carry all regions into the far future. ]]
-local CLOCK_BOUND_MS = 60000
-
 local function now_ms()
   local now = redis.call('TIME')
   return now[1] * 1000 + math.floor(now[2] / 1000)

@@ -14,7 +14,7 @@ end
 --[[ braid_glance: FCALL_RO bs_braid_glance n <meta> <stream key>... <local prefix> <label:life, empty for a journal>...
      Returns a digest of what regions share: the meta (without the fields that start with a local prefix, given
      as one word, separated by blanks), and of each strand its last ID, its first entry and its length, of each
-     journal its last ID. `!` follows if groups have news. Returns '' if the stream has other strands too. ]]
+     journal its last ID. `!` follows if groups have news, or if a strand is ahead of the clock here. Returns '' if the stream has other strands too. ]]
 local function braid_glance(keys, args)
   local reply, fields, words = redis.call('HGETALL', keys[1]), {}, {}
   local named = {}
@@ -31,7 +31,7 @@ local function braid_glance(keys, args)
     if life and not named[field .. ':' .. life] then return '' end
   end
   table.sort(words)
-  local news = false
+  local news, now = false, now_ms()
   for at = 2, #keys do
     local key, id = keys[at], args[at]
     if redis.call('EXISTS', key) == 1 then
@@ -41,6 +41,7 @@ local function braid_glance(keys, args)
       if id ~= '' then
         local first = facts['first-entry'] and facts['first-entry'][1] or ''
         words[#words + 1] = first .. ' ' .. facts.length
+        news = news or is_ahead(facts['last-generated-id'], now)
         news = news or (facts.groups > 0 and has_news(key, id, facts['last-generated-id'], fields))
       end
     end

@@ -128,6 +128,20 @@ local function move_home_on(meta, home, floor)
   end
 end
 
+--[[ After a peer's entries up to `last` came. What is ahead of our clock beyond the bound is not followed; `o:<label>`
+     says by how many milliseconds it was ahead when it came, so that caps find the oldest (commands/trim.py). ]]
+local function follow_clock(meta, home, label, last)
+  local now, field = now_ms(), 'o:' .. label
+  local floor, known = floor_after(home, label, last, now), redis.call('HGET', meta, field)
+  if floor then move_home_on(meta, home, floor) end
+  local ahead = tonumber(string.match(last, '^%d+')) - now
+  if ahead > CLOCK_BOUND_MS then
+    if not known or math.abs(known - ahead) > 1000 then redis.call('HSET', meta, field, string.format('%.0f', ahead)) end
+  elseif known then
+    redis.call('HDEL', meta, field)
+  end
+end
+
 -- Where a home strand starts that is made now: above the entries that are ahead of the clock.
 local function start_ahead(meta, cut)
   local ahead = redis.call('HGET', meta, 'ahead')
@@ -296,7 +310,6 @@ local function strand_apply(keys, args)
     end
   end
   if less(last, upto) then redis.call('XSETID', strand, upto) end
-  local floor = keys[3] and floor_after(keys[3], label, last, now_ms())
-  if floor then move_home_on(meta, keys[3], floor) end
+  if keys[3] then follow_clock(meta, keys[3], label, last) end
   return applied
 end

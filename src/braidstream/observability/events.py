@@ -22,6 +22,14 @@ EVENTS: Final = {
         logging.ERROR,
         "a peer is not the region that the file says, was removed, or its bs:config is broken",
     ),
+    "clock.skew": (
+        logging.WARNING,
+        "a peer's clock and ours are more than a second apart. Check NTP in both regions",
+    ),
+    "clock.apart": (
+        logging.ERROR,
+        "they are more than 60 s apart: IDs no longer tell what was written after what. Set the clock",
+    ),
     "link.swept": (logging.DEBUG, "every stream was compared with a peer"),
     "link.failed": (logging.ERROR, "a link ended by an error that is no lost connection; it is tried again"),
     "link.refused": (logging.WARNING, "a peer refused a stream; it is tried again"),

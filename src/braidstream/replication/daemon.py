@@ -27,6 +27,7 @@ from braidstream.replication.leases import Leases
 from braidstream.replication.link import Link, Progress, once
 from braidstream.replication.pages import Pages
 from braidstream.replication.queue import Need, Queue
+from braidstream.replication.skew import watch_clock
 
 # How many streams one link works on at once.
 AT_ONCE: Final = 32
@@ -174,6 +175,7 @@ class Daemon:
                 emit("link.up", peer=peer.name)
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._sweep(peer, peer.link))
+                    tasks.create_task(watch_clock(*ends, peer=peer.name, writer=there.writer))
                     for _ in range(AT_ONCE):
                         tasks.create_task(self._carry(peer, peer.link, peer.fresh))
                         tasks.create_task(self._carry(peer, peer.link, peer.queue))

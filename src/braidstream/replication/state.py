@@ -21,7 +21,7 @@ from braidstream.strand import Strand, facts
 
 # Fields of meta that stay in their region: where XGROUP SETID stood, where chosen IDs moved a strand to,
 # when groups last changed, and whether the engine itself knows messages.
-_ASIDE: Final = (b"b:", b"h:", b"f:", b"bell", b"ahead", b"native")
+_ASIDE: Final = (b"b:", b"h:", b"f:", b"bell", b"ahead", b"o:", b"native")
 # So do those that say where a strand of ours is new, and what came back to it. A link must see these at once.
 LOCAL: Final = (*_ASIDE, b"n:", b"m:")
 # Entries may overtake how far groups have acknowledged, and how far Spark sinks have written.

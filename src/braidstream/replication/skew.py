@@ -1,0 +1,58 @@
+"""How far two regions' clocks are apart: the engines' TIME compared, when a link comes up and every minute.
+
+    ours     t0 --TIME--> t1          each clock is read between two readings of our own monotonic clock,
+    theirs      t2 --TIME--> t3       so the result is off by half of both round trips at most
+
+A difference of more than a second is told. One beyond the bound of the hybrid logical clock (decision 0016)
+is told as an error. A peer that is so far behind is noted in `bs:config`, so that caps know how old its
+entries are.
+"""
+
+import asyncio
+import contextlib
+from typing import Any, Final
+
+from braidstream.commands.region import note_behind
+from braidstream.errors import ReplyError
+from braidstream.ids import CLOCK_BOUND_MS
+from braidstream.observability.events import emit
+from braidstream.plan import Batch, Plan
+from braidstream.replication.endpoint import Asked
+
+EVERY_S: Final = 60.0
+TOLD_MS: Final = 1_000
+
+
+async def watch_clock(source: Asked, target: Asked, *, peer: str, writer: int) -> None:
+    """Until the link ends. `peer`, `writer`: the target's name, and its number."""
+    while True:
+        ahead_ms, error_ms = await measure(source, target)
+        apart_ms = abs(ahead_ms) - error_ms
+        beyond = apart_ms > CLOCK_BOUND_MS
+        if apart_ms > TOLD_MS:
+            event = "clock.apart" if beyond else "clock.skew"
+            emit(event, peer=peer, peer_ahead_s=f"{ahead_ms / 1000:+.1f}")
+        with contextlib.suppress(ReplyError):  # full, or read-only: there is a next minute
+            await source.ask(note_behind(writer, max(0, -ahead_ms) if beyond else 0))
+        await asyncio.sleep(EVERY_S)
+
+
+async def measure(source: Asked, target: Asked) -> tuple[int, int]:
+    """By how many milliseconds the target's clock is ahead of the source's, and how wrong that may be."""
+    ours, theirs = await _read(source), await _read(target)
+    return round(theirs[0] - ours[0]), round(theirs[1] + ours[1])
+
+
+async def _read(engine: Asked) -> tuple[float, float]:
+    """An engine's clock minus our own monotonic one, and how wrong that may be. Milliseconds."""
+    clock = asyncio.get_running_loop().time
+    before = clock()
+    seconds, micros = await engine.ask(_time())
+    after = clock()
+    middle = (before + after) / 2
+    return int(seconds) * 1000 + int(micros) / 1000 - middle * 1000, (after - before) * 500
+
+
+def _time() -> Plan[list[Any]]:
+    [now] = yield Batch([("TIME",)], resend=True)
+    return now  # type: ignore[no-any-return]
