@@ -70,7 +70,7 @@ demo: ## watch the tables and sessions of the specification typed into redis-cli
 	BRAID_SHOW=1 $(PYTHON) -m pytest -q -s -n 0 tests/scenarios/test_typed.py tests/scenarios/test_typed_examples.py \
 		tests/faults/test_typed_daemons.py
 
-redis-suite: ## Redis's own stream tests against a gateway; SUITE=/path/to/redis/source ENGINE=redis UNITS="unit/type/stream ..."
+redis-suite: ## Redis's own stream tests against a gateway; SUITE=/path/to/redis/source ENGINE=redis-8.10 UNITS="unit/type/stream ..."
 	$(PYTHON) -m scripts.redis_suite --suite "$(SUITE)" --engine "$(or $(ENGINE),redis)" $(UNITS)
 
 fuzz: ## atheris on the gateway's parser, then a million hostile cases at a running gateway
