@@ -293,6 +293,33 @@ def test_an_acl_user_with_these_rights_can_produce(region: braidstream.Redis, en
             operator.execute_command("ACL", "DELUSER", "app")
 
 
-def test_what_the_engine_keeps_to_itself_is_refused(region: braidstream.Redis) -> None:
-    with pytest.raises(redis.ResponseError, match="refused by braidstream"):
-        region.execute_command("XIDMPRECORD", "s", "p", "1", "1-1")
+def test_an_entry_can_be_named_later_where_the_engine_knows_messages_itself(
+    region: braidstream.Redis, engine: Engine
+) -> None:
+    first, second = (region.xadd("s", ENTRY) for _ in range(2))
+    record = ("XIDMPRECORD", "s", "p", "1")
+    if "XCFGSET" not in engine.vocabulary:
+        with pytest.raises(redis.ResponseError, match="refused by braidstream"):
+            region.execute_command(*record, first)
+        return
+    assert [region.execute_command(*record, first) for _ in range(2)] == ["OK", "OK"]
+    assert region.xadd("s", {"other": "body"}, idmp=("p", b"1")) == first
+    for words, text in (
+        ((*record, second), "IID already exists for this producer with a different stream ID"),
+        ((*record, "999-1"), "No such message in stream"),
+        (("XIDMPRECORD", "none", "p", "1", "1-1"), "no such key"),
+        (("XIDMPRECORD", "s", "", "1", first), "producer ID must be non-empty"),
+        (("XIDMPRECORD", "s", "p", "", first), "idempotent ID must be non-empty"),
+    ):
+        with pytest.raises(redis.ResponseError, match=text):
+            region.execute_command(*words)
+
+
+def test_an_entry_cannot_be_named_later_where_peers_have_to_know(engine: Engine) -> None:
+    become(engine)
+    with client_of(engine, decode_responses=True) as client:
+        client.run_plan(meet((1, 2)))
+        client.session.read_at = 0  # do not wait until the client asks again who its region is
+        entry = client.xadd("s", ENTRY)
+        with pytest.raises(redis.ResponseError, match="refused by braidstream"):
+            client.execute_command("XIDMPRECORD", "s", "p", "1", entry)

@@ -29,9 +29,10 @@ from braidstream.commands.arguments import (
     integer,
     option,
     parse_add,
+    strict_id,
 )
 from braidstream.commands.trim import trim_all, trim_options
-from braidstream.errors import ReplyError
+from braidstream.errors import RefusedError, ReplyError
 from braidstream.idempotence import Settings, iid_of
 from braidstream.plan import Batch, Command, Plan
 from braidstream.registry import Registry
@@ -279,6 +280,38 @@ def configure(view: View, argv: Argv) -> Plan[bytes]:
         yield from refuse_other_types(name, *kind)
         fail("ERR no such key")
     return b"OK"
+
+
+def record(view: View, argv: Argv) -> Plan[bytes]:
+    """XIDMPRECORD: an entry that was minted here is a message of this name, from now on.
+
+    Only where the engine itself knows the messages: without peers, on engines that have the command.
+    """
+    name, producer, iid = argv[1:4]
+    entry = strict_id(argv[4])
+    if not producer:
+        fail("ERR producer ID must be non-empty")
+    if not iid:
+        fail("ERR idempotent ID must be non-empty")
+    if not (yield from look(view, name)).exists:
+        fail("ERR no such key")
+    home = view.minted(name)
+    native = home.exact(entry)
+    if view.region.teller:
+        raise _not_recorded()
+    if native is None:
+        fail("ERR No such message in stream")
+    words = (2, keys.meta(name), home.key, producer, iid, ids.text(native))
+    [reply] = yield Batch([("FCALL", "bs_idempotence_mark", *words)], attempt=True)
+    view.forget(name)
+    if isinstance(reply, ReplyError):
+        raise _not_recorded() if reply.code == "BSOURS" else reply
+    return b"OK"
+
+
+def _not_recorded() -> RefusedError:
+    why = "the engine alone would know of it, and here others have to"
+    return RefusedError("XIDMPRECORD", why, "Use XADD IDMP")
 
 
 _OPTIONS: Final = {

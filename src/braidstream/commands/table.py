@@ -103,12 +103,6 @@ def _none(argv: Argv) -> Argv:
     return []
 
 
-def _internal(view: View, argv: Argv) -> Plan[Any]:
-    """Refused: Redis uses it between its own processes. Use XADD IDMP."""
-    raise RefusedError("XIDMPRECORD", "it is for the engine's own use", "Use XADD IDMP")
-    yield
-
-
 _TRIM = "MAXLEN|MINID [=|~] threshold [LIMIT count]"
 _REFS = "[KEEPREF|DELREF|ACKED]"
 
@@ -257,5 +251,5 @@ TABLE: Final[dict[bytes, Spec]] = {
         fits_multi=nack.is_native,
     ),
     b"XCFGSET": Spec("key [IDMP-DURATION seconds] [IDMP-MAXSIZE messages]", produce.configure, _first, 2),
-    b"XIDMPRECORD": Spec("key producer iid id", _internal, _none, 1),
+    b"XIDMPRECORD": Spec("key producer iid id", produce.record, _first, 5, 5),
 }

@@ -204,6 +204,23 @@ local function idempotence_add(keys, args)
   return add_each(keys, args, starts, found, { native = native, first_id = id })
 end
 
+--[[ idempotence_mark: XIDMPRECORD, an entry that is there is a message of this name.
+     FCALL bs_idempotence_mark 2 <meta> <strand> <producer> <iid> <id>
+     Only where the engine itself knows the messages; else BSOURS, and nothing is done. ]]
+local function idempotence_mark(keys, args)
+  local found = redis.call('HMGET', keys[1], 'idmp', 'native')
+  if not engine_can(keys[2]) then return redis.error_reply('BSOURS this engine knows no messages') end
+  local refused = denied(keys[2], 'XIDMPRECORD')
+  if refused then return refused end
+  if #redis.call('XRANGE', keys[2], args[3], args[3]) == 0 then
+    return redis.error_reply('ERR No such message in stream')
+  end
+  if native_state(keys, found[1] or IDMP_DEFAULTS, found) ~= 'alone' then
+    return redis.error_reply('BSOURS the engine does not know the messages of this stream')
+  end
+  return redis.pcall('XIDMPRECORD', keys[2], unpack(args))
+end
+
 local function before(a, b)
   local a_id, a_writer = string.match(a, '^([^:]+):(%d+)')
   local b_id, b_writer = string.match(b, '^([^:]+):(%d+)')

@@ -17,6 +17,7 @@ local AFTER_KEY = {
   XADD = { '*', 'f', 'v' },
   XCFGSET = { 'IDMP-MAXSIZE', '1' },
   XDEL = { '1-1' },
+  XIDMPRECORD = { 'p', 'i', '1-1' },
   XPENDING = { 'g' },
   XRANGE = { '-', '+' },
   XSETID = { '1-1' },

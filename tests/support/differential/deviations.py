@@ -36,6 +36,8 @@ DEVIATIONS: Final = {
     "entries-read": "counted strand by strand, and ENTRIESREAD is not passed on: nil, or no negative number",
     "idempotence does not move": "RENAME and COPY leave the known messages behind: if there are any, the "
     "sequence ends",
+    "producers of a stream without IDs": "at the end of all IDs the bare engine lists a producer whose "
+    "message it refuses; ours lists those that have messages",
     "groups do not move": "RENAME and COPY leave them behind: they are then destroyed in the bare engine",
     "delivery and idle times": "no further apart than twice the longest step of the sequence took",
     "several round trips inside MULTI": "RENAME, COPY, SCAN, KEYS, FLUSHDB, XSETID, XADD ms-*, XREAD of a "
@@ -80,7 +82,7 @@ MISSING: Final[dict[bytes, Any]] = {b"GET": None, b"STRLEN": 0, b"HGETALL": [], 
 TICKS: Final = {b"TTL": 1, b"EXPIRETIME": 1, b"PTTL": 1000, b"PEXPIRETIME": 1000}
 # How the payload of a stream begins, in the versions of engines.
 STREAM_TYPES: Final = (15, 19, 21, 26, 27)
-KEYS, NODES = b"radix-tree-keys", b"radix-tree-nodes"
+KEYS, NODES, PRODUCERS = b"radix-tree-keys", b"radix-tree-nodes", b"pids-tracked"
 
 
 class SequenceEnds(Exception):
@@ -161,11 +163,14 @@ class Deviations:
         return same(found[0], found[1])
 
     def trees(self, name: bytes, bare: dict[bytes, Any], ours: dict[bytes, Any]) -> bool:
-        """XINFO STREAM: check our counts of the tree, and take over those that need not be equal."""
+        """XINFO STREAM: check our counts, and take over those that need not be equal."""
         # Newer engines keep leaves in their parents.
         fewest = 1 if "XREAD MAXCOUNT" in self._sides.vocabulary else ours[KEYS]
         if type(ours[KEYS]) is not int or ours[NODES] < fewest or ours[KEYS] < bool(ours[b"length"]):
             return False
+        if name in self._mapping.exhausted and ours.get(PRODUCERS) != bare.get(PRODUCERS):
+            self.note("producers of a stream without IDs")
+            ours[PRODUCERS] = bare[PRODUCERS]
         life = self._mapping.life(name)
         if not life.same_nodes:
             self.note("radix-tree-keys, -nodes")
