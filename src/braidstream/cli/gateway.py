@@ -51,6 +51,11 @@ TlsCa = Annotated[
     typer.Option(help="CA (PEM) that signed the certificates of clients; then each must show one."),
 ]
 
+AllowOpen = Annotated[
+    bool,
+    typer.Option("--allow-open", help="Listen on the network though the server asks for no password."),
+]
+
 
 def gateway(
     url: Url = None,
@@ -62,6 +67,7 @@ def gateway(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
+    allow_open: AllowOpen = False,
     as_json: Json = False,
 ) -> None:
     """Serve any Redis client, in any language.
@@ -83,7 +89,9 @@ def gateway(
         where = Listen.parse(listen or _LISTEN)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    settings = Settings(maxclients=maxclients, backends=backends, tls=_tls(tls_cert, tls_key, tls_ca))
+    settings = Settings(
+        maxclients=maxclients, backends=backends, tls=_tls(tls_cert, tls_key, tls_ca), allow_open=allow_open
+    )
     log_to_stderr(verbose=False)
     with trouble(url, as_json), asyncio.Runner(loop_factory=_loop) as runner:
         runner.run(_serve(Gateway(parse_address(url), _within_files(settings)), where, url, as_json))

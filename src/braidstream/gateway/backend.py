@@ -315,6 +315,18 @@ class Lane:
             self.conn.close()
 
 
+async def lets_anybody_in(address: Address) -> bool:
+    """Whether the engine takes commands of a connection that has not logged in."""
+    try:
+        conn = await wire.connect(address.as_user(None, None).in_db(0))
+        try:
+            return await _is_let_in(conn)
+        finally:
+            conn.close()
+    except LostError:
+        return False
+
+
 async def _is_let_in(conn: Connection) -> bool:
     """Whether the engine takes commands from a new connection; this one may still be refused to its user."""
     [reply] = await conn.send(Batch([("PING",)], resend=True, attempt=True))

@@ -5,11 +5,13 @@ import ssl
 import traceback
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 
 from braidstream.drivers.wire import Address
-from braidstream.gateway.backend import Backends, Lane
+from braidstream.errors import ConfigError
+from braidstream.gateway.backend import Backends, Lane, lets_anybody_in
 from braidstream.gateway.client import Client
 from braidstream.gateway.known import Known
 from braidstream.gateway.resp import Limits
@@ -26,6 +28,7 @@ class Settings:
 
     backends: so many clients keep a connection of their own to the engine while idle.
     grace_s: how long a shutdown waits for commands that were taken.
+    allow_open: listen on the network though the engine asks for no password.
     """
 
     maxclients: int = 20_000
@@ -33,6 +36,7 @@ class Settings:
     grace_s: float = 10.0
     limits: Limits = field(default_factory=Limits)
     tls: ssl.SSLContext | None = None
+    allow_open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,16 @@ class Listen:
         if not colon or not port.isdigit() or int(port) > 65535:
             raise ValueError(f"{text!r} is no address to listen on. Write HOST:PORT or unix:/path/to/socket.")
         return Listen(host.strip("[]"), int(port))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can connect."""
+        if self.path is not None or self.host == "localhost":
+            return True
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return False
 
     def __str__(self) -> str:
         if self.path is not None:
@@ -76,12 +90,27 @@ class Gateway:
         """Listen; the address that clients connect to. The engine must answer, and be a region."""
         await self.known(self.db).ask()
         try:
+            await self._check_exposure(listen)
             where = await self._listen(listen)
         except BaseException:
             await self.stop()
             raise
         self.run(self._keep_fresh())
         return where
+
+    async def _check_exposure(self, listen: Listen) -> None:
+        """The engine sees our address, not the clients': its protected-mode and bind do not hold for them."""
+        tls = self.settings.tls
+        asks_certificates = tls is not None and tls.verify_mode == ssl.CERT_REQUIRED
+        if listen.is_local or asks_certificates or not await lets_anybody_in(self._address):
+            return
+        if not self.settings.allow_open:
+            raise ConfigError(
+                f"anybody who can reach {listen} could read and change everything: the server behind it "
+                "asks for no password. Set one there (requirepass or ACL users), demand client certificates "
+                "(--tls-ca), listen on 127.0.0.1, or pass --allow-open."
+            )
+        emit("gateway.open", gateway=listen)
 
     async def _listen(self, listen: Listen) -> str:
         loop, tls = asyncio.get_running_loop(), self.settings.tls

@@ -62,6 +62,10 @@ EVENTS: Final = {
         logging.WARNING,
         "fewer clients than --maxclients may come: the system allows too few open files. Raise `ulimit -n`",
     ),
+    "gateway.open": (
+        logging.WARNING,
+        "clients on the network need no password (--allow-open). Set one on the server behind the gateway",
+    ),
     "gateway.stopped": (logging.INFO, "asked to stop; what was taken is answered"),
     "gateway.failed": (logging.ERROR, "a command broke the gateway; its client was cut off. Report it"),
     "config.changed": (logging.INFO, "the list of regions changed"),
