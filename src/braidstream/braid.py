@@ -33,6 +33,7 @@ class Region:
 
     left: writers of regions that were removed for good. topology: grows with every change of the others.
     behind_ms: writers whose clock is behind ours by more than the bound, and how far.
+    fenced: it is being brought back after a loss, and serves no client until then.
     """
 
     id: int
@@ -44,6 +45,7 @@ class Region:
     left: tuple[int, ...] = ()
     topology: int = 0
     behind_ms: tuple[tuple[int, int], ...] = ()
+    fenced: bool = False
 
     @property
     def teller(self) -> int:
@@ -81,7 +83,17 @@ class Region:
                 for field, ms in config.items()
                 if field.startswith(BEHIND)
             ),
+            fenced=b"fenced" in config,
         )
+
+    def require_open(self) -> "Region":
+        """Itself, for whoever serves clients; while it is fenced LOADING: clients try again later."""
+        if self.fenced:
+            raise ReplyError(
+                f"LOADING region {self.id} ({self.name}) lost its data and is being brought back from its "
+                "peers. It serves clients again when `braid region rejoin` is done"
+            )
+        return self
 
 
 def read_region() -> Plan[Region]:

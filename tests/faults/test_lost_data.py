@@ -1,6 +1,8 @@
 """A region loses data that it had acknowledged, with real daemons: a failover to a replica that lagged, an
 old backup, keys deleted by hand. The peers keep everything, and give it back."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -8,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+import pytest
 import redis
 
 import braidstream
@@ -241,6 +244,53 @@ def test_an_old_backup_under_traffic_is_brought_up_to_date(flavour: Flavour, tmp
         # What was acknowledged in the last moment before the crash may have reached nobody.
         assert len(set(later) - set(ids(regions[1]))) < 20
         assert "other" in regions[1].keys("*")
+
+
+def braid(*words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "braidstream.cli.main", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("how", ["empty", "flushed"])
+def test_a_server_that_lost_everything_is_refused_and_rejoins(
+    flavour: Flavour, tmp_path: Path, how: str
+) -> None:
+    with started(flavour, tmp_path, 2) as regions:
+        primary, daemon = regions.site.primary, regions.daemons[0]
+        send = ("XADD", "m", "IDMP", "till", "1", "*", "n", "paid")
+        message = regions[1].execute_command(*send)
+        before = write(regions[1], 300)
+        regions[1].xgroup_create("x", "jobs", "0")
+        [[_, entries]] = regions[1].xreadgroup("jobs", "ann", {"x": ">"}, count=100)
+        regions[1].xack("x", "jobs", *(entry for entry, _ in entries))
+        regions[1].xdel("x", before[250])
+        left = [entry for entry in before if entry != before[250]]
+        everywhere(regions, left)
+        everywhere(regions, [message], "m")
+        done = lambda: regions[2].xinfo_groups("x")[0]["last-delivered-id"]  # noqa: E731
+        eventually(lambda: done() == before[99], within_s=WITHIN_S, why="the peer knows what is done")
+        with traffic(regions.site.url) as later:
+            if how == "empty":
+                primary.kill()
+                primary.start()
+            else:
+                with primary.client() as engine:
+                    engine.flushall()
+            daemon.kill()
+            refused = braid("replicate", "--config", str(regions.config), "--region", "r1")
+            assert refused.returncode == 1
+            assert "braid region rejoin r1" in " ".join(refused.stderr.split())
+            rejoined = braid("region", "rejoin", "r1", "--config", str(regions.config))
+            assert rejoined.returncode == 0, rejoined.stderr
+            daemon.start()
+            count = len(later)
+            eventually(lambda: len(later) > count + 20, within_s=WITHIN_S, why="clients are served again")
+        lost = set(later) - set(ids(regions[1]))
+        assert len(lost) < 20  # acknowledged in the last moment before the loss; no peer had them yet
+        everywhere(regions, left + [entry for entry in later if entry not in lost])
+        assert regions[1].execute_command(*send) == message
+        [[_, entries]] = regions[1].xreadgroup("jobs", "ann", {"x": ">"}, count=10)
+        assert [entry for entry, _ in entries] == before[100:110]
 
 
 def test_keys_deleted_by_hand_are_brought_back(flavour: Flavour, tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
-"""`braid region`: add a region while traffic goes on, or remove one for good."""
+"""`braid region`: add a region while traffic goes on, bring one back after a loss, or remove one for good."""
 
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -17,7 +18,7 @@ from braidstream import engine
 from braidstream.braid import Region, read_region
 from braidstream.cli.replicate import ConfigFile, durability_of
 from braidstream.cli.server import Json, ask, report, trouble
-from braidstream.commands.region import initialise, meet, part
+from braidstream.commands.region import initialise, meet, part, set_fence
 from braidstream.config import Config, RegionConfig
 from braidstream.drivers.bulk import shown
 from braidstream.drivers.session import REGION_FRESH_S
@@ -80,6 +81,43 @@ def add(
     report(as_json, facts, f"{text} Start its daemon: braid replicate --config {config} --region {name}")
 
 
+@app.command("rejoin")
+def rejoin(
+    name: Annotated[str, typer.Argument(help="The region's name or number.")],
+    without: Annotated[
+        list[str] | None, typer.Option("--without", help="A peer that cannot be reached and is not asked.")
+    ] = None,
+    config: ConfigFile = Path("braid.toml"),
+    as_json: Json = False,
+) -> None:
+    """Bring back a region whose server lost its data: it is empty, or from an old backup.
+
+    The server is fenced meanwhile: clients get LOADING errors until entries, groups and known messages are
+    back, as far as another region has them. What no other region had is lost. Stop its daemon before, and
+    start it afterwards. Safe to run again.
+
+    Example: braid region rejoin us-east
+    """
+    with trouble(config, as_json):
+        known = files.load(config)
+        lost = known.named(name)
+        absent = {known.named(each).name for each in without or ()}
+        givers = [each for each in known.peers_of(lost.name) if each.name not in absent]
+        if not givers:
+            raise BraidError("there is no other region to bring the data from.")
+        for each in givers:
+            _check(each)
+    with trouble(lost.url, as_json):
+        ask(lost.url, initialise(lost.id, lost.name, fenced=True), engine.load(), set_fence(True))
+        time.sleep(2 * REGION_FRESH_S)  # clients that are connected stop
+        regions = [_tell(each, known) for each in (*givers, lost)]
+        entries, streams = asyncio.run(_bring_back(givers, lost, regions))
+        ask(lost.url, set_fence(False))
+    facts = {"region": lost.id, "name": lost.name, "streams": streams, "entries": entries}
+    text = f"region {lost.id} ({lost.name}) has {streams:,} streams again; {entries:,} entries came back."
+    report(as_json, facts, f"{text} Start its daemon: braid replicate --config {config} --region {lost.name}")
+
+
 @app.command("remove")
 def remove(
     name: Annotated[str, typer.Argument(help="The region's name or number.")],
@@ -140,6 +178,31 @@ def _tell(each: RegionConfig, joined: Config) -> Region:
     return known
 
 
+async def _bring_back(
+    givers: list[RegionConfig], lost: RegionConfig, regions: list[Region]
+) -> tuple[int, int]:
+    """All that the givers have, to a server that lost it: (entries, streams)."""
+    home = Endpoint(parse_address(lost.url))
+    await home.connect()
+    entries, seen = 0, set[bytes]()
+    with Progress(console=_console, transient=True) as progress:
+        for giver, there in zip(givers, regions, strict=False):
+            peer = Endpoint(parse_address(giver.url))
+            await peer.connect()
+            names = [name async for page in all_streams(peer) for name in page]
+            bar = progress.add_task(f"from {escape(giver.name)}", total=len(names))
+            gate = Gate(peer, durability_of(giver))
+            link = Link(home, gate, here=regions[-1], there=there)
+            waiting = iter(names)
+            work = [_each(link.recover, waiting, lambda: progress.advance(bar)) for _ in range(AT_ONCE)]  # noqa: B023
+            entries += sum(await asyncio.gather(*work))
+            seen.update(names)
+            gate.close()
+            peer.close()
+    home.close()
+    return entries, len(seen)
+
+
 async def _bring(others: list[RegionConfig], new: RegionConfig, regions: list[Region]) -> tuple[int, int]:
     """All that the others have, each the whole of what it knows: (entries, streams)."""
     target = Endpoint(parse_address(new.url))
@@ -154,8 +217,9 @@ async def _bring(others: list[RegionConfig], new: RegionConfig, regions: list[Re
             gate = Gate(source, durability_of(other))
             link = Link(gate, target, here=here, there=regions[-1])
             waiting = iter(names)
-            carriers = [_carry(link, waiting, lambda: progress.advance(bar)) for _ in range(AT_ONCE)]  # noqa: B023
-            entries += sum(await asyncio.gather(*carriers))
+            bring = partial(_relay, link)
+            work = [_each(bring, waiting, lambda: progress.advance(bar)) for _ in range(AT_ONCE)]  # noqa: B023
+            entries += sum(await asyncio.gather(*work))
             seen.update(names)
             gate.close()
             source.close()
@@ -163,9 +227,15 @@ async def _bring(others: list[RegionConfig], new: RegionConfig, regions: list[Re
     return entries, len(seen)
 
 
-async def _carry(link: Link, waiting: Iterator[bytes], done: Callable[[], None]) -> int:
+async def _relay(link: Link, name: bytes) -> int:
+    return (await link.sync(name, relay=True)).entries
+
+
+async def _each(
+    bring: Callable[[bytes], Awaitable[int]], waiting: Iterator[bytes], done: Callable[[], None]
+) -> int:
     entries = 0
     for name in waiting:
-        entries += (await link.sync(name, relay=True)).entries
+        entries += await bring(name)
         done()
     return entries

@@ -6,17 +6,20 @@ import json
 import logging
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from braidstream import engine
+from braidstream.braid import read_region
 from braidstream.cli.server import Json, ask, trouble
 from braidstream.commands.region import initialise
 from braidstream.config import Config, RegionConfig, load
+from braidstream.drivers.sync import ServerError
 from braidstream.drivers.wire import Address, parse_address
-from braidstream.errors import BraidError, ConfigError
+from braidstream.errors import BraidError, ConfigError, NotARegionError
 from braidstream.observability.events import emit
 from braidstream.replication.daemon import Daemon
 from braidstream.replication.gate import Durability
@@ -48,10 +51,34 @@ def replicate(
         here = regions.named(region)
         _peers(regions, here)
     with trouble(here.url, as_json):
+        _refuse_lost(here, regions.peers_of(here.name))
         ask(here.url, initialise(here.id, here.name), engine.load())
     log_to_stderr(verbose)
     with contextlib.suppress(asyncio.CancelledError):
         asyncio.run(_run(config, regions, here, as_json))
+
+
+def _refuse_lost(here: RegionConfig, peers: Sequence[RegionConfig]) -> None:
+    """A server that is fenced, or empty while peers know its region, gets its data back first."""
+    try:
+        [found] = ask(here.url, read_region())
+        known = ["its own fence"] if found.fenced else []
+    except NotARegionError:
+        known = [peer.name for peer in peers if _knows(peer, here.id)]
+    if known:
+        raise BraidError(
+            f"this server lost the data of region {here.id} ({here.name}), as {' and '.join(known)} tells. "
+            f"Bring it back first: braid region rejoin {here.name}"
+        )
+
+
+def _knows(peer: RegionConfig, number: int) -> bool:
+    """Whether a peer has met a region. One that cannot be asked is not waited for."""
+    try:
+        [region] = ask(peer.url, read_region())
+    except (BraidError, ServerError, OSError):
+        return False
+    return number in region.writers
 
 
 def log_to_stderr(verbose: bool) -> None:

@@ -6,14 +6,14 @@ from typing import Final
 from braidstream.braid import BEHIND, ID_MODES, Region, read_region
 from braidstream.errors import BraidError, NotARegionError, RegionTakenError
 from braidstream.keys import CONFIG
-from braidstream.plan import Batch, Plan
+from braidstream.plan import Batch, Command, Plan
 
 # What changes by less is not noted anew.
 NOTED_MS: Final = 1_000
 
 
-def initialise(region: int, name: str) -> Plan[Region]:
-    """Write `bs:config`, once. Again with the same words changes nothing."""
+def initialise(region: int, name: str, *, fenced: bool = False) -> Plan[Region]:
+    """Write `bs:config`, once. Again with the same words changes nothing. fenced: no client is served yet."""
     if not 1 <= region <= 1023:
         raise BraidError(f"region {region} is not between 1 and 1023. Give each region its own number there.")
     if not name or len(name) > 64:
@@ -25,7 +25,8 @@ def initialise(region: int, name: str) -> Plan[Region]:
             known = yield from read_region()
         except NotARegionError:
             facts = ("region", region, "name", name, "writer", region, "writers", region, "id-mode", "strict")
-            yield Batch([("HSET", CONFIG, *facts, "topology", 1)], atomic=True)
+            fence = ("fenced", 1) if fenced else ()
+            yield Batch([("HSET", CONFIG, *facts, "topology", 1, *fence)], atomic=True)
             continue  # whoever was first, it is read now
         yield Batch([("UNWATCH",)])
         break
@@ -44,6 +45,13 @@ def _refuse_eviction() -> Plan[None]:
             f"this server evicts any key when memory is full (maxmemory-policy {policy}). A strand would be "
             "lost with its last ID. Set maxmemory-policy to noeviction or volatile-*, and run this again."
         )
+
+
+def set_fence(up: bool) -> Plan[Region]:
+    """Whether a region serves clients. Running clients follow within a second."""
+    fence: Command = ("HSET", CONFIG, "fenced", 1) if up else ("HDEL", CONFIG, "fenced")
+    yield Batch([fence, ("HINCRBY", CONFIG, "topology", 1)])
+    return (yield from read_region())
 
 
 def meet(writers: Iterable[int]) -> Plan[Region]:

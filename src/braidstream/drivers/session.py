@@ -115,7 +115,7 @@ class Session:
                 region, self.commands = yield from read_server()
             else:
                 region = yield from read_region()
-            self.learn(region)
+            self.learn(region.require_open())
             conn.braid_socket = socket_of(conn)
 
     def command(self, conn: Any, spec: Spec, argv: list[bytes], *, watching: bool = False) -> Plan[Any]:

@@ -61,7 +61,7 @@ class Known(Session):
     async def _ask(self) -> None:
         try:
             region, self.commands = await arun(read_server(), self.lane.send)
-            self.learn(region)
+            self.learn(region.require_open())
         except NotARegionError:
             self._absent_until = time.monotonic() + REGION_FRESH_S
             raise

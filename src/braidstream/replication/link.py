@@ -207,7 +207,7 @@ class Link:
 
     async def _restore(self, pair: Pair, loss: Loss, ours: State, theirs: State) -> int:
         name, done, why = ours.name, 0, ""
-        back = Link(self.target, self.source, here=self.there, there=self.here, heals=False)
+        back = self._back()
         try:
             # Refused where our clients were faster: then it goes before what they wrote.
             with contextlib.suppress(ReplyError):
@@ -226,6 +226,19 @@ class Link:
         facts = {"entries": loss.count, "restored": done, "journal": loss.journal}
         emit("region.lost_tail", stream=name, peer=self.there.name, **facts, why=why)
         return done
+
+    async def recover(self, name: bytes) -> int:
+        """For an engine that lost its data: all that the target has of a stream. How many entries came."""
+        back, own, progress = self._back(), self.here.writer, Progress()
+        entries = (await back.sync(name, relay=True)).entries
+        await self._heal(name, self._recall(name), progress)
+        ours = await self.source.ask(read_state(name, self._likely(name), [own]))
+        theirs = await self.target.ask(read_state(name, ours.registry.strands, [own]))
+        await Pair(self.source, self.target, self.here).redo_journal(ours, theirs)
+        return entries + progress.healed
+
+    def _back(self) -> "Link":
+        return Link(self.target, self.source, here=self.there, there=self.here, heals=False)
 
     async def give_back(self, name: bytes) -> None:
         """To a target that lost it: the meta, and what it wrote itself, where that follows what it has."""
