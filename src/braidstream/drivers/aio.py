@@ -67,7 +67,7 @@ async def _connect(conn: Any, may: bool = True) -> None:
     await conn.connect()
 
 
-async def _append(conn: Any, command: Command, resend: bool) -> Any:
+async def _append(conn: Any, command: Command, known: Session) -> Any:
     """One append in one command, sent once; None where the plan must say it."""
     await _connect(conn)
     try:
@@ -79,7 +79,7 @@ async def _append(conn: Any, command: Command, resend: bool) -> Any:
         return None
     except LOST as error:
         await conn.disconnect(nowait=True)
-        if resend or isinstance(error, REFUSALS):
+        if known.may_resend(command) or isinstance(error, REFUSALS):
             raise
         raise NotResentError(error) from error
 
@@ -96,7 +96,7 @@ class _Plans:
         known = self.session
         express = known.express(conn, args)
         if express is not None and not known.stale(conn):
-            entry = known.minted(conn, await _append(conn, express, known.may_resend(express)))
+            entry = known.minted(conn, await _append(conn, express, known))
             if entry is not None:
                 return entry
             known.doubt(conn)

@@ -140,7 +140,9 @@ class Session:
 
     def express(self, conn: Any, args: tuple[Any, ...]) -> Command | None:
         """The first batch of the plan of XADD, without the plan, where it is one command."""
-        return self.plain_add(args) or self._message_add(conn, args)
+        if args[0] != "XADD" or len(args) < 5:
+            return None
+        return self.plain_add(args) if args[2] == "*" else self._message_add(conn, args)
 
     def plain_add(self, args: tuple[Any, ...]) -> Command | None:
         """`XADD name * field value ...` to a home strand that is there: the native command at once.

@@ -59,7 +59,7 @@ def _connect(conn: Any, may: bool = True) -> None:
     conn.connect()
 
 
-def _append(conn: Any, command: Command, resend: bool) -> Any:
+def _append(conn: Any, command: Command, known: Session) -> Any:
     """One append in one command, sent once; None where the plan must say it."""
     _connect(conn)
     try:
@@ -71,7 +71,7 @@ def _append(conn: Any, command: Command, resend: bool) -> Any:
         return None
     except LOST as error:
         conn.disconnect()
-        if resend or isinstance(error, REFUSALS):
+        if known.may_resend(command) or isinstance(error, REFUSALS):
             raise
         raise NotResentError(error) from error
 
@@ -86,7 +86,7 @@ class _Plans:
         known = self.session
         express = known.express(conn, args)
         if express is not None and not known.stale(conn):
-            entry = known.minted(conn, _append(conn, express, known.may_resend(express)))
+            entry = known.minted(conn, _append(conn, express, known))
             if entry is not None:
                 return entry
             known.doubt(conn)
