@@ -200,6 +200,27 @@ def test_a_gateway_on_a_used_port_names_the_address_that_it_cannot_listen_on(eng
     assert "url" not in facts
 
 
+def test_the_url_may_come_from_a_file_or_the_environment(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "url"
+    file.write_text(engine.url + "\n")
+    monkeypatch.setenv("BRAID_URL", f"redis://127.0.0.1:{free_port()}")
+    done = braid("init", "--url-file", str(file), *NAMED)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert config(engine)["region"] == "1"
+    monkeypatch.setenv("BRAID_URL", engine.url)
+    assert braid("tune", "id-mode", "liberal").returncode == 0
+    assert config(engine)["id-mode"] == "liberal"
+    assert braid("tune", "id-mode", "strict", "--url", engine.url).returncode == 0
+    done = braid("init", "--url-file", str(tmp_path / "none"), *NAMED)
+    assert done.returncode == 2
+    assert "No such file" in unframed(done.stderr)
+    missing = str(tmp_path / "braid.toml")
+    done = braid("gateway", "--config", missing, "--region", "1")
+    assert f"error {missing}" in done.stderr.replace("\n", ""), "a file is asked for, not the variable"
+
+
 def test_brackets_in_what_is_printed_are_no_markup(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import typer
 
 from braidstream import __version__
 from braidstream.cli import compact, gateway, init, region, replicate, spark, tune, up
+from braidstream.cli.secret import UrlCommand
 
 app = typer.Typer(
     name="braid",
@@ -29,11 +30,11 @@ def braid(
     """Active-active event streams on the Redis or Valkey servers you already run."""
 
 
-app.command("init")(init.init)
-app.command("gateway")(gateway.gateway)
+app.command("init", cls=UrlCommand)(init.init)
+app.command("gateway", cls=UrlCommand)(gateway.gateway)
 app.command("replicate")(replicate.replicate)
 app.command("up")(up.up)
-spark.app.command("compact")(compact.compact)
+spark.app.command("compact", cls=UrlCommand)(compact.compact)
 app.add_typer(region.app, name="region")
 app.add_typer(spark.app, name="spark")
 app.add_typer(tune.app, name="tune")

@@ -17,6 +17,7 @@ from braidstream import config as files
 from braidstream import engine
 from braidstream.braid import Region, read_region
 from braidstream.cli.replicate import ConfigFile, durability_of
+from braidstream.cli.secret import UrlCommand
 from braidstream.cli.server import Json, ask, report, trouble
 from braidstream.commands.region import initialise, meet, part, set_fence
 from braidstream.config import Config, RegionConfig
@@ -42,7 +43,7 @@ def region() -> None:
     """Add or remove a region."""
 
 
-@app.command("add")
+@app.command("add", cls=UrlCommand)
 def add(
     number: Annotated[int, typer.Option("--id", min=1, max=1023, help="Its number. Its IDs carry it.")],
     name: Annotated[str, typer.Option(help="Its name, like ap-south.")],

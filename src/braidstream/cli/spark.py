@@ -25,6 +25,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from braidstream.cli.secret import UrlCommand
 from braidstream.cli.server import Json, Url, trouble
 from braidstream.config import load
 from braidstream.errors import JobError
@@ -147,7 +148,7 @@ def tell(as_json: bool, title: str, facts: dict[str, Any]) -> None:
     Console().print(table)
 
 
-@app.command("archive")
+@app.command("archive", cls=UrlCommand)
 def archive(
     url: Url,
     lake: LakePath,
@@ -283,7 +284,7 @@ def _show_audit(report: "Report", sentence: str) -> None:
         console.print(f"and {len(report.anomalies) - SHOWN:,} more: --json or --html lists them")
 
 
-@app.command("replay")
+@app.command("replay", cls=UrlCommand)
 def replay(
     to_url: Annotated[str, typer.Option(help="Server of the target.")],
     to: Annotated[str, typer.Option(help="Stream to write to.")],
@@ -347,7 +348,7 @@ def replay(
     tell(as_json, f"Replayed into {to}", {"entries": entries, "job": job})
 
 
-@app.command("stats")
+@app.command("stats", cls=UrlCommand)
 def stats(
     streams: Streams = "",
     pattern: Pattern = "",

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from braidstream.braid import ID_MODES
+from braidstream.cli.secret import UrlCommand
 from braidstream.cli.server import Json, Url, ask, report, trouble
 from braidstream.commands.region import tune_id_mode
 from braidstream.drivers.bulk import shown
@@ -20,7 +21,7 @@ def tune() -> None:
     """Change how a region behaves, at run time."""
 
 
-@app.command("id-mode")
+@app.command("id-mode", cls=UrlCommand)
 def id_mode(
     mode: Annotated[IdMode, typer.Argument(help="strict, semi-strict or liberal.")],
     url: Url,

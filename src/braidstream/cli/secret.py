@@ -1,0 +1,61 @@
+"""--url without its password in the list of processes: --url-file, or the environment variable BRAID_URL.
+
+    app.command("init", cls=UrlCommand)(init)
+
+--url wins over --url-file, which wins over BRAID_URL. Where a file of regions or a lake is given instead of a
+server, BRAID_URL is not looked at.
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperCommand
+
+_VARIABLE: Final = "BRAID_URL"
+_INSTEAD: Final = ("--config", "--lake")
+
+
+class UrlCommand(TyperCommand):
+    """A command with --url: the URL may come from elsewhere."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        at = [each.name for each in self.params].index("url") + 1
+        self.params.insert(at, _OPTION)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        found = os.environ.get(_VARIABLE)
+        if found and not any(word.partition("=")[0] in _INSTEAD for word in args):
+            ctx.default_map = {"url": found}
+        return super().parse_args(ctx, args)
+
+
+def _read(ctx: typer.Context, value: Path | None) -> None:
+    if value is None:
+        return
+    try:
+        ctx.default_map = {"url": value.read_text(encoding="utf-8").strip()}
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is no text"
+        raise typer.BadParameter(f"{value}: {why}.") from None
+
+
+def _template(
+    url_file: Annotated[
+        Path | None,
+        typer.Option(
+            callback=_read,
+            is_eager=True,
+            expose_value=False,
+            help=f"File with the URL, to keep the password out of `ps`. Or set {_VARIABLE}.",
+        ),
+    ] = None,
+) -> None:
+    """Typer makes options of functions only."""
+
+
+_made = typer.Typer(add_completion=False)
+_made.command()(_template)
+_OPTION: Final = next(each for each in typer.main.get_command(_made).params if each.name == "url_file")
