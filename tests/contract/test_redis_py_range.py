@@ -54,6 +54,16 @@ def test_an_idempotent_client_sends_a_lost_message_again(opened: Opener, proxy: 
     assert client.xlen("orders") == 2
 
 
+def test_a_connection_that_the_server_closed_is_replaced_before_an_append(
+    opened: Opener, proxy: Proxy
+) -> None:
+    client = opened(proxy.url)
+    for _ in range(3):
+        client.xadd("orders", {"order": "1"})
+        proxy.cut()
+    assert client.xlen("orders") == 3
+
+
 def test_another_client_does_not(opened: Opener, proxy: Proxy) -> None:
     client = opened(proxy.url, **opened.retry(3))
     client.xadd("orders", {"order": "1"})
