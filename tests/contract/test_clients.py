@@ -14,8 +14,6 @@ from tests.support.clients import Opener
 from tests.support.regions import become
 from tests.support.servers import Engine, Flavour
 
-FAR = 99_999_999_999_999
-
 # Shapes: what redis-py returns for a bare engine, whatever protocol and options.
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -236,84 +234,6 @@ def test_tls_serves_as_well(opened: Opener, tls_flavour: Flavour) -> None:
         client = opened(engine.url, decode_responses=True)
         [entry, found] = client.pipeline().xadd("x", {"n": "1"}).xrange("x").execute()
         assert found == [(entry, {"n": "1"})]
-
-
-READING = ["xlen", "xrange", "xinfo|stream", "hgetall", "exists", "type", "multi", "exec"]
-READER = [*READING, "xrevrange", "xread"]
-WRITER = [*READING, "xadd", "xdel", "xtrim", "xsetid", "fcall", "watch", "del", "unlink"]
-WRITER += ["xgroup|create", "xgroup|destroy", "hget", "hset", "hsetnx", "time"]
-
-
-def _read_everything(client: Any) -> None:
-    client.xlen("orders"), client.xrange("orders"), client.xrevrange("orders"), client.xlen("orders:none")
-    client.xread({"orders": 0}), client.xread({"orders": "$"}, block=1), client.xinfo_stream("orders")
-    client.exists("orders"), client.type("orders")
-
-
-def _write_everything(client: Any) -> None:
-    client.xadd("orders", {"n": "1"})
-    client.xadd("orders", {"n": "2"}, id=f"{FAR}-5", maxlen=1, approximate=False)
-    client.execute_command("XSETID", "orders", f"{FAR}-5000")
-    client.xadd("orders", {"n": "3"}, maxlen=1, approximate=False)
-    client.xdel("orders", "1-1"), client.xtrim("orders", maxlen=0)
-    with client.pipeline() as pipe:
-        pipe.watch("orders")
-        pipe.multi()
-        pipe.xadd("orders", {"n": "4"}).delete("orders", "orders:none").exists("orders").execute()
-    client.xadd("orders", {"n": "5"}, id="1-1")  # after DEL: the chosen strand starts another life
-    client.type("orders"), client.unlink("orders")
-    client.xadd("orders", {"n": "6"})
-
-
-ROLES: dict[str, tuple[list[str], list[str], Callable[[Any], None]]] = {
-    "reader": (READER, ["%R~orders*", "%R~bs:*:{orders*", "%R~bs:config"], _read_everything),
-    "writer": (WRITER, ["~orders*", "~bs:*:{orders*", "%R~bs:config"], _write_everything),
-}
-
-
-@pytest.mark.parametrize("role", ROLES)
-def test_an_acl_user_needs_these_rights_and_no_other(
-    region: braidstream.Redis, engine: Engine, role: str
-) -> None:
-    """Functions run with the rights of their caller, so a writer needs the commands inside them too."""
-    rights, patterns, work = ROLES[role]
-    become(engine, id_mode="liberal")
-    region.xadd("orders", {"n": "1"})
-    region.xadd("orders", {"n": "2"}, id=f"{FAR}-1")
-    with engine.client() as operator:
-
-        def works(granted: list[str]) -> bool:
-            operator.execute_command("ACL", "DELUSER", "app")
-            grants = [
-                f"+{right}" for right in [*granted, "unwatch"]
-            ]  # redis-py gives up a pipeline by UNWATCH
-            operator.execute_command("ACL", "SETUSER", "app", "on", ">secret", *patterns, *grants)
-            for key in operator.keys("bs:*:{orders}") if role == "writer" else []:
-                operator.delete(key)
-            url = engine.url.replace("//", "//app:secret@")
-            try:
-                with braidstream.Redis.from_url(url) as client:
-                    work(client)
-                    if role == "writer":
-                        operator.delete("bs:1:s:{orders}")  # evicted: to be born again it asks for the time
-                        client.xadd("orders", {"n": "7"})
-            except redis.ResponseError as error:
-                if "permissions" in str(error) or "can't run this command" in str(error):
-                    return False
-                raise
-            return True
-
-        try:
-            assert works(rights)
-            needless = [right for right in rights if works([each for each in rights if each != right])]
-            assert needless == []
-            with (
-                braidstream.Redis.from_url(engine.url.replace("//", "//app:secret@")) as client,
-                pytest.raises(redis.exceptions.NoPermissionError),
-            ):
-                client.xadd("payments", {"n": "1"})
-        finally:
-            operator.execute_command("ACL", "DELUSER", "app")
 
 
 # One client, many threads or tasks.

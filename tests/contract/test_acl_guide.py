@@ -1,0 +1,177 @@
+"""The guide's users: each can do its work, needs every right it has, and reaches nothing else."""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+import braidstream
+from braidstream.commands.region import meet
+from braidstream.strand import Strand
+from tests.support.regions import apply, become, client_of
+from tests.support.servers import Engine
+from tests.support.waiting import eventually
+
+GUIDE = Path(__file__).parents[2] / "docs/guides/servers.md"
+# By user: patterns and rights. The last block has no user: what a writer needs besides, for messages.
+_BLOCKS = [
+    block.split() for block in re.findall(r"```\n((?:ACL SETUSER |\+)[^`]*)```", GUIDE.read_text(), re.DOTALL)
+]
+USERS = {block[2]: block[5:] for block in _BLOCKS if block[0] == "ACL"}
+[IDEMPOTENT] = [block for block in _BLOCKS if block[0] != "ACL"]
+# What the client or the test calls in any case; COMMAND INFO is optional, says the guide.
+OURS = {"acl|log", "auth", "hello", "info", "config|resetstat", "client|setinfo", "command|info"}
+
+
+@pytest.fixture
+def region(engine: Engine) -> Iterator[braidstream.Redis]:
+    """A region that is alone."""
+    become(engine, id_mode="liberal")
+    with client_of(engine, decode_responses=True) as client:
+        for name in ("orders", "payments"):
+            for number in range(5):
+                client.xadd(name, {"n": number})
+        client.xdel("orders", client.xrange("orders")[3][0])
+        yield client
+
+
+def meet_a_peer(client: braidstream.Redis) -> None:
+    """It has a peer now, of whose entries some have come."""
+    client.run_plan(meet((1, 2)))
+    client.delete("orders")
+    client.xadd("orders", {"n": "1"})
+    now = round(time.time() * 1000)
+    client.run_plan(apply(Strand(b"orders", "s", 2), [((now, n), [b"n", b"2"]) for n in range(9)]))
+    client.xdel("orders", client.xrange("orders")[5][0])
+
+
+def read(client: Any) -> None:
+    client.xlen("orders"), client.xrange("orders"), client.xrevrange("orders")
+    client.xread({"orders": 0}), client.xread({"orders": "$"}, block=1), client.xinfo_stream("orders")
+    client.exists("orders"), client.type("orders")
+
+
+def write(client: Any) -> None:
+    client.xadd("orders", {"n": "1"}, maxlen=5, approximate=False)
+    far = round(time.time() * 1000) * 2
+    client.xadd("orders", {"n": "2"}, id=f"{far}-5", maxlen=1, approximate=False)
+    client.execute_command("XSETID", "orders", f"{far}-5000")
+    client.xdel("orders", "1-1", client.xadd("orders", {"n": "3"})), client.xtrim("orders", maxlen=0)
+    with client.pipeline() as pipe:
+        pipe.watch("orders")
+        pipe.unwatch()
+        pipe.watch("orders")
+        pipe.multi()
+        pipe.xadd("orders", {"n": "4"}).delete("orders").exists("orders").execute()
+    client.xadd("orders", {"n": "5"}, id="1-1")  # after DEL: the chosen strand starts another life
+    client.type("orders"), client.unlink("orders")
+    client.xadd("orders", {"n": "6"})
+
+
+def consume(client: Any) -> None:
+    client.xgroup_create("orders", "jobs", "0"), client.xreadgroup("jobs", "bob", {"orders": ">"}, count=1)
+    client.xinfo_groups("orders")  # something was deleted, so the lag is counted
+    [[_, entries]] = client.xreadgroup("jobs", "ann", {"orders": ">"})
+    client.xack("orders", "jobs", entries[0][0])
+    client.xgroup_setid("orders", "jobs", "0"), client.xreadgroup("jobs", "bob", {"orders": ">"}, count=1)
+    client.xclaim("orders", "jobs", "bob", 0, [entries[1][0]]), client.xautoclaim("orders", "jobs", "ann", 0)
+    for _ in range(3):
+        client.xreadgroup("jobs", "ann", {"orders": ">"}, block=1)
+    client.xreadgroup("jobs", "ann", {"orders": ">"}, block=1, count=1)
+    client.xreadgroup("jobs", "ann", {"orders": "0"})
+    client.xpending("orders", "jobs"), client.xpending_range("orders", "jobs", "-", "+", 10)
+    client.xinfo_groups("orders"), client.xinfo_consumers("orders", "jobs")
+    client.xgroup_createconsumer("orders", "jobs", "eve"), client.xgroup_delconsumer("orders", "jobs", "eve")
+    client.xgroup_setid("orders", "jobs", "0"), client.xgroup_destroy("orders", "jobs")
+
+
+def produce(client: Any) -> None:
+    """Messages that are new, and one that was sent before."""
+    client.execute_command("XADD", "orders", "IDMPAUTO", "p", "*", "n", "1")
+    client.execute_command("XADD", "orders", "IDMP", "q", time.time(), "*", "n", "1")
+
+
+WORK: dict[str, Callable[[Any], None]] = {"reader": read, "writer": write, "consumer": consume}
+
+
+def grant(engine: Engine, user: str, rights: list[str]) -> str:
+    """The URL of a user with these rights; from now on refusals and calls are noted."""
+    with engine.client() as operator:
+        operator.execute_command("ACL", "SETUSER", user, "reset", "on", ">secret", *rights)
+        operator.execute_command("ACL", "LOG", "RESET")
+        operator.config_resetstat()
+    return engine.url.replace("//", f"//{user}:secret@")
+
+
+def called(engine: Engine) -> set[str]:
+    with engine.client() as operator:
+        return {name.removeprefix("cmdstat_") for name in operator.info("commandstats")} - OURS
+
+
+def refused(engine: Engine) -> set[str]:
+    with engine.client() as operator:
+        return {str(entry["object"]) for entry in operator.acl_log()} - OURS
+
+
+def plain(rights: list[str]) -> set[str]:
+    return {right.removeprefix("+") for right in rights if right.startswith("+")}
+
+
+@pytest.mark.parametrize("user", WORK)
+def test_a_user_of_the_guide_needs_these_rights_and_no_other(
+    region: braidstream.Redis, engine: Engine, user: str
+) -> None:
+    url = grant(engine, user, USERS[user])
+    with braidstream.Redis.from_url(url, decode_responses=True) as client:
+        WORK[user](client)
+    needed = called(engine)
+    meet_a_peer(region)
+    grant(engine, user, USERS[user])
+    with braidstream.Redis.from_url(url, decode_responses=True) as client:
+        WORK[user](client)
+        if user == "writer":
+            with engine.client() as operator:
+                operator.delete("bs:1:s:{orders}")  # lost behind our back: its successor asks for the time
+            client.xadd("orders", {"n": "7"})
+    assert refused(engine) == set()
+    assert needed | called(engine) == plain(USERS[user])
+
+
+def test_an_idempotent_writer_needs_these_rights_too(region: braidstream.Redis, engine: Engine) -> None:
+    meet_a_peer(region)
+    url = grant(engine, "writer", [*USERS["writer"], *IDEMPOTENT])
+    region.execute_command("XCFGSET", "orders", "IDMP-MAXSIZE", 10_000, "IDMP-DURATION", 1)
+    with braidstream.Redis.from_url(url, decode_responses=True) as client:
+        eventually(
+            lambda: produce(client) or plain(IDEMPOTENT) - called(engine) == set(),  # type: ignore[func-returns-value]
+            within_s=10,
+            why="when messages are forgotten, every right is used",
+        )
+    assert refused(engine) == set()
+    assert called(engine) - plain(USERS["writer"]) - {"xcfgset"} == plain(IDEMPOTENT)
+
+
+@pytest.mark.parametrize("user", WORK)
+def test_a_user_of_the_guide_reaches_nothing_else(
+    region: braidstream.Redis, engine: Engine, user: str
+) -> None:
+    with redis.Redis.from_url(grant(engine, user, USERS[user])) as client:
+        for command in (
+            ("HSET", "bs:config", "writer", 2),
+            ("UNLINK", "bs:config"),
+            ("XRANGE", "bs:1:s:{payments}", "-", "+"),
+            ("XADD", "bs:1:s:{payments}", "*", "n", 1),
+            ("HGETALL", "bs:meta:{payments}"),
+            ("FCALL", "bs_braid_delete", 2, "bs:meta:{orders}", "bs:1:s:{payments}", 1, "s1:0"),
+            ("XRANGE", "payments", "-", "+"),
+            ("CONFIG", "GET", "*"),
+            ("FLUSHALL",),
+        ):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                client.execute_command(*command)
+    assert region.hget("bs:config", "writer") == "1"
+    assert region.xlen("payments") == 5
