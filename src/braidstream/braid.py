@@ -347,22 +347,40 @@ def refuse_other_types(name: bytes, kind: bytes | None = None) -> Plan[None]:
         raise ReplyError(WRONGTYPE)
 
 
-def delete_command(name: bytes, strands: Iterable[Strand], teller: int, said: bytes = b"") -> Command:
-    """Delete a stream that has no other strands than these.
+def is_stale(reply: Any) -> bool:
+    """Whether a function did nothing, because the registry is not as we knew it."""
+    return isinstance(reply, ReplyError) and reply.code == "BSSTALE"
+
+
+def bell(name: bytes, stamp: bytes) -> tuple[bytes, ...]:
+    """The bell with this stamp, as the last key of a function. Without a stamp we know of none."""
+    return (keys.bell(name, stamp),) if stamp else ()
+
+
+def given(
+    name: bytes, registry: Registry, strands: Iterable[Strand] = ()
+) -> tuple[tuple[bytes, ...], Command]:
+    """Strands, the turns of all groups and the bell: the keys, and what they are, as functions read them."""
+    named = {strand.registration: strand.key for strand in strands}
+    named.update({b"g:" + group: keys.turn(name, group) for group in registry.groups})
+    return (*named.values(), *bell(name, registry.bell)), (len(named), *named, registry.bell)
+
+
+def delete_command(name: bytes, registry: Registry, teller: int, said: bytes = b"") -> Command:
+    """Delete a stream that has no other strands and groups than the registry says.
 
     said: what the user said, DEL or UNLINK; one who may not say that of the plain key deletes nothing.
     """
-    listed = list(strands)
-    where = (keys.meta(name), *(strand.key for strand in listed))
-    words: Command = (teller, *(strand.registration for strand in listed))
+    where, words = given(name, registry, registry.strands)
     asked = (said, name) if said else ()
-    return ("FCALL", "bs_braid_delete", len(where), *where, *words, *asked)
+    return ("FCALL", "bs_braid_delete", 1 + len(where), keys.meta(name), *where, teller, *words, *asked)
 
 
-def birth_command(strand: Strand) -> Command:
+def birth_command(strand: Strand, stamp: bytes = b"") -> Command:
+    """Make sure of a strand. If it has groups to join, that takes the stamp of the bell (else BSSTALE)."""
     plain = (strand.name,) if keys.shares_slot(strand.name) else ()
-    where = (keys.meta(strand.name), strand.key, *plain)
-    return ("FCALL", "bs_strand_birth", len(where), *where, strand.label)
+    where = (keys.meta(strand.name), strand.key, *plain, *bell(strand.name, stamp))
+    return ("FCALL", "bs_strand_birth", len(where), *where, strand.label, *((stamp,) if stamp else ()))
 
 
 def delete(view: View, name: bytes) -> Plan[int]:
@@ -371,7 +389,7 @@ def delete(view: View, name: bytes) -> Plan[int]:
         registry = yield from find(view, name)
         if not registry.exists:
             return 0
-        [reply] = yield Batch([delete_command(name, registry.strands, view.region.teller)], attempt=True)
+        [reply] = yield Batch([delete_command(name, registry, view.region.teller)], attempt=True)
         view.forget(name)
         if not isinstance(reply, ReplyError):
             return int(reply)

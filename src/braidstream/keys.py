@@ -106,18 +106,12 @@ def about(name: bytes) -> bytes:
 
 
 def known_messages(name: bytes, era: int, producer: bytes) -> tuple[bytes, bytes]:
-    """What is known of a producer's messages: the map and the queue."""
-    map_, queue, middle = parts_of_known(name)
-    rest = b"%d%b%b" % (era, middle, producer)
-    return map_ + rest, queue + rest
-
-
-def parts_of_known(name: bytes) -> tuple[bytes, bytes, bytes]:
-    """The same for a function that finds the producers itself: map, queue, and what follows the era.
+    """What is known of a producer's messages: the map and the queue.
 
     The tag comes before the producer, so that the stream decides the slot; its length says where it ends.
     """
-    return b"bs:i.", b"bs:q.", b":%d:%b" % (len(tag(name)), tag(name))
+    rest = b"%d:%d:%b%b" % (era, len(tag(name)), tag(name), producer)
+    return b"bs:i." + rest, b"bs:q." + rest
 
 
 def stage(name: bytes, token: bytes) -> bytes:

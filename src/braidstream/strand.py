@@ -7,7 +7,7 @@ that users chose, as they are, and may start over in a next *life* once it was d
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from braidstream import ids, keys
 from braidstream.ids import Id
@@ -20,6 +20,21 @@ Entry = tuple[int, int, int, list[bytes]]
 def facts(reply: list[Any]) -> dict[bytes, Any]:
     """What the engine tells in pairs (HGETALL, XINFO), by name."""
     return dict(zip(reply[::2], reply[1::2], strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class There:
+    """What an append to a copy needs to know of the region where the copy is.
+
+    home: its writer; what it mints from then on is above what was appended.
+    bell: the stamp of the stream's bell there. A copy that is made, and has groups to join, takes it.
+    """
+
+    home: int = 0
+    bell: bytes = b""
+
+
+_NOWHERE: Final = There()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +104,21 @@ class Strand:
         )
 
     def apply(
-        self, after: Id, entries: Iterable[tuple[bytes, Sequence[bytes]]], upto: Id, *, home: int = 0
+        self, after: Id, entries: Iterable[tuple[bytes, Sequence[bytes]]], upto: Id, there: There = _NOWHERE
     ) -> Command:
         """Append entries of the writer's own strand, which follow `after` there, to our copy of it.
 
         upto: where the source stands after them: further than the last, if what followed was deleted.
-        home: the writer where the copy is; what it mints from then on is above these entries.
         """
         words = list[bytes | str | int]()
         for native, fields in entries:
             words += (native, len(fields), *fields)
         where = [keys.meta(self.name), self.key]
-        if home and self != (own := Strand(self.name, "s", home)):
+        if there.home and self != (own := Strand(self.name, "s", there.home)):
             where.append(own.key)
-        which = (self.label, self.life, ids.text(after), ids.text(upto))
+        if there.bell:
+            where.append(keys.bell(self.name, there.bell))
+        which = (self.label, self.life, ids.text(after), ids.text(upto), there.bell)
         return ("FCALL", "bs_strand_apply", len(where), *where, *which, *words)
 
     def entries(self, reply: list[Any]) -> list[Entry]:

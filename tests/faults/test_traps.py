@@ -260,6 +260,34 @@ def test_a_strand_lost_behind_our_back_never_mints_an_id_again(
     assert region.xadd("x", {"n": "3"}) == region.xrange("x")[-1][0]
 
 
+def _in_a_pipeline(client: braidstream.Redis, *, multi: bool) -> None:
+    client.pipeline(transaction=multi).xadd("x", {"n": "2"}).execute()
+
+
+WAYS: dict[str, Callable[[braidstream.Redis], object]] = {
+    "XADD": lambda client: client.xadd("x", {"n": "2"}),
+    "a message": lambda client: client.xadd("x", {"n": "2"}, idmp=("p", b"2")),
+    "a pipeline": lambda client: _in_a_pipeline(client, multi=False),
+    "MULTI": lambda client: _in_a_pipeline(client, multi=True),
+}
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_lost_strand_joins_its_groups_again(
+    region: braidstream.Redis, engine: Engine, way: str, known: bool
+) -> None:
+    region.xadd("x", {"n": "1"})
+    region.xgroup_create("x", "g", "$")
+    region.xreadgroup("g", "ann", {"x": ">"})
+    with engine.client() as behind:
+        behind.delete(keys.strand(b"x", "s", 1))
+    with client_of(engine, decode_responses=True) as stranger:
+        WAYS[way](region if known else stranger)
+    [[_, entries]] = region.xreadgroup("g", "ann", {"x": ">"})
+    assert [fields for _, fields in entries] == [{"n": "2"}]
+
+
 def test_a_lost_strand_is_not_reborn_past_its_guard_by_a_chosen_id(
     liberal: braidstream.Redis, engine: Engine
 ) -> None:

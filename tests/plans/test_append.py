@@ -97,7 +97,7 @@ def test_a_chosen_id_is_one_function_call_where_the_strands_are_known() -> None:
         add(view, [b"XADD", b"orders", b"7-3000", b"v", b"a"]),
         {
             "FCALL bs_chosen_add 4 bs:meta:{orders} bs:1:s:{orders} bs:1:c.2:{orders} orders"
-            " s1 c1 2 7-3000 7-2 7-2 '' v a": b"7-3000"
+            " s1 c1 2 7-3000 7-2 7-2 '' '' v a": b"7-3000"
         },
     )
     assert added == b"7-3000"
@@ -109,14 +109,14 @@ def test_a_stale_memory_of_the_chosen_strand_is_refreshed() -> None:
         add(view, [b"XADD", b"orders", b"7", b"v", b"a"]),
         {
             "FCALL bs_chosen_add 4 bs:meta:{orders} bs:1:s:{orders} bs:1:c:{orders} orders"
-            " s1 c1 0 7-0 6-18446744073709551615 6-18446744073709551615 '' v a": ReplyError(
+            " s1 c1 0 7-0 6-18446744073709551615 6-18446744073709551615 '' '' v a": ReplyError(
                 "BSSTALE another life"
             )
         },
         {"HGETALL bs:meta:{orders}": registry(Strand(b"orders", "c", 1, 1), S1)},
         {
             "FCALL bs_chosen_add 4 bs:meta:{orders} bs:1:s:{orders} bs:1:c.1:{orders} orders"
-            " s1 c1 1 7-0 6-18446744073709551615 6-18446744073709551615 '' v a": b"7-0"
+            " s1 c1 1 7-0 6-18446744073709551615 6-18446744073709551615 '' '' v a": b"7-0"
         },
     )
     assert added == b"7-0"

@@ -5,10 +5,12 @@ from typing import Any
 
 import braidstream
 from braidstream import engine as functions
+from braidstream.braid import registry_of
 from braidstream.commands.region import initialise, tune_id_mode
 from braidstream.ids import ZERO, Id, text
 from braidstream.plan import Batch, Plan
-from braidstream.strand import Strand
+from braidstream.registry import Registry
+from braidstream.strand import Strand, There
 from tests.support.servers import Engine
 
 
@@ -27,5 +29,7 @@ def client_of(engine: Engine, **options: Any) -> braidstream.Redis:
 def apply(strand: Strand, entries: Iterable[tuple[Id, Sequence[bytes]]], after: Id = ZERO) -> Plan[int]:
     """Append entries to a strand as a link does: whoever its writer is."""
     listed = [(text(native), fields) for native, fields in entries]
-    [applied] = yield Batch([strand.apply(after, listed, ZERO)])
+    [reply] = yield Batch([registry_of(strand.name)])
+    bell = Registry.parse(strand.name, reply).bell
+    [applied] = yield Batch([strand.apply(after, listed, ZERO, There(bell=bell))])
     return int(applied)

@@ -5,10 +5,13 @@ from typing import Any, Final
 from braidstream import ids, keys
 from braidstream.braid import (
     View,
+    afresh,
     ask,
+    bell,
     birth_command,
     exists,
     find,
+    is_stale,
     read_region,
     refuse_other_types,
     refuse_unseen_types,
@@ -86,7 +89,12 @@ def _append(
     # In a pipeline in one go with the commands around it: being born twice is harmless.
     step = view.one_step(2) and not view.pipelined
     for _ in range(_TRIES):
-        replies = yield Batch([birth_command(home), append, *also], atomic=step, attempt=True)
+        birth = birth_command(home, view.recall(home.name).bell)
+        replies = yield Batch([birth, append, *also], atomic=step, attempt=True)
+        if is_stale(replies[0]) and replies[1] is None:
+            view.forget(home.name)
+            yield from afresh(view, home.name)
+            continue
         for reply in replies:
             if isinstance(reply, ReplyError):
                 view.forget(home.name)
@@ -178,12 +186,13 @@ def _chosen_command(view: View, chosen: Strand, entry: Id, spec: Add) -> Command
     below = ids.before(entry)
     assert below is not None, "0-0 is refused before"
     plain = (name,) if keys.shares_slot(name) else ()
+    stamp = view.recall(name).bell
+    where = (*_chosen_keys(view, chosen), *plain, *bell(name, stamp))
     return (
         "FCALL",
         "bs_chosen_add",
-        3 + len(plain),
-        *_chosen_keys(view, chosen),
-        *plain,
+        len(where),
+        *where,
         minted.label,
         chosen.label,
         chosen.life,
@@ -191,6 +200,7 @@ def _chosen_command(view: View, chosen: Strand, entry: Id, spec: Add) -> Command
         ids.text(minted.rest(below)),
         ids.text(minted.rest(entry)),
         b"NOMKSTREAM" if spec.nomkstream else b"",
+        stamp,
         *spec.fields,
     )
 
@@ -226,11 +236,13 @@ def set_id(view: View, argv: Argv) -> Plan[bytes]:
             raise ReplyError("ERR no such key")
         _check_setid(spec, ends)
         minted, chosen = view.minted(name), view.chosen(name)
+        stamp = view.recall(name).bell
+        where = (*_chosen_keys(view, chosen), *bell(name, stamp))
         command: Command = (
             "FCALL",
             "bs_chosen_setid",
-            3,
-            *_chosen_keys(view, chosen),
+            len(where),
+            *where,
             minted.label,
             chosen.label,
             chosen.life,
@@ -238,6 +250,7 @@ def set_id(view: View, argv: Argv) -> Plan[bytes]:
             ids.text(minted.rest(spec.id)),
             *_split_added(view, spec.entries_added, ends),
             *_split_deleted(minted, spec.max_deleted, ends),
+            stamp,
         )
         [reply] = yield Batch([command], attempt=True)
         view.forget(name)

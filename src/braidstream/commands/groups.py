@@ -7,7 +7,7 @@ frontier: an entry that arrives late from another region is still delivered.
 from typing import Any, Final, NoReturn
 
 from braidstream import ids, keys
-from braidstream.braid import View, look
+from braidstream.braid import View, bell, look
 from braidstream.commands.arguments import Argv, fail, integer, option, shown, strict_id
 from braidstream.errors import ReplyError
 from braidstream.ids import Id
@@ -76,7 +76,7 @@ def _place(view: View, argv: Argv, create: bool) -> Plan[bytes]:
         strands = _wanted(view, name, registry) if create else registry.strands
         function = "bs_group_create" if create else "bs_group_setid"
         flag = b"%d%b" % (view.region.writer, b" MKSTREAM" if mkstream else b"")
-        command = _command(function, name, group, strands, start, read, flag)
+        command = _command(function, name, (group, registry.bell), strands, start, read, flag)
         [reply] = yield Batch([command], attempt=True)
         view.forget(name)
         if not isinstance(reply, ReplyError):
@@ -107,18 +107,20 @@ def _wanted(view: View, name: bytes, registry: Registry) -> tuple[Strand, ...]:
 def _command(
     function: str,
     name: bytes,
-    group: bytes,
+    which: tuple[bytes, bytes],
     strands: tuple[Strand, ...],
     start: Id | None,
     read: int | None,
     flag: bytes,
 ) -> Command:
-    words = list[bytes | int]()
+    """which: the group, and the stamp of the stream's bell."""
+    (group, stamp), words = which, list[bytes | int]()
     for strand in strands:
         begin = b"$" if start is None else ids.text(strand.floor(start))
         count: bytes | int = b"" if read is None else read
         words += [strand.label, strand.life, begin, count if len(strands) == 1 or read is None else b""]
-    where = (keys.meta(name), *(strand.key for strand in strands))
+    own = keys.turn(name, group), *bell(name, stamp)
+    where = (keys.meta(name), *(strand.key for strand in strands), *own)
     return (
         "FCALL",
         function,
@@ -127,6 +129,7 @@ def _command(
         group,
         later(start or ids.ZERO) + (b" told" if read is not None else b""),
         flag,
+        stamp,
         *words,
     )
 
@@ -144,9 +147,9 @@ def _destroy(view: View, name: bytes, group: bytes) -> Plan[int]:
         registry = yield from look(view, name)
         if not registry.exists:
             fail(_KEY_NEEDED)
-        [reply] = yield Batch(
-            [_command("bs_group_destroy", name, group, registry.strands, None, None, teller)], attempt=True
-        )
+        which, strands = (group, registry.bell), registry.strands
+        command = _command("bs_group_destroy", name, which, strands, None, None, teller)
+        [reply] = yield Batch([command], attempt=True)
         view.forget(name)
         if not isinstance(reply, ReplyError):
             return int(reply)

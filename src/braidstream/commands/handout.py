@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from braidstream import ids, keys
-from braidstream.braid import View, refuse_other_types
+from braidstream import braid, ids, keys
+from braidstream.braid import STALE_TRIES, View, refuse_other_types
 from braidstream.commands import heads
 from braidstream.commands.arguments import fail, shown, strict_id
 from braidstream.commands.budget import PEEK, Budget
@@ -36,16 +36,27 @@ def look(view: View, spec: ReadGroup, *, turn: bool = False) -> Plan[None]:
 
     A pipeline has looked a moment ago, and does without bells.
     """
-    names = list(dict.fromkeys(spec.names))
-    if not view.pipelined:
-        commands: list[Command] = []
-        for name in names:
-            where = [keys.meta(name), *([keys.turn(name, spec.group)] if turn else [])]
-            commands.append(("FCALL", "bs_group_wait", len(where), *where, spec.group))
-        replies = yield Batch(commands, resend=True)
-        for name, reply in zip(names, replies, strict=True):
-            view.learn(name, reply)
+    names = [] if view.pipelined else list(dict.fromkeys(spec.names))
+    for _ in range(STALE_TRIES):
+        if not names:
+            break
+        before = [view.recall(name).bell for name in names]
+        replies = yield Batch([_wait_command(view, spec, name, turn) for name in names], resend=True)
+        found = [view.learn(name, reply) for name, reply in zip(names, replies, strict=True)]
+        # A bell is hung only by who knows its stamp.
+        names = [
+            name
+            for name, stamp, registry in zip(names, before, found, strict=True)
+            if spec.group in registry.groups and registry.bell != stamp
+        ]
     yield from _check(view, spec)
+
+
+def _wait_command(view: View, spec: ReadGroup, name: bytes, turn: bool) -> Command:
+    stamp = view.recall(name).bell
+    turns = [keys.turn(name, spec.group)] if turn else []
+    where = [keys.meta(name), *turns, *braid.bell(name, stamp)]
+    return ("FCALL", "bs_group_wait", len(where), *where, spec.group, stamp)
 
 
 def bell(view: View, name: bytes) -> list[bytes]:

@@ -28,9 +28,9 @@ def info(view: View, argv: Argv) -> Plan[Any]:
         return (yield from standing.groups(view, name))
     if which == b"CONSUMERS":
         return (yield from standing.consumers(view, name, argv[3]))
-    # In a pipeline nothing can be asked later; elsewhere most streams have no such facts to ask for.
+    # In a MULTI what follows would change the answer; elsewhere most streams have no producers to ask for.
     used = view.recall(name).idempotence is not None
-    also = (produce.facts_command(name),) if view.pipelined and used else ()
+    also = (produce.about_command(name),) if view.pipelined and used else ()
     registry, answers, asked = yield from ask_also(
         view, name, lambda strand: strand.xinfo(*_full(argv)), also
     )
@@ -99,5 +99,8 @@ def _ends(registry: Registry, infos: dict[Strand, Info]) -> Info:
 
 
 def shares(view: View, argv: Argv) -> bool:
-    """Whether XINFO is done in its first batch: STREAM is; what tells of groups asks further."""
-    return option(argv[1]) in (b"STREAM", b"HELP") and len(argv) <= 3
+    """Whether XINFO is done in its first batch: STREAM is; what tells of groups or producers asks further."""
+    if option(argv[1]) == b"STREAM" and len(argv) == 3:
+        known = view.recall(argv[2])
+        return known.idempotence is None or known.native
+    return option(argv[1]) == b"HELP"

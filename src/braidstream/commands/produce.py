@@ -12,8 +12,10 @@ from typing import Any, Final
 from braidstream import ids, keys
 from braidstream.braid import (
     View,
+    afresh,
     birth_command,
     exists,
+    is_stale,
     look,
     refuse_other_types,
     refuse_unseen_types,
@@ -37,6 +39,7 @@ from braidstream.idempotence import Settings, iid_of
 from braidstream.plan import Batch, Command, Plan
 from braidstream.registry import Registry
 from braidstream.strand import Strand
+from braidstream.strand import facts as strand_facts
 
 # So many messages share one call: the engine does nothing else meanwhile.
 AT_ONCE: Final = 50
@@ -69,7 +72,7 @@ def add_all(view: View, name: bytes, specs: Sequence[Add]) -> Plan[Results]:
         if bear:
             yield from refuse_unseen_types(view, name)
             view.bear(home)
-        births = [birth_command(home)] if bear else []
+        births = [birth_command(home, view.recall(name).bell)] if bear else []
         calls, sizes = add_commands(view, home, [specs[at] for at in todo])
         view.expect_settings(name, view.recall(name).settings)
         last = [registry_of(name)] if specs[0].trim is not None else type_check(view, name)
@@ -78,6 +81,10 @@ def add_all(view: View, name: bytes, specs: Sequence[Add]) -> Plan[Results]:
         resend = _may_resend(view, specs, view.recall(name).settings)
         batch = Batch([*births, *calls, *last], atomic=step, attempt=True, resend=resend)
         replies = yield batch
+        if births and is_stale(replies[0]):
+            view.forget(name)
+            yield from afresh(view, name)
+            continue
         _raise_errors(replies[: len(births)])
         answers, stale = _answers(replies[len(births) :][: len(calls)], sizes)
         told = replies[len(births) + len(calls) :]
@@ -344,24 +351,50 @@ _FACTS: Final = (
     b"iids-added",
     b"iids-duplicates",
 )
+# XINFO STREAM looks at so many producers, so many in one call.
+_COUNTED: Final = 10_000
+_COUNTED_AT_ONCE: Final = 500
 
 
-def facts_command(name: bytes) -> Command:
-    where = keys.meta(name), keys.about(name)
-    return ("FCALL_RO", "bs_idempotence_info", 2, *where, *keys.parts_of_known(name))
+def about_command(name: bytes) -> Command:
+    return ("HGETALL", keys.about(name))
 
 
 def facts(
     name: bytes, registry: Registry, asked: list[Any], native: dict[bytes, Any]
 ) -> Plan[dict[bytes, Any]]:
-    """What XINFO STREAM adds for a stream that uses it: asked for already, or in one more round trip.
+    """What XINFO STREAM adds for a stream that uses it, in one or two more round trips.
 
+    asked: who its producers are, where that was asked already.
     native: what the engine says of the home strand, or of another where there is none. That counts where the
     engine itself knows the messages, and for streams that have none, on engines that always tell.
     """
-    if registry.idempotence is None or registry.native:
+    settings = registry.idempotence
+    if settings is None or registry.native:
         return {fact: native[fact] for fact in _FACTS if fact in native}
-    [reply] = asked or (yield Batch([facts_command(name)], resend=True))
+    [reply] = asked or (yield Batch([about_command(name)], resend=True))
     if isinstance(reply, ReplyError):
         raise reply
-    return dict(zip(_FACTS, reply, strict=True))
+    about = strand_facts(reply)
+    listed = [
+        field[1:]
+        for field, value in about.items()
+        if field.startswith(b"=") and value.startswith(b"%d:" % settings.era)
+    ]
+    producers = messages = 0
+    commands = _count_commands(name, settings, listed[:_COUNTED])
+    for count in (yield Batch(commands, resend=True)) if commands else ():
+        producers, messages = producers + count[0], messages + count[1]
+    ours = about.get(b"since") == b"%d" % settings.since
+    counts = [int(about.get(field, 0)) if ours else 0 for field in (b"added", b"duplicates")]
+    told = (settings.duration_s, settings.maxsize, producers, messages, *counts)
+    return dict(zip(_FACTS, told, strict=True))
+
+
+def _count_commands(name: bytes, settings: Settings, producers: list[bytes]) -> list[Command]:
+    commands = list[Command]()
+    for at in range(0, len(producers), _COUNTED_AT_ONCE):
+        known = (keys.known_messages(name, settings.era, each) for each in producers[at:][:_COUNTED_AT_ONCE])
+        where = [key for pair in known for key in pair]
+        commands.append(("FCALL_RO", "bs_idempotence_count", len(where), *where, settings.text))
+    return commands

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from braidstream import ids, keys
-from braidstream.braid import View, delete, exists, registry_of
+from braidstream.braid import View, delete, exists, given, registry_of
 from braidstream.commands.arguments import Argv, fail, integer, option, shown
 from braidstream.commands.inspect import info
 from braidstream.commands.read import read_range
@@ -211,21 +211,15 @@ def adoption(
     groups: those that came with the copy, each followed by where it starts on other strands.
     """
     source, target, aside = names
-    here, there = view.recall(source).strands, view.recall(target).strands
+    here, there = view.recall(source), view.recall(target)
     minted, chosen = view.minted(target), view.chosen(target)
-    if chosen in there:
+    if chosen in there.strands:
         chosen = chosen.next_life  # the deletion ends its present life
     plain = (target,) if keys.shares_slot(target) else ()
-    from_source = (keys.meta(source), *(strand.key for strand in here)) if move else ()
-    where = (
-        keys.meta(target),
-        minted.key,
-        aside,
-        chosen.key,
-        *(strand.key for strand in there),
-        *from_source,
-        *plain,
-    )
+    own, words = given(target, there, there.strands)
+    moved, moved_words = given(source, here, here.strands)
+    from_source = (keys.meta(source), *moved) if move else ()
+    where = (keys.meta(target), minted.key, aside, chosen.key, *own, *from_source, *plain)
     return (
         "FCALL",
         "bs_braid_adopt",
@@ -237,10 +231,8 @@ def adoption(
         ids.text(minted.rest(copied[1])),
         copied[0],
         view.region.teller,
-        len(there),
-        *(strand.registration for strand in there),
-        len(here) if move else -1,
-        *(strand.registration for strand in here if move),
+        *words,
+        *(moved_words if move else (-1,)),
         len(plain),
         *groups,
     )

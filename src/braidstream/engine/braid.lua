@@ -1,30 +1,50 @@
 --[[ A stream as a whole: its deletion, its adoption of a copy. It exists while one of its strands does. ]]
 
---[[ braid_delete: DEL. FCALL bs_braid_delete n <meta> <strand>... <writer> <label:life>... [<command> <name>]
+--[[ The keys of a stream, by what they are: `<n> (<label:life> or g:<group>) * n <stamp>`. Each has a key, a
+     strand or the turn of a group; after them comes the bell, where there is a stamp. Returns what is at `key`
+     and `at`, and where both end. ]]
+local function stream_given(keys, key, args, at)
+  local named, last = {}, at + tonumber(args[at])
+  for place = at + 1, last do
+    named[args[place]], key = keys[key], key + 1
+  end
+  local bell = { stamp = args[last + 1] }
+  if bell.stamp ~= '' then
+    bell.key, key = keys[key], key + 1
+  end
+  return { named = named, bell = bell }, key, last + 2
+end
+
+--[[ braid_delete: DEL. FCALL bs_braid_delete n <meta> <its keys> <writer> <what they are> [<command> <name>]
      <command>, with the name: only for a user who may also delete the plain key so, for that is what was said.
      Returns 1 if the stream existed. The strands' last IDs go to the registry. Groups that peers make
      meanwhile die of it as well: the writer's count of deletions goes up (merge.lua); 0 is no writer,
      the region has no peers.
 
-     The caller names every strand that may be there. If the registry has one more, nothing is done
-     (BSSTALE): the caller looks again.
+     The caller names every strand that may be there, and the turn of every group. If the registry has one
+     more, or groups and another bell, nothing is done (BSSTALE): the caller looks again.
      Why a function: between taking the keys away and noting their last IDs, nobody may append. ]]
 -- What deletes them; or nil, and the error.
-local function delete_strands(meta, writer, named)
-  local strands, groups, moved = {}, {}, {}
+local function delete_strands(meta, writer, given)
+  local strands, groups, turns, moved, named = {}, {}, {}, {}, given.named
   local fields = redis.call('HGETALL', meta)
   for at = 1, #fields, 2 do
     local life, state, cut = string.match(fields[at + 1], '^(%d+):([+-]):(.*)$')
     if string.match(fields[at], '^[gvkbhlm]:') then
       groups[#groups + 1] = fields[at]
+      if string.match(fields[at], '^g:') then
+        if not named[fields[at]] then return nil, redis.error_reply(STALE_STREAM) end
+        turns[#turns + 1] = named[fields[at]]
+      end
     elseif string.match(fields[at], '^f:') then
       moved[string.sub(fields[at], 3)] = true
     elseif string.match(fields[at], '^[sc]%d+$') and state == '+' then
       local key = named[fields[at] .. ':' .. life]
-      if not key then return nil, redis.error_reply('BSSTALE the strands of this stream have changed') end
+      if not key then return nil, redis.error_reply(STALE_STREAM) end
       strands[fields[at]] = { key = key, life = life, cut = cut }
     end
   end
+  if #turns > 0 and is_stale(meta, given.bell) then return nil, redis.error_reply(STALE_GROUPS) end
   local refused = denied(meta, 'EXISTS', 'XINFO STREAM', 'TIME', 'UNLINK', 'HGET', 'HSET')
   if not refused and #groups > 0 then refused = denied(meta, 'HDEL') end
   if refused then return nil, refused end
@@ -44,11 +64,9 @@ local function delete_strands(meta, writer, named)
       local lost = own and after_loss(strand.cut) or strand.cut
       register(meta, label, strand.life, '-', last or lost)
     end
-    for _, group in ipairs(groups) do
-      redis.call('HDEL', meta, group)
-      if string.sub(group, 1, 2) == 'g:' then redis.call('UNLINK', turn_of(meta, string.sub(group, 3))) end
-    end
-    if #groups > 0 then ring(meta) end
+    for _, group in ipairs(groups) do redis.call('HDEL', meta, group) end
+    for _, turn in ipairs(turns) do redis.call('UNLINK', turn) end
+    if #turns > 0 then ring(meta, given.bell) end
     if existed == 1 then count_deletion(meta, 'x', writer) end
     forget_idempotence(meta, writer == '0')
     return existed
@@ -56,18 +74,17 @@ local function delete_strands(meta, writer, named)
 end
 
 local function braid_delete(keys, args)
-  local named = {}
-  for at = 2, #keys do named[args[at]] = keys[at] end
-  local command, name = args[#keys + 1], args[#keys + 2]
+  local given, _, at = stream_given(keys, 2, args, 2)
+  local command, name = args[at], args[at + 1]
   if command and not redis.acl_check_cmd(command, name) then return no_permission(string.lower(command)) end
-  local delete, refused = delete_strands(keys[1], args[1], named)
+  local delete, refused = delete_strands(keys[1], args[1], given)
   return refused or delete()
 end
 
 --[[ braid_adopt: a finished copy becomes the stream: the `c` strand, in a life in which it was never used.
-     FCALL bs_braid_adopt n <meta> <s> <copy> <c> <strand of it>... [<source's meta> <strand of it>...] [<name>]
+     FCALL bs_braid_adopt n <meta> <s> <copy> <c> <its keys> [<source's meta> <its keys>] [<name>]
            <s label> <c label> <life> <floor> <length of the copy> <writer>
-           <how many strands> <label:life>... <how many strands of the source, or -1> <label:life>... <0|1: name>
+           <what its keys are> <what the source's are, or -1> <0|1: name>
            (<group of the copy> <where it starts on other strands>)...
      What the stream was is deleted, and so is the source where one is given (RENAME), and a plain key.
      Everything is checked before the first write. Returns OK.
@@ -77,20 +94,17 @@ local function braid_adopt(keys, args)
   if redis.call('EXISTS', copy) == 0 or redis.call('XLEN', copy) ~= tonumber(args[5]) then
     return redis.error_reply('BSCOPY the copy is not what it was')
   end
-  local key, at, named = 5, 8, {}
-  for _ = 1, tonumber(args[7]) do
-    named[args[at]], key, at = keys[key], key + 1, at + 1
-  end
-  local delete, refused = delete_strands(meta, args[6], named)
-  local source, delete_source = tonumber(args[at]), nil
-  at = at + 1
-  if source >= 0 then
-    local source_meta, source_named = keys[key], {}
-    key = key + 1
-    for _ = 1, source do
-      source_named[args[at]], key, at = keys[key], key + 1, at + 1
-    end
-    if not refused then delete_source, refused = delete_strands(source_meta, args[6], source_named) end
+  local given, key, at = stream_given(keys, 5, args, 7)
+  local bell = given.bell
+  if is_stale(meta, bell) then return redis.error_reply(STALE_GROUPS) end
+  local delete, refused = delete_strands(meta, args[6], given)
+  local delete_source
+  if args[at] == '-1' then
+    at = at + 1
+  else
+    local source_meta, source = keys[key], nil
+    source, key, at = stream_given(keys, key + 1, args, at)
+    if not refused then delete_source, refused = delete_strands(source_meta, args[6], source) end
   end
   refused = refused or denied(copy, 'RENAME', 'HSETNX', 'XSETID', 'XGROUP CREATE', 'XGROUP DESTROY')
   if refused then return refused end
@@ -99,8 +113,8 @@ local function braid_adopt(keys, args)
   if args[at] == '1' then redis.call('UNLINK', keys[key]) end
   redis.call('RENAME', copy, c)
   register(meta, args[2], args[3], '+', '0-0')
-  for group = at + 1, #args, 2 do note_group(meta, args[group], args[group + 1]) end
-  move_minted_on(keys, args[1], args[4])
+  for group = at + 1, #args, 2 do note_group(meta, args[group], args[group + 1], bell) end
+  move_minted_on(keys, args[1], args[4], bell)
   -- With peers, what never held an entry and has no group is nothing: it could not exist elsewhere.
   if args[6] ~= '0' then vanish(meta, { [args[2] .. ':' .. args[3]] = c, [args[1] .. ':0'] = keys[2] }) end
   return redis.status_reply('OK')

@@ -28,16 +28,16 @@ local function is_current(meta, c, label, life)
   return has_life == life
 end
 
-local function enter(meta, c, label, life)
+local function enter(meta, c, label, life, bell)
   if redis.call('EXISTS', c) == 0 then
     create_empty(c)
-    join_groups(meta, c, label, life)
+    join_groups(meta, c, label, life, bell)
     register(meta, label, life, '+', '0-0')
   end
 end
 
-local function move_minted_on(keys, label, floor)
-  if redis.call('EXISTS', keys[2]) == 0 then make(keys[1], keys[2], label, true) end
+local function move_minted_on(keys, label, floor, bell)
+  if redis.call('EXISTS', keys[2]) == 0 then make(keys[1], keys[2], label, true, bell) end
   redis.call('HSETNX', keys[1], label, '0:+:0-0')
   local last = last_of(keys[2])
   if not less(last, floor) then return end
@@ -47,11 +47,14 @@ local function move_minted_on(keys, label, floor)
   redis.call('XSETID', keys[2], floor)
 end
 
--- Whether the caller lacks a right to write the `c` strand, to move `s` on, or to make them.
-local function writing_denied(meta, s, c, s_label)
-  return denied(meta, 'XSETID', 'HSET', 'HSETNX', 'TIME')
-    or (redis.call('EXISTS', c) == 0 and denied(meta, 'XADD', 'XGROUP CREATE', 'XGROUP DESTROY'))
-    or (redis.call('EXISTS', s) == 0 and making_denied(meta, s_label))
+-- Why the `c` strand cannot be written, `s` not moved on, or one of them not be made.
+local function writing_refused(meta, s, c, s_label, bell)
+  local refused = denied(meta, 'XSETID', 'HSET', 'HSETNX', 'TIME')
+  if not refused and redis.call('EXISTS', c) == 0 then
+    refused = denied(meta, 'XADD', 'XGROUP CREATE', 'XGROUP DESTROY') or joining_refused(meta, bell)
+  end
+  if not refused and redis.call('EXISTS', s) == 0 then refused = making_refused(meta, s_label, bell) end
+  return refused
 end
 
 local function exists(meta)
@@ -63,13 +66,14 @@ local function exists(meta)
 end
 
 --[[ chosen_add: append an entry under an ID the user chose.
-     FCALL bs_chosen_add 3|4 <meta> <s> <c> [<name>]
-           <s label> <c label> <life of c> <id> <bound> <floor> <NOMKSTREAM or empty> <field> <value>...
+     FCALL bs_chosen_add n <meta> <s> <c> [<name>] [<bell>]
+           <s label> <c label> <life of c> <id> <bound> <floor> <NOMKSTREAM or empty> <stamp> <field> <value>...
      Returns the ID; nil if NOMKSTREAM is given and the stream does not exist.
      Why a function: the check and the two strands must agree. ]]
 local function chosen_add(keys, args)
   local meta, s, c = keys[1], keys[2], keys[3]
   local s_label, c_label, life, id, bound = args[1], args[2], args[3], args[4], args[5]
+  local bell = bell_given(keys, args[8])
   if keys[4] and redis.call('EXISTS', keys[4]) == 1 then
     return redis.error_reply('WRONGTYPE Operation against a key holding the wrong kind of value')
   end
@@ -79,13 +83,13 @@ local function chosen_add(keys, args)
   local _, _, s_cut = registered(meta, s_label)
   if last == MAX_SEQ .. '-' .. MAX_SEQ then return redis.error_reply(EXHAUSTED) end
   if not less(last, id) or less(bound, end_of(s, s_cut)) then return redis.error_reply(SMALLER) end
-  local refused = writing_denied(meta, s, c, s_label)
+  local refused = writing_refused(meta, s, c, s_label, bell)
   if refused then return refused end
   if not registered(meta, c_label) then redis.call('HSET', meta, 'n:' .. c_label, id) end
-  enter(meta, c, c_label, life)
-  local reply = redis.pcall('XADD', c, id, unpack(args, 8))
+  enter(meta, c, c_label, life, bell)
+  local reply = redis.pcall('XADD', c, id, unpack(args, 9))
   if type(reply) == 'table' and reply.err then return reply end
-  move_minted_on(keys, s_label, args[6])
+  move_minted_on(keys, s_label, args[6], bell)
   return reply
 end
 
@@ -100,20 +104,21 @@ local function counters(added, deleted)
 end
 
 --[[ chosen_setid: XSETID. The last ID moves on, on both strands; it never moves back.
-     FCALL bs_chosen_setid 3 <meta> <s> <c> <s label> <c label> <life of c> <id> <floor>
-           <s entries added> <c entries added> <max deleted> <max deleted of s>     (empty where not given)
+     FCALL bs_chosen_setid n <meta> <s> <c> [<bell>] <s label> <c label> <life of c> <id> <floor>
+           <s entries added> <c entries added> <max deleted> <max deleted of s> <stamp>  (empty where not given)
      Returns OK. The counters are the whole stream's: the client has split them over the strands. ]]
 local function chosen_setid(keys, args)
   local meta, s, c, c_label, life, id = keys[1], keys[2], keys[3], args[2], args[3], args[4]
+  local bell = bell_given(keys, args[10])
   if not is_current(meta, c, c_label, life) then return redis.error_reply('BSSTALE ' .. c_label) end
   if less(id, last_of(c) or '0-0') then
     return redis.error_reply('ERR The ID specified in XSETID is smaller than the target stream top item')
   end
-  local refused = writing_denied(meta, s, c, args[1])
+  local refused = writing_refused(meta, s, c, args[1], bell)
   if refused then return refused end
-  enter(meta, c, c_label, life)
+  enter(meta, c, c_label, life, bell)
   redis.call('XSETID', c, id, unpack(counters(args[7], args[8])))
-  move_minted_on(keys, args[1], args[5])
+  move_minted_on(keys, args[1], args[5], bell)
   local rest = counters(args[6], args[9])
   if #rest > 0 then redis.call('XSETID', s, last_of(s), unpack(rest)) end
   return redis.status_reply('OK')

@@ -1,13 +1,21 @@
 --[[ Groups: made, moved and destroyed on all strands at once.
 
-     FCALL bs_group_<verb> n <meta> <strand>... <group> <start> <flag> (<label> <life> <from> <entries read>)...
-     One quadruple for each strand key, in order. If the registry has a strand that is not named,
-     nothing is done (BSSTALE). ]]
+     FCALL bs_group_<verb> n <meta> <strand>... <turn> [<bell>]
+           <group> <start> <flag> <stamp> (<label> <life> <from> <entries read>)...
+     One quadruple for each strand key, in order. If the registry has a strand that is not named, or another
+     bell, nothing is done (BSSTALE).
 
+     <turn>: where the consumers of the group that look out one at a time hand their turn on
+     (commands/waiting.py). ]]
+
+local STALE_STREAM = 'BSSTALE the strands or the groups of this stream have changed'
+
+-- The strands, the turn and the bell; or nil.
 local function strands_of(keys, args)
   local named, strands = {}, {}
-  for at = 2, #keys do
-    local first = 4 + (at - 2) * 4
+  local bell = bell_given(keys, args[4])
+  for at = 2, #keys - 1 do
+    local first = 5 + (at - 2) * 4
     strands[#strands + 1] =
       { key = keys[at], label = args[first], life = args[first + 1], from = args[first + 2], read = args[first + 3] }
     named[args[first] .. ':' .. args[first + 1]] = true
@@ -17,7 +25,8 @@ local function strands_of(keys, args)
     local life = string.match(fields[at + 1], '^(%d+):%+')
     if life and string.match(fields[at], '^[sc]%d+$') and not named[fields[at] .. ':' .. life] then return nil end
   end
-  return strands
+  if is_stale(keys[1], bell) then return nil end
+  return strands, keys[#keys], bell
 end
 
 -- Where each strand's group begins, as `<label:life> <native>` ...
@@ -32,18 +41,16 @@ local function positions(strands)
   return table.concat(words, ' ')
 end
 
-local function forget_group(meta, group)
+local function forget_group(meta, group, turn, bell)
   redis.call('HDEL', meta, 'g:' .. group, 'v:' .. group, 'k:' .. group, 'b:' .. group, 'h:' .. group)
-  redis.call('UNLINK', turn_of(meta, group))
-  ring(meta)
+  redis.call('UNLINK', turn)
+  ring(meta, bell)
 end
 
 --[[ Without a group, a strand in which nothing came since its cut is nothing. ]]
 local function vanish(meta, named)
   local fields = redis.call('HGETALL', meta)
-  for at = 1, #fields, 2 do
-    if string.match(fields[at], '^g:') then return end
-  end
+  if has_groups(fields) then return end
   for at = 1, #fields, 2 do
     local life, state, cut = string.match(fields[at + 1], '^(%d+):([+-]):(.*)$')
     local key = string.match(fields[at], '^[sc]%d+$') and state == '+' and named[fields[at] .. ':' .. life]
@@ -61,9 +68,9 @@ local function entries_read(strand)
 end
 
 -- A group is made here and now: whoever made it has seen the deletions that are known.
-local function note_group(meta, group, start)
+local function note_group(meta, group, start, bell)
   redis.call('HSET', meta, 'g:' .. group, start)
-  ring(meta)
+  ring(meta, bell)
   local seen = (redis.call('HGET', meta, 'x') or '') .. '/' .. (redis.call('HGET', meta, 'x:' .. group) or '')
   if seen ~= '/' then redis.call('HSET', meta, 'v:' .. group, seen) end
 end
@@ -73,32 +80,33 @@ end
 local function group_create(keys, args)
   local meta, group, start = keys[1], args[1], args[2]
   local writer, mkstream = string.match(args[3], '^(%d+)(.*)$')
-  local strands = strands_of(keys, args)
-  if not strands then return redis.error_reply('BSSTALE the strands of this stream have changed') end
+  local strands, _, bell = strands_of(keys, args)
+  if not strands then return redis.error_reply(STALE_STREAM) end
   if mkstream == '' and not exists(meta) then return redis.error_reply('BSNOKEY') end
   if redis.call('HEXISTS', meta, 'g:' .. group) == 1 then
     return redis.error_reply('BUSYGROUP Consumer Group name already exists')
   end
   local refused = denied(meta, 'XGROUP CREATE', 'HGET', 'HSET', 'TIME', 'UNLINK')
   for _, strand in ipairs(strands) do
-    if redis.call('EXISTS', strand.key) == 0 then refused = refused or making_denied(meta, strand.label) end
+    local chosen = string.sub(strand.label, 1, 1) == 'c'
+    if chosen and not is_current(meta, strand.key, strand.label, strand.life) then
+      return redis.error_reply('BSSTALE ' .. strand.label)
+    end
+    if redis.call('EXISTS', strand.key) == 0 then refused = refused or making_refused(meta, strand.label, bell) end
   end
   if refused then return refused end
   for _, strand in ipairs(strands) do
     if string.sub(strand.label, 1, 1) == 'c' then
-      if not is_current(meta, strand.key, strand.label, strand.life) then
-        return redis.error_reply('BSSTALE ' .. strand.label)
-      end
-      enter(meta, strand.key, strand.label, strand.life)
+      enter(meta, strand.key, strand.label, strand.life, bell)
     elseif redis.call('EXISTS', strand.key) == 0 then
-      make(meta, strand.key, strand.label, strand.label == 's' .. writer)
+      make(meta, strand.key, strand.label, strand.label == 's' .. writer, bell)
     end
   end
   local from = positions(strands)
   for _, strand in ipairs(strands) do
     redis.call('XGROUP', 'CREATE', strand.key, group, strand.from, unpack(entries_read(strand)))
   end
-  note_group(meta, group, start)
+  note_group(meta, group, start, bell)
   -- `$` is here, where each strand ends now: in the other regions the group starts at the same entries.
   if from ~= '' and strands[1].from == '$' then redis.call('HSET', meta, 'k:' .. group, from) end
   return redis.status_reply('OK')
@@ -109,8 +117,8 @@ end
      where it starts on later strands, here. ]]
 local function group_setid(keys, args)
   local meta, group, start = keys[1], args[1], args[2]
-  local strands = strands_of(keys, args)
-  if not strands then return redis.error_reply('BSSTALE the strands of this stream have changed') end
+  local strands, _, bell = strands_of(keys, args)
+  if not strands then return redis.error_reply(STALE_STREAM) end
   if redis.call('HEXISTS', meta, 'g:' .. group) == 0 then return redis.error_reply('BSNOGROUP') end
   local refused = denied(meta, 'XGROUP SETID', 'HGET', 'HSET', 'TIME', 'UNLINK')
   if refused then return refused end
@@ -118,7 +126,7 @@ local function group_setid(keys, args)
     redis.call('XGROUP', 'SETID', strand.key, group, strand.from, unpack(entries_read(strand)))
   end
   redis.call('HSET', meta, 'h:' .. group, start, 'b:' .. group, positions(strands))
-  ring(meta)
+  ring(meta, bell)
   return redis.status_reply('OK')
 end
 
@@ -127,13 +135,13 @@ end
      groups travel, so nothing else can make it exist everywhere. ]]
 local function group_destroy(keys, args)
   local meta, group = keys[1], args[1]
-  local strands = strands_of(keys, args)
-  if not strands then return redis.error_reply('BSSTALE the strands of this stream have changed') end
+  local strands, turn, bell = strands_of(keys, args)
+  if not strands then return redis.error_reply(STALE_STREAM) end
   if redis.call('HEXISTS', meta, 'g:' .. group) == 0 then return 0 end
   local refused = denied(meta, 'XGROUP DESTROY', 'HDEL', 'UNLINK', 'HGET', 'HSET', 'TIME')
   if refused then return refused end
   for _, strand in ipairs(strands) do redis.call('XGROUP', 'DESTROY', strand.key, group) end
-  forget_group(meta, group)
+  forget_group(meta, group, turn, bell)
   if args[3] ~= '' then
     count_deletion(meta, 'x:' .. group, args[3])
     local named = {}
@@ -153,13 +161,15 @@ local function hang(key, group, start)
   return true
 end
 
---[[ group_wait: FCALL bs_group_wait 1|2 <meta> [<turn>] <group>. The registry, a bell that will tell when it
-     is no longer true, and a turn that nobody has had.
+--[[ group_wait: FCALL bs_group_wait n <meta> [<turn>] [<bell>] <group> <stamp>. The registry, a bell that will
+     tell when it is no longer true, and a turn that nobody has had. If the registry has another stamp, it is
+     told and nothing is done.
      Why a function: a ring between looking and hanging the bell would go unheard. ]]
 local function group_wait(keys, args)
-  local meta, turn, group = keys[1], keys[2], args[1]
-  if redis.call('HEXISTS', meta, 'g:' .. group) == 1 then
-    hang(bell_of(meta, redis.call('HGET', meta, 'bell')), group, '$')
+  local group, bell = args[1], bell_given(keys, args[2])
+  local meta, turn = keys[1], keys[2]
+  if bell.key and not is_stale(meta, bell) and redis.call('HEXISTS', meta, 'g:' .. group) == 1 then
+    hang(bell.key, group, '$')
     if turn and hang(turn, group, '0') then redis.call('XADD', turn, '*', 'turn', '1') end
   end
   return redis.call('HGETALL', meta)

@@ -315,26 +315,13 @@ local function count_known(where, settings, now)
   return length - low
 end
 
-local IDMP_COUNTED = 10000
-
---[[ idempotence_info: what XINFO STREAM tells. FCALL_RO bs_idempotence_info 2 <meta> <about> <parts of their keys> * 3
-     Returns the duration, the size, how many producers and IDs are known, and how many messages were
-     added and found again ever since. Looks at 10,000 producers at most.
-     It only reads, so it may look at keys it finds by name in `about`; all lie in the slot of the stream. ]]
-local function idempotence_info(keys, args)
-  local settings, now, producers, known = settings_of(keys[1]), now_ms(), 0, 0
-  local about, looked = redis.call('HGETALL', keys[2]), 0
-  for at = 1, #about, 2 do
-    if string.sub(about[at], 1, 1) == '=' and looked < IDMP_COUNTED then
-      local producer = string.sub(about[at], 2)
-      local rest = settings.era .. args[3] .. producer
-      local where = { map = args[1] .. rest, queue = args[2] .. rest }
-      local count = string.match(about[at + 1], '^%d+') == settings.era and count_known(where, settings, now) or 0
-      looked, known, producers = looked + 1, known + count, producers + (count > 0 and 1 or 0)
-    end
+--[[ idempotence_count: FCALL_RO bs_idempotence_count n (<map> <queue>)... <settings>
+     Returns how many of these producers are known, and how many of their messages. ]]
+local function idempotence_count(keys, args)
+  local settings, now, producers, known = read_settings(args[1]), now_ms(), 0, 0
+  for at = 1, #keys, 2 do
+    local count = count_known({ map = keys[at], queue = keys[at + 1] }, settings, now)
+    known, producers = known + count, producers + (count > 0 and 1 or 0)
   end
-  local counts = redis.call('HMGET', keys[2], 'since', 'added', 'duplicates')
-  local ours = counts[1] == settings.since
-  local added, duplicates = ours and counts[2] or 0, ours and counts[3] or 0
-  return { settings.duration / 1000, settings.size, producers, known, tonumber(added), tonumber(duplicates) }
+  return { producers, known }
 end

@@ -17,8 +17,8 @@ redis.register_function('bs_idempotence_add', idempotence_add)
 redis.register_function('bs_idempotence_configure', idempotence_configure)
 redis.register_function('bs_idempotence_mark', idempotence_mark)
 redis.register_function {
-  function_name = 'bs_idempotence_info',
-  callback = idempotence_info,
+  function_name = 'bs_idempotence_count',
+  callback = idempotence_count,
   flags = { 'no-writes' },
 }
 redis.register_function('bs_braid_adopt', braid_adopt)

@@ -73,7 +73,7 @@ end
      Pending lists and groups name entries by their IDs, so they stay true.
      Why a function: nobody may read or append in between. ]]
 local function strand_mend(keys, args)
-  local meta, strand, label, life, stamp = keys[1], keys[2], args[1], args[2], args[3]
+  local meta, strand, label, life, bell = keys[1], keys[2], args[1], args[2], bell_given(keys, args[3])
   local acked, at = {}, 5
   for _ = 1, tonumber(args[4]) do
     if not is_id(args[at + 1]) then return redis.error_reply('BSBATCH malformed position of a group') end
@@ -90,9 +90,7 @@ local function strand_mend(keys, args)
   if has_life ~= life or state ~= '+' or redis.call('EXISTS', strand) == 0 then
     return redis.error_reply('BSSTALE ' .. label)
   end
-  if (redis.call('HGET', meta, 'bell') or '') ~= stamp then
-    return redis.error_reply('BSSTALE the groups of this stream have changed')
-  end
+  if is_stale(meta, bell) then return redis.error_reply(STALE_GROUPS) end
   local first = args[starts[1]]
   local later = redis.call('XRANGE', strand, first, '+', 'COUNT', MENDED_AT_ONCE + 1)
   local there, lost = {}, {}
@@ -122,7 +120,7 @@ local function strand_mend(keys, args)
     if deleted == '0-0' then deleted = '0-1' end
     redis.call('XSETID', strand, last, 'ENTRIESADDED', facts['entries-added'] + #lost, 'MAXDELETEDID', deleted)
   end
-  if groups_back(strand, before, acked, upto) then ring(meta) end
+  if groups_back(strand, before, acked, upto) then ring(meta, bell) end
   note_mended(meta, label, life, lost[1][1], upto)
   return #lost
 end

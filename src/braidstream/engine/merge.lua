@@ -115,14 +115,14 @@ local function there_now(meta, named)
   return strands
 end
 
-local function destroy_group(meta, strands, group)
+local function destroy_group(meta, strands, group, given)
   for _, strand in pairs(strands) do redis.call('XGROUP', 'DESTROY', strand.key, group) end
-  forget_group(meta, group)
+  forget_group(meta, group, given.named['g:' .. group], given.bell)
 end
 
-local function create_group(meta, strands, group, theirs)
+local function create_group(meta, strands, group, theirs, bell)
   redis.call('HSET', meta, 'g:' .. group, theirs.start)
-  ring(meta)
+  ring(meta, bell)
   for _, strand in pairs(strands) do
     redis.call('XGROUP', 'CREATE', strand.key, group, start_of(theirs.start, strand.label))
   end
@@ -137,11 +137,12 @@ end
 
 local function same(a, b) return covers(a, b) and covers(b, a) end
 
---[[ braid_merge: FCALL bs_braid_merge n <meta> <strand>... <strands> (<label> <life> <0|1|2>)... <field> <value>...
+--[[ braid_merge: FCALL bs_braid_merge n <meta> <strand>... <turn>... [<bell>]
+           <strands> (<label> <life> <0|1|2>)... <turns> g:<group>... <stamp> (<field> <value>)...
      The strands are all that may be there; 1 marks those to make when a group comes and they are missing (a
      waiting reader can only wait for what is there), 2 the one of these that is our own. The fields are the peer's meta. Returns 1; 0 if something is
      left to do, because many pending entries are acknowledged now: send it again.
-     If a strand is there that is not named, nothing is done (BSSTALE).
+     If a strand or a group is there that is not named, or another bell, nothing is done (BSSTALE).
      Why a function: a half of it would show what never was. ]]
 local function braid_merge(keys, args)
   local meta, count, named, makes = keys[1], tonumber(args[1]), {}, {}
@@ -151,12 +152,17 @@ local function braid_merge(keys, args)
     local make_it = args[3 * at + 1]
     if make_it ~= '0' then makes[#makes + 1] = { key = keys[1 + at], label = label, own = make_it == '2' } end
   end
-  local theirs, wrong = read_meta(args, 2 + 3 * count)
+  local given, _, first = stream_given(keys, 2 + count, args, 2 + 3 * count)
+  local theirs, wrong = read_meta(args, first)
   if not theirs then return redis.error_reply('BSBATCH the peer\'s ' .. wrong .. ' cannot be read') end
   local ours = read_meta(redis.call('HGETALL', meta), 1)
   for label, strand in pairs(ours.strands) do
     if strand.there and not named[label .. ':' .. strand.life] then return redis.error_reply('BSSTALE ' .. label) end
   end
+  for name in pairs(ours.groups) do
+    if not given.named['g:' .. name] then return redis.error_reply(STALE_GROUPS) end
+  end
+  if is_stale(meta, given.bell) then return redis.error_reply(STALE_GROUPS) end
   if theirs.idmp then merge_settings(meta, theirs.idmp) end
   local x = joined(ours.x, theirs.x)
   if not same(x, ours.x) then redis.call('HSET', meta, 'x', vector_text(x)) end
@@ -174,7 +180,7 @@ local function braid_merge(keys, args)
   for name, group in pairs(ours.groups) do
     group.seen = surviving(group.seen, x, gone[name] or {})
     if group.seen == '' then
-      destroy_group(meta, strands, name)
+      destroy_group(meta, strands, name, given)
       ours.groups[name] = nil
     end
   end
@@ -187,7 +193,7 @@ local function braid_merge(keys, args)
     local mine = ours.groups[name]
     local seen = surviving((mine and mine.seen or '') .. ' ' .. group.seen, x, gone[name] or {})
     if seen ~= '' and not mine then
-      create_group(meta, strands, name, group)
+      create_group(meta, strands, name, group, given.bell)
       ours.groups[name] = { acked = {} }
     end
     if seen ~= '' and seen ~= (redis.call('HGET', meta, 'v:' .. name) or '/') then
@@ -196,7 +202,7 @@ local function braid_merge(keys, args)
   end
   if next(ours.groups) then
     for _, strand in ipairs(makes) do
-      if redis.call('EXISTS', strand.key) == 0 then make(meta, strand.key, strand.label, strand.own) end
+      if redis.call('EXISTS', strand.key) == 0 then make(meta, strand.key, strand.label, strand.own, given.bell) end
     end
     strands = there_now(meta, named)
   end

@@ -53,24 +53,37 @@ end
 --[[ The bell of a stream rings when a strand joins its groups, and when a group is made, moved or destroyed:
      what others remember of the groups is no longer true. `bell` in the registry is a stamp, new at each
      ring. Consumers that wait in the engine wait on a key with that stamp too (group_wait makes it): taking
-     it away wakes them, and whoever comes late with an old stamp finds no such key. ]]
-local function bell_of(meta, stamp)
-  return 'bs:bell:' .. stamp .. ':' .. string.match(meta, '^bs:meta:(.*)$')
+     it away wakes them, and whoever comes late with an old stamp finds no such key.
+
+     A function touches no key that it was not given. So the caller names the bell it knows: the stamp is an
+     argument (empty: it knows none), the key is the last one. Who is about to ring first asks `is_stale`. ]]
+local STALE_GROUPS = 'BSSTALE the groups of this stream have changed'
+
+local function bell_given(keys, stamp)
+  return { stamp = stamp, key = stamp ~= '' and table.remove(keys) or nil }
 end
 
-local function ring(meta)
-  local stamp, now = redis.call('HGET', meta, 'bell'), redis.call('TIME')
-  if stamp then redis.call('UNLINK', bell_of(meta, stamp)) end
+local function is_stale(meta, bell) return (redis.call('HGET', meta, 'bell') or '') ~= bell.stamp end
+
+local function ring(meta, bell)
+  local now = redis.call('TIME')
+  if bell.key then redis.call('UNLINK', bell.key) end
   redis.call('HSET', meta, 'bell', now[1] .. string.format('%06d', now[2]))
 end
 
--- Where the consumers of a group that look out one at a time hand their turn on (commands/waiting.py).
-local function turn_of(meta, group)
-  local tag = string.match(meta, '^bs:meta:(.*)$')
-  return 'bs:turn:' .. #tag .. ':' .. tag .. ':' .. group
+local function has_groups(fields)
+  for at = 1, #fields, 2 do
+    if string.match(fields[at], '^g:') then return true end
+  end
+  return false
 end
 
-local function join_groups(meta, key, label, life)
+-- Why a strand cannot join the groups there are: the caller does not know the bell.
+local function joining_refused(meta, bell)
+  if has_groups(redis.call('HGETALL', meta)) and is_stale(meta, bell) then return redis.error_reply(STALE_GROUPS) end
+end
+
+local function join_groups(meta, key, label, life, bell)
   local fields, groups, moved, acked = redis.call('HGETALL', meta), {}, {}, {}
   for at = 1, #fields, 2 do
     local kind, group = string.match(fields[at], '^([ghk]):(.*)$')
@@ -83,7 +96,7 @@ local function join_groups(meta, key, label, life)
     if acked[group] and less(start, acked[group]) then start = acked[group] end
     redis.call('XGROUP', 'CREATE', key, group, start)
   end
-  if next(groups) then ring(meta) end
+  if next(groups) then ring(meta, bell) end
 end
 
 local function register(meta, label, life, state, cut)
@@ -160,7 +173,7 @@ end
 --[[ Make the key of a strand and register it: a new one, one that was deleted (it gets its last ID
      back), or one that was evicted, expired or deleted behind our back. A copy of another writer's
      that was lost is copied again; our own must not mint an ID twice. ]]
-local function make(meta, strand, label, own)
+local function make(meta, strand, label, own, bell)
   local life, state, cut = registered(meta, label)
   create_empty(strand)
   -- This engine knows of none before it. If a peer does, this engine lost it: see settle_new (acks.lua).
@@ -174,12 +187,13 @@ local function make(meta, strand, label, own)
   if start and start ~= '0-0' then redis.call('XSETID', strand, start) end
   local duration, size = native_settings(meta)
   if duration and own then redis.call('XCFGSET', strand, 'IDMP-DURATION', duration, 'IDMP-MAXSIZE', size) end
-  join_groups(meta, strand, label, life or '0')
+  join_groups(meta, strand, label, life or '0', bell)
   register(meta, label, life or '0', '+', cut or '0-0')
 end
 
--- Whether the caller lacks a right that `make` needs. Half a strand would take appends that nobody sees.
-local function making_denied(meta, label)
+-- Why `make` cannot be done: the caller lacks a right, or does not know the bell. Half a strand would take
+-- appends that nobody sees.
+local function making_refused(meta, label, bell)
   local _, state, cut = registered(meta, label)
   local needs, fields = { 'XGROUP CREATE', 'XGROUP DESTROY', 'HSET' }, redis.call('HGETALL', meta)
   if cut and (state == '+' or cut ~= '0-0') then needs[#needs + 1] = 'XSETID' end
@@ -189,19 +203,18 @@ local function making_denied(meta, label)
     needs[#needs + 1] = 'XSETID'
   end
   if native_settings(meta) then needs[#needs + 1] = 'XCFGSET' end
-  for at = 1, #fields, 2 do
-    if string.match(fields[at], '^g:') or state == '+' then
-      needs[#needs + 1] = 'TIME'
-      needs[#needs + 1] = 'UNLINK'
-      break
-    end
+  local joins = has_groups(fields)
+  if joins or state == '+' then
+    needs[#needs + 1] = 'TIME'
+    needs[#needs + 1] = 'UNLINK'
   end
+  if joins and is_stale(meta, bell) then return redis.error_reply(STALE_GROUPS) end
   return denied(meta, unpack(needs))
 end
 
 --[[ strand_birth: make sure that a strand is there and registered, before its first append.
-     FCALL bs_strand_birth 2|3 <meta> <strand> [<name>] <label>
-     Returns 1 if it was made, 0 if it was there.
+     FCALL bs_strand_birth n <meta> <strand> [<name>] [<bell>] <label> [<stamp>]
+     Returns 1 if it was made, 0 if it was there. BSSTALE if it has groups to join and the bell is another.
 
      <name> is the plain key of the same name; if one exists the stream cannot (WRONGTYPE).
      Why a function: two clients may be first at once, and the registry must agree with the keys. ]]
@@ -211,12 +224,13 @@ local function strand_birth(keys, args)
     redis.call('HSETNX', meta, label, '0:+:0-0')
     return 0
   end
+  local bell = bell_given(keys, args[2] or '')
   if keys[3] and redis.call('EXISTS', keys[3]) == 1 then
     return redis.error_reply('WRONGTYPE Operation against a key holding the wrong kind of value')
   end
-  local refused = making_denied(meta, label)
+  local refused = making_refused(meta, label, bell)
   if refused then return refused end
-  make(meta, strand, label, true)
+  make(meta, strand, label, true, bell)
   return 1
 end
 
@@ -235,8 +249,9 @@ local function strand_unbirth(keys, args)
 end
 
 --[[ strand_apply: append what a peer has to our copy of a strand.
-     FCALL bs_strand_apply 2|3 <meta> <strand> [<home>] <label> <life> <after> <upto> (<id> <n> <field or value> * n)...
-     Returns how many entries were new.
+     FCALL bs_strand_apply n <meta> <strand> [<home>] [<bell>]
+           <label> <life> <after> <upto> <stamp> (<id> <n> <field or value> * n)...
+     Returns how many entries were new. BSSTALE if a new copy has groups to join and the bell is another.
 
      <home> is our own strand: what we mint from now on is above what has come, also where that is ahead of our
      clock.
@@ -270,11 +285,12 @@ end
 
 local function strand_apply(keys, args)
   local meta, strand, label, life, after, upto = keys[1], keys[2], args[1], args[2], args[3], args[4]
+  local bell = bell_given(keys, args[5])
   if not is_strand(label, life) then
     return redis.error_reply('BSBATCH ' .. label .. ' in life ' .. life .. ' is no strand')
   end
   if not is_id(after) or not is_id(upto) then return redis.error_reply('BSBATCH ' .. after .. ' is no ID') end
-  local starts, wrong = batch_of(args, 5)
+  local starts, wrong = batch_of(args, 6)
   if not starts then return redis.error_reply('BSBATCH malformed batch at argument ' .. wrong) end
   local has_life, state, cut = registered(meta, label)
   if has_life and has_life ~= life then
@@ -292,9 +308,11 @@ local function strand_apply(keys, args)
   if less(ends, upto) then ends = upto end
   if redis.call('EXISTS', strand) == 0 then
     if not less(last, ends) then return 0 end
+    local refused = joining_refused(meta, bell)
+    if refused then return refused end
     create_empty(strand)
     if last ~= '0-0' then redis.call('XSETID', strand, last) end
-    join_groups(meta, strand, label, life)
+    join_groups(meta, strand, label, life, bell)
     register(meta, label, life, '+', last)
   else
     redis.call('HSETNX', meta, label, life .. ':+:0-0')

@@ -20,7 +20,7 @@ from braidstream.replication import ship
 from braidstream.replication.endpoint import Asked
 from braidstream.replication.pages import Answer, Pages
 from braidstream.replication.state import causal
-from braidstream.strand import Strand
+from braidstream.strand import Strand, There
 
 WINDOW_BYTES: Final = 8 * 1024 * 1024
 
@@ -50,6 +50,7 @@ class Flow:
     home: the target's own writer.
     told: the source's meta that the target has; entries written after another one wait for it.
     ends: where the target stands once everything in flight has arrived.
+    bell: the stamp of the target's bell, for strands that are new there.
     """
 
     target: Asked
@@ -58,11 +59,16 @@ class Flow:
     home: int
     told: dict[bytes, bytes] = field(default_factory=dict)
     ends: dict[Strand, Id] = field(default_factory=dict)
+    bell: bytes = b""
     failed: BaseException | None = None
     sent: int = 0
     _appetite: dict[Strand, ship.Appetite] = field(default_factory=dict)
     _flying: set["asyncio.Task[int]"] = field(default_factory=set)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def there(self) -> There:
+        return There(self.home, self.bell)
 
     def start(self, strand: Strand, end: Id, width: int) -> None:
         """A strand flows from here on, after `end`."""
@@ -112,7 +118,7 @@ class Flow:
         async with self._lock:
             if (after := self._end(strand)) < upto:
                 await self.window.enter(0)
-                self._send(ship.append(strand, after, [], upto, home=self.home), 0)
+                self._send(ship.append(strand, after, [], upto, self.there), 0)
                 self.ends[strand] = upto
 
     def _read(self, strand: Strand, after: Id, count: int, *, alone: bool) -> "asyncio.Task[Answer]":
@@ -140,10 +146,10 @@ class Flow:
             # A native append has no guard of its own: nothing else may be in the air.
             while self._flying:
                 await asyncio.gather(*self._flying, return_exceptions=True)
-            task = self._send(ship.append_wide(strand, after, part, home=self.home), size)
+            task = self._send(ship.append_wide(strand, after, part, self.there), size)
             await asyncio.gather(task, return_exceptions=True)
         else:
-            self._send(ship.append(strand, after, part, ids.ZERO, home=self.home), size)
+            self._send(ship.append(strand, after, part, ids.ZERO, self.there), size)
         self.ends[strand] = ids.native(part[-1][0])
         self.sent += len(part)
 

@@ -29,7 +29,7 @@ async def differing(
     found = list[bytes]()
     for at in range(0, len(names), AT_ONCE):
         some = names[at : at + AT_ONCE]
-        commands = [_glance(name, writers) for name in some]
+        commands = [glance_command(name, writers) for name in some]
         ours, theirs = await asyncio.gather(source.ask(_ask(commands)), target.ask(_ask(commands)))
         found += [
             name for name, here, there in zip(some, ours, theirs, strict=True) if not _alike(here, there)
@@ -41,7 +41,7 @@ def _ask(commands: Sequence[Command]) -> Plan[list[object]]:
     return (yield Batch(commands, resend=True, attempt=True))
 
 
-def _glance(name: bytes, writers: Sequence[int]) -> Command:
+def glance_command(name: bytes, writers: Sequence[int]) -> Command:
     strands = [Strand(name, "s", writer) for writer in writers]
     where = (
         keys.meta(name),

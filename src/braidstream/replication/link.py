@@ -265,6 +265,7 @@ class Link:
 
         Even of the target's own: then its engine has lost what it wrote last, and gets it back.
         """
+        flow.bell = theirs.registry.bell
         flow.ends = {strand: end for strand, end in flow.ends.items() if strand in ours.strands}
         for strand, extent in ours.strands.items():
             end, own = theirs.end(strand), strand.writer == self.here.writer

@@ -9,7 +9,7 @@ from braidstream.errors import ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
 from braidstream.replication.state import read_state
-from braidstream.strand import Strand
+from braidstream.strand import Strand, There
 
 Page = list[tuple[bytes, list[bytes]]]
 
@@ -67,29 +67,29 @@ def is_wide(part: Page) -> bool:
     return len(part) == 1 and len(part[0][1]) > WIDEST
 
 
-def append(strand: Strand, after: Id, part: Page, upto: Id, *, home: int) -> Plan[int]:
-    """Append a batch to the copy of a strand in the region of writer `home`, one round trip."""
-    [applied] = yield Batch([strand.apply(after, part, upto, home=home)])
+def append(strand: Strand, after: Id, part: Page, upto: Id, there: There) -> Plan[int]:
+    """Append a batch to the copy of a strand, one round trip."""
+    [applied] = yield Batch([strand.apply(after, part, upto, there)])
     return int(applied)
 
 
-def append_wide(strand: Strand, after: Id, part: Page, *, home: int) -> Plan[int]:
+def append_wide(strand: Strand, after: Id, part: Page, there: There) -> Plan[int]:
     """One entry that Lua cannot take. Nothing else of the strand is on its way meanwhile.
 
     It is native, so the guard against a gap comes first: the copy must stand where the entry follows.
     """
     [(native, fields)] = part
-    yield Batch([strand.apply(after, [], ids.ZERO)])
+    yield Batch([strand.apply(after, [], ids.ZERO, there)])
     [exists] = yield Batch([("EXISTS", strand.key)])
     if not exists:  # its first entry: make the copy with the last ID just before it
         before = ids.before(ids.native(native))
         assert before is not None
-        yield Batch([strand.apply(after, [], before)])
+        yield Batch([strand.apply(after, [], before, there)])
     [reply] = yield Batch([("XADD", strand.key, "NOMKSTREAM", native, *fields)], attempt=True)
     if isinstance(reply, ReplyError):
         state = yield from read_state(strand.name, [strand], [])
         if (state.end(strand) or ids.ZERO) < ids.native(native):
             raise reply
         return 0  # another link was faster
-    yield Batch([strand.apply(ids.native(native), [], ids.ZERO, home=home)])  # for the clock
+    yield Batch([strand.apply(ids.native(native), [], ids.ZERO, there)])  # for the clock
     return int(reply is not None)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from braidstream import ids, keys
+from braidstream.braid import given
 from braidstream.errors import ReplyError
 from braidstream.idempotence import Settings
 from braidstream.ids import Id
@@ -245,12 +246,13 @@ def merge_command(source: State, target: State, writers: Sequence[int], *, home:
     """
     make = [Strand(source.name, "s", writer) for writer in writers]
     strands = list(dict.fromkeys([*target.registry.strands, *make]))
-    where = (keys.meta(source.name), *(strand.key for strand in strands))
+    own, turns = given(source.name, target.registry)
+    where = (keys.meta(source.name), *(strand.key for strand in strands), *own)
     words = list[bytes | int]()
     for strand in strands:
         words += [strand.label, strand.life, (1 + (strand.writer == home)) * (strand in make)]
     shared = [word for pair in source.shared.items() for word in pair]
-    return ("FCALL", "bs_braid_merge", len(where), *where, len(strands), *words, *shared)
+    return ("FCALL", "bs_braid_merge", len(where), *where, len(strands), *words, *turns, *shared)
 
 
 def journal_command(

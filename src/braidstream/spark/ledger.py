@@ -193,8 +193,7 @@ def target(server: Server, stream: bytes) -> Strand:
 
 def append(wire: Wire, strand: Strand, chunk: bytes, marks: Iterable[Command] = ()) -> bool:
     """A chunk of XADDs and what counts it, in one MULTI. False and nothing done if a WATCHed key changed."""
-    birth = [birth_command(strand)] if strand.kind == "s" else []
-    reply = wire.exchange([("MULTI",), *birth], chunk, [*marks, ("EXEC",)])
+    reply = wire.exchange([("MULTI",), *_birth(wire, strand)], chunk, [*marks, ("EXEC",)])
     if reply.endswith(b"*-1\r\n"):
         return False
     refusal = (b"\r\n" + reply).find(b"\r\n-")
@@ -202,6 +201,13 @@ def append(wire: Wire, strand: Strand, chunk: bytes, marks: Iterable[Command] = 
         text = bytes(reply[refusal + 1 :]).split(b"\r\n", 1)[0].decode("utf-8", "replace")
         raise SinkError(f"the server refused rows for {strand.name!r}: {text}")
     return True
+
+
+def _birth(wire: Wire, strand: Strand) -> list[Command]:
+    if strand.kind != "s":
+        return []
+    [stamp] = wire.call(("HGET", keys.meta(strand.name), "bell"))
+    return [birth_command(strand, stamp if isinstance(stamp, bytes) else b"")]
 
 
 class Publisher:
