@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from braidstream.braid import BEHIND, ID_MODES, Region, read_region
-from braidstream.errors import BraidError, NotARegionError, RegionTakenError
+from braidstream.errors import BraidError, NotARegionError, RegionTakenError, ReplyError
 from braidstream.keys import CONFIG
 from braidstream.plan import Batch, Command, Plan
 
@@ -56,29 +56,27 @@ def set_fence(up: bool) -> Plan[Region]:
 
 def meet(writers: Iterable[int]) -> Plan[Region]:
     """Tell a region which writers there are. Running clients follow within a second."""
-    known = yield from read_region()
-    everyone = {*known.writers, *writers} - set(known.left)
-    return (yield from _set_writers(known, everyone, known.left))
+    return (yield from _tell_writers("meet", writers))
 
 
 def part(writers: Iterable[int]) -> Plan[Region]:
     """Tell a region which writers will never write again. What they wrote stays."""
-    known = yield from read_region()
-    gone = {*known.left, *writers}
-    if known.writer in gone:
+    return (yield from _tell_writers("part", writers))
+
+
+def _tell_writers(verb: str, writers: Iterable[int]) -> Plan[Region]:
+    """One step in the engine: others may tell the region at the same time. Telling it twice is harmless."""
+    [reply] = yield Batch(
+        [("FCALL", "bs_region_writers", 1, CONFIG, verb, *writers)], resend=True, attempt=True
+    )
+    if isinstance(reply, ReplyError):
+        if reply.code != "BSSELF":
+            raise reply
+        known = yield from read_region()
         raise BraidError(
             f"this is region {known.id} ({known.name}) itself. Run it with the file of the others."
         )
-    return (yield from _set_writers(known, set(known.writers) - gone, gone))
-
-
-def _set_writers(known: Region, writers: Iterable[int], left: Iterable[int]) -> Plan[Region]:
-    now = tuple(sorted(writers)), tuple(sorted(left))
-    if now != (known.writers, known.left):
-        words = [b" ".join(b"%d" % number for number in numbers) for numbers in now]
-        told = ("HSET", CONFIG, "writers", words[0], "left", words[1])
-        yield Batch([told, ("HINCRBY", CONFIG, "topology", 1)])
-    return (yield from read_region())
+    return Region.parse(reply)
 
 
 def note_behind(writer: int, behind_ms: int) -> Plan[None]:

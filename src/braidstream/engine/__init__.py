@@ -18,7 +18,7 @@ VERSION: Final = 7
 NAME: Final = "braidstream"
 _PARTS: Final = (
     *("rights", "id", "clock", "vector", "strand", "chosen", "settings", "group", "braid", "journal"),
-    *("entry", "idempotence", "acks", "glance", "merge", "mend", "database", "library"),
+    *("entry", "idempotence", "acks", "glance", "merge", "mend", "region", "database", "library"),
 )
 _TRIES: Final = 10
 

@@ -29,6 +29,7 @@ redis.register_function { function_name = 'bs_group_setid', callback = group_set
 redis.register_function { function_name = 'bs_group_wait', callback = group_wait, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'bs_group_destroy', callback = group_destroy, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'bs_braid_delete', callback = braid_delete, flags = { 'allow-oom' } }
+redis.register_function { function_name = 'bs_region_writers', callback = region_writers, flags = { 'allow-oom' } }
 redis.register_function {
   function_name = 'bs_database_flush',
   callback = database_flush,

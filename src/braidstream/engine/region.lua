@@ -1,0 +1,42 @@
+--[[ Which writers there are, and which will never write again: `writers` and `left` in bs:config. ]]
+
+local function numbers_of(text)
+  local found = {}
+  for number in string.gmatch(text or '', '%S+') do
+    if not string.match(number, '^%d+$') then return nil end
+    found[tonumber(number)] = true
+  end
+  return found
+end
+
+local function numbers_text(found)
+  local listed = {}
+  for number in pairs(found) do listed[#listed + 1] = number end
+  table.sort(listed)
+  return table.concat(listed, ' ')
+end
+
+--[[ region_writers: FCALL bs_region_writers 1 bs:config <meet or part> <writer>...
+     meet: these write too, but for those that have left. part: these have left for good.
+     Returns bs:config as it is then; nothing is changed where it is no region, or cannot be read.
+     Why a function: of two that tell a region at once, neither may undo what the other told. ]]
+local function region_writers(keys, args)
+  local config = keys[1]
+  local told = redis.call('HMGET', config, 'writer', 'writers', 'left')
+  local writers, left = numbers_of(told[2]), numbers_of(told[3])
+  if not told[1] or not writers or not left then return redis.call('HGETALL', config) end
+  local before = { numbers_text(writers), numbers_text(left) }
+  writers[tonumber(told[1])] = true
+  for at = 2, #args do
+    local group = args[1] == 'part' and left or writers
+    group[tonumber(args[at])] = true
+  end
+  if left[tonumber(told[1])] then return redis.error_reply('BSSELF this is the region itself') end
+  for number in pairs(left) do writers[number] = nil end
+  local after = { numbers_text(writers), numbers_text(left) }
+  if after[1] ~= before[1] or after[2] ~= before[2] then
+    redis.call('HSET', config, 'writers', after[1], 'left', after[2])
+    redis.call('HINCRBY', config, 'topology', 1)
+  end
+  return redis.call('HGETALL', config)
+end
