@@ -1,11 +1,12 @@
 """DUMP and RESTORE of streams: what goes out comes back, here and in a bare engine, and from there."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import redis
 
 import braidstream
+from braidstream.commands import dump
 from braidstream.strand import Strand
 from tests.support.gateways import Line, Served, value_of
 from tests.support.matrix import on_every_engine
@@ -137,6 +138,61 @@ def test_a_restore_over_something_needs_replace_and_unmakes_what_was(
     assert (liberal.type("x"), liberal.get("x")) == ("string", "hello")
     liberal.restore("x", 0, payload, replace=True)
     assert (liberal.type("x"), liberal.dbsize()) == ("stream", 1)
+
+
+OVER: dict[str, Callable[[braidstream.Redis, bytes], object]] = {
+    "RESTORE": lambda client, payload: client.restore("a}b", 0, payload, replace=True),
+    "RENAME": lambda client, _: client.rename("old", "a}b"),
+    "COPY": lambda client, _: client.copy("old", "a}b", replace=True),
+}
+
+
+@pytest.mark.parametrize("command", OVER)
+def test_a_plain_key_in_another_slot_than_the_stream_is_replaced(
+    liberal: braidstream.Redis, bare: redis.Redis, engine: Engine, command: str
+) -> None:
+    fill(bare)
+    liberal.xadd("old", {"n": "1"}, id="1-0")
+    liberal.set("a}b", "plain")
+    OVER[command](liberal, payload_of(bare))
+    assert (liberal.type("a}b"), liberal.xrange("a}b")[0]) == ("stream", ("1-0", {"n": "1"}))
+    with engine.client() as behind:
+        assert not behind.exists("a}b")
+
+
+@pytest.mark.parametrize("command", ["RESTORE", "RENAME"])
+def test_what_is_refused_leaves_a_plain_key_in_another_slot(
+    liberal: braidstream.Redis, bare: redis.Redis, engine: Engine, command: str
+) -> None:
+    fill(bare)
+    liberal.xadd("old", {"n": "1"}, id="1-0")
+    liberal.set("a}b", "plain")
+    liberal.acl_setuser("few", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-xsetid"])
+    with client_of(engine, username="few", password="any") as few, pytest.raises(redis.ResponseError):
+        OVER[command](few, payload_of(bare))
+    assert (liberal.get("a}b"), liberal.xlen("old")) == ("plain", 1)
+    liberal.acl_deluser("few")
+
+
+def test_a_payload_of_a_type_that_we_do_not_know_becomes_what_it_is(
+    liberal: braidstream.Redis, bare: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dump, "_STREAM", frozenset())
+    monkeypatch.setattr(dump, "_OTHER", frozenset())
+    fill(bare, "stream")
+    bare.set("string", "hello")
+    bare.hset("hash", "f", "v")
+    bare.rpush("list", "a")
+    for kind in ("stream", "string", "hash", "list"):
+        liberal.restore("x", 0, payload_of(bare, kind), replace=True)
+        assert liberal.type("x") == kind
+        with pytest.raises(redis.ResponseError, match="Target key name already exists"):
+            liberal.restore("x", 0, payload_of(bare, kind))
+    with pytest.raises(redis.ResponseError, match="DUMP payload version or checksum are wrong"):
+        liberal.execute_command("RESTORE", "new", 0, payload_of(bare, "string")[:-1] + b"?")
+    liberal.restore("x", 0, payload_of(bare, "stream"), replace=True)
+    assert told(liberal) == told(bare, "stream")
+    assert liberal.keys() == ["x"]
 
 
 def test_what_another_client_made_of_a_stream_is_dumped_and_left_in_place(

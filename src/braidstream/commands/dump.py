@@ -19,27 +19,29 @@ from braidstream.commands import heads, standing
 from braidstream.commands.arguments import Argv, fail, option, shown
 from braidstream.commands.groups import later
 from braidstream.commands.pending import Query, rows_of
-from braidstream.commands.rename import PAGE, TRIES, adoption, fill, refuse_watching, restless, token
+from braidstream.commands.rename import PAGE, TRIES, Copy, adoption, fill, refuse_watching, restless, token
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
 from braidstream.registry import Registry
 from braidstream.strand import facts
 
-# How a payload of a stream begins: the types that engines have used for one.
-_STREAM: Final = (b"\x0f", b"\x13", b"\x15", b"\x1a", b"\x1b")
+# How a payload begins: the types that engines have used for a stream, and for anything else.
+_STREAM: Final = frozenset((0x0F, 0x13, 0x15, 0x1A, 0x1B))
+_OTHER: Final = frozenset((*range(0, 8), *range(9, 0x1A))) - _STREAM
 _BUSY: Final = "BUSYKEY Target key name already exists."
 _UNREADABLE: Final = ("ERR DUMP payload", "ERR Bad data format")
 
 
 def is_plain(view: View, argv: Argv) -> bool:
     """Whether the call is the engine's own: what it names is no stream, nor becomes one."""
-    becomes = argv[0].upper() == b"RESTORE" and _is_stream(argv[3])
+    becomes = argv[0].upper() == b"RESTORE" and _may_be_stream(argv[3])
     return not becomes and not view.recall(argv[1]).exists
 
 
-def _is_stream(payload: bytes) -> bool:
-    return payload[:1] in _STREAM
+def _may_be_stream(payload: bytes) -> bool:
+    """Whether it is one, or of a type that came after this version: then the engine says which."""
+    return payload != b"" and payload[0] not in _OTHER
 
 
 def dump(view: View, argv: Argv) -> Plan[bytes | None]:
@@ -124,8 +126,7 @@ def restore(view: View, argv: Argv) -> Plan[bytes]:
     The payload of a stream becomes a stream of the region, groups and pending entries included.
     """
     replace = b"REPLACE" in map(option, argv[4:])
-    if _is_stream(argv[3]):
-        yield from _restore_stream(view, argv, replace)
+    if _may_be_stream(argv[3]) and (yield from _restore_stream(view, argv, replace)):
         return b"OK"
     is_stream = (yield from afresh(view, argv[1])).exists
     if is_stream and not replace:
@@ -136,23 +137,30 @@ def restore(view: View, argv: Argv) -> Plan[bytes]:
     return bytes(reply)
 
 
-def _restore_stream(view: View, argv: Argv, replace: bool) -> Plan[None]:
+def _restore_stream(view: View, argv: Argv, replace: bool) -> Plan[bool]:
+    """Restore it aside, and make that the stream. False, and nothing was done, if it is something else."""
     name = argv[1]
     refuse_watching(view, "RESTORE")
     aside = keys.copy(name, (yield from token()))
-    _, _, reply, taken, error = yield Batch(
+    _, _, reply, taken, error, kind = yield Batch(
         [
             ("WATCH", name),
             ("WATCH", keys.meta(name)),
             registry_of(name),
             ("EXISTS", name),
             ("RESTORE", aside, *argv[2:]),
+            ("TYPE", aside),
         ],
         attempt=True,
     )
     registry = view.learn(name, reply)
     busy = not replace and (taken or registry.exists)
+    if not isinstance(kind, ReplyError) and kind != b"stream" and argv[3][0] not in _STREAM:
+        yield Batch([("UNWATCH",), ("UNLINK", aside)])
+        return False
     try:
+        if isinstance(kind, ReplyError):
+            raise kind
         if isinstance(error, ReplyError) and not (busy and error.text.startswith(_UNREADABLE)):
             raise error
         if busy:
@@ -160,22 +168,22 @@ def _restore_stream(view: View, argv: Argv, replace: bool) -> Plan[None]:
         if argv[2] != b"0":
             why = "an expired strand forgets its last ID and would mint the same IDs again"
             raise RefusedError("RESTORE of a stream with a TTL", why, "Use 0")
-        yield from _adopt(view, name, aside)
+        yield from _adopt(view, Copy(name, name, aside, move=False, taken=bool(taken)))
     except ReplyError:
         yield Batch([("UNWATCH",), ("UNLINK", aside)])
         raise
     finally:
         view.forget(name)
+    return True
 
 
-def _adopt(view: View, name: bytes, aside: bytes) -> Plan[None]:
+def _adopt(view: View, made: Copy) -> Plan[None]:
+    name, aside = made.target, made.aside
     about, groups = yield Batch([("XINFO", "STREAM", aside), ("XINFO", "GROUPS", aside)])
     known, words = facts(about), list[bytes]()
     for info in map(facts, groups):
         words += (info[b"name"], later(ids.native(info[b"last-delivered-id"])))
-    if not keys.shares_slot(name):
-        yield Batch([("DEL", name)])  # it lies in another slot: no function can hold both
-    copied = int(known[b"length"]), ids.native(known[b"last-generated-id"])
-    done = yield Batch([adoption(view, (name, name, aside), copied, False, words)], atomic=True)
+    holds = int(known[b"length"]), ids.native(known[b"last-generated-id"])
+    done = yield Batch([adoption(view, made, holds, words)], atomic=True)
     if done is None:
         raise ReplyError(f"ERR {shown(name)!r} was written while it was restored. Try again.")

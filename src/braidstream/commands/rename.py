@@ -127,7 +127,7 @@ def _copy(view: View, source: bytes, target: bytes, *, move: bool, replace: bool
             raise ReplyError("ERR no such key")
         try:
             yield Batch([("WATCH", *(strand.key for strand in here.strands)), ("UNLINK", aside)])
-            done = yield from _attempt(view, (source, target, aside), move)
+            done = yield from _attempt(view, Copy(source, target, aside, move, taken=bool(replies[4])))
         except ReplyError as error:
             yield Batch([("UNWATCH",), ("UNLINK", aside)])
             if error.code not in ("BSCOPY", "BSSTALE"):
@@ -154,12 +154,23 @@ def restless(name: bytes) -> NoReturn:
     )
 
 
-def _attempt(view: View, names: tuple[bytes, bytes, bytes], move: bool) -> Plan[bool]:
-    source, target, aside = names
-    length, last = yield from fill(view, source, aside)
-    if not keys.shares_slot(target):
-        yield Batch([("DEL", target)])  # it lies in another slot: no function can hold both
-    command = adoption(view, names, (length, last), move)
+@dataclasses.dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy that becomes a stream.
+
+    move: the source is deleted. taken: a plain key has the name of the target.
+    """
+
+    source: bytes
+    target: bytes
+    aside: bytes
+    move: bool
+    taken: bool
+
+
+def _attempt(view: View, copied: Copy) -> Plan[bool]:
+    length, last = yield from fill(view, copied.source, copied.aside)
+    command = adoption(view, copied, (length, last))
     done: list[object] | None = yield Batch([command], atomic=True)
     return done is not None
 
@@ -199,23 +210,21 @@ def fill(view: View, source: bytes, aside: bytes) -> Plan[tuple[int, Id]]:
     return length, end
 
 
-def adoption(
-    view: View,
-    names: tuple[bytes, bytes, bytes],
-    copied: tuple[int, Id],
-    move: bool,
-    groups: Sequence[bytes] = (),
-) -> Command:
+def adoption(view: View, made: Copy, holds: tuple[int, Id], groups: Sequence[bytes] = ()) -> Command:
     """The command that makes the copy the stream, and unmakes what was.
 
+    holds: how many entries the copy has, and its last ID.
     groups: those that came with the copy, each followed by where it starts on other strands.
+
+    A plain key of the name may lie in another slot. On one server the function takes it along all the same; a
+    cluster refuses the whole call (CROSSSLOT), and nothing is done.
     """
-    source, target, aside = names
+    source, target, aside, move = made.source, made.target, made.aside, made.move
     here, there = view.recall(source), view.recall(target)
     minted, chosen = view.minted(target), view.chosen(target)
     if chosen in there.strands:
         chosen = chosen.next_life  # the deletion ends its present life
-    plain = (target,) if keys.shares_slot(target) else ()
+    plain = (target,) if made.taken or keys.shares_slot(target) else ()
     own, words = given(target, there, there.strands)
     moved, moved_words = given(source, here, here.strands)
     from_source = (keys.meta(source), *moved) if move else ()
@@ -228,8 +237,8 @@ def adoption(
         minted.label,
         chosen.label,
         chosen.life,
-        ids.text(minted.rest(copied[1])),
-        copied[0],
+        ids.text(minted.rest(holds[1])),
+        holds[0],
         view.region.teller,
         *words,
         *(moved_words if move else (-1,)),
