@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from braidstream import keys
-from braidstream.errors import ConfigError, NotARegionError, ReplyError
+from braidstream.errors import BraidError, ClusterError, ConfigError, NotARegionError, ReplyError
 from braidstream.idempotence import Settings
 from braidstream.ids import Id
 from braidstream.keys import CONFIG
@@ -98,8 +98,16 @@ class Region:
 
 def read_region() -> Plan[Region]:
     """Ask the server who it is. One round trip."""
-    [reply] = yield Batch([("HGETALL", CONFIG)], resend=True)
+    try:
+        [reply] = yield Batch([("HGETALL", CONFIG)], resend=True)
+    except ReplyError as error:
+        raise _as_cluster(error) from None
     return Region.parse(reply)
+
+
+def _as_cluster(error: ReplyError) -> BraidError:
+    """Only a node of a cluster sends elsewhere."""
+    return ClusterError() if error.code in ("MOVED", "ASK", "CLUSTERDOWN") else error
 
 
 def read_server() -> Plan[tuple[Region, frozenset[bytes]]]:
@@ -110,7 +118,7 @@ def read_server() -> Plan[tuple[Region, frozenset[bytes]]]:
     commands: list[Command] = [("HGETALL", CONFIG), ("COMMAND", "INFO", *NEWER)]
     config, table = yield Batch(commands, resend=True, attempt=True)
     if isinstance(config, ReplyError):
-        raise config
+        raise _as_cluster(config)
     known = [] if isinstance(table, ReplyError) else table
     return Region.parse(config), frozenset(name for name, row in zip(NEWER, known, strict=False) if row)
 

@@ -9,6 +9,7 @@ BraidError
 |-- RegionTakenError    the server already is another region
 |-- LibraryError        the engine functions are missing, or newer than this client
 |-- ConfigError         braid.toml is wrong, or does not have what was asked for
+|   `-- ClusterError    the server is a node of a cluster
 |-- LostError           a connection to an engine was lost, or never made
 |-- UnreachableError    none of the servers that a Spark job may use answers
 |-- OptionError         a Spark option that is missing, unknown, or cannot be read
@@ -77,6 +78,18 @@ class ConfigError(BraidError):
     """The configuration file cannot be used as it is."""
 
     code = "CONFIG"
+
+
+class ClusterError(ConfigError):
+    """The server is a node of a cluster, and a region is one server."""
+
+    code = "CLUSTER"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this server is a node of a cluster. A region is one server, with its replicas: clusters are not "
+            "supported yet. Use a server with cluster-enabled no."
+        )
 
 
 class LostError(BraidError):

@@ -6,7 +6,7 @@ import typer
 
 from braidstream import engine
 from braidstream.cli.server import Json, Url, ask, report, trouble
-from braidstream.commands.region import initialise
+from braidstream.commands.region import initialise, refuse_cluster
 from braidstream.drivers.bulk import shown
 
 
@@ -26,7 +26,7 @@ def init(
     """
     with trouble(url, as_json):
         # Who it is first: a database that belongs to another region is left as it was.
-        ready, before = ask(url, initialise(region, name), engine.load())
+        _, ready, before = ask(url, refuse_cluster(), initialise(region, name), engine.load())
     facts = {
         "region": ready.id,
         "name": ready.name,

@@ -19,7 +19,7 @@ from braidstream.braid import Region, read_region
 from braidstream.cli.replicate import ConfigFile, durability_of
 from braidstream.cli.secret import UrlCommand
 from braidstream.cli.server import Json, ask, report, trouble
-from braidstream.commands.region import initialise, meet, part, set_fence
+from braidstream.commands.region import initialise, meet, part, refuse_cluster, set_fence
 from braidstream.config import Config, RegionConfig
 from braidstream.drivers.bulk import shown
 from braidstream.drivers.session import REGION_FRESH_S
@@ -70,7 +70,7 @@ def add(
         target = joined.named(name)
         for each in others:
             _check(each)
-        ask(target.url, initialise(number, name), engine.load())
+        ask(target.url, refuse_cluster(), initialise(number, name), engine.load())
         regions = [_tell(each, joined) for each in joined.region]
         if len(others) == 1:
             time.sleep(2 * REGION_FRESH_S)  # clients of a lone region begin to write for peers
@@ -109,7 +109,13 @@ def rejoin(
         for each in givers:
             _check(each)
     with trouble(lost.url, as_json):
-        ask(lost.url, initialise(lost.id, lost.name, fenced=True), engine.load(), set_fence(True))
+        ask(
+            lost.url,
+            refuse_cluster(),
+            initialise(lost.id, lost.name, fenced=True),
+            engine.load(),
+            set_fence(True),
+        )
         time.sleep(2 * REGION_FRESH_S)  # clients that are connected stop
         regions = [_tell(each, known) for each in (*givers, lost)]
         entries, streams = asyncio.run(_bring_back(givers, lost, regions))

@@ -15,7 +15,7 @@ import typer
 from braidstream import engine
 from braidstream.braid import read_region
 from braidstream.cli.server import Json, ask, trouble
-from braidstream.commands.region import initialise
+from braidstream.commands.region import initialise, refuse_cluster
 from braidstream.config import Config, RegionConfig, load
 from braidstream.drivers.sync import ServerError
 from braidstream.drivers.wire import Address, parse_address
@@ -51,6 +51,7 @@ def replicate(
         here = regions.named(region)
         _peers(regions, here)
     with trouble(here.url, as_json):
+        ask(here.url, refuse_cluster())
         _refuse_lost(here, regions.peers_of(here.name))
         ask(here.url, initialise(here.id, here.name), engine.load())
     log_to_stderr(verbose)

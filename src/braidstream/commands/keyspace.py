@@ -11,6 +11,7 @@ from braidstream import braid, keys
 from braidstream.braid import View, delete_command, registry_of
 from braidstream.commands.arguments import Argv, fail, integer, option
 from braidstream.commands.glob import matcher
+from braidstream.commands.region import INFO_CLUSTER, is_cluster
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.plan import Batch, Command, Plan
 from braidstream.registry import Registry
@@ -209,8 +210,18 @@ def _existing(names: Iterable[bytes]) -> Plan[list[bytes]]:
     return [name for name in wanted if found[name]]
 
 
+def _refuse_cluster(argv: Argv, info: Any = None) -> Plan[None]:
+    """What covers all keys would cover those of one node only, and not say so."""
+    if info is None:
+        [info] = yield Batch([INFO_CLUSTER], resend=True, attempt=True)
+    if is_cluster(info):
+        why = "this server is a node of a cluster, and it would cover the keys of this node only"
+        raise RefusedError(argv[0].upper().decode(), why, "Ask each node with a client of its own")
+
+
 def list_keys(view: View, argv: Argv) -> Plan[list[bytes]]:
     """KEYS pattern: plain keys and streams, by the names users gave them."""
+    yield from _refuse_cluster(argv)
     plain, metas = yield Batch([("KEYS", argv[1]), ("KEYS", b"bs:meta:*")], resend=True)
     matches = matcher(argv[1])
     names = [name for key in metas if (name := keys.name_of_meta(key)) is not None and matches(name)]
@@ -220,6 +231,7 @@ def list_keys(view: View, argv: Argv) -> Plan[list[bytes]]:
 
 def pick_key(view: View, argv: Argv) -> Plan[bytes | None]:
     """RANDOMKEY: a plain key or a stream. Where most keys are ours, a SCAN finds one after some tries."""
+    yield from _refuse_cluster(argv)
     for _ in range(_PICKS):
         found = yield Batch([("RANDOMKEY",)] * _PICKED, resend=True)
         for key in found:
@@ -261,6 +273,7 @@ def count_expiring(found: Iterable[bytes]) -> Plan[int]:
 
 def count_keys(view: View, argv: Argv) -> Plan[int]:
     """DBSIZE: plain keys and streams. A SCAN of the whole database: our own keys must be told apart."""
+    yield from _refuse_cluster(argv)
     hidden, streams = yield from hidden_keys()
     [size] = yield Batch([("DBSIZE",)], resend=True)
     return int(size) - len(hidden) + streams
@@ -271,7 +284,9 @@ def scan(view: View, argv: Argv) -> Plan[list[Any]]:
     options = dict(zip(map(option, argv[2::2]), argv[3::2], strict=False))
     count: Command = ("COUNT", options[b"COUNT"]) if b"COUNT" in options else ()
     # The engine judges the words as they are; what it finds there is not looked at.
-    judged, found = yield Batch([("SCAN", *argv[1:]), ("SCAN", argv[1], *count)], resend=True, attempt=True)
+    commands: list[Command] = [("SCAN", *argv[1:]), ("SCAN", argv[1], *count), INFO_CLUSTER]
+    judged, found, info = yield Batch(commands, resend=True, attempt=True)
+    yield from _refuse_cluster(argv, info)
     for reply in (judged, found):
         if isinstance(reply, ReplyError):
             raise reply
@@ -297,6 +312,7 @@ def flush(view: View, argv: Argv) -> Plan[bytes]:
     [asked] = yield Batch([(argv[0], _NO_OPTION)], resend=True, attempt=True)
     if isinstance(asked, ReplyError) and asked.code == "NOPERM":
         raise asked
+    yield from _refuse_cluster(argv)
     if argv[0].upper() == b"FLUSHALL":
         yield from _flush_other_databases()
     cursor = b"0"

@@ -1,15 +1,28 @@
 """Make a database a region, and change how it behaves: what `braid init` and `braid tune` run."""
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 from braidstream.braid import BEHIND, ID_MODES, Region, read_region
-from braidstream.errors import BraidError, NotARegionError, RegionTakenError, ReplyError
+from braidstream.errors import BraidError, ClusterError, NotARegionError, RegionTakenError, ReplyError
 from braidstream.keys import CONFIG
 from braidstream.plan import Batch, Command, Plan
 
 # What changes by less is not noted anew.
 NOTED_MS: Final = 1_000
+INFO_CLUSTER: Final = ("INFO", "cluster")
+
+
+def is_cluster(info: Any) -> bool:
+    """Whether a server is a node of a cluster, by what it said to INFO_CLUSTER; not if it may not say so."""
+    return isinstance(info, bytes) and b"cluster_enabled:1" in info
+
+
+def refuse_cluster() -> Plan[None]:
+    """A region is one server. One round trip."""
+    [info] = yield Batch([INFO_CLUSTER], resend=True, attempt=True)
+    if is_cluster(info):
+        raise ClusterError
 
 
 def initialise(region: int, name: str, *, fenced: bool = False) -> Plan[Region]:

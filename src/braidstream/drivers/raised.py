@@ -74,7 +74,11 @@ def for_user(error: errors.BraidError) -> Exception:
         )
     if type(error) in _RAISED:
         return _RAISED[type(error)](str(error).removeprefix("ERR "))
-    return parse_error(error.text) if isinstance(error, errors.ReplyError) else BraidError(str(error))
+    if isinstance(error, errors.ReplyError):
+        return parse_error(error.text)
+    raised = BraidError(str(error))
+    raised.code = error.code
+    return raised
 
 
 def cluster_refused() -> Exception:

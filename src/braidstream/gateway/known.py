@@ -7,6 +7,7 @@ import asyncio
 import time
 
 from braidstream.braid import birth_command, read_server
+from braidstream.commands.region import refuse_cluster
 from braidstream.drivers.session import REGION_FRESH_S, Session
 from braidstream.drivers.wire import Address, connect, pack_one
 from braidstream.engine import load
@@ -57,6 +58,10 @@ class Known(Session):
         if self._asking is None:
             self._asking = asyncio.create_task(self._ask())
         await asyncio.shield(self._asking)
+
+    async def refuse_cluster(self) -> None:
+        """One server only: a client that a node sends elsewhere would write plain streams there."""
+        await arun(refuse_cluster(), self.lane.send)
 
     async def _ask(self) -> None:
         try:

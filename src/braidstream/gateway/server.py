@@ -88,6 +88,7 @@ class Gateway:
 
     async def start(self, listen: Listen) -> str:
         """Listen; the address that clients connect to. The engine must answer, and be a region."""
+        await self.known(self.db).refuse_cluster()
         await self.known(self.db).ask()
         try:
             await self._check_exposure(listen)

@@ -13,7 +13,7 @@ from typing import Final
 
 from braidstream import ids, keys
 from braidstream.braid import Region, read_region
-from braidstream.commands.region import meet
+from braidstream.commands.region import meet, refuse_cluster
 from braidstream.drivers.wire import Address
 from braidstream.errors import ConfigError, LostError, ReplyError
 from braidstream.ids import Id
@@ -201,6 +201,7 @@ class Daemon:
     async def _introduce(self, peer: Peer) -> tuple[Region, Region]:
         """Both regions, each knowing the other's writers."""
         here = await self.source.ask(read_region())
+        await peer.endpoint.ask(refuse_cluster())
         there = await peer.endpoint.ask(read_region())
         check_region(there, (peer.id, peer.name), peer.endpoint.address)
         check_pair(here, there)
