@@ -5,7 +5,7 @@ relies on its memory asks for the registry in the same round trip, and starts ov
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from braidstream.idempotence import Settings
 from braidstream.ids import Id
 from braidstream.keys import CONFIG
 from braidstream.plan import Batch, Command, Plan
-from braidstream.registry import REMEMBERED, Registry
+from braidstream.registry import REMEMBERED, Registry, bell, given
 from braidstream.strand import Strand, facts
 
 # Before a writer's number, a field of `bs:config`.
@@ -358,20 +358,6 @@ def refuse_other_types(name: bytes, kind: bytes | None = None) -> Plan[None]:
 def is_stale(reply: Any) -> bool:
     """Whether a function did nothing, because the registry is not as we knew it."""
     return isinstance(reply, ReplyError) and reply.code == "BSSTALE"
-
-
-def bell(name: bytes, stamp: bytes) -> tuple[bytes, ...]:
-    """The bell with this stamp, as the last key of a function. Without a stamp we know of none."""
-    return (keys.bell(name, stamp),) if stamp else ()
-
-
-def given(
-    name: bytes, registry: Registry, strands: Iterable[Strand] = ()
-) -> tuple[tuple[bytes, ...], Command]:
-    """Strands, the turns of all groups and the bell: the keys, and what they are, as functions read them."""
-    named = {strand.registration: strand.key for strand in strands}
-    named.update({b"g:" + group: keys.turn(name, group) for group in registry.groups})
-    return (*named.values(), *bell(name, registry.bell)), (len(named), *named, registry.bell)
 
 
 def delete_command(name: bytes, registry: Registry, teller: int, said: bytes = b"") -> Command:

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Final
 
-from braidstream import ids
+from braidstream import ids, keys
 from braidstream.idempotence import Settings
 from braidstream.ids import Id
+from braidstream.plan import Command
 from braidstream.strand import Strand
 
 REMEMBERED: Final = 10_000
@@ -95,6 +96,20 @@ class Registry:
         others = [each for each in self.strands if each.label != strand.label]
         cuts[strand] = self.cuts.get(strand, ids.ZERO)
         return replace(self, cuts=cuts, strands=_ordered([*others, strand]))
+
+
+def bell(name: bytes, stamp: bytes) -> tuple[bytes, ...]:
+    """The bell with this stamp, as the last key of a function. Without a stamp we know of none."""
+    return (keys.bell(name, stamp),) if stamp else ()
+
+
+def given(
+    name: bytes, registry: Registry, strands: Iterable[Strand] = ()
+) -> tuple[tuple[bytes, ...], Command]:
+    """Strands, the turns of all groups and the bell: the keys, and what they are, as functions read them."""
+    named = {strand.registration: strand.key for strand in strands}
+    named.update({b"g:" + group: keys.turn(name, group) for group in registry.groups})
+    return (*named.values(), *bell(name, registry.bell)), (len(named), *named, registry.bell)
 
 
 @lru_cache(maxsize=REMEMBERED)

@@ -7,7 +7,6 @@ from braidstream.braid import (
     View,
     afresh,
     ask,
-    bell,
     birth_command,
     exists,
     find,
@@ -24,6 +23,7 @@ from braidstream.commands.trim import trim_all, trim_options
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
+from braidstream.registry import bell
 from braidstream.strand import Strand, facts
 
 _TRIES: Final = 16

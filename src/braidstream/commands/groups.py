@@ -7,12 +7,12 @@ frontier: an entry that arrives late from another region is still delivered.
 from typing import Any, Final, NoReturn
 
 from braidstream import ids, keys
-from braidstream.braid import View, bell, look
+from braidstream.braid import View, look
 from braidstream.commands.arguments import Argv, fail, integer, option, shown, strict_id
 from braidstream.errors import ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
-from braidstream.registry import Registry
+from braidstream.registry import Registry, bell
 from braidstream.strand import Strand
 
 SUBCOMMANDS: Final = {

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from braidstream import braid, ids, keys
+from braidstream import ids, keys, registry
 from braidstream.braid import STALE_TRIES, View, refuse_other_types
 from braidstream.commands import heads
 from braidstream.commands.arguments import fail, shown, strict_id
@@ -55,7 +55,7 @@ def look(view: View, spec: ReadGroup, *, turn: bool = False) -> Plan[None]:
 def _wait_command(view: View, spec: ReadGroup, name: bytes, turn: bool) -> Command:
     stamp = view.recall(name).bell
     turns = [keys.turn(name, spec.group)] if turn else []
-    where = [keys.meta(name), *turns, *braid.bell(name, stamp)]
+    where = [keys.meta(name), *turns, *registry.bell(name, stamp)]
     return ("FCALL", "bs_group_wait", len(where), *where, spec.group, stamp)
 
 

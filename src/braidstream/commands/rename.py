@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from braidstream import ids, keys
-from braidstream.braid import View, delete, exists, given, registry_of
+from braidstream.braid import View, delete, exists, registry_of
 from braidstream.commands.arguments import Argv, fail, integer, option, shown
 from braidstream.commands.inspect import info
 from braidstream.commands.read import read_range
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
-from braidstream.registry import Registry
+from braidstream.registry import Registry, given
 from braidstream.strand import facts
 
 PAGE: Final = 500

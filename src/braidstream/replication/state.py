@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from braidstream import ids, keys
-from braidstream.braid import given
 from braidstream.errors import ReplyError
 from braidstream.idempotence import Settings
 from braidstream.ids import Id
 from braidstream.plan import Batch, Command, Plan
-from braidstream.registry import Registry
+from braidstream.registry import Registry, given
 from braidstream.strand import Strand, facts
 
 # Fields of meta that stay in their region: where XGROUP SETID stood, where chosen IDs moved a strand to,
