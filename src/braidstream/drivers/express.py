@@ -69,10 +69,9 @@ def _calls(session: Session, conn: Any, commands: Commands) -> list[_Call] | Non
         if message is None:
             return None
         if lane is None or args[1] is not last[0] or args[3] is not last[1]:
-            found, last = _lane(session, conn, args), (args[1], args[3])
-            if found is None:
+            lane, last = _lane(session, conn, args, lane), (args[1], args[3])
+            if lane is None:
                 return None
-            lane = found if found != lane else lane
         if not calls or calls[-1].lane is not lane or calls[-1].size == lane.most:
             teller = session.region.teller  # type: ignore[union-attr]  # a lane has one
             calls.append(_Call(lane, list(call(lane.home, lane.settings, lane.producer, teller))))
@@ -94,7 +93,8 @@ def _message(conn: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     return None
 
 
-def _lane(session: Session, conn: Any, args: tuple[Any, ...]) -> _Lane | None:
+def _lane(session: Session, conn: Any, args: tuple[Any, ...], last: _Lane | None) -> _Lane | None:
+    """The lane of a message, the last one if it is the same; None if the stream is not known yet."""
     if session.region is None or not isinstance(args[1], str | bytes) or not args[3]:
         return None
     home = session.homes.get(args[1])
@@ -102,10 +102,13 @@ def _lane(session: Session, conn: Any, args: tuple[Any, ...]) -> _Lane | None:
         return None
     settings = session.settings.get(home.name, _DEFAULTS)
     most = min(AT_ONCE, settings.maxsize)
-    producer = bytes(conn.encoder.encode(args[3]))
-    if session.numbers(producer):
-        return _Lane(home, shared_lane(producer, most), False, most, settings)
-    return _Lane(home, producer, True, most, settings)
+    producer = args[3] if type(args[3]) is bytes else bytes(conn.encoder.encode(args[3]))
+    is_named = not session.numbers(producer)
+    if not is_named:
+        producer = shared_lane(producer, most)
+    if last is not None and last.home is home and last.producer == producer:
+        return last
+    return _Lane(home, producer, is_named, most, settings)
 
 
 def _may_resend(session: Session, calls: list[_Call]) -> bool:
