@@ -219,6 +219,8 @@ def test_the_url_may_come_from_a_file_or_the_environment(
     missing = str(tmp_path / "braid.toml")
     done = braid("gateway", "--config", missing, "--region", "1")
     assert f"error {missing}" in done.stderr.replace("\n", ""), "a file is asked for, not the variable"
+    done = braid("region", "add", "--config", missing, "--id", "3", "--name", "ap-south")
+    assert (done.returncode, "Missing option" in done.stderr) == (1, False), "here it needs both"
 
 
 def test_brackets_in_what_is_printed_are_no_markup(

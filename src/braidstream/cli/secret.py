@@ -2,8 +2,8 @@
 
     app.command("init", cls=UrlCommand)(init)
 
---url wins over --url-file, which wins over BRAID_URL. Where a file of regions or a lake is given instead of a
-server, BRAID_URL is not looked at.
+--url wins over --url-file, which wins over BRAID_URL. Where a file of regions or a lake is given instead of
+an optional --url, BRAID_URL is not looked at.
 """
 
 import os
@@ -27,7 +27,8 @@ class UrlCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         found = os.environ.get(_VARIABLE)
-        if found and not any(word.partition("=")[0] in _INSTEAD for word in args):
+        [url] = (each for each in self.params if each.name == "url")
+        if found and (url.required or not any(word.partition("=")[0] in _INSTEAD for word in args)):
             ctx.default_map = {"url": found}
         return super().parse_args(ctx, args)
 
