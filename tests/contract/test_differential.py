@@ -1,4 +1,4 @@
-"""Random commands: a region in liberal mode answers as the bare engine does.
+"""Random commands: a region answers as the bare engine does.
 
     BRAID_COMMANDS   how many commands the seeded test compares on each engine (make differential: 1,000,000)
     BRAID_SEED       replay the one sequence of this seed

@@ -12,8 +12,11 @@ What must differ is mapped, never ignored. Minted IDs are read off the clock, so
 sides accept pairs (bare ID, our ID); our replies are translated by these pairs before they are
 compared, and later commands name entries by `Ref`, so that each side is told its own ID.
 
+Most scripts run in a region in liberal mode; some in strict mode, where a stream has one strand and the
+engine's own newer commands are used.
+
 Groups have their own words (`group_words`) and their own comparison (`group_replies`): delivery counts
-are equal, times are as near as the two sides were asked.
+are equal, times are as near as the two sides were asked. Idempotent production has `message_words`.
 
 Commands that the bare engine lacks are answered by a naive `model` (and `model_reads`), which does to it
 what they would. Entries given back have a stand-in as their owner there, whom `nobody` keeps out of replies.

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from typing import Final, Protocol, TypeVar
 
 from tests.support.differential.group_words import CONSUMERS, GROUP_NAMES, GroupWords
+from tests.support.differential.message_words import MessageWords
 from tests.support.differential.script import (
     LAST_ID,
     Call,
+    IdMode,
     Mode,
     Ref,
     Script,
@@ -36,7 +38,6 @@ BAD_IDS: Final = (
 )
 BAD_INTEGERS: Final = (*b"abc -1 1.5 9223372036854775808 -9223372036854775808 01 +1".split(), b"", b" 1")
 NAMES: Final = PLAINS + STREAMS + GROUP_NAMES + CONSUMERS
-PRODUCERS: Final = (b"p", b"p", b"q", b"\xff\x00")
 PATTERNS: Final = (
     *b"* * o* ?* [a-c]* \\[a-c\\]\\* *x {t}* [^o]* plain \xff* [o *{* bs:* [\\ \\ ?? [z-a]* **s".split(),
     b"",
@@ -45,27 +46,38 @@ PATTERNS: Final = (
 
 def sequence(dice: Dice, length: int) -> Script:
     """A random sequence of about `length` commands."""
-    make = Maker(dice)
+    id_mode: IdMode = "strict" if dice.below(4) == 0 else "liberal"
+    make = Maker(dice, id_mode)
     steps, commands = list[Step](), 0
     while commands < length:
         steps.append(make.step())
         commands += len(steps[-1].calls)
-    return Script(make.pick((2, 3)), make.pick((100, 100, 5)), tuple(steps))
+    return Script(make.pick((2, 3)), make.pick((100, 100, 5)), tuple(steps), id_mode)
 
 
 class Maker:
-    """Chooses commands and words. Each stream gets a manner: minted IDs, chosen IDs, or both."""
+    """Chooses commands and words. Each stream gets a manner: minted IDs, chosen IDs, or both.
 
-    def __init__(self, dice: Dice) -> None:
-        self.dice = dice
+    In strict mode all IDs are minted, so a stream has one strand and the engine's own commands are used.
+    """
+
+    def __init__(self, dice: Dice, id_mode: IdMode) -> None:
+        self.dice, self.id_mode = dice, id_mode
         self.streams = [self.pick(STREAMS) for _ in range(3)]
         self.manners = {name: self.pick(("minted", "chosen", "mixed", "mixed")) for name in STREAMS}
+        if id_mode == "strict":
+            self.manners = dict.fromkeys(STREAMS, "minted")
         weights = {self.xadd: 34, self.xread: 9, self.xrange: 10, self.xinfo: 7, self.xdel: 4, self.xlen: 5}
-        weights |= {self.xtrim: 4, self.xsetid: 3, self.keyspace: 6, self.rename: 4, self.expire: 3}
+        weights |= {
+            self.xtrim: 4,
+            self.xsetid: 3 if id_mode == "liberal" else 0,
+            self.keyspace: 6,
+            self.rename: 4,
+            self.expire: 3,
+        }
         weights |= {self.plain: 6, self.list_keys: 2}
-        self.idempotent = self.chance(30)  # RENAME leaves known messages behind, so not in every script
-        if self.idempotent:
-            weights |= {self.xcfgset: 2}
+        self.messages = MessageWords(self)
+        weights |= self.messages.weights()
         self.groups = GroupWords(self)
         weights |= self.groups.weights()
         self.table = [make for make, weight in weights.items() for _ in range(weight)]
@@ -208,6 +220,8 @@ class Maker:
 
     def new_id(self, name: bytes) -> Word:
         manner, which = self.manners.get(name, "mixed"), self.dice.below(100)
+        if self.id_mode == "strict":
+            return b"*"
         if which < 4:
             return self.pick(BAD_IDS)
         if which < 8:
@@ -229,33 +243,10 @@ class Maker:
             options += (b"NOMKSTREAM",)
         if self.chance(8):
             options += self.cap(name)
-        if self.idempotent and self.chance(25):
-            return (b"XADD", name, *options, *self.message(), *self.minted(name), *self.body())
+        if self.messages.due():
+            entry = b"*" if self.chance(95) else self.new_id(name)
+            return (b"XADD", name, *options, *self.messages.message(), entry, *self.body())
         return (b"XADD", name, *options, self.new_id(name), *self.body())
-
-    def message(self) -> Call:
-        producer = self.pick(PRODUCERS)
-        if self.chance(40):
-            return (b"IDMPAUTO", producer)
-        return (
-            b"IDMP",
-            producer,
-            self.pick((b"", b"\xff\x00")) if self.chance(4) else b"%d" % self.dice.below(6),
-        )
-
-    def minted(self, name: bytes) -> Call:
-        return (b"*",) if self.chance(95) else (self.new_id(name),)
-
-    def xcfgset(self) -> Call:
-        """Durations are far longer than a run, so that nothing is forgotten by the clock."""
-        words: Call = ()
-        if self.chance(60):
-            words += (b"IDMP-DURATION", self.pick((b"100", b"1000", b"86400", b"0", b"86401", b"x")))
-        if not words or self.chance(50):
-            words += (b"IDMP-MAXSIZE", self.pick((b"1", b"2", b"3", b"100", b"10000", b"0", b"10001", b"x")))
-        if self.chance(5):
-            words += self.pick(((b"IDMP-MAXSIZE", b"5"), (b"NOPE", b"1"), (b"IDMP-DURATION",)))
-        return (b"XCFGSET", self.name(), *words)
 
     def xlen(self) -> Call:
         return (b"XLEN", self.name())

@@ -78,9 +78,10 @@ class Life:
 
 
 class Mapping:
-    """The lives of all streams of a run."""
+    """The lives of all streams of a run. strict: our side mints every ID, whatever was given."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, strict: bool = False) -> None:
+        self._strict = strict
         self._lives = dict[bytes, Life]()
         self.has_chosen = set[bytes]()  # names with a `c` strand, in this life or one before
         self.counted = set[bytes]()  # names whose counters a user has set, or that are copies of such
@@ -140,7 +141,7 @@ class Mapping:
     def added(self, call: Call, theirs: Argv, argv: Argv, bare: bytes, ours: bytes) -> bool:
         """Both sides took an entry: pair the IDs. False if an ID is not what was asked for."""
         at, life = id_word_at(argv), self._lives.setdefault(argv[1], Life())
-        minted = argv[at] == b"*"
+        minted = self._strict or argv[at] == b"*"
         if entry_id(bare) <= life.top[BARE] and any(word.upper() in MESSAGES for word in argv[2:at]):
             return life.bare_of.get(ours) == bare  # a message that is known
         if minted:

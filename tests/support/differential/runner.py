@@ -36,8 +36,8 @@ class Run:
 
     def __init__(self, servers: Servers, script: Script, tally: Tally) -> None:
         self.script = script
-        self.sides = servers.reset(script.protocol, script.node_entries)
-        self._tally, self._mapping = tally, Mapping()
+        self.sides = servers.reset(script.protocol, script.node_entries, script.id_mode)
+        self._tally, self._mapping = tally, Mapping(strict=script.id_mode == "strict")
         self._deviations = Deviations(self.sides, self._mapping, tally)
         self._model = Model(self.sides, self._mapping, self._deviations, script.protocol)
         self._groups = GroupReplies(self.sides, self._mapping, self._deviations)

@@ -46,6 +46,7 @@ Word = bytes | Ref
 Call = tuple[Word, ...]
 Argv = list[bytes]
 Mode = Literal["single", "pipeline", "multi"]
+IdMode = Literal["liberal", "strict"]
 W = TypeVar("W", bound=Word)
 
 
@@ -65,6 +66,7 @@ class Script:
     protocol: int
     node_entries: int
     steps: tuple[Step, ...]
+    id_mode: IdMode = "liberal"
 
     def __repr__(self) -> str:
         return f"Script({len(self.steps)} steps)"  # a failure tells them, shrunk

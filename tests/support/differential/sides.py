@@ -10,7 +10,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 import braidstream
-from tests.support.differential.script import Argv, Mode
+from tests.support.differential.script import Argv, IdMode, Mode
 from tests.support.differential.spoken import Spoken, written_alike
 from tests.support.gateways import Served
 from tests.support.regions import become
@@ -41,7 +41,7 @@ class Fault:
 
 
 class Servers:
-    """A region in liberal mode and a bare engine of the same kind.
+    """A region and a bare engine of the same kind.
 
     gateway: our side is spoken to through a gateway, and replies must be written alike as well.
     """
@@ -99,14 +99,14 @@ class Servers:
         self._pools.append(redis.ConnectionPool.from_url(engine.url, protocol=protocol, retry=retry))
         return self._pools[-1]
 
-    def reset(self, protocol: int, node_entries: int) -> "Sides":
+    def reset(self, protocol: int, node_entries: int, id_mode: IdMode) -> "Sides":
         """Both empty, and clients that remember nothing and give raw replies."""
         for admin in self._admins:
             pipe = admin.pipeline(transaction=False)
             pipe.execute_command("FLUSHALL", "SYNC")
             pipe.config_set("stream-node-max-entries", node_entries)
             if admin is self._admins[0]:
-                pipe.hset("bs:config", mapping=self._config)
+                pipe.hset("bs:config", mapping=self._config | {b"id-mode": id_mode})
             pipe.execute()
         if self._gateway is not None:
             self._gateway.forget()
