@@ -297,7 +297,8 @@ def test_info_counts_the_keys_that_users_see(line: Line, engine: Engine, expirin
     for number in range(expiring):
         line.say(f"SET expiring{number} 1 PX 100000")
     with engine.client() as operator:
-        assert operator.info("keyspace")["db0"]["expires"] > expiring, "keys of ours expire"
+        if "XCFGSET" not in engine.vocabulary:  # else the engine itself knows the message
+            assert operator.info("keyspace")["db0"]["expires"] > expiring, "keys of ours expire"
     told = line.say("INFO keyspace").decode()
     [keys, expires, ttl] = re.findall(r"db0:keys=(\d+),expires=(\d+),avg_ttl=(\d+)", told)[0]
     assert (int(keys), int(expires)) == (2 + expiring, expiring)

@@ -212,7 +212,7 @@ class GroupWords:
             options += [b"FORCE"]
         if self._make.chance(25):
             options += [b"JUSTID"]
-        if self._make.chance(12):
+        if self._make.chance(12) and self._make.id_mode == "liberal":  # a strand of minted IDs has no others
             options += [b"LASTID", self._make.known_id(name)]
         if self._make.chance(2):
             options += [b"NOPE"]

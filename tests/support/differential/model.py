@@ -61,6 +61,8 @@ def is_understood(argv: Argv) -> bool:
     if at is None:
         return True
     words, _, _ = _without_policy(argv, at)
+    if any(upper(word) in MESSAGES for word in words):
+        return False
     value_of_an_option = upper(argv[at - 1]) in (b"MAXLEN", b"MINID", b"LIMIT", b"=", b"~")
     whole = not any(upper(word) == b"EXCEPT" for word in words)
     return whole and not value_of_an_option and _policy_at(words) is None and len(words) > 3
