@@ -32,7 +32,7 @@ class RegionConfig(BaseModel):
 
     id: Annotated[int, Field(ge=1, le=1023)]
     name: Annotated[str, Field(min_length=1, max_length=64)]
-    url: Annotated[str, Field(pattern=r"^(rediss?|unix)://", repr=False)]
+    url: Annotated[str, Field(pattern=r"^(rediss?(\+sentinel)?|unix)://", repr=False)]
     durability: Annotated[str | None, Field(pattern=r"^(replicas:[1-9][0-9]?|aof|none)$")] = None
     gateway: Annotated[str | None, Field(pattern=r"^(unix:.+|.+:[0-9]{1,5})$")] = None
 

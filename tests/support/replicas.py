@@ -4,12 +4,16 @@ with Engine(flavour) as primary, replica_of(primary) as replica:
     promote(replica)
 """
 
+import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Self
 
 import redis
 
-from tests.support.servers import Engine
+from tests.support.servers import Engine, Flavour, free_port
 from tests.support.waiting import eventually
 
 ONLINE_WITHIN_S = 30
@@ -18,7 +22,7 @@ ONLINE_WITHIN_S = 30
 @contextmanager
 def replica_of(primary: Engine, *, through: int | None = None) -> Iterator[Engine]:
     """A replica that is in step. `through`: the port of a proxy before the primary."""
-    args = ["--replicaof", "127.0.0.1", str(through or primary.port)]
+    args = ["--replicaof", "127.0.0.1", str(through or primary.port), "--repl-diskless-sync-delay", "0"]
     with primary.client() as client:
         client.config_set("repl-diskless-sync-delay", 0)
     wanted = online_replicas(primary) + 1
@@ -54,3 +58,82 @@ def role_of(engine: Engine) -> str:
             return str(client.execute_command("ROLE")[0].decode())
     except redis.RedisError:
         return ""
+
+
+class SentinelGroup:
+    """A primary, two replicas and three sentinels that watch them under the name `m`.
+
+    with SentinelGroup(flavour) as group:
+        braidstream.Redis.from_url(group.url)
+        group.fail_over()        # planned; for an unplanned one kill or pause group.primary
+    """
+
+    DOWN_AFTER_MS = 1_000
+
+    def __init__(self, flavour: Flavour, replicas: int = 2) -> None:
+        self.flavour, self._count = flavour, replicas
+        self.engines: list[Engine] = []
+        self._stack = ExitStack()
+        self._ports: list[int] = []
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            first = stack.enter_context(Engine(self.flavour))
+            self.engines = [first]
+            for _ in range(self._count):
+                self.engines.append(stack.enter_context(replica_of(first)))
+            for _ in range(3):
+                self._start_sentinel(stack, first.port)
+            eventually(self._is_watched, within_s=ONLINE_WITHIN_S, why="the sentinels should know all")
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def url(self) -> str:
+        return f"redis+sentinel://{','.join(f'127.0.0.1:{port}' for port in self._ports)}/m"
+
+    @property
+    def primary(self) -> Engine:
+        """Whom the first sentinel names."""
+        _, port = self._ask("GET-MASTER-ADDR-BY-NAME")
+        return next(engine for engine in self.engines if engine.port == int(port))
+
+    def fail_over(self) -> None:
+        self._ask("FAILOVER")
+
+    def promoted(self, old: Engine) -> Engine:
+        """Wait until another engine than `old` is a primary."""
+        others = [engine for engine in self.engines if engine is not old]
+        return eventually(
+            lambda: next((engine for engine in others if role_of(engine) == "master"), None),
+            within_s=ONLINE_WITHIN_S,
+            why="a replica should be promoted",
+        )
+
+    def _start_sentinel(self, stack: ExitStack, primary_port: int) -> None:
+        folder, port = Path(stack.enter_context(TemporaryDirectory())), free_port()
+        lines = [f"port {port}", "bind 127.0.0.1", f"dir {folder}"]
+        lines += [f"sentinel monitor m 127.0.0.1 {primary_port} 2", "sentinel failover-timeout m 6000"]
+        lines += [f"sentinel down-after-milliseconds m {self.DOWN_AFTER_MS}", "sentinel parallel-syncs m 2"]
+        config = folder / "sentinel.conf"
+        config.write_text("\n".join([*lines, ""]))
+        command = [f"{self.flavour}-server", str(config), "--sentinel"]
+        with open(folder / "log", "wb") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        stack.callback(lambda: (process.kill(), process.wait()))
+        self._ports.append(port)
+
+    def _ask(self, *words: str, sentinel: int = 0) -> Any:
+        with redis.Redis(port=self._ports[sentinel], socket_timeout=5, decode_responses=True) as client:
+            return client.execute_command(f"SENTINEL {words[0]}", "m", *words[1:])
+
+    def _is_watched(self) -> bool:
+        wanted = {"num-slaves": self._count, "num-other-sentinels": 2}
+        try:
+            seen = [self._ask("MASTER", sentinel=number) for number in range(3)]
+        except redis.RedisError:
+            return False
+        return all(int(each[name]) == count for each in seen for name, count in wanted.items())

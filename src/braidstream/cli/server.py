@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import typer
 from rich.console import Console
 
-from braidstream.drivers.bulk import shown
+from braidstream.drivers.address import shown
 from braidstream.drivers.sync import Redis, ServerError
 from braidstream.errors import BraidError
 from braidstream.gateway.server import Listen
@@ -18,7 +18,10 @@ from braidstream.plan import Plan
 T = TypeVar("T")
 
 Url = Annotated[
-    str, typer.Option(help="Server, like redis://user:password@host:6379/0 or rediss:// for TLS.")
+    str,
+    typer.Option(
+        help="Server: redis://user:password@host:6379/0, rediss:// for TLS, or redis+sentinel://host:26379,host:26379/service."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
 

@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import ExponentialBackoff
@@ -17,6 +16,7 @@ from redis.exceptions import RedisClusterException, RedisError
 from redis.retry import Retry
 
 from braidstream.drivers import session
+from braidstream.drivers.address import sentinel_pool, shown, split_sentinel
 from braidstream.drivers.compat import QUICK_HELLO, socket_of
 from braidstream.drivers.sync import _Sender
 from braidstream.errors import OptionError
@@ -30,18 +30,6 @@ TRIES = 3
 CHUNK = 1 << 20
 
 
-def shown(url: str) -> str:
-    """The address without its secrets; where it cannot be read for sure, nothing of it."""
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        return "the given URL"
-    if not host or "@" in parts.path + parts.query + parts.fragment:
-        return "the given URL"
-    return f"{parts.scheme}://{host}{f':{port}' if port else ''}{parts.path}"
-
-
 class Server:
     """One server, or one cluster. `options` are redis-py's, as text or typed."""
 
@@ -51,11 +39,19 @@ class Server:
         # RESP2: the page parser and the plans know its shapes. Lost connections are retried here.
         settings = {"retry": Retry(ExponentialBackoff(cap=1.0), TRIES), **QUICK_HELLO, **typed}
         settings["protocol"] = 2
-        parse_url(url)  # type: ignore[no-untyped-call]  # one that cannot be read is told now, of a cluster too
+        group = split_sentinel(url)
+        # One that cannot be read is told now, of a cluster too.
+        parse_url(group.server if group else url)  # type: ignore[no-untyped-call]
         self.url = url
         self._settings = settings
         self._cluster: Any = None
-        self._client: Any = None if is_cluster else redis.Redis.from_url(url, **settings)
+        if is_cluster and group is not None:
+            raise OptionError("redis.cluster", "sentinels watch one server, not a cluster")
+        self._client: Any = None
+        if group is not None:
+            self._client = redis.Redis(connection_pool=sentinel_pool(url, settings))
+        elif not is_cluster:
+            self._client = redis.Redis.from_url(url, **settings)
         if self._client is not None:
             self._client.connection_pool.make_connection()  # not connected: an unknown option is told now
 

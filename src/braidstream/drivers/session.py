@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, Final, Self
 
+import redis.asyncio
 from redis import exceptions
 from redis.client import EMPTY_RESPONSE, NEVER_DECODE
 
@@ -18,6 +19,7 @@ from braidstream.braid import Reading, Region, View, read_region, read_server
 from braidstream.commands.arguments import FUNCTION_ARGUMENTS
 from braidstream.commands.produce import call, is_numbered, native_call, user_id
 from braidstream.commands.table import TABLE, Spec
+from braidstream.drivers.address import sentinel_pool
 from braidstream.drivers.compat import error_line, socket_of
 from braidstream.drivers.producer import Producer
 from braidstream.drivers.raised import for_user
@@ -252,7 +254,8 @@ class Idempotence:
         cls, url: str, *, idempotent: bool = False, producer: str | bytes | None = None, **kwargs: Any
     ) -> Self:
         session = opened(idempotent, producer)
-        client: Self = super().from_url(url, **kwargs)  # type: ignore[misc]
+        pool = sentinel_pool(url, kwargs, is_async=issubclass(cls, redis.asyncio.Redis))
+        client: Self = super().from_url(url, **kwargs) if pool is None else cls.from_pool(pool)  # type: ignore
         client.session = session  # type: ignore[attr-defined]
         return client
 

@@ -10,21 +10,19 @@ again. A plan that WATCHes or blocks needs a connection of its own, or others' b
 """
 
 import asyncio
-import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar, cast
 
 import hiredis
-from redis.asyncio.connection import RedisSSLContext
-from redis.connection import SSLConnection, parse_url
-from redis.exceptions import RedisError
 
+from braidstream.drivers.address import Address as Address
+from braidstream.drivers.address import parse_address as parse_address
 from braidstream.drivers.gather import unpack, wire
+from braidstream.drivers.sentinels import Place
 from braidstream.drivers.session import resp2
-from braidstream.errors import ConfigError, LostError, ReplyError
+from braidstream.errors import LostError, ReplyError
 from braidstream.plan import Batch, Command, Replies
 
 # How much may be under way: batches, and bytes not yet given to the socket.
@@ -33,89 +31,21 @@ UNSENT: Final = 4_000_000
 CONNECT_WITHIN_S: Final = 10.0
 _FOR_EVER: Final = float("inf")
 
+# What a server says that is no primary, or no longer one.
+DEMOTED: Final = ("READONLY", "MASTERDOWN")
+
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 Push = Callable[[list[Any]], None]
 Done = Callable[[Replies | LostError], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where an engine is and who we are there. The password is not shown."""
-
-    host: str = "localhost"
-    port: int = 6379
-    path: str | None = None
-    db: int = 0
-    user: str | bytes | None = None
-    password: str | bytes | None = field(default=None, repr=False)
-    tls: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
-    tls_options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-
-    def __str__(self) -> str:
-        return self.path or f"{self.host}:{self.port}"
-
-    def as_user(self, user: str | bytes | None, password: str | bytes | None) -> "Address":
-        """The same place, somebody else; None is nobody yet."""
-        return replace(self, user=user, password=password)
-
-    def in_db(self, db: int) -> "Address":
-        return replace(self, db=db)
-
-
-def parse_address(url: str) -> Address:
-    """An address from a URL as redis-py takes it: redis://, rediss:// with ssl_* options, unix://.
-
-    ConfigError if it cannot be used; it repeats nothing of the URL, which may hold a password.
-    """
-    try:
-        return _parse(url)
-    except OSError as error:
-        raise ConfigError(
-            f"a TLS file that its URL names cannot be used: {error.strerror or 'unreadable'}. "
-            "Check ssl_ca_certs, ssl_certfile and ssl_keyfile."
-        ) from None
-    except (ValueError, TypeError, RedisError):
-        raise ConfigError(
-            "its URL cannot be read. Write redis://user:password@host:port/db, special characters escaped, "
-            "or rediss:// with redis-py's ssl_* options."
-        ) from None
-
-
-def _parse(url: str) -> Address:
-    words = parse_url(url)  # type: ignore[no-untyped-call]
-    tls, options = None, dict[str, Any]()
-    if words.get("connection_class") is SSLConnection:
-        options = {key[4:]: value for key, value in words.items() if key.startswith("ssl_")}
-        checks = str(options.pop("check_hostname", "true")).lower() not in (
-            "false",
-            "no",
-            "0",
-            "off",
-            "n",
-            "f",
-        )
-        options.setdefault("cert_reqs", "required")
-        tls = RedisSSLContext(check_hostname=checks, **options).get()
-        options["check_hostname"] = checks
-    return Address(
-        host=words.get("host", "localhost"),
-        port=words.get("port", 6379),
-        path=words.get("path"),
-        db=words.get("db", 0),
-        user=words.get("username"),
-        password=words.get("password"),
-        tls=tls,
-        tls_options=tuple(sorted((key, str(value)) for key, value in options.items())),
-    )
-
-
-def greeting(address: Address, protocol: int) -> list[Command]:
-    """What a new connection says first."""
+def greeting(address: Address, protocol: int, *, asks_role: bool = False) -> list[Command]:
+    """What a new connection says first. The reply to HELLO tells the server's role."""
     login = (address.user or "default", address.password or "")
     says = list[Command]()
-    if protocol == 3:
+    if protocol == 3 or asks_role:
         auth = () if address.password is None else ("AUTH", *login)
-        says.append(("HELLO", 3, *auth))
+        says.append(("HELLO", protocol, *auth))
     elif address.password is not None:
         # One word, as servers without users know it, where no user is given.
         says.append(("AUTH", *(login if address.user else login[1:])))
@@ -128,32 +58,52 @@ async def connect(
     address: Address,
     *,
     protocol: int = 2,
+    primary: bool = False,
     on_push: Push | None = None,
     silence_s: float | None = None,
     most_bytes: int | None = None,
 ) -> "Connection":
     """Connect, log in and select the database. LostError if nobody answers, ReplyError if we are refused.
 
-    on_push: gets RESP3 push messages. silence_s: a connection that owes us replies and says nothing for so
-    long is given up. most_bytes: so is one whose reply is larger than that.
+    primary: a replica is nobody to talk to; where sentinels name the server, it never is. on_push: gets
+    RESP3 push messages. silence_s: a connection that owes us replies and says nothing for so long is given
+    up. most_bytes: so is one whose reply is larger than that.
     """
+    primary = primary or address.sentinels is not None
+    at = await address.located()
     conn = await open_socket(
-        address, lambda: Connection(str(address), on_push, silence_s=silence_s, most_bytes=most_bytes)
+        at, lambda: Connection(str(at), on_push, silence_s=silence_s, most_bytes=most_bytes)
     )
-    says = greeting(address, protocol)
+    conn.place = at.place
     try:
-        if says:
-            async with asyncio.timeout(CONNECT_WITHIN_S):
-                replies = await conn.send(Batch(says, resend=True, attempt=True))
-            if error := next((reply for reply in replies if isinstance(reply, ReplyError)), None):
-                raise error
+        async with asyncio.timeout(CONNECT_WITHIN_S):
+            await _greet(conn, at, greeting(at, protocol, asks_role=primary))
     except TimeoutError:
         conn.close()
-        raise LostError(str(address), "it does not answer", wrote=False) from None
+        raise LostError(str(at), "it does not answer", wrote=False) from None
     except BaseException:
         conn.close()
         raise
     return conn
+
+
+async def _greet(conn: "Connection", address: Address, says: list[Command]) -> None:
+    if not says:
+        return
+    replies = await conn.send(Batch(says, resend=True, attempt=True))
+    for reply in replies:
+        # Whoever has not logged in may come in: the server judges each of its commands.
+        if isinstance(reply, ReplyError) and (reply.code != "NOAUTH" or address.password is not None):
+            raise reply
+    if says[0][0] == "HELLO" and is_replica(replies[0]):
+        raise LostError(str(address), "it is a replica", wrote=False)
+
+
+def is_replica(hello: Any) -> bool:
+    """Whether a reply to HELLO is a replica's."""
+    if not isinstance(hello, list):
+        return False
+    return dict(zip(hello[::2], hello[1::2], strict=False)).get(b"role") in (b"replica", b"slave")
 
 
 async def open_socket(address: Address, make: Callable[[], P]) -> P:
@@ -194,6 +144,7 @@ class Connection(asyncio.Protocol):
         self.name, self.lost = name, None  # type: str, LostError | None
         self._on_push, self._silence_s = on_push, silence_s
         self._most_bytes, self._unparsed = most_bytes, 0
+        self.place: Place = ("", 0)
         self._reader = hiredis.Reader(replyError=ReplyError)
         self._flights: deque[_Flight] = deque()
         self._out: list[bytes] = []
@@ -261,12 +212,12 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's is no subclass
         if self._silence_s is not None:
-            self._watchdog = asyncio.get_running_loop().call_later(self._silence_s / 2, self._watch)
+            self._watchdog = asyncio.get_running_loop().call_later(self._silence_s / 8, self._watch)
 
     def data_received(self, data: bytes) -> None:
         if self._silence_s is not None:
             self._heard = time.monotonic()
-        reader, flights = self._reader, self._flights
+        reader, flights, demoted = self._reader, self._flights, False
         try:
             reader.feed(data)
             self._unparsed += len(data)
@@ -281,11 +232,15 @@ class Connection(asyncio.Protocol):
                     return
                 flight = flights[0]
                 flight.replies.append(reply)
+                if type(reply) is ReplyError and reply.code in DEMOTED:
+                    demoted = True
                 if len(flight.replies) == flight.need:
                     flights.popleft()
                     flight.done(flight.replies)
         except (hiredis.ProtocolError, TypeError) as error:
             self._fail(f"it sent what nobody can read: {error}")
+        if demoted:
+            self._fail("it is a replica now")
         if self._most_bytes is not None and self._unparsed > self._most_bytes:
             self._fail(f"its reply has more than {self._most_bytes:,} bytes")
         if self._room and not self.is_full:
@@ -342,7 +297,7 @@ class Connection(asyncio.Protocol):
             if time.monotonic() - max(self._heard, first.since) > self._silence_s + first.block_s:
                 self._fail(f"it said nothing for {self._silence_s:g} s")
                 return
-        self._watchdog = asyncio.get_running_loop().call_later(self._silence_s / 2, self._watch)
+        self._watchdog = asyncio.get_running_loop().call_later(self._silence_s / 8, self._watch)
 
 
 pack_one: Final[Callable[[Command], bytes]] = hiredis.pack_command  # type: ignore[assignment]  # its stub errs

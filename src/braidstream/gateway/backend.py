@@ -17,9 +17,11 @@ from weakref import WeakSet
 import hiredis
 
 from braidstream.drivers import gather, wire
+from braidstream.drivers.address import Address
 from braidstream.drivers.gather import Exchange
+from braidstream.drivers.sentinels import Place
 from braidstream.drivers.session import resp2
-from braidstream.drivers.wire import Address, Connection, pack
+from braidstream.drivers.wire import Connection, pack
 from braidstream.errors import LostError, ReplyError
 from braidstream.gateway.resp import Scanner, elements
 from braidstream.gateway.session import Login
@@ -36,9 +38,10 @@ class Own(asyncio.Protocol):
     Replies that are passed on go to `sinks[0]`; what the engine sends unasked (messages) to `sinks[1]`.
     """
 
-    def __init__(self, name: str, sinks: Sinks, on_lost: Callable[[], None]) -> None:
+    def __init__(self, at: Address, sinks: Sinks, on_lost: Callable[[], None]) -> None:
         self.lost: LostError | None = None
-        self._name, self._on_lost = name, on_lost
+        self.place = at.place
+        self._name, self._on_lost = str(at), on_lost
         self._sink, self._push = sinks
         self._scanner = Scanner()
         self._answer: asyncio.Future[None] | None = None
@@ -309,6 +312,10 @@ class Lane:
     async def send(self, batch: Batch) -> Replies:
         return await (await self.ready()).send(batch)
 
+    def leave_others(self, place: Place) -> None:
+        if self.conn is not None and self.conn.place != place:
+            self.conn.close("the sentinels name another primary, {}:{}".format(*place))
+
     def close(self) -> None:
         self._closed = True
         if self.conn is not None:
@@ -381,12 +388,21 @@ class Backends:
             next((True for parks in list(self._owners.values()) if parks()), False)
         self._owners[client] = park
         try:
-            own = await wire.open_socket(self._address, lambda: Own(str(self._address), sinks, on_lost))
+            at = await self._address.located()
+            own = await wire.open_socket(at, lambda: Own(at, sinks, on_lost))
             self._owns.add(own)
             return own
         except BaseException:
             self._owners.pop(client, None)
             raise
+
+    def leave_others(self, place: Place) -> None:
+        """The primary is there: connections to other servers end."""
+        for own in [*self._owns]:
+            if own.place != place:
+                own.abort()
+        for lane in (*self._lanes.values(), *self._apart):
+            lane.leave_others(place)
 
     def used(self, client: Any) -> None:
         if client in self._owners:

@@ -4,13 +4,15 @@ import asyncio
 import ssl
 import traceback
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 
-from braidstream.drivers.wire import Address
-from braidstream.errors import ConfigError
+from braidstream.drivers.address import Address
+from braidstream.drivers.sentinels import Sentinels
+from braidstream.errors import ConfigError, LostError
 from braidstream.gateway.backend import Backends, Lane, lets_anybody_in
 from braidstream.gateway.client import Client
 from braidstream.gateway.known import Known
@@ -19,6 +21,7 @@ from braidstream.gateway.session import Login
 from braidstream.observability.events import emit
 
 _REFRESH_S: Final = 0.4
+_FOLLOW_S: Final = 1.0
 _BACKLOG: Final = 1024
 
 
@@ -97,6 +100,8 @@ class Gateway:
             await self.stop()
             raise
         self.run(self._keep_fresh())
+        if self._address.sentinels is not None:
+            self.run(self._follow_primary(self._address.sentinels))
         return where
 
     async def _check_exposure(self, listen: Listen) -> None:
@@ -184,6 +189,16 @@ class Gateway:
 
     def _client(self) -> Client:
         return Client(self)
+
+    async def _follow_primary(self, sentinels: Sentinels) -> None:
+        """After a failover the old primary may go on answering for a while: leave it."""
+        while True:
+            await asyncio.sleep(_FOLLOW_S)
+            with suppress(LostError):  # no sentinel answers: stay where we are
+                place = await sentinels.primary()
+                self.backends.leave_others(place)
+                for known in self._known.values():
+                    known.lane.leave_others(place)
 
     async def _keep_fresh(self) -> None:
         while True:

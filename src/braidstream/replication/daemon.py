@@ -8,8 +8,9 @@ Nothing here is worth keeping. A process that is killed is replaced by another o
 
 import asyncio
 import contextlib
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from braidstream import ids, keys
 from braidstream.braid import Region, read_region
@@ -120,7 +121,7 @@ class Daemon:
                 await self.source.connect()
                 here = await self.source.ask(read_region())
                 feed = Feed(self.source.address, (here.writer,), self._heard, self._missed)
-                await feed.run()
+                await _until_one_fails(feed.run(), self.source.watch())
             except Exception as error:  # also a reply that nobody understands
                 if feed is None or not isinstance(error, ReplyError):
                     emit("source.lost", why=reason(error))
@@ -174,6 +175,7 @@ class Daemon:
                 peer.sweep.set()
                 emit("link.up", peer=peer.name)
                 async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(peer.endpoint.watch())
                     tasks.create_task(self._sweep(peer, peer.link))
                     tasks.create_task(watch_clock(*ends, peer=peer.name, writer=there.writer))
                     for _ in range(AT_ONCE):
@@ -278,6 +280,18 @@ class Daemon:
         if done > ids.ZERO:
             journal = keys.journal(name, peer.link.here.writer)
             await self.source.ask(once(("XTRIM", journal, "MINID", "=", ids.text(done))))
+
+
+async def _until_one_fails(*works: Coroutine[Any, Any, None]) -> None:
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _first(errors: ExceptionGroup[Exception]) -> Exception:

@@ -1,16 +1,20 @@
 """A region's engine as the daemon reaches it: one pipelined connection, made again when it is lost."""
 
 import asyncio
+import contextlib
 import random
 from typing import Final, Protocol, TypeVar
 
-from braidstream.drivers.wire import Address, Connection, connect
+from braidstream.drivers.address import Address
+from braidstream.drivers.wire import Connection, connect, is_replica
 from braidstream.errors import BraidError, LostError
-from braidstream.plan import Plan, arun
+from braidstream.plan import Batch, Plan, arun
 
 T = TypeVar("T")
 
 SILENCE_S: Final = 10.0
+# How often a connection is looked at, also where nothing is to be said.
+BEAT_S: Final = 1.0
 # A peer's reply that is larger than this is an error. The largest are registries with thousands of groups.
 PEER_REPLY_BYTES: Final = 64 * 1024 * 1024
 BACK_OFF_S: Final = (0.05, 2.0)
@@ -52,7 +56,25 @@ class Endpoint:
         """Make sure there is a connection; LostError or ReplyError if there cannot be one."""
         async with self._lock:
             if not self.connected:
-                self._conn = await connect(self.address, silence_s=SILENCE_S, most_bytes=self._most_bytes)
+                self._conn = await connect(
+                    self.address, primary=True, silence_s=SILENCE_S, most_bytes=self._most_bytes
+                )
+
+    async def watch(self) -> None:
+        """Look now and then whether it answers and still is the primary. Ends with LostError."""
+        beat: asyncio.Task[None] | None = None
+        while (conn := self._conn) is not None and conn.lost is None:
+            if beat is None or beat.done():  # it need not answer before the sentinels are asked again
+                beat = asyncio.ensure_future(_beat(conn))
+                beat.add_done_callback(lambda task: task.cancelled() or task.exception())
+            await asyncio.sleep(BEAT_S)
+            if self.address.sentinels is not None:
+                with contextlib.suppress(LostError):  # no sentinel answers: stay where we are
+                    place = await self.address.sentinels.primary()
+                    if place != conn.place:
+                        conn.close("the sentinels name another primary, {}:{}".format(*place))
+        why = conn.lost.why if conn is not None and conn.lost is not None else "not connected"
+        raise LostError(str(self.address), why, wrote=False)
 
     def close(self, why: str = "we closed it") -> None:
         if self._conn is not None:
@@ -84,6 +106,12 @@ class Pinned:
             raise LostError(
                 str(self._endpoint.address), "connected anew: it may be another server", wrote=True
             )
+
+
+async def _beat(conn: Connection) -> None:
+    [hello] = await conn.send(Batch([("HELLO",)], resend=True))
+    if is_replica(hello):
+        conn.close("it is a replica now")
 
 
 async def back_off(tries: int) -> None:

@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 from braidstream import keys
-from braidstream.drivers.wire import Address, Connection, connect
+from braidstream.drivers.address import Address
+from braidstream.drivers.wire import Connection, connect
 from braidstream.errors import ReplyError
 from braidstream.plan import Batch, Plan
 from braidstream.replication.endpoint import SILENCE_S, Endpoint
@@ -35,7 +36,9 @@ class Feed:
 
     async def run(self) -> None:
         """Until the connection is lost, LostError, or at once if the engine refuses: ReplyError."""
-        conn = await connect(self.address, protocol=3, on_push=self._pushed, silence_s=SILENCE_S)
+        conn = await connect(
+            self.address, protocol=3, primary=True, on_push=self._pushed, silence_s=SILENCE_S
+        )
         try:
             await self._listen(conn)
         finally:

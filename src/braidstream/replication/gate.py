@@ -26,10 +26,13 @@ from braidstream.replication.endpoint import SILENCE_S, Endpoint, reason
 T = TypeVar("T")
 
 CHANNEL: Final = "bs:gate"
-# One WAIT takes at most so long; then the links are told to be held, and another one follows.
-WAIT_MS: Final = 1_000
+# One WAIT takes at most so long; then another one follows. After HELD_S the links are told to be held.
+WAIT_MS: Final = 250
+HELD_S: Final = 1.0
 TELL_AGAIN_S: Final = 30.0
 LANES: Final = 3
+# A replica that went away may be the next primary. After so long the sentinels know.
+GONE_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,8 @@ class Gate:
         self._rounds: set[asyncio.Task[None]] = set()
         self._held_since: float | None = None
         self._told_at = 0.0
+        self._chosen_for: Connection | None = None
+        self._history = b""  # the replication ID: another one after each failover
 
     @property
     def durability(self) -> Durability | None:
@@ -99,8 +104,9 @@ class Gate:
         """Run a plan on the source. Its result is returned once the region cannot lose what it tells."""
         conn = self._source.conn
         result = await self._source.ask(plan)
-        if self._chosen is None:
+        if self._chosen is None or self._chosen_for is not conn:
             await self.choose()
+            self._chosen_for = conn
         if self._chosen is not None and self._chosen.wait:
             await self._pass()
             if conn is None or conn is not self._source.conn or conn.lost is not None:
@@ -108,13 +114,37 @@ class Gate:
         return result
 
     async def choose(self) -> None:
-        """Where the operator leaves it to us: wait for a replica as soon as there was one."""
-        if self._wanted is None and (self._chosen is None or not self._chosen.wait):
-            replicas = await self._source.ask(_count_replicas())
-            chosen = Durability(replicas=min(1, replicas))
-            if chosen != self._chosen:
-                self._chosen = chosen
-                emit("gate.chosen", durability=chosen, replicas=replicas)
+        """Where the operator leaves it to us: one replica, as soon as there was one.
+
+        With sentinels all replicas: any of them may be promoted while the others still follow the old
+        primary. One that goes away is waited for until the sentinels say that no failover is going on.
+        """
+        if self._wanted is not None:
+            return
+        replicas, history = await self._source.ask(_replication())
+        if self._source.address.sentinels is None:
+            before = self._chosen.replicas if self._chosen else 0
+            self._choose(max(min(1, replicas), before))
+        else:
+            before = self._chosen.replicas if self._chosen and self._history == history else 0
+            self._history = history
+            self._choose(max(1, replicas, before))
+
+    def _choose(self, replicas: int) -> None:
+        chosen = Durability(replicas)
+        if chosen != self._chosen:
+            self._chosen = chosen
+            emit("gate.chosen", durability=chosen)
+
+    async def _count_again(self) -> None:
+        """A replica has been away for a while. Do without it, if the sentinels have no other primary."""
+        sentinels, conn = self._source.address.sentinels, self._source.conn
+        if self._wanted is not None or sentinels is None or conn is None or self.held_s < GONE_S:
+            return
+        opinion = await sentinels.ask()
+        replicas, _ = await self._source.ask(_replication())
+        if opinion.primary == conn.place and not opinion.failing_over and replicas > 0:
+            self._choose(replicas)
 
     def close(self) -> None:
         for lane in self._lanes:
@@ -135,25 +165,30 @@ class Gate:
         """Round after round while somebody waits."""
         mine: asyncio.Future[None] | None
         while (mine := self._next) is not None:
-            self._next = None
+            self._next, read = None, self._source.conn
             try:
-                await self._round(await lane.ready())
+                await self._round(await lane.ready(), read)
                 mine.set_result(None)
             except Exception as error:
                 # Both connections go: what was read before is read again, from whoever is the primary then.
-                self._drop(reason(error))
-                mine.set_exception(LostError(str(self._source.address), reason(error), wrote=False))
+                why = error.why if isinstance(error, LostError) else reason(error)
+                lane.close()
+                if self._source.conn is read:
+                    self._source.close(why)
+                mine.set_exception(LostError(str(self._source.address), why, wrote=False))
                 mine.exception()  # nobody may be waiting any more
         self._idle.append(lane)
 
-    async def _round(self, conn: Connection) -> None:
+    async def _round(self, conn: Connection, read: Connection | None) -> None:
+        """Until all is safe that came from the connection `read`."""
         while wait := self._chosen.wait if self._chosen else None:
             missing = await self._missing(conn, wait)
             if not missing:
                 break
-            if not self._source.connected:
+            if self._source.conn is not read or not self._source.connected:
                 raise LostError(str(self._source.address), "it was lost while links were held", wrote=False)
             self._tell_held(missing)
+            await self._count_again()
         self._tell_released()
 
     async def _missing(self, conn: Connection, wait: Command) -> str:
@@ -169,23 +204,18 @@ class Gate:
         await asyncio.sleep(WAIT_MS / 1000)  # it will not get better at once
         return error.text
 
-    def _drop(self, why: str) -> None:
-        self._source.close(why)
-        for lane in self._lanes:
-            lane.close()
-
     def _tell_held(self, why: str) -> None:
         now = _now()
         if self._held_since is None:
-            self._held_since, self._told_at = now - WAIT_MS / 1000, now - TELL_AGAIN_S
+            self._held_since, self._told_at = now, now - TELL_AGAIN_S + HELD_S
         if now - self._told_at >= TELL_AGAIN_S:
             self._told_at = now
             emit("link.held", durability=self._chosen, seconds=round(self.held_s), why=why)
 
     def _tell_released(self) -> None:
-        if self._held_since is not None:
+        if self.held_s >= HELD_S:
             emit("link.released", seconds=round(self.held_s, 1))
-            self._held_since = None
+        self._held_since = None
 
 
 class _Lane:
@@ -201,7 +231,7 @@ class _Lane:
         if self._conn is not None and self._conn.lost is None and self._beside is beside:
             return self._conn
         self.close()
-        self._conn = conn = await connect(self._source.address, silence_s=SILENCE_S)
+        self._conn = conn = await connect(self._source.address, primary=True, silence_s=SILENCE_S)
         ours, theirs = await arun(_run_id(), conn.send), await self._source.ask(_run_id())
         if ours != theirs:
             raise LostError(str(self._source.address), "another server answers there now", wrote=False)
@@ -222,9 +252,10 @@ def _run_id() -> Plan[bytes]:
     return _fact(info, b"run_id")
 
 
-def _count_replicas() -> Plan[int]:
+def _replication() -> Plan[tuple[int, bytes]]:
+    """How many replicas are connected, and the ID of the replication history."""
     [info] = yield Batch([("INFO", "replication")], resend=True)
-    return int(_fact(info, b"connected_slaves") or 0)
+    return int(_fact(info, b"connected_slaves") or 0), _fact(info, b"master_replid")
 
 
 def _fact(info: bytes, name: bytes) -> bytes:

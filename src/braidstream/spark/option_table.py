@@ -27,11 +27,11 @@ class Option(Generic[T]):
 
 URL = Option(
     "url", "both", values.text, "",
-    "The server: `redis://`, `rediss://` (TLS) or `unix://`. Needed, except with `lake`.",
+    "The server: `redis://`, `rediss://` (TLS), `unix://`, `redis+sentinel://`. Needed, except with `lake`.",
     "kafka.bootstrap.servers",
 )  # fmt: skip
 FALLBACK_URLS = Option(
-    "fallbackUrls", "both", values.texts, "",
+    "fallbackUrls", "both", values.urls, "",
     "Other regions, by comma, to go on in when the first does not answer.", "kafka.bootstrap.servers",
 )  # fmt: skip
 REPLICATION_WAIT = Option(

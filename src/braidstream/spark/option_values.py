@@ -1,6 +1,7 @@
 """What the text of an option means: parsed, or refused by the option's name."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -82,6 +83,11 @@ def text(name: str, value: str) -> str:
 
 def texts(name: str, value: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+def urls(name: str, value: str) -> tuple[str, ...]:
+    """By comma. The hosts of one sentinel URL are separated by commas too: no scheme follows those."""
+    return tuple(part.strip() for part in re.split(r",(?=\s*[a-z+]+://)", value) if part.strip())
 
 
 def stream_name(name: str, value: str) -> bytes:
