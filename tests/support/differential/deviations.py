@@ -236,7 +236,7 @@ class Deviations:
         """The same MAXSIZE for a bare engine that answers by RESP3."""
         words = list(argv)
         at = list(map(upper, words)).index(b"MAXSIZE") + 1
-        if words[at].isdigit() and int(words[at]) > 4:
+        if at < len(words) and words[at].isdigit() and int(words[at]) > 4:
             self.note("MAXSIZE")
             words[at] = b"%d" % (int(words[at]) - 4)
         return words
