@@ -1,10 +1,16 @@
 """Engines whose wall clocks step, or are apart."""
 
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import redis
 
+from braidstream import Redis
+from tests.support.proxy import Proxy
 from tests.support.regions import client_of
+from tests.support.replicas import promote, replica_of
 from tests.support.replicating import replicating
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
@@ -57,3 +63,56 @@ def test_clocks_that_are_apart_are_told_with_the_region_and_the_offset(
     assert f" {level} {event} peer=r1 peer_ahead_s=+" in told[1][0]
     assert [abs(abs(float(lines[0].rpartition("=")[2])) - behind_s) < 1 for lines in told] == [True, True]
     assert (noted is not None) == (event == "clock.apart")
+
+
+@pytest.mark.parametrize("clock_s", [-1, -10])
+def test_no_id_stands_for_two_entries_after_a_failover_to_a_replica_with_a_slow_clock(
+    flavour: Flavour, tmp_path: Path, clock_s: float
+) -> None:
+    """The new primary mints IDs again that the old one minted last. No peer has seen those entries."""
+    with ExitStack() as stack:
+        primary, peer = (stack.enter_context(Engine(flavour)) for _ in range(2))
+        line, address = (stack.enter_context(Proxy(primary.port)) for _ in range(2))
+        replica = stack.enter_context(replica_of(primary, through=line.port, clock_s=clock_s))
+        stack.enter_context(replica_of(replica))
+        urls = {1: address.url, 2: peer.url}
+        stack.enter_context(replicating(tmp_path, [primary, peer], urls=urls))
+        one = stack.enter_context(Redis.from_url(address.url, decode_responses=True))
+        two = stack.enter_context(client_of(peer, decode_responses=True))
+        kept = [one.xadd("m", {"n": f"kept {number}"}) for number in range(5)]
+        eventually(lambda: two.xlen("m") == 5, within_s=WITHIN_S, why="the link should work")
+
+        line.swallow()
+        old = _write_for(1.5, one, "old")
+        primary.kill()
+        line.shut()
+        line.cut()
+        promote(replica)
+        address.point(replica.port)
+        new = _write_for(2, one, "new")
+        one.xdel("m", kept[0])
+
+        wanted = {**{entry: f"kept {number}" for number, entry in enumerate(kept)}, **new}
+        del wanted[kept[0]]
+        for client in (one, two):
+            eventually(
+                lambda client=client: {entry: fields["n"] for entry, fields in client.xrange("m")} == wanted,  # type: ignore[misc]
+                within_s=WITHIN_S,
+                why="both regions should have what was kept and what is new, and nothing of the lost tail",
+            )
+        assert clock_s != -1 or old.keys() & new.keys(), "the clock was not slow enough to mint an ID again"
+
+
+def _write_for(seconds: float, client: Redis, what: str) -> dict[str, str]:
+    """As many entries as possible: what was acknowledged, by ID."""
+    done, end = dict[str, str](), time.monotonic() + seconds
+    while time.monotonic() < end:
+        values = [f"{what} {len(done) + number}" for number in range(20)]
+        pipe = client.pipeline(transaction=False)
+        for value in values:
+            pipe.xadd("m", {"n": value})
+        try:
+            done |= dict(zip(pipe.execute(), values, strict=True))
+        except redis.ConnectionError:
+            continue
+    return done

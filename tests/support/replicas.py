@@ -20,13 +20,15 @@ ONLINE_WITHIN_S = 30
 
 
 @contextmanager
-def replica_of(primary: Engine, *, through: int | None = None) -> Iterator[Engine]:
-    """A replica that is in step. `through`: the port of a proxy before the primary."""
+def replica_of(
+    primary: Engine, *, through: int | None = None, clock_s: float | None = None
+) -> Iterator[Engine]:
+    """A replica that is in step. `through`: the port of a proxy before the primary; clock_s: see Engine."""
     args = ["--replicaof", "127.0.0.1", str(through or primary.port), "--repl-diskless-sync-delay", "0"]
     with primary.client() as client:
         client.config_set("repl-diskless-sync-delay", 0)
     wanted = online_replicas(primary) + 1
-    with Engine(primary.flavour, args=args) as replica:
+    with Engine(primary.flavour, args=args, clock_s=clock_s) as replica:
         eventually(lambda: is_in_step(replica), within_s=ONLINE_WITHIN_S, why="the replica should follow")
         eventually(
             lambda: online_replicas(primary) >= wanted, within_s=ONLINE_WITHIN_S, why="it should be online"

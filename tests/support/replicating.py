@@ -62,10 +62,14 @@ def initialised(engines: Sequence[Engine], first: int = 1) -> None:
 
 
 @contextmanager
-def replicating(folder: Path, engines: Sequence[Engine]) -> Iterator[list[Daemon]]:
-    """All daemons, ready."""
+def replicating(
+    folder: Path, engines: Sequence[Engine], urls: dict[int, str] | None = None
+) -> Iterator[list[Daemon]]:
+    """All daemons, ready. urls: where the file says that the engines are, if it is not where they are."""
     initialised(engines)
-    config = config_file(folder, {number: engine.url for number, engine in enumerate(engines, start=1)})
+    config = config_file(
+        folder, urls or {number: engine.url for number, engine in enumerate(engines, start=1)}
+    )
     with ExitStack() as stack:
         daemons = [stack.enter_context(Daemon(config, number)) for number in range(1, len(engines) + 1)]
         for daemon in daemons:
