@@ -32,6 +32,7 @@ class Region:
     """Who the server is: what `bs:config` says.
 
     left: writers of regions that were removed for good. topology: grows with every change of the others.
+    identity: of the server that was made this region; its replicas and backups have it too.
     behind_ms: writers whose clock is behind ours by more than the bound, and how far.
     fenced: it is being brought back after a loss, and serves no client until then.
     """
@@ -45,6 +46,7 @@ class Region:
     left: tuple[int, ...] = ()
     topology: int = 0
     behind_ms: tuple[tuple[int, int], ...] = ()
+    identity: str = ""
     fenced: bool = False
 
     @property
@@ -78,6 +80,7 @@ class Region:
             library=int(config.get(b"library", b"0")),
             left=tuple(int(number) for number in config.get(b"left", b"").split()),
             topology=int(config.get(b"topology", b"0")),
+            identity=config.get(b"identity", b"").decode("ascii", "replace"),
             behind_ms=tuple(
                 (int(field[len(BEHIND) :]), int(ms))
                 for field, ms in config.items()

@@ -9,6 +9,7 @@
     bs:bell:<stamp>:<tag>     stream  empty; goes away when the groups of the stream change (strand.lua)
     bs:turn:<n>:<tag>:<group> stream  one entry: whose turn it is to look out (commands/waiting.py)
     bs:daemons                hash    the region's replication daemons: a count that goes up while each lives
+    bs:claim:<w>              string  which server replicates to this region as writer w; expires
     bs:copy:<token>:<tag>     stream  a copy being made; becomes a `c` strand (commands/rename.py)
     bs:idmp:<tag>             hash    producers of the stream, and counts (see engine/idempotence.lua)
     bs:i.<era>:<n>:<tag><producer>   hash   messages of a producer that are known; n is the tag's length
@@ -42,6 +43,7 @@ META: Final = b"bs:meta:"
 _BELL = b"bs:bell:"
 _TURN = b"bs:turn:"
 _COPY = b"bs:copy:"
+_CLAIM = b"bs:claim:"
 _ABOUT = b"bs:idmp:"
 _KNOWN = re.compile(rb"\Abs:[iq]\.[0-9]+:[0-9]+:[{+!]")
 _STAGE = b"bs:stage:"
@@ -81,6 +83,10 @@ def journal(name: bytes, writer: int) -> bytes:
 
 def meta(name: bytes) -> bytes:
     return META + tag(name)
+
+
+def claim(writer: int) -> bytes:
+    return _CLAIM + b"%d" % writer
 
 
 def bell(name: bytes, stamp: bytes) -> bytes:
@@ -149,6 +155,6 @@ def parse_journal(key: bytes) -> tuple[bytes, int] | None:
 
 def is_ours(key: bytes) -> bool:
     """Whether a key is part of our storage, hidden from KEYS and SCAN."""
-    if key in (CONFIG, DAEMONS) or key.startswith((META, _BELL, _TURN, _COPY, _ABOUT, _STAGE, _SINK)):
+    if key in (CONFIG, DAEMONS) or key.startswith((META, _BELL, _TURN, _COPY, _CLAIM, _ABOUT, _STAGE, _SINK)):
         return True
     return any(form.match(key) for form in (_STRAND, _JOURNAL, _KNOWN))

@@ -96,3 +96,25 @@ def test_a_removed_region_that_returns_with_its_old_file_is_refused(
             assert "region 3 (r3) was removed from region 1 (r1) for good" in "".join(told)
             assert len(daemon.said("link.up")) == ups
         assert here.xlen("m") == 1
+
+
+def test_of_two_servers_with_one_number_one_is_refused(regions: list[Engine], tmp_path: Path) -> None:
+    """Two teams made a region 2 each, with a file of their own."""
+    one, two, _ = regions
+    with Engine(one.flavour) as double:
+        initialised([double], first=2)
+        here = config_file(tmp_path, {1: one.url, 2: two.url}, "two.toml")
+        (tmp_path / "double").mkdir()
+        there = config_file(tmp_path / "double", {1: one.url, 2: double.url})
+        with Daemon(here, 2) as daemon, client_of(one) as home:
+            eventually(lambda: daemon.said("link.up"), within_s=WITHIN_S, why="the first is a region")
+            with Daemon(there, 2) as second, client_of(double) as other, client_of(two) as right:
+                other.xadd("m", {"by": "the double"})
+                right.xadd("m", {"by": "the region"})
+                told = eventually(
+                    lambda: second.said("peer.misconfigured"), within_s=WITHIN_S, why="it is told"
+                )
+                assert "another server replicates to this peer as region 2 (r2)" in told[0]
+                eventually(lambda: home.xlen("m"), within_s=WITHIN_S, why="the region still replicates")
+                assert [fields[b"by"] for _, fields in home.xrange("m")] == [b"the region"]
+                assert second.said("link.up") == []

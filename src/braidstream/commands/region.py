@@ -45,14 +45,24 @@ def initialise(region: int, name: str, *, fenced: bool = False) -> Plan[Region]:
         break
     if (known.id, known.name) != (region, name):
         raise RegionTakenError(has=f"region {known.id} ({known.name})", wanted=f"region {region} ({name})")
-    return known
+    return known if known.identity else (yield from _identify())
+
+
+def _identify() -> Plan[Region]:
+    """Note which server was made this region. A replica that is promoted has the same note."""
+    [info] = yield Batch([("INFO", "server")], resend=True)
+    yield Batch([("HSET", CONFIG, "identity", _facts(info)[b"run_id"])])
+    return (yield from read_region())
+
+
+def _facts(info: bytes) -> dict[bytes, bytes]:
+    return {name: value for name, _, value in (line.partition(b":") for line in bytes(info).splitlines())}
 
 
 def _refuse_eviction() -> Plan[None]:
     """An evicted strand forgets its last ID. INFO tells the policy also where CONFIG is forbidden."""
     [info] = yield Batch([("INFO", "memory")], resend=True)
-    facts = dict(line.partition(b":")[::2] for line in bytes(info).splitlines())
-    policy = facts.get(b"maxmemory_policy", b"noeviction").decode()
+    policy = _facts(info).get(b"maxmemory_policy", b"noeviction").decode()
     if policy.startswith("allkeys"):
         raise BraidError(
             f"this server evicts any key when memory is full (maxmemory-policy {policy}). A strand would be "

@@ -23,7 +23,7 @@ from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint, Pinned,
 from braidstream.replication.feed import Feed, all_streams
 from braidstream.replication.gate import Durability, Gate
 from braidstream.replication.glance import differing
-from braidstream.replication.identity import check_pair, check_region
+from braidstream.replication.identity import check_pair, check_region, claim, keep_claim
 from braidstream.replication.leases import Leases
 from braidstream.replication.link import Link, Progress, once
 from braidstream.replication.pages import Pages
@@ -177,7 +177,10 @@ class Daemon:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(peer.endpoint.watch())
                     tasks.create_task(self._sweep(peer, peer.link))
-                    tasks.create_task(watch_clock(*ends, peer=peer.name, writer=there.writer))
+                    tasks.create_task(keep_claim(peer.endpoint, here))
+                    tasks.create_task(
+                        watch_clock(self.source, peer.endpoint, peer=peer.name, writer=there.writer)
+                    )
                     for _ in range(AT_ONCE):
                         tasks.create_task(self._carry(peer, peer.link, peer.fresh))
                         tasks.create_task(self._carry(peer, peer.link, peer.queue))
@@ -207,6 +210,7 @@ class Daemon:
         there = await peer.endpoint.ask(read_region())
         check_region(there, (peer.id, peer.name), peer.endpoint.address)
         check_pair(here, there)
+        await claim(peer.endpoint, here)
         here = await self.source.ask(meet(there.writers))
         return here, await peer.endpoint.ask(meet(here.writers))
 

@@ -3,8 +3,17 @@
 Every refusal is a ConfigError: waiting does not help, somebody has to change a file or a server.
 """
 
+import asyncio
+from typing import Final
+
+from braidstream import keys
 from braidstream.braid import Region
-from braidstream.errors import ConfigError
+from braidstream.errors import ConfigError, ReplyError
+from braidstream.plan import Batch, Plan
+from braidstream.replication.endpoint import Asked
+
+CLAIM_S: Final = 15
+RENEW_S: Final = 5.0
 
 
 def check_region(found: Region, wanted: tuple[int, str], where: object) -> None:
@@ -31,3 +40,34 @@ def check_pair(here: Region, there: Region) -> None:
                 f"Stop the daemon of {other.name}. To use its server again, empty it and add it with a new "
                 "number: braid region add"
             )
+
+
+async def claim(target: Asked, here: Region) -> None:
+    """Only one server replicates to a region under one number: two would give the same IDs to two entries.
+
+    A claim ends by itself, so that a server which replaces another one waits CLAIM_S at most.
+    """
+    holder = await target.ask(_claim(here))
+    if holder not in (None, here.identity.encode()):
+        raise ConfigError(
+            f"another server replicates to this peer as region {here.id} ({here.name}). Two servers with one "
+            "number mint the same IDs. Stop one of them, and make it a new region in an empty database."
+        )
+
+
+async def keep_claim(target: Asked, here: Region) -> None:
+    while True:
+        await asyncio.sleep(RENEW_S)
+        await claim(target, here)
+
+
+def _claim(here: Region) -> Plan[bytes | None]:
+    """Whose claim it is after we tried; nobody's, if the peer takes no writes now (full, say)."""
+    key = keys.claim(here.writer)
+    attempt = [("SET", key, here.identity, "NX", "EX", CLAIM_S), ("GET", key)]
+    _, holder = yield Batch(attempt, attempt=True)
+    if isinstance(holder, ReplyError):
+        raise holder
+    if holder == here.identity.encode():
+        yield Batch([("EXPIRE", key, CLAIM_S)], attempt=True)
+    return holder  # type: ignore[no-any-return]
