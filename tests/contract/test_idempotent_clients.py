@@ -295,3 +295,29 @@ def test_under_load_with_replies_lost_at_random_each_message_stands_once(
     assert proxy.lost > 5
     assert {n: count for n, count in found.items() if count > 1} == {}
     assert set(found) == wanted
+
+
+def in_a_child(work: Callable[[], object]) -> None:
+    pid = os.fork()
+    if pid == 0:
+        failed = 1
+        try:
+            work()
+            failed = 0
+        finally:
+            os._exit(failed)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+@pytest.mark.parametrize("producer", [None, "web-1"])
+@pytest.mark.parametrize("write", ["XADD", "pipeline", "MULTI"])
+def test_processes_forked_from_one_client_are_producers_of_their_own(
+    engine: Engine, region: braidstream.Redis, producer: str | None, write: str
+) -> None:
+    with client_of(engine, idempotent=True, producer=producer) as client:
+        client.xadd("s", {"n": "before"})
+        for _ in range(2):
+            in_a_child(lambda: WRITES[write](client))
+        WRITES[write](client)
+    assert region.xlen("s") == 4

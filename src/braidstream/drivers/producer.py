@@ -9,9 +9,11 @@ still known when it is sent again, however many threads and tasks append at once
     web-1/1   <- pipeline of another         as many as there were requests at once
 """
 
+import os
 import secrets
 from itertools import count
 from typing import Any
+from weakref import WeakSet
 
 from braidstream.commands.arguments import parse_add
 from braidstream.errors import ReplyError
@@ -24,10 +26,20 @@ class Producer:
         given = name.encode() if isinstance(name, str) else name
         if given is not None and not given:
             raise ValueError("a producer's name cannot be empty. Leave it out to get one by chance.")
-        self.name = given or secrets.token_hex(8).encode()
+        self._given = given
+        self._start(given or secrets.token_hex(8).encode())
+        _PRODUCERS.add(self)
+
+    def _start(self, name: bytes) -> None:
+        self.name = name
         # What another run under this name has sent is never taken for ours.
         self._run, self._numbers = secrets.token_bytes(6), count()
         self._free, self._lanes = list[bytes](), count()
+
+    def after_fork(self) -> None:
+        """In a forked process: become another producer, because the parent goes on as this one."""
+        another = secrets.token_hex(8).encode()
+        self._start(b"%b-%b" % (self._given, another) if self._given else another)
 
     def take_lane(self) -> bytes:
         """A producer ID that nobody else uses until it is given back. list.pop and count are atomic."""
@@ -53,3 +65,15 @@ class Producer:
                 return args
         iid = self._run + next(self._numbers).to_bytes(6, "big")
         return (*args[:2], b"IDMP", lane, iid, *args[2:])
+
+
+_PRODUCERS = WeakSet[Producer]()
+
+
+def _after_fork() -> None:
+    for producer in _PRODUCERS:
+        producer.after_fork()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+    os.register_at_fork(after_in_child=_after_fork)
