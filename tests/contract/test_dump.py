@@ -1,6 +1,7 @@
 """DUMP and RESTORE of streams: what goes out comes back, here and in a bare engine, and from there."""
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import pytest
 import redis
@@ -61,13 +62,9 @@ def told(client: redis.Redis, name: str = "x") -> object:
 
 
 def payload_of(client: redis.Redis, name: str = "x") -> bytes:
-    with redis.Redis(connection_pool=_bytes(client)) as raw:
-        return bytes(raw.execute_command("DUMP", name))
-
-
-def _bytes(client: redis.Redis) -> redis.ConnectionPool:
     options = {**client.connection_pool.connection_kwargs, "decode_responses": False}
-    return redis.ConnectionPool(**options)
+    with closing(redis.ConnectionPool(**options)) as pool:
+        return bytes(redis.Redis(connection_pool=pool).execute_command("DUMP", name))
 
 
 @pytest.mark.parametrize("name", ["x", "a{b}c", "}x"])
