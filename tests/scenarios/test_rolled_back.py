@@ -208,3 +208,49 @@ def test_a_stream_deleted_before_the_loss_stays_deleted(make_world: Make) -> Non
     roll_back(world, 1, earlier)
     later = write(world, 1, "c")
     assert_alike(world, later)
+
+
+def test_a_strand_that_was_mended_is_trimmed_exactly(make_world: Make) -> None:
+    """Old entries, lost ones and new ones share a node of the stream, which keeps what was deleted in it."""
+    world = make_world(2)
+    before = write(world, 1, *map(str, range(150)))
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    lost = write(world, 1, "c", "d", "e")
+    world.sync()
+    roll_back(world, 1, earlier)
+    later = write(world, 1, "f", "g")
+    world[1].xdel("x", before[-1])
+    assert_alike(world, before[:-1] + lost + later)
+    world[1].xtrim("x", maxlen=3, approximate=False)
+    assert_alike(world, lost[-1:] + later)
+    world[1].xtrim("x", minid=later[0], approximate=False)
+    assert_alike(world, later)
+
+
+def test_a_lost_entry_that_a_peer_deleted_holds_up_no_deletion(make_world: Make) -> None:
+    world = make_world(3)
+    before = write(world, 1, "a", "b")
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    lost = write(world, 1, "c")
+    world.ship(1, 2, "x")
+    world[2].xdel("x", *lost)
+    roll_back(world, 1, earlier)
+    world[2].xdel("x", before[0])
+    assert_alike(world, before[1:])
+
+
+def test_a_copy_that_begins_after_the_loss_trims_nothing_elsewhere(make_world: Make) -> None:
+    """Region 3 met region 1 only after the loss: it never had what region 2 still has."""
+    world = make_world(3)
+    earlier = snapshot(world.engines[0])
+    lost = write(world, 1, "a", "b", "c")
+    world.ship(1, 2, "x")
+    roll_back(world, 1, earlier)
+    later = write(world, 1, "d", "e")
+    world.ship(1, 3, "x")
+    world[3].xdel("x", later[0])
+    world.ship(3, 2, "x", relay=True)
+    assert ids(world, 2)[:3] == lost
+    assert_alike(world, lost + later[1:])

@@ -221,6 +221,7 @@ def _note_of(request: Request) -> int:
     """Which note a merge tells: the words are those of the registry that was read."""
     words = request.batch.commands[0]
     first = words[2] + 3 + 1 + 3 * int(words[words[2] + 3])  # type: ignore[operator, index, arg-type]
+    first += 1 + int(words[first]) + 1  # the turns of groups, and the stamp of the bell
     told = request.name, dict(zip(words[first::2], words[first + 1 :: 2], strict=True))
     return next(note for note, known in reversed(request.line.notes.items()) if known == told)
 

@@ -9,16 +9,34 @@ local function facts_of(key)
   return facts
 end
 
---[[ Take entries out at the end of a stream and let it go on from `floor`. XDEL notes the highest ID that it
-     deleted, and no last ID may be below that: so the note goes first, then the last ID. ]]
-local function take_end_out(key, entries, last, floor)
+--[[ Take the rest of a node out. A node keeps deleted entries, and XTRIM stops at one whose ID is too large: in a
+     node that goes on with smaller IDs it would trim nothing. So the node must go. Returns what was in it. ]]
+local function take_node_out(key)
+  local nodes, taken = facts_of(key)['radix-tree-keys'], {}
+  while true do
+    local entry = redis.call('XREVRANGE', key, '+', '-', 'COUNT', 1)[1]
+    if not entry or #entry[2] > WIDEST then break end
+    redis.call('XDEL', key, entry[1])
+    table.insert(taken, 1, entry)
+    if facts_of(key)['radix-tree-keys'] < nodes then break end
+  end
+  return taken
+end
+
+--[[ Take entries out at the end of a stream, and let it go on before them. XDEL notes the highest ID that it
+     deleted, and no last ID may be below that: so the note goes first, then the last ID.
+     Returns entries before them that had to be taken out too. ]]
+local function take_end_out(key, entries, last)
   for first = 1, #entries, XDEL_AT_ONCE do
     local ids = {}
     for at = first, math.min(first + XDEL_AT_ONCE - 1, #entries) do ids[#ids + 1] = entries[at][1] end
     redis.call('XDEL', key, unpack(ids))
   end
+  local taken = take_node_out(key)
+  local top = redis.call('XREVRANGE', key, '+', '-', 'COUNT', 1)[1]
   redis.call('XSETID', key, last, 'MAXDELETEDID', '0-1')
-  redis.call('XSETID', key, floor)
+  redis.call('XSETID', key, top and top[1] or '0-1')
+  return taken
 end
 
 -- Two ascending lists of {id, words} as one.
@@ -109,11 +127,15 @@ local function strand_mend(keys, args)
   before = before and before[1] or '0-0'
   local last, deleted = facts['last-generated-id'], facts['max-deleted-entry-id']
   local moves = not less(last, first)
-  if moves and not less('0-1', first) then return redis.error_reply('BSLATER ' .. first .. ' is too small') end
-  if moves then take_end_out(strand, later, last, before == '0-0' and '0-1' or before) end
-  for _, entry in ipairs(merged(lost, moves and later or {})) do
-    redis.call('XADD', strand, entry[1], unpack(entry[2]))
+  if moves and not less('0-1', facts['first-entry'] and facts['first-entry'][1] or first) then
+    return redis.error_reply('BSLATER its first entry is 0-1')
   end
+  if facts.length > MENDED_AT_ONCE * facts['radix-tree-keys'] then
+    return redis.error_reply('BSLATER its nodes are too large')
+  end
+  local again = moves and take_end_out(strand, later, last) or {}
+  for _, entry in ipairs(merged(lost, moves and later or {})) do again[#again + 1] = entry end
+  for _, entry in ipairs(again) do redis.call('XADD', strand, entry[1], unpack(entry[2])) end
   local upto = lost[#lost][1]
   if moves then
     if less(last, upto) then last = upto end

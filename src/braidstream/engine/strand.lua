@@ -314,6 +314,8 @@ local function strand_apply(keys, args)
     if last ~= '0-0' then redis.call('XSETID', strand, last) end
     join_groups(meta, strand, label, life, bell)
     register(meta, label, life, '+', last)
+    -- What is below was never in this copy: it says nothing of it to others.
+    redis.call('HSET', meta, 'n:' .. label, starts[1] and args[starts[1]] or following(ends))
   else
     redis.call('HSETNX', meta, label, life .. ':+:0-0')
   end

@@ -37,13 +37,17 @@ TRIES: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What the peer has of ours: entries by strand, in order; and whether the end of our journal."""
+    """What the peer has of ours: entries by strand, in order; and whether the end of our journal.
+
+    behind: the peer knows a strand of ours further than we do. What came last there may be deleted again.
+    """
 
     entries: dict[Strand, list[bytes]] = field(default_factory=dict)
     journal: bool = False
+    behind: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.entries) or self.journal
+        return bool(self.entries) or self.journal or self.behind
 
     @property
     def count(self) -> int:
@@ -69,11 +73,12 @@ class Pair:
         wanted = [(strand.key, tail) for strand, tail in suspects.items()]
         if journal:
             wanted.append(journal)
-        if not wanted:
+        behind = self._is_behind(ours, theirs)
+        if not wanted and not behind:
             return Loss()
         there = await self.home.ask(_are_there(wanted))
         missing = [strand for strand, here in zip(suspects, there, strict=False) if not here]
-        if all(there):
+        if all(there) and not behind:
             return Loss()
         everyone = (*self.region.writers, *self.region.left)
         theirs = await self.peer.ask(read_state(ours.name, theirs.registry.strands, everyone))
@@ -82,7 +87,15 @@ class Pair:
         for strand in missing:
             if lost := await self._lost_of(strand, ours, theirs):
                 found[strand] = lost
-        return Loss(found, bool(journal) and not there[-1] and self._lost_journal(ours, theirs))
+        lost_journal = bool(journal) and not there[-1] and self._lost_journal(ours, theirs)
+        return Loss(found, lost_journal, self._is_behind(ours, theirs))
+
+    def _is_behind(self, ours: State, theirs: State) -> bool:
+        for strand, copy in theirs.strands.items():
+            end = ours.end(strand) if strand.writer == self.region.writer else None
+            if end is not None and end < copy.last:
+                return True
+        return False
 
     def _journal_suspect(self, ours: State, theirs: State) -> tuple[bytes, Id] | None:
         own, copy = ours.journals.get(self.region.writer), theirs.journals.get(self.region.writer)
@@ -111,7 +124,8 @@ class Pair:
             for native in page:
                 if native in kept or _is_explained(ours, strand, ids.native(native)):
                     return found[::-1]
-                if native not in deleted:
+                # The engine itself remembers the highest entry that it deleted.
+                if native not in deleted and (here is None or ids.native(native) != here.deleted):
                     found.append(native)
             before = ids.before(low)
             if before is None:
@@ -160,10 +174,14 @@ class Pair:
         for strand in ours.strands:
             copy, mended = theirs.strands.get(strand), ours.mended(strand)
             if mended and copy and copy.first and strand.writer == self.region.writer:
-                first, last = max(mended[0], copy.first), min(mended[1], copy.last)
+                first, last = mended[0], min(mended[1], copy.last)
                 has = set(await self.peer.ask(compare.list_between(strand, first, last)))
-                all_ = await self.home.ask(compare.list_between(strand, first, last))
-                lacking[strand] = [native for native in all_ if native not in has]
+                new = theirs.is_new_after(strand)
+                lacking[strand] = [
+                    native
+                    for native in await self.home.ask(compare.list_between(strand, first, last))
+                    if native not in has and not new <= ids.native(native) < copy.first
+                ]
         if not any(lacking.values()):
             return 0
         if any(copy.last > _end(ours, writer) for writer, copy in theirs.journals.items()):

@@ -269,7 +269,7 @@ class Link:
         flow.ends = {strand: end for strand, end in flow.ends.items() if strand in ours.strands}
         for strand, extent in ours.strands.items():
             end, own = theirs.end(strand), strand.writer == self.here.writer
-            if own is foreign or end is None:
+            if own is foreign or end is None or (foreign and self._may_skip(strand, ours, theirs)):
                 continue
             flow.start(strand, end, extent.width)
             await flow.rewind(strand, end)
@@ -277,6 +277,12 @@ class Link:
                 await flow.pump(strand, alone=True)
                 await flow.reach(strand, extent.last)
         await flow.landed()
+
+    def _may_skip(self, strand: Strand, ours: State, theirs: State) -> bool:
+        """Whether our copy begins after what the target has. Only the writer's region knows the rest."""
+        copy = theirs.strands.get(strand)
+        begins_later = copy is not None and copy.last < ours.is_new_after(strand)
+        return begins_later and strand.writer not in self.here.left
 
     def _writers(self) -> list[int]:
         """Whose journals a relay brings: everyone's but the target's own, also of regions that are gone."""
@@ -294,18 +300,24 @@ class Link:
                 return theirs
 
     async def _trim(self, ours: State, theirs: State, progress: Progress) -> None:
-        """Tell what was trimmed here: what stood before our first entry.
+        """Tell what was trimmed here: what stood before our first entry, as far back as we ever had it.
 
-        Of our own strand only if entries were ever removed from it. If it still has all that it ever
-        had, it is younger than the peer's copy: this engine lost what came before.
+        If our own strand still has all that it ever had, it is younger than the peer's copy: this engine lost
+        what came before.
         """
         for strand, extent in ours.strands.items():
             copy, below = theirs.strands.get(strand), extent.removed_below
             if ours.is_lost(strand) or (strand.writer == self.here.writer and extent.whole):
                 continue
             if copy and copy.first and below and copy.first < below:
-                trim = ("XTRIM", strand.key, "MINID", "=", ids.text(below))
-                progress.trimmed += sum(await self.target.ask(once(trim)))
+                since = ours.is_new_after(strand)
+                if since <= copy.first:
+                    trim = ("XTRIM", strand.key, "MINID", "=", ids.text(below))
+                    progress.trimmed += sum(await self.target.ask(once(trim)))
+                elif since < below and (upto := ids.before(below)):
+                    gone = await self.target.ask(compare.list_between(strand, since, upto))
+                    if gone:
+                        progress.trimmed += await self.target.ask(compare.drop(strand, gone))
 
     async def _journal(self, writer: int, ours: State, theirs: State, progress: Progress) -> None:
         """Deletions of single entries, and messages, in their order.
@@ -352,7 +364,7 @@ class Link:
         for strand, extent in ours.strands.items():
             if ours.is_lost(strand) or (strand.writer == self.here.writer and extent.whole):
                 continue
-            gone_upto = extent.last
+            gone_upto, since = extent.last, ours.is_new_after(strand)
             if extent.first and strand.kind == "s" and strand.writer == self.here.writer:
                 gone_upto = max(extent.first, await self.source.ask(compare.deleted_upto(strand)))
             at: Id | None = ids.ZERO
@@ -363,7 +375,9 @@ class Link:
                 end = ids.native(page[-1])
                 kept = set(await self.source.ask(compare.list_between(strand, at, end)))
                 missing = [
-                    native for native in page if native not in kept and ids.native(native) <= gone_upto
+                    native
+                    for native in page
+                    if native not in kept and since <= ids.native(native) <= gone_upto
                 ]
                 if missing:
                     gone += await self.target.ask(compare.drop(strand, missing))

@@ -128,7 +128,7 @@ class State:
         return [strand for strand in self.registry.strands if strand not in strands]
 
     def is_new_after(self, strand: Strand) -> Id:
-        """What is before this ID was never in this engine's own strand; 0-0 if nothing is known."""
+        """What is before this ID was never in this engine's copy; 0-0 if nothing is known."""
         since = self.meta.get(b"n:" + strand.label, b"0-0")
         return ids.LAST if since == b"?" else ids.native(since)
 
