@@ -34,6 +34,7 @@ class Region:
     left: writers of regions that were removed for good. topology: grows with every change of the others.
     identity: of the server that was made this region; its replicas and backups have it too.
     behind_ms: writers whose clock is behind ours by more than the bound, and how far.
+    doubts: from when to when (ms) what was written may be lost, because another process serves it since.
     fenced: it is being brought back after a loss, and serves no client until then.
     """
 
@@ -47,6 +48,7 @@ class Region:
     topology: int = 0
     behind_ms: tuple[tuple[int, int], ...] = ()
     identity: str = ""
+    doubts: tuple[tuple[int, int], ...] = ()
     fenced: bool = False
 
     @property
@@ -86,6 +88,7 @@ class Region:
                 for field, ms in config.items()
                 if field.startswith(BEHIND)
             ),
+            doubts=tuple(_window(each) for each in config.get(b"doubts", b"").split()),
             fenced=b"fenced" in config,
         )
 
@@ -97,6 +100,11 @@ class Region:
                 "peers. It serves clients again when `braid region rejoin` is done"
             )
         return self
+
+
+def _window(text: bytes) -> tuple[int, int]:
+    first, _, last = text.partition(b"-")
+    return int(first), int(last)
 
 
 def read_region() -> Plan[Region]:

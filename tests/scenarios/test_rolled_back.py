@@ -28,6 +28,12 @@ def roll_back(world: World, region: int, to: Snapshot) -> None:
     meet_again(world)
 
 
+def served_by(world: World, region: int, process: str) -> None:
+    """What its daemon notes every few seconds."""
+    with world.engines[region - 1].client() as client:
+        client.execute_command("FCALL", "bs_region_alive", 1, "bs:config", process)
+
+
 def meet_again(world: World) -> None:
     world.links = {pair: world.link(*pair) for pair in world.links}
 
@@ -254,3 +260,44 @@ def test_a_copy_that_begins_after_the_loss_trims_nothing_elsewhere(make_world: M
     world.ship(3, 2, "x", relay=True)
     assert ids(world, 2)[:3] == lost
     assert_alike(world, lost + later[1:])
+
+
+@pytest.mark.parametrize("id_mode", ["strict", "liberal"])
+def test_what_was_lost_is_not_taken_for_trimmed_though_all_before_it_was_deleted(
+    make_world: Make, id_mode: str
+) -> None:
+    world = make_world(2, id_mode=id_mode)
+    served_by(world, 1, "first")
+    before = [world[1].xadd("x", {"n": "a"}, id=f"{n}-1" if id_mode == "liberal" else "*") for n in (1, 2)]
+    world.sync()
+    world[1].xdel("x", *before)
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    lost = [world[1].xadd("x", {"n": "b"}, id=f"{n}-1" if id_mode == "liberal" else "*") for n in (3, 4)]
+    world.sync()
+    roll_back(world, 1, earlier)
+    served_by(world, 1, "second")
+    later = [world[1].xadd("x", {"n": "c"}, id="5-1" if id_mode == "liberal" else "*")]
+    meet_again(world)
+    assert_alike(world, lost + later)
+
+
+def test_a_trim_is_told_where_the_same_process_served_all_the_time(make_world: Make) -> None:
+    world = make_world(2)
+    served_by(world, 1, "first")
+    write(world, 1, "a", "b", "c")
+    world.sync()
+    served_by(world, 1, "first")
+    world[1].xtrim("x", maxlen=1, approximate=False)
+    meet_again(world)
+    assert_alike(world, ids(world, 1))
+    assert len(ids(world, 2)) == 1
+
+
+def test_only_the_last_windows_of_doubt_are_kept_apart(make_world: Make) -> None:
+    world = make_world(1)
+    for process in range(20):
+        served_by(world, 1, f"process {process}")
+    doubts = world.region(1).doubts
+    assert len(doubts) == 8
+    assert all(first <= last for first, last in doubts)

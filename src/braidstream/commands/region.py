@@ -108,6 +108,14 @@ def _tell_writers(verb: str, writers: Iterable[int]) -> Plan[Region]:
     return Region.parse(reply)
 
 
+def show_alive() -> Plan[None]:
+    """Note which process serves the region now. If it is another one than before, what was written since the
+    last note may be lost (Region.doubts). A server that takes no writes is asked again later."""
+    [info] = yield Batch([("INFO", "server")], resend=True)
+    facts = dict(line.partition(b":")[::2] for line in bytes(info).splitlines())
+    yield Batch([("FCALL", "bs_region_alive", 1, CONFIG, facts.get(b"run_id", b""))], attempt=True)
+
+
 def note_behind(writer: int, behind_ms: int) -> Plan[None]:
     """Note how far a peer's clock is behind ours; 0 if it is not. Written if it has changed much."""
     known = dict((yield from read_region()).behind_ms).get(writer, 0)

@@ -30,6 +30,7 @@ redis.register_function { function_name = 'bs_group_wait', callback = group_wait
 redis.register_function { function_name = 'bs_group_destroy', callback = group_destroy, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'bs_braid_delete', callback = braid_delete, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'bs_region_writers', callback = region_writers, flags = { 'allow-oom' } }
+redis.register_function { function_name = 'bs_region_alive', callback = region_alive, flags = { 'allow-oom' } }
 redis.register_function {
   function_name = 'bs_database_flush',
   callback = database_flush,

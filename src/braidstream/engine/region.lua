@@ -40,3 +40,30 @@ local function region_writers(keys, args)
   end
   return redis.call('HGETALL', config)
 end
+
+-- So many windows are kept; older ones become one. IDs may be ahead of the clock by so much (clock.lua).
+local DOUBTS_KEPT, AHEAD_OF_CLOCK_MS = 8, 60000
+
+--[[ region_alive: FCALL bs_region_alive 1 bs:config <run id of the server>
+     The daemon of a region calls it every few seconds. `run` and `alive` say which process served the region
+     when it last did. If another one does now, whatever was written in between may be lost: that window goes
+     to `doubts`, `<ms>-<ms>` ... What is missing of it was not trimmed (replication/heal.py).
+     The two fields are part of the data, so a replica that lagged or a backup brings back old ones.
+     Returns bs:config. ]]
+local function region_alive(keys, args)
+  local told, time = redis.call('HMGET', keys[1], 'region', 'run', 'alive', 'doubts'), redis.call('TIME')
+  if not told[1] then return {} end
+  local now = time[1] * 1000 + math.floor(time[2] / 1000)
+  if told[2] and told[2] ~= args[1] then
+    local windows, since = {}, tonumber(told[3])
+    for window in string.gmatch(told[4] or '', '%d+%-%d+') do windows[#windows + 1] = window end
+    windows[#windows + 1] = string.format('%.0f-%.0f', since, math.max(now, since) + AHEAD_OF_CLOCK_MS)
+    while #windows > DOUBTS_KEPT do
+      local first, second = table.remove(windows, 1), windows[1]
+      windows[1] = string.match(first, '^%d+') .. '-' .. string.match(second, '%d+$')
+    end
+    redis.call('HSET', keys[1], 'doubts', table.concat(windows, ' '))
+  end
+  redis.call('HSET', keys[1], 'run', args[1], 'alive', string.format('%.0f', now))
+  return redis.call('HGETALL', keys[1])
+end

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from braidstream import ids, keys
 from braidstream.braid import Region, read_region
-from braidstream.commands.region import meet, refuse_cluster
+from braidstream.commands.region import meet, refuse_cluster, show_alive
 from braidstream.drivers.wire import Address
 from braidstream.errors import ConfigError, LostError, ReplyError
 from braidstream.ids import Id
@@ -139,6 +139,7 @@ class Daemon:
             with contextlib.suppress(LostError, ReplyError):
                 await self.source.connect()
                 await self.gate.choose()
+                await self.source.ask(show_alive())
             await asyncio.sleep(CHOOSE_S)
 
     def _heard(self, name: bytes, more: bool) -> None:
@@ -205,6 +206,7 @@ class Daemon:
 
     async def _introduce(self, peer: Peer) -> tuple[Region, Region]:
         """Both regions, each knowing the other's writers."""
+        await self.source.ask(show_alive())
         here = await self.source.ask(read_region())
         await peer.endpoint.ask(refuse_cluster())
         there = await peer.endpoint.ask(read_region())

@@ -122,7 +122,7 @@ class Pair:
             low, high = ids.native(page[-1]), ids.native(page[0])
             kept = set(await self.home.ask(compare.list_between(strand, low, high)))
             for native in page:
-                if native in kept or _is_explained(ours, strand, ids.native(native)):
+                if native in kept or self._is_explained(ours, strand, ids.native(native)):
                     return found[::-1]
                 # The engine itself remembers the highest entry that it deleted.
                 if native not in deleted and (here is None or ids.native(native) != here.deleted):
@@ -132,6 +132,25 @@ class Pair:
                 break
             end = before
         return found[::-1]
+
+    def _is_explained(self, ours: State, strand: Strand, native: Id) -> bool:
+        """Whether everything up to an entry was deleted or trimmed here, and we know of it.
+
+        A trim leaves no record. So it explains nothing of a time that another process of the engine served:
+        the engine may have come back without it.
+        """
+        cut = ours.meta.get(b"l:" + strand.label)
+        if native <= (ids.native(cut) if cut else ours.registry.cuts.get(strand, ids.ZERO)):
+            return True
+        extent = ours.strands.get(strand)
+        if extent is None or native < ours.is_new_after(strand) or ours.is_lost(strand):
+            return False
+        doubts = self.region.doubts
+        if strand.kind == "c" and doubts:  # its IDs say nothing of when they were written
+            return False
+        if any(first <= native[0] <= last for first, last in doubts):
+            return False
+        return _was_trimmed(extent, native) and native <= extent.last
 
     async def _deleted(self, strand: Strand, ours: State, theirs: State) -> tuple[set[bytes], bool]:
         """What the journals here say of a strand that the peer has not done; and whether they say it all."""
@@ -285,17 +304,6 @@ def _was_trimmed(extent: Extent, native: Id) -> bool:
 def _is_over(ours: State, strand: Strand) -> bool:
     """Whether this life of a strand was ended here."""
     return any(known.label == strand.label and known.life > strand.life for known in ours.registry.cuts)
-
-
-def _is_explained(ours: State, strand: Strand, native: Id) -> bool:
-    """Whether everything up to an entry was deleted or trimmed here, and we know of it."""
-    cut = ours.meta.get(b"l:" + strand.label)
-    if native <= (ids.native(cut) if cut else ours.registry.cuts.get(strand, ids.ZERO)):
-        return True
-    extent = ours.strands.get(strand)
-    if extent is None or native < ours.is_new_after(strand) or ours.is_lost(strand):
-        return False
-    return _was_trimmed(extent, native) and native <= extent.last
 
 
 def _within(native: bytes, limits: tuple[Id, Id] | None) -> bool:
