@@ -103,7 +103,12 @@ def test_a_function_does_all_or_nothing_while_its_slot_moves(cluster: Cluster, n
         say_every_function(nodes.of(name), name)
     registered = set(re.findall(r"'(bs_[a-z_]+)'", functions.source()))
     assert nodes.refused == registered - {
-        *("bs_version", "bs_region_writers", "bs_database_flush")  # without keys of a stream
+        *(
+            "bs_version",
+            "bs_region_alive",
+            "bs_region_writers",
+            "bs_database_flush",
+        )  # without keys of a stream
     }
 
 

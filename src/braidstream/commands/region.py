@@ -111,7 +111,9 @@ def _tell_writers(verb: str, writers: Iterable[int]) -> Plan[Region]:
 def show_alive() -> Plan[None]:
     """Note which process serves the region now. If it is another one than before, what was written since the
     last note may be lost (Region.doubts). A server that takes no writes is asked again later."""
-    [info] = yield Batch([("INFO", "server")], resend=True)
+    [info] = yield Batch([("INFO", "server")], resend=True, attempt=True)
+    if isinstance(info, ReplyError):
+        return
     facts = dict(line.partition(b":")[::2] for line in bytes(info).splitlines())
     yield Batch([("FCALL", "bs_region_alive", 1, CONFIG, facts.get(b"run_id", b""))], attempt=True)
 

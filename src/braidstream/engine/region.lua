@@ -16,13 +16,20 @@ local function numbers_text(found)
   return table.concat(listed, ' ')
 end
 
+-- One by one: daemons have no right to HMGET.
+local function config_fields(config, ...)
+  local found = {}
+  for at, field in ipairs({ ... }) do found[at] = redis.call('HGET', config, field) end
+  return found
+end
+
 --[[ region_writers: FCALL bs_region_writers 1 bs:config <meet or part> <writer>...
      meet: these write too, but for those that have left. part: these have left for good.
      Returns bs:config as it is then; nothing is changed where it is no region, or cannot be read.
      Why a function: of two that tell a region at once, neither may undo what the other told. ]]
 local function region_writers(keys, args)
   local config = keys[1]
-  local told = redis.call('HMGET', config, 'writer', 'writers', 'left')
+  local told = config_fields(config, 'writer', 'writers', 'left')
   local writers, left = numbers_of(told[2]), numbers_of(told[3])
   if not told[1] or not writers or not left then return redis.call('HGETALL', config) end
   local before = { numbers_text(writers), numbers_text(left) }
@@ -51,7 +58,7 @@ local DOUBTS_KEPT, AHEAD_OF_CLOCK_MS = 8, 60000
      The two fields are part of the data, so a replica that lagged or a backup brings back old ones.
      Returns bs:config. ]]
 local function region_alive(keys, args)
-  local told, time = redis.call('HMGET', keys[1], 'region', 'run', 'alive', 'doubts'), redis.call('TIME')
+  local told, time = config_fields(keys[1], 'region', 'run', 'alive', 'doubts'), redis.call('TIME')
   if not told[1] then return {} end
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
   if told[2] and told[2] ~= args[1] then
