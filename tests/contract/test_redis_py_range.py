@@ -1,8 +1,12 @@
 """What programs do most, with the installed redis-py; `make oldest-redis-py` runs it with the oldest one."""
 
+from typing import Any
+
 import pytest
 import redis
+from redis.cache import CacheConfig
 
+import braidstream
 from tests.support.clients import Opener
 from tests.support.proxy import Proxy
 from tests.support.regions import become
@@ -84,3 +88,26 @@ def test_memory_that_is_full_is_told_in_redis_pys_class(opened: Opener, engine: 
             assert client.xtrim("orders", maxlen=0, approximate=False) == 1
         finally:
             operator.config_set("maxmemory", "0")
+
+
+def test_a_client_side_cache_serves_plain_keys_and_no_stale_streams(
+    region: braidstream.Redis, engine: Engine
+) -> None:
+    options: dict[str, Any] = {"protocol": 3, "cache_config": CacheConfig(), "decode_responses": True}
+    with redis.Redis.from_url(engine.url, **options) as probe:
+        try:
+            probe.ping()
+        except redis.ConnectionError as refused:
+            pytest.skip(str(refused))
+    with braidstream.Redis.from_url(engine.url, **options) as client:
+        for n in range(2):
+            region.set("plain", n)
+            assert client.get("plain") == str(n)
+            region.xadd("orders", {"n": n})
+            client.xadd("orders", {"n": n})
+            assert client.xlen("orders") == 2 * (n + 1)
+            region.set("plain", "changed")
+            assert client.exists("orders")  # the plan reads the invalidation
+            assert client.get("plain") == "changed"
+            assert client.pipeline().xlen("orders").get("plain").execute() == [2 * (n + 1), "changed"]
+        assert client.connection_pool.cache.size

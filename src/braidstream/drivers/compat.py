@@ -51,8 +51,18 @@ def error_line(error: Exception) -> str:
     return f"{code} {text}" if code and not text.startswith(code) else text
 
 
+def _beneath(conn: Any) -> Any:
+    """The connection itself, where redis-py's client-side cache stands before it."""
+    return getattr(conn, "_conn", conn)
+
+
+def encoder_of(conn: Any) -> Any:
+    return _beneath(conn).encoder
+
+
 def socket_of(conn: Any) -> Any:
     """A connection's socket, or an asyncio connection's writer. It is another one after a reconnect."""
+    conn = _beneath(conn)
     return getattr(conn, "_sock", None) or getattr(conn, "_writer", None)
 
 
@@ -76,7 +86,7 @@ def read_within(conn: Any, timeout: float) -> Any:
 def is_connected(conn: Any) -> bool:
     """Whether a connection stands. Older redis-py tells it of asyncio connections only."""
     told = getattr(conn, "is_connected", None)
-    return conn._sock is not None if told is None else bool(told)
+    return _beneath(conn)._sock is not None if told is None else bool(told)
 
 
 def rest_of(module: ModuleType) -> Callable[[str], Any]:

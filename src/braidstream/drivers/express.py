@@ -14,6 +14,7 @@ from braidstream.braid import birth_command
 from braidstream.commands.arguments import FUNCTION_ARGUMENTS
 from braidstream.commands.produce import AT_ONCE, call, changed_settings, shared_lane
 from braidstream.drivers import session as shared
+from braidstream.drivers.compat import encoder_of
 from braidstream.drivers.gather import Exchange
 from braidstream.drivers.raised import for_user
 from braidstream.drivers.session import Session
@@ -88,7 +89,7 @@ def _message(conn: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     if args[2] == b"IDMP" and args[5] == "*" and args[4] and count >= 8 and not count % 2:
         return (args[4], count - 5, *args[5:])
     if args[2] == b"IDMPAUTO" and args[4] == "*" and count % 2:
-        fields = [bytes(conn.encoder.encode(word)) for word in args[5:]]
+        fields = [bytes(encoder_of(conn).encode(word)) for word in args[5:]]
         return (iid_of(fields), count - 4, "*", *fields)
     return None
 
@@ -102,7 +103,7 @@ def _lane(session: Session, conn: Any, args: tuple[Any, ...], last: _Lane | None
         return None
     settings = session.settings.get(home.name, _DEFAULTS)
     most = min(AT_ONCE, settings.maxsize)
-    producer = args[3] if type(args[3]) is bytes else bytes(conn.encoder.encode(args[3]))
+    producer = args[3] if type(args[3]) is bytes else bytes(encoder_of(conn).encode(args[3]))
     is_named = not session.numbers(producer)
     if not is_named:
         producer = shared_lane(producer, most)

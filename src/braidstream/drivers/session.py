@@ -20,7 +20,7 @@ from braidstream.commands.arguments import FUNCTION_ARGUMENTS
 from braidstream.commands.produce import call, is_numbered, native_call, user_id
 from braidstream.commands.table import TABLE, Spec
 from braidstream.drivers.address import sentinel_pool
-from braidstream.drivers.compat import error_line, socket_of
+from braidstream.drivers.compat import encoder_of, error_line, socket_of
 from braidstream.drivers.producer import Producer
 from braidstream.drivers.raised import for_user
 from braidstream.engine import VERSION
@@ -172,7 +172,7 @@ class Session:
         if args[2] == b"IDMP" and args[5] == "*" and args[4] and len(args) % 2 == 0:
             return (*call, *args[4:]) if call[0] == "XADD" else (*call, args[4], len(args) - 5, *args[5:])
         if args[2] == b"IDMPAUTO" and args[4] == "*" and len(args) % 2:
-            fields = [bytes(conn.encoder.encode(word)) for word in args[5:]]
+            fields = [bytes(encoder_of(conn).encode(word)) for word in args[5:]]
             size = () if call[0] == "XADD" else (len(args) - 4,)
             return (*call, iid_of(fields), *size, "*", *fields)
         return None
@@ -201,7 +201,8 @@ class Session:
             raise for_user(ReplyError(reply[0][1:].decode("utf-8", "replace")))
         else:
             entry = reply[0] and user_id(reply[0], writer)
-        return conn.encoder.decode(entry) if entry and conn.encoder.decode_responses else entry
+        encoder = encoder_of(conn)
+        return encoder.decode(entry) if entry and encoder.decode_responses else entry
 
     def may_resend(self, command: Command) -> bool:
         """Whether an express append may be sent again after a lost reply."""
@@ -306,7 +307,7 @@ def spec_of(args: tuple[Any, ...]) -> Spec | None:
 
 def words(conn: Any, args: Iterable[Any]) -> list[bytes]:
     """The command line as the engine would get it."""
-    encode = conn.encoder.encode
+    encode = encoder_of(conn).encode
     first, *rest = (bytes(encode(word)) for word in args)
     return [*first.split(), *rest]
 
@@ -377,8 +378,9 @@ def present_native(
 ) -> Any:
     """An undecoded reply of a native command, as redis-py's method returns it."""
     options = {key: value for key, value in options.items() if key not in (EMPTY_RESPONSE, "keys")}
-    if options.pop(NEVER_DECODE, None) is None and conn.encoder.decode_responses:
-        result = decode(conn.encoder.encoding, conn.encoder.encoding_errors, result)
+    encoder = encoder_of(conn)
+    if options.pop(NEVER_DECODE, None) is None and encoder.decode_responses:
+        result = decode(encoder.encoding, encoder.encoding_errors, result)
     callback = client.response_callbacks.get(args[0])
     return result if callback is None else callback(result, **options)
 
