@@ -124,8 +124,10 @@ class Pair:
             for native in page:
                 if native in kept or self._is_explained(ours, strand, ids.native(native)):
                     return found[::-1]
-                # The engine itself remembers the highest entry that it deleted.
-                if native not in deleted and (here is None or ids.native(native) != here.deleted):
+                # We had all up to an entry that we deleted and the peer knows: a loss takes the end.
+                if here is not None and ids.native(native) <= here.deleted <= copy.last:
+                    return found[::-1]
+                if native not in deleted:
                     found.append(native)
             before = ids.before(low)
             if before is None:
