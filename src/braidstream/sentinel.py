@@ -13,13 +13,26 @@ from redis.sentinel import (
 
 from braidstream.drivers.compat import rest_of
 from braidstream.drivers.sync import Redis as Redis
+from braidstream.drivers.session import opened
 
 
 class Sentinel(redis.sentinel.Sentinel):
     """redis-py's Sentinel. `master_for` and `slave_for` return a `braidstream.Redis`."""
 
-    def master_for(self, service_name: str, redis_class: Any = Redis, *args: Any, **kwargs: Any) -> Any:
-        return super().master_for(service_name, redis_class, *args, **kwargs)  # type: ignore[no-untyped-call]
+    def master_for(
+        self,
+        service_name: str,
+        redis_class: Any = Redis,
+        *args: Any,
+        idempotent: bool = False,
+        producer: str | bytes | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        session = opened(idempotent, producer)
+        client = super().master_for(service_name, redis_class, *args, **kwargs)  # type: ignore[no-untyped-call]
+        if idempotent:
+            client.session = session
+        return client
 
     def slave_for(self, service_name: str, redis_class: Any = Redis, *args: Any, **kwargs: Any) -> Any:
         return super().slave_for(service_name, redis_class, *args, **kwargs)  # type: ignore[no-untyped-call]

@@ -225,6 +225,25 @@ def test_wherever_a_url_is_taken_it_may_name_sentinels(flavour: Flavour) -> None
             server.close()
 
 
+def test_sentinels_give_idempotent_clients(flavour: Flavour) -> None:
+    options = {"idempotent": True, "producer": "web"}
+    with SentinelGroup(flavour, replicas=0) as group:
+        become(group.primary)
+        with braidstream.Sentinel(group.addresses).master_for("m", **options) as client:
+            assert client.xadd("x", {"n": "1"})
+            assert client.session.producer.name == b"web"
+
+        async def append() -> None:
+            sentinel = braidstream.asyncio.Sentinel(group.addresses)
+            async with sentinel.master_for("m", **options) as client:
+                assert await client.xadd("x", {"n": "1"})
+                assert client.session.producer.name == b"web"
+            for each in sentinel.sentinels:
+                await each.aclose()
+
+        asyncio.run(append())
+
+
 def test_an_idle_link_to_a_frozen_server_is_noticed_in_seconds(flavour: Flavour, tmp_path: Path) -> None:
     with Engine(flavour) as home, Engine(flavour) as peer:
         become(home, region=1, name="region-1")

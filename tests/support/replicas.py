@@ -94,8 +94,12 @@ class SentinelGroup:
         self._stack.close()
 
     @property
+    def addresses(self) -> list[tuple[str, int]]:
+        return [("127.0.0.1", port) for port in self._ports]
+
+    @property
     def url(self) -> str:
-        return f"redis+sentinel://{','.join(f'127.0.0.1:{port}' for port in self._ports)}/m"
+        return f"redis+sentinel://{','.join(f'{host}:{port}' for host, port in self.addresses)}/m"
 
     @property
     def primary(self) -> Engine:

@@ -13,13 +13,26 @@ from redis.asyncio.sentinel import (
 
 from braidstream.drivers.aio import Redis as Redis
 from braidstream.drivers.compat import rest_of
+from braidstream.drivers.session import opened
 
 
 class Sentinel(redis.asyncio.sentinel.Sentinel):
     """redis-py's Sentinel. `master_for` and `slave_for` return a `braidstream.asyncio.Redis`."""
 
-    def master_for(self, service_name: str, redis_class: Any = Redis, *args: Any, **kwargs: Any) -> Any:
-        return super().master_for(service_name, redis_class, *args, **kwargs)
+    def master_for(
+        self,
+        service_name: str,
+        redis_class: Any = Redis,
+        *args: Any,
+        idempotent: bool = False,
+        producer: str | bytes | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        session = opened(idempotent, producer)
+        client = super().master_for(service_name, redis_class, *args, **kwargs)
+        if idempotent:
+            client.session = session
+        return client
 
     def slave_for(self, service_name: str, redis_class: Any = Redis, *args: Any, **kwargs: Any) -> Any:
         return super().slave_for(service_name, redis_class, *args, **kwargs)
