@@ -111,3 +111,19 @@ def test_a_client_side_cache_serves_plain_keys_and_no_stale_streams(
             assert client.get("plain") == "changed"
             assert client.pipeline().xlen("orders").get("plain").execute() == [2 * (n + 1), "changed"]
         assert client.connection_pool.cache.size
+
+
+@pytest.mark.parametrize(
+    ("options", "text"), [({"encoding": "latin-1"}, "é"), ({"encoding_errors": "surrogateescape"}, "\udcff")]
+)
+def test_every_append_uses_the_encoding_of_the_client(
+    opened: Opener, engine: Engine, options: dict[str, str], text: str
+) -> None:
+    become(engine)
+    client = opened(engine.url, decode_responses=True, **options)
+    for _ in range(2):
+        client.xadd(text, {text: text})
+        pipe = client.pipeline()
+        pipe.xadd(text, {text: text})
+        pipe.execute()
+    assert [fields for _, fields in client.xrange(text)] == [{text: text}] * 4

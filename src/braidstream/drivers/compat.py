@@ -11,6 +11,7 @@ private methods of redis-py's clients, each with the same signature in every sup
 `tests/unit/test_redis_py.py` fails if another private name is used, or one of these is gone.
 """
 
+from codecs import lookup
 from collections.abc import Callable
 from inspect import signature
 from types import ModuleType
@@ -58,6 +59,12 @@ def _beneath(conn: Any) -> Any:
 
 def encoder_of(conn: Any) -> Any:
     return _beneath(conn).encoder
+
+
+def sends_text_as_encoded(conn: Any) -> bool:
+    """Whether the connection encodes text as its encoder does. With hiredis it always sends UTF-8."""
+    encoder = encoder_of(conn)
+    return lookup(encoder.encoding).name == "utf-8" and not encoder.encoding_errors.startswith("surrogate")
 
 
 def socket_of(conn: Any) -> Any:

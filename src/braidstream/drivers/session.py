@@ -20,7 +20,7 @@ from braidstream.commands.arguments import FUNCTION_ARGUMENTS
 from braidstream.commands.produce import call, is_numbered, native_call, user_id
 from braidstream.commands.table import TABLE, Spec
 from braidstream.drivers.address import sentinel_pool
-from braidstream.drivers.compat import encoder_of, error_line, socket_of
+from braidstream.drivers.compat import encoder_of, error_line, sends_text_as_encoded, socket_of
 from braidstream.drivers.producer import Producer
 from braidstream.drivers.raised import for_user
 from braidstream.engine import VERSION
@@ -54,9 +54,8 @@ class NotResentError(Exception):
             f"{self.error}. A write had been sent and its reply is lost: it may or may not have been "
             "applied. braidstream does not send a write twice."
         )
-        kind = (
-            type(self.error) if isinstance(self.error, exceptions.RedisError) else exceptions.ConnectionError
-        )
+        is_theirs = isinstance(self.error, exceptions.RedisError)
+        kind = type(self.error) if is_theirs else exceptions.ConnectionError
         return kind(text)
 
 
@@ -68,6 +67,7 @@ class Session:
         self.region: Region | None = None
         self.commands: frozenset[bytes] = frozenset()
         self.read_at = 0.0
+        self.may_express = True
         self.known: OrderedDict[bytes, Registry] = OrderedDict()
         self.homes: dict[str | bytes, Strand] = {}
         self.readings: dict[tuple[bytes, bytes], Reading] = {}
@@ -115,6 +115,7 @@ class Session:
         if self.stale(conn):
             if self._is_new(conn):
                 region, self.commands = yield from read_server()
+                self.may_express = sends_text_as_encoded(conn)
             else:
                 region = yield from read_region()
             self.learn(region.require_open())
@@ -179,7 +180,7 @@ class Session:
 
     def remember_home(self, args: tuple[Any, ...], argv: list[bytes]) -> None:
         """A plan has appended: the strand is there."""
-        if argv[0] != b"XADD" or not isinstance(args[1], str | bytes):
+        if argv[0] != b"XADD" or not isinstance(args[1], str | bytes) or not self.may_express:
             return
         if len(self.homes) >= REMEMBERED or len(self.calls) >= REMEMBERED:
             self._forget_homes()
@@ -282,8 +283,7 @@ def is_message(command: Command) -> bool:
 
 
 def is_for_plan(command: Command, error: exceptions.ResponseError) -> bool:
-    """Whether the plan must say an express append that was refused: by stale settings, or by an engine that
-    does not know messages itself, whatever its predecessor did. Nothing was done."""
+    """Whether the plan must send a refused append: settings are stale, or the engine knows no messages."""
     return command[3] == "IDMP" or reply_error(error).code == "BSSTALE"
 
 
