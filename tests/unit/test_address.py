@@ -61,3 +61,9 @@ def test_the_same_url_is_the_same_address() -> None:
 
 def test_a_list_of_urls_keeps_the_hosts_of_sentinels_together() -> None:
     assert urls("fallbackUrls", f"{SENTINELS}, redis://b:1") == (SENTINELS, "redis://b:1")
+
+
+def test_a_unix_socket_is_shown_by_its_path() -> None:
+    assert shown("unix:///run/redis.sock?db=1&password=secret") == "unix:///run/redis.sock"
+    assert shown("unix://user:secret@/run/redis.sock") == "unix:///run/redis.sock"
+    assert shown("unix:///run/p@th") == "the given URL"

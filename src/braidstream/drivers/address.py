@@ -201,6 +201,10 @@ def shown(url: str) -> str:
         host, port = parts.hostname, parts.port
     except ValueError:
         return "the given URL"
-    if not host or "@" in parts.path + parts.query + parts.fragment:
+    if "@" in parts.path + parts.query + parts.fragment:
+        return "the given URL"
+    if parts.scheme == "unix" and parts.path:
+        return f"unix://{parts.path}"
+    if not host:
         return "the given URL"
     return f"{parts.scheme}://{host}{f':{port}' if port else ''}{parts.path}"
