@@ -75,3 +75,25 @@ def test_codes_reach_redis_pys_classes(opened: Opener, engine: Engine) -> None:
                 client.xadd("orders", {"n": 1})
         finally:
             operator.execute_command("ACL", "DELUSER", "app")
+
+
+@pytest.mark.parametrize("appended", [False, True])
+def test_a_stream_command_after_multi_by_hand_is_refused(
+    opened: Opener, engine: Engine, appended: bool
+) -> None:
+    become(engine)
+    client = opened(engine.url, single_connection_client=True)
+    if appended:
+        client.xadd("orders", {"n": 1})
+    client.execute_command("MULTI")
+    with pytest.raises(braidstream.RefusedError, match=r"Use pipeline\(\)"):
+        client.xadd("orders", {"n": 1})
+    client.execute_command("SET", "plain", "x")
+    assert client.execute_command("EXEC") in ([b"OK"], [True])
+    assert client.xadd("orders", {"n": 1})
+    assert client.xlen("orders") == 1 + appended
+    pipe = opened(engine.url).pipeline(transaction=False)
+    for command in (("MULTI",), ("XADD", "orders", "*", "n", "1"), ("EXEC",)):
+        pipe.execute_command(*command)
+    with pytest.raises(braidstream.RefusedError, match=r"Use pipeline\(\)"):
+        pipe.execute()

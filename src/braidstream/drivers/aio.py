@@ -104,8 +104,10 @@ class _Plans:
         if spec is None:
             if args[0] in session.MOVES:
                 known.doubt(conn)
+                pipeline.note_multi(conn, args[0])
             theirs = super()._send_command_parse_response(conn, command_name, *args, **options)  # type: ignore[misc]
             return await theirs
+        pipeline.refuse_in_multi(conn)
         argv = session.words(conn, args)
         result = await self._run(conn, known.command(conn, spec, argv, watching=self.watching))
         known.remember_home(args, argv)

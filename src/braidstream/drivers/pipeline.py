@@ -7,11 +7,12 @@ from redis import exceptions
 from braidstream.braid import birth_command
 from braidstream.drivers import gather
 from braidstream.drivers import session as shared
+from braidstream.drivers.compat import socket_of
 from braidstream.drivers.express import messages
 from braidstream.drivers.gather import Exchange, NotQueuedError, Queued
 from braidstream.drivers.raised import for_user
 from braidstream.drivers.session import Session
-from braidstream.errors import BraidError, ReplyError
+from braidstream.errors import BraidError, RefusedError, ReplyError
 from braidstream.plan import Command, Plan, Replies
 
 Commands = list[tuple[tuple[Any, ...], dict[str, Any]]]
@@ -19,6 +20,25 @@ Commands = list[tuple[tuple[Any, ...], dict[str, Any]]]
 
 def has_streams(commands: Commands) -> bool:
     return any(shared.spec_of(args) for args, _ in commands)
+
+
+def _multi_as_command() -> RefusedError:
+    return RefusedError(
+        "a stream command after MULTI",
+        "it takes several commands, and their replies are needed at once",
+        "Use pipeline(), which sends MULTI and EXEC itself",
+    )
+
+
+def note_multi(conn: Any, word: str) -> None:
+    """The user sends MULTI, or its end, as a command: until its end the connection queues what it gets."""
+    conn.braid_multi = socket_of(conn) if word == "MULTI" else None
+
+
+def refuse_in_multi(conn: Any) -> None:
+    """A plan cannot read replies that are only queued."""
+    if getattr(conn, "braid_multi", None) is not None and conn.braid_multi is socket_of(conn):
+        raise for_user(_multi_as_command())
 
 
 def _queue(conn: Any, commands: Commands) -> list[Queued]:
@@ -32,6 +52,8 @@ def _queue(conn: Any, commands: Commands) -> list[Queued]:
 def pipeline(client: Any, conn: Any, commands: Commands) -> Plan[list[Any]]:
     """All commands in order, in as few round trips as can be. Results, and errors among them."""
     session: Session = client.session
+    if any(args[0] == "MULTI" for args, _ in commands):
+        raise _multi_as_command()
     yield from session.refresh(conn)
     if (express := _express(session, commands)) is not None:
         births = _births(session, commands)

@@ -36,8 +36,8 @@ REGION_FRESH_S: Final = 1.0
 
 # A server that is starting up, or asks for a password, has done nothing: no reply is lost.
 REFUSALS: Final = (exceptions.BusyLoadingError, exceptions.AuthenticationError)
-# Commands after which a connection may stand before another database.
-MOVES: Final = frozenset(("SELECT", "SWAPDB", "RESET"))
+# Commands after which a connection may stand before another database, or queues what it gets.
+MOVES: Final = frozenset(("SELECT", "SWAPDB", "RESET", "MULTI", "EXEC", "DISCARD"))
 LOST: Final = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
 
 

@@ -94,7 +94,9 @@ class _Plans:
         if spec is None:
             if args[0] in session.MOVES:
                 known.doubt(conn)
+                pipeline.note_multi(conn, args[0])
             return super()._send_command_parse_response(conn, command_name, *args, **options)  # type: ignore[misc]
+        pipeline.refuse_in_multi(conn)
         argv = session.words(conn, args)
         result = self._run(conn, known.command(conn, spec, argv, watching=self.watching))
         known.remember_home(args, argv)
