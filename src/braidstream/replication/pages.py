@@ -32,8 +32,13 @@ class Pages:
         if task is None:
             task = asyncio.ensure_future(self._source.ask(_page(strand, after, count)))
             self._flying[wanted] = task
-            task.add_done_callback(lambda _: self._flying.pop(wanted, None))
+            task.add_done_callback(lambda done: self._arrived(wanted, done))
         return await asyncio.shield(task)
+
+    def _arrived(self, wanted: tuple[bytes, Id, int], task: asyncio.Task[Answer]) -> None:
+        self._flying.pop(wanted, None)
+        if not task.cancelled():
+            task.exception()  # every link that waited for it may have ended
 
 
 def _page(strand: Strand, after: Id, count: int) -> Plan[Answer]:
