@@ -45,6 +45,9 @@ bench-quick: ## the same ratios with short runs, under three minutes
 bench-replication: ## catch-up, lag and cost of replication with real daemons; some minutes
 	$(PYTHON) -m bench.replication
 
+bench-many: ## 100,000 small streams in three regions: memory, catch-up, restart and idle CPU; MANY="--streams 10000"
+	$(PYTHON) -m bench.many $(MANY)
+
 bench-spark: ## what Spark's source and sink reach, against the engine's own figures
 	$(PYTHON) -m bench.spark
 

@@ -1,0 +1,120 @@
+"""`make bench-many`: three regions with many small streams: memory, and CPU of the daemons.
+
+Every stream has one entry, a third of them written in each region. CPU seconds are those of one daemon.
+"""
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.bed import NEWEST
+from tests.support.daemons import write_config
+from tests.support.replicating import Daemon
+from tests.support.servers import EVERY, Engine
+from tests.support.world import World
+
+REGIONS = 3
+IDLE_S = 60.0
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.many", description=__doc__)
+    parser.add_argument("--streams", type=int, default=100_000)
+    parser.add_argument("--engine", choices=EVERY, default=NEWEST[0])
+    chosen = parser.parse_args()
+    with ExitStack() as stack:
+        engines = [stack.enter_context(Engine(chosen.engine)) for _ in range(REGIONS)]
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        world = World(engines)
+        stack.callback(world.close)
+        before = [_used(engine) for engine in engines]
+        _fill(world, chosen.streams)
+        urls = {number: engine.url for number, engine in enumerate(engines, start=1)}
+        config = write_config(folder / "braid.toml", urls)
+        daemons = [stack.enter_context(Daemon(config, number)) for number in range(1, REGIONS + 1)]
+        table = Table(
+            "what", "figure", title=f"{chosen.streams:,} streams, {REGIONS} regions, {chosen.engine}"
+        )
+        took_s = _until(lambda: all(_streams(engine) >= chosen.streams for engine in engines))
+        _until(lambda: all(daemon.said("daemon.ready") for daemon in daemons))
+        table.add_row("until every region has every stream", f"{took_s:.0f} s")
+        table.add_row(
+            "CPU of a daemon until then and ready", _shown([_cpu(daemon) for daemon in daemons], "s")
+        )
+        table.add_row("memory of a daemon", _shown([_resident_mb(daemon) for daemon in daemons], "MB"))
+        spent = [_used(engine) - empty for engine, empty in zip(engines, before, strict=True)]
+        table.add_row("engine memory a stream", _shown([each / chosen.streams for each in spent], "bytes"))
+        _until(lambda: _is_quiet(daemons))
+        began = [_cpu(daemon) for daemon in daemons]
+        time.sleep(IDLE_S)
+        idle = [100 * (_cpu(daemon) - cpu) / IDLE_S for daemon, cpu in zip(daemons, began, strict=True)]
+        table.add_row("CPU of an idle daemon", _shown(idle, "% of a core"))
+        first = daemons[0]
+        first.kill()
+        ready = len(first.said("daemon.ready"))
+        first.start()
+        took_s = _until(lambda: len(first.said("daemon.ready")) > ready)
+        table.add_row("a restarted daemon is ready after", f"{took_s:.1f} s, {_cpu(first):.1f} s CPU")
+        Console(width=110).print(table)
+
+
+def _fill(world: World, streams: int) -> None:
+    """By clients, as users do: 500 streams in one pipeline."""
+    for region in world:
+        pipe = world[region].pipeline(transaction=False)
+        for number in range(region - 1, streams, REGIONS):
+            pipe.xadd(f"stream-{number}", {"field": "value-0123456789"})
+            if len(pipe) == 500:
+                pipe.execute()
+        pipe.execute()
+
+
+def _streams(engine: Engine) -> int:
+    with engine.client() as client:
+        return int(client.dbsize()) // 2  # a registry and one strand each
+
+
+def _used(engine: Engine) -> int:
+    with engine.client() as client:
+        return int(client.info("memory")["used_memory"])
+
+
+def _cpu(daemon: Daemon) -> float:
+    fields = Path(f"/proc/{daemon.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def _resident_mb(daemon: Daemon) -> float:
+    status = Path(f"/proc/{daemon.process.pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) / 1024
+
+
+def _is_quiet(daemons: list[Daemon]) -> bool:
+    before = [_cpu(daemon) for daemon in daemons]
+    time.sleep(5)
+    return all(_cpu(daemon) - cpu < 0.5 for daemon, cpu in zip(daemons, before, strict=True))
+
+
+def _until(done: Callable[[], bool], within_s: float = 1800) -> float:
+    began = time.monotonic()
+    while not done():
+        if time.monotonic() - began > within_s:
+            raise TimeoutError(f"not done after {within_s:g} s")
+        time.sleep(0.2)
+    return time.monotonic() - began
+
+
+def _shown(values: list[float], unit: str) -> str:
+    return " / ".join(f"{value:.1f}" if value < 10 else f"{value:.0f}" for value in values) + f" {unit}"
+
+
+if __name__ == "__main__":
+    main()
