@@ -1,4 +1,4 @@
-"""`make soak`: both engines, one after the other; ends with 1 if there was an anomaly."""
+"""`make soak`: one engine after the other; ends with 1 if there was an anomaly."""
 
 import argparse
 import random
@@ -6,6 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.faults.soak.faults import KINDS
 from tests.faults.soak.run import soak, tell
 from tests.support.servers import FLAVOURS
 
@@ -15,11 +16,14 @@ def main() -> int:
     words.add_argument("--seconds", type=float, default=600.0, help="traffic on each engine")
     words.add_argument("--engine", choices=FLAVOURS, action="append", help="only this one")
     words.add_argument("--seed", type=int, default=random.randrange(1_000_000), help="the schedule of faults")
+    words.add_argument("--kind", choices=KINDS, action="append", help="only these faults")
     given = words.parse_args()
     found = 0
     for flavour in given.engine or FLAVOURS:
         folder = Path(tempfile.mkdtemp(prefix="braid-soak-"))
-        outcome = soak(flavour, folder, seconds=given.seconds, seed=given.seed)
+        outcome = soak(
+            flavour, folder, seconds=given.seconds, seed=given.seed, kinds=given.kind or tuple(KINDS)
+        )
         tell(outcome, flavour, given.seed)
         found += len(outcome.anomalies)
     return 1 if found else 0

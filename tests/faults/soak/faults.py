@@ -1,6 +1,7 @@
 """What goes wrong and when. The same seed gives the same schedule; what it hits differs from run to run."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,9 +14,20 @@ KINDS: Final = {
     "memory full": ("engine", 5.0),
     "link cut": ("link", 6.0),
     "link silent": ("link", 6.0),
+    "writes refused": ("engine", 5.0),
+    "clock stepped": ("engine", 8.0),
+    "replica promoted": ("engine", 4.0),
+    "old primary lives on": ("engine", 6.0),
+    "engine emptied": ("engine", 3.0),
+    "backup restored": ("engine", 6.0),
 }
+# A region loses something. Only one at a time: what two regions lose at once, no other may have.
+LOSSES: Final = ("replica promoted", "old primary lives on", "engine emptied", "backup restored")
+HOUR_S: Final = 3600.0
 # A silent connection is given up after 10 s: now and then something lasts longer than that.
 LONG_S: Final = 13.0
+# How long a target is left alone afterwards; after a loss replicas and regions copy what they lack.
+RECOVERY_S: Final = {False: 0.5, True: 5.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,26 +43,32 @@ class Fault:
         return f"{self.kind} {'>'.join(map(str, self.where))}"
 
     @property
-    def target(self) -> tuple[object, ...]:
-        return (KINDS[self.kind][0], *self.where)
+    def targets(self) -> list[object]:
+        """What it hits. Nothing is hit by two at once."""
+        return [(KINDS[self.kind][0], *self.where), *(["loss"] if self.kind in LOSSES else [])]
+
+    @property
+    def step_s(self) -> float:
+        """How far a clock steps."""
+        return random.Random(self.at_s).choice((-HOUR_S, -60.0, -10.0, 10.0, 60.0, HOUR_S))
 
 
-def schedule(seed: int, seconds: float, regions: int) -> list[Fault]:
+def schedule(seed: int, seconds: float, regions: int, kinds: Sequence[str] = tuple(KINDS)) -> list[Fault]:
     """Every kind once in some order, then any, until the time is over. No target suffers two at once."""
     dice = random.Random(seed)
-    first = list(KINDS)
+    first = list(kinds)
     dice.shuffle(first)
     faults, busy, at_s = list[Fault](), dict[object, float](), 0.5
     while at_s < seconds - 2:
-        kind = first[0] if first else dice.choice(list(KINDS))
+        kind = first[0] if first else dice.choice(kinds)
         where = tuple(dice.sample(range(1, regions + 1), 2 if KINDS[kind][0] == "link" else 1))
         lasts_s = dice.uniform(0.3, KINDS[kind][1])
         if seconds > 100 and "killed" not in kind and dice.random() < 0.1:
             lasts_s = LONG_S
         fault = Fault(at_s, min(lasts_s, seconds - at_s), kind, where)
-        if busy.get(fault.target, 0.0) < at_s:
+        if all(busy.get(target, 0.0) < at_s for target in fault.targets):
             faults.append(fault)
-            busy[fault.target] = at_s + lasts_s + 0.5
+            busy |= dict.fromkeys(fault.targets, at_s + lasts_s + RECOVERY_S[kind in LOSSES])
             first = first[1:]
         at_s += dice.uniform(0.5, 2.5)
     return faults

@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -11,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.faults.soak import verdict
-from tests.faults.soak.faults import Fault, schedule
-from tests.faults.soak.sites import Site, Sites, running
+from tests.faults.soak.faults import KINDS, Fault, schedule
+from tests.faults.soak.sites import Loss, Site, Sites, running
 from tests.faults.soak.traffic import ACKED, GROUP, JOBS, STREAMS, UNKNOWN, Traffic
 from tests.support.servers import Flavour
 from tests.support.waiting import eventually
@@ -30,9 +31,11 @@ class Outcome:
     facts: dict[str, int | float]
 
 
-def soak(flavour: Flavour, folder: Path, *, seconds: float, seed: int) -> Outcome:
+def soak(
+    flavour: Flavour, folder: Path, *, seconds: float, seed: int, kinds: Sequence[str] = tuple(KINDS)
+) -> Outcome:
     """`seconds` of traffic under the faults of `seed`, then quiescence and the verdict."""
-    plan = schedule(seed, seconds, 3)
+    plan = schedule(seed, seconds, 3, kinds)
     print(f"soak on {flavour}: seed {seed}, {seconds:g} s, {len(plan)} faults, logs in {folder}", flush=True)
     with running(flavour, folder) as sites:
         _make_group(sites)
@@ -48,11 +51,11 @@ def soak(flavour: Flavour, folder: Path, *, seconds: float, seed: int) -> Outcom
             *sites.faults_of_ours(),
             *(f"a client failed: {error!r}" for error in traffic.faults),
             *(f"odd reply: {text}" for text in traffic.history.odd_errors()),
-            *verdict.judge(traffic.history, finals),
+            *verdict.judge(traffic.history, finals, sites.losses),
         ]
         restarts = sum(site.restarts for site in sites.all.values())
     kinds = Counter(fault.kind for fault in plan)
-    return Outcome(anomalies, kinds, _facts(traffic, finals, took_s, restarts))
+    return Outcome(anomalies, kinds, _facts(traffic, finals, took_s, restarts, sites.losses))
 
 
 def _make_group(sites: Sites) -> None:
@@ -106,7 +109,8 @@ def _quiet(sites: Sites, traffic: Traffic) -> list[str]:
     def check() -> bool:
         for site in sites.all.values():
             site.supervise()
-        last[:] = _unrest(sites, traffic)
+        away = [f"region {number} has not rejoined" for number in sites if not sites[number].is_whole]
+        last[:] = away or _unrest(sites, traffic)
         time.sleep(0.2)
         return not last
 
@@ -165,7 +169,7 @@ def _final(site: Site) -> verdict.Final:
 
 
 def _facts(
-    traffic: Traffic, finals: dict[int, verdict.Final], took_s: float, restarts: int
+    traffic: Traffic, finals: dict[int, verdict.Final], took_s: float, restarts: int, losses: list[Loss]
 ) -> dict[str, int | float]:
     ops = traffic.history.ops
     done = Counter((op.kind, op.outcome) for op in ops)
@@ -174,6 +178,7 @@ def _facts(
         "... unknown to their writer": done["add", UNKNOWN],
         "XDEL acknowledged": done["xdel", ACKED],
         "DEL acknowledged": done["del", ACKED],
+        "acknowledged at a server that lost it": verdict.excused(traffic.history, losses),
         "operations refused": sum(traffic.history.errors.values()),
         "delivered to consumers": sum(each.new for each in traffic.history.deliveries),
         "entries in the end": sum(map(len, finals[1].entries.values())),

@@ -1,27 +1,45 @@
-"""Three regions as processes: an engine and a daemon each, and a proxy on every link between them.
+"""Three regions as processes: two servers and a daemon each, and a proxy on every link between them.
 
-site 1:  engine 1 <--- daemon 1 ---> proxy 1>2 ---> engine 2
-                                `--> proxy 1>3 ---> engine 3
+site 1:  servers 1 <--- daemon 1 ---> proxy 1>2 ---> servers 2
+                                 `--> proxy 1>3 ---> servers 3
 """
 
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+
+import redis
 
 import braidstream
 from braidstream import engine as functions
 from braidstream.commands.region import initialise, meet
 from tests.faults.soak.faults import Fault
+from tests.faults.soak.pair import Pair
 from tests.support.proxy import Proxy
-from tests.support.servers import DidNotStart, Engine, Flavour
+from tests.support.servers import Engine, Flavour
 
-# `always`: what was acknowledged is in the file when the process is killed. With `everysec` the engine itself
-# may lose it (docs/design/guarantees.md), and the soak could not tell whose fault that is.
-DURABLE = ["--appendonly", "yes", "--appendfsync", "always"]
+# What was acknowledged so long before may not have reached the replica yet, on a busy machine.
+ON_ITS_WAY_S = 2.0
+BRAID = (sys.executable, "-m", "braidstream.cli.main")
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A region lost what it acknowledged between two moments, but for what its peers knew by then.
+
+    known: the texts of all entries that a peer had just before.
+    """
+
+    region: int
+    since: float
+    upto: float
+    known: frozenset[str]
 
 
 class Site:
@@ -29,34 +47,45 @@ class Site:
 
     def __init__(self, number: int, flavour: Flavour, folder: Path) -> None:
         self.number, self.folder = number, folder
-        self.engine = Engine(flavour, args=DURABLE)
+        self.pair = Pair(flavour)
         self.links: dict[int, Proxy] = {}
         self.daemon: subprocess.Popen[bytes] | None = None
         self.restarts = 0
+        self._rejoining: subprocess.Popen[bytes] | None = None
+
+    @property
+    def engine(self) -> Engine:
+        """The primary."""
+        return self.pair.primary
 
     @property
     def log(self) -> Path:
         return self.folder / f"daemon-{self.number}.log"
 
-    def client(self, **options: float) -> braidstream.Redis:
-        return braidstream.Redis.from_url(self.engine.url, decode_responses=True, **options)
+    @property
+    def config(self) -> Path:
+        return self.folder / f"braid-{self.number}.toml"
 
-    def write_config(self) -> Path:
-        """Our own engine directly, the others through our proxies."""
-        urls = {self.number: self.engine.url} | {peer: proxy.url for peer, proxy in self.links.items()}
+    def client(self, **options: float) -> braidstream.Redis:
+        return braidstream.Redis.from_url(self.pair.front.url, decode_responses=True, **options)
+
+    def write_config(self) -> None:
+        """Our own servers directly, the others through our proxies."""
+        urls = {self.number: self.pair.front.url} | {peer: proxy.url for peer, proxy in self.links.items()}
         blocks = (
-            f'[[region]]\nid = {number}\nname = "region-{number}"\nurl = "{url}"\n'
+            f'[[region]]\nid = {number}\nname = "region-{number}"\nurl = "{url}"\ndurability = "replicas:1"\n'
             for number, url in urls.items()
         )
-        path = self.folder / f"braid-{self.number}.toml"
-        path.write_text("".join(blocks))
-        return path
+        self.config.write_text("".join(blocks))
 
     def start_daemon(self) -> None:
-        command = [sys.executable, "-m", "braidstream.cli.main", "replicate"]
-        command += ["--config", str(self.write_config()), "--region", str(self.number)]
+        self.write_config()
+        command = [*BRAID, "replicate", "--config", str(self.config), "--region", str(self.number)]
+        self.daemon = self._run(command)
+
+    def _run(self, command: list[str]) -> "subprocess.Popen[bytes]":
         with open(self.log, "ab") as log:
-            self.daemon = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
+            return subprocess.Popen(command, stdout=log, stderr=log)
 
     def kill_daemon(self) -> None:
         if self.daemon is not None:
@@ -64,21 +93,31 @@ class Site:
             self.daemon.wait()
             self.daemon = None
 
-    def start_engine(self) -> None:
-        """On a machine that is busy elsewhere, loading the file takes its time."""
-        for patience in reversed(range(5)):
-            try:
-                self.engine.start()
-                return
-            except DidNotStart:
-                if not patience:
-                    raise
+    def rejoin(self) -> None:
+        """What an operator types when the server is empty."""
+        self.kill_daemon()
+        self._rejoining = self._run(
+            [*BRAID, "region", "rejoin", f"region-{self.number}", "--config", str(self.config)]
+        )
 
     def supervise(self) -> None:
-        """A daemon that ended by itself is started again, as systemd would."""
+        """A daemon that ended by itself is started again, as systemd would; so is a rejoin that failed."""
+        if self._rejoining is not None and (code := self._rejoining.poll()) is not None:
+            self._rejoining = None
+            if code:
+                self.rejoin()
+            else:
+                self.start_daemon()
         if self.daemon is not None and self.daemon.poll() is not None and self.engine.alive:
             self.restarts += 1
-            self.start_daemon()
+            if "braid region rejoin" in self.log.read_text(errors="replace")[-300:]:
+                self.rejoin()  # the backup was made while the region was coming back
+            else:
+                self.start_daemon()
+
+    @property
+    def is_whole(self) -> bool:
+        return self._rejoining is None
 
     def signal_daemon(self, number: signal.Signals) -> None:
         if self.daemon is not None and self.daemon.poll() is None:
@@ -88,12 +127,18 @@ class Site:
         with self.engine.client() as client:
             client.config_set("maxmemory", limit)
 
+    def step_clock(self, ahead_s: float) -> None:
+        for engine in (self.pair.primary, self.pair.replica):
+            engine.set_clock(ahead_s)
+
 
 class Sites:
     """All regions, and the hand that hurts and heals them."""
 
     def __init__(self, flavour: Flavour, folder: Path, regions: int = 3) -> None:
         self.all = {number: Site(number, flavour, folder) for number in range(1, regions + 1)}
+        self.losses: list[Loss] = []
+        self._hurt_at: dict[Fault, float] = {}
 
     def __getitem__(self, number: int) -> Site:
         return self.all[number]
@@ -103,7 +148,7 @@ class Sites:
 
     def start(self) -> None:
         for site in self.all.values():
-            site.engine.start()
+            site.pair.start()
             with site.client() as client:
                 client.run_plan(initialise(site.number, f"region-{site.number}"))
                 client.run_plan(functions.load())
@@ -111,7 +156,7 @@ class Sites:
         for site in self.all.values():
             for peer in self.all.values():
                 if peer is not site:
-                    site.links[peer.number] = Proxy(peer.engine.port)
+                    site.links[peer.number] = Proxy(peer.pair.front.port)
                     site.links[peer.number].open()
             site.start_daemon()
 
@@ -119,12 +164,14 @@ class Sites:
         for site in self.all.values():
             site.signal_daemon(signal.SIGCONT)
             site.kill_daemon()
+        for site in self.all.values():
             for proxy in site.links.values():
                 proxy.close()
-            site.engine.stop()
+            site.pair.stop()
 
     def hurt(self, fault: Fault) -> None:
         site = self[fault.where[0]]
+        self._hurt_at[fault] = time.monotonic() - ON_ITS_WAY_S
         match fault.kind:
             case "daemon killed":
                 site.kill_daemon()
@@ -141,6 +188,20 @@ class Sites:
                 site.links[fault.where[1]].cut()
             case "link silent":
                 site.links[fault.where[1]].swallow()
+            case "writes refused":
+                site.pair.refuse_writes()
+            case "clock stepped":
+                site.step_clock(fault.step_s)
+            case "replica promoted":
+                site.pair.deafen()
+            case "old primary lives on":
+                site.pair.deafen()
+                site.pair.promote(kill=False)
+            case "engine emptied":
+                with self._losing(site, since=0.0), site.engine.client() as client:
+                    client.flushall()
+            case "backup restored":
+                site.pair.back_up()
 
     def heal(self, fault: Fault) -> None:
         site = self[fault.where[0]]
@@ -150,7 +211,7 @@ class Sites:
             case "daemon paused":
                 site.signal_daemon(signal.SIGCONT)
             case "engine killed":
-                site.start_engine()
+                site.pair.start_primary()
             case "engine paused":
                 site.engine.resume()
             case "memory full":
@@ -159,6 +220,32 @@ class Sites:
                 site.links[fault.where[1]].open()
             case "link silent":
                 site.links[fault.where[1]].deliver()
+            case "writes refused":
+                site.pair.take_writes()
+            case "clock stepped":
+                site.step_clock(0.0)
+            case "replica promoted":
+                with self._losing(site, self._hurt_at[fault]):
+                    site.pair.promote(kill=True)
+                site.pair.rejoin_replica()
+            case "old primary lives on":
+                with self._losing(site, self._hurt_at[fault]):
+                    site.pair.rejoin_replica()
+            case "engine emptied":
+                site.rejoin()
+            case "backup restored":
+                with self._losing(site, self._hurt_at[fault]):
+                    site.pair.restore()
+
+    @contextmanager
+    def _losing(self, site: Site, since: float) -> Iterator[None]:
+        """Note what the peers know before a region loses what it acknowledged since then."""
+        known = set[str]()
+        for peer in self.all.values():
+            if peer is not site:
+                known |= _texts(peer.engine)
+        yield
+        self.losses.append(Loss(site.number, since, time.monotonic(), frozenset(known)))
 
     def faults_of_ours(self) -> list[str]:
         """What no daemon may ever do: end by an exception."""
@@ -178,3 +265,15 @@ def running(flavour: Flavour, folder: Path) -> Iterator[Sites]:
         yield sites
     finally:
         sites.stop()
+
+
+def _texts(engine: Engine) -> set[str]:
+    """The text of every entry that a server holds; none if it does not answer."""
+    found = set[str]()
+    try:
+        with engine.client(decode_responses=True, socket_timeout=2) as client:
+            for key in client.scan_iter(match="bs:*:s:*", count=1000):
+                found |= {fields["n"] for _, fields in client.xrange(key)}
+    except (redis.ConnectionError, redis.TimeoutError):
+        return set()
+    return found

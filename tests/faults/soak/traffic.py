@@ -40,8 +40,13 @@ ACKED, UNKNOWN, REFUSED = "acked", "unknown", "refused"
 # redis-py shows some of them without their code.
 EXPECTED_ERRORS: Final = (
     "BUSYGROUP",
+    "NOGROUP",
+    "UNBLOCKED",
+    "MISCONF",
     "command not allowed when used memory > 'maxmemory'",
     "The XGROUP subcommand requires the key to exist",
+    # An emptied server, until its region has rejoined.
+    "this database is not a braidstream region yet",
 )
 
 
@@ -184,7 +189,7 @@ class Traffic:
             return ACKED, str(act())
         except (redis.ConnectionError, redis.TimeoutError):
             return UNKNOWN, ""
-        except redis.ResponseError as error:
+        except redis.RedisError as error:
             self.history.errors[str(error)] += 1
             return REFUSED, str(error)
 

@@ -10,10 +10,11 @@ diverged     two regions answer differently
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from tests.faults.soak.traffic import ACKED, JOBS, MAXLEN, REFUSED, History, Op
+from tests.faults.soak.sites import Loss
+from tests.faults.soak.traffic import ACKED, JOBS, MAXLEN, REFUSED, UNKNOWN, History, Op
 
 # Longer than an engine is ever paused, on a machine that is busy elsewhere.
 LATE_S = 120.0
@@ -29,18 +30,18 @@ class Final:
     groups: dict[str, list[str]]
 
 
-def judge(history: History, finals: dict[int, Final]) -> list[str]:
-    """Every anomaly as one line that starts with its name."""
+def judge(history: History, finals: dict[int, Final], losses: Sequence[Loss] = ()) -> list[str]:
+    """Every anomaly as one line that starts with its name. What a server lost and no peer knew is excused."""
     one = finals[min(finals)]
     by_stream: dict[str, list[Op]] = defaultdict(list)
     for op in history.ops:
         by_stream[op.stream].append(op)
-    found = [*_diverged(finals), *_redelivered(history), *_skipped(history, one)]
+    found = [*_diverged(finals), *_redelivered(history, losses), *_skipped(history, one)]
     for name, entries in one.entries.items():
         ops = by_stream[name]
         found += [*_twice(name, entries), *_reordered(name, ops, entries), *_invented(name, ops, entries)]
         there = {text for _, text in entries}
-        for op, kept in _fates(name, ops):
+        for op, kept in _fates(name, ops, losses):
             if kept and op.subject not in there:
                 found.append(f"lost: {name} {op.reply} ({op.subject}), acknowledged by region {op.region}")
             if kept is False and op.subject in there:
@@ -48,18 +49,26 @@ def judge(history: History, finals: dict[int, Final]) -> list[str]:
     return found
 
 
-def _fates(name: str, ops: list[Op]) -> Iterator[tuple[Op, bool | None]]:
+def _fates(name: str, ops: list[Op], losses: Sequence[Loss]) -> Iterator[tuple[Op, bool | None]]:
     """Each acknowledged entry: must it be there (True), must it not (False), or can nobody say (None)."""
     adds = [op for op in ops if op.kind == "add" and op.outcome == ACKED]
     deleted: dict[str, set[str]] = defaultdict(set)
     for op in ops:
         if op.kind == "xdel":
-            deleted[op.subject].add(op.outcome)
-    drops = [op for op in ops if op.kind == "del" and op.outcome != REFUSED]
+            # 0: the entry was not there, and may come (again) if the region had forgotten it
+            certain = op.reply == "1" and not _in_loss(op, losses)
+            deleted[op.subject].add(op.outcome if certain else UNKNOWN)
+    drops = [
+        replace(op, outcome=UNKNOWN) if _in_loss(op, losses) else op
+        for op in ops
+        if op.kind == "del" and op.outcome != REFUSED
+    ]
     # MAXLEN takes the oldest away, and nothing while it sees no more than so many: the newest stay.
     newest = sorted((_order(op.reply) for op in adds), reverse=True)[:MAXLEN]
     for op in adds:
-        if name.startswith("trim"):
+        if any(op.subject not in loss.known and _is_in(op, loss) for loss in losses):
+            yield op, None
+        elif name.startswith("trim"):
             yield op, True if _order(op.reply) >= newest[-1] else None
         elif op.reply in deleted:
             yield op, False if ACKED in deleted[op.reply] else None
@@ -69,6 +78,21 @@ def _fates(name: str, ops: list[Op]) -> Iterator[tuple[Op, bool | None]]:
             yield op, False
         else:  # a deletion takes what it has seen, and cannot see what was written after it
             yield op, True if all(_over(drop) <= op.began for drop in drops) else None
+
+
+def excused(history: History, losses: Sequence[Loss]) -> int:
+    """Acknowledged entries that may be missing: their server lost them before any peer knew of them."""
+    adds = [op for op in history.ops if op.kind == "add" and op.outcome == ACKED]
+    return sum(any(op.subject not in loss.known and _is_in(op, loss) for loss in losses) for op in adds)
+
+
+def _in_loss(op: Op, losses: Sequence[Loss]) -> bool:
+    """Whether a server may have forgotten that it was done."""
+    return any(_is_in(op, loss) for loss in losses)
+
+
+def _is_in(op: Op, loss: Loss) -> bool:
+    return op.region == loss.region and op.ended >= loss.since and op.began <= loss.upto
 
 
 def _twice(name: str, entries: Entries) -> Iterator[str]:
@@ -98,10 +122,12 @@ def _invented(name: str, ops: list[Op], entries: Entries) -> Iterator[str]:
             yield f"invented: {name} has {id} ({text}), which was refused or never written"
 
 
-def _redelivered(history: History) -> Iterator[str]:
+def _redelivered(history: History, losses: Sequence[Loss]) -> Iterator[str]:
+    """A server that forgot a delivery may give the entry out once more."""
     times = Counter((each.stream, each.region, each.id) for each in history.deliveries if each.new)
+    forgot = Counter(loss.region for loss in losses)
     for (name, region, id), count in times.items():
-        if count > 1:
+        if count > 1 + forgot[region]:
             yield f"duplicated: region {region} gave out {id} of {name} as new {count} times"
 
 

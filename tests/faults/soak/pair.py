@@ -1,0 +1,147 @@
+"""The servers of one region: a primary and its replica, behind one address that moves with the primary.
+
+    clients, daemons ---> front ---> primary ---> wire ---> replica
+                            `- - - - - - - - - - - - - - - - ^   after a promotion
+
+What the primary sends while the wire is deaf never arrives, so a replica that is promoted then lacks it.
+"""
+
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import redis
+
+from tests.support.proxy import Proxy
+from tests.support.servers import DidNotStart, Engine, Flavour
+from tests.support.waiting import eventually
+
+# `always`: what was acknowledged is in the file when the process is killed. With `everysec` the engine itself
+# may lose it (docs/design/guarantees.md), and the soak could not tell whose fault that is.
+DURABLE: Final = ["--appendonly", "yes", "--appendfsync", "always"]
+# A replica that was away catches up from here, without a copy of everything.
+BACKLOG: Final = ["--repl-backlog-size", "16mb", "--repl-diskless-sync-delay", "0", "--repl-timeout", "10"]
+SYNCED_WITHIN_S: Final = 60
+
+
+class Pair:
+    """`primary` and `replica` change places when the replica is promoted; `front` follows."""
+
+    def __init__(self, flavour: Flavour) -> None:
+        self.primary, self.replica = (Engine(flavour, args=[*DURABLE, *BACKLOG], clock_s=0) for _ in range(2))
+        self.front: Proxy
+        self.wire: Proxy
+        self._backup: Path | None = None
+
+    def start(self) -> None:
+        for engine in (self.primary, self.replica):
+            engine.start()
+        self.front, self.wire = Proxy(self.primary.port), Proxy(self.primary.port)
+        self.front.open()
+        self.wire.open()
+        self._follow()
+
+    def stop(self) -> None:
+        for proxy in (self.front, self.wire):
+            proxy.close()
+        for engine in (self.primary, self.replica):
+            engine.stop()
+
+    def start_primary(self) -> None:
+        _start(self.primary)
+
+    def deafen(self) -> None:
+        """The replica hears nothing of what is written from now on."""
+        self.wire.swallow()
+
+    def promote(self, *, kill: bool) -> None:
+        """The replica becomes the primary. Without `kill` who is connected to the old one stays there."""
+        if kill:
+            self.primary.kill()
+        with self.replica.client() as client:
+            client.execute_command("REPLICAOF", "NO", "ONE")
+        self.primary, self.replica = self.replica, self.primary
+        self.front.target_port = self.primary.port
+        if kill:
+            self.front.cut()
+
+    def rejoin_replica(self) -> None:
+        """The old primary, if it still lives, ends, and comes back as the replica of the new one."""
+        self.replica.kill()
+        self.front.cut()
+        self.wire.target_port = self.primary.port
+        self.wire.deliver()
+        _start(self.replica)
+        self._follow()
+
+    def back_up(self) -> None:
+        """Note what the primary has on disk now. A region that is just coming back is no backup to keep."""
+        with self.primary.client() as client:
+            eventually(
+                lambda: not client.hexists("bs:config", "fenced"),
+                within_s=SYNCED_WITHIN_S,
+                why="the region should have rejoined",
+            )
+        self._backup = self.primary.directory / "backup"
+        shutil.rmtree(self._backup, ignore_errors=True)
+        shutil.copytree(self._store, self._backup)
+
+    def restore(self) -> None:
+        """Both servers end; the primary comes back with what it had when it was backed up."""
+        assert self._backup is not None
+        self.replica.kill()
+        self.primary.kill()
+        self.front.cut()
+        shutil.rmtree(self._store)
+        shutil.copytree(self._backup, self._store)
+        _start(self.primary)
+        _start(self.replica)
+        self._follow()
+
+    def refuse_writes(self) -> None:
+        """A folder stands where its snapshot should be, so the engine takes no more writes (MISCONF)."""
+        self._snapshot.unlink(missing_ok=True)
+        self._snapshot.mkdir(exist_ok=True)
+        with self.primary.client() as client:
+            client.config_set("save", "3600 1")
+            client.execute_command("BGSAVE", "SCHEDULE")
+
+    def take_writes(self) -> None:
+        self._snapshot.rmdir()
+        with self.primary.client() as client:
+            client.config_set("save", "")
+
+    @property
+    def _snapshot(self) -> Path:
+        return self.primary.directory / "dump.rdb"
+
+    @property
+    def _store(self) -> Path:
+        return self.primary.directory / "appendonlydir"
+
+    def _follow(self) -> None:
+        with self.replica.client() as client:
+            client.execute_command("REPLICAOF", "127.0.0.1", self.wire.port)
+        eventually(
+            partial(_is_synced, self.replica), within_s=SYNCED_WITHIN_S, why="the replica should follow"
+        )
+
+
+def _start(engine: Engine) -> None:
+    """On a machine that is busy elsewhere, loading the file takes its time."""
+    for patience in reversed(range(5)):
+        try:
+            engine.start()
+            return
+        except DidNotStart:
+            if not patience:
+                raise
+
+
+def _is_synced(replica: Engine) -> bool:
+    try:
+        with replica.client(socket_timeout=2) as client:
+            return client.info("replication").get("master_link_status") == "up"
+    except redis.RedisError:
+        return False
