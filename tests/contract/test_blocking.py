@@ -160,9 +160,9 @@ def test_maxcount_and_maxsize_cap_the_whole_reply_of_xread(
     assert _lengths(client.xread(both, max_size=100_000)) == [("x", 5), ("y", 5)]
     capped = sum(length for _, length in _lengths(client.xread(both, max_size=600)))
     assert 1 < capped < 6
-    for words in (("MAXCOUNT", "0"), ("MAXCOUNT", "-1"), ("MAXCOUNT", "x")):
-        with pytest.raises(redis.ResponseError, match="MAXCOUNT must be a positive integer"):
-            client.execute_command("XREAD", *words, "STREAMS", "x", "0")
+    for cap in ("0", "-1", "x"):
+        with pytest.raises(redis.ResponseError, match="MAXCOUNT|value is not an integer or out of range"):
+            client.execute_command("XREAD", "MAXCOUNT", cap, "STREAMS", "x", "0")
     with pytest.raises(redis.ResponseError, match="MAXCOUNT"):
         client.execute_command("XREAD", "COUNT", "5", "MAXCOUNT", "4", "STREAMS", "x", "0")
 

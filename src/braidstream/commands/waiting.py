@@ -69,34 +69,36 @@ class Wait:
 
 def wait(view: View, spec: ReadGroup) -> Plan[Answer]:
     """Until something comes or the time is over; where COUNT is small, up to five seconds longer."""
-    here, stirred = Wait(view, spec), 0
+    here, stirred, waited = Wait(view, spec), 0, False
     if not all(view.recall(name).exists for name in here.names):
         yield from handout.look(here.view, spec)  # a pipeline may have forgotten what it counted on
     while not here.over:
         try:
             found = yield from _how(here)
-        except ReplyError:
+        except ReplyError as error:
             # A strand, the group, the bell or the turn is not there. A look says which; we wait on if we can.
             stirred += 1
             if stirred > STIRRED:
                 raise
-            yield from look_again(here.view, spec, turn=here.in_turn)
+            waited = waited or here.is_few or error.code != "NOGROUP"  # else it was gone before we came
+            yield from look_again(here.view, spec, turn=here.in_turn, waited=waited)
             continue
         if found:
             return found
+        waited = True
     if here.turn:
         yield Batch([_pass_on(here)], attempt=True)
     return None
 
 
-def look_again(view: View, spec: ReadGroup, *, turn: bool = False) -> Plan[None]:
-    """Something changed since we looked. If the stream is gone, a reader that would wait is told so as this
-    engine tells it."""
+def look_again(view: View, spec: ReadGroup, *, turn: bool = False, waited: bool = True) -> Plan[None]:
+    """Something changed since we looked. If the stream was deleted while a reader waited, it gets the error
+    that this engine has for that."""
     try:
         yield from handout.look(view, spec, turn=turn)
     except ReplyError:
         gone = [name for name in spec.names if not view.recall(name).exists]
-        if spec.block_ms is None or not gone:
+        if spec.block_ms is None or not gone or not waited:
             raise
         # With peers a stream without entries ends with its last group; that is no deletion of the stream.
         destroyed = ("HEXISTS", keys.meta(gone[0]), b"x:" + spec.group)
