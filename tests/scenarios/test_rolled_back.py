@@ -262,6 +262,22 @@ def test_a_copy_that_begins_after_the_loss_trims_nothing_elsewhere(make_world: M
     assert_alike(world, lost + later[1:])
 
 
+def test_a_comparison_waits_for_what_only_the_writer_can_bring(make_world: Make) -> None:
+    """Region 3 deletes an entry that region 2 does not have yet, and forgets its journal."""
+    world = make_world(3)
+    earlier = snapshot(world.engines[0])
+    lost = write(world, 1, "a", "b", "c")
+    world.ship(1, 2, "x")
+    roll_back(world, 1, earlier)
+    later = write(world, 1, "d", "e", "f")
+    world.ship(1, 3, "x")
+    world[3].xdel("x", later.pop(1))
+    with world.engines[2].client() as engine:
+        engine.xtrim("bs:3:j:{x}", maxlen=0, approximate=False)
+    world.ship(3, 2, "x")
+    assert_alike(world, lost + later)
+
+
 @pytest.mark.parametrize("id_mode", ["strict", "liberal"])
 def test_what_was_lost_is_not_taken_for_trimmed_though_all_before_it_was_deleted(
     make_world: Make, id_mode: str

@@ -198,6 +198,14 @@ def trouble(three: Three) -> dict[str, list[str]]:
     return found
 
 
+def ends_a_comparison(request: Request) -> bool:
+    """Whether it says that the target was compared, which is true only of the target as the link saw it.
+
+    A link says it when the target has all that the source has, so nothing that was compared can come later.
+    """
+    return request.batch.commands[0][1] == "bs_journal_skip"
+
+
 def apply(three: Three, requests: Sequence[Request]) -> None:
     """A refusal is no error here: the link would look again, and does so in the end."""
     for request in requests:
@@ -274,6 +282,7 @@ def test_requests_of_all_links_shuffled_doubled_and_dropped_come_to_the_same_end
             if dice.random() < 0.15:
                 three.ship(*dice.sample(REGIONS, 2), relay=dice.random() < 0.3)
         requests = [request for pair in permutations(REGIONS, 2) for request in three.sent(*pair)]
+        requests = [request for request in requests if not ends_a_comparison(request)]
         dice.shuffle(requests)
         apply(three, [*requests[: len(requests) * 3 // 4], *requests[len(requests) // 4 :]])
         found = trouble(three)

@@ -329,7 +329,11 @@ class Link:
         at, where = copy.last if copy else ids.ZERO, keys.journal(ours.name, writer)
         if journal is not None and at < journal.last:
             if theirs.is_beyond(ours, writer):
-                progress.deletions += await self._compare(ours)
+                gone = await compare.delete_missing(self.source, self.target, ours, self.here.writer)
+                if gone is None:
+                    progress.waiting = True
+                    return
+                progress.deletions += gone
                 at = (journal.first and ids.before(journal.first)) or journal.last
                 await self.target.ask(once(("FCALL", "bs_journal_skip", 1, where, ids.text(at))))
             at = await self._replay(writer, theirs, at, progress)
@@ -354,35 +358,6 @@ class Link:
             if done < len(page):
                 progress.waiting = True
                 return at
-
-    async def _compare(self, ours: State) -> int:
-        """Entry by entry: what the source had seen and no longer has, goes.
-
-        Of every strand: one that was not there a moment ago may have come since, over another link.
-        """
-        gone = 0
-        for strand, extent in ours.strands.items():
-            if ours.is_lost(strand) or (strand.writer == self.here.writer and extent.whole):
-                continue
-            gone_upto, since = extent.last, ours.is_new_after(strand)
-            if extent.first and strand.kind == "s" and strand.writer == self.here.writer:
-                gone_upto = max(extent.first, await self.source.ask(compare.deleted_upto(strand)))
-            at: Id | None = ids.ZERO
-            while at is not None:
-                page = await self.target.ask(compare.list_ids(strand, at, extent.last))
-                if not page:
-                    break
-                end = ids.native(page[-1])
-                kept = set(await self.source.ask(compare.list_between(strand, at, end)))
-                missing = [
-                    native
-                    for native in page
-                    if native not in kept and since <= ids.native(native) <= gone_upto
-                ]
-                if missing:
-                    gone += await self.target.ask(compare.drop(strand, missing))
-                at = ids.after(end) if len(page) == compare.AT_ONCE else None
-        return gone
 
     def _remember(self, name: bytes, known: Known) -> None:
         self._known[name] = known
