@@ -80,20 +80,45 @@ local function note_mended(meta, label, life, first, last)
   redis.call('HSET', meta, 'm:' .. label, life .. ' ' .. first .. ' ' .. last)
 end
 
+local JOURNALS_AT_ONCE = 1000
+
+--[[ Entries of a strand that journals here name since the positions that the caller had seen: they were deleted
+     meanwhile, and must not come back. nil: more has happened than one call may read. ]]
+local function deleted_since(journals, positions, strand)
+  local deleted = {}
+  for at, key in ipairs(journals) do
+    local entries = redis.call('XRANGE', key, '(' .. positions[at], '+', 'COUNT', JOURNALS_AT_ONCE)
+    if #entries == JOURNALS_AT_ONCE then return nil end
+    for _, entry in ipairs(entries) do
+      local which, rest = string.match(entry[2][1] == 'del' and entry[2][2] or '', '^(%S+) (.+)$')
+      if which == strand then
+        for id in string.gmatch(rest, '%S+') do deleted[id] = true end
+      end
+    end
+  end
+  return deleted
+end
+
 --[[ strand_mend: put entries back into the middle of a strand.
-     FCALL bs_strand_mend 2|3 <meta> <strand> [<bell>] <label> <life> <stamp>
+     FCALL bs_strand_mend n <meta> <strand> <journal>... [<bell>] <label> <life> <stamp> <journals> <position>...
            <groups> (<group> <acknowledged up to>)... (<id> <n> <field or value> * n)...
-     Returns how many were put back; what is there already stays as it is.
-     BSSTALE: the strand is in another life or gone, or the bell has another stamp. BSLATER: more entries follow than
-     one call may move, or one that is too wide.
+     Returns how many were put back; what is there already stays as it is. What is below the cut, or was deleted
+     since the journals ended at these positions, stays deleted.
+     BSSTALE: the strand is in another life or gone, or the bell has another stamp, or too much was deleted. BSLATER: more
+     entries follow than one call may move, or one that is too wide.
 
      A native stream takes nothing in its middle. So what follows is taken out, and everything is added in order.
      Pending lists and groups name entries by their IDs, so they stay true.
-     Why a function: nobody may read or append in between. ]]
+     Why a function: nobody may read, append or delete in between. ]]
 local function strand_mend(keys, args)
   local meta, strand, label, life, bell = keys[1], keys[2], args[1], args[2], bell_given(keys, args[3])
-  local acked, at = {}, 5
+  local journals, positions, acked, at = { unpack(keys, 3) }, {}, {}, 5
   for _ = 1, tonumber(args[4]) do
+    if not is_id(args[at]) then return redis.error_reply('BSBATCH malformed position of a journal') end
+    positions[#positions + 1], at = args[at], at + 1
+  end
+  at = at + 1
+  for _ = 1, tonumber(args[at - 1]) do
     if not is_id(args[at + 1]) then return redis.error_reply('BSBATCH malformed position of a group') end
     acked[args[at]], at = args[at + 1], at + 2
   end
@@ -104,22 +129,25 @@ local function strand_mend(keys, args)
   for which = 2, #starts do
     if not less(args[starts[which - 1]], args[starts[which]]) then return redis.error_reply('BSBATCH out of order') end
   end
-  local has_life, state = registered(meta, label)
+  local has_life, state, cut = registered(meta, label)
   if has_life ~= life or state ~= '+' or redis.call('EXISTS', strand) == 0 then
     return redis.error_reply('BSSTALE ' .. label)
   end
   if is_stale(meta, bell) then return redis.error_reply(STALE_GROUPS) end
-  local first = args[starts[1]]
+  local deleted_now = deleted_since(journals, positions, label .. ':' .. life)
+  if not deleted_now then return redis.error_reply('BSSTALE too much was deleted meanwhile') end
+  local first, there, lost = args[starts[1]], {}, {}
   local later = redis.call('XRANGE', strand, first, '+', 'COUNT', MENDED_AT_ONCE + 1)
-  local there, lost = {}, {}
   if #later > MENDED_AT_ONCE then return redis.error_reply('BSLATER too many entries follow ' .. first) end
   for _, entry in ipairs(later) do
     if #entry[2] > WIDEST then return redis.error_reply('BSLATER ' .. entry[1] .. ' is too wide') end
     there[entry[1]] = true
   end
+  cut = deleted_upto(meta, label, cut)
   for _, start in ipairs(starts) do
-    if not there[args[start]] then
-      lost[#lost + 1] = { args[start], { unpack(args, start + 2, start + 1 + args[start + 1]) } }
+    local id = args[start]
+    if less(cut, id) and not there[id] and not deleted_now[id] then
+      lost[#lost + 1] = { id, { unpack(args, start + 2, start + 1 + args[start + 1]) } }
     end
   end
   if #lost == 0 then return 0 end

@@ -40,11 +40,13 @@ class Loss:
     """What the peer has of ours: entries by strand, in order; and whether the end of our journal.
 
     behind: the peer knows a strand of ours further than we do. What came last there may be deleted again.
+    seen: where our journals ended when we looked. What is deleted later is not put back.
     """
 
     entries: dict[Strand, list[bytes]] = field(default_factory=dict)
     journal: bool = False
     behind: bool = False
+    seen: dict[int, Id] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.entries) or self.journal or self.behind
@@ -88,7 +90,7 @@ class Pair:
             if lost := await self._lost_of(strand, ours, theirs):
                 found[strand] = lost
         lost_journal = bool(journal) and not there[-1] and self._lost_journal(ours, theirs)
-        return Loss(found, lost_journal, self._is_behind(ours, theirs))
+        return Loss(found, lost_journal, self._is_behind(ours, theirs), ours.journal_ends(everyone))
 
     def _is_behind(self, ours: State, theirs: State) -> bool:
         for strand, copy in theirs.strands.items():
@@ -158,8 +160,7 @@ class Pair:
         """What the journals here say of a strand that the peer has not done; and whether they say it all."""
         found, certain = set[bytes](), True
         for writer in ours.journals:
-            copy = theirs.journals.get(writer)
-            at = copy.last if copy else ids.ZERO
+            at = theirs.journal_ends([writer])[writer]
             certain = certain and not theirs.is_beyond(ours, writer)
             while True:
                 page, _ = await self.home.ask(read_journal(ours.name, writer, at, PAGE))
@@ -174,8 +175,13 @@ class Pair:
 
     # Putting back
 
-    async def put_back(self, strand: Strand, natives: list[bytes], theirs: State) -> int:
-        """The entries as the peer has them now: what was deleted there meanwhile does not come back."""
+    async def put_back(
+        self, strand: Strand, natives: list[bytes], theirs: State, *, seen: dict[int, Id]
+    ) -> int:
+        """The entries as the peer has them now: what was deleted there meanwhile does not come back.
+
+        Nor does what was deleted here after `seen`, where our journals ended when we looked.
+        """
         acked, done = _acknowledged(theirs, strand), 0
         for first in range(0, len(natives), PAGE):
             part = natives[first : first + PAGE]
@@ -183,7 +189,7 @@ class Pair:
             wanted = set(part)
             entries = [entry for entry in page if entry[0] in wanted and len(entry[1]) <= ship.WIDEST]
             for batch, _ in ship.batches(entries, ship.sizes_of(entries)):
-                done += await self._mend(strand, batch, acked)
+                done += await self._mend(strand, batch, acked, seen)
         return done
 
     async def pass_on(self, ours: State, there: Region) -> int | None:
@@ -205,17 +211,20 @@ class Pair:
                 ]
         if not any(lacking.values()):
             return 0
-        if any(copy.last > _end(ours, writer) for writer, copy in theirs.journals.items()):
+        ended = ours.journal_ends(everyone)
+        if any(copy.last > ended[writer] for writer, copy in theirs.journals.items()):
             return None
         back = Pair(self.peer, self.home, there)
         for strand, natives in lacking.items():
-            done += await back.put_back(strand, natives, ours)
+            done += await back.put_back(strand, natives, ours, seen=theirs.journal_ends(everyone))
         return done
 
-    async def _mend(self, strand: Strand, batch: ship.Page, acked: dict[bytes, bytes]) -> int:
+    async def _mend(
+        self, strand: Strand, batch: ship.Page, acked: dict[bytes, bytes], seen: dict[int, Id]
+    ) -> int:
         for left in reversed(range(TRIES)):
             try:
-                return await self.home.ask(_mend(strand, batch, acked))
+                return await self.home.ask(_mend(strand, batch, acked, seen))
             except ReplyError as error:
                 if error.code != "BSSTALE" or not left:
                     raise
@@ -294,11 +303,6 @@ def _tail(state: State, strand: Strand) -> Id | None:
     return extent.tail if extent else None
 
 
-def _end(state: State, writer: int) -> Id:
-    journal = state.journals.get(writer)
-    return journal.last if journal else ids.ZERO
-
-
 def _was_trimmed(extent: Extent, native: Id) -> bool:
     return not extent.whole and (extent.first is None or native < extent.first)
 
@@ -351,16 +355,19 @@ def _between(strand: Strand, first: bytes, last: bytes) -> Plan[ship.Page]:
     return list(page)
 
 
-def _mend(strand: Strand, batch: ship.Page, acked: dict[bytes, bytes]) -> Plan[int]:
-    [reply] = yield Batch([registry_of(strand.name)], resend=True)
-    bell = Registry.parse(strand.name, reply).bell
-    where = (keys.meta(strand.name), strand.key, *((keys.bell(strand.name, bell),) if bell else ()))
+def _mend(strand: Strand, batch: ship.Page, acked: dict[bytes, bytes], seen: dict[int, Id]) -> Plan[int]:
+    name = strand.name
+    [reply] = yield Batch([registry_of(name)], resend=True)
+    bell = Registry.parse(name, reply).bell
+    journals = [keys.journal(name, writer) for writer in seen]
+    where = (keys.meta(name), strand.key, *journals, *((keys.bell(name, bell),) if bell else ()))
+    ends = map(ids.text, seen.values())
     positions = [word for pair in acked.items() for word in pair]
     words = list[bytes | int]()
     for native, fields in batch:
         words += (native, len(fields), *fields)
     call = ("FCALL", "bs_strand_mend", len(where), *where, strand.label, strand.life, bell)
-    [done] = yield Batch([(*call, len(acked), *positions, *words)])
+    [done] = yield Batch([(*call, len(seen), *ends, len(acked), *positions, *words)])
     return int(done)
 
 

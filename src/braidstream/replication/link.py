@@ -213,11 +213,13 @@ class Link:
             with contextlib.suppress(ReplyError):
                 await back.give_back(name)
             for strand, natives in loss.entries.items():
-                done += await pair.put_back(strand, natives, theirs)
+                done += await pair.put_back(strand, natives, theirs, seen=loss.seen)
             if loss.journal:
                 done += await pair.delete_again(loss, theirs)
                 await pair.redo_journal(ours, theirs)
         except ReplyError as error:
+            if error.code in STALE:  # deleted meanwhile, say: look again
+                raise
             why = str(error)
             for strand in loss.entries:  # what we lack of it was not deleted here
                 cut = ids.text(ours.registry.cuts.get(strand, ids.ZERO))

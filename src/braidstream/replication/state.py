@@ -110,10 +110,14 @@ class State:
                 return here if known.life == strand.life else (None if known.life > strand.life else ids.ZERO)
         return ids.ZERO
 
+    def journal_ends(self, writers: Iterable[int]) -> dict[int, Id]:
+        """How far the journal of each writer is known here."""
+        extents = {writer: self.journals.get(writer) for writer in writers}
+        return {writer: extent.last if extent else ids.ZERO for writer, extent in extents.items()}
+
     def is_beyond(self, source: "State", writer: int) -> bool:
         """Whether the source's journal of a writer no longer reaches back to where it was done here."""
-        journal, copy = source.journals.get(writer), self.journals.get(writer)
-        at = copy.last if copy else ids.ZERO
+        journal, at = source.journals.get(writer), self.journal_ends([writer])[writer]
         return journal is not None and at < journal.last and journal.forgot_after(at)
 
     def with_strands(self, strands: Iterable[Strand]) -> "State":

@@ -1,0 +1,148 @@
+"""A region is given back what it lost while its clients go on: what they delete meanwhile stays deleted."""
+
+import asyncio
+from collections.abc import Callable
+from threading import Thread
+from typing import TypeVar
+
+import pytest
+
+from braidstream.errors import ReplyError
+from braidstream.plan import Plan
+from braidstream.replication.link import Link
+from tests.scenarios.test_rolled_back import Make, assert_alike, ids, roll_back, snapshot, write
+from tests.support.world import Here, World
+
+T = TypeVar("T")
+
+
+class Interrupted(Here):
+    """Just before entries are put back into this region for the first time, something happens."""
+
+    def __init__(self, world: World, region: int, act: Callable[[], object]) -> None:
+        super().__init__(world[region])
+        self.act: Callable[[], object] | None = act
+
+    async def ask(self, plan: Plan[T]) -> T:
+        return await super().ask(self._watched(plan))
+
+    def _watched(self, plan: Plan[T]) -> Plan[T]:
+        try:
+            batch = next(plan)
+            while True:
+                if any("bs_strand_mend" in command for command in batch.commands):
+                    self._interrupt()
+                try:
+                    replies = yield batch
+                except ReplyError as error:
+                    batch = plan.throw(error)
+                else:
+                    batch = plan.send(replies)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    def _interrupt(self) -> None:
+        if self.act is not None:
+            act, self.act = self.act, None
+            thread = Thread(target=act)  # a loop runs here
+            thread.start()
+            thread.join()
+
+    @property
+    def happened(self) -> bool:
+        return self.act is None
+
+
+def lose(world: World) -> tuple[list[str], list[str], list[str]]:
+    """Region 1 goes back to what it had before it wrote the second list, and writes on."""
+    before = write(world, 1, "a", "b")
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    lost = write(world, 1, "c", "d", "e")
+    world.sync()
+    roll_back(world, 1, earlier)
+    return before, lost, write(world, 1, "f")
+
+
+def heal(world: World, act: Callable[[], object]) -> None:
+    """The link from region 1 to region 2 finds the loss, and is interrupted."""
+    home = Interrupted(world, 1, act)
+    link = Link(home, world.endpoints[2], here=world.region(1), there=world.region(2))
+    asyncio.run(link.sync(b"x"))
+    assert home.happened
+
+
+def test_what_is_deleted_while_it_comes_back_stays_deleted(make_world: Make) -> None:
+    world = make_world(3)
+    before, lost, later = lose(world)
+
+    def act() -> None:
+        world.ship(1, 3, "x")
+        assert world[1].xdel("x", lost.pop(1)) == 1
+
+    heal(world, act)
+    assert_alike(world, before + lost + later)
+
+
+@pytest.mark.parametrize("healed", [True, False])
+@pytest.mark.parametrize("writes", [True, False])
+def test_a_stream_that_is_deleted_while_its_entries_come_back_stays_deleted(
+    make_world: Make, healed: bool, writes: bool
+) -> None:
+    world = make_world(3)
+    lose(world)
+    later = list[str]()
+
+    def act() -> None:
+        if healed:
+            world.ship(1, 3, "x")
+        world[1].delete("x")
+        if writes:
+            later.extend(write(world, 1, "g"))
+
+    heal(world, act)
+    assert_alike(world, later)
+
+
+def test_what_is_deleted_while_it_is_passed_on_stays_deleted(make_world: Make) -> None:
+    """Region 3 got less of what region 1 lost, and has gone on without the rest."""
+    world = make_world(3)
+    before = write(world, 1, "a", "b")
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    lost = write(world, 1, "c", "d", "e")
+    world.ship(1, 2, "x")
+    roll_back(world, 1, earlier)
+    later = write(world, 1, "f")
+    world.ship(1, 3, "x")
+    world.ship(1, 2, "x")
+
+    def act() -> None:
+        assert world[1].xdel("x", lost.pop(1)) == 1
+        world.ship(1, 3, "x")
+
+    there = Interrupted(world, 3, act)
+    link = Link(world.endpoints[1], there, here=world.region(1), there=world.region(3))
+    asyncio.run(link.sync(b"x"))
+    assert there.happened
+    assert_alike(world, before + lost + later)
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_a_deletion_right_after_a_loss_takes_what_its_region_has(make_world: Make, writes: bool) -> None:
+    """What it had lost at that moment survives, everywhere."""
+    world = make_world(3)
+    write(world, 1, "a", "b")
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    lost = write(world, 1, "c", "d")
+    world.ship(1, 2, "x")
+    lost += write(world, 1, "e")
+    world.ship(1, 3, "x")
+    roll_back(world, 1, earlier)
+    world[1].delete("x")
+    later = write(world, 1, "f") if writes else []
+    assert_alike(world, lost + later)
+    world[1].delete("x")
+    assert_alike(world, [])
+    assert ids(world, 1) == []
