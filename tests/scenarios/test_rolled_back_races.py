@@ -10,7 +10,7 @@ import pytest
 from braidstream.errors import ReplyError
 from braidstream.plan import Plan
 from braidstream.replication.link import Link
-from tests.scenarios.test_rolled_back import Make, assert_alike, ids, roll_back, snapshot, write
+from tests.scenarios.test_rolled_back import Make, assert_alike, ids, meet_again, roll_back, snapshot, write
 from tests.support.world import Here, World
 
 T = TypeVar("T")
@@ -146,3 +146,44 @@ def test_a_deletion_right_after_a_loss_takes_what_its_region_has(make_world: Mak
     world[1].delete("x")
     assert_alike(world, [])
     assert ids(world, 1) == []
+
+
+def test_a_region_does_not_delete_again_what_a_peer_has_never_had(make_world: Make) -> None:
+    """Region 2 has lost its journal. Region 3, which it meets later, lacks what region 1 has lost since."""
+    world = make_world(3)
+    before = write(world, 1, "a", "b", "c")
+    world.sync()
+    earlier = snapshot(world.engines[1])
+    world[2].xdel("x", before.pop(1))
+    world.sync()
+    roll_back(world, 2, earlier)
+    world.sync([1, 2])
+    earlier = snapshot(world.engines[0])
+    lost = write(world, 1, "d", "e")
+    world.ship(1, 2, "x")
+    roll_back(world, 1, earlier)
+    later = write(world, 1, "f", "g")
+    world.ship(1, 3, "x")
+    world[3].xdel("x", later.pop())
+    world.ship(2, 3, "x")
+    assert_alike(world, before + lost + later)
+
+
+def test_a_lost_journal_is_done_again_once(make_world: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """A peer that cannot be written to keeps the old end of it."""
+    world = make_world(2)
+    before = write(world, 1, "a", "b", "c")
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    world[1].xdel("x", before.pop(1))
+    world.sync()
+    roll_back(world, 1, earlier)
+    with world.engines[1].client() as engine:
+        engine.config_set("min-replicas-to-write", 1)
+        for _ in range(2):
+            with pytest.raises(ReplyError, match="NOREPLICAS"):
+                world.ship(1, 2, "x")
+            meet_again(world)
+        engine.config_set("min-replicas-to-write", 0)
+    assert caplog.text.count("region.lost_tail") == 1
+    assert_alike(world, before)

@@ -176,19 +176,21 @@ local function strand_mend(keys, args)
 end
 
 --[[ journal_redo: what a peer's copy of our own journal says and ours does not say any more is done again.
-     FCALL bs_journal_redo n <meta> <journal> <strand>... <strands> (<label:life>)... <upto> <0|1: write> (<id> <n> <word> * n)...
-     With 1 it is written into our journal anew, for those peers that had not read it. The journal goes on after <upto>, so that
+     FCALL bs_journal_redo n <meta> <journal> <strand>... <strands> (<label:life>)... <upto> <0|1: write> <peer, or 0>
+           (<id> <n> <word> * n)...
+     With a peer's writer: that was all that it has, which `j:<writer>` notes. With 1 it is written into our journal anew, for those peers that had not read it. The journal goes on after <upto>, so that
      no peer takes what comes next for something that it has done. Returns how many were done. ]]
 local function journal_redo(keys, args)
   local meta, copy, named, count = keys[1], keys[2], {}, tonumber(args[1])
   for at = 1, count do named[args[1 + at]] = keys[2 + at] end
-  local upto, write = args[2 + count], args[3 + count]
-  local starts, wrong = batch_of(args, 4 + count)
+  local upto, write, peer = args[2 + count], args[3 + count], args[4 + count]
+  local starts, wrong = batch_of(args, 5 + count)
   if not starts or not is_id(upto) then
     return redis.error_reply('BSBATCH malformed journal at argument ' .. (wrong or 2 + count))
   end
   if redis.call('EXISTS', copy) == 0 then create_empty(copy) end
   if less(last_of(copy), upto) then redis.call('XSETID', copy, upto) end
+  if peer ~= '0' then redis.call('HSET', meta, 'j:' .. peer, upto) end
   local done = 0
   for _, start in ipairs(starts) do
     local words = { unpack(args, start + 2, start + 1 + tonumber(args[start + 1])) }

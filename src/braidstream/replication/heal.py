@@ -58,11 +58,12 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A region, and the peer that is asked for what it lost."""
+    """A region, and the peer that is asked for what it lost. writer: the peer's."""
 
     home: Asked
     peer: Asked
     region: Region
+    writer: int
 
     async def find_loss(self, ours: State, theirs: State) -> Loss:
         """Nearly always one look at two states, or one more round trip, and nothing."""
@@ -102,6 +103,8 @@ class Pair:
     def _journal_suspect(self, ours: State, theirs: State) -> tuple[bytes, Id] | None:
         own, copy = ours.journals.get(self.region.writer), theirs.journals.get(self.region.writer)
         if copy is None or copy.tail is None or (own and own.tail == copy.tail):
+            return None
+        if copy.tail <= ours.redone(self.writer):
             return None
         return keys.journal(ours.name, self.region.writer), copy.tail
 
@@ -214,7 +217,7 @@ class Pair:
         ended = ours.journal_ends(everyone)
         if any(copy.last > ended[writer] for writer, copy in theirs.journals.items()):
             return None
-        back = Pair(self.peer, self.home, there)
+        back = Pair(self.peer, self.home, there, self.region.writer)
         for strand, natives in lacking.items():
             done += await back.put_back(strand, natives, ours, seen=theirs.journal_ends(everyone))
         return done
@@ -233,24 +236,28 @@ class Pair:
     async def delete_again(self, loss: Loss, theirs: State) -> int:
         """Entries that we have again and the peer has deleted. A copy is a prefix: it had them.
 
-        Of our own strand only what is older than the loss: what is younger never went to the peer.
+        Of our own strand only what is older than the loss: what is younger never went to the peer. Of the
+        others only what the peer wrote itself: of a third region's it may lack what that one lost.
         """
         gone = 0
         for strand, copy in theirs.strands.items():
-            upto: Id | None = copy.last
+            upto: Id | None = max(copy.deleted, ids.before(copy.first or ids.ZERO) or ids.ZERO)
             if lost := loss.entries.get(strand):
                 upto = ids.before(ids.native(lost[0]))
             elif strand.writer == self.region.writer:
                 upto = copy.tail
+            elif strand.writer in self.region.writers and strand.writer != self.writer:
+                continue
             if upto is not None and not theirs.is_lost(strand):
                 gone += await self._delete_absent(strand, upto)
         return gone
 
     async def _delete_absent(self, strand: Strand, upto: Id) -> int:
         gone, at = 0, ids.ZERO
-        mended = (await self.home.ask(read_state(strand.name, [strand], []))).mended(strand)
         while page := await self.home.ask(compare.list_ids(strand, at, upto)):
             end = ids.native(page[-1])
+            # Asked after the page: what came back meanwhile, over another link, is known by then.
+            mended = (await self.home.ask(read_state(strand.name, [strand], []))).mended(strand)
             kept = set(await self.peer.ask(compare.list_between(strand, at, end)))
             absent = [native for native in page if native not in kept and not _within(native, mended)]
             for first in range(0, len(absent), DROPPED_AT_ONCE):
@@ -267,24 +274,21 @@ class Pair:
     async def redo_journal(self, ours: State, theirs: State) -> None:
         """What the peer still has of our journal and we do not, and all messages that the peer knows."""
         writer, name, strands = self.region.writer, ours.name, ours.registry.strands
-        copy = theirs.journals.get(writer)
-        upto, at = (copy.last if copy else ids.ZERO), ids.ZERO
+        upto, at = theirs.journal_ends([writer])[writer], ids.ZERO
         while True:
             page, _ = await self.peer.ask(read_journal(name, writer, at, PAGE))
             there = await self.home.ask(
                 _are_there([(keys.journal(name, writer), _id(each)) for each in page])
             )
-            lost = [each for each, here in zip(page, there, strict=True) if not here]
-            for entry in lost:
+            for entry in [each for each, here in zip(page, there, strict=True) if not here]:
                 await self.home.ask(_once(_redo(name, writer, strands, entry, upto, write=True)))
             if len(page) < PAGE:
                 break
             at = _id(page[-1])
-        if copy is not None:
-            await self.home.ask(_once(_redo(name, writer, strands, None, upto, write=False)))
         for words in [words async for words in self._messages(theirs)]:
-            entry = (b"0-1", words)
-            await self.home.ask(_once(_redo(name, writer, strands, entry, upto, write=False)))
+            await self.home.ask(_once(_redo(name, writer, strands, (b"0-1", words), upto, write=False)))
+        if upto > ids.ZERO:
+            await self.home.ask(_once(_redo(name, writer, strands, None, upto, write=False, by=self.writer)))
 
     async def _messages(self, theirs: State) -> AsyncIterator[list[bytes]]:
         """The messages that the peer knows, in the words of a journal."""
@@ -379,10 +383,11 @@ def _redo(
     upto: Id,
     *,
     write: bool,
+    by: int = 0,
 ) -> Command:
     call = journal_command(name, (writer, writer), strands, [entry] if entry else [], after=upto)
     count = 3 + int(call[2]) + 1 + int(call[3 + int(call[2])])  # keys, their names, and then `upto`
-    return ("FCALL", "bs_journal_redo", *call[2 : count + 1], int(write), *call[count + 1 :])
+    return ("FCALL", "bs_journal_redo", *call[2 : count + 1], int(write), by, *call[count + 1 :])
 
 
 def _known(map_: bytes, queue: bytes) -> Plan[list[bytes]]:

@@ -194,7 +194,7 @@ class Link:
         own = self.here.writer
         ours = await self.source.ask(read_state(name, self._likely(name), [own], met=True))
         theirs = await self.target.ask(read_state(name, ours.registry.strands, [own]))
-        pair = Pair(self.source, self.target, self.here)
+        pair = Pair(self.source, self.target, self.here, self.there.writer)
         if loss := await pair.find_loss(ours, theirs):
             progress.healed += await self._restore(pair, loss, ours, theirs)
             ours = await self.source.ask(read_state(name, self._likely(name), [own]))
@@ -236,7 +236,8 @@ class Link:
         await self._heal(name, self._recall(name), progress)
         ours = await self.source.ask(read_state(name, self._likely(name), [own]))
         theirs = await self.target.ask(read_state(name, ours.registry.strands, [own]))
-        await Pair(self.source, self.target, self.here).redo_journal(ours, theirs)
+        pair = Pair(self.source, self.target, self.here, self.there.writer)
+        await pair.redo_journal(ours, theirs)
         return entries + progress.healed
 
     def _back(self) -> "Link":

@@ -20,8 +20,8 @@ from braidstream.registry import Registry, given
 from braidstream.strand import Strand, facts
 
 # Fields of meta that stay in their region: where XGROUP SETID stood, where chosen IDs moved a strand to,
-# when groups last changed, and whether the engine itself knows messages.
-_ASIDE: Final = (b"b:", b"h:", b"f:", b"bell", b"ahead", b"o:", b"native")
+# when groups last changed, whether the engine itself knows messages, and what was done again of our journal.
+_ASIDE: Final = (b"b:", b"h:", b"f:", b"bell", b"ahead", b"o:", b"native", b"j:")
 # So do those that say where a strand of ours is new, and what came back to it. A link must see these at once.
 LOCAL: Final = (*_ASIDE, b"n:", b"m:")
 # Entries may overtake how far groups have acknowledged, and how far Spark sinks have written.
@@ -143,6 +143,10 @@ class State:
             return None
         first, _, last = where.partition(b" ")
         return ids.native(first), ids.native(last)
+
+    def redone(self, writer: int) -> Id:
+        """Up to where our journal was lost, and was done again as this region had it."""
+        return ids.native(self.meta.get(b"j:%d" % writer, b"0-0"))
 
     def marks(self, writer: int) -> dict[bytes, bytes]:
         """What a region says of losses of its own strands."""

@@ -18,6 +18,8 @@ from tests.faults.soak.traffic import ACKED, JOBS, MAXLEN, REFUSED, UNKNOWN, His
 
 # Longer than an engine is ever paused, on a machine that is busy elsewhere.
 LATE_S = 120.0
+# A region has back by then what its peers have of it, however many links were down.
+BACK_WITHIN_S = 30.0
 
 Entries = list[tuple[str, str]]  # ID, text
 
@@ -72,12 +74,19 @@ def _fates(name: str, ops: list[Op], losses: Sequence[Loss]) -> Iterator[tuple[O
             yield op, True if _order(op.reply) >= newest[-1] else None
         elif op.reply in deleted:
             yield op, False if ACKED in deleted[op.reply] else None
-        elif any(
-            drop.region == op.region and drop.began >= op.ended and drop.outcome == ACKED for drop in drops
-        ):
+        elif any(_takes(drop, op, losses) for drop in drops):
             yield op, False
         else:  # a deletion takes what it has seen, and cannot see what was written after it
             yield op, True if all(_over(drop) <= op.began for drop in drops) else None
+
+
+def _takes(drop: Op, op: Op, losses: Sequence[Loss]) -> bool:
+    """Whether a DEL has certainly deleted an entry: it takes what its region has at that moment.
+
+    A region that has just lost the entry does not have it until a peer gives it back.
+    """
+    was_away = any(_is_in(op, loss) and drop.began <= loss.upto + BACK_WITHIN_S for loss in losses)
+    return drop.region == op.region and drop.began >= op.ended and drop.outcome == ACKED and not was_away
 
 
 def excused(history: History, losses: Sequence[Loss]) -> int:
