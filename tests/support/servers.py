@@ -41,7 +41,8 @@ EVERY: tuple[Flavour, ...] = get_args(Flavour)
 
 
 def _chosen() -> tuple[Flavour, ...]:
-    wanted = os.environ.get("BRAID_ENGINE", "redis-7.0,redis-8.10,valkey-8.0,valkey-9.1").split(",")
+    said = os.environ.get("BRAID_ENGINE", "all")
+    wanted = ("redis-7.0,redis-8.10,valkey-8.0,valkey-9.1" if said == "all" else said).split(",")
     unknown = set(wanted) - set(EVERY)
     if unknown:
         raise ValueError(

@@ -43,6 +43,8 @@ local function braid_glance(keys, args)
         words[#words + 1] = first .. ' ' .. facts.length
         news = news or is_ahead(facts['last-generated-id'], now)
         news = news or (facts.groups > 0 and has_news(key, id, facts['last-generated-id'], fields))
+      else
+        news = news or facts.length > 1 -- a journal that could be shorter
       end
     end
   end
