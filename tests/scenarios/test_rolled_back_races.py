@@ -187,3 +187,18 @@ def test_a_lost_journal_is_done_again_once(make_world: Make, caplog: pytest.LogC
         engine.config_set("min-replicas-to-write", 0)
     assert caplog.text.count("region.lost_tail") == 1
     assert_alike(world, before)
+
+
+def test_what_is_written_below_the_lost_entries_reaches_the_peers(make_world: Make) -> None:
+    """The clock of the server that comes back is behind."""
+    world = make_world(3, id_mode="semi-strict")
+    before = [world[1].xadd("x", {"n": "a"}, id=ms) for ms in ("100", "101")]
+    gone = world[1].xadd("x", {"n": "b"}, id="102")
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    world[1].xdel("x", gone)
+    lost = [world[1].xadd("x", {"n": "c"}, id=ms) for ms in ("500", "501")]
+    world.sync()
+    roll_back(world, 1, earlier)
+    later = [world[1].xadd("x", {"n": "d"}, id=ms) for ms in ("200", "201")]
+    assert_alike(world, before + later + lost)

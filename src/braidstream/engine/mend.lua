@@ -100,10 +100,10 @@ local function deleted_since(journals, positions, strand)
 end
 
 --[[ strand_mend: put entries back into the middle of a strand.
-     FCALL bs_strand_mend n <meta> <strand> <journal>... [<bell>] <label> <life> <stamp> <journals> <position>...
+     FCALL bs_strand_mend n <meta> <strand> <journal>... [<bell>] <label> <life> <stamp> <common> <journals> <position>...
            <groups> (<group> <acknowledged up to>)... (<id> <n> <field or value> * n)...
      Returns how many were put back; what is there already stays as it is. What is below the cut, or was deleted
-     since the journals ended at these positions, stays deleted.
+     since the journals ended at these positions, stays deleted. <common>: what is here after it is new to the peer.
      BSSTALE: the strand is in another life or gone, or the bell has another stamp, or too much was deleted. BSLATER: more
      entries follow than one call may move, or one that is too wide.
 
@@ -112,8 +112,9 @@ end
      Why a function: nobody may read, append or delete in between. ]]
 local function strand_mend(keys, args)
   local meta, strand, label, life, bell = keys[1], keys[2], args[1], args[2], bell_given(keys, args[3])
-  local journals, positions, acked, at = { unpack(keys, 3) }, {}, {}, 5
-  for _ = 1, tonumber(args[4]) do
+  local common, journals, positions, acked, at = args[4], { unpack(keys, 3) }, {}, {}, 6
+  if not is_id(common) then return redis.error_reply('BSBATCH malformed ID') end
+  for _ = 1, tonumber(args[5]) do
     if not is_id(args[at]) then return redis.error_reply('BSBATCH malformed position of a journal') end
     positions[#positions + 1], at = args[at], at + 1
   end
@@ -161,6 +162,7 @@ local function strand_mend(keys, args)
   if facts.length > MENDED_AT_ONCE * facts['radix-tree-keys'] then
     return redis.error_reply('BSLATER its nodes are too large')
   end
+  local new = redis.call('XRANGE', strand, '(' .. common, '+', 'COUNT', 1)[1]
   local again = moves and take_end_out(strand, later, last) or {}
   for _, entry in ipairs(merged(lost, moves and later or {})) do again[#again + 1] = entry end
   for _, entry in ipairs(again) do redis.call('XADD', strand, entry[1], unpack(entry[2])) end
@@ -171,7 +173,7 @@ local function strand_mend(keys, args)
     redis.call('XSETID', strand, last, 'ENTRIESADDED', facts['entries-added'] + #lost, 'MAXDELETEDID', deleted)
   end
   if groups_back(strand, before, acked, upto) then ring(meta, bell) end
-  note_mended(meta, label, life, lost[1][1], upto)
+  note_mended(meta, label, life, new and less(new[1], lost[1][1]) and new[1] or lost[1][1], upto)
   return #lost
 end
 

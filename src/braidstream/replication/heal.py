@@ -14,7 +14,7 @@ if that was lost, what the peers have deleted since is deleted again.
 """
 
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from braidstream import ids, keys
@@ -27,33 +27,13 @@ from braidstream.plan import Batch, Command, Plan
 from braidstream.registry import Registry
 from braidstream.replication import compare, ship
 from braidstream.replication.endpoint import Asked
+from braidstream.replication.loss import Loss
 from braidstream.replication.state import Extent, State, journal_command, read_journal, read_state
 from braidstream.strand import Strand
 
 PAGE: Final = 500
 MESSAGES_AT_ONCE: Final = 50
 TRIES: Final = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """What the peer has of ours: entries by strand, in order; and whether the end of our journal.
-
-    behind: the peer knows a strand of ours further than we do. What came last there may be deleted again.
-    seen: where our journals ended when we looked. What is deleted later is not put back.
-    """
-
-    entries: dict[Strand, list[bytes]] = field(default_factory=dict)
-    journal: bool = False
-    behind: bool = False
-    seen: dict[int, Id] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        return bool(self.entries) or self.journal or self.behind
-
-    @property
-    def count(self) -> int:
-        return sum(map(len, self.entries.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +66,13 @@ class Pair:
         everyone = (*self.region.writers, *self.region.left)
         theirs = await self.peer.ask(read_state(ours.name, theirs.registry.strands, everyone))
         ours = await self.home.ask(read_state(ours.name, theirs.registry.strands, everyone))
-        found = dict[Strand, list[bytes]]()
+        found, common = dict[Strand, list[bytes]](), dict[Strand, Id]()
         for strand in missing:
-            if lost := await self._lost_of(strand, ours, theirs):
-                found[strand] = lost
+            lost, before = await self._lost_of(strand, ours, theirs)
+            if lost:
+                found[strand], common[strand] = lost, before
         lost_journal = bool(journal) and not there[-1] and self._lost_journal(ours, theirs)
-        return Loss(found, lost_journal, self._is_behind(ours, theirs), ours.journal_ends(everyone))
+        return Loss(found, lost_journal, self._is_behind(ours, theirs), ours.journal_ends(everyone), common)
 
     def _is_behind(self, ours: State, theirs: State) -> bool:
         for strand, copy in theirs.strands.items():
@@ -104,9 +85,8 @@ class Pair:
         own, copy = ours.journals.get(self.region.writer), theirs.journals.get(self.region.writer)
         if copy is None or copy.tail is None or (own and own.tail == copy.tail):
             return None
-        if copy.tail <= ours.redone(self.writer):
-            return None
-        return keys.journal(ours.name, self.region.writer), copy.tail
+        is_redone = copy.tail <= ours.redone(self.writer)
+        return None if is_redone else (keys.journal(ours.name, self.region.writer), copy.tail)
 
     def _lost_journal(self, ours: State, theirs: State) -> bool:
         own, copy = ours.journals.get(self.region.writer), theirs.journals.get(self.region.writer)
@@ -114,31 +94,30 @@ class Pair:
             return False
         return own is None or own.last < copy.tail or not _was_trimmed(own, copy.tail)
 
-    async def _lost_of(self, strand: Strand, ours: State, theirs: State) -> list[bytes]:
-        """From the peer's last entry back to one that we have, or that a record explains."""
+    async def _lost_of(self, strand: Strand, ours: State, theirs: State) -> tuple[list[bytes], Id]:
+        """From the peer's last entry back to one that we have or that a record explains, and that one."""
         copy = theirs.strands.get(strand)
         if copy is None or copy.tail is None or _is_over(ours, strand):
-            return []
+            return [], ids.ZERO
         deleted, certain = await self._deleted(strand, ours, theirs)
         here, found, end = ours.strands.get(strand), list[bytes](), copy.tail
         if not certain and here is not None and here.deleted >= copy.tail:
-            return []  # the journals are too short to tell: what we deleted reaches that far
+            return [], ids.ZERO  # the journals are too short to tell: what we deleted reaches that far
         while page := await self.peer.ask(compare.list_back(strand, end)):
             low, high = ids.native(page[-1]), ids.native(page[0])
             kept = set(await self.home.ask(compare.list_between(strand, low, high)))
             for native in page:
-                if native in kept or self._is_explained(ours, strand, ids.native(native)):
-                    return found[::-1]
+                at = ids.native(native)
                 # We had all up to an entry that we deleted and the peer knows: a loss takes the end.
-                if here is not None and ids.native(native) <= here.deleted <= copy.last:
-                    return found[::-1]
+                had = here is not None and at <= here.deleted <= copy.last
+                if native in kept or had or self._is_explained(ours, strand, at):
+                    return found[::-1], at
                 if native not in deleted:
                     found.append(native)
-            before = ids.before(low)
-            if before is None:
+            if (before := ids.before(low)) is None:
                 break
             end = before
-        return found[::-1]
+        return found[::-1], ids.ZERO
 
     def _is_explained(self, ours: State, strand: Strand, native: Id) -> bool:
         """Whether everything up to an entry was deleted or trimmed here, and we know of it.
@@ -178,21 +157,19 @@ class Pair:
 
     # Putting back
 
-    async def put_back(
-        self, strand: Strand, natives: list[bytes], theirs: State, *, seen: dict[int, Id]
-    ) -> int:
+    async def put_back(self, strand: Strand, loss: Loss, theirs: State) -> int:
         """The entries as the peer has them now: what was deleted there meanwhile does not come back.
 
-        Nor does what was deleted here after `seen`, where our journals ended when we looked.
+        Nor does what was deleted here since we looked.
         """
-        acked, done = _acknowledged(theirs, strand), 0
+        acked, done, natives = _acknowledged(theirs, strand), 0, loss.entries[strand]
         for first in range(0, len(natives), PAGE):
             part = natives[first : first + PAGE]
             page = await self.peer.ask(_between(strand, part[0], part[-1]))
             wanted = set(part)
             entries = [entry for entry in page if entry[0] in wanted and len(entry[1]) <= ship.WIDEST]
             for batch, _ in ship.batches(entries, ship.sizes_of(entries)):
-                done += await self._mend(strand, batch, acked, seen)
+                done += await self._mend(strand, batch, acked, loss)
         return done
 
     async def pass_on(self, ours: State, there: Region) -> int | None:
@@ -200,7 +177,7 @@ class Pair:
         everyone = (*self.region.writers, *self.region.left)
         theirs = await self.peer.ask(read_state(ours.name, ours.registry.strands, everyone))
         ours = await self.home.ask(read_state(ours.name, ours.registry.strands, everyone))
-        done, lacking = 0, dict[Strand, list[bytes]]()
+        lacking = dict[Strand, list[bytes]]()
         for strand in ours.strands:
             copy, mended = theirs.strands.get(strand), ours.mended(strand)
             if mended and copy and copy.first and strand.writer == self.region.writer:
@@ -218,16 +195,14 @@ class Pair:
         if any(copy.last > ended[writer] for writer, copy in theirs.journals.items()):
             return None
         back = Pair(self.peer, self.home, there, self.region.writer)
-        for strand, natives in lacking.items():
-            done += await back.put_back(strand, natives, ours, seen=theirs.journal_ends(everyone))
-        return done
+        entries = {strand: natives for strand, natives in lacking.items() if natives}
+        loss = Loss(entries, seen=theirs.journal_ends(everyone))
+        return sum([await back.put_back(strand, loss, ours) for strand in entries])
 
-    async def _mend(
-        self, strand: Strand, batch: ship.Page, acked: dict[bytes, bytes], seen: dict[int, Id]
-    ) -> int:
+    async def _mend(self, strand: Strand, batch: ship.Page, acked: dict[bytes, bytes], loss: Loss) -> int:
         for left in reversed(range(TRIES)):
             try:
-                return await self.home.ask(_mend(strand, batch, acked, seen))
+                return await self.home.ask(_mend(strand, batch, acked, loss))
             except ReplyError as error:
                 if error.code != "BSSTALE" or not left:
                     raise
@@ -236,14 +211,14 @@ class Pair:
     async def delete_again(self, loss: Loss, theirs: State) -> int:
         """Entries that we have again and the peer has deleted. A copy is a prefix: it had them.
 
-        Of our own strand only what is older than the loss: what is younger never went to the peer. Of the
+        Of our own strand only what is older than the loss: what is new never went to the peer. Of the
         others only what the peer wrote itself: of a third region's it may lack what that one lost.
         """
         gone = 0
         for strand, copy in theirs.strands.items():
             upto: Id | None = max(copy.deleted, ids.before(copy.first or ids.ZERO) or ids.ZERO)
-            if lost := loss.entries.get(strand):
-                upto = ids.before(ids.native(lost[0]))
+            if strand in loss.entries:
+                upto = loss.common[strand]
             elif strand.writer == self.region.writer:
                 upto = copy.tail
             elif strand.writer in self.region.writers and strand.writer != self.writer:
@@ -359,19 +334,20 @@ def _between(strand: Strand, first: bytes, last: bytes) -> Plan[ship.Page]:
     return list(page)
 
 
-def _mend(strand: Strand, batch: ship.Page, acked: dict[bytes, bytes], seen: dict[int, Id]) -> Plan[int]:
+def _mend(strand: Strand, batch: ship.Page, acked: dict[bytes, bytes], loss: Loss) -> Plan[int]:
     name = strand.name
     [reply] = yield Batch([registry_of(name)], resend=True)
     bell = Registry.parse(name, reply).bell
-    journals = [keys.journal(name, writer) for writer in seen]
+    journals = [keys.journal(name, writer) for writer in loss.seen]
     where = (keys.meta(name), strand.key, *journals, *((keys.bell(name, bell),) if bell else ()))
-    ends = map(ids.text, seen.values())
+    common = ids.text(loss.common.get(strand, ids.native(batch[-1][0])))
+    ends = map(ids.text, loss.seen.values())
     positions = [word for pair in acked.items() for word in pair]
     words = list[bytes | int]()
     for native, fields in batch:
         words += (native, len(fields), *fields)
     call = ("FCALL", "bs_strand_mend", len(where), *where, strand.label, strand.life, bell)
-    [done] = yield Batch([(*call, len(seen), *ends, len(acked), *positions, *words)])
+    [done] = yield Batch([(*call, common, len(loss.seen), *ends, len(acked), *positions, *words)])
     return int(done)
 
 

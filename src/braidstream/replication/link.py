@@ -16,6 +16,7 @@ check; kill it between any two steps and another one goes on. Two links on one s
 
 import contextlib
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -28,7 +29,8 @@ from braidstream.plan import Batch, Command, Plan
 from braidstream.replication import compare
 from braidstream.replication.endpoint import Asked
 from braidstream.replication.flow import Flow, Window
-from braidstream.replication.heal import Loss, Pair
+from braidstream.replication.heal import Pair
+from braidstream.replication.loss import Loss
 from braidstream.replication.pages import Pages
 from braidstream.replication.state import (
     State,
@@ -211,9 +213,11 @@ class Link:
         try:
             # Refused where our clients were faster: then it goes before what they wrote.
             with contextlib.suppress(ReplyError):
+                await back.give_back(name, without=loss.went_on(ours))
+            for strand in loss.entries:
+                done += await pair.put_back(strand, loss, theirs)
+            with contextlib.suppress(ReplyError):
                 await back.give_back(name)
-            for strand, natives in loss.entries.items():
-                done += await pair.put_back(strand, natives, theirs, seen=loss.seen)
             if loss.journal:
                 done += await pair.delete_again(loss, theirs)
                 await pair.redo_journal(ours, theirs)
@@ -243,14 +247,16 @@ class Link:
     def _back(self) -> "Link":
         return Link(self.target, self.source, here=self.there, there=self.here, heals=False)
 
-    async def give_back(self, name: bytes) -> None:
+    async def give_back(self, name: bytes, without: Collection[Strand] = ()) -> None:
         """To a target that lost it: the meta, and what it wrote itself, where that follows what it has."""
         ours = await self.source.ask(read_state(name, self._likely(name), []))
         theirs = await self.target.ask(read_state(name, ours.registry.strands, []))
         if lacks(theirs, ours):
             theirs = await self._merge(ours, theirs, [])
         wrote = {
-            strand: extent for strand, extent in ours.strands.items() if strand.writer == self.there.writer
+            strand: extent
+            for strand, extent in ours.strands.items()
+            if strand.writer == self.there.writer and strand not in without
         }
         await self._ship(self._flow(ours.meta), replace(ours, strands=wrote), theirs, foreign=True)
 

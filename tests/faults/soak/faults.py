@@ -23,6 +23,7 @@ KINDS: Final = {
 }
 # A region loses something. Only one at a time: what two regions lose at once, no other may have.
 LOSSES: Final = ("replica promoted", "old primary lives on", "engine emptied", "backup restored")
+CLOCK: Final = "clock stepped"
 HOUR_S: Final = 3600.0
 # A silent connection is given up after 10 s: now and then something lasts longer than that.
 LONG_S: Final = 13.0
@@ -45,7 +46,7 @@ class Fault:
     @property
     def targets(self) -> list[object]:
         """What it hits. Nothing is hit by two at once."""
-        return [(KINDS[self.kind][0], *self.where), *(["loss"] if self.kind in LOSSES else [])]
+        return [(KINDS[self.kind][0], *self.where), *(["loss"] if self.kind in (*LOSSES, CLOCK) else [])]
 
     @property
     def step_s(self) -> float:
@@ -54,13 +55,23 @@ class Fault:
 
 
 def schedule(seed: int, seconds: float, regions: int, kinds: Sequence[str] = tuple(KINDS)) -> list[Fault]:
-    """Every kind once in some order, then any, until the time is over. No target suffers two at once."""
+    """Every kind once in some order, then any, until the time is over. No target suffers two at once.
+
+    Clocks step in the last third, and no region loses anything then: where IDs are ahead of the clock, a
+    server that has lost some gives them out again (docs/design/guarantees.md).
+    """
     dice = random.Random(seed)
-    first = list(kinds)
+    first = [kind for kind in kinds if kind != CLOCK]
     dice.shuffle(first)
-    faults, busy, at_s = list[Fault](), dict[object, float](), 0.5
+    early, late = tuple(first), [kind for kind in kinds if kind not in LOSSES]
+    faults, busy, at_s, stepped = list[Fault](), dict[object, float](), 0.5, False
     while at_s < seconds - 2:
-        kind = first[0] if first else dice.choice(kinds)
+        if first:
+            kind = first[0]
+        elif CLOCK in kinds and not stepped and at_s >= seconds * 2 / 3:
+            kind = CLOCK
+        else:
+            kind = dice.choice(late if stepped or not early else early)
         where = tuple(dice.sample(range(1, regions + 1), 2 if KINDS[kind][0] == "link" else 1))
         lasts_s = dice.uniform(0.3, KINDS[kind][1])
         if seconds > 100 and "killed" not in kind and dice.random() < 0.1:
@@ -69,6 +80,6 @@ def schedule(seed: int, seconds: float, regions: int, kinds: Sequence[str] = tup
         if all(busy.get(target, 0.0) < at_s for target in fault.targets):
             faults.append(fault)
             busy |= dict.fromkeys(fault.targets, at_s + lasts_s + RECOVERY_S[kind in LOSSES])
-            first = first[1:]
+            first, stepped = first[1:], stepped or kind == CLOCK
         at_s += dice.uniform(0.5, 2.5)
     return faults
