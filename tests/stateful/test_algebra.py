@@ -17,7 +17,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from braidstream.errors import ReplyError
@@ -163,7 +163,8 @@ class Three:
             restores = [("RESTORE", key, 0, dump) for key, dump in dumps]
             replies = self.seats[number].send(Batch([("FLUSHALL", "SYNC"), *restores]))
             # Redis 8.10 refuses its own DUMP of a stream in which XTRIM has left a node of deleted entries.
-            assume(not any(isinstance(reply, ReplyError) for reply in replies))
+            if any(isinstance(reply, ReplyError) for reply in replies):
+                reject()
 
     def print_of(self, region: int) -> dict[str, Any]:
         """All that a region knows, but for stamps of the moment and where its copies began."""
