@@ -23,7 +23,7 @@ format: ## rewrite the code to the format and fix what lint can fix
 	.venv/bin/ruff format .
 
 test: ## every test, slow ones on two of the four engines; BRAID_ENGINE=all for all of them
-	$(PYTHON) -m pytest -n 4 --dist loadgroup
+	$(PYTHON) -m pytest -n 3 --dist loadgroup
 
 # Before .venv's own in the path: no second environment is needed.
 OLDEST := .oldest-redis-py
