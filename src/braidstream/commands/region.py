@@ -51,18 +51,18 @@ def initialise(region: int, name: str, *, fenced: bool = False) -> Plan[Region]:
 def _identify() -> Plan[Region]:
     """Note which server was made this region. A replica that is promoted has the same note."""
     [info] = yield Batch([("INFO", "server")], resend=True)
-    yield Batch([("HSET", CONFIG, "identity", _facts(info)[b"run_id"])])
+    yield Batch([("HSET", CONFIG, "identity", info_facts(info)[b"run_id"])])
     return (yield from read_region())
 
 
-def _facts(info: bytes) -> dict[bytes, bytes]:
+def info_facts(info: bytes) -> dict[bytes, bytes]:
     return {name: value for name, _, value in (line.partition(b":") for line in bytes(info).splitlines())}
 
 
 def _refuse_eviction() -> Plan[None]:
     """An evicted strand forgets its last ID. INFO tells the policy also where CONFIG is forbidden."""
     [info] = yield Batch([("INFO", "memory")], resend=True)
-    policy = _facts(info).get(b"maxmemory_policy", b"noeviction").decode()
+    policy = info_facts(info).get(b"maxmemory_policy", b"noeviction").decode()
     if policy.startswith("allkeys"):
         raise BraidError(
             f"this server evicts any key when memory is full (maxmemory-policy {policy}). A strand would be "
@@ -114,8 +114,8 @@ def show_alive() -> Plan[None]:
     [info] = yield Batch([("INFO", "server")], resend=True, attempt=True)
     if isinstance(info, ReplyError):
         return
-    facts = dict(line.partition(b":")[::2] for line in bytes(info).splitlines())
-    yield Batch([("FCALL", "bs_region_alive", 1, CONFIG, facts.get(b"run_id", b""))], attempt=True)
+    run_id = info_facts(info).get(b"run_id", b"")
+    yield Batch([("FCALL", "bs_region_alive", 1, CONFIG, run_id)], attempt=True)
 
 
 def note_behind(writer: int, behind_ms: int) -> Plan[None]:

@@ -17,6 +17,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from braidstream.commands.region import info_facts
 from braidstream.drivers.wire import Connection, connect
 from braidstream.errors import LostError, ReplyError
 from braidstream.observability.events import emit
@@ -259,5 +260,4 @@ def _replication() -> Plan[tuple[int, bytes]]:
 
 
 def _fact(info: bytes, name: bytes) -> bytes:
-    facts = dict(line.partition(b":")[::2] for line in info.splitlines())
-    return facts.get(name, b"")
+    return info_facts(info).get(name, b"")
