@@ -1,4 +1,4 @@
-"""Append orders. If a reply is lost the message is sent again, and stands once: `idempotent=True`."""
+"""Append orders. With `idempotent=True` the client retries when a reply is lost, without duplicates."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Pub/sub beside streams: the stream keeps what happened, the channel tells who is online now."""
+"""Pub/sub beside streams: the stream stores messages, the channel sends them to clients that are online."""
 
 import os
 
@@ -19,8 +19,8 @@ def main() -> None:
         for _ in range(2):
             message = online.get_message(timeout=5)
             assert message is not None
-            print("told:", message["data"].split(" ", 1)[1])
-        print("kept:", [fields["text"] for _, fields in client.xrange(STREAM)])
+            print("received:", message["data"].split(" ", 1)[1])
+        print("stored:", [fields["text"] for _, fields in client.xrange(STREAM)])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Connect with backoff, and send a message again when its reply is lost: it stands once, by its name."""
+"""Connect with backoff, and send a message again when its reply is lost: it is added once."""
 
 import os
 
@@ -11,7 +11,7 @@ STREAM = "example:payments"
 
 
 def pay(client: redis.Redis, payment: str, attempts: int = 5) -> str:
-    """The ID of the entry. The server knows the message by its name, however often it is sent."""
+    """Return the ID of the entry. The server recognizes the message and adds it once."""
     words = ["XADD", STREAM, "IDMP", "cashier-1", payment, "*", "payment", payment]
     for attempt in range(1, attempts + 1):
         try:

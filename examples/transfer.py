@@ -1,4 +1,4 @@
-"""A pipeline, and a MULTI that changes a plain key and a stream together, or nothing."""
+"""A pipeline, and a MULTI that changes a plain key and a stream together or not at all."""
 
 import os
 
@@ -9,7 +9,7 @@ BALANCE, HISTORY = "example:balance", "example:history"
 
 
 def withdraw(client: redis.Redis, amount: int) -> int:
-    """The new balance. Tried again when somebody else changed it meanwhile."""
+    """Return the new balance. Retry if another client changed it meanwhile."""
     while True:
         with client.pipeline() as pipe:
             try:

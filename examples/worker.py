@@ -1,9 +1,9 @@
-"""A consumer of a group: handles each entry, acknowledges it, and survives what happens in real life.
+"""A consumer of a group: handles each entry, acknowledges it, and copes with failures.
 
-- A lost connection: it waits and goes on.
-- A consumer that died: entries that are pending for a minute are taken over.
-- An entry that cannot be handled: after five deliveries it is moved to example:orders:failed.
-- SIGTERM or Ctrl-C: it finishes the entry in hand and stops.
+- Lost connection: it waits and reconnects.
+- Crashed consumer: it takes over entries that have been pending for a minute.
+- Entry that cannot be handled: after five deliveries it moves the entry to example:orders:failed.
+- SIGTERM or Ctrl-C: it finishes the current entry and stops.
 """
 
 import os
@@ -34,7 +34,7 @@ def handle(fields: dict[str, str]) -> None:
 
 
 def take(client: redis.Redis) -> list[Any]:
-    """Entries that others left, then new ones. Waits up to a second, so that a signal is heard in time."""
+    """Return entries that others left pending, else new ones. Wait at most a second, to react to signals."""
     _, abandoned, *_ = client.xautoclaim(STREAM, GROUP, NAME, min_idle_time=ABANDONED_MS, count=10)
     if abandoned:
         return abandoned
@@ -50,18 +50,18 @@ def deliveries(client: redis.Redis, entry: str) -> int:
 def work(client: redis.Redis) -> None:
     for entry, fields in take(client):
         if stopping:
-            return  # others will take over what is left
+            return  # another consumer will take over the rest
         try:
             handle(fields)
         except Exception as error:
             if deliveries(client, entry) < DELIVERIES:
-                print(f"{entry} failed, to be tried again: {error!r}", file=sys.stderr)
-                continue  # it stays pending, and is taken over when it has been idle
+                print(f"{entry} failed, will be retried: {error!r}", file=sys.stderr)
+                continue  # it stays pending until a consumer takes it over
             with client.pipeline() as pipe:  # both or neither
                 pipe.xadd(FAILED, {**fields, "why": repr(error)})
                 pipe.xack(STREAM, GROUP, entry)
                 pipe.execute()
-            print(f"{entry} set aside: {error!r}", file=sys.stderr)
+            print(f"{entry} moved to {FAILED}: {error!r}", file=sys.stderr)
         else:
             client.xack(STREAM, GROUP, entry)
 
@@ -73,13 +73,13 @@ def main() -> None:
         try:
             client.xgroup_create(STREAM, GROUP, id="0", mkstream=True)
         except redis.ResponseError as error:
-            if "BUSYGROUP" not in str(error):  # that one means: it is there already
+            if "BUSYGROUP" not in str(error):  # the group exists already
                 raise
         while not stopping:
             try:
                 work(client)
             except (redis.ConnectionError, redis.TimeoutError) as error:
-                print(f"no server, trying again: {error}", file=sys.stderr)
+                print(f"no connection, retrying: {error}", file=sys.stderr)
                 time.sleep(1)
     print("stopped", flush=True)
 

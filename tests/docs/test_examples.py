@@ -18,7 +18,7 @@ WITHIN_S = 60
 PRINTED = {
     "asyncio_feed.py": "ada: post 1\nada: post 2\nada: post 3\ngrace: post 1\ngrace: post 2\ngrace: post 3\n",
     "producer.py": "sent order 1\nsent order 2\nsent order 3\n",
-    "pubsub.py": "told: hello\ntold: anybody here?\nkept: ['hello', 'anybody here?']\n",
+    "pubsub.py": "received: hello\nreceived: anybody here?\nstored: ['hello', 'anybody here?']\n",
     "retry.py": "the same entry: True\npayments: 1\n",
     "transfer.py": "left: 70\nrefused: 100 is more than there is\nbalance 70, 1 entry\n",
 }
