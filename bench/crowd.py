@@ -22,7 +22,7 @@ import braidstream.asyncio
 from bench.append import BARE, OURS
 from bench.bed import Bed
 from bench.report import Result
-from braidstream.strand import Strand
+from braidstream.model.strand import Strand
 from tests.support.servers import Flavour
 
 NAME = "waiting consumers"
@@ -31,7 +31,7 @@ WRITERS = (1, 2, 3)
 GROUP = "g"
 ENTRIES, PAUSE_S = 300, 0.001  # of one round
 ROUNDS, QUICK_ROUNDS = 10, 3
-# COUNT 1 is less than the strands, so there consumers wait without taking (commands/deliver.py).
+# COUNT 1 is less than the strands, so there consumers wait without taking (commands/xreadgroup/deliver.py).
 COUNTS = (10, 1)
 
 

@@ -24,13 +24,13 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.spark import PAGE, session
+from braidstream.spark.jobs.archive import Archive, Archiver
+from braidstream.spark.jobs.audit import Auditor
+from braidstream.spark.jobs.compaction import Compact, Compactor
+from braidstream.spark.jobs.replay import Replay, replay
 from braidstream.spark.lake.log import Lake
 from braidstream.spark.options import Servers
-from braidstream.spark.pipelines.archive import Archive, Archiver
-from braidstream.spark.pipelines.audit import Auditor
-from braidstream.spark.pipelines.compact import Compact, Compactor
-from braidstream.spark.pipelines.replay import Replay, replay
-from braidstream.spark.rows import META
+from braidstream.spark.source.rows import META
 from pyspark_braidstream import DefaultSource
 from tests.support.regions import become
 from tests.support.servers import Engine

@@ -11,8 +11,8 @@ from typing import Any
 from bench.append import BARE, ENTRY, OURS
 from bench.bed import Bed
 from bench.measure import Case, Figure, Turn
-from braidstream.ids import ZERO
-from braidstream.strand import Strand
+from braidstream.model.ids import ZERO
+from braidstream.model.strand import Strand
 from tests.support.regions import apply
 
 PAGE = 1000

@@ -26,9 +26,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from braidstream import ids
-from braidstream.drivers.bulk import Server
-from braidstream.spark import pages
+from braidstream.model import ids
+from braidstream.net.bulk import Server
+from braidstream.spark.source import columns
 from tests.support.servers import Engine
 
 RESULTS = Path(__file__).parent / "results" / "spark.json"
@@ -78,7 +78,7 @@ def receive_only(engine: Engine) -> None:
     with server.wire(b"in") as wire:
         while True:
             reply = wire.receive(wire.ask(("XRANGE", "in", b"(" + ids.text(after), "+", "COUNT", PAGE)))
-            last = pages.last_id(reply)
+            last = columns.last_id(reply)
             if last is None:
                 break
             after = last

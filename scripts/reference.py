@@ -13,8 +13,8 @@ from redis import RedisError, ResponseError
 
 from braidstream import errors
 from braidstream.cli.main import app
+from braidstream.clients import raised
 from braidstream.commands.table import TABLE
-from braidstream.drivers import raised
 from braidstream.spark.option_table import OPTIONS
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"

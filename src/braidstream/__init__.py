@@ -52,8 +52,8 @@ from braidstream import (
     sentinel as sentinel,
 )
 from braidstream.cluster import RedisCluster as RedisCluster
-from braidstream.drivers.compat import rest_of as _rest_of
-from braidstream.drivers.sync import Redis as Redis
+from braidstream.clients.compat import rest_of as _rest_of
+from braidstream.clients.sync import Redis as Redis
 from braidstream.exceptions import (
     BraidError as BraidError,
     LibraryError as LibraryError,

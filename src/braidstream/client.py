@@ -12,8 +12,8 @@ from redis.client import (
     PubSubWorkerThread as PubSubWorkerThread,
 )
 
-from braidstream.drivers.compat import rest_of
-from braidstream.drivers.sync import Pipeline as Pipeline, Redis as Redis
+from braidstream.clients.compat import rest_of
+from braidstream.clients.sync import Pipeline as Pipeline, Redis as Redis
 
 StrictRedis = Redis
 

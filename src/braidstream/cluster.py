@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import redis.cluster
 from redis.cluster import ClusterNode as ClusterNode
 
-from braidstream.drivers.compat import rest_of
-from braidstream.drivers.raised import cluster_refused
+from braidstream.clients.compat import rest_of
+from braidstream.clients.raised import cluster_refused
 
 
 class RedisCluster(redis.cluster.RedisCluster):

@@ -1,6 +1,6 @@
 """Everything braidstream raises, each with a code that RESP replies, CLI JSON and the docs share.
 
-Clients raise those of `drivers/raised.py`, which are redis-py's exceptions as well.
+Clients raise those of `clients/raised.py`, which are redis-py's exceptions as well.
 
 BraidError
 |-- ReplyError          an error reply, in the engine's own words: "ERR syntax error", "WRONGTYPE ..."

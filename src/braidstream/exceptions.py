@@ -1,8 +1,8 @@
-"""`redis.exceptions`, and what braidstream's clients raise besides: see `drivers/raised.py`."""
+"""`redis.exceptions`, and what braidstream's clients raise besides: see `clients/raised.py`."""
 
 from redis.exceptions import *  # noqa: F403
 
-from braidstream.drivers.raised import (
+from braidstream.clients.raised import (
     BraidError as BraidError,
     LibraryError as LibraryError,
     NotARegionError as NotARegionError,

@@ -11,9 +11,9 @@ from redis.sentinel import (
     SlaveNotFoundError as SlaveNotFoundError,
 )
 
-from braidstream.drivers.compat import rest_of
-from braidstream.drivers.sync import Redis as Redis
-from braidstream.drivers.session import opened
+from braidstream.clients.compat import rest_of
+from braidstream.clients.sync import Redis as Redis
+from braidstream.clients.shared import opened
 
 
 class Sentinel(redis.sentinel.Sentinel):

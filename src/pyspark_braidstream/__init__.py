@@ -10,7 +10,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 if TYPE_CHECKING:
-    from braidstream.spark.sink import BatchWriter, StreamWriter
+    from braidstream.spark.sink.writer import BatchWriter, StreamWriter
 
 __all__ = ["DefaultSource"]
 
@@ -23,7 +23,7 @@ class DefaultSource(DataSource):
         return "braidstream"
 
     def schema(self) -> StructType:
-        from braidstream.spark.rows import META
+        from braidstream.spark.source.rows import META
 
         return META
 
@@ -33,16 +33,16 @@ class DefaultSource(DataSource):
         return batch_reader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from braidstream.spark.source import stream_reader
+        from braidstream.spark.source.reader import stream_reader
 
         return stream_reader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> "BatchWriter":
-        from braidstream.spark.sink import batch_writer
+        from braidstream.spark.sink.writer import batch_writer
 
         return batch_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamWriter":
-        from braidstream.spark.sink import stream_writer
+        from braidstream.spark.sink.writer import stream_writer
 
         return stream_writer(self.options, schema)

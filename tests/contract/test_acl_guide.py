@@ -10,8 +10,8 @@ import pytest
 import redis
 
 import braidstream
-from braidstream.commands.region import meet
-from braidstream.strand import Strand
+from braidstream.admin.membership import meet
+from braidstream.model.strand import Strand
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine
 from tests.support.waiting import eventually

@@ -6,7 +6,7 @@ import pytest
 import redis
 
 import braidstream
-from braidstream.strand import Strand
+from braidstream.model.strand import Strand
 from tests.support.matrix import on_every_engine
 from tests.support.proxy import Proxy
 from tests.support.regions import apply

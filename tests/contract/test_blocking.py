@@ -14,7 +14,7 @@ import redis
 
 import braidstream
 import braidstream.asyncio
-from braidstream.strand import Strand
+from braidstream.model.strand import Strand
 from tests.support.clients import Opener, blocked
 from tests.support.regions import apply, become
 from tests.support.servers import Engine, Flavour

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 import braidstream
-from braidstream import engine as functions
+from braidstream import lua as functions
 from braidstream.cli import spark
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine, Flavour, free_port

@@ -10,12 +10,12 @@ from contextlib import nullcontext
 
 import pytest
 
-from braidstream import engine as functions
-from braidstream import keys
+from braidstream import lua as functions
 from braidstream.errors import RefusedError, ReplyError
-from braidstream.ids import ZERO
-from braidstream.plan import Batch, run
-from braidstream.strand import Strand
+from braidstream.model import keys
+from braidstream.model.ids import ZERO
+from braidstream.model.strand import Strand
+from braidstream.protocol.plan import Batch, run
 from tests.support.cluster import Nodes, command, neighbour, nodes_of, say_every_function, view_of_one
 from tests.support.regions import apply
 from tests.support.servers import Cluster

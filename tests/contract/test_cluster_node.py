@@ -10,7 +10,7 @@ import redis
 from redis.crc import key_slot
 
 import braidstream
-from braidstream import keys
+from braidstream.model import keys
 from tests.support.regions import become, client_of
 from tests.support.servers import Cluster, Engine
 

@@ -8,7 +8,7 @@ import redis
 
 import braidstream
 from braidstream.commands import dump
-from braidstream.strand import Strand
+from braidstream.model.strand import Strand
 from tests.support.gateways import Line, Served, value_of
 from tests.support.matrix import on_every_engine
 from tests.support.regions import apply, become, client_of

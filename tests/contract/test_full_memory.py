@@ -10,7 +10,7 @@ import pytest
 import redis
 
 import braidstream
-from braidstream.strand import Strand
+from braidstream.model.strand import Strand
 from tests.support.regions import apply
 from tests.support.servers import Engine
 

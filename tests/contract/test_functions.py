@@ -10,13 +10,13 @@ import redis
 
 import braidstream
 import braidstream.asyncio
-from braidstream import engine as functions
-from braidstream.braid import View, read_region
+from braidstream import lua as functions
+from braidstream.admin.membership import initialise
 from braidstream.commands import rename
-from braidstream.commands.region import initialise
 from braidstream.errors import ReplyError
-from braidstream.plan import Batch, Plan
-from braidstream.strand import Strand
+from braidstream.model.strand import Strand
+from braidstream.protocol.braid import View, read_region
+from braidstream.protocol.plan import Batch, Plan
 from tests.support.matrix import on_every_engine
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine, Flavour

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from braidstream import engine as functions
+from braidstream import lua as functions
 from tests.support.gateways import Line, packed
 from tests.support.servers import Engine
 

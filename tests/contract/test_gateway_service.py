@@ -9,10 +9,10 @@ import pytest
 import redis
 
 import braidstream
-from braidstream import engine as functions
-from braidstream.commands.region import initialise
-from braidstream.gateway.resp import Limits
+from braidstream import lua as functions
+from braidstream.admin.membership import initialise
 from braidstream.gateway.server import Settings
+from braidstream.net.resp import Limits
 from tests.support.gateways import Line, Served, packed
 from tests.support.regions import become
 from tests.support.servers import Engine, Flavour, tls_files

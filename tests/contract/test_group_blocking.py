@@ -10,8 +10,8 @@ import redis
 
 import braidstream
 import braidstream.asyncio
-from braidstream.commands import waiting
-from braidstream.strand import Strand
+from braidstream.commands.xreadgroup import blocking
+from braidstream.model.strand import Strand
 from tests.support.clients import Opener, blocked
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine
@@ -26,7 +26,7 @@ def _bring(client: braidstream.Redis, strand: Strand, ms: int = 50) -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting consumers do not look up by themselves for a minute: who is served sooner was woken."""
-    monkeypatch.setattr(waiting, "QUEUE_SLICE_MS", 60_000)
+    monkeypatch.setattr(blocking, "QUEUE_SLICE_MS", 60_000)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import redis
 
 import braidstream
 import braidstream.asyncio
-from braidstream.strand import Strand
+from braidstream.model.strand import Strand
 from tests.support.clients import blocked
 from tests.support.gateways import Line, Served
 from tests.support.regions import apply, become, client_of

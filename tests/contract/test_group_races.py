@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from braidstream.commands.deliver import read_group
+from braidstream.commands.xreadgroup.deliver import read_group
 from braidstream.errors import ReplyError
-from braidstream.plan import Batch, Plan
+from braidstream.protocol.plan import Batch, Plan
 from tests.support.servers import Engine
 from tests.support.world import World
 

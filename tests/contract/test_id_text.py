@@ -4,9 +4,9 @@ import redis
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from braidstream import ids
 from braidstream.commands.arguments import INVALID_ID, parse_interval
 from braidstream.errors import ReplyError
+from braidstream.model import ids
 from tests.support.servers import Engine
 
 _numbers = st.one_of(

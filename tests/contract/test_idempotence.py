@@ -9,9 +9,9 @@ import pytest
 import redis
 
 import braidstream
+from braidstream.admin.membership import meet
 from braidstream.commands.arguments import FUNCTION_ARGUMENTS
-from braidstream.commands.region import meet
-from braidstream.strand import Strand
+from braidstream.model.strand import Strand
 from tests.support.clients import Opener
 from tests.support.gateways import Line, Served, value_of
 from tests.support.matrix import on_every_engine

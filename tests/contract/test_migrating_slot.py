@@ -13,8 +13,8 @@ import pytest
 from redis.crc import key_slot
 from redis.exceptions import AskError, TryAgainError
 
-from braidstream import engine as functions
-from braidstream.plan import Command
+from braidstream import lua as functions
+from braidstream.model.command import Command
 from tests.support.cluster import Nodes, is_refused, nodes_of, say, say_every_function
 from tests.support.servers import Cluster
 

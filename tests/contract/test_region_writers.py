@@ -6,9 +6,9 @@ import pytest
 import redis
 
 import braidstream
-from braidstream.braid import read_region
-from braidstream.commands.region import meet, part
-from braidstream.plan import Batch, Plan, Replies
+from braidstream.admin.membership import meet, part
+from braidstream.protocol.braid import read_region
+from braidstream.protocol.plan import Batch, Plan, Replies
 
 
 def _say(batch: Batch) -> Plan[Replies]:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import braidstream
-from braidstream import engine as functions
-from braidstream.commands.region import initialise, meet
+from braidstream import lua as functions
+from braidstream.admin.membership import initialise, meet
+from braidstream.model.strand import Strand
 from braidstream.replication.ship import WIDEST
-from braidstream.strand import Strand
 from tests.support.regions import apply
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from braidstream.braid import View, read_region
 from braidstream.commands.table import TABLE
-from braidstream.drivers import wire
-from braidstream.drivers.wire import Connection, connect, parse_address
 from braidstream.errors import LostError, ReplyError
-from braidstream.plan import Batch, Plan, arun
+from braidstream.net import wire
+from braidstream.net.wire import Connection, connect, parse_address
+from braidstream.protocol.braid import View, read_region
+from braidstream.protocol.plan import Batch, Plan, arun
 from tests.support.proxy import Proxy
 from tests.support.regions import become
 from tests.support.servers import Engine, Flavour

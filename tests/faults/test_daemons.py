@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import braidstream
-from braidstream.drivers.wire import parse_address
+from braidstream.net.wire import parse_address
 from braidstream.observability.events import counts
 from braidstream.replication.daemon import SWEEP_S, Daemon
 from tests.support.servers import Engine, Flavour

@@ -7,14 +7,14 @@ from typing import TypeVar
 import pytest
 
 import braidstream
-from braidstream.braid import registry_of
 from braidstream.errors import ReplyError
-from braidstream.plan import Batch, Plan
+from braidstream.model.strand import Strand, facts
+from braidstream.protocol.braid import registry_of
+from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication.flow import Flow, Window
 from braidstream.replication.link import Link
 from braidstream.replication.pages import Pages
 from braidstream.replication.ship import WIDEST
-from braidstream.strand import Strand, facts
 from tests.support.servers import FLAVOURS, Engine, Flavour
 from tests.support.world import Here, World, fresh_world
 

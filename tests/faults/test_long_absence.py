@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import braidstream
-from braidstream import engine as functions
-from braidstream.braid import Region, View
+from braidstream import lua as functions
+from braidstream.admin.membership import initialise, meet
 from braidstream.commands.drop import drop_command
-from braidstream.commands.region import initialise, meet
-from braidstream.plan import Batch, Plan
-from braidstream.strand import Strand
+from braidstream.model.strand import Strand
+from braidstream.protocol.braid import Region, View
+from braidstream.protocol.plan import Batch, Plan
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 

@@ -7,7 +7,7 @@ import pytest
 import redis
 
 import braidstream
-from braidstream.strand import Strand
+from braidstream.model.strand import Strand
 from tests.support.proxy import Proxy
 from tests.support.regions import apply, client_of
 from tests.support.servers import Engine

@@ -14,8 +14,8 @@ import pytest
 import redis
 
 import braidstream
-from braidstream.braid import read_region
-from braidstream.drivers.bulk import Server
+from braidstream.net.bulk import Server
+from braidstream.protocol.braid import read_region
 from tests.support.daemons import Daemon, replicating
 from tests.support.gateways import Served
 from tests.support.proxy import Proxy

@@ -7,9 +7,9 @@ import pytest
 import redis
 
 import braidstream
-from braidstream import keys
-from braidstream.ids import text
-from braidstream.strand import Strand
+from braidstream.model import keys
+from braidstream.model.ids import text
+from braidstream.model.strand import Strand
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually

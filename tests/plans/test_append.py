@@ -2,10 +2,10 @@
 
 import pytest
 
-from braidstream.commands.append import add
 from braidstream.commands.table import TABLE
+from braidstream.commands.xadd import add
 from braidstream.errors import RefusedError, ReplyError
-from braidstream.strand import Strand
+from braidstream.model.strand import Strand
 from tests.support.transcript import Atomic, registry, remembering, replay
 
 S1, S2 = Strand(b"orders", "s", 1), Strand(b"orders", "s", 2)

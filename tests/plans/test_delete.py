@@ -2,7 +2,7 @@
 
 from braidstream.commands.drop import delete_ex
 from braidstream.commands.trim import delete_entries, trim
-from braidstream.strand import Strand
+from braidstream.model.strand import Strand
 from tests.support.transcript import Atomic, registry, remembering, replay
 
 S1, S2, C1, C2 = (Strand(b"orders", kind, writer) for kind in ("s", "c") for writer in (1, 2))

@@ -2,9 +2,9 @@
 
 import pytest
 
-from braidstream.commands.read import length, read_range, read_range_back
+from braidstream.commands.xread import length, read_range, read_range_back
 from braidstream.errors import ReplyError
-from braidstream.strand import Strand
+from braidstream.model.strand import Strand
 from tests.support.transcript import Atomic, registry, remembering, replay
 
 ALL = [b"XRANGE", b"orders", b"-", b"+"]

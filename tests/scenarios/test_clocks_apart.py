@@ -8,8 +8,8 @@ from contextlib import ExitStack
 import pytest
 
 import braidstream
-from braidstream import ids
-from braidstream.commands.region import note_behind
+from braidstream.admin.membership import note_behind
+from braidstream.model import ids
 from braidstream.replication.glance import differing
 from braidstream.replication.ship import WIDEST
 from braidstream.replication.skew import measure

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 import braidstream
-from braidstream.ids import ZERO, Id
-from braidstream.strand import Strand
+from braidstream.model.ids import ZERO, Id
+from braidstream.model.strand import Strand
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine
 

@@ -7,8 +7,8 @@ import pytest
 import redis
 
 import braidstream
-from braidstream.ids import Id
-from braidstream.strand import Strand
+from braidstream.model.ids import Id
+from braidstream.model.strand import Strand
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine
 from tests.support.waiting import eventually

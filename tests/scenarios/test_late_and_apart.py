@@ -8,8 +8,8 @@ from typing import TypeVar
 import pytest
 import redis
 
-from braidstream import keys
-from braidstream.plan import Plan
+from braidstream.model import keys
+from braidstream.protocol.plan import Plan
 from braidstream.replication.pages import Pages
 from tests.support.tables import play
 from tests.support.world import Here, World

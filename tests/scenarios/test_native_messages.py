@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import braidstream
-from braidstream.commands.region import meet, part
+from braidstream.admin.membership import meet, part
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine
 from tests.support.world import World

@@ -8,7 +8,7 @@ from typing import TypeVar
 import pytest
 
 from braidstream.errors import ReplyError
-from braidstream.plan import Plan
+from braidstream.protocol.plan import Plan
 from braidstream.replication.link import Link
 from tests.scenarios.test_rolled_back import Make, assert_alike, ids, meet_again, roll_back, snapshot, write
 from tests.support.world import Here, World

@@ -8,8 +8,8 @@ import re
 from functools import cache
 from typing import Final
 
-from braidstream import engine as functions
-from braidstream.plan import Command
+from braidstream import lua as functions
+from braidstream.model.command import Command
 
 START_MS: Final = 4_102_444_800_000
 SET: Final = ("FCALL", "sim_clock", 0)

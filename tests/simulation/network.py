@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from braidstream.errors import BraidError, LostError
-from braidstream.plan import Batch, Plan, Replies, arun, first_error
+from braidstream.protocol.plan import Batch, Plan, Replies, arun, first_error
 from braidstream.replication.link import Link
 from braidstream.replication.state import parse_state
 from tests.simulation.replicas import Replicas

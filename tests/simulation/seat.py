@@ -6,20 +6,21 @@ from typing import Any, TypeVar
 
 import hiredis
 
-from braidstream import engine as functions
-from braidstream import ids
-from braidstream.braid import Region, View, ask, read_region, registry_of
+from braidstream import lua as functions
+from braidstream.admin.membership import initialise, meet, tune_id_mode
+from braidstream.clients.gather import unpack, wire
+from braidstream.clients.shared import resp2
 from braidstream.commands.arguments import parse_add
 from braidstream.commands.produce import add_all
-from braidstream.commands.region import initialise, meet, tune_id_mode
 from braidstream.commands.table import TABLE
-from braidstream.drivers.gather import unpack, wire
-from braidstream.drivers.session import resp2
-from braidstream.drivers.wire import pack
 from braidstream.errors import ReplyError
-from braidstream.idempotence import Settings
-from braidstream.plan import Batch, Command, Plan, Replies, run
-from braidstream.registry import Registry
+from braidstream.model import ids
+from braidstream.model.command import Command
+from braidstream.model.idempotence import Settings
+from braidstream.model.meta import Registry
+from braidstream.net.wire import pack
+from braidstream.protocol.braid import Region, View, ask, read_region, registry_of
+from braidstream.protocol.plan import Batch, Plan, Replies, run
 from tests.simulation import clock
 from tests.support.history import Entry
 from tests.support.servers import Engine

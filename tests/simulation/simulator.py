@@ -9,11 +9,11 @@ from random import Random
 from typing import Any, Final
 
 from braidstream.errors import BraidError, ReplyError
-from braidstream.ids import native
+from braidstream.model.ids import native
+from braidstream.model.strand import facts
 from braidstream.observability.events import counts
 from braidstream.replication import link, ship
 from braidstream.replication.glance import differing
-from braidstream.strand import facts
 from tests.simulation.network import Line, Network, Request
 from tests.simulation.replicas import Replicas
 from tests.simulation.seat import Seat

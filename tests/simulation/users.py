@@ -4,10 +4,10 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Final
 
-from braidstream import keys
 from braidstream.errors import ReplyError
-from braidstream.ids import text
-from braidstream.plan import Batch
+from braidstream.model import keys
+from braidstream.model.ids import text
+from braidstream.protocol.plan import Batch
 from tests.simulation.clock import START_MS
 from tests.simulation.producers import Producers
 from tests.simulation.witness import NAMES, Witness

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from braidstream.errors import ReplyError
-from braidstream.ids import Id, native
+from braidstream.model.ids import Id, native
 from tests.simulation.seat import Seat
 from tests.support.history import (
     Acked,

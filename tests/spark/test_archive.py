@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 
 from braidstream.cli.main import app
 from braidstream.errors import DataLossError, LakeError
+from braidstream.model.strand import Strand
+from braidstream.spark.jobs import deletions
+from braidstream.spark.jobs.archive import Archive, Archiver, Round
 from braidstream.spark.lake import log
 from braidstream.spark.lake.log import Change, Lake
 from braidstream.spark.lake.rewrite import tidy
 from braidstream.spark.options import Servers
-from braidstream.spark.pipelines import deletions
-from braidstream.spark.pipelines.archive import Archive, Archiver, Round
-from braidstream.strand import Strand
 from tests.spark.conftest import Load
 from tests.support.microbatch import rows_at_once
 from tests.support.regions import become, client_of

@@ -13,12 +13,12 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from braidstream.cli.main import app
-from braidstream.keys import strand as strand_key
+from braidstream.model.keys import strand as strand_key
+from braidstream.spark.jobs import repair as repairing
+from braidstream.spark.jobs.audit import Anomaly, Auditor, Report
+from braidstream.spark.jobs.audit_report import as_facts, as_page
+from braidstream.spark.jobs.repair import repair
 from braidstream.spark.options import Servers
-from braidstream.spark.pipelines import repair as repairing
-from braidstream.spark.pipelines.audit import Anomaly, Auditor, Report
-from braidstream.spark.pipelines.audit_report import as_facts, as_page
-from braidstream.spark.pipelines.repair import repair
 from tests.support.up import braid_up
 from tests.support.world import World
 

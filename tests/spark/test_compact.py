@@ -10,16 +10,16 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from braidstream import keys
 from braidstream.cli.main import app
+from braidstream.model import keys
+from braidstream.spark.jobs import compaction as module
+from braidstream.spark.jobs import lasts, removal
+from braidstream.spark.jobs.archive import Archive, Archiver
+from braidstream.spark.jobs.compaction import Compact, Compactor, Round
 from braidstream.spark.lake import rewrite
 from braidstream.spark.lake.files import position
 from braidstream.spark.lake.log import Lake
 from braidstream.spark.options import Servers
-from braidstream.spark.pipelines import compact as module
-from braidstream.spark.pipelines import lasts, removal
-from braidstream.spark.pipelines.archive import Archive, Archiver
-from braidstream.spark.pipelines.compact import Compact, Compactor, Round
 from tests.support.microbatch import rows_at_once
 from tests.support.servers import Engine
 from tests.support.world import World

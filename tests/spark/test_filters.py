@@ -16,10 +16,10 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from braidstream import ids
-from braidstream.spark.filters import Bounds, narrow
-from braidstream.spark.rows import META, Shape
-from braidstream.strand import Strand
+from braidstream.model import ids
+from braidstream.model.strand import Strand
+from braidstream.spark.source.filters import Bounds, narrow
+from braidstream.spark.source.rows import META, Shape
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 MS = 1_767_225_600_000

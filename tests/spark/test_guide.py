@@ -9,8 +9,8 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
+from braidstream.spark.jobs.archive import Archive, Archiver
 from braidstream.spark.options import Servers
-from braidstream.spark.pipelines.archive import Archive, Archiver
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from braidstream.errors import OptionError
-from braidstream.frontier import Frontier
-from braidstream.ids import Id
-from braidstream.spark.lag import lags
-from braidstream.spark.offsets import Offset
+from braidstream.model.frontier import Frontier
+from braidstream.model.ids import Id
+from braidstream.model.strand import Strand
 from braidstream.spark.option_table import OPTIONS
 from braidstream.spark.options import sink_options, source_options
-from braidstream.strand import Strand
+from braidstream.spark.source.lag import lags
+from braidstream.spark.source.offsets import Offset
 
 STORED = json.loads((Path(__file__).parent / "offset.json").read_text())
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import BinaryType, IntegerType, MapType, StringType, StructType
 
-from braidstream.spark import pages
-from braidstream.spark.rows import META, Rows, Shape
-from braidstream.strand import Strand
+from braidstream.model.strand import Strand
+from braidstream.spark.source import columns
+from braidstream.spark.source.rows import META, Rows, Shape
 
 Entry = tuple[tuple[int, int], list[tuple[bytes, bytes]]]
 
@@ -52,27 +52,27 @@ def reply(found: list[Entry]) -> bytearray:
     return body
 
 
-def seen(page: pages.Page) -> list[Any]:
-    if isinstance(page, pages.Irregular):
+def seen(page: columns.Page) -> list[Any]:
+    if isinstance(page, columns.Irregular):
         return page.entries
-    columns = [page.column(name).to_pylist() for name in page.names]
+    lists = [page.column(name).to_pylist() for name in page.names]
     return [
-        (*page.id(at), {name: column[at] for name, column in zip(page.names, columns, strict=True)})
+        (*page.id(at), {name: column[at] for name, column in zip(page.names, lists, strict=True)})
         for at in range(len(page))
     ]
 
 
 @given(entries)
 def test_a_page_is_what_resp_says(found: list[Entry]) -> None:
-    page = pages.parse(reply(found))
+    page = columns.parse(reply(found))
     assert seen(page) == [(*entry, dict(fields)) for entry, fields in found]
     assert list(page.sizes) == [sum(len(a) + len(b) for a, b in dict(fields).items()) for _, fields in found]
 
 
 def test_entries_that_are_alike_become_columns() -> None:
     found: list[Entry] = [((1_700_000_000_000 + n, n), [(b"n", b"%d" % n), (b"m", b"x")]) for n in range(50)]
-    page = pages.parse(reply(found))
-    assert isinstance(page, pages.Regular)
+    page = columns.parse(reply(found))
+    assert isinstance(page, columns.Regular)
     assert page.names == (b"n", b"m")
 
 
@@ -82,22 +82,22 @@ def test_a_reply_before_the_page_is_cut_off_exactly(
 ) -> None:
     head, page = reply([((5, 5), fields)]), reply(found)
     both = head + page
-    assert pages.take_first(both)
+    assert columns.take_first(both)
     assert both == page
     nothing = reply([]) + page
-    assert not pages.take_first(nothing)
+    assert not columns.take_first(nothing)
     assert nothing == page
 
 
 @given(entries, st.sampled_from([Strand(b"orders", "p", 0), Strand(b"orders", "s", 7)]))
 def test_rows_are_the_same_by_columns_and_one_by_one(found: list[Entry], strand: Strand) -> None:
     rows = Rows(Shape.of(META, "PERMISSIVE", "_corrupt_record"), strand)
-    by_page = pa.RecordBatch.to_pylist(rows.batch(pages.parse(reply(found))), maps_as_pydicts="strict")
+    by_page = pa.RecordBatch.to_pylist(rows.batch(columns.parse(reply(found))), maps_as_pydicts="strict")
     singly = [
         row
         for entry in found
         for row in pa.RecordBatch.to_pylist(
-            rows.batch(pages._irregular(reply([entry]))), maps_as_pydicts="strict"
+            rows.batch(columns._irregular(reply([entry]))), maps_as_pydicts="strict"
         )
     ]
     assert by_page == singly
@@ -106,7 +106,7 @@ def test_rows_are_the_same_by_columns_and_one_by_one(found: list[Entry], strand:
 def test_minted_ids_are_those_that_users_see() -> None:
     found: list[Entry] = [((1_700_000_000_000, n), [(b"n", b"1")]) for n in range(3)]
     rows = Rows(Shape.of(META, "PERMISSIVE", ""), Strand(b"orders", "s", 7))
-    batch = rows.batch(pages.parse(reply(found)))
+    batch = rows.batch(columns.parse(reply(found)))
     assert batch.column("id").to_pylist() == [f"1700000000000-{n * 1024 + 7}" for n in range(3)]
     assert batch.column("region").to_pylist() == [7, 7, 7]
 
@@ -115,5 +115,5 @@ def test_a_users_schema_with_columns_of_our_own() -> None:
     schema = StructType().add("m", StringType()).add("n", IntegerType()).add("_stream", StringType())
     schema = schema.add("_fields", MapType(StringType(), BinaryType()))
     rows = Rows(Shape.of(schema, "PERMISSIVE", ""), Strand(b"orders", "p", 0))
-    [row] = rows.batch(pages.parse(reply([((1, 1), [(b"n", b"5")])]))).to_pylist()
+    [row] = rows.batch(columns.parse(reply([((1, 1), [(b"n", b"5")])]))).to_pylist()
     assert (row["m"], row["n"], row["_stream"], row["_fields"]) == (None, 5, "orders", [("n", b"5")])

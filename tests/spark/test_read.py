@@ -7,7 +7,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from braidstream.strand import Strand
+from braidstream.model.strand import Strand
 from tests.spark.conftest import Load, numbers
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine

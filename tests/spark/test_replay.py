@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from braidstream.cli.main import app
 from braidstream.errors import SinkError
+from braidstream.spark.jobs import replay as module
+from braidstream.spark.jobs.archive import Archive, Archiver
+from braidstream.spark.jobs.replay import Replay, pause_s, replay, windows
 from braidstream.spark.options import Servers
-from braidstream.spark.pipelines import replay as module
-from braidstream.spark.pipelines.archive import Archive, Archiver
-from braidstream.spark.pipelines.replay import Replay, pause_s, replay, windows
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine
 

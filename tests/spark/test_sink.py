@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from braidstream.errors import OptionError, SinkError
-from braidstream.spark.ledger import Book, Publisher
+from braidstream.spark.sink.ledger import Book, Publisher
 from tests.support.microbatch import Micro
 from tests.support.regions import become
 from tests.support.servers import Engine

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from braidstream.errors import SinkError
-from braidstream.spark.commit import Committer
-from braidstream.spark.ledger import Book, Publisher
+from braidstream.spark.sink.commit import Committer
+from braidstream.spark.sink.ledger import Book, Publisher
 from tests.support.servers import Engine
 from tests.support.sinks import Crash, Job, Sink, crash_after, numbers
 from tests.support.world import World

@@ -9,9 +9,9 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from braidstream.cli.main import app
+from braidstream.spark.jobs.archive import Archive, Archiver
+from braidstream.spark.jobs.stats import bucket_of
 from braidstream.spark.options import Servers
-from braidstream.spark.pipelines.archive import Archive, Archiver
-from braidstream.spark.pipelines.stats import bucket_of
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from braidstream.errors import DataLossError, OptionError
-from braidstream.strand import Strand
+from braidstream.model.strand import Strand
 from tests.support.microbatch import Killed, Micro
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
+from braidstream.model.strand import Strand
 from braidstream.spark import view
+from braidstream.spark.jobs.archive import Archive, Archiver
 from braidstream.spark.lake.log import Lake
 from braidstream.spark.options import Servers
-from braidstream.spark.pipelines.archive import Archive, Archiver
-from braidstream.spark.rows import META
-from braidstream.strand import Strand
+from braidstream.spark.source.rows import META
 from pyspark_braidstream import DefaultSource
 from tests.support.microbatch import rows_at_once, rows_of
 from tests.support.regions import apply, become, client_of
@@ -188,7 +188,7 @@ def test_a_deleted_stream_is_gone_from_the_view_before_the_lake_knows(engine: En
 ARCHIVER = """
     import sys
     from braidstream.spark.options import Servers
-    from braidstream.spark.pipelines.archive import Archive, Archiver
+    from braidstream.spark.jobs.archive import Archive, Archiver
     url, lake = sys.argv[1:]
     how = {"streams": (b"orders",), "max_entries": 50, "trim": True, "keep_s": 0}
     archiver = Archiver(None, Archive(lake, Servers((url,), {}), **how))

@@ -21,7 +21,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from braidstream.errors import ReplyError
-from braidstream.plan import Batch
+from braidstream.protocol.plan import Batch
 from tests.simulation.network import Line, Network, Request
 from tests.simulation.seat import Seat
 from tests.simulation.simulator import ask_everything, pool, settle

@@ -24,9 +24,9 @@ from hypothesis.stateful import (
 )
 
 import braidstream
-from braidstream import ids
-from braidstream.ids import LAST, ZERO, Id
-from braidstream.strand import Strand
+from braidstream.model import ids
+from braidstream.model.ids import LAST, ZERO, Id
+from braidstream.model.strand import Strand
 from tests.support.group_consumers import Consuming, consumers, named, one_of_them, spots
 from tests.support.group_model import Stream
 from tests.support.regions import apply, become, client_of

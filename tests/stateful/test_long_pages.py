@@ -5,9 +5,9 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from braidstream import ids
-from braidstream.ids import ZERO
-from braidstream.strand import Strand
+from braidstream.model import ids
+from braidstream.model.ids import ZERO
+from braidstream.model.strand import Strand
 from tests.support.model import Entry, Stream
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine

@@ -25,9 +25,9 @@ from hypothesis.stateful import (
 )
 
 import braidstream
-from braidstream import ids
-from braidstream.ids import MAX, ZERO, Id
-from braidstream.strand import Strand
+from braidstream.model import ids
+from braidstream.model.ids import MAX, ZERO, Id
+from braidstream.model.strand import Strand
 from tests.support.model import Entry, Stream, TooSmall
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine

@@ -12,7 +12,7 @@ diverged      regions that answer differently after quiescence, or not as the na
 from collections import Counter
 from collections.abc import Callable
 
-from braidstream.ids import text
+from braidstream.model.ids import text
 from tests.support.convergence import (
     Accepted,
     Life,

@@ -8,18 +8,19 @@ import redis
 from redis.crc import key_slot
 from redis.exceptions import AskError, ClusterCrossSlotError, MovedError, ResponseError, TryAgainError
 
-from braidstream import engine as functions
-from braidstream import keys
-from braidstream.braid import Region, View, birth_command, delete_command, registry_of
+from braidstream import lua as functions
+from braidstream.clients import gather, shared
 from braidstream.commands.table import TABLE
-from braidstream.drivers import gather, session
 from braidstream.errors import ReplyError
-from braidstream.plan import Batch, Command, Plan, Replies, run
-from braidstream.registry import Registry
+from braidstream.model import keys
+from braidstream.model.command import Command
+from braidstream.model.meta import Registry
+from braidstream.model.strand import Strand
+from braidstream.protocol.braid import Region, View, birth_command, delete_command, registry_of
+from braidstream.protocol.plan import Batch, Plan, Replies, run
 from braidstream.replication.compare import list_ids
 from braidstream.replication.glance import glance_command
 from braidstream.replication.state import journal_command, merge_command, read_state
-from braidstream.strand import Strand
 from tests.support.regions import apply
 from tests.support.servers import Cluster
 
@@ -74,9 +75,9 @@ class Nodes:
 
     def __call__(self, batch: Batch) -> Replies:
         if batch.atomic:
-            return gather.unpack(batch, self.exchange(self.home, gather.wire(batch)), session.resp2)
+            return gather.unpack(batch, self.exchange(self.home, gather.wire(batch)), shared.resp2)
         replies = [self.exchange(self._place(command), [command])[0] for command in batch.commands]
-        return gather.unpack(batch, replies, session.resp2)
+        return gather.unpack(batch, replies, shared.resp2)
 
     def exchange(self, conn: Any, commands: list[Command]) -> list[Any]:
         self.sent += commands

@@ -12,7 +12,7 @@ is made there. The history has notes that links take and deliver, and they are f
 from collections import Counter
 from dataclasses import dataclass, field
 
-from braidstream.ids import Id
+from braidstream.model.ids import Id
 from tests.support.history import (
     Acked,
     Added,

@@ -13,9 +13,9 @@ from typing import Any, Self
 
 import hiredis
 
-from braidstream.drivers.wire import parse_address
-from braidstream.gateway.resp import Scanner
 from braidstream.gateway.server import Gateway, Listen, Settings
+from braidstream.net.resp import Scanner
+from braidstream.net.wire import parse_address
 
 Word = str | bytes | int
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 import braidstream
-from braidstream import ids
-from braidstream.ids import Id
+from braidstream.model import ids
+from braidstream.model.ids import Id
 from tests.support.group_model import NOBODY, Key, Place
 from tests.support.group_seen import LONG_MS, Seen
 

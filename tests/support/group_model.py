@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from braidstream.ids import LAST, ZERO, Id
+from braidstream.model.ids import LAST, ZERO, Id
 
 Place = tuple[int, str]  # writer and kind: a strand
 Key = tuple[Id, int, str]  # an entry: its ID, and the strand it stands in; they sort as readers see them

@@ -7,8 +7,8 @@ import pytest
 import redis
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from braidstream import ids
-from braidstream.ids import LAST, ZERO, Id
+from braidstream.model import ids
+from braidstream.model.ids import LAST, ZERO, Id
 from tests.support.group_model import NOBODY, Group, Key, Stream
 
 LONG_MS = 10**8  # a minimum idle time that only old entries have

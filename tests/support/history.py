@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from braidstream.ids import Id, floor_of, mint, writer_of
+from braidstream.model.ids import Id, floor_of, mint, writer_of
 
 Entry = tuple[str, Id]  # ("s1:0", (110, 0)): strand s of writer 1, first life, native ID 110-0
 Visible = frozenset[Entry]

@@ -15,7 +15,8 @@ from typing import Any, Final
 
 import redis
 
-from braidstream.spark import ledger, sink, source
+from braidstream.spark.sink import ledger, writer
+from braidstream.spark.source import reader
 from pyspark_braidstream import DefaultSource
 from tests.support.waiting import eventually
 
@@ -77,12 +78,12 @@ def _reading(real: Any) -> Any:
     return read
 
 
-source.read = _reading(source.read)
-_around(source.StreamReader, "partitions", after="planned")
-_around(sink._Task, "take", before="write-before")
-_around(sink._Task, "_put", after="write-middle")
-_around(sink._Task, "finish", after="write-after")
-_around(sink.StreamWriter, "commit", before="commit-before", after="committed")
+reader.read = _reading(reader.read)
+_around(reader.StreamReader, "partitions", after="planned")
+_around(writer._Task, "take", before="write-before")
+_around(writer._Task, "_put", after="write-middle")
+_around(writer._Task, "finish", after="write-after")
+_around(writer.StreamWriter, "commit", before="commit-before", after="committed")
 _around(ledger.Book, "decide", after="decided")
 _around(ledger.Publisher, "_append", after="publishing")
 _around(ledger.Book, "publish", after="published")

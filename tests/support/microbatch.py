@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from braidstream.spark.rows import META
+from braidstream.spark.source.rows import META
 from pyspark_braidstream import DefaultSource
 
 

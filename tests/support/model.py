@@ -7,7 +7,7 @@ ascend and those of different writers need not.
 
 from dataclasses import dataclass, field
 
-from braidstream.ids import LAST, MAX, ZERO, Id
+from braidstream.model.ids import LAST, MAX, ZERO, Id
 
 Entry = tuple[Id, int, bytes]  # ID, writer, value
 

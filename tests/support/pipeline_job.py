@@ -17,11 +17,11 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from braidstream.cli.main import app
-from braidstream.spark.lake import jobs
+from braidstream.spark.jobs import copies, removal
+from braidstream.spark.jobs import replay as replaying
+from braidstream.spark.jobs.compaction import Compact, Compactor
+from braidstream.spark.lake import distribute
 from braidstream.spark.options import Servers
-from braidstream.spark.pipelines import copies, removal
-from braidstream.spark.pipelines import replay as replaying
-from braidstream.spark.pipelines.compact import Compact, Compactor
 from tests.support.killing import CONTROL, KillingDefault, in_task
 from tests.support.spark_job import session
 
@@ -30,7 +30,7 @@ WAIT_S = 600
 
 def with_points_in_tasks() -> None:
     """The tasks of pipelines get a point at which their worker can be killed."""
-    run, frame = jobs.run, copies._frame
+    run, frame = distribute.run, copies._frame
 
     def run_with_points(spark: Any, pieces: Any, schema: Any, function: Any, facts: Any) -> Any:
         return run(spark, pieces, schema, in_task(function), facts)
@@ -38,7 +38,7 @@ def with_points_in_tasks() -> None:
     def frame_with_points(spark: Any, pieces: Any, schema: Any, worker: Any) -> Any:
         return frame(spark, pieces, schema, in_task(worker))
 
-    jobs.run, copies._frame = run_with_points, frame_with_points
+    distribute.run, copies._frame = run_with_points, frame_with_points
 
 
 def die_in_the_middle(spark: SparkSession, url: str, what: dict[str, Any]) -> None:

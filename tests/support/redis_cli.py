@@ -5,7 +5,7 @@ import shlex
 from typing import Any
 
 import braidstream
-from braidstream.strand import Strand
+from braidstream.model.strand import Strand
 from tests.support.regions import apply
 
 PROMPT = "localhost:6379> "

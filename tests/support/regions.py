@@ -4,13 +4,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import braidstream
-from braidstream import engine as functions
-from braidstream.braid import registry_of
-from braidstream.commands.region import initialise, tune_id_mode
-from braidstream.ids import ZERO, Id, text
-from braidstream.plan import Batch, Plan
-from braidstream.registry import Registry
-from braidstream.strand import Strand, There
+from braidstream import lua as functions
+from braidstream.admin.membership import initialise, tune_id_mode
+from braidstream.model.ids import ZERO, Id, text
+from braidstream.model.meta import Registry
+from braidstream.model.strand import Strand, There
+from braidstream.protocol.braid import registry_of
+from braidstream.protocol.plan import Batch, Plan
 from tests.support.servers import Engine
 
 

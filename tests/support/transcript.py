@@ -10,9 +10,10 @@ The plan must say exactly these words, in this order. `Atomic({...})` is a round
 
 from typing import Any, TypeVar
 
-from braidstream.braid import Region, View
-from braidstream.plan import Batch, Command, Plan, Replies, run
-from braidstream.strand import Strand
+from braidstream.model.command import Command
+from braidstream.model.strand import Strand
+from braidstream.protocol.braid import Region, View
+from braidstream.protocol.plan import Batch, Plan, Replies, run
 
 T = TypeVar("T")
 

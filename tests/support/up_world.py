@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 import redis
 
 import braidstream
-from braidstream.keys import name_of_meta
+from braidstream.model.keys import name_of_meta
 from braidstream.replication.state import State, lacks, read_state
 from tests.support.typist import SHOWN, Typist, show
 from tests.support.up import Up

@@ -7,12 +7,12 @@ from itertools import permutations
 from typing import Any, TypeVar
 
 import braidstream
-from braidstream import engine as functions
-from braidstream.braid import Region, read_region
-from braidstream.commands.region import initialise, meet, tune_id_mode
+from braidstream import lua as functions
+from braidstream.admin.membership import initialise, meet, tune_id_mode
 from braidstream.errors import ReplyError
-from braidstream.keys import name_of_meta
-from braidstream.plan import Plan
+from braidstream.model.keys import name_of_meta
+from braidstream.protocol.braid import Region, read_region
+from braidstream.protocol.plan import Plan
 from braidstream.replication.link import Link, Progress
 from tests.support.servers import Engine
 

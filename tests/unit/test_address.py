@@ -2,8 +2,8 @@
 
 import pytest
 
-from braidstream.drivers.address import parse_address, shown
 from braidstream.errors import ConfigError
+from braidstream.net.address import parse_address, shown
 from braidstream.spark.option_values import urls
 
 SENTINELS = "redis+sentinel://ada:s%40cret@one:26379,two,[::1]:26380/orders/3"

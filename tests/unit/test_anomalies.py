@@ -1,6 +1,6 @@
 """Every anomaly is found where it is, and not where it is not."""
 
-from braidstream.idempotence import Settings
+from braidstream.model.idempotence import Settings
 from tests.support.anomalies import ANOMALIES, GROUPS, MESSAGES, RANGE, find
 from tests.support.convergence import SETTINGS
 from tests.support.history import (

@@ -10,7 +10,7 @@ import redis
 
 import braidstream
 import braidstream.asyncio
-from braidstream.drivers import aio, raised, sync
+from braidstream.clients import aio, raised, sync
 
 # redis-py has these seams in one of its two clients only.
 ONLY_SYNC = {"Redis._execute_command"}

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from braidstream.frontier import Frontier
-from braidstream.ids import ZERO, Id
-from braidstream.strand import Strand
+from braidstream.model.frontier import Frontier
+from braidstream.model.ids import ZERO, Id
+from braidstream.model.strand import Strand
 
 STRANDS = [Strand(b"orders", "s", 1), Strand(b"orders", "s", 1023), Strand(b"orders", "c", 1, 1)]
 strands = st.sampled_from(STRANDS)

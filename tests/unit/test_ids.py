@@ -3,9 +3,9 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from braidstream import ids
-from braidstream.ids import FULL, LAST, LIMIT, MAX, ZERO, Id
-from braidstream.strand import Strand
+from braidstream.model import ids
+from braidstream.model.ids import FULL, LAST, LIMIT, MAX, ZERO, Id
+from braidstream.model.strand import Strand
 
 writers = st.integers(1, ids.WRITERS - 1)
 

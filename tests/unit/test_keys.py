@@ -7,7 +7,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from braidstream import keys
+from braidstream.model import keys
 
 writers = st.integers(1, 1023)
 lives = st.one_of(st.just(0), st.integers(1, 10**6))

@@ -15,7 +15,7 @@ import redis.asyncio
 
 import braidstream
 import braidstream.asyncio
-from braidstream.drivers import aio, options, sync
+from braidstream.clients import aio, client_options, sync
 
 DRIVERS = Path(sync.__file__).parent
 MODULES = [
@@ -69,7 +69,8 @@ def test_a_module_is_reached_without_importing_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("client", "typed"), [(redis.Redis, options.SyncOptions), (redis.asyncio.Redis, options.AsyncioOptions)]
+    ("client", "typed"),
+    [(redis.Redis, client_options.SyncOptions), (redis.asyncio.Redis, client_options.AsyncioOptions)],
 )
 def test_the_typed_arguments_are_redis_pys(client: type, typed: type) -> None:
     theirs = set(inspect.signature(client.__init__).parameters)  # type: ignore[misc]

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from braidstream.gateway.express import uniform_appends
-from braidstream.gateway.resp import (
+from braidstream.gateway.fast_append import uniform_appends
+from braidstream.model.ids import minted_text
+from braidstream.net.resp import (
     Limits,
     Parser,
     Scanner,
@@ -21,7 +22,6 @@ from braidstream.gateway.resp import (
     minted_reply,
     split_words,
 )
-from braidstream.ids import minted_text
 
 LIMITS = Limits(bulk=5000, words=300, buffered=30_000)
 # Words with line ends in them, words larger than the short way takes, empty words.

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from braidstream.strand import Entry
-from braidstream.weave import bodies, certain, weave
+from braidstream.model.merge import bodies, certain, weave
+from braidstream.model.strand import Entry
 
 # Few milliseconds and sequences, so that entries of several writers meet.
 _ids = st.integers(0, 2**16 - 1).map(lambda bits: {divmod(at, 4) for at in range(16) if bits >> at & 1})

@@ -9,8 +9,8 @@ from redis.asyncio.client import (
     PubsubWorkerExceptionHandler as PubsubWorkerExceptionHandler,
 )
 
-from braidstream.drivers.aio import Pipeline as Pipeline, Redis as Redis
-from braidstream.drivers.compat import rest_of
+from braidstream.clients.aio import Pipeline as Pipeline, Redis as Redis
+from braidstream.clients.compat import rest_of
 
 StrictRedis = Redis
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 import redis.asyncio.cluster
 from redis.asyncio.cluster import ClusterNode as ClusterNode
 
-from braidstream.drivers.compat import rest_of
-from braidstream.drivers.raised import cluster_refused
+from braidstream.clients.compat import rest_of
+from braidstream.clients.raised import cluster_refused
 
 
 class RedisCluster(redis.asyncio.cluster.RedisCluster):

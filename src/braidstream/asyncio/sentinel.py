@@ -11,9 +11,9 @@ from redis.asyncio.sentinel import (
     SlaveNotFoundError as SlaveNotFoundError,
 )
 
-from braidstream.drivers.aio import Redis as Redis
-from braidstream.drivers.compat import rest_of
-from braidstream.drivers.session import opened
+from braidstream.clients.aio import Redis as Redis
+from braidstream.clients.compat import rest_of
+from braidstream.clients.shared import opened
 
 
 class Sentinel(redis.asyncio.sentinel.Sentinel):

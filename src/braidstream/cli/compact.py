@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import Progress
 
-from braidstream.cli.server import Json
+from braidstream.cli.reach import Json
 from braidstream.cli.spark import (
     Follow,
     Pattern,
@@ -26,7 +26,7 @@ from braidstream.cli.spark import (
 from braidstream.errors import OptionError
 
 if TYPE_CHECKING:
-    from braidstream.spark.pipelines.compact import Compactor, Round
+    from braidstream.spark.jobs.compaction import Compactor, Round
 
 TRIES = 5  # rounds of a run that is not to follow, while something is left and some is done
 
@@ -69,8 +69,8 @@ def compact(
     Example: braid spark compact --url redis://localhost:6379 --lake /lake --streams users --key user
     """
     need_spark()
-    from braidstream.spark.pipelines.compact import Compact, Compactor, check
-    from braidstream.spark.session import open_session
+    from braidstream.spark.jobs.compaction import Compact, Compactor, check
+    from braidstream.spark.jobs.spark_session import open_session
 
     names, glob = chosen(streams, pattern)
     servers, folder = servers_of(url, redis) if url else None, None if lake is None else str(lake)

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from braidstream.drivers.wire import Address, connect
 from braidstream.errors import BraidError, LostError, ReplyError
-from braidstream.plan import Batch
+from braidstream.net.wire import Address, connect
+from braidstream.protocol.plan import Batch
 
 READY_WITHIN_S: Final = 30.0
 STOP_WITHIN_S: Final = 5.0

@@ -12,13 +12,13 @@ from typing import Annotated, Final
 
 import typer
 
+from braidstream.cli.reach import Json, trouble
 from braidstream.cli.replicate import log_to_stderr
-from braidstream.cli.server import Json, trouble
 from braidstream.config import load
-from braidstream.drivers.bulk import shown
-from braidstream.drivers.wire import parse_address
 from braidstream.errors import BraidError
 from braidstream.gateway.server import Gateway, Listen, Settings
+from braidstream.net.bulk import shown
+from braidstream.net.wire import parse_address
 from braidstream.observability.events import emit
 
 _LISTEN: Final = "127.0.0.1:6390"

@@ -4,10 +4,11 @@ from typing import Annotated
 
 import typer
 
-from braidstream import engine
-from braidstream.cli.server import Json, Url, ask, report, trouble
-from braidstream.commands.region import initialise, refuse_cluster
-from braidstream.drivers.bulk import shown
+from braidstream import lua
+from braidstream.admin.membership import initialise
+from braidstream.cli.reach import Json, Url, ask, report, trouble
+from braidstream.net.bulk import shown
+from braidstream.protocol.braid import refuse_cluster
 
 
 def init(
@@ -26,18 +27,18 @@ def init(
     """
     with trouble(url, as_json):
         # Who it is first: a database that belongs to another region is left as it was.
-        _, ready, before = ask(url, refuse_cluster(), initialise(region, name), engine.load())
+        _, ready, before = ask(url, refuse_cluster(), initialise(region, name), lua.load())
     facts = {
         "region": ready.id,
         "name": ready.name,
         "writer": ready.writer,
         "id_mode": ready.id_mode,
-        "functions": {"version": engine.VERSION, "was": before},
+        "functions": {"version": lua.VERSION, "was": before},
     }
-    loaded = "already there" if before == engine.VERSION else f"loaded, was {before or 'none'}"
+    loaded = "already there" if before == lua.VERSION else f"loaded, was {before or 'none'}"
     report(
         as_json,
         facts,
         f"{shown(url)} is region {ready.id} ({ready.name}), ID mode {ready.id_mode}. "
-        f"Engine functions: version {engine.VERSION}, {loaded}.",
+        f"Engine functions: version {lua.VERSION}, {loaded}.",
     )

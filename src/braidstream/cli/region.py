@@ -14,18 +14,18 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from braidstream import config as files
-from braidstream import engine
-from braidstream.braid import Region, read_region
+from braidstream import lua
+from braidstream.admin.membership import initialise, meet, part, set_fence
+from braidstream.cli.reach import Json, ask, report, trouble
 from braidstream.cli.replicate import ConfigFile, durability_of
 from braidstream.cli.secret import UrlCommand
-from braidstream.cli.server import Json, ask, report, trouble
-from braidstream.commands.region import initialise, meet, part, refuse_cluster, set_fence
+from braidstream.clients.shared import REGION_FRESH_S
+from braidstream.clients.sync import ServerError
 from braidstream.config import Config, RegionConfig
-from braidstream.drivers.bulk import shown
-from braidstream.drivers.session import REGION_FRESH_S
-from braidstream.drivers.sync import ServerError
-from braidstream.drivers.wire import parse_address
 from braidstream.errors import BraidError, ConfigError
+from braidstream.net.bulk import shown
+from braidstream.net.wire import parse_address
+from braidstream.protocol.braid import Region, read_region, refuse_cluster
 from braidstream.replication.endpoint import Endpoint
 from braidstream.replication.feed import all_streams
 from braidstream.replication.gate import Gate
@@ -70,7 +70,7 @@ def add(
         target = joined.named(name)
         for each in others:
             _check(each)
-        ask(target.url, refuse_cluster(), initialise(number, name), engine.load())
+        ask(target.url, refuse_cluster(), initialise(number, name), lua.load())
         regions = [_tell(each, joined) for each in joined.region]
         if len(others) == 1:
             time.sleep(2 * REGION_FRESH_S)  # clients of a lone region begin to write for peers
@@ -113,7 +113,7 @@ def rejoin(
             lost.url,
             refuse_cluster(),
             initialise(lost.id, lost.name, fenced=True),
-            engine.load(),
+            lua.load(),
             set_fence(True),
         )
         time.sleep(2 * REGION_FRESH_S)  # clients that are connected stop

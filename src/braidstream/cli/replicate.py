@@ -12,15 +12,15 @@ from typing import Annotated, Final
 
 import typer
 
-from braidstream import engine
-from braidstream.braid import read_region
-from braidstream.cli.server import Json, ask, trouble
-from braidstream.commands.region import initialise, refuse_cluster
+from braidstream import lua
+from braidstream.admin.membership import initialise
+from braidstream.cli.reach import Json, ask, trouble
+from braidstream.clients.sync import ServerError
 from braidstream.config import Config, RegionConfig, load
-from braidstream.drivers.sync import ServerError
-from braidstream.drivers.wire import Address, parse_address
 from braidstream.errors import BraidError, ConfigError, NotARegionError
+from braidstream.net.wire import Address, parse_address
 from braidstream.observability.events import emit
+from braidstream.protocol.braid import read_region, refuse_cluster
 from braidstream.replication.daemon import Daemon
 from braidstream.replication.gate import Durability
 
@@ -53,7 +53,7 @@ def replicate(
     with trouble(here.url, as_json):
         ask(here.url, refuse_cluster())
         _refuse_lost(here, regions.peers_of(here.name))
-        ask(here.url, initialise(here.id, here.name), engine.load())
+        ask(here.url, initialise(here.id, here.name), lua.load())
     log_to_stderr(verbose)
     with contextlib.suppress(asyncio.CancelledError):
         asyncio.run(_run(config, regions, here, as_json))

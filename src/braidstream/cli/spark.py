@@ -25,16 +25,16 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from braidstream.cli.reach import Json, Url, trouble
 from braidstream.cli.secret import UrlCommand
-from braidstream.cli.server import Json, Url, trouble
 from braidstream.config import load
 from braidstream.errors import JobError
-from braidstream.frontier import name_of_text
+from braidstream.model.frontier import name_of_text
 
 if TYPE_CHECKING:
+    from braidstream.spark.jobs.archive import Round
+    from braidstream.spark.jobs.audit import Report
     from braidstream.spark.options import Servers
-    from braidstream.spark.pipelines.archive import Round
-    from braidstream.spark.pipelines.audit import Report
 
 app = typer.Typer(help="Spark applications on streams and lakes.", no_args_is_help=True)
 
@@ -90,7 +90,7 @@ def servers_of(url: str, redis: list[str] | None = None) -> "Servers":
 @contextlib.contextmanager
 def spark_trouble(where: str | Path, as_json: bool) -> Iterator[None]:
     """As `trouble`; of what a Spark job died of, the last line: the rest is Spark's own way there."""
-    from braidstream.spark.session import JOB_ERRORS
+    from braidstream.spark.jobs.spark_session import JOB_ERRORS
 
     with trouble(where, as_json):
         try:
@@ -179,8 +179,8 @@ def archive(
     Example: braid spark archive --url redis://localhost:6379 --streams orders --lake /lake --trim --keep 24h
     """
     need_spark()
-    from braidstream.spark.pipelines.archive import Archive, Archiver
-    from braidstream.spark.session import open_session
+    from braidstream.spark.jobs.archive import Archive, Archiver
+    from braidstream.spark.jobs.spark_session import open_session
 
     names, glob = chosen(streams, pattern)
     what = Archive(str(lake), servers_of(url, redis), names, glob, max_entries, trim, keep, allow_loss)
@@ -240,10 +240,10 @@ def audit(
     Example: braid spark audit --config braid.toml --pattern '*' --html audit.html
     """
     need_spark()
-    from braidstream.spark.pipelines.audit import Auditor
-    from braidstream.spark.pipelines.audit_report import as_facts, as_page, verdict
-    from braidstream.spark.pipelines.repair import repair as heal
-    from braidstream.spark.session import open_session
+    from braidstream.spark.jobs.audit import Auditor
+    from braidstream.spark.jobs.audit_report import as_facts, as_page, verdict
+    from braidstream.spark.jobs.repair import repair as heal
+    from braidstream.spark.jobs.spark_session import open_session
 
     names, glob = chosen(streams, pattern)
     with spark_trouble(config, as_json):
@@ -312,10 +312,10 @@ def replay(
     --to-url redis://localhost:6379 --to orders-again --job nov-1 --where "fields['tag'] = 'eu'" --speed 10
     """
     need_spark()
+    from braidstream.spark.jobs.replay import Replay, check
+    from braidstream.spark.jobs.replay import replay as run
+    from braidstream.spark.jobs.spark_session import open_session
     from braidstream.spark.option_values import time_ms
-    from braidstream.spark.pipelines.replay import Replay, check
-    from braidstream.spark.pipelines.replay import replay as run
-    from braidstream.spark.session import open_session
 
     if not url and lake is None:
         refuse("give --lake, or --url, or both")
@@ -366,9 +366,9 @@ def stats(
     Example: braid spark stats --url redis://localhost:6379 --streams orders --key tag --html stats.html
     """
     need_spark()
-    from braidstream.spark.pipelines import stats_plots
-    from braidstream.spark.pipelines.stats import collect
-    from braidstream.spark.session import open_session
+    from braidstream.spark.jobs import stats_plots
+    from braidstream.spark.jobs.spark_session import open_session
+    from braidstream.spark.jobs.stats import collect
 
     if not url and lake is None:
         refuse("give --lake, or --url, or both")

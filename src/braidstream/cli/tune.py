@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from braidstream.braid import ID_MODES
+from braidstream.admin.membership import tune_id_mode
+from braidstream.cli.reach import Json, Url, ask, report, trouble
 from braidstream.cli.secret import UrlCommand
-from braidstream.cli.server import Json, Url, ask, report, trouble
-from braidstream.commands.region import tune_id_mode
-from braidstream.drivers.bulk import shown
+from braidstream.net.bulk import shown
+from braidstream.protocol.braid import ID_MODES
 
 IdMode = Enum("IdMode", {mode: mode for mode in ID_MODES})  # type: ignore[misc]
 

@@ -12,11 +12,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from braidstream import engine as functions
+from braidstream import lua as functions
+from braidstream.admin.membership import initialise, meet, tune_id_mode
 from braidstream.cli.engines import Child, answering, braid_command, check_free, engine_command, free_port
-from braidstream.cli.server import Json, ask, trouble
+from braidstream.cli.reach import Json, ask, trouble
 from braidstream.cli.tune import IdMode
-from braidstream.commands.region import initialise, meet, tune_id_mode
 
 _STRICT: Final = IdMode("strict")
 _GATEWAYS_ABOVE: Final = 100

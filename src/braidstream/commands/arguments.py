@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
-from braidstream import ids
 from braidstream.errors import ReplyError
-from braidstream.ids import Id
+from braidstream.model import ids
+from braidstream.model.ids import Id
 
 Argv = list[bytes]
 

@@ -7,8 +7,8 @@ reached. Here they are counted as RESP2 writes them.
 from itertools import takewhile
 from typing import Any, Final
 
-from braidstream import ids
-from braidstream.strand import Entry
+from braidstream.model import ids
+from braidstream.model.strand import Entry
 
 # Where what was taken cannot be given back, MAXSIZE is kept by looking first: at so many entries at once.
 PEEK: Final = 100

@@ -3,16 +3,17 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from braidstream import ids, keys
-from braidstream.braid import View, ask, look
 from braidstream.commands.arguments import Argv, Trim, option, parse_ids, strict_id
-from braidstream.commands.standing import last_delivered
+from braidstream.commands.groups.group_status import last_delivered
 from braidstream.errors import ReplyError
-from braidstream.ids import Id
-from braidstream.plan import Batch, Command, Plan
-from braidstream.registry import Registry
-from braidstream.strand import Strand, facts
-from braidstream.weave import certain
+from braidstream.model import ids, keys
+from braidstream.model.command import Command
+from braidstream.model.ids import Id
+from braidstream.model.merge import certain
+from braidstream.model.meta import Registry
+from braidstream.model.strand import Strand, facts
+from braidstream.protocol.braid import View, ask, look
+from braidstream.protocol.plan import Batch, Plan
 
 # The function looks at every group for every ID, so it gets a few at a time.
 AT_ONCE: Final = 200

@@ -13,18 +13,21 @@ is dumped where the first entry stands that it was not given: some may be given 
 import dataclasses
 from typing import Any, Final
 
-from braidstream import braid, ids, keys
-from braidstream.braid import View, afresh, registry_of
-from braidstream.commands import heads, standing
 from braidstream.commands.arguments import Argv, fail, option, shown
-from braidstream.commands.groups import later
-from braidstream.commands.pending import Query, rows_of
+from braidstream.commands.groups import group_status
+from braidstream.commands.groups.pending import Query, rows_of
+from braidstream.commands.groups.xgroup import later
 from braidstream.commands.rename import PAGE, TRIES, Copy, adoption, fill, refuse_watching, restless, token
+from braidstream.commands.xreadgroup import heads
 from braidstream.errors import RefusedError, ReplyError
-from braidstream.ids import Id
-from braidstream.plan import Batch, Command, Plan
-from braidstream.registry import Registry
-from braidstream.strand import facts
+from braidstream.model import ids, keys
+from braidstream.model.command import Command
+from braidstream.model.ids import Id
+from braidstream.model.meta import Registry
+from braidstream.model.strand import facts
+from braidstream.protocol import braid
+from braidstream.protocol.braid import View, afresh, registry_of
+from braidstream.protocol.plan import Batch, Plan
 
 # How a payload begins: the types that engines have used for a stream, and for anything else.
 _STREAM: Final = frozenset((0x0F, 0x13, 0x15, 0x1A, 0x1B))
@@ -80,11 +83,11 @@ def _native(argv: Argv) -> Plan[bytes | None]:
 
 def _fill_groups(view: View, registry: Registry, name: bytes, aside: bytes) -> Plan[None]:
     """Make the groups on the copy: where they stand, their consumers, and what is pending."""
-    for info in map(facts, (yield from standing.groups(view, name))):
+    for info in map(facts, (yield from group_status.groups(view, name))):
         group, read = info[b"name"], info[b"entries-read"]
         place = yield from _place(view, name, group, ids.native(info[b"last-delivered-id"]))
         count: Command = () if read is None or read < 0 else ("ENTRIESREAD", read)
-        rows = yield from standing.consumers(view, name, group)
+        rows = yield from group_status.consumers(view, name, group)
         yield Batch(
             [
                 ("XGROUP", "CREATE", aside, group, ids.text(place), *count),
@@ -97,7 +100,7 @@ def _fill_groups(view: View, registry: Registry, name: bytes, aside: bytes) -> P
 def _place(view: View, name: bytes, group: bytes, delivered: Id) -> Plan[Id]:
     """Before the first entry that the group was not given; else where it stands."""
     at = yield from heads.now(view, name, group)
-    pages = yield Batch([standing.after(strand, place, 1) for strand, place in at.items()], resend=True)
+    pages = yield Batch([group_status.after(strand, place, 1) for strand, place in at.items()], resend=True)
     firsts = [strand.user(ids.native(page[0][0])) for strand, page in zip(at, pages, strict=True) if page]
     return min([delivered, *(ids.before(first) or ids.ZERO for first in firsts)])
 

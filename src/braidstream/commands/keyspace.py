@@ -7,14 +7,15 @@ served as ever, so code that mixes both needs no second client.
 from collections.abc import Iterable
 from typing import Any, Final
 
-from braidstream import braid, keys
-from braidstream.braid import View, delete_command, registry_of
 from braidstream.commands.arguments import Argv, fail, integer, option
 from braidstream.commands.glob import matcher
-from braidstream.commands.region import INFO_CLUSTER, is_cluster
 from braidstream.errors import RefusedError, ReplyError
-from braidstream.plan import Batch, Command, Plan
-from braidstream.registry import Registry
+from braidstream.model import keys
+from braidstream.model.command import Command
+from braidstream.model.meta import Registry
+from braidstream.protocol import braid
+from braidstream.protocol.braid import INFO_CLUSTER, View, delete_command, is_cluster, registry_of
+from braidstream.protocol.plan import Batch, Plan
 
 # They replace whatever has the name.
 OVERWRITING: Final = frozenset((b"SET", b"SETEX", b"PSETEX"))

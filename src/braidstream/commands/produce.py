@@ -1,7 +1,7 @@
 """Idempotent production: XADD with IDMP or IDMPAUTO, XCFGSET, and what XINFO STREAM tells of it.
 
 A message is known by its producer and its ID. Looking up, appending and remembering are one function
-call (engine/idempotence.lua); messages of one producer that follow each other in a pipeline share one.
+call (lua/idempotence.lua); messages of one producer that follow each other in a pipeline share one.
 Sending such a call twice is as good as once, so a client that was told to (`idempotent=True`) may.
 """
 
@@ -9,19 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from braidstream import ids, keys
-from braidstream.braid import (
-    View,
-    afresh,
-    birth_command,
-    exists,
-    is_stale,
-    look,
-    refuse_other_types,
-    refuse_unseen_types,
-    registry_of,
-    type_check,
-)
 from braidstream.commands.arguments import (
     FUNCTION_ARGUMENTS,
     Add,
@@ -35,11 +22,25 @@ from braidstream.commands.arguments import (
 )
 from braidstream.commands.trim import trim_all, trim_options
 from braidstream.errors import RefusedError, ReplyError
-from braidstream.idempotence import Settings, iid_of
-from braidstream.plan import Batch, Command, Plan
-from braidstream.registry import Registry
-from braidstream.strand import Strand
-from braidstream.strand import facts as strand_facts
+from braidstream.model import ids, keys
+from braidstream.model.command import Command
+from braidstream.model.idempotence import Settings, iid_of
+from braidstream.model.meta import Registry
+from braidstream.model.strand import Strand
+from braidstream.model.strand import facts as strand_facts
+from braidstream.protocol.braid import (
+    View,
+    afresh,
+    birth_command,
+    exists,
+    is_stale,
+    look,
+    refuse_other_types,
+    refuse_unseen_types,
+    registry_of,
+    type_check,
+)
+from braidstream.protocol.plan import Batch, Plan
 
 # So many messages share one call: the engine does nothing else meanwhile.
 AT_ONCE: Final = 50
@@ -205,7 +206,7 @@ def is_native(answer: Any) -> bool:
 
 
 def native_call(home: Strand, producer: Any) -> Command:
-    """The command, up to the message's ID, where the engine itself knows messages (engine/settings.lua)."""
+    """The command, up to the message's ID, where the engine itself knows messages (lua/settings.lua)."""
     return ("XADD", home.key, "NOMKSTREAM", "IDMP", producer)
 
 

@@ -14,16 +14,17 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
-from braidstream import ids, keys
-from braidstream.braid import View, delete, exists, registry_of
 from braidstream.commands.arguments import Argv, fail, integer, option, shown
-from braidstream.commands.inspect import info
-from braidstream.commands.read import read_range
+from braidstream.commands.xinfo import info
+from braidstream.commands.xread import read_range
 from braidstream.errors import RefusedError, ReplyError
-from braidstream.ids import Id
-from braidstream.plan import Batch, Command, Plan
-from braidstream.registry import Registry, given
-from braidstream.strand import facts
+from braidstream.model import ids, keys
+from braidstream.model.command import Command
+from braidstream.model.ids import Id
+from braidstream.model.meta import Registry, given
+from braidstream.model.strand import facts
+from braidstream.protocol.braid import View, delete, exists, registry_of
+from braidstream.protocol.plan import Batch, Plan
 
 PAGE: Final = 500
 TRIES: Final = 5

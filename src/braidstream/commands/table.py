@@ -4,27 +4,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from braidstream import keys
-from braidstream.braid import View
-from braidstream.commands import (
-    append,
-    claims,
-    deliver,
-    drop,
-    dump,
-    groups,
-    inspect,
-    keyspace,
-    nack,
-    pending,
-    produce,
-    read,
-    rename,
-    trim,
-)
+from braidstream.commands import drop, dump, keyspace, produce, rename, trim, xadd, xinfo, xread
 from braidstream.commands.arguments import Argv, option, read_names, shown, wrong_arity
+from braidstream.commands.groups import claims, nack, pending, xgroup
+from braidstream.commands.xreadgroup import deliver
 from braidstream.errors import RefusedError, ReplyError
-from braidstream.plan import Plan
+from braidstream.model import keys
+from braidstream.protocol.braid import View
+from braidstream.protocol.plan import Plan
 
 # How RESP3 shapes a reply that RESP2 sends as an array: {name: entries}, or a map of facts.
 Shape = Literal["plain", "streams", "facts"]
@@ -110,23 +97,23 @@ TABLE: Final[dict[bytes, Spec]] = {
     b"XADD": Spec(
         f"key [NOMKSTREAM] {_REFS} [IDMPAUTO producer | IDMP producer iid] [{_TRIM}] "
         "*|id field value [field value ...]",
-        append.add,
+        xadd.add,
         _first,
         5,
-        shares=append.shares,
-        fits_multi=append.fits_multi,
+        shares=xadd.shares,
+        fits_multi=xadd.fits_multi,
     ),
-    b"XLEN": Spec("key", read.length, _first, 2, 2),
-    b"XRANGE": Spec("key start end [COUNT count]", read.read_range, _first, 4),
-    b"XREVRANGE": Spec("key end start [COUNT count]", read.read_range_back, _first, 4),
+    b"XLEN": Spec("key", xread.length, _first, 2, 2),
+    b"XRANGE": Spec("key start end [COUNT count]", xread.read_range, _first, 4),
+    b"XREVRANGE": Spec("key end start [COUNT count]", xread.read_range_back, _first, 4),
     b"XREAD": Spec(
         "[COUNT count] [MAXCOUNT count] [MAXSIZE bytes] [BLOCK ms] STREAMS key [key ...] id [id ...]",
-        read.read,
+        xread.read,
         read_names,
         4,
         shape="streams",
-        shares=read.shares,
-        fits_multi=read.fits_multi,
+        shares=xread.shares,
+        fits_multi=xread.fits_multi,
     ),
     b"XDEL": Spec("key id [id ...]", trim.delete_entries, _first, 3),
     b"XDELEX": Spec(
@@ -146,17 +133,17 @@ TABLE: Final[dict[bytes, Spec]] = {
         fits_multi=trim.shares,
     ),
     b"XSETID": Spec(
-        "key last-id [ENTRIESADDED count] [MAXDELETEDID id]", append.set_id, _first, 3, multi=False
+        "key last-id [ENTRIESADDED count] [MAXDELETEDID id]", xadd.set_id, _first, 3, multi=False
     ),
     b"XINFO": Spec(
         "STREAM key [FULL [COUNT count]] | HELP",
-        inspect.info,
+        xinfo.info,
         _second,
         2,
         shape="facts",
-        subcommands=inspect.SUBCOMMANDS,
-        shares=inspect.shares,
-        fits_multi=inspect.shares,
+        subcommands=xinfo.SUBCOMMANDS,
+        shares=xinfo.shares,
+        fits_multi=xinfo.shares,
     ),
     b"DEL": Spec("key [key ...]", keyspace.delete, _all, 2, shares=keyspace.is_deleted_at_once),
     b"UNLINK": Spec("key [key ...]", keyspace.delete, _all, 2, shares=keyspace.is_deleted_at_once),
@@ -201,10 +188,10 @@ TABLE: Final[dict[bytes, Spec]] = {
     b"XGROUP": Spec(
         "CREATE|SETID key group id|$ [MKSTREAM] [ENTRIESREAD n] | DESTROY key group | "
         "CREATECONSUMER|DELCONSUMER key group consumer | HELP",
-        groups.manage,
+        xgroup.manage,
         _second,
         2,
-        subcommands=groups.SUBCOMMANDS,
+        subcommands=xgroup.SUBCOMMANDS,
         multi=False,
     ),
     b"XREADGROUP": Spec(

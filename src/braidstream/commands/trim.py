@@ -4,16 +4,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from braidstream import ids
-from braidstream.braid import View, exists, find, look, refuse_other_types, registry_of
 from braidstream.commands.arguments import Argv, Trim, option, parse_trim, strict_id
 from braidstream.commands.drop import AT_ONCE, drop_command, trim_asking, trims_natively
-from braidstream.commands.pending import tell
+from braidstream.commands.groups.pending import tell
 from braidstream.errors import ReplyError
-from braidstream.ids import Id
-from braidstream.plan import Batch, Command, Plan
-from braidstream.strand import Entry, Strand
-from braidstream.weave import certain
+from braidstream.model import ids
+from braidstream.model.command import Command
+from braidstream.model.ids import Id
+from braidstream.model.merge import certain
+from braidstream.model.strand import Entry, Strand
+from braidstream.protocol.braid import View, exists, find, look, refuse_other_types, registry_of
+from braidstream.protocol.plan import Batch, Plan
 
 # One round of trimming to a length reads at most this many entries of each strand.
 PAGE: Final = 1_000

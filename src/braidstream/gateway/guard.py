@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING, Final
 
 from braidstream.errors import RefusedError
-from braidstream.gateway.resp import Words
+from braidstream.net.resp import Words
 
 if TYPE_CHECKING:
-    from braidstream.gateway.client import Client
+    from braidstream.gateway.client_connection import Client
 
 _TAKING: Final = frozenset((b"FLUSH", b"DELETE", b"RESTORE"))
 

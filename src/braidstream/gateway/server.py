@@ -10,14 +10,14 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 
-from braidstream.drivers.address import Address
-from braidstream.drivers.sentinels import Sentinels
 from braidstream.errors import ConfigError, LostError
-from braidstream.gateway.backend import Backends, Lane, lets_anybody_in
-from braidstream.gateway.client import Client
-from braidstream.gateway.known import Known
-from braidstream.gateway.resp import Limits
+from braidstream.gateway.backends import Backends, Lane, lets_anybody_in
+from braidstream.gateway.client_connection import Client
+from braidstream.gateway.region_cache import Known
 from braidstream.gateway.session import Login
+from braidstream.net.address import Address
+from braidstream.net.resp import Limits
+from braidstream.net.sentinels import Sentinels
 from braidstream.observability.events import emit
 
 _REFRESH_S: Final = 0.4

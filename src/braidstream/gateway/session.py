@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from braidstream.commands.table import TABLE, Spec
-from braidstream.gateway.resp import Words
-from braidstream.plan import Command
+from braidstream.model.command import Command
+from braidstream.net.resp import Words
 
 SUBSCRIBES: Final = frozenset((b"SUBSCRIBE", b"PSUBSCRIBE", b"SSUBSCRIBE"))
 UNSUBSCRIBES: Final = frozenset((b"UNSUBSCRIBE", b"PUNSUBSCRIBE", b"SUNSUBSCRIBE"))

@@ -13,20 +13,21 @@ DISCARD would end a WATCH of the client's, so under WATCH the commands are judge
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from braidstream.drivers import gather
-from braidstream.drivers.gather import Queued
-from braidstream.drivers.session import resp2
-from braidstream.drivers.wire import pack
+from braidstream.clients import gather
+from braidstream.clients.gather import Queued
+from braidstream.clients.shared import resp2
 from braidstream.errors import BraidError, LostError, RefusedError
-from braidstream.gateway.backend import Own, parse
+from braidstream.gateway.backends import Own, parse
 from braidstream.gateway.guard import multi_refusal
-from braidstream.gateway.present import reply_of
-from braidstream.gateway.resp import NULL_ARRAY, Words, error_line
+from braidstream.gateway.replies import reply_of
 from braidstream.gateway.session import PUBSUB, spec_of
-from braidstream.plan import Command, arun
+from braidstream.model.command import Command
+from braidstream.net.resp import NULL_ARRAY, Words, error_line
+from braidstream.net.wire import pack
+from braidstream.protocol.plan import arun
 
 if TYPE_CHECKING:
-    from braidstream.gateway.client import Client
+    from braidstream.gateway.client_connection import Client
 
 _QUEUED: Final = b"+QUEUED\r\n"
 _ABORTED: Final = b"-EXECABORT Transaction discarded because of previous errors.\r\n"

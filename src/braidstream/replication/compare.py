@@ -10,13 +10,13 @@ everything that it ever deleted is spared.
 from collections.abc import Sequence
 from typing import Final
 
-from braidstream import ids
 from braidstream.errors import ReplyError
-from braidstream.ids import Id
-from braidstream.plan import Batch, Plan
+from braidstream.model import ids
+from braidstream.model.ids import Id
+from braidstream.model.strand import Strand, facts
+from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication.endpoint import Asked
 from braidstream.replication.state import State, read_state
-from braidstream.strand import Strand, facts
 
 AT_ONCE: Final = 1_000
 

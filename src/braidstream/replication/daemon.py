@@ -12,13 +12,13 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from braidstream import ids, keys
-from braidstream.braid import Region, read_region
-from braidstream.commands.region import meet, refuse_cluster, show_alive
-from braidstream.drivers.wire import Address
+from braidstream.admin.membership import meet, show_alive
 from braidstream.errors import ConfigError, LostError, ReplyError
-from braidstream.ids import Id
+from braidstream.model import ids, keys
+from braidstream.model.ids import Id
+from braidstream.net.wire import Address
 from braidstream.observability.events import emit
+from braidstream.protocol.braid import Region, read_region, refuse_cluster
 from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint, Pinned, back_off, reason
 from braidstream.replication.feed import Feed, all_streams
 from braidstream.replication.gate import Durability, Gate

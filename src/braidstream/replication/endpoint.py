@@ -5,10 +5,10 @@ import contextlib
 import random
 from typing import Final, Protocol, TypeVar
 
-from braidstream.drivers.address import Address
-from braidstream.drivers.wire import Connection, connect, is_replica
 from braidstream.errors import BraidError, LostError
-from braidstream.plan import Batch, Plan, arun
+from braidstream.net.address import Address
+from braidstream.net.wire import Connection, connect, is_replica
+from braidstream.protocol.plan import Batch, Plan, arun
 
 T = TypeVar("T")
 

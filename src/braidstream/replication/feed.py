@@ -9,11 +9,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
-from braidstream import keys
-from braidstream.drivers.address import Address
-from braidstream.drivers.wire import Connection, connect
 from braidstream.errors import ReplyError
-from braidstream.plan import Batch, Plan
+from braidstream.model import keys
+from braidstream.net.address import Address
+from braidstream.net.wire import Connection, connect
+from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication.endpoint import SILENCE_S, Endpoint
 
 PAGE: Final = 1_000

@@ -12,15 +12,15 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Final
 
-from braidstream import ids
 from braidstream.errors import ReplyError
-from braidstream.ids import Id
-from braidstream.plan import Plan
+from braidstream.model import ids
+from braidstream.model.ids import Id
+from braidstream.model.strand import Strand, There
+from braidstream.protocol.plan import Plan
 from braidstream.replication import ship
 from braidstream.replication.endpoint import Asked
 from braidstream.replication.pages import Answer, Pages
 from braidstream.replication.state import causal
-from braidstream.strand import Strand, There
 
 WINDOW_BYTES: Final = 8 * 1024 * 1024
 

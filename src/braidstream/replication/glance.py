@@ -11,11 +11,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from braidstream import keys
-from braidstream.plan import Batch, Command, Plan
+from braidstream.model import keys
+from braidstream.model.command import Command
+from braidstream.model.strand import Strand
+from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication.endpoint import Asked
 from braidstream.replication.state import LOCAL
-from braidstream.strand import Strand
 
 AT_ONCE: Final = 250
 

@@ -17,19 +17,20 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from braidstream import ids, keys
-from braidstream.braid import Region, View, registry_of
 from braidstream.commands.drop import AT_ONCE as DROPPED_AT_ONCE
 from braidstream.commands.drop import drop_command
 from braidstream.errors import ReplyError
-from braidstream.ids import Id
-from braidstream.plan import Batch, Command, Plan
-from braidstream.registry import Registry
+from braidstream.model import ids, keys
+from braidstream.model.command import Command
+from braidstream.model.ids import Id
+from braidstream.model.meta import Registry
+from braidstream.model.strand import Strand
+from braidstream.protocol.braid import Region, View, registry_of
+from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication import compare, ship
 from braidstream.replication.endpoint import Asked
 from braidstream.replication.loss import Loss
 from braidstream.replication.state import Extent, State, journal_command, read_journal, read_state
-from braidstream.strand import Strand
 
 PAGE: Final = 500
 MESSAGES_AT_ONCE: Final = 50

@@ -6,10 +6,10 @@ Every refusal is a ConfigError: waiting does not help, somebody has to change a 
 import asyncio
 from typing import Final
 
-from braidstream import keys
-from braidstream.braid import Region
 from braidstream.errors import ConfigError, ReplyError
-from braidstream.plan import Batch, Plan
+from braidstream.model import keys
+from braidstream.protocol.braid import Region
+from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication.endpoint import Asked
 
 CLAIM_S: Final = 15

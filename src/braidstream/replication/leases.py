@@ -14,11 +14,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from braidstream.errors import LostError, ReplyError
-from braidstream.keys import DAEMONS
+from braidstream.model.keys import DAEMONS
+from braidstream.model.strand import facts
 from braidstream.observability.events import emit
-from braidstream.plan import Batch, Plan
+from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication.endpoint import Endpoint, back_off, reason
-from braidstream.strand import facts
 
 SHARDS: Final = 16
 RENEW_S: Final = 2.0

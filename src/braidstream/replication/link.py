@@ -20,12 +20,14 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from braidstream import ids, keys
-from braidstream.braid import Region
 from braidstream.errors import BraidError, ReplyError
-from braidstream.ids import Id
+from braidstream.model import ids, keys
+from braidstream.model.command import Command
+from braidstream.model.ids import Id
+from braidstream.model.strand import Strand
 from braidstream.observability.events import emit
-from braidstream.plan import Batch, Command, Plan
+from braidstream.protocol.braid import Region
+from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication import compare
 from braidstream.replication.endpoint import Asked
 from braidstream.replication.flow import Flow, Window
@@ -41,7 +43,6 @@ from braidstream.replication.state import (
     read_journal,
     read_state,
 )
-from braidstream.strand import Strand
 
 REMEMBERED: Final = 100_000
 JOURNAL_PAGE: Final = 100

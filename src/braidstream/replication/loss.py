@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from braidstream.ids import Id
+from braidstream.model.ids import Id
+from braidstream.model.strand import Strand
 from braidstream.replication.state import State
-from braidstream.strand import Strand
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ not once for each peer.
 
 import asyncio
 
-from braidstream.braid import registry_of
-from braidstream.ids import Id
-from braidstream.plan import Batch, Plan
+from braidstream.model.ids import Id
+from braidstream.model.strand import Strand, facts
+from braidstream.protocol.braid import registry_of
+from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication.endpoint import Asked
 from braidstream.replication.ship import Page, page_command
-from braidstream.strand import Strand, facts
 
 Answer = tuple[Page, dict[bytes, bytes]]
 

@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from braidstream import ids
 from braidstream.errors import ReplyError
-from braidstream.ids import Id
-from braidstream.plan import Batch, Command, Plan
+from braidstream.model import ids
+from braidstream.model.command import Command
+from braidstream.model.ids import Id
+from braidstream.model.strand import Strand, There
+from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication.state import read_state
-from braidstream.strand import Strand, There
 
 Page = list[tuple[bytes, list[bytes]]]
 

@@ -12,11 +12,11 @@ import asyncio
 import contextlib
 from typing import Any, Final
 
-from braidstream.commands.region import note_behind
+from braidstream.admin.membership import note_behind
 from braidstream.errors import ReplyError
-from braidstream.ids import CLOCK_BOUND_MS
+from braidstream.model.ids import CLOCK_BOUND_MS
 from braidstream.observability.events import emit
-from braidstream.plan import Batch, Plan
+from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication.endpoint import Asked
 
 EVERY_S: Final = 60.0

@@ -11,13 +11,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from braidstream import ids, keys
 from braidstream.errors import ReplyError
-from braidstream.idempotence import Settings
-from braidstream.ids import Id
-from braidstream.plan import Batch, Command, Plan
-from braidstream.registry import Registry, given
-from braidstream.strand import Strand, facts
+from braidstream.model import ids, keys
+from braidstream.model.command import Command
+from braidstream.model.idempotence import Settings
+from braidstream.model.ids import Id
+from braidstream.model.meta import Registry, given
+from braidstream.model.strand import Strand, facts
+from braidstream.protocol.plan import Batch, Plan
 
 # Fields of meta that stay in their region: where XGROUP SETID stood, where chosen IDs moved a strand to,
 # when groups last changed, whether the engine itself knows messages, and what was done again of our journal.

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
-from braidstream import ids
 from braidstream.errors import OptionError
-from braidstream.frontier import name_of_text, place_of_text
-from braidstream.ids import Id
+from braidstream.model import ids
+from braidstream.model.frontier import name_of_text, place_of_text
+from braidstream.model.ids import Id
 
 Mode = Literal["PERMISSIVE", "DROPMALFORMED", "FAILFAST"]
 MODES: Final[tuple[Mode, ...]] = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")

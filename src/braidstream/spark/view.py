@@ -17,22 +17,22 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from braidstream import ids
 from braidstream.commands.glob import matcher
-from braidstream.drivers.bulk import Server
-from braidstream.frontier import name_text, place_text
-from braidstream.ids import Id
-from braidstream.plan import Command
-from braidstream.spark import pages
+from braidstream.model import ids
+from braidstream.model.command import Command
+from braidstream.model.frontier import name_text, place_text
+from braidstream.model.ids import Id
+from braidstream.model.strand import Strand
+from braidstream.net.bulk import Server
 from braidstream.spark.lake.files import Wanted, read, rows_of
 from braidstream.spark.lake.log import Lake, State, within
 from braidstream.spark.options import SourceOptions, source_options
-from braidstream.spark.reading import PAGE_BYTES, PAGE_ROWS
-from braidstream.spark.rows import Rows, Shape
-from braidstream.spark.slices import Range, Slice
-from braidstream.spark.source import BatchReader, FilteringReader, resolve
-from braidstream.spark.survey import Sight, Standing, open_server
-from braidstream.strand import Strand
+from braidstream.spark.source import columns
+from braidstream.spark.source.reader import BatchReader, FilteringReader, resolve
+from braidstream.spark.source.reading import PAGE_BYTES, PAGE_ROWS
+from braidstream.spark.source.rows import Rows, Shape
+from braidstream.spark.source.slices import Range, Slice
+from braidstream.spark.source.survey import Sight, Standing, open_server
 
 _NOT_THERE = Standing(ids.ZERO, 0, 0, None, ids.ZERO, 64, there=False)
 
@@ -126,20 +126,20 @@ def _live(server: Server, part: Range, shape: Shape, root: Path) -> Iterator[pa.
     rows, cursor = Rows(shape, part.strand), part.start
     count = max(1, min(PAGE_ROWS, PAGE_BYTES // max(1, part.size)))
     with server.wire(part.strand.key) as wire:
-        page, asked_from = pages.parse(wire.receive(wire.ask(_page(part, cursor, count)))), cursor
+        page, asked_from = columns.parse(wire.receive(wire.ask(_page(part, cursor, count)))), cursor
         while True:
             cursor = page.id(-1) if len(page) else part.end
             head: Command = ("XRANGE", part.strand.key, "-", ids.text(asked_from), "COUNT", 1)
             mark = wire.ask(head, _page(part, cursor, count))
             made = rows.batch(page) if len(page) else None
             reply = wire.receive(mark)
-            if not pages.take_first(reply):
+            if not columns.take_first(reply):
                 upto = ids.before(page.id(0)) if len(page) else part.end
                 yield from _from_lake(root, part.strand, asked_from, upto or ids.ZERO, shape)
             if made is None:
                 return
             yield made
-            page, asked_from = pages.parse(reply), cursor
+            page, asked_from = columns.parse(reply), cursor
 
 
 def _page(part: Range, after: Id, count: int) -> Command:

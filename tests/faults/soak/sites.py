@@ -17,8 +17,8 @@ from pathlib import Path
 import redis
 
 import braidstream
-from braidstream import engine as functions
-from braidstream.commands.region import initialise, meet
+from braidstream import lua as functions
+from braidstream.admin.membership import initialise, meet
 from tests.faults.soak.faults import Fault
 from tests.faults.soak.pair import Pair
 from tests.support.proxy import Proxy

@@ -15,9 +15,9 @@ other, so that everything said later finds the same entries and pending lists on
 import re
 from typing import Any, Final
 
-from braidstream import ids
 from braidstream.commands.arguments import strict_id
 from braidstream.errors import ReplyError
+from braidstream.model import ids
 from tests.support.differential.deviations import SCRATCH, Deviations, facts
 from tests.support.differential.mapping import Mapping, parsed
 from tests.support.differential.model_reads import NEWER_OPTIONS, ModelledReads, parse_read

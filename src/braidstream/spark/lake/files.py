@@ -25,14 +25,14 @@ import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructType
 
-from braidstream import ids
 from braidstream.errors import LakeError
-from braidstream.frontier import name_of_text, name_text, place_of_text, place_text
-from braidstream.ids import Id
+from braidstream.model import ids
+from braidstream.model.frontier import name_of_text, name_text, place_of_text, place_text
+from braidstream.model.ids import Id
+from braidstream.model.strand import Strand
 from braidstream.spark.lake.log import DATA, File
-from braidstream.spark.pages import Irregular, Page
-from braidstream.spark.rows import META, Rows, Shape
-from braidstream.strand import Strand
+from braidstream.spark.source.columns import Irregular, Page
+from braidstream.spark.source.rows import META, Rows, Shape
 
 SCHEMA: Final = pa.schema(
     [

@@ -23,11 +23,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from braidstream import ids
 from braidstream.errors import LakeError
-from braidstream.frontier import Frontier
-from braidstream.ids import Id
-from braidstream.spark.offsets import Offset
+from braidstream.model import ids
+from braidstream.model.frontier import Frontier
+from braidstream.model.ids import Id
+from braidstream.spark.source.offsets import Offset
 
 LOG, DATA = "log", "data"
 SUM_EVERY: Final = 20

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 
-from braidstream.spark.lake import jobs
+from braidstream.spark.lake import distribute
 from braidstream.spark.lake.files import (
     FACTS,
     FILE_BYTES,
@@ -107,7 +107,7 @@ def rewrite(
     if not listed:
         return lake.load(), 0, 0
     pieces = [(task.stored,) for task in listed]
-    made = [facts_of(row) for row in jobs.run(spark, pieces, _PIECE, partial(_merge, lake.root), FACTS)]
+    made = [facts_of(row) for row in distribute.run(spark, pieces, _PIECE, partial(_merge, lake.root), FACTS)]
     taken = tuple(path for task in listed for path in task.paths)
     for _ in range(TRIES):
         state = lake.load()

@@ -1,0 +1,1 @@
+"""Plans behind the CLI: make a database a region, join, leave, tune."""

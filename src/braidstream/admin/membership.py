@@ -1,0 +1,124 @@
+"""Make a database a region, and change how it behaves: what `braid init` and `braid tune` run."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from braidstream.errors import BraidError, NotARegionError, RegionTakenError, ReplyError
+from braidstream.model.command import Command
+from braidstream.model.keys import CONFIG
+from braidstream.protocol.braid import BEHIND, ID_MODES, Region, read_region
+from braidstream.protocol.plan import Batch, Plan
+
+# What changes by less is not noted anew.
+NOTED_MS: Final = 1_000
+
+
+def initialise(region: int, name: str, *, fenced: bool = False) -> Plan[Region]:
+    """Write `bs:config`, once. Again with the same words changes nothing. fenced: no client is served yet."""
+    if not 1 <= region <= 1023:
+        raise BraidError(f"region {region} is not between 1 and 1023. Give each region its own number there.")
+    if not name or len(name) > 64:
+        raise BraidError("a region's name has 1 to 64 characters. Use a short one, like us-east.")
+    yield from _refuse_eviction()
+    while True:
+        yield Batch([("WATCH", CONFIG)])
+        try:
+            known = yield from read_region()
+        except NotARegionError:
+            facts = ("region", region, "name", name, "writer", region, "writers", region, "id-mode", "strict")
+            fence = ("fenced", 1) if fenced else ()
+            yield Batch([("HSET", CONFIG, *facts, "topology", 1, *fence)], atomic=True)
+            continue  # whoever was first, it is read now
+        yield Batch([("UNWATCH",)])
+        break
+    if (known.id, known.name) != (region, name):
+        raise RegionTakenError(has=f"region {known.id} ({known.name})", wanted=f"region {region} ({name})")
+    return known if known.identity else (yield from _identify())
+
+
+def _identify() -> Plan[Region]:
+    """Note which server was made this region. A replica that is promoted has the same note."""
+    [info] = yield Batch([("INFO", "server")], resend=True)
+    yield Batch([("HSET", CONFIG, "identity", info_facts(info)[b"run_id"])])
+    return (yield from read_region())
+
+
+def info_facts(info: bytes) -> dict[bytes, bytes]:
+    return {name: value for name, _, value in (line.partition(b":") for line in bytes(info).splitlines())}
+
+
+def _refuse_eviction() -> Plan[None]:
+    """An evicted strand forgets its last ID. INFO tells the policy also where CONFIG is forbidden."""
+    [info] = yield Batch([("INFO", "memory")], resend=True)
+    policy = info_facts(info).get(b"maxmemory_policy", b"noeviction").decode()
+    if policy.startswith("allkeys"):
+        raise BraidError(
+            f"this server evicts any key when memory is full (maxmemory-policy {policy}). A strand would be "
+            "lost with its last ID. Set maxmemory-policy to noeviction or volatile-*, and run this again."
+        )
+
+
+def set_fence(up: bool) -> Plan[Region]:
+    """Whether a region serves clients. Running clients follow within a second."""
+    fence: Command = ("HSET", CONFIG, "fenced", 1) if up else ("HDEL", CONFIG, "fenced")
+    yield Batch([fence, ("HINCRBY", CONFIG, "topology", 1)])
+    return (yield from read_region())
+
+
+def meet(writers: Iterable[int]) -> Plan[Region]:
+    """Tell a region which writers there are. Running clients follow within a second.
+
+    A region that knows them is told nothing: it may take no writes at the moment.
+    """
+    wanted, known = set(writers), (yield from read_region())
+    if wanted <= {*known.writers, *known.left}:
+        return known
+    return (yield from _tell_writers("meet", wanted))
+
+
+def part(writers: Iterable[int]) -> Plan[Region]:
+    """Tell a region which writers will never write again. What they wrote stays."""
+    return (yield from _tell_writers("part", writers))
+
+
+def _tell_writers(verb: str, writers: Iterable[int]) -> Plan[Region]:
+    """One step in the engine: others may tell the region at the same time. Telling it twice is harmless."""
+    [reply] = yield Batch(
+        [("FCALL", "bs_region_writers", 1, CONFIG, verb, *writers)], resend=True, attempt=True
+    )
+    if isinstance(reply, ReplyError):
+        if reply.code != "BSSELF":
+            raise reply
+        known = yield from read_region()
+        raise BraidError(
+            f"this is region {known.id} ({known.name}) itself. Run it with the file of the others."
+        )
+    return Region.parse(reply)
+
+
+def show_alive() -> Plan[None]:
+    """Note which process serves the region now. If it is another one than before, what was written since the
+    last note may be lost (Region.doubts). A server that takes no writes is asked again later."""
+    [info] = yield Batch([("INFO", "server")], resend=True, attempt=True)
+    if isinstance(info, ReplyError):
+        return
+    run_id = info_facts(info).get(b"run_id", b"")
+    yield Batch([("FCALL", "bs_region_alive", 1, CONFIG, run_id)], attempt=True)
+
+
+def note_behind(writer: int, behind_ms: int) -> Plan[None]:
+    """Note how far a peer's clock is behind ours; 0 if it is not. Written if it has changed much."""
+    known = dict((yield from read_region()).behind_ms).get(writer, 0)
+    if not behind_ms and known:
+        yield Batch([("HDEL", CONFIG, BEHIND + b"%d" % writer)])
+    elif abs(behind_ms - known) > NOTED_MS:
+        yield Batch([("HSET", CONFIG, BEHIND + b"%d" % writer, behind_ms)])
+
+
+def tune_id_mode(mode: str) -> Plan[Region]:
+    """Choose which IDs XADD takes in this region. Running clients follow within a second."""
+    if mode not in ID_MODES:
+        raise BraidError(f"{mode!r} is no ID mode. Choose one of: {', '.join(ID_MODES)}.")
+    yield from read_region()
+    yield Batch([("HSET", CONFIG, "id-mode", mode), ("HINCRBY", CONFIG, "topology", 1)])
+    return (yield from read_region())

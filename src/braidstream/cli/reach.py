@@ -1,0 +1,69 @@
+"""Reach one server: the options every verb shares, how plans run there, how trouble is told."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import typer
+from rich.console import Console
+
+from braidstream.clients.sync import Redis, ServerError
+from braidstream.errors import BraidError
+from braidstream.gateway.server import Listen
+from braidstream.net.address import shown
+from braidstream.protocol.plan import Plan
+
+T = TypeVar("T")
+
+Url = Annotated[
+    str,
+    typer.Option(
+        help="Server: redis://user:password@host:6379/0, rediss:// for TLS, or redis+sentinel://host:26379,host:26379/service."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
+
+_errors = Console(stderr=True, highlight=False)
+
+
+@contextmanager
+def trouble(where: str | Path | Listen, as_json: bool) -> Iterator[None]:
+    """Errors end the command with one message and exit code 1, never with a traceback.
+
+    where: the URL of the server, the file or folder, or the address to listen on, that it is about.
+    """
+    try:
+        yield
+    except (BraidError, ServerError, OSError) as error:
+        _tell(where, as_json, str(error), getattr(error, "code", "ERR"))
+    except (ValueError, TypeError):
+        # redis-py's words may repeat a part of the URL, and with it a password.
+        text = "it cannot be read. Write redis://user:password@host:port/db, special characters escaped."
+        _tell(where, as_json, text, "URL")
+
+
+def _tell(where: str | Path | Listen, as_json: bool, text: str, code: str) -> NoReturn:
+    if isinstance(where, str):
+        about = {"url": shown(where)}
+    else:
+        about = {"listen" if isinstance(where, Listen) else "file": str(where)}
+    [place] = about.values()
+    text = text.removeprefix(f"{place}: ")
+    if as_json:
+        typer.echo(json.dumps({"error": text, "code": code} | about))
+    else:
+        _errors.print("[bold red]error[/] ", end="")
+        _errors.print(f"{place}: {text}", markup=False, soft_wrap=True)
+    raise typer.Exit(1)
+
+
+def ask(url: str, *plans: Plan[Any]) -> list[Any]:
+    """Run plans on a server, one after the other."""
+    with Redis.from_url(url) as client:
+        return [client.run_plan(plan) for plan in plans]
+
+
+def report(as_json: bool, facts: dict[str, Any], text: str) -> None:
+    typer.echo(json.dumps(facts) if as_json else text)

@@ -1,0 +1,1 @@
+"""redis-py clients whose stream commands run plans."""

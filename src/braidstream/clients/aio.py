@@ -1,0 +1,243 @@
+"""`braidstream.asyncio.Redis`: the same text as `sync.py`, with awaits. Keep the two side by side."""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+
+import redis.asyncio
+import redis.asyncio.client
+from redis import exceptions
+from redis.typing import KeyT
+
+from braidstream.clients import gather, pipeline, shared
+from braidstream.clients.client_options import AsyncioOptions
+from braidstream.clients.compat import closed_by_server, is_connected
+from braidstream.clients.raised import for_user
+from braidstream.clients.shared import LOST, REFUSALS, NotResentError, Session
+from braidstream.errors import BraidError
+from braidstream.model.command import Command
+from braidstream.protocol.plan import Batch, Plan, Replies, arun
+
+T = TypeVar("T")
+
+
+class _Sender:
+    """Sends batches over one connection, and remembers whether a write was among them."""
+
+    def __init__(self, conn: Any, *, watching: bool = False) -> None:
+        # A new connection in the middle of a plan, or under a WATCH, would have forgotten what it stood for.
+        self.conn, self.wrote, self.may_connect = conn, False, not watching
+
+    async def __call__(self, batch: Batch) -> Replies:
+        commands, timeout = gather.wire(batch), shared.read_timeout(self.conn, batch)
+        before = self.wrote
+        try:
+            await _connect(self.conn, self.may_connect)
+            self.may_connect, self.wrote = False, self.wrote or not batch.resend
+            await self.conn.send_packed_command(self.conn.pack_commands(commands))
+            replies = [await self._read(timeout) for _ in commands]
+            return gather.unpack(batch, replies, shared.resp2)
+        except LOST as error:
+            await self.conn.disconnect(nowait=True)
+            if before if isinstance(error, REFUSALS) else self.wrote:
+                raise NotResentError(error) from error
+            raise
+
+    async def _read(self, timeout: float | None) -> Any:
+        try:
+            if timeout is None:
+                return await self.conn.read_response(disable_decoding=True)
+            # Asked for a timeout, redis-py answers None in time and leaves the reply for the next reader.
+            async with asyncio.timeout(timeout):
+                return await self.conn.read_response(disable_decoding=True, timeout=2 * timeout)
+        except TimeoutError as error:
+            raise exceptions.TimeoutError(f"Timeout reading from {self.conn!r}") from error
+        except exceptions.ResponseError as error:
+            return error
+
+
+async def _connect(conn: Any, may: bool = True) -> None:
+    """Make sure that what is sent next is sent. redis-py may hand out a connection that the server closed."""
+    if is_connected(conn) and closed_by_server(conn):
+        await conn.disconnect(nowait=True)
+    if is_connected(conn):
+        return
+    if not may:
+        raise exceptions.ConnectionError("the connection was lost in the middle of a command")
+    await conn.connect()
+
+
+async def _append(conn: Any, command: Command, known: Session) -> Any:
+    """One append in one command, sent once; None where the plan must say it."""
+    await _connect(conn)
+    try:
+        await conn.send_command(*command)
+        return await conn.read_response(disable_decoding=True)
+    except exceptions.ResponseError as error:
+        if not shared.is_for_plan(command, error):
+            raise
+        return None
+    except LOST as error:
+        await conn.disconnect(nowait=True)
+        if known.may_resend(command) or isinstance(error, REFUSALS):
+            raise
+        raise NotResentError(error) from error
+
+
+class _Plans:
+    """The seam: where redis-py sends one command over a connection."""
+
+    session: Session
+    watching = False
+
+    async def _send_command_parse_response(
+        self, conn: Any, command_name: Any, *args: Any, **options: Any
+    ) -> Any:
+        known = self.session
+        express = known.express(conn, args)
+        if express is not None and not known.stale(conn):
+            entry = known.minted(conn, await _append(conn, express, known))
+            if entry is not None:
+                return entry
+            known.doubt(conn)
+        spec = shared.spec_of(args)
+        if spec is None:
+            if args[0] in shared.MOVES:
+                known.doubt(conn)
+                pipeline.note_multi(conn, args[0])
+            theirs = super()._send_command_parse_response(conn, command_name, *args, **options)  # type: ignore[misc]
+            return await theirs
+        pipeline.refuse_in_multi(conn)
+        argv = shared.words(conn, args)
+        result = await self._run(conn, known.command(conn, spec, argv, watching=self.watching))
+        known.remember_home(args, argv)
+        return await _awaited(shared.present(self, conn, spec, result, args, options))
+
+    async def _run(self, conn: Any, plan: Plan[T]) -> T:
+        try:
+            return await arun(plan, _Sender(conn, watching=self.watching))
+        except BraidError as error:
+            raise for_user(error) from None
+        except (NotResentError, *LOST):
+            raise
+        except BaseException:
+            # Cut off in the middle: replies may be on the way, keys WATCHed. Nobody may get this connection.
+            await conn.disconnect(nowait=True)
+            raise
+
+    def xcfgset(
+        self, name: KeyT, idmp_duration: int | None = None, idmp_maxsize: int | None = None
+    ) -> Awaitable[bytes | str]:
+        """How long a stream knows its messages, in seconds, and how many of each producer."""
+        words = shared.settings_words(idmp_duration, idmp_maxsize)
+        return self.execute_command("XCFGSET", name, *words)  # type: ignore[attr-defined,no-any-return]
+
+
+async def _awaited(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+class Redis(_Plans, shared.Idempotence, redis.asyncio.Redis):  # type: ignore[misc]
+    """redis.asyncio.Redis on a braidstream region. Same constructor, same methods, and:
+
+    idempotent: every XADD with `*` is a message the stream knows, so it is sent again when its reply is lost.
+    producer: its name as a producer. Name it to tell it apart in `bs:idmp`; two that run at once need two.
+    """
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            idempotent: bool = False,
+            producer: str | bytes | None = None,
+            **options: Unpack[AsyncioOptions],
+        ) -> None: ...
+
+    else:
+
+        def __init__(
+            self, *args: Any, idempotent: bool = False, producer: str | bytes | None = None, **kwargs: Any
+        ) -> None:
+            self.session = shared.opened(idempotent, producer)
+            super().__init__(*args, **kwargs)
+
+    async def run_plan(self, plan: Plan[T]) -> T:
+        """Run a plan of your own on a connection from the pool."""
+        await self.initialize()
+        conn = await self.connection_pool.get_connection()  # type: ignore[no-untyped-call]
+        try:
+            return await self._run(conn, plan)
+        except NotResentError as lost:
+            raise lost.for_user() from None
+        finally:
+            await self.connection_pool.release(conn)
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        lane, args = self.session.mark(self, args)
+        try:
+            return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+        except NotResentError as lost:
+            raise lost.for_user() from None
+        except LOST as lost:
+            raise self.session.given_up(lost, lane) from None
+        finally:
+            self.session.done(lane)
+
+    def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> "Pipeline":
+        return Pipeline(self.session, self.connection_pool, self.response_callbacks, transaction, shard_hint)
+
+    def client(self) -> "Redis":
+        alone = type(self)(connection_pool=self.connection_pool, single_connection_client=True)
+        alone.session.producer = self.session.producer
+        return alone
+
+
+class Pipeline(_Plans, shared.Idempotence, redis.asyncio.client.Pipeline):  # type: ignore[misc]
+    """redis-py's pipeline. Stream commands share its round trip, and its MULTI."""
+
+    def __init__(self, session: Session, *args: Any) -> None:
+        self.session = session
+        super().__init__(*args)
+
+    async def immediate_execute_command(self, *args: Any, **options: Any) -> Any:
+        try:
+            reply = await super().immediate_execute_command(*args, **options)  # type: ignore[no-untyped-call]
+        except NotResentError as lost:
+            raise lost.for_user() from None
+        self.watching = self.watching or args[0] == "WATCH"
+        return reply
+
+    async def execute(self, raise_on_error: bool = True) -> list[Any]:
+        lane = self.session.mark_all(self, self.command_stack)
+        try:
+            return await super().execute(raise_on_error)
+        except NotResentError as lost:
+            raise lost.for_user() from None
+        except LOST as lost:
+            raise self.session.given_up(lost, lane) from None
+        finally:
+            self.session.done(lane)
+
+    async def _execute_pipeline(self, connection: Any, commands: Any, raise_on_error: bool) -> Any:
+        if not pipeline.has_streams(commands):
+            return await super()._execute_pipeline(connection, commands, raise_on_error)
+        found = await self._run(connection, pipeline.pipeline(self, connection, commands))
+        return await self._checked(commands, found, raise_on_error)
+
+    async def _execute_transaction(self, connection: Any, commands: Any, raise_on_error: bool) -> Any:
+        if not pipeline.has_streams(commands):
+            return await super()._execute_transaction(connection, commands, raise_on_error)
+        found = await self._run(connection, pipeline.transaction(self, connection, commands))
+        self.watching = False
+        if found is None:
+            raise exceptions.WatchError("Watched variable changed.")
+        return await self._checked(commands, found, raise_on_error)
+
+    async def _checked(self, commands: Any, found: list[Any], raise_on_error: bool) -> list[Any]:
+        found = [await _awaited(each) for each in found]
+        if raise_on_error:
+            shared.raise_braid_error(found)
+            self.raise_first_error(commands, found)
+        return found

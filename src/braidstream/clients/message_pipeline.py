@@ -1,0 +1,145 @@
+"""A pipeline of messages only (XADD with IDMP or IDMPAUTO): its calls, without a plan for each message.
+
+They are the calls that the plans would make (commands/produce.py). A message that was not appended, because
+something is not as we believed, is left to the plans.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Final
+
+from redis import exceptions
+
+from braidstream.clients import shared as shared
+from braidstream.clients.compat import encoder_of
+from braidstream.clients.gather import Exchange
+from braidstream.clients.raised import for_user
+from braidstream.clients.shared import Session
+from braidstream.commands.arguments import FUNCTION_ARGUMENTS
+from braidstream.commands.produce import AT_ONCE, call, changed_settings, shared_lane
+from braidstream.model.idempotence import Settings, iid_of
+from braidstream.model.strand import Strand
+from braidstream.protocol.braid import birth_command
+from braidstream.protocol.plan import Plan
+
+Commands = list[tuple[tuple[Any, ...], dict[str, Any]]]
+_DEFAULTS: Final = Settings()
+
+
+@dataclass(slots=True)
+class _Lane:
+    """Where messages of a producer go. A call takes no more of them than are kept (`most`)."""
+
+    home: Strand
+    producer: bytes
+    is_named: bool
+    most: int
+    settings: Settings
+
+
+@dataclass(slots=True)
+class _Call:
+    """Messages in a row that share a call."""
+
+    lane: _Lane
+    words: list[Any]
+    size: int = 0
+
+
+def messages(session: Session, conn: Any, commands: Commands, *, atomic: bool) -> Plan[list[Any]]:
+    """The results; None for each message that the plans must send. A MULTI over several streams is theirs:
+    they WATCH."""
+    calls = _calls(session, conn, commands) or []
+    homes = dict.fromkeys(each.lane.home for each in calls)
+    if not calls or (atomic and len(homes) > 1):
+        return [None] * len(commands)
+    births = list(map(birth_command, homes))
+    said = [tuple(each.words) for each in calls]
+    replies = yield Exchange(births + said, atomic=atomic, resend=_may_resend(session, calls))
+    results = list[Any]()
+    for each, reply in zip(calls, replies[len(births) :], strict=True):
+        results += _results(session, conn, each, reply)
+    return results
+
+
+def _calls(session: Session, conn: Any, commands: Commands) -> list[_Call] | None:
+    """None if a command is something else, or a stream is not known yet."""
+    calls, lane, last = list[_Call](), None, (None, None)
+    for args, _ in commands:
+        message = _message(conn, args)
+        if message is None:
+            return None
+        if lane is None or args[1] is not last[0] or args[3] is not last[1]:
+            lane, last = _lane(session, conn, args, lane), (args[1], args[3])
+            if lane is None:
+                return None
+        if not calls or calls[-1].lane is not lane or calls[-1].size == lane.most:
+            teller = session.region.teller  # type: ignore[union-attr]  # a lane has one
+            calls.append(_Call(lane, list(call(lane.home, lane.settings, lane.producer, teller))))
+        calls[-1].words += message
+        calls[-1].size += 1
+    return calls
+
+
+def _message(conn: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The words of a message in a call; None for any other command, and for what must be refused."""
+    count = len(args)
+    if args[0] != "XADD" or not 7 <= count < FUNCTION_ARGUMENTS:
+        return None
+    if args[2] == b"IDMP" and args[5] == "*" and args[4] and count >= 8 and not count % 2:
+        return (args[4], count - 5, *args[5:])
+    if args[2] == b"IDMPAUTO" and args[4] == "*" and count % 2:
+        fields = [bytes(encoder_of(conn).encode(word)) for word in args[5:]]
+        return (iid_of(fields), count - 4, "*", *fields)
+    return None
+
+
+def _lane(session: Session, conn: Any, args: tuple[Any, ...], last: _Lane | None) -> _Lane | None:
+    """The lane of a message, the last one if it is the same; None if the stream is not known yet."""
+    if session.region is None or not isinstance(args[1], str | bytes) or not args[3]:
+        return None
+    home = session.homes.get(args[1])
+    if home is None:
+        return None
+    settings = session.settings.get(home.name, _DEFAULTS)
+    most = min(AT_ONCE, settings.maxsize)
+    producer = args[3] if type(args[3]) is bytes else bytes(encoder_of(conn).encode(args[3]))
+    is_named = not session.numbers(producer)
+    if not is_named:
+        producer = shared_lane(producer, most)
+    if last is not None and last.home is home and last.producer == producer:
+        return last
+    return _Lane(home, producer, is_named, most, settings)
+
+
+def _may_resend(session: Session, calls: list[_Call]) -> bool:
+    """Whether all messages are still known when an idempotent client sends the pipeline again. Of those that
+    the user named there may be more than are kept."""
+    if session.producer is None:
+        return False
+    named = Counter[tuple[bytes, bytes]]()
+    for each in calls:
+        named[each.lane.home.key, each.lane.producer] += each.size
+    return all(
+        named[each.lane.home.key, each.lane.producer] <= each.lane.settings.maxsize
+        for each in calls
+        if each.lane.is_named
+    )
+
+
+def _results(session: Session, conn: Any, said: _Call, reply: Any) -> list[Any]:
+    if not isinstance(reply, exceptions.ResponseError):
+        return [_result(session, conn, answer) for answer in reply]
+    error = shared.reply_error(reply)
+    settings = changed_settings(error)
+    if settings is None:
+        return [for_user(error)] * said.size
+    session.settings[said.lane.home.name] = settings
+    return [None] * said.size
+
+
+def _result(session: Session, conn: Any, answer: bytes | None) -> Any:
+    try:
+        return session.minted(conn, [answer])
+    except exceptions.ResponseError as error:
+        return error

@@ -1,0 +1,154 @@
+"""A pipeline of redis-py, as the plan that `gather.py` makes of it; plain appends take a shorter way."""
+
+from typing import Any
+
+from redis import exceptions
+
+from braidstream.clients import gather
+from braidstream.clients import shared as shared
+from braidstream.clients.compat import socket_of
+from braidstream.clients.gather import Exchange, NotQueuedError, Queued
+from braidstream.clients.message_pipeline import messages
+from braidstream.clients.raised import for_user
+from braidstream.clients.shared import Session
+from braidstream.errors import BraidError, RefusedError, ReplyError
+from braidstream.model.command import Command
+from braidstream.protocol.braid import birth_command
+from braidstream.protocol.plan import Plan, Replies
+
+Commands = list[tuple[tuple[Any, ...], dict[str, Any]]]
+
+
+def has_streams(commands: Commands) -> bool:
+    return any(shared.spec_of(args) for args, _ in commands)
+
+
+def _multi_as_command() -> RefusedError:
+    return RefusedError(
+        "a stream command after MULTI",
+        "it takes several commands, and their replies are needed at once",
+        "Use pipeline(), which sends MULTI and EXEC itself",
+    )
+
+
+def note_multi(conn: Any, word: str) -> None:
+    """The user sends MULTI, or its end, as a command: until its end the connection queues what it gets."""
+    conn.braid_multi = socket_of(conn) if word == "MULTI" else None
+
+
+def refuse_in_multi(conn: Any) -> None:
+    """A plan cannot read replies that are only queued."""
+    if getattr(conn, "braid_multi", None) is not None and conn.braid_multi is socket_of(conn):
+        raise for_user(_multi_as_command())
+
+
+def _queue(conn: Any, commands: Commands) -> list[Queued]:
+    queued = []
+    for args, _ in commands:
+        spec = shared.spec_of(args)
+        queued.append(Queued(args, spec, shared.words(conn, args) if spec else []))
+    return queued
+
+
+def pipeline(client: Any, conn: Any, commands: Commands) -> Plan[list[Any]]:
+    """All commands in order, in as few round trips as can be. Results, and errors among them."""
+    session: Session = client.session
+    if any(args[0] == "MULTI" for args, _ in commands):
+        raise _multi_as_command()
+    yield from session.refresh(conn)
+    if (express := _express(session, commands)) is not None:
+        births = _births(session, commands)
+        replies = yield Exchange(births + express)
+        return (yield from _express_results(client, conn, commands, replies[len(births) :]))
+    found = yield from messages(session, conn, commands, atomic=False)
+    rest = [at for at, result in enumerate(found) if result is None]
+    left = [commands[at] for at in rest]
+    queued = _queue(conn, left)
+    yield from gather.pipeline(session.view(pipelined=True), queued, shared.resp2)
+    for at, result in zip(rest, _results(client, conn, queued, left), strict=True):
+        found[at] = result
+    return found
+
+
+def _express(session: Session, commands: Commands) -> list[Command] | None:
+    """Where every command is native or a plain append: the native commands, one for one."""
+    express = list[Command]()
+    for args, _ in commands:
+        plain = session.plain_add(args)
+        if plain is None:
+            if shared.spec_of(args) is not None:
+                return None
+            plain = args
+        express.append(plain)
+    return express
+
+
+def _births(session: Session, commands: Commands) -> list[Command]:
+    """Each strand is made sure of once: nothing can be said again without getting out of order."""
+    homes = {session.homes[args[1]]: None for args, _ in commands if args[0] == "XADD"}
+    return list(map(birth_command, homes))
+
+
+def _express_results(client: Any, conn: Any, commands: Commands, replies: Replies) -> Plan[list[Any]]:
+    session: Session = client.session
+    found = list[Any]()
+    for (args, options), reply in zip(commands, replies, strict=True):
+        spec = shared.spec_of(args)
+        if isinstance(reply, exceptions.ResponseError):
+            found.append(reply)
+        elif spec is None:
+            found.append(shared.present_native(client, conn, reply, args, options))
+        elif reply is not None:
+            found.append(session.minted(conn, reply))
+        else:
+            try:
+                result = yield from session.command(conn, spec, shared.words(conn, args))
+                found.append(shared.present(client, conn, spec, result, args, options))
+            except ReplyError as error:
+                found.append(for_user(error))
+    return found
+
+
+def transaction(client: Any, conn: Any, commands: Commands) -> Plan[list[Any] | None]:
+    """All commands in one MULTI. None if a key that the user WATCHes has changed: nothing was done."""
+    session: Session = client.session
+    yield from session.refresh(conn)
+    if (express := _express(session, commands)) is not None:
+        births = _births(session, commands)
+        replies = yield Exchange(births + express, atomic=True)
+        if replies is None:
+            return None
+        return (yield from _express_results(client, conn, commands, replies[len(births) :]))
+    if not client.watching:
+        found = yield from messages(session, conn, commands, atomic=True)
+        if None not in found:  # of one stream, in one step: all were appended, or none
+            return found
+    queued = _queue(conn, commands)
+    try:
+        done = yield from gather.transaction(
+            lambda: session.view(pipelined=True, in_multi=True),
+            queued,
+            shared.resp2,
+            watching=client.watching,
+        )
+    except NotQueuedError as refused:
+        refusal = for_user(refused.error)
+        client.annotate_exception(refusal, refused.number, queued[refused.number - 1].args)
+        raise refusal from None
+    return _results(client, conn, queued, commands) if done else None
+
+
+def _results(client: Any, conn: Any, queued: list[Queued], commands: Commands) -> list[Any]:
+    found = []
+    for item, (args, options) in zip(queued, commands, strict=True):
+        if isinstance(item.result, BraidError):
+            found.append(for_user(item.result))
+        elif isinstance(item.result, exceptions.ResponseError):
+            found.append(item.result)
+        elif item.spec is not None:
+            # Of messages the home is enough: in a pipeline their producers have numbers.
+            client.session.remember_home(args[:2] if item.adds else args, item.argv)
+            found.append(shared.present(client, conn, item.spec, item.result, args, options))
+        else:
+            found.append(shared.present_native(client, conn, item.result, args, options))
+    return found

@@ -1,0 +1,93 @@
+"""What clients raise: each error of ours is also the redis-py exception that programs already catch.
+
+    redis.RedisError
+    |-- BraidError              (also errors.BraidError)
+    |   |-- NotARegionError
+    |   |-- RegionTakenError
+    |   |-- LibraryError
+    |   `-- RefusedError        also a redis.ResponseError
+    `-- ResponseError, ConnectionError, ...     redis-py's own, for all error replies of the engine
+
+Plans raise the classes of `errors.py`, which knows nothing of redis-py. `for_user` turns each into its class
+here, where a client hands it to its caller. Texts are as redis-py gives them: without a leading "ERR".
+"""
+
+from typing import Final
+
+from redis import exceptions
+
+from braidstream import errors
+from braidstream.clients.compat import parse_error
+
+__all__ = ["BraidError", "LibraryError", "NotARegionError", "RefusedError", "RegionTakenError", "for_user"]
+
+
+class BraidError(errors.BraidError, exceptions.RedisError):
+    """Base of what braidstream's clients raise on their own account."""
+
+    def __init__(self, text: str) -> None:
+        exceptions.RedisError.__init__(self, text)
+
+
+class NotARegionError(BraidError, errors.NotARegionError):
+    """The database is no braidstream region yet: run `braid init`."""
+
+    def __init__(self, text: str) -> None:
+        BraidError.__init__(self, text)
+
+
+class RegionTakenError(BraidError, errors.RegionTakenError):
+    """The database already is another region."""
+
+    def __init__(self, text: str) -> None:
+        BraidError.__init__(self, text)
+
+
+class LibraryError(BraidError, errors.LibraryError):
+    """The engine functions are missing, or of another version than this client needs."""
+
+
+class RefusedError(BraidError, errors.RefusedError, exceptions.ResponseError):
+    """A command that would break a promise of braidstream. The text says why, and what to use instead."""
+
+    def __init__(self, text: str) -> None:
+        BraidError.__init__(self, text)
+        self.text = text
+
+
+_RAISED: Final = {
+    errors.RefusedError: RefusedError,
+    errors.NotARegionError: NotARegionError,
+    errors.RegionTakenError: RegionTakenError,
+    errors.LibraryError: LibraryError,
+}
+
+
+def for_user(error: errors.BraidError) -> Exception:
+    """An error of a plan as the client raises it."""
+    if isinstance(error, BraidError):
+        return error
+    if isinstance(error, errors.ReplyError) and "Function not found" in error.text:
+        return LibraryError(
+            "the engine lacks the braidstream functions this client needs. "
+            "Load them with: braid init --url URL --region N --name NAME"
+        )
+    if type(error) in _RAISED:
+        return _RAISED[type(error)](str(error).removeprefix("ERR "))
+    if isinstance(error, errors.ReplyError):
+        return parse_error(error.text)
+    raised = BraidError(str(error))
+    raised.code = error.code
+    return raised
+
+
+def cluster_refused() -> Exception:
+    """Why there is no RedisCluster here."""
+    return for_user(
+        errors.RefusedError(
+            "RedisCluster",
+            "its streams would be plain ones that stay in one region, because clusters are not supported yet",
+            "Connect to a single server with braidstream.Redis; for plain keys on a cluster, use redis-py: "
+            "from redis.cluster import RedisCluster",
+        )
+    )

@@ -1,0 +1,401 @@
+"""What the sync and the asyncio client share: everything but the waiting.
+
+redis-py sends a command in one method. There we look the command up; if it is ours its plan runs on
+the same connection, and its result, shaped as the engine would have sent it, goes through redis-py's
+own response callbacks. So methods, pools, TLS, pipelines and parsing stay redis-py's.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any, Final, Self
+
+import redis.asyncio
+from redis import exceptions
+from redis.client import EMPTY_RESPONSE, NEVER_DECODE
+
+from braidstream.clients.compat import encoder_of, error_line, sends_text_as_encoded, socket_of
+from braidstream.clients.producer import Producer
+from braidstream.clients.raised import for_user
+from braidstream.commands.arguments import FUNCTION_ARGUMENTS
+from braidstream.commands.produce import call, is_numbered, native_call, user_id
+from braidstream.commands.table import TABLE, Spec
+from braidstream.errors import BraidError, LibraryError, ReplyError
+from braidstream.lua import VERSION
+from braidstream.model.command import Command
+from braidstream.model.idempotence import Settings, iid_of
+from braidstream.model.ids import minted_text
+from braidstream.model.meta import REMEMBERED, Registry
+from braidstream.model.strand import Strand
+from braidstream.net.address import sentinel_pool
+from braidstream.protocol.braid import Reading, Region, View, read_region, read_server
+from braidstream.protocol.plan import Batch, Plan
+
+# How old a client's knowledge of its region may be. `braid tune` reaches running clients within it.
+REGION_FRESH_S: Final = 1.0
+
+# A server that is starting up, or asks for a password, has done nothing: no reply is lost.
+REFUSALS: Final = (exceptions.BusyLoadingError, exceptions.AuthenticationError)
+# Commands after which a connection may stand before another database, or queues what it gets.
+MOVES: Final = frozenset(("SELECT", "SWAPDB", "RESET", "MULTI", "EXEC", "DISCARD"))
+LOST: Final = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
+
+
+class NotResentError(Exception):
+    """A connection was lost after a write was sent. Not a redis error, so redis-py does not retry it."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+    def for_user(self) -> BaseException:
+        """The same kind of error redis-py raises, saying what is not known."""
+        text = (
+            f"{self.error}. A write had been sent and its reply is lost: it may or may not have been "
+            "applied. braidstream does not send a write twice."
+        )
+        is_theirs = isinstance(self.error, exceptions.RedisError)
+        kind = type(self.error) if is_theirs else exceptions.ConnectionError
+        return kind(text)
+
+
+class Session:
+    """What one client knows of its server. Everything here can be asked again."""
+
+    def __init__(self, producer: Producer | None = None) -> None:
+        self.producer = producer
+        self.region: Region | None = None
+        self.commands: frozenset[bytes] = frozenset()
+        self.read_at = 0.0
+        self.may_express = True
+        self.known: OrderedDict[bytes, Registry] = OrderedDict()
+        self.homes: dict[str | bytes, Strand] = {}
+        self.readings: dict[tuple[bytes, bytes], Reading] = {}
+        self.calls: dict[tuple[Any, Any], Command] = {}
+        self.settings: dict[bytes, Settings] = {}
+
+    def stale(self, conn: Any) -> bool:
+        """Whether to ask the server who it is: a new connection, or some time has passed."""
+        return self._is_new(conn) or time.monotonic() - self.read_at > REGION_FRESH_S
+
+    def _is_new(self, conn: Any) -> bool:
+        return self.region is None or getattr(conn, "braid_socket", None) is not socket_of(conn)
+
+    def learn(self, region: Region) -> None:
+        if region.library < VERSION:
+            raise LibraryError(
+                f"the engine has version {region.library} of the braidstream functions, this client needs "
+                f"{VERSION}. Bring it up to date: "
+                f"braid init --url URL --region {region.id} --name {region.name}"
+            )
+        if self.region is not None and region.writer != self.region.writer:
+            self._forget()
+        elif self.region is not None and _peers(region) != _peers(self.region):
+            self._forget_homes()
+        self.region, self.read_at = region, time.monotonic()
+
+    def view(self, *, pipelined: bool = False, in_multi: bool = False, watching: bool = False) -> View:
+        assert self.region is not None
+        # A pipeline looks everything up afresh, and what it expects is nobody else's knowledge.
+        known = OrderedDict[bytes, Registry]() if pipelined else self.known
+        producer = self.producer.name if self.producer else b""
+        return View(
+            self.region,
+            known,
+            pipelined,
+            in_multi,
+            watching,
+            readings=self.readings,
+            producer=producer,
+            commands=self.commands,
+        )
+
+    def refresh(self, conn: Any) -> Plan[None]:
+        """Ask the server who it is, where that is due."""
+        if self.stale(conn):
+            if self._is_new(conn):
+                region, self.commands = yield from read_server()
+                self.may_express = sends_text_as_encoded(conn)
+            else:
+                region = yield from read_region()
+            self.learn(region.require_open())
+            conn.braid_socket = socket_of(conn)
+
+    def command(self, conn: Any, spec: Spec, argv: list[bytes], *, watching: bool = False) -> Plan[Any]:
+        """One command, on a connection."""
+        yield from self.refresh(conn)
+        return (yield from spec.plan(self.view(watching=watching), argv))
+
+    def doubt(self, conn: Any) -> None:
+        """Something does not fit what we know (another database, a strand that is gone): ask again."""
+        conn.braid_socket = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self.known.clear()
+        self.readings.clear()
+        self._forget_homes()
+
+    def _forget_homes(self) -> None:
+        self.homes.clear()
+        self.calls.clear()
+        self.settings.clear()
+
+    def express(self, conn: Any, args: tuple[Any, ...]) -> Command | None:
+        """The first batch of the plan of XADD, without the plan, where it is one command."""
+        if args[0] != "XADD" or len(args) < 5:
+            return None
+        return self.plain_add(args) if args[2] == "*" else self._message_add(conn, args)
+
+    def plain_add(self, args: tuple[Any, ...]) -> Command | None:
+        """`XADD name * field value ...` to a home strand that is there: the native command at once.
+
+        If the strand is gone after all the engine answers nil, and the plan runs.
+        """
+        if args[0] != "XADD" or len(args) < 5 or args[2] != "*" or not len(args) % 2:
+            return None
+        try:
+            home = self.homes.get(args[1])
+        except TypeError:  # a name that cannot be remembered, like a bytearray
+            return None
+        return None if home is None else ("XADD", home.key, "NOMKSTREAM", *args[2:])
+
+    def _message_add(self, conn: Any, args: tuple[Any, ...]) -> Command | None:
+        """`XADD name IDMP producer iid * ...` or `IDMPAUTO producer * ...`, likewise."""
+        if args[0] != "XADD" or not 7 <= len(args) < FUNCTION_ARGUMENTS:
+            return None
+        try:
+            call = self.calls.get((args[1], args[3]))
+        except TypeError:
+            return None
+        if call is None:
+            return None
+        if args[2] == b"IDMP" and args[5] == "*" and args[4] and len(args) % 2 == 0:
+            return (*call, *args[4:]) if call[0] == "XADD" else (*call, args[4], len(args) - 5, *args[5:])
+        if args[2] == b"IDMPAUTO" and args[4] == "*" and len(args) % 2:
+            fields = [bytes(encoder_of(conn).encode(word)) for word in args[5:]]
+            size = () if call[0] == "XADD" else (len(args) - 4,)
+            return (*call, iid_of(fields), *size, "*", *fields)
+        return None
+
+    def remember_home(self, args: tuple[Any, ...], argv: list[bytes]) -> None:
+        """A plan has appended: the strand is there."""
+        if argv[0] != b"XADD" or not isinstance(args[1], str | bytes) or not self.may_express:
+            return
+        if len(self.homes) >= REMEMBERED or len(self.calls) >= REMEMBERED:
+            self._forget_homes()
+        home = self.homes[args[1]] = self.view().minted(argv[1])
+        if len(args) > 3 and args[2] in (b"IDMP", b"IDMPAUTO") and isinstance(args[3], str | bytes):
+            view = self.view()
+            known, teller = view.recall(argv[1]), view.region.teller
+            if known.native and not teller:
+                self.calls[args[1], args[3]] = native_call(home, argv[3])
+            else:
+                self.calls[args[1], args[3]] = call(home, known.settings, argv[3], teller)
+
+    def minted(self, conn: Any, reply: Any) -> Any:
+        """The reply to an express XADD as users see it; None if the plan must run."""
+        writer = self.region.writer  # type: ignore[union-attr]  # known by now
+        if type(reply) is not list:
+            entry = reply and minted_text(reply, writer)
+        elif reply[0] is not None and reply[0].startswith(b"-"):
+            raise for_user(ReplyError(reply[0][1:].decode("utf-8", "replace")))
+        else:
+            entry = reply[0] and user_id(reply[0], writer)
+        encoder = encoder_of(conn)
+        return encoder.decode(entry) if entry and encoder.decode_responses else entry
+
+    def may_resend(self, command: Command) -> bool:
+        """Whether an express append may be sent again after a lost reply."""
+        return self.producer is not None and is_message(command)
+
+    def mark(self, client: Any, args: tuple[Any, ...]) -> tuple[bytes | None, tuple[Any, ...]]:
+        """A command of an idempotent client: the lane it takes, and how it is sent, however often."""
+        if self.producer is None or args[0] != "XADD":
+            return None, args
+        lane = self.producer.take_lane()
+        marked = self.producer.marked(client, args, lane)
+        if marked is args:  # no message of ours
+            self.producer.give_back(lane)
+            return None, args
+        return lane, marked
+
+    def mark_all(self, client: Any, commands: Any) -> bytes | None:
+        """The same for a pipeline, in place: one lane, and in it each message has its number."""
+        if self.producer is None or not any(args[0] == "XADD" for args, _ in commands):
+            return None
+        lane = self.producer.take_lane()
+        for at, (args, options) in enumerate(commands):
+            if args[0] == "XADD":
+                commands[at] = (self.producer.marked(client, args, b"%b.%d" % (lane, at)), options)
+        return lane
+
+    def numbers(self, producer: bytes) -> bool:
+        """Whether a message is one that `mark_all` has numbered."""
+        return self.producer is not None and is_numbered(self.producer.name, producer)
+
+    def given_up(self, error: Any, lane: bytes | None) -> Any:
+        """The error for the user, once sending again has not helped."""
+        if lane is None or isinstance(error, REFUSALS) or not isinstance(error, exceptions.RedisError):
+            return error
+        return type(error)(
+            f"{error}. It was tried again under the same idempotent ID, and no reply came: it may or may not "
+            "have been applied. To send it later, give it an ID of your own: xadd(..., idmp=(producer, iid))."
+        )
+
+    def done(self, lane: bytes | None) -> None:
+        if lane is not None and self.producer is not None:
+            self.producer.give_back(lane)
+
+
+class Idempotence:
+    """What both clients add to redis-py for idempotent production, by the same text."""
+
+    @classmethod
+    def from_url(
+        cls, url: str, *, idempotent: bool = False, producer: str | bytes | None = None, **kwargs: Any
+    ) -> Self:
+        session = opened(idempotent, producer)
+        pool = sentinel_pool(url, kwargs, is_async=issubclass(cls, redis.asyncio.Redis))
+        client: Self = super().from_url(url, **kwargs) if pool is None else cls.from_pool(pool)  # type: ignore
+        client.session = session  # type: ignore[attr-defined]
+        return client
+
+
+def settings_words(idmp_duration: int | None, idmp_maxsize: int | None) -> list[bytes | int]:
+    """The arguments of XCFGSET. The plan judges the values: 1 to 86400 seconds, 1 to 10,000 messages."""
+    pieces = list[bytes | int]()
+    if idmp_duration is not None:
+        pieces += [b"IDMP-DURATION", idmp_duration]
+    if idmp_maxsize is not None:
+        pieces += [b"IDMP-MAXSIZE", idmp_maxsize]
+    return pieces
+
+
+def _peers(region: Region) -> tuple[int, int]:
+    """What changes when the region gets peers, or loses them."""
+    return region.teller, region.topology
+
+
+def is_message(command: Command) -> bool:
+    """Whether an express append is a message, by a function or known to the engine itself."""
+    return command[0] == "FCALL" or command[3] == "IDMP"
+
+
+def is_for_plan(command: Command, error: exceptions.ResponseError) -> bool:
+    """Whether the plan must send a refused append: settings are stale, or the engine knows no messages."""
+    return command[3] == "IDMP" or reply_error(error).code == "BSSTALE"
+
+
+def opened(idempotent: bool, producer: str | bytes | None) -> Session:
+    """The session of a new client."""
+    if producer is not None and not idempotent:
+        raise ValueError("producer= names an idempotent client: pass idempotent=True as well.")
+    return Session(Producer(producer) if idempotent else None)
+
+
+@lru_cache(maxsize=4096)
+def find_spec(word: str | bytes) -> Spec | None:
+    """The command that a first word (or redis-py's joined "XINFO STREAM") names."""
+    text = word.encode("utf-8", "replace") if isinstance(word, str) else bytes(word)
+    return TABLE.get((text.split() or [b""])[0].upper())
+
+
+def spec_of(args: tuple[Any, ...]) -> Spec | None:
+    return find_spec(args[0]) if isinstance(args[0], str | bytes) else None
+
+
+def words(conn: Any, args: Iterable[Any]) -> list[bytes]:
+    """The command line as the engine would get it."""
+    encode = encoder_of(conn).encode
+    first, *rest = (bytes(encode(word)) for word in args)
+    return [*first.split(), *rest]
+
+
+def resp2(command: Command, reply: Any) -> Any:
+    """A reply in the shape plans know, whatever protocol it came by."""
+    if isinstance(reply, exceptions.ResponseError):
+        return reply_error(reply)
+    if isinstance(reply, dict) and command[0] in ("XREAD", "XREADGROUP"):
+        return [[name, entries] for name, entries in reply.items()]
+    if isinstance(reply, dict) or command[0] == "XINFO":
+        return _flattened(reply)
+    return reply
+
+
+def _flattened(value: Any) -> Any:
+    """Maps as the flat arrays that RESP2 sends, however deep."""
+    if isinstance(value, dict):
+        return [_flattened(word) for pair in value.items() for word in pair]
+    return [_flattened(each) for each in value] if isinstance(value, list) else value
+
+
+def reply_error(error: exceptions.ResponseError) -> ReplyError:
+    """The error line that redis-py made an exception of."""
+    return ReplyError(error_line(error))
+
+
+def raise_braid_error(found: list[Any]) -> None:
+    """redis-py raises the first error reply of a pipeline. Ours that are no replies are raised here."""
+    for each in found:
+        if isinstance(each, BraidError) and not isinstance(each, exceptions.ResponseError):
+            raise each
+
+
+def read_timeout(conn: Any, batch: Batch) -> float | None:
+    """How long the last reply may take: the socket's own timeout, and the time the engine may block."""
+    if batch.block_ms is None or conn.socket_timeout is None:
+        return None
+    return float(conn.socket_timeout) + batch.block_ms / 1000
+
+
+def present(
+    client: Any, conn: Any, spec: Spec, result: Any, args: tuple[Any, ...], options: dict[str, Any]
+) -> Any:
+    """A plan's result as redis-py's method returns it."""
+    if conn.get_protocol() in (3, "3") and isinstance(result, list):
+        if spec.shape == "streams":
+            result = dict(result)
+        elif spec.shape == "facts":
+            result = mapped(result)
+    return present_native(client, conn, result, args, options)
+
+
+def mapped(info: list[Any]) -> Any:
+    """XINFO as RESP3 sends it: the flat arrays that start with a fact's name are maps."""
+    if info and info[0] in (b"length", b"name") and len(info) % 2 == 0:
+        pairs = zip(info[::2], info[1::2], strict=True)
+        return {name: mapped(value) if _holds_maps(name, value) else value for name, value in pairs}
+    return [mapped(each) if isinstance(each, list) else each for each in info]
+
+
+def _holds_maps(name: bytes, value: Any) -> bool:
+    return name in (b"groups", b"consumers") and isinstance(value, list)
+
+
+def present_native(
+    client: Any, conn: Any, result: Any, args: tuple[Any, ...], options: dict[str, Any]
+) -> Any:
+    """An undecoded reply of a native command, as redis-py's method returns it."""
+    options = {key: value for key, value in options.items() if key not in (EMPTY_RESPONSE, "keys")}
+    encoder = encoder_of(conn)
+    if options.pop(NEVER_DECODE, None) is None and encoder.decode_responses:
+        result = decode(encoder.encoding, encoder.encoding_errors, result)
+    callback = client.response_callbacks.get(args[0])
+    return result if callback is None else callback(result, **options)
+
+
+def decode(encoding: str, errors: str, value: Any) -> Any:
+    """Bytes to text, however deep. Entries come by the thousand, so their fields are not looked at twice."""
+    kind = type(value)
+    if kind is bytes:
+        return value.decode(encoding, errors)
+    if kind is list:
+        return [
+            each.decode(encoding, errors) if type(each) is bytes else decode(encoding, errors, each)
+            for each in value
+        ]
+    if kind is dict:
+        return {decode(encoding, errors, key): decode(encoding, errors, each) for key, each in value.items()}
+    return value

@@ -1,0 +1,1 @@
+"""Consumer groups: XGROUP, XACK, XPENDING, XCLAIM, XAUTOCLAIM, XNACK, and their status."""

@@ -1,0 +1,295 @@
+"""XCLAIM, XAUTOCLAIM, and the claims of XREADGROUP: pending entries that change hands."""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from braidstream.commands.arguments import Argv, fail, integer, interval, option, shown, strict_id
+from braidstream.commands.budget import PEEK, Budget
+from braidstream.commands.groups.pending import Query, Row, no_group, places, rows_of
+from braidstream.model import ids
+from braidstream.model.command import Command
+from braidstream.model.ids import Id
+from braidstream.model.strand import Strand
+from braidstream.protocol.braid import View, look
+from braidstream.protocol.plan import Batch, Plan
+
+# XREADGROUP CLAIM looks at so many idle entries of each strand to find those idle longest.
+SCANNED: Final = 1_000
+# What was given back is idle for fifty years: enough for whoever claims, and first come, first served.
+GIVEN_BACK_MS: Final = 50 * 365 * 24 * 3600 * 1000
+# About how many milliseconds it is since 1970: as many digits.
+SINCE_1970_MS: Final = 10**12
+# Options, and how many words follow each.
+_CLAIM_OPTIONS: Final = {b"FORCE": 0, b"JUSTID": 0, b"IDLE": 1, b"TIME": 1, b"RETRYCOUNT": 1, b"LASTID": 1}
+# XAUTOCLAIM takes no larger COUNT: the engine sets aside an ID for each.
+_MOST_CLAIMED: Final = (2**63 - 1) // 16
+
+
+def claim(view: View, argv: Argv) -> Plan[list[Any]]:
+    """XCLAIM: native claims on the strands that may hold the IDs. Two round trips."""
+    name, group, consumer = argv[1:4]
+    registry = yield from look(view, name)
+    if group not in registry.groups:
+        no_group(name, group)
+    idle = max(integer(argv[4], "ERR Invalid min-idle-time argument for XCLAIM"), 0)
+    at = 5
+    while at < len(argv) and ids.parse(argv[at]) is not None:
+        at += 1
+    options = _parse_claim(argv, at)
+    wanted = [strict_id(word) for word in argv[5:at]]
+    return (yield from _claim(view, registry.strands, (group, consumer, idle), wanted, options))
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimOptions:
+    words: Command = ()
+    justid: bool = False
+    last: Id | None = None
+
+
+def _parse_claim(argv: Argv, at: int) -> ClaimOptions:
+    words: Command = ()
+    justid, last = False, None
+    for word, value in _options(argv, at, _CLAIM_OPTIONS, "XCLAIM"):
+        if value is None:
+            justid, words = justid or word == b"JUSTID", (*words, word)
+        elif word == b"LASTID":
+            last = strict_id(value)
+        else:
+            error = f"ERR Invalid {word.decode()} option argument for XCLAIM"
+            words = (*words, word, integer(value, error))
+    return ClaimOptions(words, justid, last)
+
+
+def _claim(
+    view: View,
+    strands: tuple[Strand, ...],
+    who: tuple[bytes, bytes, int],
+    wanted: list[Id],
+    options: ClaimOptions,
+) -> Plan[list[Any]]:
+    """Native claims on the strands that may hold the IDs; the answer in the order they were asked for."""
+    asked = places(strands, wanted)
+    held = [strand for strand, _ in asked]
+    if options.last is not None or not asked:
+        # The position moves, and the consumer is made, also where none of the IDs can stand.
+        idle = strands if options.last is not None else strands[:1]
+        asked += [(strand, [b"0-0"]) for strand in idle if strand not in held]
+    commands: list[Command] = []
+    for strand, here in asked:
+        last: Command = () if options.last is None else ("LASTID", ids.text(strand.floor(options.last)))
+        commands.append(("XCLAIM", strand.key, *who, *here, *options.words, *last))
+    replies = yield Batch(commands, atomic=view.one_step(len(commands)))
+    queues = {strand: deque(reply) for (strand, _), reply in zip(asked, replies, strict=True)}
+    found = list[Any]()
+    for entry in wanted:
+        for strand in held:
+            native, queue = strand.exact(entry), queues[strand]
+            if (
+                native is not None
+                and queue
+                and (queue[0] if options.justid else queue[0][0]) == ids.text(native)
+            ):
+                taken = queue.popleft()
+                found.append(ids.text(entry) if options.justid else [ids.text(entry), taken[1]])
+    return found
+
+
+def claim_idle(view: View, argv: Argv) -> Plan[list[Any]]:
+    """XAUTOCLAIM key group consumer min-idle start [COUNT n] [JUSTID]: [next, entries, deleted].
+
+    The pending lists of all strands are walked in ID order, as the engine walks one. Three round trips.
+    """
+    name, group, consumer = argv[1:4]
+    idle = max(integer(argv[4], "ERR Invalid min-idle-time argument for XAUTOCLAIM"), 0)
+    start, _ = interval(argv[5], b"+")
+    count, justid, at = 100, False, 6
+    while at < len(argv):
+        if option(argv[at]) == b"COUNT" and at + 1 < len(argv):
+            count, at = integer(argv[at + 1], "ERR COUNT must be > 0"), at + 1
+            if not 0 < count <= _MOST_CLAIMED:
+                fail("ERR COUNT must be > 0")
+        elif option(argv[at]) == b"JUSTID":
+            justid = True
+        else:
+            fail("ERR syntax error")
+        at += 1
+    registry = yield from look(view, name)
+    if group not in registry.groups:
+        no_group(name, group)
+    if len(registry.strands) == 1:
+        return (
+            yield from _claim_idle_natively(
+                registry.strands[0], (group, consumer, idle), start, (count, justid)
+            )
+        )
+    attempts = count * 10
+    rows = yield from rows_of(view, registry.strands, group, Query(start, ids.LAST, attempts + 1))
+    holders = {row.strand for row in rows}
+    if len(holders) <= 1:
+        holder = next(iter(holders), registry.strands[0])
+        return (yield from _claim_idle_natively(holder, (group, consumer, idle), start, (count, justid)))
+    gone = yield from _deleted(view, [row for row in rows[:attempts] if row.idle < idle])
+    taken, position = list[Row](), 0
+    while position < len(rows) and attempts and len(taken) < count:
+        attempts -= 1
+        if rows[position].idle >= idle or rows[position] in gone:
+            taken.append(rows[position])
+        position += 1
+    following = ids.text(rows[position].id) if position < len(rows) else b"0-0"
+    who, words = (group, consumer, idle), ("JUSTID",) if justid else ()
+    by_strand = _by_strand(taken) or {registry.strands[0]: [b"0-0"]}
+    commands: list[Command] = [
+        ("XCLAIM", strand.key, *who, *here, *words) for strand, here in by_strand.items()
+    ]
+    replies = yield Batch(commands, atomic=view.one_step(len(commands)))
+    claimed = {
+        (strand, strand.user(ids.native(each if justid else each[0]))): None if justid else each[1]
+        for strand, reply in zip(by_strand, replies, strict=True)
+        for each in reply
+    }
+    # What was not claimed is deleted, or another consumer was faster.
+    gone |= yield from _deleted(view, [row for row in taken if (row.strand, row.id) not in claimed])
+    entries, deleted = list[Any](), list[bytes]()
+    for row in taken:
+        if row in gone:
+            deleted.append(ids.text(row.id))
+        elif (row.strand, row.id) in claimed:
+            entries.append(ids.text(row.id) if justid else [ids.text(row.id), claimed[row.strand, row.id]])
+    return [following, entries, deleted]
+
+
+def _deleted(view: View, rows: list[Row]) -> Plan[set[Row]]:
+    """Which pending rows have no entry any more."""
+    replies = (yield Batch([_xrange(row) for row in rows], resend=True)) if rows else []
+    return {row for row, reply in zip(rows, replies, strict=True) if not reply}
+
+
+def _xrange(row: Row) -> Command:
+    """The entry of a pending row, if it is still there."""
+    native = ids.text(row.strand.exact(row.id) or ids.ZERO)
+    return ("XRANGE", row.strand.key, native, native)
+
+
+def _by_strand(rows: list[Row]) -> dict[Strand, list[bytes]]:
+    found = dict[Strand, list[bytes]]()
+    for row in rows:
+        found.setdefault(row.strand, []).append(ids.text(row.strand.exact(row.id) or ids.ZERO))
+    return found
+
+
+def claim_idle_entries(
+    view: View, strands: tuple[Strand, ...], who: tuple[bytes, bytes, int], count: int | None, budget: Budget
+) -> Plan[list[Any]]:
+    """XREADGROUP CLAIM: pending entries that nobody owns, then those idle longest, for this consumer.
+
+    Each is [id, fields, idle, deliveries], as it was before. One that was deleted from the stream stays as
+    it is, and the next takes its place.
+    """
+    query = Query(ids.ZERO, ids.LAST, SCANNED, who[2])
+    rows = yield from rows_of(view, strands, who[0], query)
+    # Of those that were given back natively, the engine does not tell which was first.
+    waiting = sorted(rows, key=lambda row: (not row.is_given_back, row.idle >= 0, -row.idle, row.id))
+    found = list[Any]()
+    while waiting and not budget.spent:
+        room = budget.cap(None if count is None else count - len(found))
+        if room == 0:
+            break
+        part = waiting[:room] if budget.size is None else waiting[: min(room or PEEK, PEEK)]
+        chosen = yield from that_fit(part, budget, claimed=True)
+        found += yield from _claim_rows(view, chosen, who)
+        waiting = waiting[len(part) :]
+    return found
+
+
+def that_fit(rows: list[Row], budget: Budget, *, claimed: bool) -> Plan[list[Row]]:
+    """Look at the entries before taking them: as many as fit into the reply.
+
+    claimed: one that was deleted is left out, else it is told as [id, nil].
+    """
+    pages = (yield Batch([_xrange(row) for row in rows], resend=True)) if rows else []
+    chosen = list[Row]()
+    for row, page in zip(rows, pages, strict=True):
+        if not page and claimed:
+            continue
+        idle = SINCE_1970_MS if row.is_given_back else row.idle
+        numbers = (idle, row.deliveries) if claimed else ()
+        if not budget.fits(ids.text(row.id), page[0][1] if page else None, *numbers):
+            break
+        chosen.append(row)
+    return chosen
+
+
+def milliseconds(time: list[bytes]) -> int:
+    """The reply of TIME."""
+    return int(time[0]) * 1000 + int(time[1]) // 1000
+
+
+def native_idle(idle: int, now: list[bytes]) -> int:
+    """How long the engine says that an entry was idle; what a stand-in had, since 1970."""
+    has_stand_in = GIVEN_BACK_MS * 99 // 100 < idle < GIVEN_BACK_MS * 11 // 10
+    return milliseconds(now) if has_stand_in else idle
+
+
+def _claim_rows(view: View, rows: list[Row], who: tuple[bytes, bytes, int]) -> Plan[list[Any]]:
+    by_strand = _by_strand(rows)
+    commands: list[Command] = [
+        ("XCLAIM", strand.key, *who, *natives) for strand, natives in by_strand.items()
+    ]
+    if any(row.is_given_back for row in rows):
+        commands.append(("TIME",))  # such an entry is idle since 1970, as in the engine
+    replies = (yield Batch(commands, atomic=view.one_step(len(commands)))) if commands else []
+    now_ms = milliseconds(replies[-1]) if len(replies) > len(by_strand) else 0
+    bodies = {
+        (strand, strand.user(ids.native(native))): fields
+        for strand, reply in zip(by_strand, replies, strict=False)
+        for native, fields in reply
+    }
+    return [
+        [
+            ids.text(row.id),
+            bodies[row.strand, row.id],
+            now_ms if row.is_given_back else row.idle,
+            row.deliveries,
+        ]
+        for row in rows
+        if (row.strand, row.id) in bodies
+    ]
+
+
+def _options(
+    argv: Argv, at: int, known: dict[bytes, int], command: str
+) -> Iterator[tuple[bytes, bytes | None]]:
+    """The options from `at` on, each with its value, if it has one."""
+    while at < len(argv):
+        word = option(argv[at])
+        if at + known.get(word, len(argv)) >= len(argv):
+            fail(f"ERR Unrecognized {command} option '{shown(argv[at])}'")
+        yield word, argv[at + 1] if known[word] else None
+        at += 1 + known[word]
+
+
+def _claim_idle_natively(
+    strand: Strand, who: tuple[bytes, bytes, int], start: Id, how: tuple[int, bool]
+) -> Plan[list[Any]]:
+    justid: Command = ("JUSTID",) if how[1] else ()
+    native = ids.text(strand.ceil(start))
+    [reply] = yield Batch([("XAUTOCLAIM", strand.key, *who, native, "COUNT", how[0], *justid)])
+    following, entries, deleted = reply
+
+    def user(text: bytes) -> bytes:
+        return ids.text(strand.user(ids.native(text)))
+
+    shown_entries = [user(each) if how[1] else [user(each[0]), each[1]] for each in entries]
+    return [
+        b"0-0" if following == b"0-0" else user(following),
+        shown_entries,
+        [user(each) for each in deleted],
+    ]
+
+
+def shares(view: View, argv: Argv) -> bool:
+    """Whether XAUTOCLAIM is done in its first batch, once the strands are known."""
+    return len(view.recall(argv[1]).strands) <= 1

@@ -1,0 +1,181 @@
+"""XGROUP: groups and their consumers. A group is a native group on every strand of the stream.
+
+So pending lists, delivery counts and idle times are the engine's own, and a group's position is a
+frontier: an entry that arrives late from another region is still delivered.
+"""
+
+from typing import Any, Final, NoReturn
+
+from braidstream.commands.arguments import Argv, fail, integer, option, shown, strict_id
+from braidstream.errors import ReplyError
+from braidstream.model import ids, keys
+from braidstream.model.command import Command
+from braidstream.model.ids import Id
+from braidstream.model.meta import Registry, bell
+from braidstream.model.strand import Strand
+from braidstream.protocol.braid import View, look
+from braidstream.protocol.plan import Batch, Plan
+
+SUBCOMMANDS: Final = {
+    b"CREATE": (5, None),
+    b"SETID": (5, None),
+    b"DESTROY": (4, 4),
+    b"CREATECONSUMER": (5, 5),
+    b"DELCONSUMER": (5, 5),
+    b"HELP": (2, 2),
+}
+_TRIES: Final = 8
+_KEY_NEEDED: Final = (
+    "ERR The XGROUP subcommand requires the key to exist. Note that for CREATE you may want to use "
+    "the MKSTREAM option to create an empty stream automatically."
+)
+
+
+def manage(view: View, argv: Argv) -> Plan[Any]:
+    """XGROUP CREATE | SETID | DESTROY | CREATECONSUMER | DELCONSUMER | HELP."""
+    which = option(argv[1])
+    if which == b"HELP":
+        [reply] = yield Batch([tuple(argv)], resend=True)
+        return reply
+    if which in (b"CREATE", b"SETID"):
+        return (yield from _place(view, argv, which == b"CREATE"))
+    if which == b"DESTROY":
+        return (yield from _destroy(view, argv[2], argv[3]))
+    return (yield from _consumer(view, argv, which == b"CREATECONSUMER"))
+
+
+def no_group(name: bytes, group: bytes) -> NoReturn:
+    """NOGROUP, in the words of XGROUP and XINFO."""
+    fail(f"NOGROUP No such consumer group '{shown(group)}' for key name '{shown(name)}'")
+
+
+def _place(view: View, argv: Argv, create: bool) -> Plan[bytes]:
+    """Make a group, or move it."""
+    name, group, word = argv[2], argv[3], argv[4]
+    mkstream, read, at = False, None, 5
+    while at < len(argv):
+        if create and option(argv[at]) == b"MKSTREAM":
+            mkstream, at = True, at + 1
+        elif option(argv[at]) == b"ENTRIESREAD" and at + 1 < len(argv):
+            read, at = integer(argv[at + 1]), at + 2
+            if read < -1:
+                fail("ERR value for ENTRIESREAD must be positive or -1")
+        else:
+            typed = shown(argv[1])
+            fail(f"ERR unknown subcommand or wrong number of arguments for '{typed}'. Try XGROUP HELP.")
+    for _ in range(_TRIES):
+        registry = yield from look(view, name)
+        # With peers it may exist elsewhere: whether one is first is not known here.
+        mkstream = mkstream or (create and view.region.teller > 0)
+        if not registry.exists and not mkstream:
+            fail(_KEY_NEEDED)
+        if not create and group not in registry.groups:
+            no_group(name, group)
+        start = _start(word, create)
+        if create and group in registry.groups:
+            fail("BUSYGROUP Consumer Group name already exists")
+        strands = _wanted(view, name, registry) if create else registry.strands
+        function = "bs_group_create" if create else "bs_group_setid"
+        flag = b"%d%b" % (view.region.writer, b" MKSTREAM" if mkstream else b"")
+        command = _command(function, name, (group, registry.bell), strands, start, read, flag)
+        [reply] = yield Batch([command], attempt=True)
+        view.forget(name)
+        if not isinstance(reply, ReplyError):
+            return b"OK"
+        if reply.code not in ("BSSTALE", "BSNOKEY", "BSNOGROUP"):
+            raise reply
+    raise ReplyError(f"ERR the strands of {shown(name)!r} kept changing. Try again.")
+
+
+def _start(word: bytes, create: bool) -> Id | None:
+    """Where a group begins; None for `$`. SETID, unlike CREATE, also takes - and +."""
+    if option(word) == b"$":
+        return None
+    if not create and word in (b"-", b"+"):
+        return ids.ZERO if word == b"-" else ids.LAST
+    return strict_id(word)
+
+
+def _wanted(view: View, name: bytes, registry: Registry) -> tuple[Strand, ...]:
+    """The strands a new group stands on: those there are, and those that are likely to come."""
+    likely = [Strand(name, "s", writer) for writer in view.region.writers]
+    if view.region.id_mode != "strict":
+        likely.append(view.chosen(name))
+    labels = {strand.label for strand in registry.strands}
+    return (*registry.strands, *(strand for strand in likely if strand.label not in labels))
+
+
+def _command(
+    function: str,
+    name: bytes,
+    which: tuple[bytes, bytes],
+    strands: tuple[Strand, ...],
+    start: Id | None,
+    read: int | None,
+    flag: bytes,
+) -> Command:
+    """which: the group, and the stamp of the stream's bell."""
+    (group, stamp), words = which, list[bytes | int]()
+    for strand in strands:
+        begin = b"$" if start is None else ids.text(strand.floor(start))
+        count: bytes | int = b"" if read is None else read
+        words += [strand.label, strand.life, begin, count if len(strands) == 1 or read is None else b""]
+    own = keys.turn(name, group), *bell(name, stamp)
+    where = (keys.meta(name), *(strand.key for strand in strands), *own)
+    return (
+        "FCALL",
+        function,
+        len(where),
+        *where,
+        group,
+        later(start or ids.ZERO) + (b" told" if read is not None else b""),
+        flag,
+        stamp,
+        *words,
+    )
+
+
+def later(start: Id) -> bytes:
+    """Where a group starts on strands that come to be later, in the form that needs no arithmetic."""
+    bound = ids.writer_of(start)
+    low, high = ids.floor_of(start, bound), ids.floor_of(start, bound + 1)
+    return b"%b %b %b %d" % (ids.text(start), ids.text(low), ids.text(high), bound)
+
+
+def _destroy(view: View, name: bytes, group: bytes) -> Plan[int]:
+    teller = b"%d" % view.region.teller if view.region.teller else b""
+    for _ in range(_TRIES):
+        registry = yield from look(view, name)
+        if not registry.exists:
+            fail(_KEY_NEEDED)
+        which, strands = (group, registry.bell), registry.strands
+        command = _command("bs_group_destroy", name, which, strands, None, None, teller)
+        [reply] = yield Batch([command], attempt=True)
+        view.forget(name)
+        if not isinstance(reply, ReplyError):
+            return int(reply)
+        if reply.code != "BSSTALE":
+            raise reply
+    raise ReplyError(f"ERR the strands of {shown(name)!r} kept changing. Try again.")
+
+
+def _consumer(view: View, argv: Argv, create: bool) -> Plan[int]:
+    """A consumer is there if one strand has it; it is made on one, and taken from all."""
+    name, group, consumer = argv[2:5]
+    registry = yield from look(view, name)
+    if not registry.exists:
+        fail(_KEY_NEEDED)
+    if group not in registry.groups:
+        no_group(name, group)
+    if create:
+        replies = yield Batch(
+            [("XINFO", "CONSUMERS", strand.key, group) for strand in registry.strands], resend=True
+        )
+        if any(consumer in info for reply in replies for info in reply):
+            return 0
+        [made] = yield Batch([("XGROUP", "CREATECONSUMER", registry.strands[0].key, group, consumer)])
+        return int(made)
+    commands: list[Command] = [
+        ("XGROUP", "DELCONSUMER", strand.key, group, consumer) for strand in registry.strands
+    ]
+    return sum((yield Batch(commands, atomic=view.one_step(len(commands)))))

@@ -1,0 +1,309 @@
+"""XADD and XSETID: what moves a stream's end."""
+
+from typing import Any, Final
+
+from braidstream.commands import produce
+from braidstream.commands.arguments import FUNCTION_ARGUMENTS, Add, Argv, SetId, parse_add, parse_setid
+from braidstream.commands.trim import trim_all, trim_options
+from braidstream.errors import RefusedError, ReplyError
+from braidstream.model import ids, keys
+from braidstream.model.command import Command
+from braidstream.model.ids import Id
+from braidstream.model.meta import bell
+from braidstream.model.strand import Strand, facts
+from braidstream.protocol.braid import (
+    View,
+    afresh,
+    ask,
+    birth_command,
+    exists,
+    find,
+    is_stale,
+    read_region,
+    refuse_other_types,
+    refuse_unseen_types,
+    registry_of,
+    type_check,
+)
+from braidstream.protocol.plan import Batch, Plan
+
+_TRIES: Final = 16
+
+
+def add(view: View, argv: Argv) -> Plan[bytes | None]:
+    """XADD: one native XADD on the home strand, one round trip. The first write to a stream takes one more.
+
+    A chosen ID goes through a function instead: one round trip where the strands are known.
+    """
+    name, spec = argv[1], parse_add(argv)
+    if spec.message is not None:
+        _refuse_huge(spec)
+        return (yield from produce.add(view, name, spec))
+    if spec.id is None:
+        return (yield from _add_minted(view, name, spec, b"*"))
+    if spec.seq and view.region.id_mode == "strict" and not view.pipelined:
+        # We are about to refuse: do so by the mode of this moment, not of a second ago.
+        view.region = yield from read_region()
+    if _is_minted(view, spec):
+        return (yield from _add_minted(view, name, spec, b"%d-*" % spec.id[0]))
+    if view.region.id_mode == "strict":
+        raise RefusedError(
+            "XADD",
+            f"in strict ID mode IDs are * or milliseconds alone, not {ids.text(spec.id).decode()}; "
+            "two regions could choose the same one",
+            "Use *, or allow full IDs in this region: braid tune id-mode semi-strict --url URL",
+        )
+    return (yield from _add_chosen(view, name, spec))
+
+
+def _add_minted(view: View, name: bytes, spec: Add, entry: bytes) -> Plan[bytes | None]:
+    home = view.minted(name)
+    natively = None if spec.trim is None or spec.trim.policy != b"KEEPREF" else spec.trim
+    append: Command = ("XADD", home.key, "NOMKSTREAM", *trim_options(natively, home), entry, *spec.fields)
+    if spec.trim is None:
+        native = yield from _append(view, home, append, spec.nomkstream)
+        return native and ids.minted_text(native, home.writer)
+    # The cap counts the whole stream. The home strand is trimmed with the append; are there others?
+    native = yield from _append(view, home, append, spec.nomkstream, registry_of(name))
+    if native is not None and (natively is None or view.recall(name).strands != (home,)):
+        view.forget(name)
+        yield from trim_all(view, name, spec.trim)
+    return native and ids.minted_text(native, home.writer)
+
+
+def _append(
+    view: View, home: Strand, append: Command, nomkstream: bool, *also: Command
+) -> Plan[bytes | None]:
+    """A native append, after the birth of the strand where it needs one. `also` may ask for the registry."""
+    known = view.recall(home.name)
+    if not view.must_bear(home) or (nomkstream and not known.exists):
+        replies = yield Batch([append, *also, *type_check(view, home.name)])
+        if also:
+            view.learn(home.name, replies[1])
+        if replies[0] is not None:
+            return replies[0]  # type: ignore[no-any-return]
+        if nomkstream and (view.pipelined or not (yield from exists(home.name))):
+            yield from refuse_other_types(home.name, *replies[1 + len(also) :])
+            return None
+    yield from refuse_unseen_types(view, home.name)
+    view.bear(home)
+    # In a pipeline in one go with the commands around it: being born twice is harmless.
+    step = view.one_step(2) and not view.pipelined
+    for _ in range(_TRIES):
+        birth = birth_command(home, view.recall(home.name).bell)
+        replies = yield Batch([birth, append, *also], atomic=step, attempt=True)
+        if is_stale(replies[0]) and replies[1] is None:
+            view.forget(home.name)
+            yield from afresh(view, home.name)
+            continue
+        for reply in replies:
+            if isinstance(reply, ReplyError):
+                view.forget(home.name)
+                yield from _unborn(home, replies)
+                raise reply
+        if also:
+            view.learn(home.name, replies[2])
+        if replies[1] is not None:
+            return replies[1]  # type: ignore[no-any-return]
+        step = view.one_step(2)  # another client deleted it between the two
+    raise ReplyError(f"ERR others kept deleting {home.name!r} while we wrote to it. Try again.")
+
+
+def _unborn(home: Strand, replies: list[Any]) -> Plan[None]:
+    """The append was refused: if its strand was made for it, and is empty still, it goes again."""
+    if replies[0] == 1:
+        yield Batch([("FCALL", "bs_strand_unbirth", 2, keys.meta(home.name), home.key, home.label)])
+
+
+def shares(view: View, argv: Argv) -> bool:
+    """Whether XADD is done in its first batch, as far as we know."""
+    try:
+        name, spec = argv[1], parse_add(argv)
+    except ReplyError:
+        return True
+    known, home = view.recall(name), view.minted(name)
+    if _is_minted(view, spec):
+        simple = spec.trim is None or spec.trim.policy == b"KEEPREF"
+        return simple and (spec.trim is None or set(known.strands) <= {home})
+    return not spec.auto_seq and spec.trim is None
+
+
+def fits_multi(view: View, argv: Argv) -> bool:
+    """Whether XADD can stand in a MULTI. A cap over several strands is brought about after EXEC."""
+    try:
+        spec = parse_add(argv)
+    except ReplyError:
+        return True
+    return _is_minted(view, spec) or not spec.auto_seq
+
+
+def _is_minted(view: View, spec: Add) -> bool:
+    return spec.id is None or (not spec.seq and view.region.id_mode != "liberal")
+
+
+def _refuse_huge(spec: Add) -> None:
+    if len(spec.fields) > FUNCTION_ARGUMENTS:
+        raise RefusedError(
+            "XADD with a chosen or an idempotent ID",
+            f"it takes at most {FUNCTION_ARGUMENTS // 2} fields, this entry has {len(spec.fields) // 2}",
+            "Use XADD with * alone for larger entries",
+        )
+
+
+def _add_chosen(view: View, name: bytes, spec: Add) -> Plan[bytes | None]:
+    assert spec.id is not None
+    _refuse_huge(spec)
+    yield from refuse_unseen_types(view, name)
+    yield from find(view, name)
+    for _ in range(_TRIES):
+        entry = (yield from _next_in(view, name, spec.id[0])) if spec.auto_seq else spec.id
+        chosen = view.chosen(name)
+        command = _chosen_command(view, chosen, entry, spec)
+        if not spec.nomkstream or view.recall(name).exists:
+            view.expect(view.minted(name))
+            view.expect(chosen)
+        [reply] = yield Batch([command], attempt=True)
+        if not isinstance(reply, ReplyError):
+            if reply is None and not view.pipelined:
+                yield from refuse_other_types(name)
+            elif reply is not None and spec.trim is not None:
+                view.forget(name)
+                yield from trim_all(view, name, spec.trim)
+            return reply  # type: ignore[no-any-return]
+        view.forget(name)
+        again = reply.code == "BSSTALE" or (spec.auto_seq and "equal or smaller" in reply.text)
+        if not again:
+            raise reply
+        yield from find(view, name)
+    raise ReplyError(f"ERR others kept adding to {name!r} in the same millisecond. Try again, or use *.")
+
+
+def _chosen_keys(view: View, chosen: Strand) -> tuple[bytes, bytes, bytes]:
+    return keys.meta(chosen.name), view.minted(chosen.name).key, chosen.key
+
+
+def _chosen_command(view: View, chosen: Strand, entry: Id, spec: Add) -> Command:
+    name, minted = chosen.name, view.minted(chosen.name)
+    below = ids.before(entry)
+    assert below is not None, "0-0 is refused before"
+    plain = (name,) if keys.shares_slot(name) else ()
+    stamp = view.recall(name).bell
+    where = (*_chosen_keys(view, chosen), *plain, *bell(name, stamp))
+    return (
+        "FCALL",
+        "bs_chosen_add",
+        len(where),
+        *where,
+        minted.label,
+        chosen.label,
+        chosen.life,
+        ids.text(entry),
+        ids.text(minted.rest(below)),
+        ids.text(minted.rest(entry)),
+        b"NOMKSTREAM" if spec.nomkstream else b"",
+        stamp,
+        *spec.fields,
+    )
+
+
+def _ends(view: View, name: bytes) -> "Plan[Ends]":
+    """Where our own strands end, and what XINFO says of every strand."""
+    registry, answers = yield from ask(view, name, lambda strand: strand.xinfo())
+    found = {}
+    for strand, reply in answers:
+        info = facts(reply)
+        found[strand] = registry.end(strand, ids.native(info[b"last-generated-id"])), info
+    return found
+
+
+def _next_in(view: View, name: bytes, ms: int) -> Plan[Id]:
+    """The ID that `ms-*` stands for in liberal mode: the next of that millisecond, as the engine counts."""
+    ends = yield from _ends(view, name)
+    ours = [end for strand, (end, _) in ends.items() if strand.writer == view.region.writer]
+    last = max(ours, default=ids.ZERO)
+    if last == ids.LAST:
+        raise ReplyError("ERR The stream has exhausted the last possible ID, unable to add more items")
+    if last[0] > ms or last == (ms, ids.MAX):
+        raise ReplyError("ERR The ID specified in XADD is equal or smaller than the target stream top item")
+    return (ms, last[1] + 1) if last[0] == ms else (ms, 0)
+
+
+def set_id(view: View, argv: Argv) -> Plan[bytes]:
+    """XSETID: move the last ID of our strands on. Two round trips. It never moves back."""
+    name, spec = argv[1], parse_setid(argv)
+    for _ in range(_TRIES):
+        ends = yield from _ends(view, name)
+        if not ends:
+            raise ReplyError("ERR no such key")
+        _check_setid(spec, ends)
+        minted, chosen = view.minted(name), view.chosen(name)
+        stamp = view.recall(name).bell
+        where = (*_chosen_keys(view, chosen), *bell(name, stamp))
+        command: Command = (
+            "FCALL",
+            "bs_chosen_setid",
+            len(where),
+            *where,
+            minted.label,
+            chosen.label,
+            chosen.life,
+            ids.text(spec.id),
+            ids.text(minted.rest(spec.id)),
+            *_split_added(view, spec.entries_added, ends),
+            *_split_deleted(minted, spec.max_deleted, ends),
+            stamp,
+        )
+        [reply] = yield Batch([command], attempt=True)
+        view.forget(name)
+        if not isinstance(reply, ReplyError):
+            return b"OK"
+        if reply.code != "BSSTALE":
+            raise reply
+    raise ReplyError(f"ERR the strands of {name!r} kept changing. Try again.")
+
+
+Ends = dict[Strand, tuple[Id, dict[bytes, Any]]]
+
+
+def _check_setid(spec: SetId, ends: Ends) -> None:
+    """The engine's own checks in its order, then ours."""
+    infos = [(strand, info) for strand, (_, info) in ends.items()]
+    tops = [strand.user(ids.native(info[b"last-entry"][0])) for strand, info in infos if info[b"last-entry"]]
+    if tops and spec.id < max(tops):
+        raise ReplyError("ERR The ID specified in XSETID is smaller than the target stream top item")
+    length = sum(info[b"length"] for _, info in ends.values())
+    if length and spec.entries_added is not None and spec.entries_added < length:
+        raise ReplyError("ERR The entries_added specified in XSETID is smaller than the target stream length")
+    end = max(end for end, _ in ends.values())
+    if spec.id < end:
+        raise RefusedError(
+            "XSETID",
+            f"{ids.text(spec.id).decode()} is smaller than the stream's last ID {ids.text(end).decode()}; "
+            "moving back would mint IDs twice",
+            "Use a larger ID, or DEL the stream to start over",
+        )
+
+
+def _split_added(view: View, added: int | None, ends: Ends) -> tuple[bytes | int, bytes | int]:
+    """ENTRIESADDED counts the whole stream: what the other strands count is left to the chosen strand."""
+    if added is None:
+        return b"", b""
+    minted = chosen = others = 0
+    for strand, (_, info) in ends.items():
+        if strand == view.minted(strand.name):
+            minted = info[b"length"]
+        elif strand == view.chosen(strand.name):
+            chosen = info[b"length"]
+        else:
+            others += info[b"entries-added"]
+    return minted, max(chosen, added - minted - others)
+
+
+def _split_deleted(minted: Strand, wanted: Id | None, ends: Ends) -> tuple[bytes, bytes]:
+    """MAXDELETEDID stands in the chosen strand; the minted one must not know a larger one."""
+    if wanted is None:
+        return b"", b""
+    own = ids.native(ends[minted][1][b"max-deleted-entry-id"]) if minted in ends else ids.ZERO
+    below = minted.floor(wanted)
+    # 0-0 would mean that none is given.
+    return ids.text(wanted), ids.text(max(below, (0, 1))) if own > below else b""

@@ -1,0 +1,332 @@
+"""XRANGE, XREVRANGE, XREAD, XLEN: what looks at entries."""
+
+from dataclasses import replace
+from functools import partial
+from math import isqrt
+from typing import Any, Final
+
+from braidstream.commands.arguments import (
+    Argv,
+    Read,
+    UnbalancedError,
+    option,
+    parse_interval,
+    parse_read,
+    strict_id,
+)
+from braidstream.commands.budget import Budget
+from braidstream.errors import ReplyError
+from braidstream.model import ids
+from braidstream.model.command import Command
+from braidstream.model.frontier import Frontier
+from braidstream.model.ids import Id
+from braidstream.model.merge import bodies, certain, weave
+from braidstream.model.meta import Registry
+from braidstream.model.strand import Entry, Strand, strand_of
+from braidstream.protocol.braid import View, ask, refuse_other_types, registry_of, type_check
+from braidstream.protocol.plan import Batch, Plan
+
+# A blocked reader looks up from time to time, for strands of regions that joined meanwhile.
+BLOCK_SLICE_MS: Final = 60_000
+# From this COUNT on, a range over several strands does not ask each strand for all of it.
+MANY: Final = 50
+
+
+def length(view: View, argv: Argv) -> Plan[int]:
+    """XLEN: the sum over the strands. One round trip where they are known."""
+    _, lengths = yield from ask(view, argv[1], lambda strand: strand.xlen())
+    return sum(count for _, count in lengths)
+
+
+def read_range(view: View, argv: Argv) -> Plan[list[Any] | None]:
+    """XRANGE: a page of every strand as one snapshot, woven. One round trip where the strands are known.
+
+    A COUNT of 50 or more over several strands asks each for its share, in one or more rounds.
+    """
+    return (yield from _range(view, argv, reverse=False))
+
+
+def read_range_back(view: View, argv: Argv) -> Plan[list[Any] | None]:
+    """XREVRANGE: the same from the end."""
+    return (yield from _range(view, argv, reverse=True))
+
+
+def _range(view: View, argv: Argv, *, reverse: bool) -> Plan[list[Any] | None]:
+    start, end, count = parse_interval(argv, reverse=reverse)
+    strands = view.recall(argv[1]).strands
+    if count is not None and count >= MANY and len(strands) > 1 and not view.pipelined:
+        return (yield from _range_by_rounds(view, argv[1], (start, end), count, reverse=reverse))
+    registry, pages = yield from ask(
+        view, argv[1], lambda strand: strand.xrange(start, end, count, reverse=reverse)
+    )
+    if count == 0:
+        # The engine answers a null array for COUNT 0 where the stream exists.
+        return None if registry.exists else []
+    return bodies(weave((strand.entries(page) for strand, page in pages), count, reverse=reverse))
+
+
+def _range_by_rounds(
+    view: View, name: bytes, between: tuple[Id, Id], count: int, *, reverse: bool
+) -> Plan[list[Any]]:
+    """A large page over several strands: a share of each strand, and more where that was not enough.
+
+    Every round asks every strand, as one snapshot. What a strand holds before the end of a page does
+    not grow any more, so nothing is missing that was there in the last round; what was deleted between
+    two rounds may still be in it.
+    """
+    pages = dict[Strand, list[Entry]]()
+    even = count // max(len(view.recall(name).strands), 1)
+    share = min(even + 3 * isqrt(even) + 10, count)  # an even share, what chance adds, and a little
+    while True:
+        parts = partial(_rest, pages, between, share, reverse)
+        _, answers = yield from ask(view, name, parts)
+        more = {strand: strand.entries(page) for strand, page in answers}
+        pages = {strand: pages.get(strand, []) + page for strand, page in more.items()}
+        unfinished = [pages[strand] for strand, page in more.items() if len(page) == share]
+        woven = certain(pages.values(), unfinished, reverse=reverse)
+        if len(woven) >= count or not unfinished:
+            return bodies(woven[:count])
+        share = min(2 * share, count)
+
+
+def _rest(
+    pages: dict[Strand, list[Entry]], between: tuple[Id, Id], share: int, reverse: bool, strand: Strand
+) -> Command:
+    """What a strand holds beyond the page we have of it."""
+    low, high = between
+    if pages.get(strand):
+        last = pages[strand][-1][:2]
+        beyond = ids.before(last) if reverse else ids.after(last)
+        if beyond is None:
+            low, high = ids.LAST, ids.ZERO  # nothing
+        elif reverse:
+            high = beyond
+        else:
+            low = beyond
+    return strand.xrange(low, high, share, reverse=reverse)
+
+
+def read(view: View, argv: Argv) -> Plan[list[Any] | None]:
+    """XREAD: native, over all strands of all streams at once. One round trip where the strands are known.
+
+    BLOCK: a first look without waiting, then one native blocking read over every strand that may
+    come to be. One ID is a position in every strand; entries that arrive later with a smaller ID
+    are skipped, as the specification says.
+    """
+    try:
+        spec = parse_read(argv)
+    except UnbalancedError:
+        yield from _engine_says(argv)
+        return None
+    yield from _check_positions(spec)
+    if len(set(spec.names)) < len(spec.names):
+        return (yield from _read_repeated(view, spec))
+    return (yield from _read(view, spec))
+
+
+def _read(view: View, spec: Read) -> Plan[list[Any] | None]:
+    blocks = spec.block_ms is not None and not view.in_multi
+    if b"+" not in spec.positions and not (blocks and b"$" in spec.positions):
+        current, found = yield from _look_by_memory(view, spec)
+        if current and (found is not None or not blocks):
+            return found
+    registries = yield from _find_all(view, spec.names)
+    starts = yield from _starts(view, spec, registries)
+    found = yield from _look(spec, starts, None)
+    if found is None and blocks:
+        found = yield from _wait(view, spec, starts)
+    return found
+
+
+def shares(view: View, argv: Argv) -> bool:
+    """Whether XREAD is done in its first batch, as far as we know."""
+    return fits_multi(view, argv) and not any(option(word) == b"BLOCK" for word in argv)
+
+
+def fits_multi(view: View, argv: Argv) -> bool:
+    """Whether XREAD can stand in a MULTI: not with `+`, nor with a stream named twice."""
+    try:
+        spec = parse_read(argv)
+    except (ReplyError, UnbalancedError):
+        return True
+    return b"+" not in spec.positions and len(set(spec.names)) == len(spec.names)
+
+
+def _read_repeated(view: View, spec: Read) -> Plan[list[Any] | None]:
+    """A stream that is named twice is read twice, each time from its own position."""
+    singles = [
+        replace(spec, names=[name], positions=[word], block_ms=None, max_size=None)
+        for name, word in zip(spec.names, spec.positions, strict=True)
+    ]
+    found, budget = list[Any](), Budget(spec.max_count, spec.max_size)
+    for single in singles:
+        for name, page in (yield from _read(view, single)) or []:
+            found += budget.page(name, page)
+    if found or spec.block_ms is None or view.in_multi:
+        return found or None
+    first = dict(reversed(list(zip(spec.names, spec.positions, strict=True))))
+    return (yield from _read(view, replace(spec, names=list(first), positions=list(first.values()))))
+
+
+def _engine_says(argv: Argv) -> Plan[None]:
+    [reply] = yield Batch([tuple(argv)], resend=True, attempt=True)
+    raise reply if isinstance(reply, ReplyError) else ReplyError("ERR syntax error")
+
+
+def _check_positions(spec: Read) -> Plan[None]:
+    """Refuse a bad ID, but as the engine does only after the types of the keys up to it."""
+    for at, word in enumerate(spec.positions):
+        error = None
+        if word == b">":
+            error = (
+                "ERR The > ID can be specified only when calling XREADGROUP "
+                "using the GROUP <group> <consumer> option."
+            )
+        elif word not in (b"$", b"+") and ids.parse(word) is None:
+            error = "ERR Invalid stream ID specified as stream command argument"
+        if error is not None:
+            # In one batch: inside a MULTI, what follows may change the types.
+            kinds = yield Batch([("TYPE", name) for name in spec.names[: at + 1]], resend=True)
+            for name, kind in zip(spec.names, kinds, strict=False):
+                yield from refuse_other_types(name, kind)
+            raise ReplyError(error)
+
+
+def _find_all(view: View, names: list[bytes]) -> Plan[dict[bytes, Registry]]:
+    distinct = list(dict.fromkeys(names))
+    replies = yield Batch([registry_of(name) for name in distinct], resend=True)
+    found = {name: view.learn(name, reply) for name, reply in zip(distinct, replies, strict=True)}
+    for name, registry in found.items():
+        if not registry.exists:
+            yield from refuse_other_types(name)
+    return found
+
+
+Starts = list[tuple[bytes, Frontier, Id]]
+
+
+def _starts(view: View, spec: Read, registries: dict[bytes, Registry]) -> Plan[Starts]:
+    """Where each stream is read from: a frontier, and the user ID for strands that come to be later."""
+    starts: Starts = []
+    for name, word in zip(spec.names, spec.positions, strict=True):
+        strands = registries[name].strands
+        if word == b"$" or (word == b"+" and not strands):
+            frontier, end = yield from _end_of(view, name)
+            starts.append((name, frontier, end))
+        elif word == b"+":
+            starts.append((yield from _before_last(view, name)))
+        else:
+            starts.append(_start(name, word, strands))
+    return starts
+
+
+def _start(name: bytes, word: bytes, strands: tuple[Strand, ...]) -> tuple[bytes, Frontier, Id]:
+    position = strict_id(word)
+    return name, Frontier.below(position, strands), position
+
+
+def _end_of(view: View, name: bytes) -> Plan[tuple[Frontier, Id]]:
+    registry, answers = yield from ask(view, name, lambda strand: strand.xinfo())
+    at, end = dict[Strand, Id](), ids.ZERO
+    for strand, reply in answers:
+        last = ids.native(reply[reply.index(b"last-generated-id") + 1])
+        at[strand] = last
+        end = max(end, registry.end(strand, last))
+    return Frontier(at), end
+
+
+def _before_last(view: View, name: bytes) -> Plan[tuple[bytes, Frontier, Id]]:
+    """`+`: just before the last entry, so that it alone is read; the end where there is none."""
+    registry, answers = yield from ask(
+        view, name, lambda strand: strand.xrange(ids.ZERO, ids.LAST, 1, reverse=True)
+    )
+    newest = weave((strand.entries(page) for strand, page in answers), 1, reverse=True)
+    if not newest:
+        frontier, end = yield from _end_of(view, name)
+        return name, frontier, end
+    position = ids.before(newest[0][:2]) or ids.ZERO
+    return name, Frontier.below(position, registry.strands), position
+
+
+def _look(spec: Read, starts: Starts, block_ms: int | None) -> Plan[list[Any] | None]:
+    if not any(frontier.at for _, frontier, _ in starts):
+        return None
+    [reply] = yield Batch([_xread(spec, starts, block_ms)], resend=True, block_ms=block_ms)
+    return _answer(spec, reply or [])
+
+
+def _look_by_memory(view: View, spec: Read) -> Plan[tuple[bool, list[Any] | None]]:
+    """Read the strands we remember; whether that was all of them comes with it."""
+    starts: Starts = []
+    for name, word in zip(spec.names, spec.positions, strict=True):
+        position = ids.LAST if word == b"$" else strict_id(word)
+        strands = view.recall(name).strands or (view.minted(name),)
+        starts.append((name, Frontier.below(position, strands), position))
+    missing = [name for name in spec.names if type_check(view, name)]
+    checks = [("TYPE", name) for name in missing]
+    commands = [_xread(spec, starts, None), *map(registry_of, spec.names), *checks]
+    replies = yield Batch(commands, resend=True)
+    registries = {name: view.learn(name, replies[at]) for at, name in enumerate(spec.names, 1)}
+    kinds = dict(zip(missing, replies[1 + len(spec.names) :], strict=True))
+    for name, registry in registries.items():
+        if not registry.exists:
+            yield from refuse_other_types(name, kinds.get(name))
+    current = all(set(registries[name].strands) <= set(frontier) for name, frontier, _ in starts)
+    return current, _answer(spec, replies[0] or [])
+
+
+def _xread(spec: Read, starts: Starts, block_ms: int | None) -> Command:
+    places = [(strand, frontier[strand]) for _, frontier, _ in starts for strand in frontier]
+    count = min((cap for cap in (spec.count, spec.max_count) if cap is not None), default=None)
+    limit: Command = () if count is None else ("COUNT", count)
+    block: Command = () if block_ms is None else ("BLOCK", block_ms)
+    where = (*(strand.key for strand, _ in places), *(ids.text(after) for _, after in places))
+    return ("XREAD", *limit, *block, "STREAMS", *where)
+
+
+def _answer(spec: Read, reply: list[Any]) -> list[Any] | None:
+    """The native answer by strand, as an answer by stream, within the caps."""
+    pages = dict[bytes, list[list[Entry]]]()
+    for key, page in reply:
+        strand = strand_of(key)
+        pages.setdefault(strand.name, []).append(strand.entries(page))
+    answer, budget = list[Any](), Budget(spec.max_count, spec.max_size)
+    for name in spec.names:
+        answer += budget.page(name, bodies(weave(pages.get(name, []), spec.count)))
+    return answer or None
+
+
+def _wait(view: View, spec: Read, starts: Starts) -> Plan[list[Any] | None]:
+    assert spec.block_ms is not None
+    left = spec.block_ms
+    while True:
+        turn = BLOCK_SLICE_MS if not spec.block_ms else min(left, BLOCK_SLICE_MS)
+        waited = [_with_unborn(view, *start) for start in starts]
+        [reply] = yield Batch([_xread(spec, waited, turn)], resend=True, block_ms=turn)
+        found = _answer(spec, reply or [])
+        if reply is None:  # the time is up; a strand that was made empty also wakes us
+            left -= turn
+        if found is not None or (spec.block_ms and left <= 0):
+            return found
+        registries = yield from _find_all(view, spec.names)
+        starts = [
+            (name, _joined(frontier, registries[name].strands, position), position)
+            for name, frontier, position in starts
+        ]
+
+
+def _joined(frontier: Frontier, strands: tuple[Strand, ...], position: Id) -> Frontier:
+    return Frontier.below(position, tuple(strand for strand in strands if strand not in frontier.at)).join(
+        frontier
+    )
+
+
+def _with_unborn(view: View, name: bytes, frontier: Frontier, position: Id) -> tuple[bytes, Frontier, Id]:
+    """The frontier, and every strand that any writer may start while we wait."""
+    known = {strand.label: strand for strand in (*view.recall(name).cuts, *frontier)}
+    possible = [*frontier]
+    for writer in view.region.writers:
+        minted, chosen = Strand(name, "s", writer), Strand(name, "c", writer)
+        current = known.get(chosen.label)
+        possible += [minted, current.next_life if current else chosen]
+    return name, _joined(frontier, tuple(dict.fromkeys(possible)), position), position

@@ -1,0 +1,1 @@
+"""XREADGROUP: its arguments, delivery, blocking."""

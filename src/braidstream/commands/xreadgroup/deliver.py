@@ -1,0 +1,75 @@
+"""XREADGROUP: what is there is handed out at once (handout.py); else the consumer waits (waiting.py)."""
+
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Any
+
+from braidstream.commands.arguments import Argv, option
+from braidstream.commands.xreadgroup import handout
+from braidstream.commands.xreadgroup.blocking import look_again, wait
+from braidstream.commands.xreadgroup.group_arguments import ReadGroup, parse
+from braidstream.errors import ReplyError
+from braidstream.protocol.braid import View
+from braidstream.protocol.plan import Batch, Plan
+
+
+def read_group(view: View, argv: Argv) -> Plan[list[Any] | None]:
+    """XREADGROUP. One round trip where a stream has one strand or no COUNT is given; else two or three."""
+    spec = parse(argv)
+    if spec is None:
+        [reply] = yield Batch([tuple(argv)], attempt=True)
+        raise reply if isinstance(reply, ReplyError) else ReplyError("ERR syntax error")
+    if view.pipelined:
+        # What other commands of the pipeline find out meanwhile is not about the moment of this one.
+        view = replace(view, known=OrderedDict(view.known), seen={})
+    if view.pipelined or not _is_known(view, spec):
+        yield from handout.look(view, spec)
+    waits = spec.block_ms is not None and not view.in_multi and all(word == b">" for word in spec.positions)
+    if waits and not view.pipelined and _is_one_read(view, spec):
+        return (yield from wait(view, spec))
+    try:
+        answer = yield from handout.read_all(view, spec)
+    except ReplyError as error:
+        if error.code != "NOGROUP":
+            raise
+        # Something went away since we looked: now the look says so, by the names users know.
+        view = replace(view, pipelined=False)
+        yield from look_again(view, spec)
+        answer = yield from handout.read_all(view, spec)
+    if not answer and waits:
+        return (yield from wait(view, spec))
+    return answer or None
+
+
+def _is_one_read(view: View, spec: ReadGroup) -> bool:
+    """Whether the read that waits gives what is there as well, all of it that was asked for."""
+    if len(spec.names) > 1 or spec.limited:
+        return False
+    return spec.count is None or len(view.recall(spec.names[0]).strands) == 1
+
+
+def _is_known(view: View, spec: ReadGroup) -> bool:
+    """Whether our memory will do: one read, which the engine refuses as a whole if the bell has rung."""
+    if spec.positions != [b">"] or spec.limited:
+        return False
+    known = view.recall(spec.names[0])
+    return known.exists and spec.group in known.groups
+
+
+def shares(view: View, argv: Argv) -> bool:
+    """Whether XREADGROUP is done in its first batch, once the strands are known."""
+    return fits_multi(view, argv) and not any(option(word) == b"BLOCK" for word in argv)
+
+
+def fits_multi(view: View, argv: Argv) -> bool:
+    """Whether one batch will do. In a MULTI nothing waits, so BLOCK does not matter there."""
+    try:
+        spec = parse(argv)
+    except ReplyError:
+        return True
+    if spec is None or spec.max_size is not None or len(spec.names) > 1:
+        return spec is None
+    if spec.claim_ms is not None and spec.positions == [b">"]:
+        return handout.claims_natively(view, spec)
+    unlimited = spec.count is None and spec.max_count is None
+    return unlimited or len(view.recall(spec.names[0]).strands) <= 1

@@ -1,0 +1,304 @@
+"""What one XREADGROUP hands out, without waiting: new entries, or a consumer's own pending ones again.
+
+New entries (`>`). Each strand has its own position, so nothing is skipped, whatever arrives late.
+
+    one strand                    native XREADGROUP, one round trip
+    no COUNT                      native, over all strands
+    COUNT, several strands        1. how many of which strand come next? (heads.py)
+                                  2. so many from this strand, so many from that: native, in one MULTI
+
+At most COUNT come back, whoever reads at the same time: step 2 asks for numbers, not for IDs. What
+another consumer took meanwhile is taken from what follows. Each read names the stream's bell beside the
+strands: if a strand came to be since we looked, or a group was moved, the engine refuses the whole read.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from braidstream.commands.arguments import fail, shown, strict_id
+from braidstream.commands.budget import PEEK, Budget
+from braidstream.commands.groups.claims import claim_idle_entries, native_idle, that_fit
+from braidstream.commands.groups.pending import Query, Row, deliveries, rows_of
+from braidstream.commands.xreadgroup import heads
+from braidstream.commands.xreadgroup.group_arguments import ReadGroup
+from braidstream.errors import ReplyError
+from braidstream.model import ids, keys, meta
+from braidstream.model.command import Command
+from braidstream.model.ids import Id
+from braidstream.model.merge import bodies, weave
+from braidstream.model.strand import Entry, Strand
+from braidstream.protocol.braid import STALE_TRIES, View, refuse_other_types
+from braidstream.protocol.plan import Batch, Plan
+
+
+def look(view: View, spec: ReadGroup, *, turn: bool = False) -> Plan[None]:
+    """Learn the registries, make sure of the bells (and of the turn), and refuse what the engine would.
+
+    A pipeline has looked a moment ago, and does without bells.
+    """
+    names = [] if view.pipelined else list(dict.fromkeys(spec.names))
+    for _ in range(STALE_TRIES):
+        if not names:
+            break
+        before = [view.recall(name).bell for name in names]
+        replies = yield Batch([_wait_command(view, spec, name, turn) for name in names], resend=True)
+        found = [view.learn(name, reply) for name, reply in zip(names, replies, strict=True)]
+        # A bell is hung only by who knows its stamp.
+        names = [
+            name
+            for name, stamp, registry in zip(names, before, found, strict=True)
+            if spec.group in registry.groups and registry.bell != stamp
+        ]
+    yield from _check(view, spec)
+
+
+def _wait_command(view: View, spec: ReadGroup, name: bytes, turn: bool) -> Command:
+    stamp = view.recall(name).bell
+    turns = [keys.turn(name, spec.group)] if turn else []
+    where = [keys.meta(name), *turns, *meta.bell(name, stamp)]
+    return ("FCALL", "bs_group_wait", len(where), *where, spec.group, stamp)
+
+
+def bell(view: View, name: bytes) -> list[bytes]:
+    """Named in a read, it makes the engine refuse if our strands are not all there are."""
+    return [] if view.pipelined else [keys.bell(name, view.recall(name).bell)]
+
+
+def _check(view: View, spec: ReadGroup) -> Plan[None]:
+    """As the engine does, each key is checked together with its ID, in order."""
+    for name, word in zip(spec.names, spec.positions, strict=True):
+        if not view.recall(name).exists:
+            yield from refuse_other_types(name)
+        if spec.group not in view.recall(name).groups:
+            where = f"No such key '{shown(name)}' or consumer group '{shown(spec.group)}'"
+            fail(f"NOGROUP {where} in XREADGROUP with GROUP option")
+        if word == b"$" or word == b"+":
+            sign = word.decode()
+            fail(
+                f"ERR The {sign} ID is meaningless in the context of XREADGROUP: you want to read the "
+                "history of this consumer by specifying a proper ID, or use the > ID to get new messages. "
+                f"The {sign} ID would just return an empty result set."
+            )
+        if word != b">":
+            strict_id(word)
+
+
+def read_all(view: View, spec: ReadGroup) -> Plan[list[Any]]:
+    """Each stream in turn, as the view knows its strands."""
+    answer, budget, taken = list[Any](), Budget(spec.max_count, spec.max_size), False
+    for name, word in zip(spec.names, spec.positions, strict=True):
+        if budget.spent:
+            break
+        if word == b">":
+            try:
+                found = yield from _new_and_claimed(view, spec, name, budget)
+            except ReplyError as error:
+                if error.code != "NOGROUP" or not taken:
+                    raise
+                return answer  # what was taken is given: the next read looks again
+            taken = taken or bool(found)
+            if found is not None:
+                answer.append([name, found])
+        else:
+            spec = replace(spec, claim_ms=None)  # as in the engine, from here on nothing is claimed
+            answer.append([name, (yield from _history(view, spec, name, strict_id(word), budget))])
+    return answer
+
+
+def xreadgroup(
+    spec: ReadGroup,
+    where: Iterable[bytes],
+    count: int | None,
+    block_ms: int | None = None,
+    *,
+    claim_ms: int | None = None,
+) -> Command:
+    """A native read of new entries, at most `count` of each key."""
+    limit: Command = () if count is None else ("COUNT", count)
+    block: Command = () if block_ms is None else ("BLOCK", block_ms)
+    claim: Command = () if claim_ms is None else ("CLAIM", claim_ms)
+    options = (*limit, *block, *claim, *(("NOACK",) if spec.noack else ()))
+    listed = list(where)
+    streams = (*listed, *([b">"] * len(listed)))
+    return ("XREADGROUP", "GROUP", spec.group, spec.consumer, *options, "STREAMS", *streams)
+
+
+def woven(pages: Mapping[Strand, list[Any]]) -> list[Entry]:
+    """What native reads have found, in ID order."""
+    return weave([strand.entries(page) for strand, page in pages.items()])
+
+
+def _new_and_claimed(view: View, spec: ReadGroup, name: bytes, budget: Budget) -> Plan[list[Any] | None]:
+    """What `>` gives: with CLAIM, idle pending entries first, each with its idle time and deliveries.
+
+    None if there is nothing.
+    """
+    if not spec.limited:
+        return bodies((yield from new(view, spec, name))) or None
+    budget.begin(name)
+    found: list[Any] | None
+    if budget.spent:
+        found = yield from _told_empty(view, spec, name)
+    elif claims_natively(view, spec):
+        found = (yield from _with_claims(view, spec, name, budget)) or None
+    else:
+        found = (yield from _limited(view, spec, name, budget)) or None
+    budget.end(None if found is None else len(found))
+    return found
+
+
+def claims_natively(view: View, spec: ReadGroup) -> bool:
+    """Whether the engine's own CLAIM does; an engine with XNACK has it. Of several strands only inside MULTI,
+    where nothing else can, and without COUNT: then all that is there is claimed."""
+    if spec.claim_ms is None or spec.max_size is not None or b"XNACK" not in view.commands:
+        return False
+    unlimited = view.in_multi and spec.count is None and spec.max_count is None
+    return unlimited or all(len(view.recall(name).strands) <= 1 for name in spec.names)
+
+
+def _with_claims(view: View, spec: ReadGroup, name: bytes, budget: Budget) -> Plan[list[Any]]:
+    strands = view.recall(name).strands
+    where = [*(strand.key for strand in strands), *bell(view, name)]
+    read = xreadgroup(spec, where, budget.cap(spec.count), claim_ms=spec.claim_ms)
+    reply, now = yield Batch([read, ("TIME",)])
+    claimed, fresh = list[Any](), list[Any]()
+    for strand, page in heads.by_strand(reply):
+        for native, fields, idle, count in page:
+            is_new = idle == count == 0
+            since = native_idle(idle, now)
+            row = [strand.user(ids.native(native)), fields, since, deliveries(count)]
+            (fresh if is_new else claimed).append(row)
+    if len(strands) > 1:
+        claimed.sort(key=lambda row: (-row[2], row[0]))
+        fresh.sort(key=lambda row: row[0])
+    found = [[ids.text(row[0]), *row[1:]] for row in claimed + fresh]
+    budget.used += len(found)
+    return found
+
+
+def _limited(view: View, spec: ReadGroup, name: bytes, budget: Budget) -> Plan[list[Any]]:
+    found = list[Any]()
+    if spec.claim_ms is not None:
+        who = (spec.group, spec.consumer, spec.claim_ms)
+        found = yield from claim_idle_entries(view, view.recall(name).strands, who, spec.count, budget)
+    left = budget.cap(None if spec.count is None else spec.count - len(found))
+    if left == 0 or budget.spent:
+        return found
+    extra = [0, 0] if spec.claim_ms is not None else []
+    if budget.size is not None:
+        left = yield from _how_many_fit(view, replace(spec, count=left), name, budget)
+    try:
+        fresh = yield from new(view, replace(spec, count=left), name)
+    except ReplyError as error:
+        if error.code != "NOGROUP" or not found:
+            raise
+        return found  # what is claimed is given
+    if budget.size is None:
+        budget.used += len(fresh)
+    return found + [[*entry, *extra] for entry in bodies(fresh)]
+
+
+def _told_empty(view: View, spec: ReadGroup, name: bytes) -> Plan[list[Any] | None]:
+    """The name of the stream filled MAXSIZE. The engine then tells it without entries, if it has any for the
+    consumer, and makes the consumer."""
+    strands, last = view.recall(name).strands, ids.before(ids.LAST)
+    assert last is not None
+    at = yield from heads.now(view, name, spec.group)
+    made = _xreadgroup_own(spec, strands[0], last, 1)
+    reply, _ = yield Batch([heads.xread(at, 1), made])
+    if not reply and spec.claim_ms is not None:
+        rows = yield from rows_of(view, strands, spec.group, Query(ids.ZERO, ids.LAST, PEEK, spec.claim_ms))
+        reply = yield from that_fit(rows, Budget(1, None), claimed=True)
+    return [] if reply else None
+
+
+def _how_many_fit(view: View, spec: ReadGroup, name: bytes, budget: Budget) -> Plan[int]:
+    """MAXSIZE: look at the next entries before taking them; what was given cannot be taken back."""
+    at = yield from heads.now(view, name, spec.group)
+    page = min(spec.count or PEEK, PEEK)
+    [reply] = yield Batch([heads.xread(at, page)], resend=True)
+    if not reply:
+        return 1  # a read that finds nothing makes the consumer
+    numbers = () if spec.claim_ms is None else (0, 0)
+    return len(budget.take(woven(dict(heads.by_strand(reply)))[:page], *numbers))
+
+
+def new(view: View, spec: ReadGroup, name: bytes) -> Plan[list[Entry]]:
+    """New entries of one stream, in ID order."""
+    strands = view.recall(name).strands
+    if spec.count is None or len(strands) == 1:
+        where = [*(strand.key for strand in strands), *bell(view, name)]
+        [reply] = yield Batch([xreadgroup(spec, where, spec.count)])
+        return woven(dict(heads.by_strand(reply)))
+    known, pages = heads.quiet(view, name, spec.group), None
+    if known is not None:
+        pages = yield from _of_one(view, spec, *known)
+    elif spec.count == 1:
+        pages = yield from _next_one(view, spec, name)
+    if pages is None:
+        shares = yield from heads.shares(view, name, spec.group, spec.count)
+        bells = bell(view, name)
+        commands = [xreadgroup(spec, [strand.key, *bells], share) for strand, share in shares.items()]
+        replies = yield Batch(commands, atomic=view.one_step(len(commands)))
+        pages = dict(page for reply in replies for page in heads.by_strand(reply))
+    heads.took(view, name, spec.group, pages)
+    return woven(pages)
+
+
+def _of_one(
+    view: View, spec: ReadGroup, busy: Strand, others: dict[Strand, Id]
+) -> Plan[dict[Strand, list[Any]] | None]:
+    """COUNT of one strand, if the others have nothing after these positions; else None, nothing taken."""
+    [news] = yield Batch([heads.xread(others, 1)], resend=True)
+    return None if news else (yield from _of(view, spec, busy))
+
+
+def _next_one(view: View, spec: ReadGroup, name: bytes) -> Plan[dict[Strand, list[Any]] | None]:
+    """COUNT 1, where memory tells which strand it is in; else None, nothing taken."""
+    strand = yield from heads.next_one(view, name, spec.group)
+    return None if strand is None else (yield from _of(view, spec, strand))
+
+
+def _of(view: View, spec: ReadGroup, strand: Strand) -> Plan[dict[Strand, list[Any]]]:
+    """COUNT of one strand."""
+    [reply] = yield Batch([xreadgroup(spec, [strand.key, *bell(view, strand.name)], spec.count)])
+    return dict(heads.by_strand(reply))
+
+
+def _history(view: View, spec: ReadGroup, name: bytes, since: Id, budget: Budget) -> Plan[list[Any]]:
+    """The consumer's own pending entries after an ID, in ID order; [id, nil] for one that was deleted."""
+    strands, count = view.recall(name).strands, budget.cap(spec.count)
+    budget.begin(name)
+    shares: dict[Strand, int | None] = dict.fromkeys(strands, count)
+    if (count is not None and len(strands) > 1) or budget.size is not None:
+        rows = yield from _own(view, replace(spec, count=count), strands, since)
+        if budget.size is not None:
+            rows = yield from that_fit(rows[:PEEK], budget, claimed=False)
+        shares = {strand: share for strand in strands if (share := sum(row.strand == strand for row in rows))}
+        if not shares:
+            # Nothing, but the read makes the consumer.
+            shares, since = dict.fromkeys(strands[:1], count), ids.before(ids.LAST) or since
+    commands = [_xreadgroup_own(spec, strand, since, share) for strand, share in shares.items()]
+    replies = yield Batch(commands, atomic=view.one_step(len(commands)))
+    found = bodies(woven(dict(page for reply in replies for page in heads.by_strand(reply))))
+    budget.used += len(found) if budget.size is None else 0
+    budget.end(len(found))
+    return found
+
+
+def _xreadgroup_own(spec: ReadGroup, strand: Strand, since: Id, count: int | None) -> Command:
+    """A native read of the consumer's own pending entries."""
+    limit: Command = () if count is None else ("COUNT", count)
+    where = (strand.key, ids.text(strand.floor(since)))
+    return ("XREADGROUP", "GROUP", spec.group, spec.consumer, *limit, "STREAMS", *where)
+
+
+def _own(view: View, spec: ReadGroup, strands: tuple[Strand, ...], since: Id) -> Plan[list[Row]]:
+    start = ids.after(since)
+    if start is None:
+        return []
+    most = PEEK if spec.count is None else spec.count
+    query = Query(start, ids.LAST, most, consumer=spec.consumer)
+    rows = yield from rows_of(view, strands, spec.group, query)
+    return rows[:most]

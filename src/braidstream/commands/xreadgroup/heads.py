@@ -1,0 +1,192 @@
+"""What a group is given next: how many entries of which strands are the next COUNT in ID order.
+
+Only the engine knows where a group is (XINFO GROUPS), and only reading tells what comes next. Both cost,
+so a client remembers (`Reading` in protocol/braid.py) and checks just what could make it wrong:
+
+    one strand had news         are the others still quiet? XREAD over them, from where the group was.
+                                It may be further by now, never behind, so nothing after the old place is
+                                nothing after the new one: take COUNT of the one.
+    several had                 XINFO GROUPS of all, and their heads from where the group was. If it is
+                                still there the heads are right; if not, they are asked for again.
+    several had, COUNT 1        heads only grow: of the strands whose heads we know, ask the one with the
+                                smallest whether it is still so, and all the others whether they have one.
+
+Nothing is taken here. Who takes names the bell of the stream too (handout.py): if a strand came to be
+since, or a group was moved, the engine refuses. docs/decisions/0008-group-reads-look-first.md has figures.
+"""
+
+from collections.abc import Iterator, Mapping
+from math import isqrt
+from typing import Any, Final
+
+from braidstream.errors import ReplyError
+from braidstream.model import ids
+from braidstream.model.command import Command
+from braidstream.model.ids import Id
+from braidstream.model.merge import certain
+from braidstream.model.meta import Registry
+from braidstream.model.strand import Entry, Strand, facts, strand_of
+from braidstream.protocol.braid import Reading, View
+from braidstream.protocol.plan import Batch, Plan
+
+Pages = dict[Strand, list[Entry]]
+# COUNT 1 looks at the next entry of a strand and the one after it, which is the next when this one is taken.
+AHEAD: Final = 2
+
+
+def quiet(view: View, name: bytes, group: bytes) -> tuple[Strand, dict[Strand, Id]] | None:
+    """The one strand that had news, and where the group was in the others; None if it was not so."""
+    reading = view.reading(name, group)
+    if reading is None or len(reading.busy) != 1:
+        return None
+    return reading.busy[0], {strand: at for strand, at in reading.at.items() if strand not in reading.busy}
+
+
+def shares(view: View, name: bytes, group: bytes, count: int) -> Plan[dict[Strand, int]]:
+    """How many entries of each strand are the next COUNT. One round trip, or more.
+
+    If nothing is there, one strand gets the whole COUNT: a read that finds nothing makes the consumer.
+    """
+    pages = yield from _heads(view, name, group, count)
+    if len(pages) < 2:
+        return dict.fromkeys(pages or view.recall(name).strands[:1], count)
+    taken = {id(entry) for entry in certain(pages.values(), ())[:count]}
+    numbers = {strand: sum(id(entry) in taken for entry in page) for strand, page in pages.items()}
+    return {strand: number for strand, number in numbers.items() if number}
+
+
+def next_one(view: View, name: bytes, group: bytes) -> Plan[Strand | None]:
+    """COUNT 1: the strand of the next entry, where memory tells it and is right. No round trip, or one."""
+    reading = view.reading(name, group)
+    known = {} if reading is None else {strand: some[0] for strand, some in reading.ahead.items() if some}
+    if reading is None or not known:
+        return None
+    first = min(known, key=lambda strand: (strand.user(known[strand]), strand.writer))
+    asked = {strand: at for strand, at in reading.at.items() if strand == first or strand not in known}
+    commands: list[Command] = [_xinfo_groups(first), xread(asked, AHEAD)]
+    rows, found = yield Batch(commands, resend=True, attempt=True)
+    if isinstance(rows, ReplyError) or isinstance(found, ReplyError):
+        return None
+    pages = dict(by_strand(found))
+    head = tuple(ids.native(entry) for entry, _ in pages.get(first, []))
+    if len(pages) != 1 or head[:1] != (known[first],) or _position(rows, group) != reading.at[first]:
+        return None
+    ahead = {**reading.ahead, first: head}
+    view.note(name, group, Reading(reading.bell, reading.at, reading.busy, reading.alone, ahead))
+    return first
+
+
+def took(view: View, name: bytes, group: bytes, pages: Mapping[Strand, list[Any]]) -> None:
+    """Native reads have moved the group on."""
+    known = view.reading(name, group)
+    if known is None or not pages:
+        return
+    at = {**known.at, **{strand: ids.native(page[-1][0]) for strand, page in pages.items()}}
+    ahead = {
+        strand: rest
+        for strand, some in known.ahead.items()
+        if (rest := tuple(native for native in some if native > at[strand]))
+    }
+    busy = tuple(ahead) if len(ahead) == 1 else known.busy
+    view.note(name, group, Reading(known.bell, at, busy, known.alone, ahead))
+
+
+def positions(view: View, name: bytes, group: bytes) -> Plan[dict[Strand, Id]]:
+    """Where the group was when we last looked, or is now. No round trip, or one."""
+    reading = view.reading(name, group)
+    if reading is not None:
+        return reading.at
+    at = yield from now(view, name, group)
+    view.note(name, group, Reading(view.recall(name).bell, at, view.recall(name).strands))
+    return at
+
+
+def now(view: View, name: bytes, group: bytes) -> Plan[dict[Strand, Id]]:
+    """Where the group is. One round trip."""
+    at, _ = yield from _look(view, name, group, None)
+    return at
+
+
+def xread(at: Mapping[Strand, Id], count: int, *block: str | int) -> Command:
+    """A native read from a position in every strand. It takes nothing."""
+    where = (*(strand.key for strand in at), *(ids.text(native) for native in at.values()))
+    return ("XREAD", "COUNT", count, *block, "STREAMS", *where)
+
+
+def by_strand(reply: list[Any] | None) -> Iterator[tuple[Strand, list[Any]]]:
+    """What a native read over strands has found, page by page."""
+    for key, page in reply or []:
+        yield strand_of(key), page
+
+
+def _heads(view: View, name: bytes, group: bytes, count: int) -> Plan[Pages]:
+    """At least the next COUNT entries that the group was not given, or all there are."""
+    reading = view.reading(name, group)
+    expected = len(reading.busy) if reading is not None else len(view.recall(name).strands)
+    even = count // max(expected, 1)
+    page = min(even + isqrt(even) + 1, count) if count > 1 else AHEAD
+    guess = reading.at if reading is not None and reading.alone else None
+    at, found = yield from _look(view, name, group, None if guess is None else xread(guess, page))
+    heads = dict(by_strand(found))
+    right = guess is not None and all(at[strand] == guess[strand] for strand in heads)
+    if not right:
+        [found] = yield Batch([xread(at, page)], resend=True)
+        heads = dict(by_strand(found))
+    pages = {strand: strand.entries(head) for strand, head in heads.items()}
+    yield from _read_on(pages, heads, page, count)
+    alone = right or reading is None or (guess is None and reading.at == at)
+    busy = tuple(pages) or view.recall(name).strands[:1]
+    ahead = {strand: tuple(ids.native(entry) for entry, _ in head) for strand, head in heads.items()}
+    memory = Reading(view.recall(name).bell, at, busy, alone, ahead if count == 1 else {})
+    view.note(name, group, memory)
+    return pages
+
+
+def _read_on(pages: Pages, heads: dict[Strand, list[Any]], page: int, count: int) -> Plan[None]:
+    """Where a strand's page was full, what follows it may belong to the next COUNT."""
+    while True:
+        full = {strand: head for strand, head in heads.items() if len(head) == page}
+        if not full or len(certain(pages.values(), [pages[strand] for strand in full])) >= count:
+            return
+        ends = {strand: ids.native(head[-1][0]) for strand, head in full.items()}
+        [reply] = yield Batch([xread(ends, page)], resend=True)
+        heads = dict(by_strand(reply))
+        for strand, head in heads.items():
+            pages[strand] += strand.entries(head)
+
+
+def _look(
+    view: View, name: bytes, group: bytes, along: Command | None
+) -> Plan[tuple[dict[Strand, Id], list[Any] | None]]:
+    """Where the group is in every strand, and the reply to one more command of the same moment."""
+    registry = view.recall(name)
+    commands = [_xinfo_groups(strand) for strand in registry.strands]
+    more = [] if along is None else [along]
+    replies = yield Batch([*commands, *more], resend=True, attempt=True)
+    for reply in replies:
+        if isinstance(reply, ReplyError) and not reply.text.startswith("ERR no such key"):
+            raise reply
+    return _placed(registry, group, replies), replies[-1] if more else None
+
+
+def _placed(registry: Registry, group: bytes, replies: list[Any]) -> dict[Strand, Id]:
+    at = dict[Strand, Id]()
+    for strand, rows in zip(registry.strands, replies, strict=False):
+        position = None if isinstance(rows, ReplyError) else _position(rows, group)
+        if position is not None:
+            at[strand] = position
+    if len(at) != len(registry.strands):
+        raise ReplyError("NOGROUP the group went away while we looked")
+    return at
+
+
+def _xinfo_groups(strand: Strand) -> Command:
+    return ("XINFO", "GROUPS", strand.key)
+
+
+def _position(rows: list[Any], group: bytes) -> Id | None:
+    """Where a group is, by XINFO GROUPS."""
+    for row in map(facts, rows):
+        if row[b"name"] == group:
+            return ids.native(row[b"last-delivered-id"])
+    return None

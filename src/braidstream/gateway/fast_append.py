@@ -1,0 +1,211 @@
+"""The short way: plain appends, all in one write to the lane, answered from the callback.
+
+Appends are most of the traffic of most streams, so they cost no task and no plan: the strand's key takes the
+place of the name, the ID is translated on the way back.
+
+    XADD name * ...   -->  [birth of the strand]  XADD key NOMKSTREAM * ...   -->  its ID, or nil: it is gone
+
+An append alone is sent without the birth. If the strand is gone it is said again, by the plan of XADD, so
+nothing of the same client may overtake it: until it is answered no other run starts.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from braidstream.clients.shared import REGION_FRESH_S
+from braidstream.errors import BraidError, LostError, ReplyError
+from braidstream.gateway import router
+from braidstream.net.resp import COUNTS, HEADS, Parser, Words, error_line, minted_reply
+from braidstream.net.wire import Connection, pack_one
+from braidstream.protocol.plan import Replies
+
+if TYPE_CHECKING:
+    from braidstream.gateway.client_connection import Client
+
+
+class Express:
+    """The appends of one client that are under way."""
+
+    def __init__(self, client: "Client") -> None:
+        self._client = client
+        self._slots: deque[list[bytes]] = deque()  # one for each run: its replies, once known
+        self._quiet: asyncio.Future[None] | None = None
+        self.is_shut = False  # a run is under way that may have to be said again
+
+    @property
+    def is_quiet(self) -> bool:
+        return not self._slots
+
+    async def until_quiet(self) -> None:
+        """Until every append on the short way is answered."""
+        if self._slots:
+            self._quiet = asyncio.get_running_loop().create_future()
+            await self._quiet
+
+    def alike(self, data: bytes) -> bool:
+        """Send bytes that are nothing but appends alike: in each the strand's key takes the name's place."""
+        conn, known = self._open_lane(), self._client.known
+        if conn is None or (alike := uniform_appends(data)) is None:
+            return False
+        start, name, words, count = alike
+        way = known.ways.get(name)
+        if way is None:
+            return False
+        known.used = True
+        begin = b"*%d\r\n$4\r\nXADD\r\n$%d\r\n%b\r\n$10\r\nNOMKSTREAM\r\n" % (words + 1, len(way[0]), way[0])
+        slot: list[bytes] = []
+        self._slots.append(slot)
+        out = way[1] + data.replace(start, begin)
+        conn.post(out, 1 + count, partial(self._appended, slot, data, count, 1))
+        return True
+
+    def run(self, commands: Iterable[Words]) -> int:
+        """Send the plain appends at the head; how many they were."""
+        known, conn = self._client.known, self._open_lane()
+        if conn is None:
+            return 0
+        ways = known.ways
+        run: list[Words] = []
+        out: list[bytes] = []
+        for words in commands:
+            if len(words) < 5 or words[2] != b"*" or not len(words) & 1 or words[0].upper() != b"XADD":
+                break
+            way = ways.get(words[1])
+            if way is None:
+                break
+            out.append(pack_one((b"XADD", way[0], b"NOMKSTREAM", *words[2:])))
+            run.append(words)
+        if not run:
+            return 0
+        known.used = True
+        births = 0
+        if len(run) > 1 or self._slots:
+            # Nothing can be said again without getting out of order: each strand is made sure of once.
+            names = {words[1] for words in run}
+            births = len(names)
+            out[:0] = [ways[name][1] for name in names]
+        else:
+            self.is_shut = True
+        slot: list[bytes] = []
+        self._slots.append(slot)
+        conn.post(
+            out[0] if len(out) == 1 else b"".join(out),
+            births + len(run),
+            partial(self._appended, slot, run, len(run), births),
+        )
+        return len(run)
+
+    def _open_lane(self) -> Connection | None:
+        """The lane, if appends can take the short way now."""
+        client = self._client
+        conn = client.lane.conn
+        if self.is_shut or not client.is_plain or conn is None or conn.lost is not None or conn.is_full:
+            return None
+        return conn if time.monotonic() - client.known.read_at <= REGION_FRESH_S else None
+
+    def _appended(self, *run: Any) -> None:
+        """What `_answer` does; but the lane is others' too, and must not end with this client."""
+        try:
+            self._answer(*run)
+        except Exception as error:
+            self._client.gateway.crashed(error)
+            self._client.close()
+
+    def _answer(
+        self,
+        slot: list[bytes],
+        run: list[Words] | bytes,
+        count: int,
+        births: int,
+        replies: Replies | LostError,
+    ) -> None:
+        if isinstance(replies, LostError):
+            self._fill(slot, [error_line(replies)] * count)
+            return
+        client = self._client
+        region = client.known.region
+        assert region is not None
+        writer = region.writer
+        out: list[bytes] = []
+        gone: list[int] = []
+        for reply in replies[births:] if births else replies:
+            if type(reply) is bytes:
+                out.append(minted_reply(reply, writer))
+                continue
+            if reply is None:
+                gone.append(len(out))
+            out.append(error_line(reply) if isinstance(reply, ReplyError) else b"")
+        if gone:
+            client.known.forget()
+            self.is_shut = True
+            words = Parser(client.gateway.limits).feed(run) if isinstance(run, bytes) else run
+            client.gateway.run(self._make_good(slot, words, out, gone))
+        else:
+            self._fill(slot, out)
+
+    async def _make_good(
+        self, slot: list[bytes], run: list[Words], out: list[bytes], gone: list[int]
+    ) -> None:
+        """The strand was gone after all: the plan of XADD makes it again."""
+        for at in gone:
+            try:
+                out[at] = await router.reply_to(self._client, run[at])
+            except BraidError as error:
+                out[at] = error_line(error)
+        self._fill(slot, out)
+
+    def _fill(self, slot: list[bytes], out: list[bytes]) -> None:
+        """A run is answered. Replies go out in the order of the runs."""
+        slot.append(out[0] if len(out) == 1 else b"".join(out))
+        slots = self._slots
+        while slots and slots[0]:
+            self._client.write(slots.popleft()[0])
+        if not slots:
+            self.is_shut = False
+            quiet, self._quiet = self._quiet, None
+            if quiet is None:
+                self._client.settled()
+            elif not quiet.done():
+                quiet.set_result(None)
+
+
+def uniform_appends(data: bytes) -> tuple[bytes, bytes, int, int] | None:
+    """Whether bytes are several XADDs of one name by `*`, whole and of one number of words, and nothing else.
+
+    Then: how each of them begins, up to the name; the name; how many words each has; how many there are.
+    Checked by columns, so a command of many costs a fraction of what it costs alone.
+    """
+    tokens = data.split(b"\r\n")
+    count = COUNTS.get(tokens[0])
+    if count is None or count < 5 or not count & 1:
+        return None
+    stride = 1 + 2 * count
+    times, over = divmod(len(tokens) - 1, stride)
+    if over or times < 2 or tokens[-1]:
+        return None
+    tokens.pop()
+    for at in range(7):
+        if tokens[at::stride].count(tokens[at]) != times:
+            return None
+    _, four, command, head, name, one, star = tokens[:7]
+    try:
+        if (
+            star != b"*"
+            or one != b"$1"
+            or four != b"$4"
+            or command.upper() != b"XADD"
+            or head != HEADS[len(name)]
+        ):
+            return None
+        for at in range(8, stride, 2):
+            if list(map(HEADS.__getitem__, map(len, tokens[at::stride]))) != tokens[at - 1 :: stride]:
+                return None
+    except IndexError:
+        return None
+    start = b"\r\n".join(tokens[:5]) + b"\r\n"
+    # Fields and values could spell the same. Then it is not known which is which.
+    return (start, name, count, times) if data.count(start) == times else None

@@ -1,0 +1,58 @@
+"""INFO with the keys that users see. Counting takes a SCAN, so a large database is not counted every time."""
+
+import re
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+from braidstream.commands.keyspace import count_expiring, hidden_keys
+from braidstream.errors import BraidError
+from braidstream.protocol.plan import Batch, Replies, arun
+
+if TYPE_CHECKING:
+    from braidstream.gateway.client_connection import Client
+
+# A count is good for so many times as long as it took.
+_REST: Final = 20
+
+
+class Hidden:
+    """What the engine counts and users do not see: keys of ours beyond one for each stream."""
+
+    def __init__(self) -> None:
+        self._keys, self._expires, self._good_until = 0, 0, 0.0
+
+    async def count(self, send: Callable[[Batch], Awaitable[Replies]]) -> tuple[int, int]:
+        """How many keys, and how many of them have a time to live."""
+        began = time.monotonic()
+        if began >= self._good_until:
+            ours, streams = await arun(hidden_keys(), send)
+            self._keys = len(ours) - streams
+            self._expires = await arun(count_expiring(ours), send)
+            self._good_until = time.monotonic() + _REST * (time.monotonic() - began)
+        return self._keys, self._expires
+
+
+async def corrected_info(client: "Client", reply: bytes) -> bytes:
+    """INFO's reply with the numbers of keys that the client would see."""
+    line = re.compile(rb"db%d:keys=(\d+),expires=(\d+),avg_ttl=(\d+)(.*\r\n)" % client.session.db)
+    head, text = reply.split(b"\r\n", 1)[0], reply.split(b"\r\n", 1)[-1]
+    if head[:1] not in (b"$", b"=") or not (found := line.search(text)):
+        return reply
+    try:
+        await client.known.refresh_if_due()
+        keys, expires = await client.known.hidden.count(client.known.lane.send)
+    except BraidError:
+        return reply
+    shown = _line(client.session.db, found, (int(found[1]) - keys, int(found[2]) - expires))
+    body = (text[: found.start()] + shown + text[found.end() :])[:-2]
+    return b"%b%d\r\n%b\r\n" % (head[:1], len(body), body)
+
+
+def _line(db: int, found: re.Match[bytes], seen: tuple[int, int]) -> bytes:
+    """A line of the keyspace section; none for a database without keys."""
+    keys, expires = seen
+    if keys <= 0:
+        return b""
+    mean_ms = int(found[3]) if expires > 0 else 0
+    return b"db%d:keys=%d,expires=%d,avg_ttl=%d%b" % (db, keys, max(expires, 0), mean_ms, found[4])

@@ -1,0 +1,116 @@
+"""What the gateway knows of one database of the engine: the region it is, and the strands seen so far.
+
+It is asked with the gateway's own rights, so clients need none for it. Everything here can be asked again.
+"""
+
+import asyncio
+import time
+
+from braidstream.clients.shared import REGION_FRESH_S, Session
+from braidstream.errors import BraidError, NotARegionError
+from braidstream.gateway.backends import Lane
+from braidstream.gateway.info import Hidden
+from braidstream.lua import load
+from braidstream.model.meta import REMEMBERED
+from braidstream.net.resp import Words
+from braidstream.net.wire import Address, connect, pack_one
+from braidstream.protocol.braid import birth_command, read_server, refuse_cluster
+from braidstream.protocol.plan import arun
+
+
+class Known(Session):
+    """One database. `used` is set by whoever relies on it, so that it is kept fresh meanwhile."""
+
+    def __init__(self, address: Address) -> None:
+        super().__init__()
+        self._address = address
+        self.lane = Lane(address, self.forget)
+        self.hidden = Hidden()
+        self.ways: dict[bytes, tuple[bytes, bytes]] = {}  # of a name: its strand's key, and birth as sent
+        self.used = False
+        self._absent_until = 0.0
+        self._asking: asyncio.Task[None] | None = None
+
+    @property
+    def is_fresh(self) -> bool:
+        return self.region is not None and time.monotonic() - self.read_at <= REGION_FRESH_S
+
+    async def refresh_if_due(self) -> None:
+        """Make sure that we know which region this is. Errors are for whoever asked."""
+        self.used = True
+        if time.monotonic() < self._absent_until:
+            raise NotARegionError
+        if not self.is_fresh:
+            await self.ask()
+
+    async def is_absent(self) -> bool:
+        """Whether the database is known to be no region: every key in it is plain."""
+        try:
+            await self.refresh_if_due()
+        except NotARegionError:
+            return True
+        except BraidError:
+            pass  # whoever runs a plan is told
+        return False
+
+    async def ask(self) -> None:
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask())
+        await asyncio.shield(self._asking)
+
+    async def refuse_cluster(self) -> None:
+        """One server only: a client that a node sends elsewhere would write plain streams there."""
+        await arun(refuse_cluster(), self.lane.send)
+
+    async def _ask(self) -> None:
+        try:
+            region, self.commands = await arun(read_server(), self.lane.send)
+            self.learn(region.require_open())
+        except NotARegionError:
+            self._absent_until = time.monotonic() + REGION_FRESH_S
+            raise
+        finally:
+            self._asking = None
+
+    async def bring_functions(self) -> None:
+        """Load the engine functions, on a connection of its own: loading WATCHes."""
+        conn = await connect(self._address)
+        try:
+            await arun(load(), conn.send)
+        finally:
+            conn.close()
+
+    async def keep_fresh(self) -> None:
+        """Called now and then: whoever is busy never waits for the answer."""
+        if self.used:
+            self.used = False
+            try:
+                await self.ask()
+            except BraidError:
+                self.read_at = 0.0  # the next command asks, and is told
+
+    def forget(self) -> None:
+        """The engine may have been restarted, or be another."""
+        self.read_at = self._absent_until = 0.0
+        self._forget()
+
+    def _forget(self) -> None:
+        super()._forget()
+        self.ways.clear()
+
+    def holds_stream(self, name: bytes) -> bool:
+        """Whether a name was a stream when somebody last looked."""
+        registry = self.known.get(name)
+        return name in self.ways or (registry is not None and registry.exists)
+
+    def remember(self, words: Words) -> None:
+        """An append went well: the next one to that name may take the short way. After a DEL it may not."""
+        command = words[0].upper()
+        if command in (b"DEL", b"UNLINK"):
+            for name in words[1:]:
+                self.ways.pop(name, None)
+        elif command == b"XADD":
+            if len(self.ways) >= REMEMBERED:
+                self.ways.clear()
+            home = self.view().minted(words[1])
+            self.ways[words[1]] = home.key, pack_one(birth_command(home))

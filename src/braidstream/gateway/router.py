@@ -1,0 +1,350 @@
+"""Which command goes which way, and what the gateway does with those that concern the connection itself."""
+
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from braidstream.clients import gather
+from braidstream.clients.gather import Queued
+from braidstream.clients.shared import resp2
+from braidstream.commands import keyspace
+from braidstream.errors import BraidError, LostError
+from braidstream.gateway import guard, info, transaction
+from braidstream.gateway.replies import reply_of
+from braidstream.gateway.session import ALONE, PUBSUB, SPECIAL, STATEFUL, TRANSACTION, blocks, spec_of
+from braidstream.net.resp import NULL, Words, bulk, error_line
+from braidstream.net.wire import pack
+from braidstream.protocol.plan import Batch, Replies, arun
+
+if TYPE_CHECKING:
+    from braidstream.gateway.client_connection import Client
+
+# So many commands of one client share a round trip.
+_RUN: Final = 128
+
+
+async def run_next(client: "Client") -> None:
+    """Take the next command of the queue, or a run of them that can go together, and answer."""
+    words = client.queue[0]
+    name, session = words[0].upper(), client.session
+    alone = client.skipping
+    if name == b"QUIT":
+        client.write(b"+OK\r\n")
+        client.close()
+    elif client.multi is not None:
+        await transaction.take(client, client.queue.popleft())
+    elif session.monitors and name != b"RESET":
+        client.queue.popleft()
+        (await client.own_connection()).tell(pack([tuple(words)]))
+    elif session.listens and name not in PUBSUB and name != b"RESET":
+        client.queue.popleft()
+        await (await client.own_connection()).listen(pack([tuple(words)]))
+    elif (handle := _HANDLERS.get(name)) is not None:
+        await handle(client, client.queue.popleft())
+    elif _overwrites(client, words):
+        client.write(await _overwrite(client, client.queue.popleft()))
+    elif spec_of(words) is None:
+        await _relay(client, 1 if alone else _RUN)
+    elif await client.is_beside_region(words):
+        await _natively(client, client.queue.popleft())
+    else:
+        await _plans(client, 1 if alone else _RUN)
+
+
+# Native commands
+
+
+async def _natively(client: "Client", words: Words) -> None:
+    """A command of the table, in a database that is no region: the engine's own."""
+    name = words[0].upper()
+    if name == b"FLUSHALL":
+        client.write(await _flush_from_home(client, words))
+        return
+    own = await client.own_connection()
+    client.blocking = blocks(words)
+    try:
+        [reply] = await own.collect(pack([tuple(words)]), 1)
+    finally:
+        client.blocking = False
+    if name == b"WATCH" and reply.startswith(b"+"):
+        client.session.watching = True
+    client.write(reply)
+
+
+async def _flush_from_home(client: "Client", words: Words) -> bytes:
+    """FLUSHALL beside the region: the region's database is one of all, and is flushed as a region is."""
+    known = client.gateway.known(client.session.home)
+    lane = client.gateway.borrow(client.session.login, client.session.home)
+    try:
+        if not await client.may_use(lane):
+            return b"-NOAUTH Authentication required.\r\n"
+        await known.refresh_if_due()
+        await arun(keyspace.flush(known.view(), words), lane.send)
+    except BraidError as error:
+        return error_line(error)
+    finally:
+        client.gateway.give_back(lane)
+    return b"+OK\r\n"
+
+
+async def _relay(client: "Client", most: int) -> None:
+    """A run of the engine's own commands: passed on, and back, byte for byte."""
+    run = list[Words]()
+    for words in islice(client.queue, most):
+        name = words[0].upper()
+        if name in SPECIAL or spec_of(words) is not None or _overwrites(client, words):
+            break
+        run.append(words)
+        client.session.sees(words)
+        if blocks(words):
+            break
+    for _ in run:
+        client.queue.popleft()
+    if run[0][0].upper() in (b"POST", b"HOST:"):  # a browser that was led here by a web page
+        client.close()
+        return
+    own = await client.own_connection()
+    client.blocking = blocks(run[-1])
+    try:
+        if client.session.muted or client.skipping:
+            await own.collect(pack(map(tuple, run)), len(run))  # nobody wants them; messages still go out
+        else:
+            await own.relay(pack(map(tuple, run)), len(run))
+    finally:
+        client.blocking = False
+
+
+# Plans
+
+
+def _overwrites(client: "Client", words: Words) -> bool:
+    """Whether a command puts a plain key in the place of what we remember as a stream."""
+    return words[0].upper() in keyspace.OVERWRITING and len(words) > 2 and client.known.holds_stream(words[1])
+
+
+async def _overwrite(client: "Client", words: Words) -> bytes:
+    try:
+        await client.known.refresh_if_due()
+        result = await arun(keyspace.overwrite(client.known.view(), words), client.send)
+    except BraidError as error:
+        return error_line(error)
+    if result is None:
+        return NULL[client.session.resp]
+    return bulk(result) if keyspace.tells_old_value(words) else b"+OK\r\n"
+
+
+async def _plans(client: "Client", most: int) -> None:
+    """A run of commands that are plans: together on the lane, or one alone on the client's own connection."""
+    run = list[Words]()
+    for words in islice(client.queue, most):
+        if spec_of(words) is None or words[0].upper() in SPECIAL:
+            break
+        if not run and _needs_own(client, words):
+            run.append(words)
+            break
+        if _needs_own(client, words):
+            break
+        run.append(words)
+    for _ in run:
+        client.queue.popleft()
+    if len(run) == 1:
+        client.write(await reply_to(client, run[0]))
+    else:
+        client.write(await _together(client, run))
+
+
+def _needs_own(client: "Client", words: Words) -> bool:
+    return words[0].upper() in ALONE or blocks(words) or not client.session.is_plain
+
+
+async def reply_to(client: "Client", words: Words) -> bytes:
+    """Run the plan of one command; its reply. An engine that is lost is an error like any other here."""
+    spec, session = spec_of(words), client.session
+    assert spec is not None
+    try:
+        await client.known.refresh_if_due()
+        view = client.known.view(watching=session.watching)
+        if _needs_own(client, words):
+            try:
+                result = await arun(spec.plan(view, words), partial(_patiently, client, blocks(words)))
+            except _UnblockedError:
+                result = None
+            if words[0].upper() == b"WATCH":
+                session.watching = True
+        else:
+            result = await arun(spec.plan(view, words), client.send)
+        client.known.remember(words)
+    except LostError as lost:
+        if client.own is not None and client.own.lost is not None:
+            raise
+        return error_line(lost)
+    except BraidError as error:
+        return error_line(error)
+    return reply_of(spec, words, result, session.resp)
+
+
+class _UnblockedError(Exception):
+    """CLIENT UNBLOCK: a plan would wait on, for it cannot know how long it waited."""
+
+
+async def _patiently(client: "Client", waits: bool, batch: Batch) -> Replies:
+    """A batch of a plan that needs the client's own connection.
+
+    What a plan asks before it waits goes by the lane: a reader that came first has looked before what
+    another client does next.
+    """
+    if waits and batch.block_ms is None and client.session.is_plain:
+        return await client.send(batch)
+    own = await client.own_connection()
+    if waits and client.is_leaving:
+        raise LostError("the client", "it left", wrote=False)
+    began = time.monotonic()
+    client.blocking = waits
+    try:
+        replies = await own.send(batch)
+    finally:
+        client.blocking = False
+    early = batch.block_ms is not None and (time.monotonic() - began) * 1000 < batch.block_ms - 2
+    if early and replies[-1] is None:
+        raise _UnblockedError
+    return replies
+
+
+async def _together(client: "Client", run: list[Words]) -> bytes:
+    queued = [Queued(words, spec_of(words), words) for words in run]
+    try:
+        await client.known.refresh_if_due()
+        view = client.known.view(pipelined=True)
+        await arun(gather.pipeline(view, queued, resp2), client.send)
+    except BraidError as error:
+        # Nobody knows how far it came; each is told.
+        return error_line(error) * len(run)
+    return b"".join(transaction.presented(client, item) for item in queued)
+
+
+# What concerns the connection
+
+
+async def _stateful(client: "Client", words: Words) -> None:
+    """AUTH, HELLO, SELECT, CLIENT SETNAME: the engine answers, we take note."""
+    own = await client.own_connection()
+    [reply] = await own.collect(pack([tuple(words)]), 1, writes=False)
+    client.session.said(words, reply)
+    client.moved()
+    client.write(reply)
+
+
+async def _pubsub(client: "Client", words: Words) -> None:
+    own = await client.own_connection()
+    if await own.listen(pack([tuple(words)])):
+        client.session.subscriptions.note(words)
+
+
+async def _reset(client: "Client", words: Words) -> None:
+    if len(words) > 1:
+        await _stateful(client, words)
+        return
+    client.restart()
+    client.write(b"+RESET\r\n")
+
+
+async def _client(client: "Client", words: Words) -> None:
+    about = words[1].upper() if len(words) > 1 else b""
+    if about == b"REPLY" and len(words) == 3 and words[2].upper() in (b"ON", b"OFF", b"SKIP"):
+        client.session.muted = words[2].upper() == b"OFF" or (
+            client.session.muted and words[2].upper() == b"SKIP"
+        )
+        client.session.skips = words[2].upper() == b"SKIP" and not client.session.muted
+        client.write(b"+OK\r\n" if words[2].upper() == b"ON" else b"")
+    elif about in (b"SETNAME", b"SETINFO"):
+        await _stateful(client, words)
+    else:
+        client.session.sees(words)
+        await (await client.own_connection()).relay(pack([tuple(words)]), 1)
+
+
+async def _wait(client: "Client", words: Words) -> None:
+    """WAIT asks about the writes of its own connection: any command there takes over those before it."""
+    own = await client.own_connection()
+    await own.collect(pack([("PING",)]), 1, writes=False)
+    client.blocking = True
+    try:
+        await own.relay(pack([tuple(words)]), 1)
+    finally:
+        client.blocking = False
+
+
+async def _blindly(client: "Client", words: Words) -> None:
+    """SYNC, PSYNC: what follows is no reply, unless the engine refuses."""
+    own = await client.own_connection()
+    client.blocking = True
+    try:
+        accepted = await own.pass_blindly(pack([tuple(words)]))
+    finally:
+        client.blocking = False
+    if accepted:
+        client.session.kept = client.blind = True
+        own.tell(pack(map(tuple, client.queue)))
+        client.queue.clear()
+
+
+async def _replconf(client: "Client", words: Words) -> None:
+    """REPLCONF ACK has no reply; the others have one."""
+    await (await client.own_connection()).listen(pack([tuple(words)]))
+
+
+async def _swap(client: "Client", words: Words) -> None:
+    refused = await guard.swap_refusal(client, words)
+    if refused is not None:
+        client.write(error_line(refused))
+    else:
+        await (await client.own_connection()).relay(pack([tuple(words)]), 1)
+
+
+async def _info(client: "Client", words: Words) -> None:
+    own = await client.own_connection()
+    [reply] = await own.collect(pack([tuple(words)]), 1, writes=False)
+    client.write(await info.corrected_info(client, reply))
+
+
+async def _function(client: "Client", words: Words) -> None:
+    """FUNCTION FLUSH takes users' functions. Ours come back at once: no stream works without them."""
+    if not guard.takes_functions(words):
+        await (await client.own_connection()).relay(pack([tuple(words)]), 1)
+        return
+    [reply] = await (await client.own_connection()).collect(pack([tuple(words)]), 1)
+    if reply.startswith(b"+"):
+        try:
+            await client.gateway.known(client.session.home).bring_functions()
+        except BraidError as error:
+            reply = error_line(error)
+    client.write(reply)
+
+
+async def _unwatch(client: "Client", words: Words) -> None:
+    own = await client.own_connection()
+    [reply] = await own.collect(pack([tuple(words)]), 1, writes=False)
+    client.session.watching = client.session.watching and reply.startswith(b"-")
+    client.write(reply)
+
+
+Handler = Callable[["Client", Words], Awaitable[None]]
+
+_HANDLERS: Final[dict[bytes, Handler]] = {
+    **dict.fromkeys(STATEFUL, _stateful),
+    **dict.fromkeys(PUBSUB, _pubsub),
+    **dict.fromkeys(TRANSACTION, transaction.begin_or_refuse),
+    b"RESET": _reset,
+    b"SYNC": _blindly,
+    b"PSYNC": _blindly,
+    b"REPLCONF": _replconf,
+    b"SWAPDB": _swap,
+    b"CLIENT": _client,
+    b"WAIT": _wait,
+    b"WAITAOF": _wait,
+    b"INFO": _info,
+    b"FUNCTION": _function,
+    b"UNWATCH": _unwatch,
+}

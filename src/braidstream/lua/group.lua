@@ -1,0 +1,176 @@
+--[[ Groups: made, moved and destroyed on all strands at once.
+
+     FCALL bs_group_<verb> n <meta> <strand>... <turn> [<bell>]
+           <group> <start> <flag> <stamp> (<label> <life> <from> <entries read>)...
+     One quadruple for each strand key, in order. If the registry has a strand that is not named, or another
+     bell, nothing is done (BSSTALE).
+
+     <turn>: where the consumers of the group that look out one at a time hand their turn on
+     (commands/xreadgroup/blocking.py). ]]
+
+local STALE_STREAM = 'BSSTALE the strands or the groups of this stream have changed'
+
+-- The strands, the turn and the bell; or nil.
+local function strands_of(keys, args)
+  local named, strands = {}, {}
+  local bell = bell_given(keys, args[4])
+  for at = 2, #keys - 1 do
+    local first = 5 + (at - 2) * 4
+    strands[#strands + 1] =
+      { key = keys[at], label = args[first], life = args[first + 1], from = args[first + 2], read = args[first + 3] }
+    named[args[first] .. ':' .. args[first + 1]] = true
+  end
+  local fields = redis.call('HGETALL', keys[1])
+  for at = 1, #fields, 2 do
+    local life = string.match(fields[at + 1], '^(%d+):%+')
+    if life and string.match(fields[at], '^[sc]%d+$') and not named[fields[at] .. ':' .. life] then return nil end
+  end
+  if is_stale(keys[1], bell) then return nil end
+  return strands, keys[#keys], bell
+end
+
+-- Where each strand's group begins, as `<label:life> <native>` ...
+local function positions(strands)
+  local words = {}
+  for _, strand in ipairs(strands) do
+    local from = strand.from == '$' and last_of(strand.key) or strand.from
+    if #from > 0 and from ~= '0' and from ~= '0-0' then
+      words[#words + 1] = strand.label .. ':' .. strand.life .. ' ' .. from
+    end
+  end
+  return table.concat(words, ' ')
+end
+
+local function forget_group(meta, group, turn, bell)
+  redis.call('HDEL', meta, 'g:' .. group, 'v:' .. group, 'k:' .. group, 'b:' .. group, 'h:' .. group)
+  redis.call('UNLINK', turn)
+  ring(meta, bell)
+end
+
+--[[ Without a group, a strand in which nothing came since its cut is nothing. ]]
+local function vanish(meta, named)
+  local fields = redis.call('HGETALL', meta)
+  if has_groups(fields) then return end
+  for at = 1, #fields, 2 do
+    local life, state, cut = string.match(fields[at + 1], '^(%d+):([+-]):(.*)$')
+    local key = string.match(fields[at], '^[sc]%d+$') and state == '+' and named[fields[at] .. ':' .. life]
+    local last = key and last_of(key)
+    if last and not less(cut, last) then
+      redis.call('UNLINK', key)
+      register(meta, fields[at], life, '-', cut)
+    end
+  end
+end
+
+local function entries_read(strand)
+  if strand.read == '' then return {} end
+  return { 'ENTRIESREAD', strand.read }
+end
+
+-- A group is made here and now: whoever made it has seen the deletions that are known.
+local function note_group(meta, group, start, bell)
+  redis.call('HSET', meta, 'g:' .. group, start)
+  ring(meta, bell)
+  local seen = (redis.call('HGET', meta, 'x') or '') .. '/' .. (redis.call('HGET', meta, 'x:' .. group) or '')
+  if seen ~= '/' then redis.call('HSET', meta, 'v:' .. group, seen) end
+end
+
+--[[ group_create: <flag> is our writer, MKSTREAM may follow. Strands that are named and not there are made:
+     a waiting reader can only wait for what is there. Returns OK. ]]
+local function group_create(keys, args)
+  local meta, group, start = keys[1], args[1], args[2]
+  local writer, mkstream = string.match(args[3], '^(%d+)(.*)$')
+  local strands, _, bell = strands_of(keys, args)
+  if not strands then return redis.error_reply(STALE_STREAM) end
+  if mkstream == '' and not exists(meta) then return redis.error_reply('BSNOKEY') end
+  if redis.call('HEXISTS', meta, 'g:' .. group) == 1 then
+    return redis.error_reply('BUSYGROUP Consumer Group name already exists')
+  end
+  local refused = denied(meta, 'XGROUP CREATE', 'HGET', 'HSET', 'TIME', 'UNLINK')
+  for _, strand in ipairs(strands) do
+    local chosen = string.sub(strand.label, 1, 1) == 'c'
+    if chosen and not is_current(meta, strand.key, strand.label, strand.life) then
+      return redis.error_reply('BSSTALE ' .. strand.label)
+    end
+    if redis.call('EXISTS', strand.key) == 0 then refused = refused or making_refused(meta, strand.label, bell) end
+  end
+  if refused then return refused end
+  for _, strand in ipairs(strands) do
+    if string.sub(strand.label, 1, 1) == 'c' then
+      enter(meta, strand.key, strand.label, strand.life, bell)
+    elseif redis.call('EXISTS', strand.key) == 0 then
+      make(meta, strand.key, strand.label, strand.label == 's' .. writer, bell)
+    end
+  end
+  local from = positions(strands)
+  for _, strand in ipairs(strands) do
+    redis.call('XGROUP', 'CREATE', strand.key, group, strand.from, unpack(entries_read(strand)))
+  end
+  note_group(meta, group, start, bell)
+  -- `$` is here, where each strand ends now: in the other regions the group starts at the same entries.
+  if from ~= '' and strands[1].from == '$' then redis.call('HSET', meta, 'k:' .. group, from) end
+  return redis.status_reply('OK')
+end
+
+--[[ group_setid: move the group, on every strand. Returns OK. It stays in this region: nothing is told to
+     the peers before something beyond is acknowledged (`b:<group>`, see acks.lua), and `h:<group>` is
+     where it starts on later strands, here. ]]
+local function group_setid(keys, args)
+  local meta, group, start = keys[1], args[1], args[2]
+  local strands, _, bell = strands_of(keys, args)
+  if not strands then return redis.error_reply(STALE_STREAM) end
+  if redis.call('HEXISTS', meta, 'g:' .. group) == 0 then return redis.error_reply('BSNOGROUP') end
+  local refused = denied(meta, 'XGROUP SETID', 'HGET', 'HSET', 'TIME', 'UNLINK')
+  if refused then return refused end
+  for _, strand in ipairs(strands) do
+    redis.call('XGROUP', 'SETID', strand.key, group, strand.from, unpack(entries_read(strand)))
+  end
+  redis.call('HSET', meta, 'h:' .. group, start, 'b:' .. group, positions(strands))
+  ring(meta, bell)
+  return redis.status_reply('OK')
+end
+
+--[[ group_destroy: <flag> is the writer, or empty where the region has no peers. Returns 1 if it was there.
+     With peers, a stream that never held an entry and has lost its last group is gone: only entries and
+     groups travel, so nothing else can make it exist everywhere. ]]
+local function group_destroy(keys, args)
+  local meta, group = keys[1], args[1]
+  local strands, turn, bell = strands_of(keys, args)
+  if not strands then return redis.error_reply(STALE_STREAM) end
+  if redis.call('HEXISTS', meta, 'g:' .. group) == 0 then return 0 end
+  local refused = denied(meta, 'XGROUP DESTROY', 'HDEL', 'UNLINK', 'HGET', 'HSET', 'TIME')
+  if refused then return refused end
+  for _, strand in ipairs(strands) do redis.call('XGROUP', 'DESTROY', strand.key, group) end
+  forget_group(meta, group, turn, bell)
+  if args[3] ~= '' then
+    count_deletion(meta, 'x:' .. group, args[3])
+    local named = {}
+    for _, strand in ipairs(strands) do named[strand.label .. ':' .. strand.life] = strand.key end
+    vanish(meta, named)
+  end
+  return 1
+end
+
+local function hang(key, group, start)
+  if redis.call('EXISTS', key) == 1 then
+    for _, info in ipairs(redis.call('XINFO', 'GROUPS', key)) do
+      if info[2] == group then return false end
+    end
+  end
+  redis.call('XGROUP', 'CREATE', key, group, start, 'MKSTREAM')
+  return true
+end
+
+--[[ group_wait: FCALL bs_group_wait n <meta> [<turn>] [<bell>] <group> <stamp>. The registry, a bell that will
+     tell when it is no longer true, and a turn that nobody has had. If the registry has another stamp, it is
+     told and nothing is done.
+     Why a function: a ring between looking and hanging the bell would go unheard. ]]
+local function group_wait(keys, args)
+  local group, bell = args[1], bell_given(keys, args[2])
+  local meta, turn = keys[1], keys[2]
+  if bell.key and not is_stale(meta, bell) and redis.call('HEXISTS', meta, 'g:' .. group) == 1 then
+    hang(bell.key, group, '$')
+    if turn and hang(turn, group, '0') then redis.call('XADD', turn, '*', 'turn', '1') end
+  end
+  return redis.call('HGETALL', meta)
+end

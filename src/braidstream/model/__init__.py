@@ -1,0 +1,1 @@
+"""Values without I/O: IDs, keys, strands, merge order, frontiers, the stored registry."""

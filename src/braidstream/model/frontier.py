@@ -1,0 +1,120 @@
+"""A frontier: a position in every strand. The cursor of readers, groups, links and Spark alike.
+
+One ID is no position in a stream that several regions write: an entry with a smaller ID may still
+arrive. A frontier keeps one native ID for each strand, so nothing is skipped. A strand that it does
+not name is read from the start.
+
+As JSON, in Spark's checkpoints among others, it is `{stream: {strand: native ID}}`:
+
+    {"orders": {"s1": "1794702853882-4", "s2": "1794702853880-0", "c1.2": "7-1"}, "plain": {"p": "5-0"}}
+
+`s1`, `c1` are the labels of the registry, `.2` is a chosen strand's life, `p` a plain stream. This form is
+stored: it may gain members, and what it has keeps its meaning (tests/spark/offset.json).
+"""
+
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from braidstream.model import ids
+from braidstream.model.ids import Id
+from braidstream.model.strand import Strand
+
+Positions = dict[str, dict[str, str]]
+
+_BASE64 = "base64:"
+_PLACE = re.compile(r"(?:p|([sc])([1-9][0-9]{0,3})(?:\.([1-9][0-9]{0,8}))?)\Z")
+
+
+def name_text(name: bytes) -> str:
+    """A stream's name as text: as it is, or `base64:...` where it is not UTF-8."""
+    try:
+        text = name.decode()
+    except UnicodeDecodeError:
+        return _BASE64 + b64encode(name).decode()
+    return _BASE64 + b64encode(name).decode() if text.startswith(_BASE64) else text
+
+
+def name_of_text(text: str) -> bytes:
+    if text.startswith(_BASE64):
+        return b64decode(text[len(_BASE64) :], validate=True)
+    return text.encode()
+
+
+def place_text(strand: Strand) -> str:
+    """A strand within its stream."""
+    if strand.kind == "p":
+        return "p"
+    return strand.label.decode() + (f".{strand.life}" if strand.life else "")
+
+
+def place_of_text(name: bytes, text: str) -> Strand | None:
+    """The strand that a place names; None if it is no place."""
+    found = _PLACE.match(text)
+    if found is None:
+        return None
+    if text == "p":
+        return Strand(name, "p", 0)
+    return Strand(name, "s" if found[1] == "s" else "c", int(found[2]), int(found[3] or 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """{strand: last native ID seen}. Joins are by maximum, so they commute and repeat harmlessly."""
+
+    at: Mapping[Strand, Id]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "at", MappingProxyType(dict(self.at)))
+
+    def __getitem__(self, strand: Strand) -> Id:
+        return self.at.get(strand, ids.ZERO)
+
+    def __iter__(self) -> Iterator[Strand]:
+        return iter(self.at)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Frontier) and dict(self.at) == dict(other.at)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.at.items()))
+
+    @staticmethod
+    def below(user: Id, strands: tuple[Strand, ...]) -> "Frontier":
+        """Where one user ID stands in each strand: everything at or before it counts as seen."""
+        return Frontier({strand: strand.floor(user) for strand in strands})
+
+    def join(self, other: "Frontier") -> "Frontier":
+        """The further of both, strand by strand."""
+        return Frontier({strand: max(self[strand], other[strand]) for strand in (*self, *other)})
+
+    def advance(self, strand: Strand, native: Id) -> "Frontier":
+        """The same, having seen one strand up to `native`."""
+        return self.join(Frontier({strand: native}))
+
+    def covers(self, other: "Frontier") -> bool:
+        """Whether everything the other has seen was seen here."""
+        return all(self[strand] >= other[strand] for strand in other)
+
+    @property
+    def positions(self) -> Positions:
+        """The JSON form."""
+        found = Positions()
+        for strand, native in self.at.items():
+            found.setdefault(name_text(strand.name), {})[place_text(strand)] = ids.text(native).decode()
+        return {name: dict(sorted(places.items())) for name, places in sorted(found.items())}
+
+    @staticmethod
+    def parse(positions: Mapping[str, Mapping[str, str]]) -> "Frontier":
+        """From the JSON form. ValueError says what is wrong."""
+        at = dict[Strand, Id]()
+        for text, places in positions.items():
+            name = name_of_text(text)
+            for place, position in places.items():
+                strand, native = place_of_text(name, place), ids.parse(str(position).encode())
+                if strand is None or native is None:
+                    raise ValueError(f"{place}: {position} of stream {text} is no strand and native ID")
+                at[strand] = native
+        return Frontier(at)

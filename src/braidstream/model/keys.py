@@ -1,0 +1,160 @@
+"""Every Redis key we touch, and the way back from a key to the stream it belongs to.
+
+    bs:config                 hash    who this region is
+    bs:<w>:s:<tag>            stream  strand of writer w: minted IDs
+    bs:<w>:c:<tag>            stream  strand of writer w: IDs the user chose
+    bs:<w>:c.<g>:<tag>        stream  the same, g-th life: a stream that was deleted may start over
+    bs:<w>:j:<tag>            stream  journal of writer w
+    bs:meta:<tag>             hash    the stream's strands and where each was cut (see protocol/braid.py)
+    bs:bell:<stamp>:<tag>     stream  empty; goes away when the groups of the stream change (strand.lua)
+    bs:turn:<n>:<tag>:<group> stream  one entry: whose turn it is to look out (xreadgroup/blocking.py)
+    bs:daemons                hash    the region's replication daemons: a count that goes up while each lives
+    bs:claim:<w>              string  which server replicates to this region as writer w; expires
+    bs:copy:<token>:<tag>     stream  a copy being made; becomes a `c` strand (commands/rename.py)
+    bs:idmp:<tag>             hash    producers of the stream, and counts (see lua/idempotence.lua)
+    bs:i.<era>:<n>:<tag><producer>   hash   messages of a producer that are known; n is the tag's length
+    bs:q.<era>:<n>:<tag><producer>   list   the same in the order they came
+    bs:stage:<token>:<tag>    list    rows a Spark task has written, not committed yet (spark/sink/ledger.py)
+    bs:sink:<id>:<tag>        string  how far a Spark sink has published to this stream
+    bs:sink:{<id>}            hash    which batch of a Spark sink is decided
+
+All keys of one stream share a slot, and no two names share a key. <tag> has three forms, told apart
+by their first byte:
+
+    {orders}            a name without a hash tag: the whole name is the tag, same slot as the plain key
+    +a{tag}b            a name with a tag of its own: kept, so streams a user put together stay together
+    !{!}}odd            empty, or starting with `}`: braces around it would not make a tag
+"""
+
+import re
+from typing import Final, Literal
+
+CONFIG: Final = b"bs:config"
+DAEMONS: Final = b"bs:daemons"
+PREFIX: Final = b"bs:"
+
+# "p" is a plain stream, as on a server without braidstream: its key is its name, its IDs are as they are.
+Kind = Literal["s", "c", "p"]
+
+_OWN_TAG = re.compile(rb"\A[^{]*\{[^}]+\}", re.DOTALL)
+_STRAND = re.compile(rb"\Abs:([1-9][0-9]{0,3}):(s|c)(?:\.([1-9][0-9]*))?:([{+!].*)\Z", re.DOTALL)
+_JOURNAL = re.compile(rb"\Abs:([1-9][0-9]{0,3}):j:([{+!].*)\Z", re.DOTALL)
+META: Final = b"bs:meta:"
+_BELL = b"bs:bell:"
+_TURN = b"bs:turn:"
+_COPY = b"bs:copy:"
+_CLAIM = b"bs:claim:"
+_ABOUT = b"bs:idmp:"
+_KNOWN = re.compile(rb"\Abs:[iq]\.[0-9]+:[0-9]+:[{+!]")
+_STAGE = b"bs:stage:"
+_SINK = b"bs:sink:"
+
+
+def tag(name: bytes) -> bytes:
+    """The part of a key that carries the stream's name and decides its slot."""
+    if _OWN_TAG.match(name):
+        return b"+" + name
+    if not name or name.startswith(b"}"):
+        return b"!{!}" + name
+    return b"{" + name + b"}"
+
+
+def name_of_tag(text: bytes) -> bytes:
+    if text.startswith(b"+"):
+        return text[1:]
+    return text[4:] if text.startswith(b"!") else text[1:-1]
+
+
+def shares_slot(name: bytes) -> bool:
+    """Whether the plain key `name` lies in the slot of the stream's own keys."""
+    return bool(_OWN_TAG.match(name)) or (bool(name) and b"}" not in name)
+
+
+def strand(name: bytes, kind: Kind, writer: int, life: int = 0) -> bytes:
+    if kind == "p":
+        return name
+    which = b"%d:%s" % (writer, kind.encode())
+    return PREFIX + which + (b".%d:" % life if life else b":") + tag(name)
+
+
+def journal(name: bytes, writer: int) -> bytes:
+    return PREFIX + b"%d:j:" % writer + tag(name)
+
+
+def meta(name: bytes) -> bytes:
+    return META + tag(name)
+
+
+def claim(writer: int) -> bytes:
+    return _CLAIM + b"%d" % writer
+
+
+def bell(name: bytes, stamp: bytes) -> bytes:
+    return _BELL + stamp + b":" + tag(name)
+
+
+def turn(name: bytes, group: bytes) -> bytes:
+    """The length tells where the name ends and the group begins."""
+    return b"%b%d:%b:%b" % (_TURN, len(tag(name)), tag(name), group)
+
+
+def copy(name: bytes, token: bytes) -> bytes:
+    return _COPY + token + b":" + tag(name)
+
+
+def is_left_over(key: bytes) -> bool:
+    """Whether a key means nothing once its stream is deleted: a copy being made, a producer's messages."""
+    return key.startswith((_COPY, _ABOUT)) or _KNOWN.match(key) is not None
+
+
+def about(name: bytes) -> bytes:
+    return _ABOUT + tag(name)
+
+
+def known_messages(name: bytes, era: int, producer: bytes) -> tuple[bytes, bytes]:
+    """What is known of a producer's messages: the map and the queue.
+
+    The tag comes before the producer, so that the stream decides the slot; its length says where it ends.
+    """
+    rest = b"%d:%d:%b%b" % (era, len(tag(name)), tag(name), producer)
+    return b"bs:i." + rest, b"bs:q." + rest
+
+
+def stage(name: bytes, token: bytes) -> bytes:
+    return _STAGE + token + b":" + tag(name)
+
+
+def sink(identity: bytes, name: bytes) -> bytes:
+    """How far a sink has published to one stream: in that stream's slot."""
+    return _SINK + identity + b":" + tag(name)
+
+
+def sink_ledger(identity: bytes) -> bytes:
+    return _SINK + b"{" + identity + b"}"
+
+
+def name_of_meta(key: bytes) -> bytes | None:
+    """The stream a meta key belongs to; None for any other key."""
+    return name_of_tag(key[len(META) :]) if key.startswith(META) else None
+
+
+def parse_strand(key: bytes) -> tuple[bytes, Kind, int, int] | None:
+    """(name, kind, writer, life) of a strand's key; None for any other key."""
+    found = _STRAND.match(key)
+    if found is None:
+        return None
+    kind: Kind = "s" if found[2] == b"s" else "c"
+    return name_of_tag(found[4]), kind, int(found[1]), int(found[3] or 0)
+
+
+def parse_journal(key: bytes) -> tuple[bytes, int] | None:
+    """(name, writer) of a journal's key; None for any other key."""
+    found = _JOURNAL.match(key)
+    return None if found is None else (name_of_tag(found[2]), int(found[1]))
+
+
+def is_ours(key: bytes) -> bool:
+    """Whether a key is part of our storage, hidden from KEYS and SCAN."""
+    if key in (CONFIG, DAEMONS) or key.startswith((META, _BELL, _TURN, _COPY, _CLAIM, _ABOUT, _STAGE, _SINK)):
+        return True
+    return any(form.match(key) for form in (_STRAND, _JOURNAL, _KNOWN))

@@ -1,0 +1,145 @@
+"""One writer's native stream: builds its commands, reads its replies, never sends.
+
+A strand of kind `s` holds minted IDs: native inside, translated here. A strand of kind `c` holds IDs
+that users chose, as they are, and may start over in a next *life* once it was deleted.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Final
+
+from braidstream.model import ids, keys
+from braidstream.model.command import Command
+from braidstream.model.ids import Id
+
+# An entry on its way to the user: (ms, seq, writer, fields). The first three order it.
+Entry = tuple[int, int, int, list[bytes]]
+
+
+def facts(reply: list[Any]) -> dict[bytes, Any]:
+    """What the engine tells in pairs (HGETALL, XINFO), by name."""
+    return dict(zip(reply[::2], reply[1::2], strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class There:
+    """What an append to a copy needs to know of the region where the copy is.
+
+    home: its writer; what it mints from then on is above what was appended.
+    bell: the stamp of the stream's bell there. A copy that is made, and has groups to join, takes it.
+    """
+
+    home: int = 0
+    bell: bytes = b""
+
+
+_NOWHERE: Final = There()
+
+
+@dataclass(frozen=True, slots=True)
+class Strand:
+    """A writer's share of a stream."""
+
+    name: bytes
+    kind: keys.Kind
+    writer: int
+    life: int = 0
+    key: bytes = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", keys.strand(self.name, self.kind, self.writer, self.life))
+
+    @property
+    def label(self) -> bytes:
+        """Its field in the stream's registry."""
+        return b"%s%d" % (self.kind.encode(), self.writer)
+
+    @property
+    def registration(self) -> bytes:
+        """How a function checks that we know the strand as the registry does."""
+        return b"%s:%d" % (self.label, self.life)
+
+    @property
+    def next_life(self) -> "Strand":
+        return Strand(self.name, self.kind, self.writer, self.life + 1)
+
+    def user(self, native: Id) -> Id:
+        """The ID users see."""
+        return ids.mint(native, self.writer) if self.kind == "s" else native
+
+    def deleted(self, native: Id) -> Id:
+        """Its max-deleted-entry-id as users see it. XSETID cannot take one away; it leaves 0-1 for none."""
+        return ids.ZERO if self.kind == "s" and native == (0, 1) else self.user(native)
+
+    def floor(self, user: Id) -> Id:
+        """The last native position at or before a user ID."""
+        return ids.floor_of(user, self.writer) if self.kind == "s" else user
+
+    def rest(self, user: Id) -> Id:
+        """The last ID to give the strand so that it goes on after a user ID."""
+        return ids.rest_of(user, self.writer) if self.kind == "s" else user
+
+    def ceil(self, user: Id) -> Id:
+        """The first native position at or after a user ID."""
+        return ids.ceil_of(user, self.writer) if self.kind == "s" else user
+
+    def exact(self, user: Id) -> Id | None:
+        """The native ID that an entry with this user ID would have here; None if it cannot stand here."""
+        if self.kind == "c":
+            return user
+        return (user[0], user[1] >> 10) if ids.writer_of(user) == self.writer else None
+
+    def xlen(self) -> Command:
+        return ("XLEN", self.key)
+
+    def xinfo(self, *full: bytes | str | int) -> Command:
+        return ("XINFO", "STREAM", self.key, *full)
+
+    def xrange(self, start: Id, end: Id, count: int | None = None, *, reverse: bool = False) -> Command:
+        low, high = ids.text(self.ceil(start)), ids.text(self.floor(end))
+        limit = () if count is None else ("COUNT", count)
+        return (
+            ("XREVRANGE", self.key, high, low, *limit) if reverse else ("XRANGE", self.key, low, high, *limit)
+        )
+
+    def apply(
+        self, after: Id, entries: Iterable[tuple[bytes, Sequence[bytes]]], upto: Id, there: There = _NOWHERE
+    ) -> Command:
+        """Append entries of the writer's own strand, which follow `after` there, to our copy of it.
+
+        upto: where the source stands after them: further than the last, if what followed was deleted.
+        """
+        words = list[bytes | str | int]()
+        for native, fields in entries:
+            words += (native, len(fields), *fields)
+        where = [keys.meta(self.name), self.key]
+        if there.home and self != (own := Strand(self.name, "s", there.home)):
+            where.append(own.key)
+        if there.bell:
+            where.append(keys.bell(self.name, there.bell))
+        which = (self.label, self.life, ids.text(after), ids.text(upto), there.bell)
+        return ("FCALL", "bs_strand_apply", len(where), *where, *which, *words)
+
+    def entries(self, reply: list[Any]) -> list[Entry]:
+        """A page of entries, with the IDs users see."""
+        writer = self.writer
+        if self.kind == "c":
+            return [
+                (int(ms), int(seq), writer, fields)
+                for native, fields in reply
+                for ms, _, seq in (native.partition(b"-"),)
+            ]
+        return [
+            (int(ms), int(n) << 10 | writer, writer, fields)
+            for native, fields in reply
+            for ms, _, n in (native.partition(b"-"),)
+        ]
+
+
+@lru_cache(maxsize=10_000)
+def strand_of(key: bytes) -> Strand:
+    """The strand that lies at a key. A reader meets the same few again and again."""
+    place = keys.parse_strand(key)
+    assert place is not None, key
+    return Strand(*place)

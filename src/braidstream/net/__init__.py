@@ -1,0 +1,1 @@
+"""Connections to engines: addresses, Sentinel, RESP, pipelined and bulk connections."""

@@ -1,0 +1,179 @@
+"""Servers reached for bulk work: plans on any node of a cluster, and raw connections for pages of bytes.
+
+redis-py opens, secures and authenticates a connection. Then a `Wire` sends and receives bytes on its
+socket itself: a reply of thousands of entries need not become Python objects to become columns.
+"""
+
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import redis
+from redis.backoff import ExponentialBackoff
+from redis.connection import URL_QUERY_ARGUMENT_PARSERS, parse_url
+from redis.exceptions import RedisClusterException, RedisError
+from redis.retry import Retry
+
+from braidstream.clients import shared
+from braidstream.clients.compat import QUICK_HELLO, socket_of
+from braidstream.clients.sync import _Sender
+from braidstream.errors import OptionError
+from braidstream.model.command import Command
+from braidstream.net.address import sentinel_pool, shown, split_sentinel
+from braidstream.protocol.plan import Plan, run
+
+__all__ = ["RedisError", "Server", "Wire", "shown"]
+
+T = TypeVar("T")
+
+TRIES = 3
+CHUNK = 1 << 20
+
+
+class Server:
+    """One server, or one cluster. `options` are redis-py's, as text or typed."""
+
+    def __init__(self, url: str, options: dict[str, Any] | None = None) -> None:
+        typed = {name: _typed(name, value) for name, value in (options or {}).items()}
+        is_cluster = bool(typed.pop("cluster", False))
+        # RESP2: the page parser and the plans know its shapes. Lost connections are retried here.
+        settings = {"retry": Retry(ExponentialBackoff(cap=1.0), TRIES), **QUICK_HELLO, **typed}
+        settings["protocol"] = 2
+        group = split_sentinel(url)
+        # One that cannot be read is told now, of a cluster too.
+        parse_url(group.server if group else url)  # type: ignore[no-untyped-call]
+        self.url = url
+        self._settings = settings
+        self._cluster: Any = None
+        if is_cluster and group is not None:
+            raise OptionError("redis.cluster", "sentinels watch one server, not a cluster")
+        self._client: Any = None
+        if group is not None:
+            self._client = redis.Redis(connection_pool=sentinel_pool(url, settings))
+        elif not is_cluster:
+            self._client = redis.Redis.from_url(url, **settings)
+        if self._client is not None:
+            self._client.connection_pool.make_connection()  # not connected: an unknown option is told now
+
+    def close(self) -> None:
+        for each in (self._client, self._cluster):
+            if each is not None:
+                each.close()
+
+    def _nodes(self) -> Any:
+        """The cluster. It is asked for its nodes when it is first used."""
+        if self._cluster is None:
+            try:
+                self._cluster = redis.RedisCluster.from_url(self.url, **self._settings)
+            except RedisClusterException as error:
+                raise redis.ConnectionError(str(error)) from error
+            except (TypeError, ValueError) as error:
+                raise OptionError("redis.*", str(error)) from None
+        return self._cluster
+
+    def _pools(self) -> list[Any]:
+        if self._client is not None:
+            return [self._client.connection_pool]
+        cluster = self._nodes()
+        return [cluster.get_redis_connection(node).connection_pool for node in cluster.get_primaries()]
+
+    def _pool(self, key: bytes) -> Any:
+        if self._client is not None:
+            return self._client.connection_pool
+        cluster = self._nodes()
+        return cluster.get_redis_connection(cluster.get_node_from_key(key)).connection_pool
+
+    def run(self, plan: Plan[T], key: bytes) -> T:
+        """Run a plan where a key lives."""
+        return _run(self._pool(key), plan)
+
+    def run_everywhere(self, make: Any) -> list[Any]:
+        """Run a plan on every primary."""
+        return [_run(pool, make()) for pool in self._pools()]
+
+    @contextmanager
+    def wire(self, key: bytes) -> Iterator["Wire"]:
+        """A raw connection to where a key lives. It is closed when an error leaves the block."""
+        pool = self._pool(key)
+        conn = pool.get_connection()
+        try:
+            yield Wire(conn)
+        except BaseException:
+            conn.disconnect()
+            raise
+        finally:
+            pool.release(conn)
+
+
+def _typed(name: str, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if name == "cluster":
+        return value.lower() in ("true", "1", "yes")
+    parser = URL_QUERY_ARGUMENT_PARSERS.get(name)
+    return value if parser is None else parser(value)  # type: ignore[operator]
+
+
+def _run(pool: Any, plan: Plan[T]) -> T:
+    conn = pool.get_connection()
+    try:
+        return run(plan, _Sender(conn))
+    except shared.NotResentError as lost:
+        raise lost.for_user() from None
+    except BaseException:
+        conn.disconnect()
+        raise
+    finally:
+        pool.release(conn)
+
+
+class Wire:
+    """The socket of a connection, used as bytes."""
+
+    def __init__(self, conn: Any) -> None:
+        self.conn = conn
+        self._buffer = bytearray(CHUNK)
+
+    def ask(self, *commands: Command) -> bytes:
+        """Send commands; the mark that ends their replies. Read them with `receive`."""
+        mark = secrets.token_hex(16).encode()
+        packed = self.conn.pack_commands([*commands, ("ECHO", mark)])
+        socket_of(self.conn).sendall(b"".join(packed))
+        return b"$32\r\n%s\r\n" % mark
+
+    def call(self, *commands: Command) -> list[Any]:
+        """Commands in one round trip; errors come back as values."""
+        self.conn.send_packed_command(self.conn.pack_commands(commands))
+        replies = list[Any]()
+        for _ in commands:
+            try:
+                replies.append(self.conn.read_response(disable_decoding=True))
+            except redis.ResponseError as error:
+                replies.append(error)
+        return replies
+
+    def exchange(self, before: Iterable[Command], packed: bytes, after: Iterable[Command]) -> bytearray:
+        """Commands, then commands that are bytes already, then more commands: all their replies, as bytes."""
+        mark = secrets.token_hex(16).encode()
+        pack = self.conn.pack_commands
+        end = [*after, ("ECHO", mark)]
+        socket_of(self.conn).sendall(b"".join((*pack([*before]), packed, *pack(end))))
+        return self.receive(b"$32\r\n%s\r\n" % mark)
+
+    def receive(self, mark: bytes) -> bytearray:
+        """Everything up to the mark. The mark is random, so no entry can hold it."""
+        buffer, filled = self._buffer, 0
+        recv_into = socket_of(self.conn).recv_into
+        while True:
+            if filled == len(buffer):
+                buffer.extend(bytes(len(buffer)))
+            got = recv_into(memoryview(buffer)[filled:])
+            if not got:
+                raise redis.ConnectionError("the server closed the connection while it was read")
+            filled += got
+            if filled >= len(mark) and buffer.endswith(mark, 0, filled):
+                break
+        self._buffer = bytearray(CHUNK)
+        del buffer[filled - len(mark) :]
+        return buffer

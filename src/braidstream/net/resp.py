@@ -1,0 +1,367 @@
+"""The wire, without I/O: what clients say (hostile until parsed), where replies end, how results are written.
+
+Clients send arrays of bulk strings, or a line of words. The usual chunk holds whole commands of small
+words. It is split at line ends, and the lengths it claims are compared with the lengths that came out:
+
+    *2 | $3 | GET | $1 | k | *1 | $4 | PING |          heads  $3 $1   words  GET k
+
+Where they agree, the split is what a parser by lengths would have found. Where they do not (a line end
+within a word, a large word, a torn command) the rest is parsed by lengths, word by word, as the engine
+does, with the engine's limits and the engine's words for what is wrong.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+import hiredis
+
+from braidstream.errors import BraidError
+from braidstream.model.ids import minted_text
+
+Words = list[bytes]
+
+_INLINE_LIMIT: Final = 64 * 1024
+# Native IDs of one millisecond that are translated by a table.
+_TAILS: Final = 1024
+HEADS: Final = [b"$%d" % length for length in range(4096)]
+COUNTS: Final = {b"*%d" % count: count for count in range(1, 257)}
+_INTEGER = re.compile(rb"(?:0|-?[1-9][0-9]{0,18})\Z")
+_BLANKS: Final = b" \t\n\v\f\r\0"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much one client may ask for at once."""
+
+    bulk: int = 512 * 1024 * 1024
+    words: int = 1024 * 1024
+    buffered: int = 1024 * 1024 * 1024
+
+
+class _Broken(Exception):
+    """What came is no command, and nobody can tell where the next one starts."""
+
+
+class Parser:
+    """Bytes of one client in, commands out. After a protocol error nothing more is read: see `error`."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.error: str | None = None
+        self._limits = limits
+        small = limits.bulk < len(HEADS) or limits.words < len(COUNTS)
+        self._heads, self._counts = ([], {}) if small else (HEADS, COUNTS)
+        self._rest = bytearray()
+        self._at = 0  # so much of the rest is parsed: 0 between two calls
+        self._words: Words = []
+        self._left = 0  # words that the command still lacks
+        self._bulk = -1  # length of the word that is on its way
+        self._size = 0  # bytes of the words so far
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether a command starts with the next byte, and the limits are the usual ones."""
+        return not (self._rest or self._left or self.error) and bool(self._counts)
+
+    def feed(self, data: bytes) -> list[Words]:
+        """The commands that are complete now. What came is split once, so the cost is in proportion to it."""
+        commands: list[Words] = []
+        if self.error is not None:
+            return commands
+        is_split = not (self._rest or self._left)
+        if is_split:
+            data = self._split(data, commands)
+        if not data:
+            return commands
+        self._rest += data
+        try:
+            while (command := self._parse()) is not None:
+                if command:
+                    commands.append(command)
+                if not is_split:  # the command that was torn is whole
+                    is_split = True
+                    self._rest = bytearray(self._split(bytes(memoryview(self._rest)[self._at :]), commands))
+                    self._at = 0
+        except _Broken as broken:
+            self.error, self._rest = f"ERR Protocol error: {broken}", bytearray()
+        else:
+            del self._rest[: self._at]
+        self._at = 0
+        return commands
+
+    def _split(self, data: bytes, commands: list[Words]) -> bytes:
+        """Whole commands of small words; the rest is returned."""
+        tokens = data.split(b"\r\n")
+        at, end = 0, len(tokens) - 1
+        while at < end:
+            count = self._counts.get(tokens[at])
+            if count is None or (to := at + 1 + 2 * count) > end:
+                break
+            words = tokens[at + 2 : to : 2]
+            try:
+                if list(map(self._heads.__getitem__, map(len, words))) != tokens[at + 1 : to : 2]:
+                    break
+            except IndexError:
+                break
+            commands.append(words)
+            at = to
+        return data if at == 0 else b"\r\n".join(tokens[at:])
+
+    def _parse(self) -> Words | None:
+        """One command by lengths; [] for one that says nothing, None if it is not complete, or `error`."""
+        if not self._left:
+            if self._at >= len(self._rest):
+                return None
+            if self._rest[self._at] != 0x2A:
+                return self._inline()
+            line = self._line("too big mbulk count string")
+            if line is None:
+                return None
+            if not _INTEGER.match(line[1:]) or int(line[1:]) > self._limits.words:
+                raise _Broken("invalid multibulk length")
+            self._left, self._words, self._size = max(int(line[1:]), 0), [], 0
+        while self._left:
+            word = self._word()
+            if word is None:
+                return None
+            self._words.append(word)
+            self._left -= 1
+        words, self._words = self._words, []
+        return words
+
+    def _word(self) -> bytes | None:
+        if self._bulk < 0:
+            line = self._line("too big bulk count string")
+            if line is None:
+                return None
+            if line[:1] != b"$":
+                got = chr(line[0]) if line else "\r"
+                raise _Broken(f"expected '$', got '{got}'")
+            if not _INTEGER.match(line[1:]) or not 0 <= int(line[1:]) <= self._limits.bulk:
+                raise _Broken("invalid bulk length")
+            self._bulk = int(line[1:])
+            self._size += self._bulk
+            if self._size > self._limits.buffered:
+                raise _Broken("too big request")
+        end = self._at + self._bulk
+        if len(self._rest) < end + 2:
+            return None
+        word = bytes(memoryview(self._rest)[self._at : end])
+        self._at, self._bulk = end + 2, -1
+        return word
+
+    def _line(self, too_big: str) -> bytes | None:
+        end = self._find(b"\r", too_big)
+        if end < 0 or end + 1 >= len(self._rest):
+            return None
+        line = bytes(self._rest[self._at : end])
+        self._at = end + 2
+        return line
+
+    def _inline(self) -> Words | None:
+        end = self._find(b"\n", "too big inline request")
+        if end < 0:
+            return None
+        line = bytes(self._rest[self._at : end])
+        self._at = end + 1
+        words = split_words(line[:-1] if line.endswith(b"\r") else line)
+        if words is None:
+            raise _Broken("unbalanced quotes in request")
+        return words
+
+    def _find(self, mark: bytes, too_big: str) -> int:
+        end = self._rest.find(mark, self._at, self._at + _INLINE_LIMIT + 1)
+        if end < 0 and len(self._rest) - self._at > _INLINE_LIMIT:
+            raise _Broken(too_big)
+        return end
+
+
+_QUOTED = re.compile(rb'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_ESCAPE = re.compile(rb"\\(x[0-9a-fA-F]{2}|.)", re.DOTALL)
+_SINGLE = re.compile(rb"'((?:[^'\\]|\\.)*)'", re.DOTALL)
+_NAMED: Final = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"b": b"\b", b"a": b"\a"}
+
+
+def split_words(line: bytes) -> Words | None:
+    """A line of words as one types them, quotes and escapes as the engine reads them; None if unbalanced."""
+    words, at = Words(), 0
+    while True:
+        while at < len(line) and line[at] in _BLANKS:
+            at += 1
+        if at >= len(line):
+            return words
+        parts = list[bytes]()
+        while at < len(line) and line[at] not in _BLANKS:
+            quote = line[at : at + 1]
+            if quote not in (b'"', b"'"):
+                parts.append(quote)
+                at += 1
+                continue
+            found = (_QUOTED if quote == b'"' else _SINGLE).match(line, at)
+            if found is None or (found.end() < len(line) and line[found.end()] not in _BLANKS):
+                return None
+            text = found[1]
+            parts.append(_ESCAPE.sub(_unescaped, text) if quote == b'"' else text.replace(b"\\'", b"'"))
+            at = found.end()
+        words.append(b"".join(parts))
+
+
+def _unescaped(found: "re.Match[bytes]") -> bytes:
+    code = found[1]
+    if code[:1] == b"x" and len(code) == 3:
+        return bytes([int(code[1:], 16)])
+    return _NAMED.get(code, code)
+
+
+class Scanner:
+    """Where the replies of an engine end, without building them. Works on any chunks, in constant memory.
+
+    A reply is a number of values still to come: each value takes one away, an aggregate adds its parts.
+    """
+
+    def __init__(self) -> None:
+        self._pending, self._skip, self._line, self._kind = 0, 0, b"", 0
+
+    @property
+    def at_end(self) -> bool:
+        """Whether no reply is half read."""
+        return not (self._pending or self._line)
+
+    def feed(self, data: bytes) -> list[tuple[int, int]]:
+        """(end in `data`, type byte) of every reply that is complete now."""
+        ends = list[tuple[int, int]]()
+        at, size = 0, len(data)
+        while at < size:
+            if self._skip:
+                taken = min(self._skip, size - at)
+                at, self._skip = at + taken, self._skip - taken
+                if self._skip:
+                    break
+            else:
+                end = data.find(b"\n", at) + 1
+                if not end:
+                    self._line += data[at:]
+                    break
+                line, self._line, at = self._line + data[at:end], b"", end
+                if not self._head(line):
+                    continue
+            self._pending -= 1
+            if not self._pending:
+                ends.append((at, self._kind))
+        return ends
+
+    def _head(self, line: bytes) -> bool:
+        """Take the first line of a value; whether the value ends with it."""
+        kind = line[0]
+        if not self._pending:
+            self._pending, self._kind = 1, kind
+        if kind in b"$=!":
+            length = int(line[1:])
+            self._skip = length + 2 if length >= 0 else 0
+            return not self._skip
+        if kind in b"*~>":
+            self._pending += max(int(line[1:]), 0)
+        elif kind in b"%|":
+            self._pending += 2 * int(line[1:]) + (kind == 0x7C)  # an attribute is no value
+        return True
+
+
+def elements(reply: bytes) -> list[bytes]:
+    """The parts of an array reply, each as it was sent."""
+    start = reply.index(b"\n") + 1
+    body = reply[start:]
+    ends = [end for end, _ in Scanner().feed(body)]
+    return [body[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+class Status(str):
+    """A short text that goes out as `+text`."""
+
+    __slots__ = ()
+
+
+class Pairs(list[Any]):
+    """[key, value] pairs that go out as a map; a key may come twice."""
+
+    __slots__ = ()
+
+
+class NoArray:
+    """Nothing, where an array would stand."""
+
+
+NULL: Final = {2: b"$-1\r\n", 3: b"_\r\n"}
+NULL_ARRAY: Final = {2: b"*-1\r\n", 3: b"_\r\n"}
+
+
+def error_line(error: BraidError) -> bytes:
+    """An error as it goes out. Ours have no code in their text."""
+    text = getattr(error, "text", None) or f"{error.code} {error}"
+    if "Function not found" in text:
+        text = "LIBRARY the engine lacks the braidstream functions. Load them with: braid init --url URL"
+    return b"-" + str(text).encode("utf-8", "replace").replace(b"\r", b" ").replace(b"\n", b" ") + b"\r\n"
+
+
+def minted_reply(native: bytes, writer: int) -> bytes:
+    """The reply to an append: the user ID of the native one that the engine minted."""
+    if native[13:14] == b"-":  # milliseconds have 13 digits until the year 2286
+        tail = _tails(writer).get(native[14:])
+        if tail is not None:
+            return b"%b%b%b" % (tail[0], native[:14], tail[1])
+    return bulk(minted_text(native, writer))
+
+
+@cache
+def _tails(writer: int) -> dict[bytes, tuple[bytes, bytes]]:
+    """By the sequence of a native ID: what comes before the milliseconds in the reply, and what after."""
+    tails = dict[bytes, tuple[bytes, bytes]]()
+    for n in range(_TAILS):
+        text = minted_text(b"0-%d" % n, writer)[2:]
+        tails[b"%d" % n] = b"$%d\r\n" % (14 + len(text)), text + b"\r\n"
+    return tails
+
+
+def bulk(word: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(word), word)
+
+
+def encode(value: Any, resp: int, null: bytes) -> bytes:
+    """A result as the engine would send it: bytes, int, None, lists, maps, Status, errors."""
+    parts = list[bytes]()
+    _encode(value, resp, null, parts.append)
+    return b"".join(parts)
+
+
+def _encode(value: Any, resp: int, null: bytes, out: Any) -> None:
+    kind = type(value)
+    if kind is bytes:
+        out(b"$%d\r\n%b\r\n" % (len(value), value))
+    elif kind is list or kind is tuple:
+        if len(value) > 1 and all(type(each) is bytes for each in value):
+            out(hiredis.pack_command(tuple(value)))
+            return
+        out(b"*%d\r\n" % len(value))
+        for each in value:
+            _encode(each, resp, null, out)
+    elif kind is int:
+        out(b":%d\r\n" % value)
+    elif value is None:
+        out(null)
+    elif kind is dict:
+        out(b"%%%d\r\n" % len(value) if resp == 3 else b"*%d\r\n" % (2 * len(value)))
+        for key, each in value.items():
+            _encode(key, resp, null, out)
+            _encode(each, resp, null, out)
+    elif kind is Pairs:
+        out(b"%%%d\r\n" % len(value))
+        for key, each in value:
+            _encode(key, resp, null, out)
+            _encode(each, resp, null, out)
+    elif value is NoArray:
+        out(NULL_ARRAY[resp])
+    elif kind is Status:
+        out(b"+" + value.encode("utf-8", "replace") + b"\r\n")
+    else:
+        assert isinstance(value, BraidError), f"a plan returned {kind.__name__}"
+        out(error_line(value))

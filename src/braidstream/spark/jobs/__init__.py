@@ -1,0 +1,1 @@
+"""What `braid spark NAME` runs."""

@@ -1,0 +1,259 @@
+"""archive: streams into a lake, exactly once; and with `trim`, out of the engine what is safe there.
+
+    round   where the lake ends -> what came since -> files -> one commit -> deletions -> trim
+
+A round can be killed anywhere. Before its commit nothing of it counts; after it the next round goes on from
+there. Only the commit says how far the archive is, so there is no checkpoint to lose or to contradict it.
+
+    engine   | trimmed . . . . | archived, alive ........ | not archived yet |
+    lake     | ........................................... |
+                               ^ what is missing here was deleted: it is deleted in the lake too
+
+Entries go from the engine to Parquet within a task, as columns; the driver sees only what files there are.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from braidstream.errors import DataLossError, LakeError
+from braidstream.model import ids
+from braidstream.model.frontier import name_text, place_text
+from braidstream.model.ids import Id
+from braidstream.model.strand import Strand
+from braidstream.spark.jobs import deletions
+from braidstream.spark.jobs.trim_archived import noted, trim
+from braidstream.spark.lake import distribute
+from braidstream.spark.lake.files import FACTS, LakeRows, Writer, facts_batch, facts_of
+from braidstream.spark.lake.log import Change, Conflict, File, Lake, State, moved
+from braidstream.spark.lake.rewrite import tidy
+from braidstream.spark.options import Servers
+from braidstream.spark.source import limits
+from braidstream.spark.source.data_loss import Loss, missing
+from braidstream.spark.source.reading import read
+from braidstream.spark.source.slices import PIECE, Range, Slice, cut_up, piece, range_of
+from braidstream.spark.source.survey import Sight, Standing, Surveyor
+
+TRIES: Final = 5
+WAIT_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """What to archive, from where, how. max_entries: of one round."""
+
+    lake: str
+    servers: Servers
+    streams: tuple[bytes, ...] = ()
+    pattern: bytes | None = None
+    max_entries: int = 5_000_000
+    trim: bool = False
+    keep_s: float = 3600.0
+    allow_loss: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round did. left: about how many entries are not archived yet."""
+
+    entries: int = 0
+    files: int = 0
+    bytes: int = 0
+    deleted: int = 0
+    trimmed: int = 0
+    merged: int = 0
+    missed: int = 0
+    left: int = 0
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a round takes of each strand: after the first ID, up to and with the second."""
+
+    parts: list[Range] = field(default_factory=list)
+    ends: dict[Strand, Id] = field(default_factory=dict)
+    counts: dict[Strand, int] = field(default_factory=dict)
+    missed: int = 0
+    left: int = 0
+
+
+class Span(NamedTuple):
+    """A strand after one ID up to another; how many entries it had been given by the first, if known."""
+
+    strand: Strand
+    start: Id
+    end: Id
+    given: int | None
+
+
+class Archiver:
+    """Archives the streams of one server, round by round."""
+
+    def __init__(self, spark: SparkSession | None, what: Archive) -> None:
+        self.spark, self.what, self.lake = spark, what, Lake(what.lake)
+        self.surveyor = Surveyor(what.servers, what.streams, what.pattern)
+
+    def close(self) -> None:
+        self.surveyor.close()
+
+    def backlog(self) -> int:
+        """About how many entries are not archived yet."""
+        return self._plan(self.lake.load(), self.surveyor.sight(), None).left
+
+    def round(self) -> Round:
+        """One round. Nothing to do is a round too."""
+        for _ in range(TRIES):
+            state, sight = self.lake.load(), self.surveyor.sight()
+            work = self._plan(state, sight, self.what.max_entries)
+            files = self._read(work)
+            offset = moved(state.offset, work.ends, work.counts, self.surveyor.region)
+            try:
+                if files or offset != state.offset:
+                    state = self.lake.commit(state, Change("archive", add=tuple(files), offset=offset))
+            except Conflict:
+                continue  # another archive was faster: go on from where it is
+            return self._tend(state, work, files)
+        raise LakeError(f"{self.what.lake}: others keep committing. Run one archive a lake.")
+
+    def _tend(self, state: State, work: Work, files: list[File]) -> Round:
+        """After the commit: deletions, the trim, small files, what is left over."""
+        state, deleted = deletions.take_over(self.spark, self.lake, self.surveyor)
+        trimmed = self._trim(state) if self.what.trim else 0
+        state, merged = tidy(self.spark, self.lake)
+        return Round(
+            entries=sum(each.rows for each in files),
+            files=len(files),
+            bytes=sum(each.bytes for each in files),
+            deleted=deleted,
+            trimmed=trimmed,
+            merged=merged,
+            missed=work.missed,
+            left=work.left,
+            version=state.version,
+        )
+
+    def _trim(self, state: State) -> int:
+        cut = trim(self.surveyor, state, keep_s=self.what.keep_s, now_s=time.time())
+        if any(cut.values()):
+            with contextlib.suppress(Conflict):  # then the next round compares once more
+                self.lake.commit(state, Change("trim", removed=noted(state, cut)))
+        return sum(cut.values())
+
+    def _plan(self, state: State, sight: Sight, most: int | None) -> Work:
+        unread = {strand: each for strand, each in sight.items() if self._is_unread(state, strand, each)}
+        starts = {strand: max(state.offset.frontier[strand], each.cut) for strand, each in unread.items()}
+        sizes = {strand: self._new(state, strand, each) for strand, each in unread.items()}
+        ends = {strand: (each.last, each.added) for strand, each in unread.items()}
+        total = sum(sizes.values())
+        if most is None:
+            return Work(left=total)
+        missed = sum(self._missed(state, strand, each) for strand, each in unread.items())
+        if total > most:
+            backlogs = {
+                strand: limits.Backlog(starts[strand], each.last, sizes[strand], each.size)
+                for strand, each in unread.items()
+            }
+            cut = self.surveyor.try_servers(lambda server: limits.cut(server, backlogs, most, None))
+            for strand, (end, count) in cut.items():
+                if end != ends[strand][0]:
+                    ends[strand] = end, unread[strand].added - sizes[strand] + count
+        parts = list[Range]()
+        for strand, each in unread.items():
+            start, (end, _) = starts[strand], ends[strand]
+            if end > start:
+                is_counted = start == state.offset.frontier[strand]
+                given = state.offset.count(strand, self.surveyor.region) if is_counted else None
+                parts += self._slices(Span(strand, start, end, given), each, min(sizes[strand], most))
+        taken = min(total, most)
+        return Work(
+            parts,
+            {strand: end for strand, (end, _) in ends.items()},
+            self._idle(state, sight) | {strand: count for strand, (_, count) in ends.items()},
+            missed,
+            total - taken,
+        )
+
+    def _is_unread(self, state: State, strand: Strand, standing: Standing) -> bool:
+        here = state.offset.frontier[strand]
+        if strand.kind == "p" and standing.there and standing.last < here:
+            raise LakeError(
+                f"stream {name_text(strand.name)}: ends at {ids.text(standing.last).decode()}, archived up "
+                f"to {ids.text(here).decode()}: it was deleted and begun anew. Archive it to another lake."
+            )
+        return standing.there and standing.last > here
+
+    def _slices(self, span: Span, standing: Standing, size: int) -> list[Range]:
+        strand, start, end, given = span
+        first = standing.first if standing.first is not None and standing.first > start else None
+        part = Range(strand, start, end, first, standing.size, not self.what.allow_loss, size, given)
+        return self.surveyor.try_servers(lambda server: server.run(cut_up(part, size), strand.key))
+
+    def _new(self, state: State, strand: Strand, standing: Standing) -> int:
+        """About how many entries came since."""
+        before = state.offset.count(strand, self.surveyor.region)
+        return standing.length if before is None else min(standing.added - before, standing.length)
+
+    def _missed(self, state: State, strand: Strand, standing: Standing) -> int:
+        """How many entries went away before they were archived. Unless they were deleted, that is a loss."""
+        before, start = state.offset.count(strand, self.surveyor.region), state.offset.frontier[strand]
+        if strand not in state.offset.frontier or standing.cut > start:
+            return 0
+        is_behind = standing.first is not None and standing.first <= start
+        missed = 0 if before is None or is_behind else max(0, standing.added - before - standing.length)
+        loss = missing(start, standing, before)
+        if loss is not None and not self.what.allow_loss:
+            where = f"stream {name_text(strand.name)}, strand {place_text(strand)}"
+            raise DataLossError(f"{where}: {self._told(loss, state, start, missed)}")
+        return missed
+
+    def _told(self, loss: Loss, state: State, start: Id, missed: int) -> str:
+        after = f"after {ids.text(start).decode()} (native)"
+        if loss is Loss.UNCOUNTED:
+            here, there = self.surveyor.region, state.offset.region
+            return (
+                f"in region {here} nothing is left of what was archived, and entries {after} may have gone "
+                f"with it: the archive has counted them in region {there} only. Run it there, or once with "
+                "--allow-loss here."
+            )
+        how = "trimmed" if loss is Loss.TRIMMED else "trimmed, or deleted (the server cannot tell which),"
+        return (
+            f"{missed} entries {after} were {how} before they were archived. Archive more often or keep more "
+            "of the stream; --allow-loss goes on without them."
+        )
+
+    def _idle(self, state: State, sight: Sight) -> dict[Strand, int]:
+        """Strands that are archived to their end but not counted in this region: what they were given."""
+        known, region = state.offset, self.surveyor.region
+        ended = (strand for strand in known.frontier if known.count(strand, region) is None)
+        return {
+            strand: sight[strand].added
+            for strand in ended
+            if strand in sight and sight[strand].there and sight[strand].last == known.frontier[strand]
+        }
+
+    def _read(self, work: Work) -> list[File]:
+        """The job: each slice read, and written as files."""
+        worker = partial(_archive, Path(self.what.lake), self.what.servers, self.surveyor.url)
+        pieces = [piece(part) for part in work.parts]
+        return [facts_of(row) for row in distribute.run(self.spark, pieces, PIECE, worker, FACTS)]
+
+
+def _archive(
+    root: Path, servers: Servers, url: int, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """In a task: slices become files."""
+    for batch in batches:
+        for row in batch.to_pylist():
+            part, writer = range_of(row), Writer(root, row["stream"])
+            for rows in read(Slice(part, url), servers, LakeRows(part.strand), WAIT_S):
+                writer.write(rows)
+            writer.close()
+            yield facts_batch(writer.facts)

@@ -1,0 +1,185 @@
+"""Every copy of every entry below a horizon, in the files of a lake and in the live streams, as one frame.
+
+    lake     | e1  e2  e3  e4 ............. |F
+    live             | e3  e4  e5 ................... e9 |
+    copies     e1  e2  e3  e4  e3  e4  e5 ......| horizon
+
+A copy is *free* if nobody needs it: every group was given the entry and has acknowledged it, and where there
+is a lake, the entry is archived, so that no archive can bring it back.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import BinaryType, BooleanType, StringType, StructField, StructType
+
+from braidstream.commands.glob import matcher
+from braidstream.model import ids
+from braidstream.model.frontier import name_text, place_text
+from braidstream.model.ids import Id
+from braidstream.model.strand import Strand
+from braidstream.spark.jobs.trim_archived import acknowledged
+from braidstream.spark.lake import files
+from braidstream.spark.lake.log import Lake, State, within
+from braidstream.spark.options import Servers
+from braidstream.spark.source.reading import read
+from braidstream.spark.source.rows import META
+from braidstream.spark.source.slices import PIECE, Range, Slice, cut_up, piece, range_of
+from braidstream.spark.source.survey import Sight, Standing, Surveyor
+
+WAIT_S: Final = 30.0
+# Beside the columns of the source: the strand, the ID that sorts, the file (none: live), whether it is free.
+COPIES: Final = StructType(
+    [
+        *META,
+        StructField("place", StringType(), False),
+        StructField("position", BinaryType(), False),
+        StructField("path", StringType(), False),
+        StructField("free", BooleanType(), False),
+    ]
+)
+_LIVE: Final = StructType([*PIECE, StructField("free", BinaryType())])
+_FILE: Final = StructType([StructField("task", StringType())])
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """A strand: copies after `low` up to `high` count, those up to `free` are free (native IDs).
+
+    standing: None where no engine has it, or none was asked.
+    """
+
+    strand: Strand
+    low: Id
+    high: Id
+    free: Id
+    standing: Standing | None = None
+
+
+def scopes(
+    surveyor: Surveyor | None, state: State | None, names: Iterable[bytes], pattern: bytes | None, horizon: Id
+) -> list[Scope]:
+    """The strands of the streams, in the engine and in the lake, up to a user ID."""
+    sight = surveyor.sight() if surveyor else Sight()
+    found = list[Scope]()
+    for strand, standing in sight.items():
+        if standing.there and surveyor is not None:
+            free = _acknowledged(surveyor, strand)
+            free = free if state is None else min(free, state.offset.frontier[strand])
+            found.append(Scope(strand, standing.cut, strand.floor(horizon), free, standing))
+    lives = {(each.name, each.label): each.life for each in sight}
+    wanted, asked = set(names), None if pattern is None else matcher(pattern)
+    for strand in () if state is None else state.offset.frontier:
+        is_asked = asked(strand.name) if asked else strand.name in wanted
+        is_over = lives.get((strand.name, strand.label), 0) > strand.life
+        if is_asked and not is_over and not (strand in sight and sight[strand].there):
+            # A region that has no copy of it yet cannot tell what its groups have read.
+            cut = sight[strand].cut if strand in sight else ids.ZERO
+            found.append(Scope(strand, cut, strand.floor(horizon), ids.ZERO if surveyor else ids.LAST))
+    return found
+
+
+def _acknowledged(surveyor: Surveyor, strand: Strand) -> Id:
+    return surveyor.try_servers(lambda server: server.run(acknowledged(strand), strand.key))
+
+
+def about(scoped: list[Scope], state: State | None) -> int:
+    """At most so many copies there are to read."""
+    streams = {name_text(scope.strand.name) for scope in scoped}
+    files_of = () if state is None else (file for file in state.files.values() if file.stream in streams)
+    live = sum(scope.standing.length for scope in scoped if scope.standing is not None)
+    return live + sum(file.rows for file in files_of)
+
+
+def copies(
+    spark: SparkSession,
+    scoped: list[Scope],
+    surveyor: Surveyor | None,
+    lake: Lake | None,
+    state: State | None,
+) -> DataFrame:
+    """The frame (COPIES). Nothing is read before it is used."""
+    frame = spark.createDataFrame([], COPIES)
+    if surveyor is not None:
+        pieces = [each for scope in scoped for each in _ranges(surveyor, scope)]
+        worker = partial(_read_live, surveyor.servers, surveyor.url)
+        frame = frame.unionByName(_frame(spark, pieces, _LIVE, worker))
+    if lake is not None and state is not None:
+        tasks = [(json.dumps(each),) for each in _files(state, scoped)]
+        frame = frame.unionByName(_frame(spark, tasks, _FILE, partial(_read_file, lake.root)))
+    return frame
+
+
+def _frame(spark: SparkSession, pieces: list[tuple[Any, ...]], schema: StructType, worker: Any) -> DataFrame:
+    if not pieces:
+        return spark.createDataFrame([], COPIES)
+    rows = spark.createDataFrame(pieces, schema).repartition(len(pieces), *schema.names)
+    return rows.mapInArrow(worker, COPIES)
+
+
+def _ranges(surveyor: Surveyor, scope: Scope) -> Iterator[tuple[Any, ...]]:
+    standing, strand = scope.standing, scope.strand
+    end = scope.low if standing is None else min(scope.high, standing.last)
+    if standing is None or end <= scope.low or not standing.length:
+        return
+    whole = Range(strand, scope.low, end, None, standing.size, False, standing.length)
+    parts = surveyor.try_servers(lambda server: server.run(cut_up(whole, standing.length), strand.key))
+    for part in parts:
+        yield *piece(part), files.position(strand.user(scope.free))
+
+
+def _files(state: State, scoped: list[Scope]) -> Iterator[dict[str, Any]]:
+    """What to read of which file."""
+    for file in state.files.values():
+        wanted = list[tuple[str, ...]]()
+        for scope in scoped:
+            strand = scope.strand
+            if name_text(strand.name) == file.stream and scope.high > scope.low:
+                ends = strand.user(scope.low), strand.user(scope.high)
+                if within([file], file.stream, place_text(strand), *ends):
+                    bounds = (*ends, strand.user(scope.free))
+                    wanted.append((place_text(strand), *(files.position(each).hex() for each in bounds)))
+        if wanted:
+            yield {"path": file.path, "stream": file.stream, "wanted": wanted}
+
+
+def _read_live(servers: Servers, url: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """In a task: ranges of strands."""
+    for batch in batches:
+        for row in batch.to_pylist():
+            part = range_of(row)
+            for rows in read(Slice(part, url), servers, files.LakeRows(part.strand), WAIT_S):
+                yield _rows(pa.Table.from_batches([rows]), row["stream"], "", {row["place"]: row["free"]})
+
+
+def _read_file(root: Path, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """In a task: files of the lake."""
+    for batch in batches:
+        for row in batch.to_pylist():
+            task = json.loads(row["task"])
+            bounds = {place: list(map(bytes.fromhex, texts)) for place, *texts in task["wanted"]}
+            wanted = [files.Wanted(place, low, high) for place, (low, high, _) in bounds.items()]
+            for table in files.read(root / task["path"], wanted):
+                free = {place: upto for place, (_, _, upto) in bounds.items()}
+                yield _rows(table, task["stream"], task["path"], free)
+
+
+def _rows(table: pa.Table, stream: str, path: str, free: dict[str, bytes]) -> pa.RecordBatch:
+    mask = pa.repeat(False, table.num_rows)
+    for place, upto in free.items():
+        here = pc.and_(pc.equal(table["place"], place), pc.less_equal(table["position"], upto))
+        mask = pc.or_(mask, here)
+    texts = {"stream": pa.repeat(stream, table.num_rows), "path": pa.repeat(path, table.num_rows)}
+    columns = {**{name: table[name] for name in table.column_names}, **texts, "free": mask}
+    schema = to_arrow_schema(COPIES, timezone="UTC")
+    made = pa.Table.from_arrays([columns[each.name] for each in schema], names=schema.names).cast(schema)
+    [batch] = made.combine_chunks().to_batches()
+    return batch

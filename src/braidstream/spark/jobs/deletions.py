@@ -1,0 +1,235 @@
+"""Deletions reach the lake as deletions.
+
+What the lake has of a strand and the engine has not, was trimmed or deleted:
+
+    lake     1  2  3  4  5  6  7  8
+    engine            4  5     7  8  9        6 was deleted. 1 to 3 were trimmed, or deleted before that
+
+A trim is how a stream is kept short, so it takes nothing out of the lake. Deleted is, for sure: what is
+missing above the engine's first entry (asked for last, because trims go on meanwhile), what a journal
+names, and what a stream's deletion (DEL) has cut. Comparing costs a read of what is alive, so it is done
+when the count of entries that are gone has changed.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+from pyspark.sql.types import BinaryType, StringType, StructType
+
+from braidstream.model import ids, keys
+from braidstream.model.frontier import name_of_text, name_text, place_of_text, place_text
+from braidstream.model.ids import Id
+from braidstream.model.strand import Strand
+from braidstream.protocol.plan import Batch, Plan
+from braidstream.spark.lake import distribute, files
+from braidstream.spark.lake.log import Change, Conflict, Lake, State, within
+from braidstream.spark.lake.rewrite import Drop, holding, rewrite, without
+from braidstream.spark.options import Servers
+from braidstream.spark.source.reading import read
+from braidstream.spark.source.slices import Range, Slice
+from braidstream.spark.source.survey import Sight, Standing, Surveyor, open_server
+
+TRIES: Final = 5
+_PIECE: Final = StructType()
+for _name in ("stream", "place", "low", "high", "alive_from", "paths"):
+    _PIECE.add(_name, StringType())
+_FACT: Final = StructType().add("path", StringType()).add("place", StringType())
+_FACT.add("positions", BinaryType())  # one after the other
+_FACT_ARROW: Final = pa.schema([("path", pa.string()), ("place", pa.string()), ("positions", pa.binary())])
+_NOTHING: Final = pa.array([], pa.binary())
+
+Named = tuple[str, str, bytes]  # stream, place, position
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A strand after `low` up to `high` (native IDs): what is not in the engine there was deleted.
+
+    is_cut: nothing of it lives, so the engine need not be asked. gone: how many entries it has no more.
+    """
+
+    strand: Strand
+    low: Id
+    high: Id
+    gone: int = 0
+    is_cut: bool = False
+
+    def piece(self, state: State) -> tuple[str, ...] | None:
+        """The work of a task; None if the lake has nothing there."""
+        name, place = name_text(self.strand.name), place_text(self.strand)
+        ends = self.strand.user(self.low), self.strand.user(self.high)
+        found = within(state.files.values(), name, place, *ends)
+        if not found or self.high <= self.low or not (self.gone or self.is_cut):
+            return None
+        paths = "\n".join(each.path for each in found)
+        texts = (ids.text(each).decode() for each in (self.low, self.high))
+        return name, place, *texts, "nothing" if self.is_cut else "engine", paths
+
+
+def take_over(spark: SparkSession | None, lake: Lake, surveyor: Surveyor) -> tuple[State, int]:
+    """Delete in the lake what was deleted in the engine. (the lake then, how many entries).
+
+    The driver holds 16 bytes for each of them, some times over, until the files are written.
+    """
+    state, sight = lake.load(), surveyor.sight()
+    spans = _changed(state, sight)
+    told, journals = _journals(surveyor, state)
+    pieces = [each.piece(state) for each in (*spans, *_cuts(state, sight))]
+    finder = partial(_find, lake.root, surveyor.servers, surveyor.url)
+    missing = distribute.run(spark, [each for each in pieces if each], _PIECE, finder, _FACT)
+    drops = ((row["path"], row["place"], row["positions"]) for row in missing)
+    tasks = without(state, chain(drops, _holding(state, told)))
+    deleted = 0
+    if tasks:
+        state, taken, deleted = rewrite(spark, lake, tasks, "delete")
+        if not taken:
+            return state, 0  # another one rewrote these files: the next round looks again
+    return _note(lake, spans, journals), deleted
+
+
+def _holding(state: State, named: list[Named]) -> Iterator[Drop]:
+    """The files that may hold what journals name."""
+    found = dict[tuple[str, str], list[bytes]]()
+    for stream, place, where in named:
+        found.setdefault((stream, place), []).append(where)
+    for (stream, place), positions in found.items():
+        yield from holding(state, stream, place, sorted(positions))
+
+
+def _note(lake: Lake, spans: list[Span], journals: Mapping[str, Mapping[str, str]]) -> State:
+    """Remember what was compared, so that it is not compared again."""
+    for _ in range(TRIES):
+        state = lake.load()
+        removed = {stream: dict(places) for stream, places in state.removed.items()}
+        for span in spans:
+            removed.setdefault(name_text(span.strand.name), {})[place_text(span.strand)] = span.gone
+        if removed == state.removed and dict(journals) == dict(state.journals):
+            return state
+        try:
+            return lake.commit(state, Change("compared", removed=removed, journals=journals))
+        except Conflict:
+            continue
+    return lake.load()
+
+
+def _changed(state: State, sight: Sight) -> list[Span]:
+    """Strands of which other entries are gone than when they were last compared."""
+    spans = list[Span]()
+    for strand, each in sight.items():
+        known = state.removed.get(name_text(strand.name), {}).get(place_text(strand))
+        gone = each.added - each.length
+        if strand in state.offset.frontier and each.there and known != gone:
+            spans.append(Span(strand, _before_first(each), state.offset.frontier[strand], gone))
+    return spans
+
+
+def _before_first(standing: Standing) -> Id:
+    """The last position before the first entry; where there is none, nothing is known to be deleted."""
+    return standing.last if standing.first is None else ids.before(standing.first) or ids.ZERO
+
+
+def _cuts(state: State, sight: Sight) -> Iterator[Span]:
+    """What DEL took: all up to a strand's cut, or the whole of a life that is over."""
+    lives = {(each.name, each.label): each.life for each in sight}
+    for strand in state.offset.frontier:
+        if strand.kind != "p" and lives.get((strand.name, strand.label), 0) > strand.life:
+            yield Span(strand, ids.ZERO, ids.LAST, is_cut=True)
+        elif strand in sight and sight[strand].cut > ids.ZERO:
+            yield Span(strand, ids.ZERO, sight[strand].cut, is_cut=True)
+
+
+def _find(
+    root: Path, servers: Servers, url: int, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """In a task: what of a span the lake has and the engine has not, file by file."""
+    for batch in batches:
+        for row in batch.to_pylist():
+            strand = place_of_text(name_of_text(row["stream"]), row["place"])
+            assert strand is not None, row
+            low, high = (ids.native(row[name].encode()) for name in ("low", "high"))
+            alive, head = _NOTHING, pa.scalar(b"", pa.binary())
+            if row["alive_from"] == "engine":
+                alive, head = _alive(servers, Slice(Range(strand, low, high, None, 64, False, 0), url))
+            for path in row["paths"].split("\n"):
+                ours = _archived(root / path, files.Wanted.of(strand, low, high))
+                ours = ours.filter(pc.invert(pc.is_in(ours, alive)))
+                ours = ours.filter(pc.greater_equal(ours, head))
+                if len(ours):
+                    told = {"path": path, "place": row["place"], "positions": b"".join(ours.to_pylist())}
+                    yield pa.RecordBatch.from_pylist([told], _FACT_ARROW)
+
+
+def _archived(path: Path, wanted: files.Wanted) -> pa.Array:
+    return _joined([chunk for table in files.read(path, [wanted]) for chunk in table["position"].chunks])
+
+
+def _alive(servers: Servers, part: Slice) -> tuple[pa.Array, pa.Scalar]:
+    """What lives of a range, and where the strand begins after that: before it a trim may have come by.
+
+    Both are asked of one server, because another region may be trimmed less far.
+    """
+    strand, one = part.part.strand, replace(servers, urls=(servers.urls[part.url],))
+    rows = files.LakeRows(strand)
+    alive = _joined([batch.column("position") for batch in read(Slice(part.part, 0), one, rows, 0.0)])
+    server = open_server(one, 0)
+    try:
+        head = server.run(_head(strand), strand.key)
+    finally:
+        server.close()
+    return alive, pa.scalar(files.position(head), pa.binary())
+
+
+def _head(strand: Strand) -> Plan[Id]:
+    """Where a strand begins (user ID). Of one that is empty nothing is known to be deleted."""
+    [page] = yield Batch([("XRANGE", strand.key, "-", "+", "COUNT", 1)], resend=True)
+    return strand.user(ids.native(page[0][0])) if page else ids.LAST
+
+
+def _joined(chunks: list[Any]) -> pa.Array:
+    return pa.concat_arrays(chunks) if chunks else _NOTHING
+
+
+def _journals(surveyor: Surveyor, state: State) -> tuple[list[Named], dict[str, dict[str, str]]]:
+    """Deletions that journals name, and up to where they were read."""
+    found, positions = list[Named](), dict[str, dict[str, str]]()
+    writers = surveyor.try_servers(lambda server: server.run(_writers(), keys.CONFIG))
+    for name in sorted({strand.name for strand in state.offset.frontier if strand.kind != "p"}):
+        known = dict(state.journals.get(name_text(name), {}))
+        for writer in writers:
+            for native, words in _journal(surveyor, name, writer, known.get(str(writer), "0-0")):
+                found += _deletions(name, words)
+                known[str(writer)] = native.decode()
+        if known:
+            positions[name_text(name)] = known
+    return found, positions
+
+
+def _writers() -> Plan[list[int]]:
+    """Whoever may have a journal. None on a server that is no region."""
+    [reply] = yield Batch([("HMGET", keys.CONFIG, "writers", "left")], resend=True)
+    return sorted(int(number) for each in reply if each for number in each.split())
+
+
+def _journal(surveyor: Surveyor, name: bytes, writer: int, since: str) -> list[Any]:
+    def asked() -> Plan[list[Any]]:
+        [reply] = yield Batch([("XRANGE", keys.journal(name, writer), f"({since}", "+")], resend=True)
+        return list(reply)
+
+    return surveyor.try_servers(lambda server: server.run(asked(), keys.meta(name)))
+
+
+def _deletions(name: bytes, words: list[bytes]) -> Iterator[Named]:
+    if words[0] != b"del":
+        return
+    registration, *natives = words[1].split(b" ")
+    label, _, life = registration.partition(b":")
+    strand = Strand(name, "s" if label[:1] == b"s" else "c", int(label[1:]), int(life))
+    for native in natives:
+        yield name_text(name), place_text(strand), files.position(strand.user(ids.native(native)))

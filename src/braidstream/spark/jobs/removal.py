@@ -1,0 +1,146 @@
+"""Entries taken out of the live streams, as XDELEX ... ACKED does it, at a pace that peers can follow.
+
+Each step deletes up to 200 entries of a strand, asks the groups again in that very step, and writes one entry
+into the region's journal, from which peers learn of it. A journal holds 10,000 entries of a stream; a peer
+that is further behind compares whole streams instead. So when ours is half full, we wait; and if nobody
+takes anything from it for a while, because a peer is away, the rest is left for another time.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.types import LongType, StringType, StructType
+
+from braidstream.commands.drop import AT_ONCE, drop_command
+from braidstream.model import ids, keys
+from braidstream.model.frontier import name_of_text, place_of_text
+from braidstream.model.strand import Strand
+from braidstream.protocol.braid import Region, View, read_region
+from braidstream.protocol.plan import Batch, Plan
+from braidstream.spark.lake.files import entry_of
+from braidstream.spark.source.survey import Surveyor
+
+JOURNAL_ROOM: Final = 5_000
+PATIENCE_S: Final = 10.0
+POLL_S: Final = 0.1
+KEPT: Final = 2  # what XDELEX answers where a group needs the entry
+
+_STEP: Final = StructType().add("stream", StringType()).add("place", StringType())
+_STEP.add("natives", StringType()).add("entries", LongType())
+_STEP_ARROW: Final = pa.schema(
+    [("stream", pa.string()), ("place", pa.string()), ("natives", pa.string()), ("entries", pa.int64())]
+)
+_NONE: Final = Strand(b"", "p", 0)
+
+
+@dataclass(slots=True)
+class Removed:
+    """entries: so many were deleted. left: so many were not, for want of room in the journal.
+
+    undone: streams of which something is still there.
+    """
+
+    entries: int = 0
+    left: int = 0
+    undone: set[str] = field(default_factory=set)
+
+
+def steps(frame: DataFrame) -> DataFrame:
+    """Entries (stream, place, position) as steps, so that few rows reach the driver."""
+    ordered = frame.select("stream", "place", "position").sortWithinPartitions("stream", "place", "position")
+    return ordered.mapInArrow(_steps, _STEP)
+
+
+def _steps(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        made, natives, now, strand = list[tuple[str, str, str, int]](), list[bytes](), None, _NONE
+        for row in batch.to_pylist():
+            where = row["stream"], row["place"]
+            if where != now or len(natives) == AT_ONCE:
+                made += _step(now, natives)
+                strand, natives, now = _strand(*where), [], where
+            user = entry_of(row["position"])
+            native = strand.exact(user) if strand.kind == "s" else user
+            assert native is not None, row
+            natives.append(ids.text(native))
+        made += _step(now, natives)
+        yield pa.RecordBatch.from_pylist(
+            [dict(zip(_STEP_ARROW.names, each, strict=True)) for each in made], _STEP_ARROW
+        )
+
+
+def _strand(stream: str, place: str) -> Strand:
+    strand = place_of_text(name_of_text(stream), place)
+    assert strand is not None, place
+    return strand
+
+
+def _step(where: tuple[str, str] | None, natives: list[bytes]) -> list[tuple[str, str, str, int]]:
+    return [(*where, b" ".join(natives).decode(), len(natives))] if where and natives else []
+
+
+def remove(
+    surveyor: Surveyor, rows: Iterable[Any], told: Callable[[int], None] = lambda entries: None
+) -> Removed:
+    """Take steps (rows of `steps`) on the server. told: after each, how many entries it was about.
+
+    Safe to kill and run again: an entry that is gone is gone.
+    """
+    removed, full = Removed(), set[str]()
+    region: Region | None = None
+    for row in rows:
+        strand = _strand(row.stream, row.place)
+        if strand.kind != "p" and region is None:
+            region = surveyor.try_servers(lambda server: server.run(read_region(), keys.CONFIG))
+        if row.stream in full or not _has_room(surveyor, strand, region):
+            full.add(row.stream)
+            removed.left += row.entries
+        else:
+            natives = row.natives.encode().split(b" ")
+            gone, kept = _run(surveyor, strand, _drop(strand, natives, region))
+            removed.entries += gone
+            if kept:
+                removed.undone.add(row.stream)
+        told(row.entries)
+    removed.undone |= full
+    return removed
+
+
+def _run(surveyor: Surveyor, strand: Strand, plan: Plan[Any]) -> Any:
+    return surveyor.try_servers(lambda server: server.run(plan, strand.key))
+
+
+def _drop(strand: Strand, natives: list[bytes], region: Region | None) -> Plan[tuple[int, int]]:
+    """(how many were deleted, how many a group needs). One round trip; twice is as good as once."""
+    if strand.kind == "p":  # what is acknowledged stays so, but where somebody moves a group back
+        [gone] = yield Batch([("XDEL", strand.key, *natives)], resend=True)
+        return int(gone), 0
+    assert region is not None
+    command = drop_command(View(region), strand, natives, (b"ACKED", b""))
+    [answers] = yield Batch([command], resend=True)
+    return answers.count(1), answers.count(KEPT)
+
+
+def _has_room(surveyor: Surveyor, strand: Strand, region: Region | None) -> bool:
+    """Whether the journal has room. Waits for those who read it, as long as they do."""
+    if region is None or not region.teller:
+        return True
+    journal = keys.journal(strand.name, region.teller)
+
+    def asked() -> Plan[int]:
+        [length] = yield Batch([("XLEN", journal)], resend=True)
+        return int(length)
+
+    least, deadline = _run(surveyor, strand, asked()), time.monotonic() + PATIENCE_S
+    while least >= JOURNAL_ROOM:
+        time.sleep(POLL_S)
+        length = _run(surveyor, strand, asked())
+        if length < least:
+            least, deadline = length, time.monotonic() + PATIENCE_S
+        elif time.monotonic() > deadline:
+            return False
+    return True

@@ -1,0 +1,191 @@
+"""repair: heals what an audit found wrong, as far as a region still has what is right.
+
+An entry cannot be put into the middle of a native stream. So a copy that lost one is written anew beside it,
+with its groups and what is pending in them, and takes its place in one step:
+
+    old   1 2   4 5 |           new   1 2 3 4 5 |  -> RENAME new old, unless the old one was changed meanwhile
+
+What was added meanwhile is copied, and it is tried again. Where something was removed meanwhile, by XDEL or a
+trim, nothing is done: it would come back, and what is to be put in may be out of date. An XACK in the very
+moment of the change may be lost: then its entry is delivered again.
+"""
+
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from braidstream.commands.drop import drop_command
+from braidstream.model import ids, keys
+from braidstream.model.command import Command
+from braidstream.model.frontier import name_of_text, place_of_text
+from braidstream.model.ids import Id
+from braidstream.model.strand import Strand, facts
+from braidstream.protocol.braid import View, read_region
+from braidstream.protocol.plan import Batch, Plan
+from braidstream.spark.jobs.audit import Anomaly, Auditor
+
+PAGE: Final = 1_000
+TRIES: Final = 20
+BUSY: Final = "the strand was changed meanwhile: run it again"
+
+Fixes = dict[Id, list[bytes]]
+
+
+def repair(auditor: Auditor, anomalies: Iterable[Anomaly]) -> list[Anomaly]:
+    """The same anomalies, healed or with the reason why not."""
+    told = list(anomalies)
+    copies = dict[tuple[int, Strand], Fixes]()
+    for at, each in enumerate(told):
+        strand = place_of_text(name_of_text(each.stream), each.place)
+        assert strand is not None, each
+        if each.note == "group":
+            auditor.ask(each.region, _regroup(strand, each.id.encode()), strand.key)
+            told[at] = replace(each, healed=True)
+        elif each.kind == "resurrected":
+            native = ids.text(_native(strand, each.id))
+            auditor.ask(each.region, _do(("XDEL", strand.key, native)), strand.key)
+            told[at] = replace(each, healed=True)
+        elif each.kind == "duplicated":
+            auditor.ask(each.region, _drop(strand, _native(strand, each.id)), strand.key)
+            told[at] = replace(each, healed=True)
+        elif each.certain:
+            fields = _from_peers(auditor, each, strand)
+            if fields is None:
+                told[at] = replace(each, note="no region has it")
+            else:
+                copies.setdefault((each.region, strand), {})[_native(strand, each.id)] = fields
+    for (region, strand), fixes in copies.items():
+        done = auditor.ask(region, rebuild(strand, fixes), strand.key)
+        told = [_rebuilt(each, region, strand, fixes, done) for each in told]
+    return told
+
+
+def _rebuilt(each: Anomaly, region: int, strand: Strand, fixes: Fixes, done: bool) -> Anomaly:
+    mine = place_of_text(name_of_text(each.stream), each.place) == strand and each.region == region
+    if not mine or each.kind not in ("lost", "diverged") or each.note == "group" or not each.certain:
+        return each
+    if _native(strand, each.id) not in fixes:
+        return each
+    return replace(each, healed=True) if done else replace(each, note=BUSY)
+
+
+def _native(strand: Strand, user: str) -> Id:
+    ms, seq = ids.native(user.encode())
+    return (ms, seq >> 10) if strand.kind == "s" else (ms, seq)
+
+
+def _from_peers(auditor: Auditor, each: Anomaly, strand: Strand) -> list[bytes] | None:
+    """The entry as another region has it; its own region first."""
+    home = auditor.stand(strand.name).home(strand)
+    where = ids.text(_native(strand, each.id))
+    for region in sorted(auditor.at, key=lambda one: one != home):
+        if region != each.region:
+            reply = auditor.ask(region, _do(("XRANGE", strand.key, where, where)), strand.key)
+            if reply:
+                return list(reply[0][1])
+    return None
+
+
+def _do(command: Command) -> Plan[Any]:
+    [reply] = yield Batch([command])
+    return reply
+
+
+def _drop(strand: Strand, native: Id) -> Plan[Any]:
+    region = yield from read_region()
+    command = drop_command(View(region), strand, [ids.text(native)], (b"KEEPREF", b""))
+    return (yield from _do(command))
+
+
+def _regroup(strand: Strand, group: bytes) -> Plan[Any]:
+    """A group on a strand that lost it: from where everything is acknowledged, or from its start."""
+    [acked] = yield Batch([("HGET", keys.meta(strand.name), b"k:" + group)], resend=True)
+    at = dict(zip((acked or b"").split(b" ")[::2], (acked or b"").split(b" ")[1::2], strict=False))
+    start = at.get(strand.registration, b"0-0")
+    return (yield from _do(("XGROUP", "CREATE", strand.key, group, start)))
+
+
+def rebuild(strand: Strand, fixes: Fixes) -> Plan[bool]:
+    """Write a copy anew, with entries put in or set right. False if it was changed faster than that.
+
+    What is after the strand's last ID is not put in: a link brings it, and goes on from that ID.
+    """
+    made = keys.copy(strand.name, secrets.token_hex(8).encode())
+    [info] = yield Batch([strand.xinfo()])
+    before = facts(info)
+    if max(fixes) > ids.native(before[b"last-generated-id"]):
+        return False
+    left, cursor = dict(fixes), ids.ZERO
+    for _ in range(TRIES):
+        cursor = yield from _copy_on(strand, made, cursor, left)
+        yield Batch([("WATCH", strand.key)])
+        rest = ("XRANGE", strand.key, b"(" + ids.text(cursor), "+", "COUNT", 1)
+        more, info = yield Batch([rest, strand.xinfo()])
+        now = facts(info)
+        if _removed(now) != _removed(before):
+            yield Batch([("UNWATCH",)])
+            break
+        if more:
+            yield Batch([("UNWATCH",)])
+            continue
+        commands = yield from _last_step(strand, made)
+        if (yield Batch(commands, atomic=True)) is not None:
+            return True
+    yield Batch([("DEL", made)])
+    return False
+
+
+def _removed(info: Mapping[bytes, Any]) -> tuple[int, Any]:
+    """Changes when an entry is deleted or trimmed, and when the strand is begun anew."""
+    first = info[b"first-entry"]
+    return info[b"entries-added"] - info[b"length"], first and first[0]
+
+
+def _copy_on(strand: Strand, made: bytes, cursor: Id, left: Fixes) -> Plan[Id]:
+    """Append to the new copy what follows, entries to be set right among it. Where it ends."""
+    while True:
+        [page] = yield Batch([("XRANGE", strand.key, b"(" + ids.text(cursor), "+", "COUNT", PAGE)])
+        entries = {ids.native(native): fields for native, fields in page}
+        end = max(entries) if len(page) == PAGE else ids.LAST
+        for native in [each for each in left if each <= end]:
+            entries[native] = left.pop(native)
+        if entries:
+            commands = [("XADD", made, ids.text(each), *entries[each]) for each in sorted(entries)]
+            yield Batch(commands)
+            cursor = max(entries)
+        if len(page) < PAGE:
+            return cursor
+
+
+def _last_step(strand: Strand, made: bytes) -> Plan[list[Command]]:
+    """The groups as they are, the strand's own counts, and the change of names."""
+    info, length = yield Batch([strand.xinfo(), ("XLEN", made)])
+    told = facts(info)
+    commands: list[Command] = []
+    [groups] = yield Batch([("XINFO", "GROUPS", strand.key)])
+    for group in map(facts, groups):
+        commands += yield from _group(strand, made, group)
+    added = max(told[b"entries-added"], length)  # an old snapshot has not counted what it lacks
+    counts = ("ENTRIESADDED", added, "MAXDELETEDID", told[b"max-deleted-entry-id"])
+    commands.append(("XSETID", made, told[b"last-generated-id"], *counts))
+    commands.append(("RENAME", made, strand.key))
+    return commands
+
+
+def _group(strand: Strand, made: bytes, group: Mapping[bytes, Any]) -> Plan[list[Command]]:
+    name = group[b"name"]
+    read = group.get(b"entries-read")
+    told: Command = () if read is None else ("ENTRIESREAD", read)
+    commands: list[Command] = [("XGROUP", "CREATE", made, name, group[b"last-delivered-id"], *told)]
+    [consumers] = yield Batch([("XINFO", "CONSUMERS", strand.key, name)])
+    commands += [("XGROUP", "CREATECONSUMER", made, name, facts(each)[b"name"]) for each in consumers]
+    after = "-"
+    while True:
+        [pending] = yield Batch([("XPENDING", strand.key, name, after, "+", PAGE)])
+        for native, consumer, idle, count in pending:
+            how = ("IDLE", idle, "RETRYCOUNT", count, "FORCE", "JUSTID")
+            commands.append(("XCLAIM", made, name, consumer, 0, native, *how))
+        if len(pending) < PAGE:
+            return commands
+        after = f"({pending[-1][0].decode()}"

@@ -1,0 +1,171 @@
+"""replay: entries of a lake or a stream once more, into a stream, window by window of their time.
+
+    source    |    w0     |    w1     |    w2     |      windows of the IDs' time, the same in every run
+    target    <- w0, w1 ...                               each one transaction of the sink, by the job's name
+
+A run that was killed is started again with the same words: windows that are done are known in the target and
+skipped, the one in the middle is finished. IDs are minted anew, or kept: then the target's own last ID says
+how far the replay is.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as f
+
+from braidstream.clients.sync import Redis
+from braidstream.errors import OptionError, SinkError
+
+AT_ONCE: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What to replay (options of a batch read), into which stream. Times in milliseconds, `until` not in it.
+
+    where: an SQL condition on stream, id, region, timestamp, fields. rate: entries a second. speed: 10 is ten
+    times as fast as they came.
+    """
+
+    source: dict[str, str]
+    url: str
+    target: str
+    job: str
+    since_ms: int
+    until_ms: int
+    where: str = ""
+    window_ms: int = 3_600_000
+    rate: float | None = None
+    speed: float | None = None
+    keep_ids: bool = False
+
+
+def windows(since_ms: int, until_ms: int, width_ms: int) -> Iterator[tuple[int, int, int]]:
+    """(number, from, to): numbered by the time they begin at, so that every run cuts alike."""
+    for number in range(since_ms // width_ms, -(-until_ms // width_ms)):
+        yield number, max(since_ms, number * width_ms), min(until_ms, (number + 1) * width_ms)
+
+
+def in_order(frame: DataFrame) -> DataFrame:
+    """Entries in the order of their IDs, as one partition."""
+    ms, seq = (f.conv(f.split_part("id", f.lit("-"), f.lit(at)), 10, 16) for at in (1, 2))
+    keys = f.lpad(ms, 16, "0"), f.lpad(seq, 16, "0"), "region"
+    return frame.coalesce(1).sortWithinPartitions(*keys)
+
+
+def chosen(frame: DataFrame, where: str) -> DataFrame:
+    return frame.where(where) if where else frame
+
+
+def pause_s(what: Replay, *, began_s: float, now_s: float, done: int, from_ms: int) -> float:
+    """How long to wait before what comes at `from_ms`, with `done` entries behind us."""
+    due = began_s
+    if what.rate:
+        due = max(due, began_s + done / what.rate)
+    if what.speed:
+        due = max(due, began_s + (from_ms - what.since_ms) / 1000 / what.speed)
+    return max(0.0, due - now_s)
+
+
+def replay(
+    spark: SparkSession, what: Replay, told: Callable[[int, int], None] = lambda entries, upto_ms: None
+) -> int:
+    """How many entries this run looked at; those of windows that were done before count too."""
+    if what.keep_ids:
+        _check_target(spark, what)
+    began, done = time.monotonic(), 0
+    for number, low, high in windows(what.since_ms, what.until_ms, what.window_ms):
+        time.sleep(pause_s(what, began_s=began, now_s=time.monotonic(), done=done, from_ms=low))
+        frame = in_order(chosen(_between(spark, what, low, high), what.where)).cache()
+        try:
+            count = frame.count()
+            if count:
+                _write(frame, what, number)
+        finally:
+            frame.unpersist()
+        done += count
+        told(done, high)
+    return done
+
+
+def _between(spark: SparkSession, what: Replay, low: int, high: int) -> DataFrame:
+    bounds = {"startingTimestamp": str(low), "endingTimestamp": str(high)}
+    reader = spark.read.format("braidstream").options(**what.source, **bounds)
+    return reader.load()
+
+
+def _write(frame: DataFrame, what: Replay, number: int) -> None:
+    if what.keep_ids:
+        frame.select("id", "fields").foreachPartition(partial(_append, what.url, what.target))
+        return
+    writer = frame.select("fields").write.format("braidstream").mode("append")
+    options = {"url": what.url, "stream": what.target, "txnAppId": what.job, "txnVersion": str(number)}
+    writer.options(**options).save()
+
+
+def _append(url: str, target: str, rows: Iterator[Row]) -> None:
+    """In a task: entries after the target's last one, with the IDs they have. Twice is as good as once."""
+    with Redis.from_url(url) as client:
+        last, pending = _last(client, target), list[Row]()
+        for row in rows:
+            if _key(row.id) > last:
+                pending.append(row)
+            if len(pending) == AT_ONCE:
+                _send(client, target, pending)
+                pending = []
+        _send(client, target, pending)
+
+
+def _send(client: Redis, target: str, rows: list[Row]) -> None:
+    if not rows:
+        return
+    with client.pipeline(transaction=True) as pipe:
+        for row in rows:
+            words = [word for name, value in row.fields.items() for word in (name.encode(), bytes(value))]
+            pipe.execute_command("XADD", target, row.id, *words)  # type: ignore[no-untyped-call]
+        pipe.execute()
+
+
+def _last(client: Redis, target: str) -> tuple[int, int]:
+    if not client.exists(target):
+        return 0, 0
+    last: Any = client.xinfo_stream(target)["last-generated-id"]
+    return _key(last.decode() if isinstance(last, bytes) else last)
+
+
+def _key(entry: str) -> tuple[int, int]:
+    ms, _, seq = entry.partition("-")
+    return int(ms), int(seq)
+
+
+def _check_target(spark: SparkSession, what: Replay) -> None:
+    """IDs can be kept in a stream that is empty, or has what an earlier run of this replay put there."""
+    with Redis.from_url(what.url) as client:
+        found: Any = client.xrange(what.target, count=1)
+    if not found:
+        return
+    first = found[0][0].decode()
+    ms = _key(first)[0]
+    if not what.since_ms <= ms < what.until_ms:
+        raise _foreign(what, first)
+    if chosen(_between(spark, what, ms, ms + 1), what.where).where(f.col("id") == first).isEmpty():
+        raise _foreign(what, first)
+
+
+def _foreign(what: Replay, first: str) -> SinkError:
+    return SinkError(
+        f"stream {what.target}: begins with {first}, which is not part of this replay. IDs can be kept "
+        "only in a stream of its own: name an empty one, or let IDs be minted anew."
+    )
+
+
+def check(what: Replay) -> Replay:
+    if what.since_ms >= what.until_ms:
+        raise OptionError("until", "must be later than since")
+    if what.window_ms < 1:
+        raise OptionError("window", "must be a millisecond or more")
+    return what

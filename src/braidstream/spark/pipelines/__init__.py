@@ -1,1 +1,0 @@
-"""Spark applications on lakes and streams: what `braid spark NAME` runs."""

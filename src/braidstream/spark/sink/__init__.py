@@ -1,0 +1,1 @@
+"""The Spark sink: tasks stage, the driver commits."""

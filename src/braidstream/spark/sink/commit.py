@@ -1,0 +1,168 @@
+"""Committing a batch: decide it once, wherever the query runs.
+
+One server holds a sink's ledger at a time. A query that was restarted in another region finds the holder,
+finishes what was decided there, fences it and takes its place. If it cannot find out, it refuses.
+
+    holder   region 1   done 6, batch 7 decided, 3 of 9 chunks published     <- the query was killed here
+    restart  region 2   asks region 1: publishes chunks 4..9 there, done 7, moved; holds the ledger from 7 on
+"""
+
+import random
+import time
+from typing import Any
+
+from braidstream.errors import ReplyError, SinkError
+from braidstream.model import keys
+from braidstream.net.bulk import RedisError, Server
+from braidstream.protocol.plan import Batch, Plan
+from braidstream.spark.options import SinkOptions
+from braidstream.spark.sink.ledger import TRIES, Book, Ledger, Stage, marked
+
+POLL_S = 0.1
+
+
+class Committer:
+    """Commits batches of a sink on one server. The others of the list are asked once in every run of a query:
+    a batch that this run began itself cannot have been written by an earlier one."""
+
+    def __init__(self, book: Book, others: list[Server], *, run: str, options: SinkOptions) -> None:
+        self.book, self.others, self.run, self.options = book, others, run, options
+
+    def commit(self, batch: int, stages: tuple[Stage, ...], *, in_sequence: bool) -> None:
+        """Publish a batch unless that was done already. Safe to call again, here or after a crash."""
+        for _ in range(TRIES):
+            seen = self.book.read()
+            if seen is not None and not seen.moved:
+                if seen.done >= batch:
+                    return self.book.discard(stages)
+                if seen.is_undone and self._complete(self.book, seen, batch):
+                    continue
+            if not self.book.forgets and not self._is_next(seen, batch, in_sequence=in_sequence):
+                seen = self._consult(batch, stages, in_sequence=in_sequence)
+                if seen.done >= batch:
+                    return self.book.discard(stages)
+            if not self.book.are_complete(stages, for_s=self.options.stage_ttl_s):
+                raise SinkError(
+                    f"batch {batch} was staged elsewhere, or its stage is gone. Start the query again."
+                )
+            if self.book.decide(seen, batch, stages, self.run):
+                decided = Ledger(batch, seen.done if seen else -1, stages, run=self.run)
+                if self._complete(self.book, decided, batch):
+                    return None
+        raise SinkError(f"others keep changing the ledger of sink {self.book.sink!r}. Run one query a sink.")
+
+    def _is_next(self, seen: Ledger | None, batch: int, *, in_sequence: bool) -> bool:
+        """Whether nobody has to be asked. A query's numbers follow each other, a batch write's may jump."""
+        if seen is not None and seen.moved:
+            return False
+        if not in_sequence:
+            return not self.others
+        if seen is None or seen.done != batch - 1:
+            return False
+        return not self.others or (seen.run == self.run != "")
+
+    def _consult(self, batch: int, stages: tuple[Stage, ...], *, in_sequence: bool) -> Ledger:
+        """Find the holder, finish there, fence it, and take its place. The ledger when it is the holder.
+
+        It is, if nobody else was when they were asked *after* it was there: of two drivers that take it at
+        once, one sees the other. Deciding then checks that it is still as it was.
+        """
+        deadline = time.monotonic() + self.options.replication_wait_s
+        while True:
+            seen = self.book.read()
+            found, silent = self._ask_others(batch)
+            holders = [(book, ledger) for book, ledger in found if not ledger.moved]
+            done = max([seen.done if seen else -1, *(ledger.done for _, ledger in found)])
+            follows = done >= batch - 1 or not in_sequence
+            if self.options.take_over or (follows and self._is_certain(seen, done, holders, silent)):
+                if seen is not None and not seen.moved and seen.done == done and not holders:
+                    return seen
+                if all([book.fence(ledger) for book, ledger in holders]) and self.book.adopt(seen, done):
+                    continue
+            elif done >= batch or self._travelled(stages) >= batch:
+                return Ledger(batch, batch)  # it is done; who holds the ledger is found out by the next batch
+            elif time.monotonic() > deadline:
+                raise SinkError(self._refusal(batch, done, silent))
+            time.sleep(POLL_S * random.uniform(0.5, 1.5))
+
+    def _is_certain(
+        self, seen: Ledger | None, done: int, holders: list[tuple[Book, Ledger]], silent: int
+    ) -> bool:
+        """Whether nobody else can have done more: everybody was asked, or the holder was."""
+        if seen is not None and seen.moved and not self.others:
+            return False  # it moved to a server that is not in the list
+        if seen is not None and not seen.moved and seen.done == done:
+            return True
+        return not silent or any(ledger.done == done for _, ledger in holders)
+
+    def _ask_others(self, batch: int) -> tuple[list[tuple[Book, Ledger]], int]:
+        found, silent = list[tuple[Book, Ledger]](), 0
+        for server in self.others:
+            book = Book(server, self.book.sink.decode())
+            try:
+                ledger = book.read()
+                if ledger is not None and ledger.is_undone and not ledger.moved:
+                    self._complete(book, ledger, batch)
+                    ledger = book.read()
+            except (RedisError, OSError):
+                silent += 1
+                continue
+            if ledger is not None:
+                found.append((book, ledger))
+        return found, silent
+
+    def _complete(self, book: Book, ledger: Ledger, batch: int) -> bool:
+        """Publish the rest of what was decided. False if that cannot be: look again, or decide again.
+
+        A stage may be gone if a driver died after it had decided and before it kept the stage: then nothing
+        of it is published, and whoever runs that batch again decides it again.
+        """
+        if book.are_complete(ledger.stages):
+            book.publish(ledger)
+            book.finish(ledger)
+            return True
+        if book.read() != ledger:
+            return False  # another driver has finished it, and its stages went then
+        if any(book.progress(stage.stream)[0] == ledger.batch for stage in ledger.stages):
+            raise SinkError(
+                f"batch {ledger.batch} is published in part and its stages are gone. Restore the server."
+            )
+        book.discard(ledger.stages)
+        if ledger.batch < batch and not self.options.take_over:
+            raise SinkError(
+                f"sink {book.sink.decode()}: batch {ledger.batch} was begun, and its rows expired before any "
+                f"was published. Run it again, then batch {batch}. To leave it out, set takeOver to true for "
+                "one run."
+            )
+        return False
+
+    def _travelled(self, stages: tuple[Stage, ...]) -> int:
+        """The last batch that the registries of all its streams say is whole, wherever it was written."""
+        marks = list[int]()
+        for name in {stage.stream for stage in stages}:
+            batch, published, chunks = marked(self._mark(name))
+            marks.append(batch if published == chunks else batch - 1)
+        return min(marks, default=-1)
+
+    def _mark(self, name: bytes) -> bytes | None:
+        def asked() -> Plan[Any]:
+            command = ("HGET", keys.meta(name), b"q:" + self.book.sink)
+            [reply] = yield Batch([command], resend=True, attempt=True)
+            return None if isinstance(reply, ReplyError) else reply
+
+        reply: bytes | None = self.book.server.run(asked(), keys.meta(name))
+        return reply
+
+    def _refusal(self, batch: int, done: int, silent: int) -> str:
+        seen = f"the last batch known here is {done}" if done >= 0 else "nothing of it is known here"
+        why = (
+            f"{silent} of the listed servers do not answer, and may have it"
+            if silent
+            else "the server that has it is not in the list"
+        )
+        return (
+            f"sink {self.book.sink.decode()}: cannot tell whether batch {batch} was written; {seen}; {why}. "
+            "Name every server the query has written to in url and fallbackUrls, or wait until it answers. "
+            "If it is lost for good, or the sink is new to this checkpoint, set takeOver to true for one "
+            "run: a batch that was being written there may then be doubled."
+        )

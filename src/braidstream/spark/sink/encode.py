@@ -1,0 +1,169 @@
+"""Rows become XADD commands, as bytes, a whole record batch at once.
+
+    *7 $4 XADD $14 bs:1:s:{orders} $1 * $5 order $1 7 $6 amount $5 12.50
+    `- header: from the number of fields -'       `- body: the pairs, joined -'
+
+Columns are the fields, by name; a null leaves its field out. Or one map column has them all.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    MapType,
+    NullType,
+    StringType,
+    StructType,
+    VariantType,
+)
+
+from braidstream.errors import OptionError, SinkError
+from braidstream.model.frontier import name_of_text
+from braidstream.spark.options import SinkOptions
+from braidstream.spark.source.rows import META
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which column names the stream, which columns are fields. `mapped`: the one that is a map of them."""
+
+    stream: bytes | None
+    stream_column: str | None
+    mapped: str | None
+    columns: tuple[str, ...]
+
+    @staticmethod
+    def of(schema: StructType, options: SinkOptions) -> "Layout":
+        names = schema.names
+        column = options.stream_column if options.stream is None else None
+        if column is not None and column not in names:
+            raise OptionError(
+                "stream", f"missing, and there is no column {column} that would name the stream"
+            )
+        if column is not None and not isinstance(schema[column].dataType, StringType):
+            raise OptionError("streamColumn", f"column {column} must be a string")
+        mapped = options.fields_column
+        if mapped in names and isinstance(schema[mapped].dataType, MapType):
+            _check_map(schema[mapped].dataType, mapped)
+            others = set(names) - {mapped, options.stream_column} - set(META.names)
+            if others:
+                raise OptionError(
+                    "fieldsColumn", f"column {mapped} has the fields, so {sorted(others)} must go"
+                )
+            return Layout(options.stream, column, mapped, ())
+        fields = tuple(name for name in names if name != column)
+        for name in fields:
+            if isinstance(schema[name].dataType, ArrayType | MapType | StructType | NullType | VariantType):
+                raise SinkError(f"column {name}: a field is a text or bytes. Write it as to_json({name}).")
+        if not fields:
+            raise SinkError("there is no column that would be a field: an entry needs one at least")
+        return Layout(options.stream, column, None, fields)
+
+
+def _check_map(kind: Any, column: str) -> None:
+    if not isinstance(kind.keyType, StringType) or not isinstance(kind.valueType, StringType | BinaryType):
+        raise OptionError(
+            "fieldsColumn", f"column {column} must be map<string, string> or map<string, binary>"
+        )
+
+
+def by_stream(layout: Layout, batch: pa.RecordBatch) -> Iterator[tuple[bytes, pa.RecordBatch]]:
+    """The rows of each stream, in their order."""
+    if layout.stream_column is None:
+        assert layout.stream is not None
+        yield layout.stream, batch
+        return
+    names = batch.column(layout.stream_column)
+    if names.null_count:
+        raise SinkError(f"column {layout.stream_column} is null in a row: no stream to write to")
+    distinct = names.unique()
+    for name in distinct:
+        yield (
+            name_of_text(name.as_py()),
+            batch if len(distinct) == 1 else batch.filter(pc.equal(names, name)),
+        )
+
+
+def commands(layout: Layout, key: bytes, batch: pa.RecordBatch) -> pa.BinaryArray:
+    """One XADD for each row, as the engine reads it."""
+    bodies, counts = _mapped(batch.column(layout.mapped)) if layout.mapped else _columns(layout, batch)
+    if len(counts) and int(counts.min()) == 0:
+        raise SinkError("a row has no field that is not null: an entry needs one at least")
+    words = pa.array(3 + 2 * counts).cast(pa.string()).cast(pa.binary())
+    head = b"\r\n$4\r\nXADD\r\n$%d\r\n%s\r\n$1\r\n*\r\n" % (len(key), key)
+    return _join(b"*", words, head, bodies)
+
+
+def _join(*parts: Any) -> pa.BinaryArray:
+    typed = [pa.scalar(part, pa.binary()) if isinstance(part, bytes) else part for part in parts]
+    return pc.binary_join_element_wise(*typed, pa.scalar(b"", pa.binary()))
+
+
+def _pair(name: Any, name_length: Any, values: pa.Array) -> pa.BinaryArray:
+    lengths = pc.binary_length(values).cast(pa.string()).cast(pa.binary())
+    return _join(b"$", name_length, b"\r\n", name, b"\r\n$", lengths, b"\r\n", values, b"\r\n")
+
+
+def _columns(layout: Layout, batch: pa.RecordBatch) -> tuple[pa.BinaryArray, Any]:
+    pairs, counts = list[pa.Array](), np.zeros(batch.num_rows, np.int64)
+    for column in layout.columns:
+        values, name = as_bytes(batch.column(column)), column.encode()
+        pair = _pair(name, b"%d" % len(name), values)
+        if values.null_count:
+            pair = pc.fill_null(pair, pa.scalar(b"", pa.binary()))
+            counts += values.is_valid().to_numpy(zero_copy_only=False)
+        else:
+            counts += 1
+        pairs.append(pair)
+    return _join(*pairs) if len(pairs) > 1 else pairs[0], counts
+
+
+def _mapped(column: pa.MapArray) -> tuple[pa.BinaryArray, Any]:
+    """A map's pairs lie one after the other, so a row's body is a stretch of them."""
+    if column.null_count:
+        raise SinkError("the map of fields is null in a row: an entry needs one field at least")
+    offsets = column.offsets.to_numpy()
+    keys = column.keys.slice(offsets[0], offsets[-1] - offsets[0])
+    items = as_bytes(column.items.slice(offsets[0], offsets[-1] - offsets[0]))
+    names = keys.cast(pa.binary())
+    pairs = _pair(names, pc.binary_length(names).cast(pa.string()).cast(pa.binary()), items)
+    valid = items.is_valid().to_numpy(zero_copy_only=False)
+    pairs = pc.fill_null(pairs, pa.scalar(b"", pa.binary()))
+    starts = np.frombuffer(pairs.buffers()[1], np.int32)[pairs.offset : pairs.offset + len(pairs) + 1]
+    bounds = offsets - offsets[0]
+    body_offsets = np.ascontiguousarray(starts[bounds]) if len(pairs) else np.zeros(len(bounds), np.int32)
+    data = pairs.buffers()[2] or pa.py_buffer(b"")
+    bodies = pa.BinaryArray.from_buffers(pa.binary(), len(column), [None, pa.py_buffer(body_offsets), data])
+    sums = np.concatenate([[0], np.cumsum(valid)])
+    return bodies, sums[bounds[1:]] - sums[bounds[:-1]]
+
+
+def as_bytes(values: pa.Array) -> pa.Array:
+    """What a field holds: bytes as they are, everything else as text."""
+    if pa.types.is_binary(values.type):
+        return values
+    if pa.types.is_timestamp(values.type):
+        # Spark hands a timestamp in the session's zone; a timestamp_ntz has none and stays as it reads.
+        zone, end = ("UTC", "Z") if values.type.tz else (None, "")
+        values = pc.strftime(values.cast(pa.timestamp("us", zone)), format="%Y-%m-%dT%H:%M:%S" + end)
+    return values.cast(pa.string()).cast(pa.binary())
+
+
+def chunks(commands: pa.BinaryArray, rows: int, size: int) -> Iterator[tuple[bytes, int]]:
+    """The commands in chunks of at most so many rows, and about so many bytes: (bytes, rows)."""
+    offsets = np.frombuffer(commands.buffers()[1], np.int32)[
+        commands.offset : commands.offset + len(commands) + 1
+    ]
+    data, at = commands.buffers()[2], 0
+    while at < len(commands):
+        stop = min(at + rows, len(commands))
+        fits = int(np.searchsorted(offsets, int(offsets[at]) + size, side="right")) - 1
+        stop = max(at + 1, min(stop, fits))
+        yield data[int(offsets[at]) : int(offsets[stop])].to_pybytes(), stop - at
+        at = stop

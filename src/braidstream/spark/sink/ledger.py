@@ -1,0 +1,293 @@
+"""Exactly once: what a sink has staged, decided and published, all of it in the engine.
+
+    tasks    stage   RPUSH bs:stage:<token>:{orders}   chunks of rows, one key for each attempt
+    driver   decide  HSET  bs:sink:{<sink>}            "batch 7 is these stages", or it was decided before
+             keep    PERSIST bs:stage:<token>:{orders} until now it would have expired
+             publish MULTI  XADD ... XADD ...  SET bs:sink:<sink>:{orders} 7:3:9  EXEC     chunk by chunk
+             finish  HSET  bs:sink:{<sink>} done 7     and the stages go
+
+A replayed batch stages again, maybe other rows in another order: whatever a shuffle gave this time. Until
+the batch is decided nothing of it can be seen; once it is, only what was decided is published, by whoever
+comes next. So a row is there once however often Spark runs a task, a batch or a driver, and whatever the
+plan. A chunk and the mark that counts it are one MULTI: there is no moment between them.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from braidstream.errors import SinkError
+from braidstream.model import keys
+from braidstream.model.command import Command
+from braidstream.model.frontier import name_of_text, name_text
+from braidstream.model.strand import Strand, facts
+from braidstream.net.bulk import Server, Wire
+from braidstream.protocol.braid import birth_command, read_region
+from braidstream.protocol.plan import Batch, Plan
+
+TRIES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Chunks that one task has staged for one stream."""
+
+    stream: bytes
+    token: str
+    chunks: int
+    rows: int
+
+    @property
+    def key(self) -> bytes:
+        return keys.stage(self.stream, self.token.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Where a sink stands on one server. `moved`: another server holds it since. `run`: who wrote it last."""
+
+    batch: int = -1
+    done: int = -1
+    stages: tuple[Stage, ...] = ()
+    moved: bool = False
+    run: str = ""
+
+    @property
+    def is_undone(self) -> bool:
+        return self.batch > self.done
+
+
+def _parse(reply: list[Any]) -> Ledger | None:
+    told = facts(reply)
+    if not told:
+        return None
+    stages = json.loads(told.get(b"stages", b"[]"))
+    return Ledger(
+        int(told.get(b"batch", b"-1")),
+        int(told.get(b"done", b"-1")),
+        tuple(Stage(name_of_text(name), token, chunks, rows) for name, token, chunks, rows in stages),
+        b"moved" in told,
+        told.get(b"run", b"").decode(),
+    )
+
+
+class Book:
+    """A sink's ledger on one server. `forgets`: it goes with its batch, as nobody can ask for that again."""
+
+    def __init__(self, server: Server, sink: str, *, forgets: bool = False) -> None:
+        self.server, self.sink, self.forgets = server, sink.encode(), forgets
+        self.key = keys.sink_ledger(self.sink)
+
+    def read(self) -> Ledger | None:
+        def asked() -> Plan[Ledger | None]:
+            [reply] = yield Batch([("HGETALL", self.key)], resend=True)
+            return _parse(reply)
+
+        return self.server.run(asked(), self.key)
+
+    def _change(self, seen: Ledger | None, *commands: Command) -> bool:
+        """Change the ledger if it is still what we saw."""
+
+        def changing() -> Plan[bool]:
+            _, reply = yield Batch([("WATCH", self.key), ("HGETALL", self.key)])
+            if _parse(reply) != seen:
+                yield Batch([("UNWATCH",)])
+                return False
+            done: Any = yield Batch(commands, atomic=True)
+            return done is not None
+
+        return self.server.run(changing(), self.key)
+
+    def decide(self, seen: Ledger | None, batch: int, stages: Iterable[Stage], run: str) -> bool:
+        """From here on, a batch is these stages. False if somebody else wrote meanwhile."""
+        listed = [[name_text(each.stream), each.token, each.chunks, each.rows] for each in stages]
+        fields = ("batch", batch, "stages", json.dumps(listed), "run", run)
+        return self._change(seen, ("HSET", self.key, *fields), ("HDEL", self.key, "moved"))
+
+    def adopt(self, seen: Ledger | None, done: int) -> bool:
+        """Become the holder: everything up to a batch was done elsewhere."""
+        change = ("HSET", self.key, "batch", done, "done", done, "stages", "[]")
+        return self._change(seen, change, ("HDEL", self.key, "moved"))
+
+    def fence(self, seen: Ledger) -> bool:
+        return self._change(seen, ("HSET", self.key, "moved", 1))
+
+    def finish(self, ledger: Ledger) -> None:
+        """Everything of a batch is published: say so, then let the stages go."""
+        if self.forgets:
+            self._change(ledger, ("UNLINK", self.key))
+            for name in {stage.stream for stage in ledger.stages}:
+                self.server.run(_unlink(keys.sink(self.sink, name)), keys.sink(self.sink, name))
+        elif not self._change(ledger, ("HSET", self.key, "done", ledger.batch, "stages", "[]")):
+            now = self.read()
+            if now is None or now.done < ledger.batch:
+                raise SinkError(
+                    f"the ledger of sink {self.sink!r} was changed while batch {ledger.batch} was published"
+                )
+        self.discard(ledger.stages)
+
+    def discard(self, stages: Iterable[Stage]) -> None:
+        for stage in stages:
+            self.server.run(_unlink(stage.key), stage.key)
+
+    def abandon(self, stages: Iterable[Stage]) -> None:
+        """A batch failed, maybe after it was decided. What is decided must stay: somebody will publish it."""
+        ledger = self.read()
+        decided = set(ledger.stages) if ledger is not None else set()
+        self.discard(stage for stage in stages if stage not in decided)
+
+    def are_complete(self, stages: Iterable[Stage], *, for_s: int | None = None) -> bool:
+        """Whether every chunk is still there; and from now on they stay: for so long, or until let go.
+
+        For good only what is decided: of that somebody knows, and will publish it and let it go.
+        """
+
+        def kept(stage: Stage) -> Plan[bool]:
+            keep: Command = ("PERSIST", stage.key) if for_s is None else ("EXPIRE", stage.key, for_s)
+            _, length = yield Batch([keep, ("LLEN", stage.key)], resend=True)
+            return int(length) == stage.chunks
+
+        return all([self.server.run(kept(stage), stage.key) for stage in stages])
+
+    def progress(self, stream: bytes) -> tuple[int, int, int]:
+        """(batch, chunks published, chunks in all) of a stream; a batch of -1 if there was none."""
+
+        def asked() -> Plan[Any]:
+            [reply] = yield Batch([("GET", keys.sink(self.sink, stream))], resend=True)
+            return reply
+
+        return marked(self.server.run(asked(), keys.sink(self.sink, stream)))
+
+    def publish(self, ledger: Ledger) -> None:
+        """Append what was decided, from where the last publisher stopped."""
+        by_stream = dict[bytes, list[Stage]]()
+        for stage in ledger.stages:
+            by_stream.setdefault(stage.stream, []).append(stage)
+        for stream, stages in by_stream.items():
+            Publisher(self, stream, ledger.batch, stages).run()
+
+
+def _unlink(key: bytes) -> Plan[None]:
+    yield Batch([("UNLINK", key)], resend=True)
+
+
+def marked(reply: bytes | None) -> tuple[int, int, int]:
+    if reply is None:
+        return -1, 0, 0
+    batch, published, chunks = reply.split(b":")
+    return int(batch), int(published), int(chunks)
+
+
+def target(server: Server, stream: bytes) -> Strand:
+    """The strand that this server appends to; the plain stream where it is no region."""
+
+    def asked() -> Plan[Strand]:
+        [known] = yield Batch([("EXISTS", keys.CONFIG)], resend=True)
+        if not known:
+            return Strand(stream, "p", 0)
+        region = yield from read_region()
+        return Strand(stream, "s", region.writer)
+
+    return server.run(asked(), keys.CONFIG)
+
+
+def append(wire: Wire, strand: Strand, chunk: bytes, marks: Iterable[Command] = ()) -> bool:
+    """A chunk of XADDs and what counts it, in one MULTI. False and nothing done if a WATCHed key changed."""
+    reply = wire.exchange([("MULTI",), *_birth(wire, strand)], chunk, [*marks, ("EXEC",)])
+    if reply.endswith(b"*-1\r\n"):
+        return False
+    refusal = (b"\r\n" + reply).find(b"\r\n-")
+    if refusal >= 0:
+        text = bytes(reply[refusal + 1 :]).split(b"\r\n", 1)[0].decode("utf-8", "replace")
+        raise SinkError(f"the server refused rows for {strand.name!r}: {text}")
+    return True
+
+
+def _birth(wire: Wire, strand: Strand) -> list[Command]:
+    if strand.kind != "s":
+        return []
+    [stamp] = wire.call(("HGET", keys.meta(strand.name), "bell"))
+    return [birth_command(strand, stamp if isinstance(stamp, bytes) else b"")]
+
+
+class Publisher:
+    """Appends the chunks of one stream, in order, each in a MULTI with the mark that counts it."""
+
+    def __init__(self, book: Book, stream: bytes, batch: int, stages: list[Stage]) -> None:
+        self.book, self.batch = book, batch
+        self.mark_key = keys.sink(book.sink, stream)
+        self.places = [(stage.key, at) for stage in stages for at in range(stage.chunks)]
+        self.strand = target(book.server, stream)
+
+    def run(self) -> None:
+        tries = 0
+        with self.book.server.wire(self.strand.key) as wire:
+            published = 0
+            while published < len(self.places):
+                at = self._step(wire)
+                tries = tries + 1 if at == published else 0
+                if tries > TRIES:
+                    raise SinkError(
+                        f"somebody else keeps publishing to {self.mark_key!r}. Run one query a sink."
+                    )
+                published = at
+
+    def _step(self, wire: Wire) -> int:
+        """Publish the next chunk. How many are published by then, by us or another."""
+        plain = self.strand.name if keys.shares_slot(self.strand.name) else self.mark_key + b":none"
+        watched: tuple[Command, ...] = (
+            ("WATCH", self.mark_key, plain),
+            ("GET", self.mark_key),
+            ("TYPE", plain),
+        )
+        _, mark, kind = wire.call(*watched)
+        batch, published, _ = marked(mark)
+        if batch > self.batch:
+            published = len(self.places)
+        elif batch < self.batch:
+            published = 0
+        if published >= len(self.places):
+            wire.call(("UNWATCH",))
+            return len(self.places)
+        if kind not in ((b"none",) if self.strand.kind == "s" else (b"none", b"stream")):
+            raise SinkError(
+                f"{self.strand.name!r} is no stream but another kind of key. Nothing was appended."
+            )
+        key, at = self.places[published]
+        [chunk] = wire.call(("LINDEX", key, at))
+        if chunk is None:
+            raise SinkError(f"the stage {key!r} is gone in the middle of publishing batch {self.batch}")
+        done = self._append(wire, bytes(chunk), published + 1)
+        return published + 1 if done else published
+
+    def _append(self, wire: Wire, chunk: bytes, published: int) -> bool:
+        mark = b"%d:%d:%d" % (self.batch, published, len(self.places))
+        marks: list[Command] = [("SET", self.mark_key, mark)]
+        if self.strand.kind == "s" and published == len(self.places) and not self.book.forgets:
+            # It travels with the registry (lua/merge.lua), so other regions come to know of it.
+            marks.append(("HSET", keys.meta(self.strand.name), b"q:" + self.book.sink, mark))
+        return append(wire, self.strand, self._readdressed(chunk), marks)
+
+    def _readdressed(self, chunk: bytes) -> bytes:
+        """The rows as they were staged, for the strand that this region writes to now."""
+        *_, length, rest = chunk.split(b"\r\n", 4)
+        old, new = rest[: int(length[1:])], self.strand.key
+        if old == new:
+            return chunk
+        form = b"$4\r\nXADD\r\n$%d\r\n%s\r\n$1\r\n*\r\n"
+        return b"".join(_replaced(chunk, form % (len(old), old), form % (len(new), new)))
+
+
+def _replaced(chunk: bytes, old: bytes, new: bytes) -> Iterator[bytes]:
+    """Command by command, by their lengths: a value may look like anything."""
+    at = 0
+    while at < len(chunk):
+        stop = chunk.index(b"\r\n", at) + 2
+        words = int(chunk[at + 1 : stop - 2])
+        yield chunk[at:stop] + new
+        at = start = stop + len(old)
+        for _ in range(words - 3):
+            stop = chunk.index(b"\r\n", at) + 2
+            at = stop + int(chunk[at + 1 : stop - 2]) + 2
+        yield chunk[start:at]

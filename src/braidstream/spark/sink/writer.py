@@ -1,0 +1,195 @@
+"""The sink: tasks stage rows, the driver publishes them. ledger.py says why that is exactly once."""
+
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from braidstream.errors import OptionError, SinkError, UnreachableError
+from braidstream.model.strand import Strand
+from braidstream.net.bulk import RedisError, Server, shown
+from braidstream.spark.options import SinkOptions, sink_options
+from braidstream.spark.sink import encode
+from braidstream.spark.sink.commit import Committer
+from braidstream.spark.sink.encode import Layout
+from braidstream.spark.sink.ledger import Book, Stage, append, target
+from braidstream.spark.source.survey import open_server, region_of
+
+CHUNK_BYTES = 1 << 20
+# What Spark tells a task of its query: the same over restarts, and new with each.
+_QUERY, _RUN = "sql.streaming.queryId", "spark.jobGroup.id"
+
+
+@dataclass
+class Staged(WriterCommitMessage):
+    """What a task tells the driver: what it has staged, for which sink, on which server."""
+
+    sink: str
+    run: str
+    url: int
+    stages: tuple[Stage, ...]
+
+
+class _Writer:
+    """What batch and stream writers share."""
+
+    def __init__(self, options: SinkOptions, layout: Layout, sink: str | None) -> None:
+        self.options, self.layout, self.sink = options, layout, sink
+
+    def stage(self, batches: Iterator[pa.RecordBatch]) -> Staged:
+        """Write the rows of one task where nobody sees them."""
+        url, server = _first_that_answers(self.options)
+        task = _Task(server, self.options, self.layout)
+        try:
+            for batch in batches:
+                task.take(batch)
+            return Staged(self.sink or _query(), _told(_RUN), url, task.finish())
+        except BaseException:
+            task.drop()
+            raise
+        finally:
+            server.close()
+
+    def publish(
+        self,
+        messages: list[WriterCommitMessage | None],
+        batch: int,
+        *,
+        in_sequence: bool,
+        forgets: bool = False,
+    ) -> None:
+        staged = [message for message in messages if isinstance(message, Staged)]
+        if not staged or not self.options.exactly_once:
+            return
+        urls = {message.url for message in staged}
+        if len(urls) > 1:
+            raise SinkError("the tasks of one batch reached different servers. Start the query again.")
+        [url] = urls
+        server = open_server(self.options.servers, url)
+        others = [
+            open_server(self.options.servers, at) for at in range(len(self.options.servers.urls)) if at != url
+        ]
+        try:
+            book = Book(server, staged[0].sink, forgets=forgets)
+            committer = Committer(book, others, run=staged[0].run, options=self.options)
+            stages = tuple(stage for message in staged for stage in message.stages)
+            committer.commit(batch, stages, in_sequence=in_sequence)
+        finally:
+            for each in (server, *others):
+                each.close()
+
+    def abandon(self, messages: list[WriterCommitMessage | None]) -> None:
+        for message in messages:
+            if isinstance(message, Staged):
+                server = open_server(self.options.servers, message.url)
+                Book(server, message.sink).abandon(message.stages)
+                server.close()
+
+
+class StreamWriter(_Writer, DataSourceStreamArrowWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self.stage(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self.publish(messages, batchId, in_sequence=True)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self.abandon(messages)
+
+
+class BatchWriter(_Writer, DataSourceArrowWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self.stage(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        # Without a transaction nobody can ask for this write again, so its ledger goes with it.
+        version = self.options.version
+        self.publish(messages, version or 0, in_sequence=False, forgets=version is None)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self.abandon(messages)
+
+
+def stream_writer(given: Mapping[str, str], schema: StructType) -> StreamWriter:
+    options = sink_options(given)
+    if options.version is not None:
+        raise OptionError("txnVersion", "is for batch writes: a streaming query has its batch numbers")
+    return StreamWriter(options, Layout.of(schema, options), options.transaction)
+
+
+def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
+    options = sink_options(given)
+    if overwrite:
+        raise OptionError("mode", "overwrite is not offered: a stream is appended to. Use mode append.")
+    if (options.transaction is None) != (options.version is None):
+        raise OptionError("txnAppId", "give both txnAppId and txnVersion, or neither")
+    sink = options.transaction or "job-" + secrets.token_hex(16)
+    return BatchWriter(options, Layout.of(schema, options), sink)
+
+
+def _query() -> str:
+    query = _told(_QUERY)
+    if not query:
+        raise OptionError("txnAppId", "this Spark does not tell tasks their query, so name the sink yourself")
+    return query
+
+
+def _told(name: str) -> str:
+    context = TaskContext.get()
+    return (context.getLocalProperty(name) or "") if context is not None else ""
+
+
+def _first_that_answers(options: SinkOptions) -> tuple[int, Server]:
+    trouble = list[str]()
+    for at, url in enumerate(options.servers.urls):
+        server = open_server(options.servers, at)
+        try:
+            region_of(server)
+            return at, server
+        except (RedisError, OSError) as error:
+            server.close()
+            trouble.append(f"{shown(url)}: {error}")
+    raise UnreachableError("no server answers: " + "; ".join(trouble))
+
+
+class _Task:
+    """The stages of one task: a token of its own, so that no two attempts share a key."""
+
+    def __init__(self, server: Server, options: SinkOptions, layout: Layout) -> None:
+        self.server, self.options, self.layout = server, options, layout
+        self.token = secrets.token_hex(16)
+        self.stages = dict[bytes, Stage]()
+        self.strands = dict[bytes, Strand]()
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        for stream, rows in encode.by_stream(self.layout, batch):
+            if stream not in self.strands:
+                self.strands[stream] = target(self.server, stream)
+            commands = encode.commands(self.layout, self.strands[stream].key, rows)
+            for chunk, count in encode.chunks(commands, self.options.step_rows, CHUNK_BYTES):
+                self._put(stream, chunk, count)
+
+    def _put(self, stream: bytes, chunk: bytes, rows: int) -> None:
+        known = self.stages.get(stream, Stage(stream, self.token, 0, 0))
+        with self.server.wire(known.key) as wire:
+            if not self.options.exactly_once:
+                append(wire, self.strands[stream], chunk)
+                return
+            replies = wire.call(("RPUSH", known.key, chunk), ("EXPIRE", known.key, self.options.stage_ttl_s))
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise SinkError(f"the server refused rows for {stream!r}: {reply}")
+        self.stages[stream] = Stage(stream, self.token, known.chunks + 1, known.rows + rows)
+
+    def finish(self) -> tuple[Stage, ...]:
+        return tuple(self.stages.values())
+
+    def drop(self) -> None:
+        """Best effort: what is left expires."""
+        with suppress(RedisError, OSError):
+            Book(self.server, "").discard(self.stages.values())

@@ -1,0 +1,1 @@
+"""The Spark source: batch and streaming reads."""

@@ -1,0 +1,269 @@
+"""Pages of entries as the engine sent them, made columns without making Python objects.
+
+A page is the reply to XRANGE: an array of [id, [field, value, ...]]. Where all entries have the same
+fields and no line break in them, every line of the reply has its place:
+
+    *2  $15  1794702853882-4  *4  $5  order  $1  7  $7  payload  $3  abc      4 + 4n lines an entry
+    ====-    ---------------  =============  -   -  ==========  --   ---
+    =  is the same in every entry: compared with what it must be
+    -  is a length, checked against the line that follows it, or that line: an ID or a value
+
+The check is the proof: a page that passes it is read by any RESP parser in the same way. A page that fails it
+anywhere is parsed by hiredis from the same bytes.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import hiredis
+import numpy as np
+import pyarrow as pa
+
+from braidstream.errors import ReplyError
+from braidstream.model.ids import Id
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+_MOST_SEQ = 2**53  # beyond, a column of 64 bits may not hold what is made of it
+_MOST_DIGITS = 15  # of milliseconds
+_MOST_BYTES = 2**31 - 1  # that offsets of 32 bits reach
+_POWERS = 10.0 ** np.arange(_MOST_DIGITS - 1, -1, -1)
+_MOST_FIELDS = 400  # an entry with more is not worth a column for each
+
+
+@dataclass(frozen=True, slots=True)
+class Regular:
+    """Entries that all have the same fields: where their IDs and values lie in the reply.
+
+    starts, stops: for each entry the place of its ID, then of each value.
+    """
+
+    ms: Ints
+    seq: Ints
+    names: tuple[bytes, ...]
+    starts: Ints
+    stops: Ints
+    reply: pa.Buffer
+
+    def __len__(self) -> int:
+        return len(self.ms)
+
+    def id(self, at: int) -> Id:
+        return int(self.ms[at]), int(self.seq[at])
+
+    def ids(self) -> pa.BinaryArray:
+        """The IDs as the engine wrote them."""
+        return _column(self.reply, self.starts[:, 0], self.stops[:, 0])
+
+    def moments(self) -> pa.BinaryArray:
+        """The IDs' milliseconds, in digits."""
+        starts = self.starts[:, 0]
+        return _column(self.reply, starts, starts + len(str(self.ms[0])))
+
+    def column(self, name: bytes) -> pa.BinaryArray:
+        """The values of one field."""
+        at = 1 + self.names.index(name)
+        return _column(self.reply, self.starts[:, at], self.stops[:, at])
+
+    def values(self) -> pa.BinaryArray:
+        """All values, entry by entry."""
+        return _column(self.reply, self.starts[:, 1:].ravel(), self.stops[:, 1:].ravel())
+
+    @property
+    def sizes(self) -> Ints:
+        """The bytes of each entry's fields and values."""
+        lengths: Ints = (self.stops[:, 1:] - self.starts[:, 1:]).sum(axis=1)
+        return lengths + sum(map(len, self.names))
+
+
+@dataclass(frozen=True, slots=True)
+class Irregular:
+    """Entries of any shape: (ms, seq, {field: value}). Of a field given twice the last value counts."""
+
+    entries: list[tuple[int, int, dict[bytes, bytes]]]
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def id(self, at: int) -> Id:
+        return self.entries[at][:2]
+
+    @property
+    def sizes(self) -> Ints:
+        """The bytes of each entry's fields and values."""
+        sizes = [sum(map(len, fields)) + sum(map(len, fields.values())) for *_, fields in self.entries]
+        return np.array(sizes, np.int64)
+
+
+Page = Regular | Irregular
+
+
+def parse(reply: bytearray) -> Page:
+    """A reply to XRANGE. A server's refusal is raised."""
+    if reply.startswith(b"-"):
+        raise ReplyError(bytes(reply[1:]).split(b"\r\n", 1)[0].decode("utf-8", "replace"))
+    page = _regular(reply)
+    return _irregular(reply) if page is None else page
+
+
+def take_first(replies: bytearray) -> bool:
+    """Cut the first of several replies off. Whether it was an array with something in it."""
+    if replies.startswith(b"-"):
+        raise ReplyError(bytes(replies[1:]).split(b"\r\n", 1)[0].decode("utf-8", "replace"))
+    filled = not replies.startswith(b"*0")
+    del replies[: _skip(replies, 0)]
+    return filled
+
+
+def _skip(replies: bytearray, at: int) -> int:
+    """Where the reply that starts here ends."""
+    left = 1
+    while left:
+        stop = replies.index(b"\r\n", at)
+        kind, length = replies[at], replies[at + 1 : stop]
+        at, left = stop + 2, left - 1
+        if kind == 42:
+            left += max(0, int(length))
+        elif kind == 36 and int(length) >= 0:
+            at += int(length) + 2
+    return at
+
+
+def last_id(reply: bytearray) -> Id | None:
+    """A guess at the ID of the last entry, without parsing the page: the line before its `*<n>`.
+
+    A value may look like an entry, so the guess is compared with the page once that is parsed.
+    """
+    star = reply.rfind(b"\r\n*")
+    if star < 0:
+        return None
+    tail = hiredis.Reader()
+    tail.feed(bytes(reply[star + 2 :]))
+    fields = tail.gets()
+    start = reply.rfind(b"\r\n", 0, star)
+    text = bytes(reply[start + 2 : star])
+    if not isinstance(fields, list) or tail.has_data() or not text.replace(b"-", b"0", 1).isdigit():
+        return None
+    ms, _, seq = text.partition(b"-")
+    return (int(ms), int(seq)) if seq else None
+
+
+def _irregular(reply: bytearray) -> Irregular:
+    reader = hiredis.Reader()
+    reader.feed(bytes(reply))
+    found = reader.gets()
+    entries = list[tuple[int, int, dict[bytes, bytes]]]()
+    for native, flat in found:
+        ms, _, seq = native.partition(b"-")
+        entries.append((int(ms), int(seq), dict(zip(flat[::2], flat[1::2], strict=True))))
+    return Irregular(entries)
+
+
+def _regular(reply: bytearray) -> Regular | None:
+    head = reply.find(b"\r\n")
+    count = int(reply[1:head])
+    if count == 0:
+        nothing = np.zeros((0, 1), np.int64)
+        return Regular(nothing[:, 0], nothing[:, 0], (), nothing, nothing, pa.py_buffer(b""))
+    data = np.frombuffer(reply, np.uint8)
+    ends = np.flatnonzero(data == 10)
+    width, rest = divmod(len(ends) - 1, count)
+    if rest or width < 8 or width % 4 or width > 4 + 4 * _MOST_FIELDS or len(reply) > _MOST_BYTES:
+        return None
+    lines = _Lines(reply, data, ends[:-1].reshape(count, width), ends[1:].reshape(count, width))
+    names = lines.names()
+    if len(set(names)) < len(names) or not lines.are_framed(names):
+        return None
+    places = np.array([2, *range(7, width, 4)])
+    starts, stops = lines.after[:, places] + 1, lines.ends[:, places] - 1
+    if not lines.are_measured(places, starts, stops):
+        return None
+    found = _ids(reply, data, starts[:, 0], stops[:, 0])
+    return None if found is None else Regular(*found, names, starts, stops, pa.py_buffer(reply))
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """The lines of a reply, a row for each entry. Line i is from after[:, i] + 1 to ends[:, i] - 1."""
+
+    reply: bytearray
+    data: Any
+    after: Any
+    ends: Any
+
+    def names(self) -> tuple[bytes, ...]:
+        """The fields of the first entry."""
+        places = range(5, self.ends.shape[1], 4)
+        return tuple(bytes(self.reply[self.after[0, at] + 1 : self.ends[0, at] - 1]) for at in places)
+
+    def are_framed(self, names: tuple[bytes, ...]) -> bool:
+        """Whether what lies between IDs, lengths and values is what it must be, in every entry."""
+        frames = [b"$%d\r\n%s\r\n$" % (len(name), name) for name in names]
+        frames[0] = b"*%d\r\n" % (2 * len(names)) + frames[0]
+        places = [3, *range(8, self.ends.shape[1], 4)]
+        return self._is(b"*2\r\n$", 0) and all(map(self._is, frames, places))
+
+    def _is(self, wanted: bytes, place: int) -> bool:
+        """Whether these bytes begin at that line of every entry."""
+        starts, size = self.after[:, place] + 1, len(wanted)
+        if int(starts[-1]) + size > len(self.reply):
+            return False
+        windows = np.ndarray(len(self.reply) - size + 1, f"V{size}", self.reply, strides=(1,))
+        found = windows[starts].view(np.uint8).reshape(-1, size)
+        return bool((found == np.frombuffer(wanted, np.uint8)).all())
+
+    def are_measured(self, places: Any, starts: Any, stops: Any) -> bool:
+        """Whether the line before each of these tells its length, and both end as they must."""
+        headers, header_stops = self.after[:, places - 1] + 2, starts - 2
+        if not ((self.data[stops] == 13).all() and (self.data[header_stops] == 13).all()):
+            return False
+        told = _numbers(self.data, headers.ravel(), header_stops.ravel())
+        return bool((told == (stops - starts).ravel()).all())
+
+
+def _ids(reply: bytearray, data: Any, starts: Any, stops: Any) -> tuple[Ints, Ints] | None:
+    """Milliseconds and sequences, if every ID has as many digits before its dash as the first."""
+    dash = reply.find(b"-", int(starts[0]), int(stops[0])) - int(starts[0])
+    if not 0 < dash <= _MOST_DIGITS or int((stops - starts).min()) < dash + 2:
+        return None
+    if not (data[starts + dash] == 45).all():
+        return None
+    windows = np.ndarray(len(reply) - dash + 1, f"V{dash}", reply, strides=(1,))
+    digits = windows[starts].view(np.uint8).reshape(-1, dash) - 48
+    seq = _numbers(data, starts + dash + 1, stops)
+    if (digits > 9).any() or not digits[:, 0].all() or int(seq.min()) < 0 or int(seq.max()) >= _MOST_SEQ:
+        return None
+    return (digits @ _POWERS[-dash:]).astype(np.int64), seq  # so few digits are exact
+
+
+def _numbers(data: Any, starts: Any, stops: Any) -> Ints:
+    """The decimal numbers at these places; -1 where there is none."""
+    widths = stops - starts
+    widest, narrowest = int(widths.max()), int(widths.min())
+    if narrowest < 1 or widest > 19:
+        return np.full(len(starts), -1, np.int64)
+    total = np.zeros(len(starts), np.int64)
+    bad = np.zeros(len(starts), bool)
+    for at in range(narrowest):
+        digit = data[starts + at] - 48  # unsigned: what is below "0" wraps around
+        bad |= digit > 9
+        total *= 10
+        total += digit
+    for at in range(narrowest, widest):
+        inside = at < widths
+        digit = data[np.minimum(starts + at, len(data) - 1)] - 48
+        bad |= (digit > 9) & inside
+        total = np.where(inside, total * 10 + digit, total)
+    total[bad] = -1
+    return total
+
+
+def _column(buffer: pa.Buffer, starts: Any, stops: Any) -> pa.BinaryArray:
+    """Values that lie apart in a buffer, as one column."""
+    if not len(starts):
+        return pa.array([], pa.binary())
+    offsets = np.empty(2 * len(starts), np.int32)
+    offsets[::2], offsets[1::2] = starts, stops
+    spread = pa.BinaryArray.from_buffers(
+        pa.binary(), 2 * len(starts) - 1, [None, pa.py_buffer(offsets), buffer]
+    )
+    return spread.take(pa.array(np.arange(0, 2 * len(starts) - 1, 2, dtype=np.int32)))

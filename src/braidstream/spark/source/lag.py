@@ -1,0 +1,84 @@
+"""How far a query is behind, per stream, as Prometheus gauges.
+
+    spark.streams.addListener(LagListener())        # then start_http_server() of prometheus_client
+
+A progress report carries where the batch ended and where the streams ended by then; the difference is the
+lag. In entries where the region counted both (offsets.py), in seconds by the IDs' own clock.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import REGISTRY, CollectorRegistry, Gauge
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from braidstream.model.frontier import name_text
+from braidstream.spark.source.offsets import Offset
+
+
+class LagListener(StreamingQueryListener):
+    """Gauges `braidstream_spark_lag_entries` and `braidstream_spark_lag_seconds`, by query and stream."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        labels = ("query", "stream")
+        self._entries = Gauge(
+            "braidstream_spark_lag_entries", "Entries not read yet.", labels, registry=registry
+        )
+        self._seconds = Gauge(
+            "braidstream_spark_lag_seconds",
+            "Time between the last entry read and the last one there is, by their IDs.",
+            labels,
+            registry=registry,
+        )
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        pass
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        pass
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        pass
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        progress = event.progress
+        query = progress.name or str(progress.id)
+        for source in progress.sources:
+            end, latest = _offset(source.endOffset), _offset(source.latestOffset)
+            if end is None or latest is None:
+                continue
+            for stream, entries, seconds in lags(end, latest):
+                if entries is not None:
+                    self._entries.labels(query, stream).set(entries)
+                self._seconds.labels(query, stream).set(seconds)
+
+
+def _offset(stored: Any) -> Offset | None:
+    """An offset of ours; other sources have offsets of their own shape."""
+    try:
+        told = json.loads(stored) if isinstance(stored, str) else stored
+        return Offset.parse(told) if isinstance(told, dict) and "frontier" in told else None
+    except (ValueError, TypeError):
+        return None
+
+
+def lags(end: Offset, latest: Offset) -> Iterator[tuple[str, int | None, float]]:
+    """(stream, entries behind where that is known, seconds behind) for every stream."""
+    for name in sorted({strand.name for strand in latest.frontier}):
+        strands = [strand for strand in latest.frontier if strand.name == name]
+        counts = [(end.count(strand, latest.region), latest.counts.get(strand)) for strand in strands]
+        known = [(there - here) for here, there in counts if here is not None and there is not None]
+        entries = sum(known) if len(known) == len(strands) else None
+        behind = [
+            latest.frontier[strand][0] - end.frontier[strand][0]
+            for strand in strands
+            if end.frontier[strand] < latest.frontier[strand] and end.frontier[strand][0]
+        ]
+        yield name_text(name), entries, max(behind, default=0) / 1000

@@ -1,0 +1,158 @@
+"""Reading a slice: pages of a strand as record batches. Runs in Spark's tasks.
+
+While a page is parsed the next one is on its way. With each page comes the head of the strand, asked after
+the page before it: if that is past the position which that page was asked from, a trim has overtaken us
+and entries may be missing.
+"""
+
+import time
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from braidstream.errors import DataLossError, NotReplicatedError, ReplyError, UnreachableError
+from braidstream.model import ids
+from braidstream.model.command import Command
+from braidstream.model.ids import Id
+from braidstream.model.strand import facts
+from braidstream.net.bulk import RedisError, Server, shown
+from braidstream.protocol.plan import Batch, Plan
+from braidstream.spark.options import Servers
+from braidstream.spark.source import columns
+from braidstream.spark.source.data_loss import Loss, missing, told
+from braidstream.spark.source.rows import Rows
+from braidstream.spark.source.slices import Range, Slice
+from braidstream.spark.source.survey import Standing, look, open_server, region_of, standing_of
+
+PAGE_ROWS, PAGE_BYTES = 5_000, 2 << 20
+POLL_S = 0.05
+
+
+def read(part: Slice, servers: Servers, rows: Rows, wait_s: float) -> Iterator[pa.RecordBatch]:
+    """The entries of a slice, from the server it was planned on, or the next that answers and has them."""
+    trouble, count = list[str](), len(servers.urls)
+    for turn in range(count):
+        at = (part.url + turn) % count
+        server = open_server(servers, at)
+        try:
+            if turn:
+                await_copy(server, part.part, wait_s)
+            else:
+                region_of(server)
+        except (RedisError, OSError) as error:
+            trouble.append(f"{shown(servers.urls[at])}: {error}")
+            continue
+        try:
+            yield from _pages(server, part.part, rows)
+        finally:
+            server.close()
+        return
+    raise UnreachableError("no server answers: " + "; ".join(trouble))
+
+
+def await_copy(server: Server, part: Range, wait_s: float) -> None:
+    """Wait until this server's copy of a strand has what is to be read."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        standing = server.run(look(part.strand.name), part.strand.key).get(part.strand)
+        if standing is not None and max(standing.last, standing.cut) >= part.end:
+            return
+        if time.monotonic() > deadline:
+            has = ids.text(standing.last).decode() if standing else "nothing"
+            raise NotReplicatedError(
+                f"stream {part.strand.name.decode('utf-8', 'replace')}, writer {part.strand.writer}: this "
+                f"batch ends at {ids.text(part.end).decode()}, {shown(server.url)} has {has} after "
+                f"{wait_s:g} s. Nothing is lost: start the query again when the region has caught up, or "
+                "raise replicationWait."
+            )
+        time.sleep(POLL_S)
+
+
+def _pages(server: Server, part: Range, rows: Rows) -> Iterator[pa.RecordBatch]:
+    cursor, guard = part.start, _Guard(server, part)
+    count = max(1, min(PAGE_ROWS, PAGE_BYTES // max(1, part.size)))
+    with server.wire(part.strand.key) as wire:
+        reply = wire.receive(wire.ask(_page(part, cursor, count)))
+        while True:
+            guess = columns.last_id(reply)
+            mark = None if guess is None else wire.ask(*guard.head(cursor), _page(part, guess, count))
+            page = columns.parse(reply)
+            if cursor == part.start:
+                guard.check_start(page)
+            if not len(page):
+                guard.check_end(cursor)
+                return
+            end = page.id(-1)
+            if end != guess:  # a value that looked like an entry
+                if mark is not None:
+                    wire.receive(mark)
+                mark = wire.ask(*guard.head(cursor), _page(part, end, count))
+            cursor = end
+            count = max(1, min(PAGE_ROWS, PAGE_BYTES * len(page) // max(1, len(reply))))
+            yield rows.batch(page)
+            assert mark is not None
+            reply = wire.receive(mark)
+            guard.check_head(reply, page)
+
+
+def _page(part: Range, after: Id, count: int) -> Command:
+    return ("XRANGE", part.strand.key, b"(" + ids.text(after), ids.text(part.end), "COUNT", count)
+
+
+class _Guard:
+    """Notices a trim that takes entries of a slice away before they are read."""
+
+    def __init__(self, server: Server, part: Range) -> None:
+        self.server, self.part = server, part
+        self.asked_from, self.count = part.start, part.count
+        self.excused = False
+
+    def head(self, cursor: Id) -> tuple[Command, ...]:
+        """Ask whether an entry is left at or before a position that a page was asked from."""
+        if not self.part.guarded:
+            return ()
+        return (("XRANGE", self.part.strand.key, "-", ids.text(cursor), "COUNT", 1),)
+
+    def check_start(self, page: columns.Page) -> None:
+        """The first page begins with the entry it had when it was planned."""
+        first = self.part.first
+        if not self.part.guarded or first is None:
+            return
+        if len(page) and page.id(0) == first:
+            self.excused = True  # everything before it had been read and trimmed
+        else:
+            self._judge(f"entry {ids.text(first).decode()} was there when the batch was planned")
+            self.excused = True
+
+    def check_head(self, reply: bytearray, page: columns.Page) -> None:
+        """After a page: whether what stood before it is still there, so that no trim has reached it."""
+        if not self.part.guarded:
+            return
+        is_left = columns.take_first(reply)
+        if not is_left and not self.excused:
+            self._judge("a trim overtook the reader")
+        self.excused = False
+        self.asked_from = page.id(-1)
+        self.count = None if self.count is None else self.count + len(page)
+
+    def check_end(self, cursor: Id) -> None:
+        """No page follows: whether what it would have held, up to the end of the slice, was never there."""
+        if self.part.guarded and cursor < self.part.end:
+            self._judge("a trim overtook the reader")
+
+    def _judge(self, how: str) -> None:
+        """Entries before a page are gone, by a trim or by XDEL. What the strand says of itself tells more."""
+
+        def asked() -> Plan[Standing]:
+            [reply] = yield Batch([self.part.strand.xinfo()], resend=True)
+            return standing_of(facts(reply), ids.ZERO)
+
+        try:
+            standing = self.server.run(asked(), self.part.strand.key)
+        except ReplyError:
+            loss: Loss | None = Loss.DELETED
+        else:
+            loss = missing(self.asked_from, standing, self.count)
+        if loss is not None:
+            told_loss = told(loss, self.part.strand, self.asked_from, self.part.end)
+            raise DataLossError(f"{told_loss} It happened while the batch was read: {how}.")

@@ -1,0 +1,277 @@
+"""Rows of the source: the columns Spark gets for a page of entries.
+
+Without a schema of the user's own:
+
+    stream string, id string, region int, timestamp timestamp, fields map<string, binary>
+
+With one, each column is the field of its name, cast to its type; `_stream`, `_id`, `_region`,
+`_timestamp` and `_fields` are the above. A value that does not fit makes the entry malformed: PERMISSIVE
+leaves null (and tells the entry in `_corrupt_record`, if the schema has it), DROPMALFORMED leaves the
+entry out, FAILFAST fails. A field that is missing is null and no fault.
+
+A field's name that is not UTF-8 shows its bytes as \\xNN. Fields that are given twice count once, the last.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from braidstream.errors import MalformedError, OptionError
+from braidstream.model.frontier import name_text
+from braidstream.model.strand import Strand
+from braidstream.spark.option_values import Mode
+from braidstream.spark.source.columns import Irregular, Page, Regular
+
+META: Final = StructType(
+    [
+        StructField("stream", StringType(), False),
+        StructField("id", StringType(), False),
+        StructField("region", IntegerType(), True),
+        StructField("timestamp", TimestampType(), True),
+        StructField("fields", MapType(StringType(), BinaryType(), False), False),
+    ]
+)
+_CASTABLE: Final = (
+    BinaryType, BooleanType, ByteType, DateType, DecimalType, DoubleType, FloatType, IntegerType, LongType,
+    ShortType, StringType, TimestampType,
+)  # fmt: skip
+LAST_MS: Final = 253_402_300_799_999  # the end of the year 9999, where Spark's timestamps end
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What rows are made of: the schema, and what to do with what does not fit. It travels to the tasks."""
+
+    schema: StructType
+    mode: Mode
+    corrupt: str
+
+    @staticmethod
+    def of(schema: StructType, mode: Mode, corrupt: str) -> "Shape":
+        if [(each.name, each.dataType) for each in schema] != [(each.name, each.dataType) for each in META]:
+            for each in schema:
+                _check(each, corrupt)
+        return Shape(schema, mode, corrupt)
+
+
+def _check(column: StructField, corrupt: str) -> None:
+    meta = {f"_{each.name}": each.dataType for each in META}
+    wanted: DataType | None = StringType() if column.name == corrupt else meta.get(column.name)
+    if wanted is not None and column.dataType.simpleString() != wanted.simpleString():
+        raise OptionError("schema", f"column {column.name} must be {wanted.simpleString()}")
+    if wanted is None and not isinstance(column.dataType, _CASTABLE):
+        raise OptionError(
+            "schema",
+            f"column {column.name} cannot be {column.dataType.simpleString()}: a field is a text or bytes. "
+            "Read it as string and use from_json.",
+        )
+
+
+class Rows:
+    """Makes record batches of one strand's pages."""
+
+    def __init__(self, shape: Shape, strand: Strand) -> None:
+        self.shape, self.strand = shape, strand
+        self.arrow: pa.Schema = to_arrow_schema(shape.schema, timezone="UTC")
+        self._name = name_text(strand.name)
+        self._made_keys: tuple[tuple[bytes, ...], pa.Array] = ((), pa.array([], pa.string()))
+        self._plain = [each.name for each in shape.schema] == [each.name for each in META]
+
+    def batch(self, page: Page) -> pa.RecordBatch:
+        keep = _Faults(len(page))
+        columns = [self._column(field, page, keep) for field in self.arrow]
+        if self.shape.corrupt in self.arrow.names and not self._plain:
+            columns[self.arrow.names.index(self.shape.corrupt)] = self._corrupt(page, keep)
+        made = pa.RecordBatch.from_arrays(columns, schema=self.arrow)
+        if not keep.any:
+            return made
+        if self.shape.mode == "FAILFAST":
+            raise MalformedError(self._complaint(page, keep))
+        return made.filter(pa.array(~keep.bad)) if self.shape.mode == "DROPMALFORMED" else made
+
+    def _column(self, field: pa.Field, page: Page, faults: "_Faults") -> pa.Array:
+        name = field.name if self._plain else field.name[1:] if field.name.startswith("_") else ""
+        make = _META_COLUMNS.get(name) if self._plain or field.name in _UNDERSCORED else None
+        if make is not None:
+            return make(self, page)
+        if field.name == self.shape.corrupt:
+            return pa.nulls(len(page), field.type)
+        return _cast(_values(page, field.name.encode()), field.type, faults)
+
+    def _stream(self, page: Page) -> pa.Array:
+        return pa.repeat(pa.scalar(self._name, pa.string()), len(page))
+
+    def _region(self, page: Page) -> pa.Array:
+        writer = self.strand.writer if self.strand.kind != "p" else None
+        return pa.repeat(pa.scalar(writer, pa.int32()), len(page))
+
+    def _timestamp(self, page: Page) -> pa.Array:
+        kind = pa.timestamp("us", tz="UTC")
+        if isinstance(page, Irregular):
+            return pa.array([ms * 1000 if ms <= LAST_MS else None for ms, _, _ in page.entries], kind)
+        return pa.array(page.ms * 1000, pa.int64(), mask=page.ms > LAST_MS).cast(kind)
+
+    def _id(self, page: Page) -> pa.Array:
+        if isinstance(page, Irregular):
+            users = [self.strand.user((ms, seq)) for ms, seq, _ in page.entries]
+            return pa.array([f"{ms}-{seq}" for ms, seq in users], pa.string())
+        if self.strand.kind != "s":
+            return page.ids().cast(pa.string())
+        if not len(page):
+            return pa.array([], pa.string())
+        return pc.binary_join_element_wise(page.moments().cast(pa.string()), self._sequences(page), "-")
+
+    def _sequences(self, page: Regular) -> pa.Array:
+        """The users' sequences, in digits. They are small and come again and again: each is written once."""
+        most = int(page.seq.max())
+        if most >= len(page):
+            return pa.array(page.seq << 10 | self.strand.writer).cast(pa.string())
+        written = pa.array(np.arange(most + 1) << 10 | self.strand.writer).cast(pa.string())
+        return written.take(pa.array(page.seq))
+
+    def _fields(self, page: Page) -> pa.Array:
+        kind = self.arrow.field("fields" if self._plain else "_fields").type
+        if isinstance(page, Irregular):
+            pairs = [[(_shown(name), value) for name, value in fields.items()] for *_, fields in page.entries]
+            return pa.array(pairs, kind)
+        if not len(page):
+            return pa.array([], kind)
+        offsets = pa.array(np.arange(0, len(page) + 1, dtype=np.int32) * np.int32(len(page.names)))
+        return pa.MapArray.from_arrays(offsets, self._keys(page), page.values(), type=kind)
+
+    def _keys(self, page: Regular) -> pa.Array:
+        """The fields' names, once for each entry. Pages of one strand mostly have the same."""
+        wanted = len(page) * len(page.names)
+        if self._made_keys[0] != page.names or len(self._made_keys[1]) < wanted:
+            names = pa.array([_shown(name) for name in page.names], pa.string())
+            order = np.arange(wanted, dtype=np.int32) % np.int32(len(page.names))
+            self._made_keys = page.names, names.take(pa.array(order))
+        return self._made_keys[1][:wanted]
+
+    def _corrupt(self, page: Page, faults: "_Faults") -> pa.Array:
+        if not faults.any:
+            return pa.nulls(len(page), pa.string())
+        return pa.array(
+            [self._told(page, at) if bad else None for at, bad in enumerate(faults.bad)], pa.string()
+        )
+
+    def _told(self, page: Page, at: int) -> str:
+        """An entry as text."""
+        fields: Iterable[tuple[bytes, bytes]]
+        if isinstance(page, Irregular):
+            fields = page.entries[at][2].items()
+        else:
+            fields = [(name, page.column(name)[at].as_py()) for name in page.names]
+        return json.dumps({_shown(name): _shown(value) for name, value in fields})
+
+    def _complaint(self, page: Page, faults: "_Faults") -> str:
+        at = int(np.argmax(faults.bad))
+        entry = self._id(page)[at].as_py()
+        return (
+            f"stream {self._name}, entry {entry}: {self._told(page, at)[:500]} does not fit the schema. "
+            "Set mode to PERMISSIVE or DROPMALFORMED to go on, or correct the schema."
+        )
+
+
+_META_COLUMNS: Final[dict[str, Callable[[Rows, Page], pa.Array]]] = {
+    "stream": Rows._stream,
+    "id": Rows._id,
+    "region": Rows._region,
+    "timestamp": Rows._timestamp,
+    "fields": Rows._fields,
+}
+_UNDERSCORED: Final = frozenset(f"_{name}" for name in _META_COLUMNS)
+
+
+class _Faults:
+    """Which entries of a page do not fit."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows, self.any = rows, False
+
+    @cached_property
+    def bad(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        return np.zeros(self.rows, bool)
+
+    def add(self, which: Any) -> None:
+        if which.any():
+            self.any = True
+            np.logical_or(self.bad, which, out=self.bad)
+
+
+def _shown(word: bytes) -> str:
+    return word.decode("utf-8", "backslashreplace")
+
+
+def _values(page: Page, name: bytes) -> pa.Array:
+    """One field of every entry; null where an entry has none."""
+    if isinstance(page, Irregular):
+        return pa.array([fields.get(name) for *_, fields in page.entries], pa.binary())
+    if name in page.names:
+        return page.column(name)
+    return pa.nulls(len(page), pa.binary())
+
+
+def _cast(values: pa.Array, kind: pa.DataType, faults: _Faults) -> pa.Array:
+    """To the type of a column: the whole page at once, or value by value where one does not fit."""
+    if pa.types.is_binary(kind):
+        return values
+    try:
+        texts = values.cast(pa.string())
+        return texts if pa.types.is_string(kind) else _whole(texts, kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        pass
+    made = [_one(value, kind) for value in values.to_pylist()]
+    faults.add(
+        np.array(
+            [value is not None and one is None for value, one in zip(values.to_pylist(), made, strict=True)]
+        )
+    )
+    return pa.array(made, kind)
+
+
+def _whole(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    trimmed = pc.utf8_trim_whitespace(texts)
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return trimmed.cast(pa.timestamp("us")).cast(kind) if _naive(trimmed) else trimmed.cast(kind)
+    return trimmed.cast(kind)
+
+
+def _naive(texts: pa.Array) -> bool:
+    return not pc.any(pc.match_substring_regex(texts, r"(Z|[+-]\d\d:?\d\d)$")).as_py()
+
+
+def _one(value: bytes | None, kind: pa.DataType) -> Any:
+    """One value, or None where it does not fit."""
+    if value is None:
+        return None
+    try:
+        text = pa.array([value], pa.binary()).cast(pa.string())
+        return text[0].as_py() if pa.types.is_string(kind) else _whole(text, kind)[0].as_py()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return None

@@ -1,0 +1,203 @@
+"""What is there to read: the streams, their strands, and where each strand begins and ends. Driver only.
+
+A stream of braidstream has the strands of its registry. A plain stream, on a server that has never heard
+of braidstream, is one strand of kind `p`.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from braidstream.commands.glob import matcher
+from braidstream.errors import OptionError, ReplyError, UnreachableError
+from braidstream.model import ids, keys
+from braidstream.model.ids import Id
+from braidstream.model.meta import Registry
+from braidstream.model.strand import Strand, facts
+from braidstream.net.bulk import RedisError, Server, shown
+from braidstream.protocol.braid import registry_of
+from braidstream.protocol.plan import Batch, Plan
+from braidstream.spark.options import Servers
+
+T = TypeVar("T")
+
+SCAN_COUNT = 1000
+# A pattern is looked up again when ten times as long has passed as the last lookup took.
+SCAN_REST = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One strand as it stands here.
+
+    cut: it was deleted when it ended there. size: bytes of an entry. deleted: the highest ID that XDEL took.
+    """
+
+    last: Id
+    added: int
+    length: int
+    first: Id | None
+    cut: Id
+    size: int
+    there: bool = True
+    deleted: Id = ids.ZERO
+
+
+Sight = dict[Strand, Standing]
+_GONE = Standing(ids.ZERO, 0, 0, None, ids.ZERO, 0, there=False)
+
+
+def look(name: bytes) -> Plan[Sight]:
+    """The strands of one stream. Two round trips, one snapshot a strand."""
+    registry_reply, kind = yield Batch([registry_of(name), ("TYPE", name)], resend=True)
+    registry = Registry.parse(name, registry_reply)
+    cuts = {strand: cut for strand, cut in registry.cuts.items()}
+    strands = list(registry.strands)
+    if not registry.exists and kind == b"stream":
+        strands = [Strand(name, "p", 0)]
+    elif not registry.exists and kind != b"none":
+        raise ReplyError(f"WRONGTYPE {name.decode('utf-8', 'replace')} is no stream but a {kind.decode()}")
+    replies = (yield Batch([each.xinfo() for each in strands], resend=True, attempt=True)) if strands else []
+    sight = {strand: Standing(ids.ZERO, 0, 0, None, cut, 0, there=False) for strand, cut in cuts.items()}
+    for strand, reply in zip(strands, replies, strict=True):
+        if isinstance(reply, ReplyError):
+            if not reply.text.startswith("ERR no such key"):
+                raise reply
+        else:
+            sight[strand] = standing_of(facts(reply), cuts.get(strand, ids.ZERO))
+    return sight
+
+
+def standing_of(info: dict[bytes, Any], cut: Id) -> Standing:
+    first, last = info.get(b"first-entry"), info.get(b"last-entry")
+    sizes = [sum(map(len, entry[1])) + 32 for entry in (first, last) if entry]
+    return Standing(
+        last=ids.native(info[b"last-generated-id"]),
+        added=int(info.get(b"entries-added", 0)),
+        length=int(info[b"length"]),
+        first=ids.native(first[0]) if first else None,
+        cut=cut,
+        size=max(sizes, default=64),
+        deleted=ids.native(info.get(b"max-deleted-entry-id", b"0-0")),
+    )
+
+
+def _scan(match: bytes, kind: str) -> Plan[list[bytes]]:
+    cursor, found = b"0", list[bytes]()
+    while True:
+        command = ("SCAN", cursor, "MATCH", match, "COUNT", SCAN_COUNT, "TYPE", kind)
+        [[cursor, page]] = yield Batch([command], resend=True)
+        found += page
+        if cursor == b"0":
+            return found
+
+
+class Surveyor:
+    """Looks at the streams of a source, on the first server of a list that answers."""
+
+    def __init__(self, servers: Servers, names: Iterable[bytes], pattern: bytes | None) -> None:
+        self.servers, self.names, self.pattern = servers, tuple(names), pattern
+        self.url = 0
+        self.region: int | None = None
+        self._server: Server | None = None
+        self._found: tuple[bytes, ...] = ()
+        self._scan_again_at = 0.0
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def try_servers(self, work: Callable[[Server], T]) -> T:
+        """Do something on the server in use; where it is lost, on the next of the list that answers."""
+        trouble = list[str]()
+        count = len(self.servers.urls)
+        for turn in range(count):
+            at = (self.url + turn) % count
+            try:
+                if self._server is None:
+                    self._server = open_server(self.servers, at)
+                    self.region = region_of(self._server)
+                    self.url = at
+                return work(self._server)
+            except (RedisError, OSError) as error:
+                self.close()
+                trouble.append(f"{shown(self.servers.urls[at])}: {error}")
+        raise UnreachableError("no server answers: " + "; ".join(trouble))
+
+    def sight(self) -> Sight:
+        """Every strand of every stream, now."""
+        return self.try_servers(self._look_at_all)
+
+    def look(self, strands: Iterable[Strand]) -> Sight:
+        """The streams of these strands, now."""
+        names = sorted({strand.name for strand in strands})
+        return self.try_servers(lambda server: _merged(server.run(look(name), name) for name in names))
+
+    def standing(self, sight: Sight, strand: Strand) -> Standing:
+        return sight.get(strand, _GONE)
+
+    def _look_at_all(self, server: Server) -> Sight:
+        return _merged(server.run(look(name), keys.meta(name)) for name in self._streams(server))
+
+    def _streams(self, server: Server) -> tuple[bytes, ...]:
+        if self.pattern is None:
+            return self.names
+        began = time.monotonic()
+        if began >= self._scan_again_at:
+            self._found = tuple(sorted(find(server, self.pattern)))
+            now = time.monotonic()
+            self._scan_again_at = now + SCAN_REST * (now - began)
+        return self._found
+
+
+def _merged(sights: Iterable[Sight]) -> Sight:
+    whole = Sight()
+    for sight in sights:
+        whole.update(sight)
+    return whole
+
+
+def find(server: Server, pattern: bytes) -> set[bytes]:
+    """The names of all streams that match a glob, plain and braided. Walks the keyspace."""
+    matches = matcher(pattern)
+    plain = {
+        name
+        for page in server.run_everywhere(lambda: _scan(pattern, "stream"))
+        for name in page
+        if not keys.is_ours(name)
+    }
+    metas = (key for page in server.run_everywhere(lambda: _scan(b"bs:meta:*", "hash")) for key in page)
+    braided = {name for key in metas if (name := keys.name_of_meta(key)) is not None and matches(name)}
+    return plain | braided
+
+
+def region_of(server: Server) -> int | None:
+    """The server's region; None if it is none."""
+
+    def asked() -> Plan[Any]:
+        [reply] = yield Batch([("HGET", keys.CONFIG, "region")], resend=True)
+        return reply
+
+    reply = server.run(asked(), keys.CONFIG)
+    return None if reply is None else int(reply)
+
+
+def open_server(servers: Servers, at: int) -> Server:
+    """A server of the list. What redis-py does not take is an error that names the option."""
+    url, options = servers.urls[at], dict(servers.redis)
+    try:
+        return Server(url, options)
+    except (TypeError, ValueError) as error:
+        if not _can_be_read(url):  # what redis-py says of it may tell a part of the password
+            raise OptionError("url", "cannot be read. Write redis://user:password@host:port/db") from None
+        raise OptionError("redis." + "|redis.".join(sorted(options)), str(error)) from None
+
+
+def _can_be_read(url: str) -> bool:
+    try:
+        Server(url).close()
+    except (TypeError, ValueError):
+        return False
+    return True
