@@ -33,15 +33,16 @@ def commands() -> str:
         multi = "yes" if spec.multi else "no"
         rows.append(f"| `{name.decode()}` | `{_cell(spec.grammar)}` | {multi} | {_cell(what)} |")
     intro = (
-        "These commands run as plans: on a stream they act on all its strands, on a plain key as ever.\n"
-        "Everything else reaches the engine untouched. Replies and error texts are the engine's own.\n"
+        "On a stream, these commands act on all its [strands](../glossary.md#strand). On a plain key\n"
+        "they work as in Redis. All other commands pass to the engine unchanged. Replies and error texts\n"
+        "are the engine's own.\n"
     )
     head = "| command | grammar | inside MULTI | what it does and costs |\n|---|---|---|---|"
     return NOTE + "\n".join(["# Commands", "", intro, head, *rows, ""])
 
 
 def cli() -> str:
-    """`braid` and its verbs, as --help tells them."""
+    """`braid` and its verbs, as in --help."""
     return NOTE + "\n".join(
         ["# The `braid` command", "", "Exit codes: 0 success, 1 error or problem found, 2 usage error.", ""]
         + [section for section in _verbs(typer.main.get_command(app), "braid")]
@@ -60,23 +61,23 @@ def _verbs(command: Any, path: str) -> Iterator[str]:
 
 
 def error_page() -> str:
-    """What clients raise, and what the command line and Spark jobs fail with."""
+    """The exceptions of clients, and the errors of the command line and Spark jobs."""
     clients = [kind for kind in vars(raised).values() if _is_error(kind) and issubclass(kind, RedisError)]
     seen = {kind.__name__ for kind in clients}
     others = [kind for name, kind in vars(errors).items() if _is_error(kind) and name not in seen]
     text = (
         "# Errors\n\n"
         "Clients raise these, in `braidstream` and `braidstream.exceptions`. Each class is also one of\n"
-        "redis-py's, so `except redis.RedisError` catches it. Error replies of the engine, and lost\n"
-        "connections, are redis-py's own classes.\n\n"
+        "redis-py's, so `except redis.RedisError` catches it. Error replies of the engine and lost\n"
+        "connections raise redis-py's own classes.\n\n"
         "| class | also a | code | when |\n|---|---|---|---|\n"
     )
     for kind in clients:
         also = ResponseError if issubclass(kind, ResponseError) else RedisError
         text += f"| `{kind.__name__}` | `redis.{also.__name__}` | `{kind.code}` | {_first_line(kind)} |\n"
     text += (
-        "\n## Of the command line, the gateway and Spark jobs\n\n"
-        "The code is in `--json` errors, and first in the gateway's error replies.\n\n"
+        "\n## Errors of the command line, the gateway and Spark jobs\n\n"
+        "`--json` errors contain the code, and the gateway's error replies start with it.\n\n"
         "| class | code | when |\n|---|---|---|\n"
     )
     for kind in others:
@@ -103,9 +104,9 @@ def spark_options() -> str:
         "`redis.ssl_ca_certs`, `redis.socket_timeout`, `redis.cluster` | `kafka.*` |"
     )
     intro = (
-        'Of `format("braidstream")`; how they work together is told in the '
-        "[guide](../guides/spark.md). Names are case-insensitive, and one that is not listed is an error.\n"
-        "Durations are like `500ms`, `30s`, `15m`, `1d`. Last column: the name in Spark's Kafka connector.\n"
+        'These are the options of `format("braidstream")`. The [guide](../guides/spark.md) explains them.\n'
+        "Names are case-insensitive. An unknown option is an error. Write durations like `500ms`, `30s`,\n"
+        "`15m`, `1d`. The last column is the name in Spark's Kafka connector.\n"
     )
     head = "| option | for | default | what it does | Kafka |\n|---|---|---|---|---|"
     return NOTE + "\n".join(["# Options of Spark's source and sink", "", intro, head, *rows, ""])

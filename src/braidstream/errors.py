@@ -29,7 +29,7 @@ class BraidError(Exception):
 
 
 class ReplyError(BraidError):
-    """An error reply. The text is the whole line after the `-`, its code included."""
+    """An error reply of the engine. The text is the whole line after the `-`, including its code."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -38,14 +38,14 @@ class ReplyError(BraidError):
 
 
 class RefusedError(ReplyError):
-    """A command that would break a promise of ours. The text says why, and what to use instead."""
+    """A command that would break a promise. The text says why, and what to use instead."""
 
     def __init__(self, command: str, why: str, instead: str) -> None:
         super().__init__(f"ERR {command} refused by braidstream: {why}. {instead}.")
 
 
 class NotARegionError(BraidError):
-    """The database has no `bs:config`: nobody said which region it is."""
+    """The database has no `bs:config`, so it is not a region."""
 
     code = "NOREGION"
 
@@ -57,7 +57,7 @@ class NotARegionError(BraidError):
 
 
 class RegionTakenError(BraidError):
-    """`braid init` on a database that is another region already."""
+    """`braid init` on a database that is already another region."""
 
     code = "REGIONTAKEN"
 
@@ -69,19 +69,19 @@ class RegionTakenError(BraidError):
 
 
 class LibraryError(BraidError):
-    """The engine functions are not the ones this client needs."""
+    """The engine functions are missing, or of another version than this client needs."""
 
     code = "LIBRARY"
 
 
 class ConfigError(BraidError):
-    """The configuration file cannot be used as it is."""
+    """The configuration file is missing or invalid."""
 
     code = "CONFIG"
 
 
 class ClusterError(ConfigError):
-    """The server is a node of a cluster, and a region is one server."""
+    """The server is a node of a cluster. A region must be one server."""
 
     code = "CLUSTER"
 
@@ -93,7 +93,7 @@ class ClusterError(ConfigError):
 
 
 class LostError(BraidError):
-    """A connection to an engine was lost, or never made.
+    """A connection to an engine was lost, or could not be opened.
 
     wrote: a write may have been applied; it must not be sent again blindly.
     """
@@ -111,13 +111,13 @@ class LostError(BraidError):
 
 
 class UnreachableError(BraidError):
-    """None of the servers that a Spark job may use answers."""
+    """No server of a Spark job answers."""
 
     code = "UNREACHABLE"
 
 
 class OptionError(BraidError):
-    """A Spark option that is missing, unknown, or cannot be read."""
+    """A Spark option is missing, unknown or invalid."""
 
     code = "OPTION"
 
@@ -126,36 +126,36 @@ class OptionError(BraidError):
 
 
 class DataLossError(BraidError):
-    """Entries went away before a Spark query read them, and failOnDataLoss is true."""
+    """Entries were removed before a Spark query read them, and failOnDataLoss is true."""
 
     code = "DATALOSS"
 
 
 class NotReplicatedError(BraidError):
-    """A Spark query needs entries that this region has not got yet. Nothing is lost."""
+    """A Spark query needs entries that have not reached this region yet. Nothing is lost."""
 
     code = "NOTREPLICATED"
 
 
 class MalformedError(BraidError):
-    """An entry does not fit the schema of a Spark read, and mode is FAILFAST."""
+    """An entry does not match the schema of a Spark read, and mode is FAILFAST."""
 
     code = "MALFORMED"
 
 
 class SinkError(BraidError):
-    """A Spark sink cannot write rows, or must not go on."""
+    """A Spark sink cannot write rows, or must not continue."""
 
     code = "SINK"
 
 
 class LakeError(BraidError):
-    """A lake cannot be read as it is, or must not be written."""
+    """A lake is invalid, or must not be written."""
 
     code = "LAKE"
 
 
 class JobError(BraidError):
-    """A Spark job of `braid spark` failed. The text is what its task died of."""
+    """A Spark job of `braid spark` failed. The text is the error of its task."""
 
     code = "JOB"

@@ -1,4 +1,4 @@
-"""`braid spark compact`: of each key the last entry stays."""
+"""`braid spark compact`: keep the last entry of each key."""
 
 import threading
 from pathlib import Path
@@ -34,37 +34,41 @@ TRIES = 5  # rounds of a run that is not to follow, while something is left and 
 def compact(
     streams: Streams = "",
     pattern: Pattern = "",
-    url: Annotated[str, typer.Option(help="Server of the live streams; with --lake alone, none.")] = "",
-    lake: Annotated[Path | None, typer.Option(help="Lake to compact; with --url, both.")] = None,
-    key: Annotated[str, typer.Option(help="Field that is the key.")] = "",
+    url: Annotated[
+        str, typer.Option(help="Server of the live streams. Omit it to compact only --lake.")
+    ] = "",
+    lake: Annotated[Path | None, typer.Option(help="Lake to compact. With --url, both.")] = None,
+    key: Annotated[str, typer.Option(help="Field that contains the key.")] = "",
     key_expr: Annotated[
-        str, typer.Option(help="Or SQL that makes it of stream, id, region, timestamp, fields.")
+        str, typer.Option(help="Or key as SQL on stream, id, region, timestamp, fields.")
     ] = "",
     tombstone: Annotated[
         str,
         typer.Option(
-            help="SQL that is true of tombstones: the key is gone. Unless given, with --key, entries that "
-            "have no other field; with --key-expr, none."
+            help="SQL condition for tombstones: the key is deleted. Default with --key: entries that "
+            "have no other field; with --key-expr: none."
         ),
     ] = "",
     keep: Annotated[
-        float, typer.Option(parser=duration, metavar="DURATION", help="Leave alone what is younger.")
+        float, typer.Option(parser=duration, metavar="DURATION", help="Keep entries younger than this.")
     ] = "1h",  # type: ignore[assignment]
     grace: Annotated[
-        float, typer.Option(parser=duration, metavar="DURATION", help="Remove tombstones that are older.")
+        float, typer.Option(parser=duration, metavar="DURATION", help="Remove tombstones older than this.")
     ] = "1d",  # type: ignore[assignment]
     follow: Follow = False,
     every: Annotated[
-        float, typer.Option(parser=duration, metavar="DURATION", help="With --follow, rest between rounds.")
+        float, typer.Option(parser=duration, metavar="DURATION", help="With --follow, pause between rounds.")
     ] = "10m",  # type: ignore[assignment]
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what would go.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only count the entries that would be removed.")
+    ] = False,
     redis: RedisOptions = None,
     as_json: Json = False,
 ) -> None:
-    """Keep the last entry of each key, in a lake, in live streams or in both; entries without the key stay.
+    """Keep the last entry of each key, in a lake, in live streams or in both. Keep entries without the key.
 
-    What a group has not read and acknowledged is not touched. Safe to kill and to start again at any moment,
-    and to run in several regions at once. Compact a stream that is archived together with its lake.
+    It removes nothing that a group has not read and acknowledged. You can kill and restart it at any time,
+    and run it in several regions at once. Compact an archived stream together with its lake.
 
     Example: braid spark compact --url redis://localhost:6379 --lake /lake --streams users --key user
     """

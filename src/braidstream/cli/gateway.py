@@ -1,4 +1,4 @@
-"""`braid gateway`: a Redis server for any client, before a region's engine."""
+"""`braid gateway`: a proxy for any Redis client, in front of a region's engine."""
 
 import asyncio
 import json
@@ -39,21 +39,23 @@ ListenOn = Annotated[
         f"the file, or {_LISTEN}."
     ),
 ]
-MaxClients = Annotated[int, typer.Option(min=1, help="Most clients at a time.")]
+MaxClients = Annotated[int, typer.Option(min=1, help="Maximum number of clients.")]
 MaxBackends = Annotated[
     int,
-    typer.Option("--backends", min=1, help="Most idle clients that keep their own engine connection."),
+    typer.Option(
+        "--backends", min=1, help="Maximum number of idle clients that keep their own engine connection."
+    ),
 ]
-TlsCert = Annotated[Path | None, typer.Option(help="Certificate (PEM): clients connect by TLS.")]
+TlsCert = Annotated[Path | None, typer.Option(help="Certificate (PEM). Clients then connect with TLS.")]
 TlsKey = Annotated[Path | None, typer.Option(help="Its private key (PEM), if not in the same file.")]
 TlsCa = Annotated[
     Path | None,
-    typer.Option(help="CA (PEM) that signed the certificates of clients; then each must show one."),
+    typer.Option(help="CA (PEM) of client certificates. Clients then must present one."),
 ]
 
 AllowOpen = Annotated[
     bool,
-    typer.Option("--allow-open", help="Listen on the network though the server asks for no password."),
+    typer.Option("--allow-open", help="Listen on the network even if the server requires no password."),
 ]
 
 
@@ -72,9 +74,8 @@ def gateway(
 ) -> None:
     """Serve any Redis client, in any language.
 
-    Stream commands work on streams of all regions; all other commands go to the server unchanged. The gateway
-    is stateless: run several and restart any of them. Clients log in with their own users; the user of --url
-    only reads which region the server is.
+    Stream commands work on braidstream's streams. All other commands pass to the server unchanged. The
+    gateway is stateless: run several and restart any of them. Clients log in with their own users.
 
     Example: braid gateway --url redis://localhost:6379 --listen 127.0.0.1:6390
     """

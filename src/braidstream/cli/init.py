@@ -14,14 +14,14 @@ from braidstream.protocol.braid import refuse_cluster
 def init(
     url: Url,
     region: Annotated[
-        int, typer.Option(min=1, max=1023, help="Number of this region, 1 to 1023. Its IDs carry it.")
+        int, typer.Option(min=1, max=1023, help="Number of this region, 1 to 1023. Entry IDs contain it.")
     ],
     name: Annotated[str, typer.Option(help="Name of this region, like us-east.")],
     as_json: Json = False,
 ) -> None:
-    """Make a database a braidstream region, or bring its engine functions up to date.
+    """Make a database a braidstream region, or upgrade its engine functions.
 
-    Safe to run again, also while clients work. It never changes which region a database is.
+    You can run it again at any time, also under load. It never changes which region a database is.
 
     Example: braid init --url redis://localhost:6379 --region 1 --name us-east
     """

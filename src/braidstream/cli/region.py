@@ -1,4 +1,4 @@
-"""`braid region`: add a region while traffic goes on, bring one back after a loss, or remove one for good."""
+"""`braid region`: add a region under load, restore one after data loss, or remove one for good."""
 
 import asyncio
 import os
@@ -45,17 +45,17 @@ def region() -> None:
 
 @app.command("add", cls=UrlCommand)
 def add(
-    number: Annotated[int, typer.Option("--id", min=1, max=1023, help="Its number. Its IDs carry it.")],
+    number: Annotated[int, typer.Option("--id", min=1, max=1023, help="Its number. Entry IDs contain it.")],
     name: Annotated[str, typer.Option(help="Its name, like ap-south.")],
     url: Annotated[str, typer.Option(help="Its server.")],
     gateway: Annotated[str | None, typer.Option(help="Where its gateway listens, HOST:PORT.")] = None,
     config: ConfigFile = Path("braid.toml"),
     as_json: Json = False,
 ) -> None:
-    """Make a server a new region, bring it everything the others have, and write it into the file.
+    """Make a server a new region, copy all data to it, and add it to the file.
 
-    Traffic goes on meanwhile. Running daemons see the file change; start one for the new region. Safe to run
-    again, for instance after a region could not be reached.
+    Works under load. Running daemons reload the file; start one for the new region. If it fails, for
+    example because a region is down, run it again.
 
     Example: braid region add --id 3 --name ap-south --url redis://redis.ap-south:6379
     """
@@ -86,16 +86,16 @@ def add(
 def rejoin(
     name: Annotated[str, typer.Argument(help="The region's name or number.")],
     without: Annotated[
-        list[str] | None, typer.Option("--without", help="A peer that cannot be reached and is not asked.")
+        list[str] | None, typer.Option("--without", help="A peer that is down. It is skipped.")
     ] = None,
     config: ConfigFile = Path("braid.toml"),
     as_json: Json = False,
 ) -> None:
-    """Bring back a region whose server lost its data: it is empty, or from an old backup.
+    """Restore a region whose server lost its data: it is empty, or from an old backup.
 
-    The server is fenced meanwhile: clients get LOADING errors until entries, groups and known messages are
-    back, as far as another region has them. What no other region had is lost. Stop its daemon before, and
-    start it afterwards. Safe to run again.
+    It copies entries, groups and known messages back from the other regions. Meanwhile clients get LOADING
+    errors. Data that no other region has is lost. Stop the region's daemon before, and start it afterwards.
+    You can run it again.
 
     Example: braid region rejoin us-east
     """
@@ -131,10 +131,10 @@ def remove(
     config: ConfigFile = Path("braid.toml"),
     as_json: Json = False,
 ) -> None:
-    """Remove a region for good: nobody waits for it any more, and its daemons are to be stopped.
+    """Remove a region for good. The others stop waiting for it. Stop its daemons.
 
-    What it wrote stays in the others, and what one of them has more of than another is passed on. Its number
-    must not be used again. Safe to run again.
+    The others keep the entries it wrote, and bring each other up to date on them. Never reuse its number.
+    You can run it again.
 
     Example: braid region remove ap-south
     """

@@ -41,8 +41,8 @@ def replicate(
 ) -> None:
     """Replicate one region to all the others, until stopped.
 
-    Run one for each region, near its server; several of one region share the work. It is stateless: stop and
-    restart it at any time. When the file changes it is read again, so regions can be added and removed.
+    Run one for each region, near its server. Several daemons of one region share the work. It is stateless:
+    stop and restart it at any time. It reloads the file when it changes.
 
     Example: braid replicate --config braid.toml --region us-east
     """

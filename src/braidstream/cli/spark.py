@@ -38,14 +38,16 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Spark applications on streams and lakes.", no_args_is_help=True)
 
-LakePath = Annotated[Path, typer.Option("--lake", help="Folder of the lake; every Spark node sees it there.")]
+LakePath = Annotated[
+    Path, typer.Option("--lake", help="Folder of the lake. All Spark nodes need it at this path.")
+]
 Streams = Annotated[str, typer.Option("--streams", help="Streams by name: a,b,c.")]
-Pattern = Annotated[str, typer.Option("--pattern", help="Streams by a glob, like 'orders-*'.")]
+Pattern = Annotated[str, typer.Option("--pattern", help="Streams that match a glob, like 'orders-*'.")]
 
 RedisOptions = Annotated[
     list[str] | None, typer.Option("--redis", help="An option of redis-py, like cluster=true. Repeatable.")
 ]
-Follow = Annotated[bool, typer.Option("--follow", help="Go on until stopped.")]
+Follow = Annotated[bool, typer.Option("--follow", help="Run until stopped.")]
 
 SHOWN = 20  # anomalies that a terminal lists
 progress_console = Console(stderr=True)
@@ -156,25 +158,30 @@ def archive(
     pattern: Pattern = "",
     trim: Annotated[
         bool,
-        typer.Option("--trim", help="Cut from the server what is archived and all groups acknowledged."),
+        typer.Option("--trim", help="Trim entries that are archived and acknowledged by all groups."),
     ] = False,
     keep: Annotated[
-        float, typer.Option(parser=duration, metavar="DURATION", help="With --trim, keep what is younger.")
+        float,
+        typer.Option(
+            parser=duration, metavar="DURATION", help="With --trim, keep entries younger than this."
+        ),
     ] = "1h",  # type: ignore[assignment]
     follow: Follow = False,
     every: Annotated[
-        float, typer.Option(parser=duration, metavar="DURATION", help="With --follow, rest between rounds.")
+        float, typer.Option(parser=duration, metavar="DURATION", help="With --follow, pause between rounds.")
     ] = "10s",  # type: ignore[assignment]
-    max_entries: Annotated[int, typer.Option(min=1, help="Entries of one round and commit.")] = 5_000_000,
+    max_entries: Annotated[
+        int, typer.Option(min=1, help="Maximum number of entries in one round.")
+    ] = 5_000_000,
     allow_loss: Annotated[
-        bool, typer.Option("--allow-loss", help="Go on if entries were trimmed before they were archived.")
+        bool, typer.Option("--allow-loss", help="Continue if entries were trimmed before they were archived.")
     ] = False,
     redis: RedisOptions = None,
     as_json: Json = False,
 ) -> None:
-    """Copy streams into a Parquet lake, each entry once; safe to kill and to start again at any moment.
+    """Copy each entry of a stream once into a Parquet lake. You can kill and restart it at any time.
 
-    Deletions reach the lake as deletions. Trims do not: the lake keeps what the server lets go.
+    Deletions are applied to the lake. Trims are not: the lake keeps entries that the server trims.
 
     Example: braid spark archive --url redis://localhost:6379 --streams orders --lake /lake --trim --keep 24h
     """
@@ -227,15 +234,19 @@ def audit(
     pattern: Pattern = "",
     settle: Annotated[
         float,
-        typer.Option(parser=duration, metavar="DURATION", help="How long what looks wrong may take to heal."),
+        typer.Option(
+            parser=duration, metavar="DURATION", help="How long to wait for a difference to disappear."
+        ),
     ] = "10s",  # type: ignore[assignment]
-    repair: Annotated[bool, typer.Option("--repair", help="Heal what another region still has.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write a page with a picture for each pair.")] = None,
+    repair: Annotated[bool, typer.Option("--repair", help="Repair from regions that have the data.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write an HTML page with a picture for each pair of regions.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare all regions' copies of streams; name what is lost, duplicated, diverged or resurrected.
+    """Compare the streams of all regions. List lost, duplicated, diverged and resurrected entries.
 
-    What is still replicating is counted and is not wrong. Exit code 1 if something is wrong and not healed.
+    Entries that are still being replicated are only counted. Exit code 1 if unrepaired anomalies remain.
 
     Example: braid spark audit --config braid.toml --pattern '*' --html audit.html
     """
@@ -286,27 +297,29 @@ def _show_audit(report: "Report", sentence: str) -> None:
 
 @app.command("replay", cls=UrlCommand)
 def replay(
-    to_url: Annotated[str, typer.Option(help="Server of the target.")],
+    to_url: Annotated[str, typer.Option(help="Server of the target stream.")],
     to: Annotated[str, typer.Option(help="Stream to write to.")],
-    job: Annotated[str, typer.Option(help="Name of this replay. Started again under it, it goes on.")],
-    since: Annotated[str, typer.Option(help="From this time on: ISO, or milliseconds since 1970.")],
-    until: Annotated[str, typer.Option(help="Up to this time, not with it.")],
+    job: Annotated[str, typer.Option(help="Name of this replay. A restart with the same name resumes it.")],
+    since: Annotated[str, typer.Option(help="Start time: ISO, or milliseconds since 1970.")],
+    until: Annotated[str, typer.Option(help="End time (exclusive).")],
     streams: Streams = "",
     pattern: Pattern = "",
-    url: Annotated[str, typer.Option(help="Server to read from; with --lake alone, none.")] = "",
-    lake: Annotated[Path | None, typer.Option(help="Lake to read from; with --url, both.")] = None,
+    url: Annotated[str, typer.Option(help="Server to read from. Omit it to read only --lake.")] = "",
+    lake: Annotated[Path | None, typer.Option(help="Lake to read from. With --url, both.")] = None,
     where: Annotated[str, typer.Option(help="SQL on stream, id, region, timestamp, fields.")] = "",
-    rate: Annotated[float | None, typer.Option(min=0.001, help="Entries a second, at most.")] = None,
-    speed: Annotated[float | None, typer.Option(min=0.001, help="10: ten times as fast as it was.")] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=0.001, help="Maximum number of entries per second.")
+    ] = None,
+    speed: Annotated[float | None, typer.Option(min=0.001, help="Speed-up factor, e.g. 10.")] = None,
     window: Annotated[
-        float, typer.Option(parser=duration, metavar="DURATION", help="Time of entries that go at once.")
+        float, typer.Option(parser=duration, metavar="DURATION", help="Time span per batch.")
     ] = "1h",  # type: ignore[assignment]
-    keep_ids: Annotated[bool, typer.Option("--keep-ids", help="Keep the IDs, mint no new ones.")] = False,
+    keep_ids: Annotated[bool, typer.Option("--keep-ids", help="Keep the entries' IDs.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write entries of a lake or stream into a stream, in the order of their IDs, each exactly once.
+    """Copy entries of a lake or stream into a stream, in the order of their IDs, each exactly once.
 
-    Kill it anywhere and start it again with the same words. Each window is one transaction of the sink.
+    To resume it after a crash, run it again with the same arguments. Each window is one transaction.
 
     Example: braid spark replay --lake /lake --streams orders --since 2026-11-01 --until 2026-11-02
     --to-url redis://localhost:6379 --to orders-again --job nov-1 --where "fields['tag'] = 'eu'" --speed 10
@@ -352,16 +365,16 @@ def replay(
 def stats(
     streams: Streams = "",
     pattern: Pattern = "",
-    url: Annotated[str, typer.Option(help="Server to read from; with --lake alone, none.")] = "",
-    lake: Annotated[Path | None, typer.Option(help="Lake to read from; with --url, both.")] = None,
-    since: Annotated[str, typer.Option(help="From this time on: ISO, or milliseconds since 1970.")] = "",
-    until: Annotated[str, typer.Option(help="Up to this time, not with it.")] = "",
+    url: Annotated[str, typer.Option(help="Server to read from. Omit it to read only --lake.")] = "",
+    lake: Annotated[Path | None, typer.Option(help="Lake to read from. With --url, both.")] = None,
+    since: Annotated[str, typer.Option(help="Start time: ISO, or milliseconds since 1970.")] = "",
+    until: Annotated[str, typer.Option(help="End time (exclusive).")] = "",
     key: Annotated[str, typer.Option(help="Field whose most common values are counted.")] = "",
-    png: Annotated[Path | None, typer.Option(help="Write the plots as a picture.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write plots and tables as a page.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Write the plots to a PNG file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write plots and tables to an HTML file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Tell rates and sizes over time, the most common fields and keys, and how far groups are behind.
+    """Report rates and sizes over time, the most common fields and keys, and the lag of groups.
 
     Example: braid spark stats --url redis://localhost:6379 --streams orders --key tag --html stats.html
     """

@@ -27,9 +27,9 @@ def id_mode(
     url: Url,
     as_json: Json = False,
 ) -> None:
-    """Choose which IDs XADD takes: strict (* or ms), semi-strict (also full IDs), liberal (ms means ms-0).
+    """Choose which IDs XADD accepts: strict (* or ms), semi-strict (also full IDs), liberal (ms means ms-0).
 
-    Running clients follow within a second. Only strict rules out that two regions use the same ID.
+    Running clients use the new mode within a second. Only strict prevents two regions from using the same ID.
 
     Example: braid tune id-mode liberal --url redis://localhost:6379
     """

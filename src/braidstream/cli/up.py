@@ -20,16 +20,19 @@ from braidstream.cli.tune import IdMode
 
 _STRICT: Final = IdMode("strict")
 _GATEWAYS_ABOVE: Final = 100
-Mode = Annotated[IdMode, typer.Option("--id-mode", help="Which IDs XADD takes, as `braid tune id-mode`.")]
+Mode = Annotated[
+    IdMode, typer.Option("--id-mode", help="Which IDs XADD accepts, as in `braid tune id-mode`.")
+]
 Directory = Annotated[
-    Path | None, typer.Option("--dir", help="Keep the data here. Without it, all is gone when braid up ends.")
+    Path | None,
+    typer.Option("--dir", help="Folder for the data. Without it, braid up deletes all data when it ends."),
 ]
 Port = Annotated[
     int,
     typer.Option(
         min=0,
         max=65_000,
-        help="Port of the first server; the others follow. Gateways are 100 above. 0: any free ports.",
+        help="Port of the first server; the others follow. Gateways: 100 higher. 0: any free ports.",
     ),
 ]
 
@@ -44,7 +47,7 @@ def up(
 ) -> None:
     """Start several regions on this machine, each a server and a gateway, replicating to each other.
 
-    For trying things out and for tests. Servers listen on ports 7001, 7002, ..., gateways on 7101, 7102, ...
+    For tests and experiments. Servers listen on ports 7001, 7002, ..., gateways on 7101, 7102, ...
     Ctrl-C or SIGTERM stops everything it started.
 
     Example: braid up --regions 3

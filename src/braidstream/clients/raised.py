@@ -23,21 +23,21 @@ __all__ = ["BraidError", "LibraryError", "NotARegionError", "RefusedError", "Reg
 
 
 class BraidError(errors.BraidError, exceptions.RedisError):
-    """Base of what braidstream's clients raise on their own account."""
+    """Base class of the exceptions that braidstream's clients raise."""
 
     def __init__(self, text: str) -> None:
         exceptions.RedisError.__init__(self, text)
 
 
 class NotARegionError(BraidError, errors.NotARegionError):
-    """The database is no braidstream region yet: run `braid init`."""
+    """The database is not a braidstream region yet: run `braid init`."""
 
     def __init__(self, text: str) -> None:
         BraidError.__init__(self, text)
 
 
 class RegionTakenError(BraidError, errors.RegionTakenError):
-    """The database already is another region."""
+    """The database is already another region."""
 
     def __init__(self, text: str) -> None:
         BraidError.__init__(self, text)

@@ -20,7 +20,7 @@ AT_ONCE: Final = 200
 
 
 def delete_ex(view: View, argv: Argv) -> Plan[list[int]]:
-    """XDELEX: an answer for each ID: -1 not there, 1 deleted, 2 kept because a group needs it."""
+    """XDELEX: for each ID: -1 not found, 1 deleted, 2 kept because a group needs it."""
     name = argv[1]
     try:
         policy, words = parse_ids(argv, 2)

@@ -48,7 +48,7 @@ def _may_be_stream(payload: bytes) -> bool:
 
 
 def dump(view: View, argv: Argv) -> Plan[bytes | None]:
-    """DUMP key. Of a stream: O(n), every entry is copied aside; once more if it is written meanwhile."""
+    """DUMP: O(n) for a stream, copies every entry; retries if the stream changes meanwhile."""
     name = argv[1]
     if not (yield from afresh(view, name)).exists:
         return (yield from _native(argv))

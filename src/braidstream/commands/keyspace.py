@@ -29,7 +29,7 @@ OBJECT: Final = {b"HELP": (2, 2), **dict.fromkeys((b"ENCODING", b"FREQ", b"IDLET
 
 
 def delete(view: View, argv: Argv) -> Plan[int]:
-    """DEL, UNLINK key ...: plain keys natively; of a stream, the registry keeps the last IDs.
+    """DEL, UNLINK: for a stream, the registry keeps the last IDs.
 
     One name takes one round trip where the strands are known; otherwise two. A user who may not delete
     the plain keys deletes no stream.
@@ -101,13 +101,13 @@ def _look(names: Iterable[bytes], native: Command | None = None, *, writes: bool
 
 
 def count_existing(view: View, argv: Argv) -> Plan[int]:
-    """EXISTS key ...: a name given twice counts twice."""
+    """EXISTS: a name that is repeated counts twice."""
     plain, streams = yield from _look(argv[1:], tuple(argv))
     return int(plain) + sum(streams[name] for name in argv[1:])
 
 
 def touch(view: View, argv: Argv) -> Plan[int]:
-    """TOUCH key ...: plain keys are touched, streams counted: they never go for being idle."""
+    """TOUCH: streams are counted only, because they are never evicted for being idle."""
     return (yield from count_existing(view, argv))
 
 
@@ -118,13 +118,13 @@ def kind(view: View, argv: Argv) -> Plan[bytes]:
 
 
 def time_to_live(view: View, argv: Argv) -> Plan[int]:
-    """TTL, PTTL, EXPIRETIME, PEXPIRETIME key: a stream never expires."""
+    """TTL, PTTL, EXPIRETIME, PEXPIRETIME: -1 for a stream, which never expires."""
     plain, streams = yield from _look(argv[1:], tuple(argv))
     return -1 if streams[argv[1]] else plain
 
 
 def persist(view: View, argv: Argv) -> Plan[int]:
-    """PERSIST key: nothing to take from a stream."""
+    """PERSIST: 0 for a stream, which has no time to live."""
     plain, streams = yield from _look(argv[1:], tuple(argv), writes=True)
     return 0 if streams[argv[1]] else plain
 
@@ -137,7 +137,7 @@ def _only_plain(argv: Argv, why: str, instead: str) -> Plan[Any]:
 
 
 def expire(view: View, argv: Argv) -> Plan[Any]:
-    """EXPIRE, PEXPIRE, EXPIREAT, PEXPIREAT key ...: refused on a stream."""
+    """EXPIRE, PEXPIRE, EXPIREAT, PEXPIREAT: refused on a stream."""
     if _is_past(argv):
         view.taken -= {argv[1]}
     why = "an expired strand forgets its last ID and would mint the same IDs again"
@@ -178,7 +178,7 @@ def tells_old_value(argv: Argv) -> bool:
 
 
 def describe(view: View, argv: Argv) -> Plan[Any]:
-    """OBJECT ENCODING|IDLETIME|FREQ|REFCOUNT key: of the plain key, or of a strand. OBJECT HELP."""
+    """OBJECT: about the plain key, or about one strand of a stream."""
     if len(argv) != 3:
         [reply] = yield Batch([tuple(argv)], resend=True)
         return reply
@@ -192,7 +192,7 @@ def describe(view: View, argv: Argv) -> Plan[Any]:
 
 
 def watch(view: View, argv: Argv) -> Plan[Any]:
-    """WATCH key ...: the plain keys, the registries, then every strand there is or may be."""
+    """WATCH: the plain keys, the registries, and all strands that exist or may be created."""
     names = argv[1:]
     replies = yield Batch([tuple(argv), ("WATCH", *map(keys.meta, names)), *map(registry_of, names)])
     strands = dict[bytes, None]()
@@ -221,7 +221,7 @@ def _refuse_cluster(argv: Argv, info: Any = None) -> Plan[None]:
 
 
 def list_keys(view: View, argv: Argv) -> Plan[list[bytes]]:
-    """KEYS pattern: plain keys and streams, by the names users gave them."""
+    """KEYS: plain keys and streams, under their own names."""
     yield from _refuse_cluster(argv)
     plain, metas = yield Batch([("KEYS", argv[1]), ("KEYS", b"bs:meta:*")], resend=True)
     matches = matcher(argv[1])
@@ -231,7 +231,7 @@ def list_keys(view: View, argv: Argv) -> Plan[list[bytes]]:
 
 
 def pick_key(view: View, argv: Argv) -> Plan[bytes | None]:
-    """RANDOMKEY: a plain key or a stream. Where most keys are ours, a SCAN finds one after some tries."""
+    """RANDOMKEY: a plain key or a stream. Falls back to SCAN after some tries."""
     yield from _refuse_cluster(argv)
     for _ in range(_PICKS):
         found = yield Batch([("RANDOMKEY",)] * _PICKED, resend=True)
@@ -273,7 +273,7 @@ def count_expiring(found: Iterable[bytes]) -> Plan[int]:
 
 
 def count_keys(view: View, argv: Argv) -> Plan[int]:
-    """DBSIZE: plain keys and streams. A SCAN of the whole database: our own keys must be told apart."""
+    """DBSIZE: plain keys and streams. Scans the database, to exclude braidstream's own keys."""
     yield from _refuse_cluster(argv)
     hidden, streams = yield from hidden_keys()
     [size] = yield Batch([("DBSIZE",)], resend=True)
@@ -281,7 +281,7 @@ def count_keys(view: View, argv: Argv) -> Plan[int]:
 
 
 def scan(view: View, argv: Argv) -> Plan[list[Any]]:
-    """SCAN cursor [MATCH pattern] [COUNT n] [TYPE type]: each stream once, where its registry lies."""
+    """SCAN: returns each stream once, under its own name."""
     options = dict(zip(map(option, argv[2::2]), argv[3::2], strict=False))
     count: Command = ("COUNT", options[b"COUNT"]) if b"COUNT" in options else ()
     # The engine judges the words as they are; what it finds there is not looked at.
@@ -303,7 +303,7 @@ def scan(view: View, argv: Argv) -> Plan[list[Any]]:
 
 
 def flush(view: View, argv: Argv) -> Plan[bytes]:
-    """FLUSHDB, FLUSHALL [ASYNC|SYNC]: every plain key goes, every stream is deleted; who we are stays.
+    """FLUSHDB, FLUSHALL: deletes plain keys and streams, keeps the region's identity.
 
     Not one step: what others write meanwhile may stay. FLUSHALL is refused while another database is a
     region that holds keys.

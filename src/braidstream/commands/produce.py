@@ -264,7 +264,7 @@ def joins(view: View, one: Add, other: Add) -> bool:
 
 
 def configure(view: View, argv: Argv) -> Plan[bytes]:
-    """XCFGSET: how long, and how many messages of a producer are known. A change forgets them all."""
+    """XCFGSET: how long, and how many messages of a producer, to remember. A change forgets all of them."""
     name = argv[1]
     try:
         duration, maxsize = _settings(argv)
@@ -291,7 +291,7 @@ def configure(view: View, argv: Argv) -> Plan[bytes]:
 
 
 def record(view: View, argv: Argv) -> Plan[bytes]:
-    """XIDMPRECORD: an entry that was minted here is a message of this name, from now on.
+    """XIDMPRECORD: records an existing entry as the message with this ID.
 
     Only where the engine itself knows the messages: without peers, on engines that have the command.
     """

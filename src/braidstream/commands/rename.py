@@ -31,13 +31,13 @@ TRIES: Final = 5
 
 
 def rename(view: View, argv: Argv) -> Plan[bytes]:
-    """RENAME key newkey. O(n): every entry is copied once."""
+    """RENAME: O(n), copies every entry once."""
     yield from _rename(view, argv)
     return b"OK"
 
 
 def rename_if_new(view: View, argv: Argv) -> Plan[int]:
-    """RENAMENX key newkey: 0 if newkey exists."""
+    """RENAMENX: as RENAME; 0 if newkey exists."""
     source, target = argv[1], argv[2]
     if not (yield from _is_stream(argv)):
         if (yield from exists(target)):
@@ -71,7 +71,7 @@ def _rename(view: View, argv: Argv) -> Plan[None]:
 
 
 def copy(view: View, argv: Argv) -> Plan[int]:
-    """COPY source destination [DB n] [REPLACE]: 0 if the destination exists and REPLACE is not given."""
+    """COPY: O(n), copies every entry once. 0 if the destination exists, without REPLACE."""
     source, target, replace = argv[1], argv[2], False
     at, database = 3, None
     while at < len(argv):

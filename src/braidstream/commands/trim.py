@@ -36,7 +36,7 @@ def trim_options(trim: Trim | None, strand: Strand) -> Command:
 
 
 def trim(view: View, argv: Argv) -> Plan[int]:
-    """XTRIM. One round trip for MINID, or where the stream has one strand; else MAXLEN takes rounds."""
+    """XTRIM: one round trip for MINID or one strand. MAXLEN over several strands takes more."""
     name, spec = argv[1], parse_trim(argv)
     return (yield from trim_all(view, name, spec))
 
@@ -168,7 +168,7 @@ def _cuts(
 
 
 def delete_entries(view: View, argv: Argv) -> Plan[int]:
-    """XDEL key id ...: each ID goes to the strands that may hold it. One round trip where they are known."""
+    """XDEL: deletes in the strands that may contain each ID. One round trip if the strands are cached."""
     try:
         wanted = [strict_id(word) for word in argv[2:]]
     except ReplyError:

@@ -31,7 +31,7 @@ _TRIES: Final = 16
 
 
 def add(view: View, argv: Argv) -> Plan[bytes | None]:
-    """XADD: one native XADD on the home strand, one round trip. The first write to a stream takes one more.
+    """XADD: one native XADD, one round trip. The first write to a stream takes one more.
 
     A chosen ID goes through a function instead: one round trip where the strands are known.
     """
@@ -229,7 +229,7 @@ def _next_in(view: View, name: bytes, ms: int) -> Plan[Id]:
 
 
 def set_id(view: View, argv: Argv) -> Plan[bytes]:
-    """XSETID: move the last ID of our strands on. Two round trips. It never moves back."""
+    """XSETID: raises the last ID of this region's strands, never lowers it. Two round trips."""
     name, spec = argv[1], parse_setid(argv)
     for _ in range(_TRIES):
         ends = yield from _ends(view, name)

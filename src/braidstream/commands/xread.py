@@ -33,13 +33,13 @@ MANY: Final = 50
 
 
 def length(view: View, argv: Argv) -> Plan[int]:
-    """XLEN: the sum over the strands. One round trip where they are known."""
+    """XLEN: the sum over the strands. One round trip if the strands are cached."""
     _, lengths = yield from ask(view, argv[1], lambda strand: strand.xlen())
     return sum(count for _, count in lengths)
 
 
 def read_range(view: View, argv: Argv) -> Plan[list[Any] | None]:
-    """XRANGE: a page of every strand as one snapshot, woven. One round trip where the strands are known.
+    """XRANGE: one snapshot of all strands, merged by ID. One round trip if the strands are cached.
 
     A COUNT of 50 or more over several strands asks each for its share, in one or more rounds.
     """
@@ -47,7 +47,7 @@ def read_range(view: View, argv: Argv) -> Plan[list[Any] | None]:
 
 
 def read_range_back(view: View, argv: Argv) -> Plan[list[Any] | None]:
-    """XREVRANGE: the same from the end."""
+    """XREVRANGE: as XRANGE, in reverse order."""
     return (yield from _range(view, argv, reverse=True))
 
 
@@ -107,7 +107,7 @@ def _rest(
 
 
 def read(view: View, argv: Argv) -> Plan[list[Any] | None]:
-    """XREAD: native, over all strands of all streams at once. One round trip where the strands are known.
+    """XREAD: one native XREAD over all strands of all streams. One round trip if the strands are cached.
 
     BLOCK: a first look without waiting, then one native blocking read over every strand that may
     come to be. One ID is a position in every strand; entries that arrive later with a smaller ID

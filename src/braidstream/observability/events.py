@@ -1,4 +1,4 @@
-"""Every event the daemons tell. `emit("link.lost", peer="eu-west")` is one log line and one count.
+"""Every event that the daemons log. `emit("link.lost", peer="eu-west")` is one log line and one count.
 
     2026-11-15T10:00:00Z INFO link.lost peer=eu-west why="it closed the connection"
 
@@ -14,62 +14,65 @@ _log = logging.getLogger("braidstream")
 
 # name -> (level, what it means)
 EVENTS: Final = {
-    "daemon.ready": (logging.INFO, "connected to the own engine; links start"),
-    "daemon.stopped": (logging.INFO, "asked to stop, and stopped"),
-    "link.up": (logging.INFO, "a peer is reached; its state is compared now"),
-    "link.lost": (logging.WARNING, "a peer cannot be reached; it is tried again"),
+    "daemon.ready": (logging.INFO, "connected to the region's engine; links start"),
+    "daemon.stopped": (logging.INFO, "stopped by a signal"),
+    "link.up": (logging.INFO, "connected to a peer; comparing its state"),
+    "link.lost": (logging.WARNING, "a peer cannot be reached; retrying"),
     "peer.misconfigured": (
         logging.ERROR,
-        "a peer is not the region that the file says, was removed, or its bs:config is broken",
+        "a peer is a different region than the file says, was removed, or its bs:config is broken",
     ),
     "clock.skew": (
         logging.WARNING,
-        "a peer's clock and ours are more than a second apart. Check NTP in both regions",
+        "a peer's clock differs from this region's by more than a second. Check NTP in both regions",
     ),
     "clock.apart": (
         logging.ERROR,
-        "they are more than 60 s apart: IDs no longer tell what was written after what. Set the clock",
+        "the clocks differ by more than 60 s: IDs no longer follow the order of writes. Set the clock",
     ),
     "link.swept": (logging.DEBUG, "every stream was compared with a peer"),
-    "link.failed": (logging.ERROR, "a link ended by an error that is no lost connection; it is tried again"),
-    "link.refused": (logging.WARNING, "a peer refused a stream; it is tried again"),
+    "link.failed": (logging.ERROR, "a link ended with an unexpected error; retrying"),
+    "link.refused": (logging.WARNING, "a peer refused a change to a stream; retrying"),
     "link.held": (
         logging.WARNING,
-        "nothing goes to the peers while this region could still lose it. Bring its replica back, or set "
-        "`durability` of the region",
+        "replication waits, because this region could still lose the new entries. Bring its replica back, or "
+        "set `durability` of the region",
     ),
-    "link.released": (logging.INFO, "links that were held go on"),
-    "gate.chosen": (logging.INFO, "what links wait for, chosen by what the own engine has"),
-    "link.shipped": (logging.DEBUG, "entries were brought to a peer"),
+    "link.released": (logging.INFO, "held links resume"),
+    "gate.chosen": (logging.INFO, "what links wait for, chosen by the engine's replicas and persistence"),
+    "link.shipped": (logging.DEBUG, "entries were sent to a peer"),
     "region.lost_tail": (
         logging.ERROR,
-        "the own engine lost entries or deletions that it had acknowledged, and a peer has them; they were "
-        "brought back from there. What no peer had is lost",
+        "the region's engine lost acknowledged entries or deletions that a peer has; they were restored from "
+        "there. Entries that no peer had are lost",
     ),
-    "source.lost": (logging.WARNING, "the own engine cannot be reached; it is tried again"),
+    "source.lost": (logging.WARNING, "the region's engine cannot be reached; retrying"),
     "source.refused": (
         logging.WARNING,
-        "the own engine refuses writes. What it holds still goes to the peers; acknowledgements do not, and "
+        "the region's engine refuses writes. Its entries still reach the peers; acknowledgements do not, and "
         "daemons of this region do not share their work",
     ),
     "feed.refused": (
         logging.WARNING,
-        "the own engine refused CLIENT TRACKING; it is tried again, and until then changes wait for a sweep",
+        "the region's engine refused CLIENT TRACKING; retrying. Until then changes wait for a sweep",
     ),
-    "lease.taken": (logging.INFO, "this process now serves other shards than before"),
+    "lease.taken": (logging.INFO, "this process now serves other shards"),
     "gateway.ready": (logging.INFO, "listening for clients"),
     "gateway.limited": (
         logging.WARNING,
-        "fewer clients than --maxclients may come: the system allows too few open files. Raise `ulimit -n`",
+        "the limit of open files allows fewer clients than --maxclients. Raise `ulimit -n`",
     ),
     "gateway.open": (
         logging.WARNING,
         "clients on the network need no password (--allow-open). Set one on the server behind the gateway",
     ),
-    "gateway.stopped": (logging.INFO, "asked to stop; what was taken is answered"),
-    "gateway.failed": (logging.ERROR, "a command broke the gateway; its client was cut off. Report it"),
+    "gateway.stopped": (logging.INFO, "stopped by a signal, after answering all running commands"),
+    "gateway.failed": (
+        logging.ERROR,
+        "a command caused an unexpected error; its client was disconnected. Report it as a bug",
+    ),
     "config.changed": (logging.INFO, "the list of regions changed"),
-    "config.broken": (logging.WARNING, "the file was changed and cannot be used; the old list stays"),
+    "config.broken": (logging.WARNING, "the changed file is invalid; the old list stays in use"),
 }
 
 counts: Counter[str] = Counter()

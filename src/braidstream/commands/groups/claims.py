@@ -28,7 +28,7 @@ _MOST_CLAIMED: Final = (2**63 - 1) // 16
 
 
 def claim(view: View, argv: Argv) -> Plan[list[Any]]:
-    """XCLAIM: native claims on the strands that may hold the IDs. Two round trips."""
+    """XCLAIM: native claims on the strands that may contain the IDs. Two round trips."""
     name, group, consumer = argv[1:4]
     registry = yield from look(view, name)
     if group not in registry.groups:

@@ -46,7 +46,7 @@ def is_native(view: View, argv: Argv) -> bool:
 
 
 def give_back(view: View, argv: Argv) -> Plan[int]:
-    """XNACK key group SILENT|FAIL|FATAL IDS numids id ... [RETRYCOUNT n] [FORCE]: how many were given back.
+    """XNACK: returns entries to the group. The reply is their number.
 
     SILENT takes back the delivery from the count, FATAL makes it the largest there is. Two round trips; three
     with a stand-in.

@@ -46,7 +46,7 @@ def no_group(name: bytes, group: bytes) -> NoReturn:
 
 
 def acknowledge(view: View, argv: Argv) -> Plan[int]:
-    """XACK: each ID goes to the strands that may hold it. One round trip where the strands are known."""
+    """XACK: acknowledges in the strands that may contain each ID. One round trip if they are cached."""
     name, group = argv[1], argv[2]
     try:
         wanted = [strict_id(word) for word in argv[3:]]

@@ -14,7 +14,7 @@ from braidstream.protocol.plan import Batch, Plan
 
 
 def read_group(view: View, argv: Argv) -> Plan[list[Any] | None]:
-    """XREADGROUP. One round trip where a stream has one strand or no COUNT is given; else two or three."""
+    """XREADGROUP: one round trip for one strand or without COUNT, otherwise two or three."""
     spec = parse(argv)
     if spec is None:
         [reply] = yield Batch([tuple(argv)], attempt=True)
