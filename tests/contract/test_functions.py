@@ -15,8 +15,9 @@ from braidstream.admin.membership import initialise
 from braidstream.commands import rename
 from braidstream.errors import ReplyError
 from braidstream.model.strand import Strand
-from braidstream.protocol.braid import View, read_region
+from braidstream.protocol.identify import read_region
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.stream_view import View
 from tests.support.matrix import on_every_engine
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine, Flavour

@@ -7,7 +7,7 @@ import redis
 
 import braidstream
 from braidstream.admin.membership import meet, part
-from braidstream.protocol.braid import read_region
+from braidstream.protocol.identify import read_region
 from braidstream.protocol.plan import Batch, Plan, Replies
 
 

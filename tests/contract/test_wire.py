@@ -10,8 +10,9 @@ from braidstream.commands.table import TABLE
 from braidstream.errors import LostError, ReplyError
 from braidstream.net import wire
 from braidstream.net.wire import Connection, connect, parse_address
-from braidstream.protocol.braid import View, read_region
+from braidstream.protocol.identify import read_region
 from braidstream.protocol.plan import Batch, Plan, arun
+from braidstream.protocol.stream_view import View
 from tests.support.proxy import Proxy
 from tests.support.regions import become
 from tests.support.servers import Engine, Flavour

@@ -9,7 +9,7 @@ import pytest
 import braidstream
 from braidstream.errors import ReplyError
 from braidstream.model.strand import Strand, facts
-from braidstream.protocol.braid import registry_of
+from braidstream.protocol.lookup import registry_of
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication.flow import Flow, Window
 from braidstream.replication.link import Link

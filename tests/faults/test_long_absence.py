@@ -11,9 +11,10 @@ import braidstream
 from braidstream import lua as functions
 from braidstream.admin.membership import initialise, meet
 from braidstream.commands.drop import drop_command
+from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
-from braidstream.protocol.braid import Region, View
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.stream_view import View
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 

@@ -15,7 +15,7 @@ import redis
 
 import braidstream
 from braidstream.net.bulk import Server
-from braidstream.protocol.braid import read_region
+from braidstream.protocol.identify import read_region
 from tests.support.daemons import Daemon, replicating
 from tests.support.gateways import Served
 from tests.support.proxy import Proxy

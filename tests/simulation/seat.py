@@ -18,9 +18,13 @@ from braidstream.model import ids
 from braidstream.model.command import Command
 from braidstream.model.idempotence import Settings
 from braidstream.model.meta import Registry
+from braidstream.model.region_config import Region
 from braidstream.net.wire import pack
-from braidstream.protocol.braid import Region, View, ask, read_region, registry_of
+from braidstream.protocol.braid import ask
+from braidstream.protocol.identify import read_region
+from braidstream.protocol.lookup import registry_of
 from braidstream.protocol.plan import Batch, Plan, Replies, run
+from braidstream.protocol.stream_view import View
 from tests.simulation import clock
 from tests.support.history import Entry
 from tests.support.servers import Engine

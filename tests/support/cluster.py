@@ -15,9 +15,13 @@ from braidstream.errors import ReplyError
 from braidstream.model import keys
 from braidstream.model.command import Command
 from braidstream.model.meta import Registry
+from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
-from braidstream.protocol.braid import Region, View, birth_command, delete_command, registry_of
+from braidstream.protocol.append import birth_command
+from braidstream.protocol.braid import delete_command
+from braidstream.protocol.lookup import registry_of
 from braidstream.protocol.plan import Batch, Plan, Replies, run
+from braidstream.protocol.stream_view import View
 from braidstream.replication.compare import list_ids
 from braidstream.replication.glance import glance_command
 from braidstream.replication.state import journal_command, merge_command, read_state

@@ -9,7 +9,7 @@ from braidstream.admin.membership import initialise, tune_id_mode
 from braidstream.model.ids import ZERO, Id, text
 from braidstream.model.meta import Registry
 from braidstream.model.strand import Strand, There
-from braidstream.protocol.braid import registry_of
+from braidstream.protocol.lookup import registry_of
 from braidstream.protocol.plan import Batch, Plan
 from tests.support.servers import Engine
 

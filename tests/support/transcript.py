@@ -11,9 +11,10 @@ The plan must say exactly these words, in this order. `Atomic({...})` is a round
 from typing import Any, TypeVar
 
 from braidstream.model.command import Command
+from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
-from braidstream.protocol.braid import Region, View
 from braidstream.protocol.plan import Batch, Plan, Replies, run
+from braidstream.protocol.stream_view import View
 
 T = TypeVar("T")
 

@@ -11,7 +11,8 @@ from braidstream import lua as functions
 from braidstream.admin.membership import initialise, meet, tune_id_mode
 from braidstream.errors import ReplyError
 from braidstream.model.keys import name_of_meta
-from braidstream.protocol.braid import Region, read_region
+from braidstream.model.region_config import Region
+from braidstream.protocol.identify import read_region
 from braidstream.protocol.plan import Plan
 from braidstream.replication.link import Link, Progress
 from tests.support.servers import Engine

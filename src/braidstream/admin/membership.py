@@ -6,7 +6,8 @@ from typing import Final
 from braidstream.errors import BraidError, NotARegionError, RegionTakenError, ReplyError
 from braidstream.model.command import Command
 from braidstream.model.keys import CONFIG
-from braidstream.protocol.braid import BEHIND, ID_MODES, Region, read_region
+from braidstream.model.region_config import BEHIND, ID_MODES, Region
+from braidstream.protocol.identify import read_region
 from braidstream.protocol.plan import Batch, Plan
 
 # What changes by less is not noted anew.

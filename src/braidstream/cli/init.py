@@ -8,7 +8,7 @@ from braidstream import lua
 from braidstream.admin.membership import initialise
 from braidstream.cli.reach import Json, Url, ask, report, trouble
 from braidstream.net.bulk import shown
-from braidstream.protocol.braid import refuse_cluster
+from braidstream.protocol.identify import refuse_cluster
 
 
 def init(

@@ -23,9 +23,10 @@ from braidstream.clients.shared import REGION_FRESH_S
 from braidstream.clients.sync import ServerError
 from braidstream.config import Config, RegionConfig
 from braidstream.errors import BraidError, ConfigError
+from braidstream.model.region_config import Region
 from braidstream.net.bulk import shown
 from braidstream.net.wire import parse_address
-from braidstream.protocol.braid import Region, read_region, refuse_cluster
+from braidstream.protocol.identify import read_region, refuse_cluster
 from braidstream.replication.endpoint import Endpoint
 from braidstream.replication.feed import all_streams
 from braidstream.replication.gate import Gate

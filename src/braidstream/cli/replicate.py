@@ -20,7 +20,7 @@ from braidstream.config import Config, RegionConfig, load
 from braidstream.errors import BraidError, ConfigError, NotARegionError
 from braidstream.net.wire import Address, parse_address
 from braidstream.observability.events import emit
-from braidstream.protocol.braid import read_region, refuse_cluster
+from braidstream.protocol.identify import read_region, refuse_cluster
 from braidstream.replication.daemon import Daemon
 from braidstream.replication.gate import Durability
 

@@ -8,8 +8,8 @@ import typer
 from braidstream.admin.membership import tune_id_mode
 from braidstream.cli.reach import Json, Url, ask, report, trouble
 from braidstream.cli.secret import UrlCommand
+from braidstream.model.region_config import ID_MODES
 from braidstream.net.bulk import shown
-from braidstream.protocol.braid import ID_MODES
 
 IdMode = Enum("IdMode", {mode: mode for mode in ID_MODES})  # type: ignore[misc]
 

@@ -20,8 +20,9 @@ from braidstream.commands.table import Spec
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.model.command import Command
 from braidstream.model.keys import meta, shares_slot
-from braidstream.protocol.braid import View, registry_of
+from braidstream.protocol.lookup import registry_of
 from braidstream.protocol.plan import Batch, Plan, Replies, first_error, without_multi
+from braidstream.protocol.stream_view import View
 
 _WATCH_TRIES: Final = 100
 

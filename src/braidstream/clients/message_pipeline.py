@@ -19,7 +19,7 @@ from braidstream.commands.arguments import FUNCTION_ARGUMENTS
 from braidstream.commands.produce import AT_ONCE, call, changed_settings, shared_lane
 from braidstream.model.idempotence import Settings, iid_of
 from braidstream.model.strand import Strand
-from braidstream.protocol.braid import birth_command
+from braidstream.protocol.append import birth_command
 from braidstream.protocol.plan import Plan
 
 Commands = list[tuple[tuple[Any, ...], dict[str, Any]]]

@@ -13,7 +13,7 @@ from braidstream.clients.raised import for_user
 from braidstream.clients.shared import Session
 from braidstream.errors import BraidError, RefusedError, ReplyError
 from braidstream.model.command import Command
-from braidstream.protocol.braid import birth_command
+from braidstream.protocol.append import birth_command
 from braidstream.protocol.plan import Plan, Replies
 
 Commands = list[tuple[tuple[Any, ...], dict[str, Any]]]

@@ -27,10 +27,12 @@ from braidstream.model.command import Command
 from braidstream.model.idempotence import Settings, iid_of
 from braidstream.model.ids import minted_text
 from braidstream.model.meta import REMEMBERED, Registry
+from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
 from braidstream.net.address import sentinel_pool
-from braidstream.protocol.braid import Reading, Region, View, read_region, read_server
+from braidstream.protocol.identify import read_region, read_server
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.stream_view import Reading, View
 
 # How old a client's knowledge of its region may be. `braid tune` reaches running clients within it.
 REGION_FRESH_S: Final = 1.0

@@ -12,8 +12,10 @@ from braidstream.model.ids import Id
 from braidstream.model.merge import certain
 from braidstream.model.meta import Registry
 from braidstream.model.strand import Strand, facts
-from braidstream.protocol.braid import View, ask, look
+from braidstream.protocol.braid import ask
+from braidstream.protocol.lookup import look
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.stream_view import View
 
 # The function looks at every group for every ID, so it gets a few at a time.
 AT_ONCE: Final = 200

@@ -26,8 +26,9 @@ from braidstream.model.ids import Id
 from braidstream.model.meta import Registry
 from braidstream.model.strand import facts
 from braidstream.protocol import braid
-from braidstream.protocol.braid import View, afresh, registry_of
+from braidstream.protocol.lookup import afresh, registry_of
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.stream_view import View
 
 # How a payload begins: the types that engines have used for a stream, and for anything else.
 _STREAM: Final = frozenset((0x0F, 0x13, 0x15, 0x1A, 0x1B))

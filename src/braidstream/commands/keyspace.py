@@ -14,8 +14,11 @@ from braidstream.model import keys
 from braidstream.model.command import Command
 from braidstream.model.meta import Registry
 from braidstream.protocol import braid
-from braidstream.protocol.braid import INFO_CLUSTER, View, delete_command, is_cluster, registry_of
+from braidstream.protocol.braid import delete_command
+from braidstream.protocol.identify import INFO_CLUSTER, is_cluster
+from braidstream.protocol.lookup import WRONGTYPE, registry_of
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.stream_view import View
 
 # They replace whatever has the name.
 OVERWRITING: Final = frozenset((b"SET", b"SETEX", b"PSETEX"))
@@ -163,7 +166,7 @@ def overwrite(view: View, argv: Argv) -> Plan[Any]:
     if not streams[argv[1]]:
         native = tuple(argv)
     elif tells_old_value(argv):
-        fail(braid.WRONGTYPE)
+        fail(WRONGTYPE)
     elif unless_there:
         return None
     [reply] = yield Batch([native])

@@ -28,10 +28,9 @@ from braidstream.model.idempotence import Settings, iid_of
 from braidstream.model.meta import Registry
 from braidstream.model.strand import Strand
 from braidstream.model.strand import facts as strand_facts
-from braidstream.protocol.braid import (
-    View,
+from braidstream.protocol.append import birth_command
+from braidstream.protocol.lookup import (
     afresh,
-    birth_command,
     exists,
     is_stale,
     look,
@@ -41,6 +40,7 @@ from braidstream.protocol.braid import (
     type_check,
 )
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.stream_view import View
 
 # So many messages share one call: the engine does nothing else meanwhile.
 AT_ONCE: Final = 50

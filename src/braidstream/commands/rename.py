@@ -23,8 +23,10 @@ from braidstream.model.command import Command
 from braidstream.model.ids import Id
 from braidstream.model.meta import Registry, given
 from braidstream.model.strand import facts
-from braidstream.protocol.braid import View, delete, exists, registry_of
+from braidstream.protocol.braid import delete
+from braidstream.protocol.lookup import exists, registry_of
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.stream_view import View
 
 PAGE: Final = 500
 TRIES: Final = 5

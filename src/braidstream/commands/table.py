@@ -10,8 +10,8 @@ from braidstream.commands.groups import claims, nack, pending, xgroup
 from braidstream.commands.xreadgroup import deliver
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.model import keys
-from braidstream.protocol.braid import View
 from braidstream.protocol.plan import Plan
+from braidstream.protocol.stream_view import View
 
 # How RESP3 shapes a reply that RESP2 sends as an array: {name: entries}, or a map of facts.
 Shape = Literal["plain", "streams", "facts"]

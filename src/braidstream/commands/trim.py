@@ -13,8 +13,9 @@ from braidstream.model.command import Command
 from braidstream.model.ids import Id
 from braidstream.model.merge import certain
 from braidstream.model.strand import Entry, Strand
-from braidstream.protocol.braid import View, exists, find, look, refuse_other_types, registry_of
+from braidstream.protocol.lookup import exists, find, look, refuse_other_types, registry_of
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.stream_view import View
 
 # One round of trimming to a length reads at most this many entries of each strand.
 PAGE: Final = 1_000

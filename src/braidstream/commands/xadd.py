@@ -11,21 +11,21 @@ from braidstream.model.command import Command
 from braidstream.model.ids import Id
 from braidstream.model.meta import bell
 from braidstream.model.strand import Strand, facts
-from braidstream.protocol.braid import (
-    View,
+from braidstream.protocol.append import birth_command
+from braidstream.protocol.braid import ask
+from braidstream.protocol.identify import read_region
+from braidstream.protocol.lookup import (
     afresh,
-    ask,
-    birth_command,
     exists,
     find,
     is_stale,
-    read_region,
     refuse_other_types,
     refuse_unseen_types,
     registry_of,
     type_check,
 )
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.stream_view import View
 
 _TRIES: Final = 16
 

@@ -11,8 +11,9 @@ from braidstream.model import ids
 from braidstream.model.merge import bodies, weave
 from braidstream.model.meta import Registry
 from braidstream.model.strand import Entry, Strand, facts
-from braidstream.protocol.braid import View, ask_also
+from braidstream.protocol.braid import ask_also
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.stream_view import View
 
 # How many words each takes, the command's own two among them.
 SUBCOMMANDS: Final = {b"STREAM": (3, None), b"GROUPS": (3, 3), b"CONSUMERS": (4, 4), b"HELP": (2, 2)}

@@ -23,8 +23,10 @@ from braidstream.model.ids import Id
 from braidstream.model.merge import bodies, certain, weave
 from braidstream.model.meta import Registry
 from braidstream.model.strand import Entry, Strand, strand_of
-from braidstream.protocol.braid import View, ask, refuse_other_types, registry_of, type_check
+from braidstream.protocol.braid import ask
+from braidstream.protocol.lookup import refuse_other_types, registry_of, type_check
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.stream_view import View
 
 # A blocked reader looks up from time to time, for strands of regions that joined meanwhile.
 BLOCK_SLICE_MS: Final = 60_000

@@ -14,7 +14,8 @@ from braidstream.lua import load
 from braidstream.model.meta import REMEMBERED
 from braidstream.net.resp import Words
 from braidstream.net.wire import Address, connect, pack_one
-from braidstream.protocol.braid import birth_command, read_server, refuse_cluster
+from braidstream.protocol.append import birth_command
+from braidstream.protocol.identify import read_server, refuse_cluster
 from braidstream.protocol.plan import arun
 
 

@@ -5,7 +5,7 @@
     bs:<w>:c:<tag>            stream  strand of writer w: IDs the user chose
     bs:<w>:c.<g>:<tag>        stream  the same, g-th life: a stream that was deleted may start over
     bs:<w>:j:<tag>            stream  journal of writer w
-    bs:meta:<tag>             hash    the stream's strands and where each was cut (see protocol/braid.py)
+    bs:meta:<tag>             hash    the stream's strands and where each was cut (model/meta.py)
     bs:bell:<stamp>:<tag>     stream  empty; goes away when the groups of the stream change (strand.lua)
     bs:turn:<n>:<tag>:<group> stream  one entry: whose turn it is to look out (xreadgroup/blocking.py)
     bs:daemons                hash    the region's replication daemons: a count that goes up while each lives

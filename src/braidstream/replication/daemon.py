@@ -16,9 +16,10 @@ from braidstream.admin.membership import meet, show_alive
 from braidstream.errors import ConfigError, LostError, ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.ids import Id
+from braidstream.model.region_config import Region
 from braidstream.net.wire import Address
 from braidstream.observability.events import emit
-from braidstream.protocol.braid import Region, read_region, refuse_cluster
+from braidstream.protocol.identify import read_region, refuse_cluster
 from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint, Pinned, back_off, reason
 from braidstream.replication.feed import Feed, all_streams
 from braidstream.replication.gate import Durability, Gate

@@ -24,9 +24,11 @@ from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
 from braidstream.model.meta import Registry
+from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
-from braidstream.protocol.braid import Region, View, registry_of
+from braidstream.protocol.lookup import registry_of
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.stream_view import View
 from braidstream.replication import compare, ship
 from braidstream.replication.endpoint import Asked
 from braidstream.replication.loss import Loss

@@ -8,7 +8,7 @@ from typing import Final
 
 from braidstream.errors import ConfigError, ReplyError
 from braidstream.model import keys
-from braidstream.protocol.braid import Region
+from braidstream.model.region_config import Region
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication.endpoint import Asked
 

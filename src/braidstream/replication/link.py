@@ -24,9 +24,9 @@ from braidstream.errors import BraidError, ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
+from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
 from braidstream.observability.events import emit
-from braidstream.protocol.braid import Region
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication import compare
 from braidstream.replication.endpoint import Asked

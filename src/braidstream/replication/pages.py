@@ -8,7 +8,7 @@ import asyncio
 
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand, facts
-from braidstream.protocol.braid import registry_of
+from braidstream.protocol.lookup import registry_of
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication.endpoint import Asked
 from braidstream.replication.ship import Page, page_command

@@ -15,8 +15,9 @@ from braidstream.model.command import Command
 from braidstream.model.ids import Id
 from braidstream.model.meta import Registry
 from braidstream.model.strand import Strand, facts
-from braidstream.protocol.braid import View, ask
+from braidstream.protocol.braid import ask
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.stream_view import View
 
 Info = dict[bytes, Any]
 PAGE: Final = 1_000

@@ -15,8 +15,9 @@ from braidstream.model import ids
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
-from braidstream.protocol.braid import View, look
+from braidstream.protocol.lookup import look
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.stream_view import View
 
 
 @dataclass(frozen=True, slots=True)

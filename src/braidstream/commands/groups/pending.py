@@ -10,8 +10,9 @@ from braidstream.model import ids
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
-from braidstream.protocol.braid import View, find, look, refuse_other_types, registry_of
+from braidstream.protocol.lookup import find, look, refuse_other_types, registry_of
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.stream_view import View
 
 # Who owns an entry that was given back: a consumer that no client has. Users see an empty name.
 NOBODY: Final = b"\0bs:nobody"

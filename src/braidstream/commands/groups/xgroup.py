@@ -13,8 +13,9 @@ from braidstream.model.command import Command
 from braidstream.model.ids import Id
 from braidstream.model.meta import Registry, bell
 from braidstream.model.strand import Strand
-from braidstream.protocol.braid import View, look
+from braidstream.protocol.lookup import look
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.stream_view import View
 
 SUBCOMMANDS: Final = {
     b"CREATE": (5, None),

@@ -24,8 +24,8 @@ from braidstream.model.command import Command
 from braidstream.model.ids import Id
 from braidstream.model.merge import bodies
 from braidstream.model.strand import Strand
-from braidstream.protocol.braid import View
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.stream_view import View
 
 # A waiting consumer looks up from time to time, and goes to the end of the queue. Who waits without taking
 # does not hear the bell, and looks up more often.

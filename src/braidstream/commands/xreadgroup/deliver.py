@@ -9,8 +9,8 @@ from braidstream.commands.xreadgroup import handout
 from braidstream.commands.xreadgroup.blocking import look_again, wait
 from braidstream.commands.xreadgroup.group_arguments import ReadGroup, parse
 from braidstream.errors import ReplyError
-from braidstream.protocol.braid import View
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.stream_view import View
 
 
 def read_group(view: View, argv: Argv) -> Plan[list[Any] | None]:

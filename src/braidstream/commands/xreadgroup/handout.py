@@ -28,8 +28,10 @@ from braidstream.model.command import Command
 from braidstream.model.ids import Id
 from braidstream.model.merge import bodies, weave
 from braidstream.model.strand import Entry, Strand
-from braidstream.protocol.braid import STALE_TRIES, View, refuse_other_types
+from braidstream.protocol.braid import STALE_TRIES
+from braidstream.protocol.lookup import refuse_other_types
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.stream_view import View
 
 
 def look(view: View, spec: ReadGroup, *, turn: bool = False) -> Plan[None]:

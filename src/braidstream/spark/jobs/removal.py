@@ -18,9 +18,11 @@ from pyspark.sql.types import LongType, StringType, StructType
 from braidstream.commands.drop import AT_ONCE, drop_command
 from braidstream.model import ids, keys
 from braidstream.model.frontier import name_of_text, place_of_text
+from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
-from braidstream.protocol.braid import Region, View, read_region
+from braidstream.protocol.identify import read_region
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.stream_view import View
 from braidstream.spark.lake.files import entry_of
 from braidstream.spark.source.survey import Surveyor
 

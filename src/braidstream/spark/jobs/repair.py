@@ -21,8 +21,9 @@ from braidstream.model.command import Command
 from braidstream.model.frontier import name_of_text, place_of_text
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand, facts
-from braidstream.protocol.braid import View, read_region
+from braidstream.protocol.identify import read_region
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.stream_view import View
 from braidstream.spark.jobs.audit import Anomaly, Auditor
 
 PAGE: Final = 1_000

@@ -10,7 +10,7 @@ from braidstream.model import ids, keys
 from braidstream.model.ids import Id
 from braidstream.model.meta import Registry
 from braidstream.model.strand import Strand, facts
-from braidstream.protocol.braid import registry_of
+from braidstream.protocol.lookup import registry_of
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.spark.source.survey import Sight, Standing, look
 

@@ -23,7 +23,8 @@ from braidstream.model.command import Command
 from braidstream.model.frontier import name_of_text, name_text
 from braidstream.model.strand import Strand, facts
 from braidstream.net.bulk import Server, Wire
-from braidstream.protocol.braid import birth_command, read_region
+from braidstream.protocol.append import birth_command
+from braidstream.protocol.identify import read_region
 from braidstream.protocol.plan import Batch, Plan
 
 TRIES = 20

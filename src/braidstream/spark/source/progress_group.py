@@ -9,9 +9,11 @@ from collections.abc import Iterable
 from braidstream.commands.table import TABLE
 from braidstream.errors import ReplyError
 from braidstream.model import ids
+from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
-from braidstream.protocol.braid import Region, View, read_region
+from braidstream.protocol.identify import read_region
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.stream_view import View
 from braidstream.spark.source.offsets import Offset
 from braidstream.spark.source.survey import Surveyor
 

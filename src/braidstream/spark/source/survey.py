@@ -16,7 +16,7 @@ from braidstream.model.ids import Id
 from braidstream.model.meta import Registry
 from braidstream.model.strand import Strand, facts
 from braidstream.net.bulk import RedisError, Server, shown
-from braidstream.protocol.braid import registry_of
+from braidstream.protocol.lookup import registry_of
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.spark.options import Servers
 

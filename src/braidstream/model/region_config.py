@@ -1,0 +1,91 @@
+"""What `bs:config` says: which region a server is."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from braidstream.errors import ConfigError, NotARegionError, ReplyError
+from braidstream.model.strand import facts
+
+# Before a writer's number, a field of `bs:config`.
+BEHIND: Final = b"behind:"
+ID_MODES: Final = ("strict", "semi-strict", "liberal")
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Who the server is: what `bs:config` says.
+
+    left: writers of regions that were removed for good. topology: grows with every change of the others.
+    identity: of the server that was made this region; its replicas and backups have it too.
+    behind_ms: writers whose clock is behind ours by more than the bound, and how far.
+    doubts: from when to when (ms) what was written may be lost, because another process serves it since.
+    fenced: it is being brought back after a loss, and serves no client until then.
+    """
+
+    id: int
+    name: str
+    writer: int
+    id_mode: str = "strict"
+    writers: tuple[int, ...] = ()
+    library: int = 0
+    left: tuple[int, ...] = ()
+    topology: int = 0
+    behind_ms: tuple[tuple[int, int], ...] = ()
+    identity: str = ""
+    doubts: tuple[tuple[int, int], ...] = ()
+    fenced: bool = False
+
+    @property
+    def teller(self) -> int:
+        """The writer that deletions are counted for; 0 where there is no peer to tell."""
+        return self.writer if len(self.writers) > 1 else 0
+
+    @staticmethod
+    def parse(reply: list[Any]) -> "Region":
+        config = facts(reply)
+        if b"region" not in config:
+            raise NotARegionError()
+        try:
+            return Region._parse(config)
+        except (KeyError, ValueError) as error:
+            raise ConfigError(
+                f"bs:config of the server cannot be read ({type(error).__name__}: {error}). Somebody changed "
+                "it by hand: compare its fields with those of another region."
+            ) from None
+
+    @staticmethod
+    def _parse(config: dict[bytes, bytes]) -> "Region":
+        writer = int(config[b"writer"])
+        others = (int(number) for number in config.get(b"writers", b"").split())
+        return Region(
+            id=int(config[b"region"]),
+            name=config[b"name"].decode("utf-8", "replace"),
+            writer=writer,
+            id_mode=config[b"id-mode"].decode("ascii", "replace"),
+            writers=tuple(sorted({writer, *others})),
+            library=int(config.get(b"library", b"0")),
+            left=tuple(int(number) for number in config.get(b"left", b"").split()),
+            topology=int(config.get(b"topology", b"0")),
+            identity=config.get(b"identity", b"").decode("ascii", "replace"),
+            behind_ms=tuple(
+                (int(field[len(BEHIND) :]), int(ms))
+                for field, ms in config.items()
+                if field.startswith(BEHIND)
+            ),
+            doubts=tuple(_window(each) for each in config.get(b"doubts", b"").split()),
+            fenced=b"fenced" in config,
+        )
+
+    def require_open(self) -> "Region":
+        """Itself, for whoever serves clients; while it is fenced LOADING: clients try again later."""
+        if self.fenced:
+            raise ReplyError(
+                f"LOADING region {self.id} ({self.name}) lost its data and is being brought back from its "
+                "peers. It serves clients again when `braid region rejoin` is done"
+            )
+        return self
+
+
+def _window(text: bytes) -> tuple[int, int]:
+    first, _, last = text.partition(b"-")
+    return int(first), int(last)
