@@ -1,7 +1,7 @@
 """How long a waiting consumer takes to get an entry: a crowd blocked on one group, ours against bare.
 
-    writer      XADD strand 1    XADD strand 2    XADD strand 3    one entry at a time, with its moment
-    crowd       64 consumers blocked in XREADGROUP; whoever is served notes how old its entry is
+    writer      XADD strand 1    XADD strand 2    XADD strand 3    one entry at a time, with its time
+    crowd       64 consumers blocked in XREADGROUP; each notes how old its entries are
 
 The bare side is the engine's own blocking XREADGROUP on one stream. Rounds alternate. Writer and crowd
 share this process and its event loop, on both sides, so a figure holds the loop's own delay too.
@@ -31,6 +31,7 @@ WRITERS = (1, 2, 3)
 GROUP = "g"
 ENTRIES, PAUSE_S = 300, 0.001  # of one round
 ROUNDS, QUICK_ROUNDS = 10, 3
+ROUND_WITHIN_S = 120
 # COUNT 1 is less than the strands, so there consumers wait without taking (commands/xreadgroup/deliver.py).
 COUNTS = (10, 1)
 
@@ -78,9 +79,11 @@ async def _measure(bed: Bed, count: int, rounds: int) -> Wakeups:
     served, ages = [0] * CROWD, list[tuple[Ages, Ages]]()
     port = bed.engine.port
     async with braidstream.asyncio.Redis(port=port) as ours, redis.asyncio.Redis(port=port) as bare:
-        for _ in range(rounds):
-            mine = await _round(_Crowd(ours, OURS, count), bare, strands, served)
-            theirs = await _round(_Crowd(bare, BARE, count), bare, [BARE.encode()], [0] * CROWD)
+        for number in range(rounds):
+            end = f"end of round {number}".encode()
+            async with asyncio.timeout(ROUND_WITHIN_S):
+                mine = await _round(_Crowd(ours, OURS, count, end), bare, strands, served)
+                theirs = await _round(_Crowd(bare, BARE, count, end), bare, [BARE.encode()], [0] * CROWD)
             ages.append((mine, theirs))
     name = f"{bed.engine.flavour}: {CROWD} {NAME}, COUNT {count}, {len(WRITERS)} strands"
     return Wakeups(name, ages, served)
@@ -88,11 +91,15 @@ async def _measure(bed: Bed, count: int, rounds: int) -> Wakeups:
 
 @dataclass(frozen=True, slots=True)
 class _Crowd:
-    """Who reads, what, and how much at once."""
+    """Who reads, what, how much at once, and the value that ends the round.
+
+    Each round has its own: more end marks are written than consumers are left, and the next round reads them.
+    """
 
     client: Any
     stream: str
     count: int
+    end: bytes
 
 
 async def _round(crowd: _Crowd, writer: Any, keys: Sequence[bytes], served: list[int]) -> Ages:
@@ -104,10 +111,11 @@ async def _round(crowd: _Crowd, writer: Any, keys: Sequence[bytes], served: list
                 GROUP, f"c{me}", {crowd.stream: ">"}, count=crowd.count, block=60_000
             )
             now = time.perf_counter()
-            moments = [float(fields[b"at"]) for _, entries in reply for _, fields in entries]
-            served[me] += len(moments)
-            ages.extend(now - moment for moment in moments if moment)
-            if 0.0 in moments:
+            values = [value for _, entries in reply for _, fields in entries for value in fields.values()]
+            times = [float(value) for value in values if not value.startswith(b"end")]
+            served[me] += len(times)
+            ages.extend(now - sent for sent in times)
+            if crowd.end in values:
                 return
 
     consumers = [asyncio.create_task(consume(me)) for me in range(CROWD)]
@@ -117,7 +125,7 @@ async def _round(crowd: _Crowd, writer: Any, keys: Sequence[bytes], served: list
         await writer.xadd(keys[n % len(keys)], {"at": repr(time.perf_counter())})
         await asyncio.sleep(PAUSE_S)
     while not all(consumer.done() for consumer in consumers):
-        await writer.xadd(keys[0], {"at": 0.0})  # who gets it goes home
+        await writer.xadd(keys[0], {"at": crowd.end})
         await asyncio.sleep(PAUSE_S)
     assert len(ages) == ENTRIES, "lost or duplicated"
     cuts = statistics.quantiles(ages, n=100)
