@@ -69,7 +69,7 @@ soak: ## ten minutes of faults on each engine: kills, pauses, cut links, full me
 simulate: ## ten thousand seeds of two hundred operations in 2 to 5 regions; BRAID_SEED=17 tells one of them
 	$(PYTHON) -m tests.simulation
 
-demo: ## watch the tables and sessions of the specification typed into redis-cli at gateways
+demo: ## watch the tables and sessions of the requirements typed into redis-cli at gateways
 	BRAID_SHOW=1 $(PYTHON) -m pytest -q -s -n 0 tests/scenarios/test_typed.py tests/scenarios/test_typed_examples.py \
 		tests/faults/test_typed_daemons.py
 

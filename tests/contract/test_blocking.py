@@ -138,7 +138,7 @@ def test_a_cancelled_wait_leaves_the_asyncio_client_usable(region: braidstream.R
     assert found == [(entry, {"n": "1"})]
 
 
-# What Redis 8.2 to 8.10 has and these engines lack (commands.md).
+# Options of Redis 8.2 to 8.10 that these engines lack.
 
 
 def _lengths(found: Any) -> list[tuple[str, int]]:

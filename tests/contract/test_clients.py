@@ -294,7 +294,7 @@ def test_tasks_may_share_a_client(liberal: braidstream.Redis, engine: Engine) ->
     assert asyncio.run(story()) == [[]] * 8
 
 
-# What Redis 8.2 has and these engines lack (commands.md).
+# Options of Redis 8.2 that these engines lack.
 
 
 def test_xdelex_answers_for_each_id(opened: Opener, liberal: braidstream.Redis, engine: Engine) -> None:

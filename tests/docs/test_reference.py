@@ -35,13 +35,25 @@ def test_the_map_has_a_line_for_every_file() -> None:
     assert not missing
 
 
-def test_every_promise_names_tests_that_exist() -> None:
-    text = (ROOT / "docs" / "design" / "guarantees.md").read_text(encoding="utf-8")
-    rows = [line for line in text.splitlines() if line.startswith("|") and "---" not in line][1:]
+@pytest.mark.parametrize("page", ["guarantees.md", "requirements.md"])
+def test_every_promise_names_tests_that_exist(page: str) -> None:
+    text = (ROOT / "docs" / "design" / page).read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if re.match(r"\|(?! promise \|| number \||---)", line)]
     assert len(rows) >= 10
     for row in rows:
-        tests = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", row)
+        tests = re.findall(r"`((?:tests|bench)/[\w/]+\.py)(?:::(\w+))?`", row)
         assert tests, f"no test for: {row}"
         for path, name in tests:
             assert (ROOT / path).exists(), path
             assert not name or f"def {name}(" in (ROOT / path).read_text(encoding="utf-8"), f"{path}::{name}"
+
+
+def test_every_requirement_that_is_cited_exists() -> None:
+    page = (ROOT / "docs" / "design" / "requirements.md").read_text(encoding="utf-8")
+    known = re.findall(r"^\| ([A-Z]{2}-\d+) \|", page, re.MULTILINE)
+    assert len(known) == len({*known})
+    files = [path for folder in ("src", "tests", "docs") for path in (ROOT / folder).rglob("*.*")]
+    for path in files:
+        if path.suffix in (".py", ".lua", ".md") and "node_modules" not in path.parts:
+            cited = re.findall(r"\b(?:AA|IP|ST|GR|LG)-\d+\b", path.read_text(encoding="utf-8"))
+            assert {*cited} <= {*known}, path

@@ -1,4 +1,4 @@
-"""The traps one region can fall into (facts-engine.md, section 10). Each test fails without its guard."""
+"""Engine behaviours that would break one region. Each test fails without its guard in the code."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

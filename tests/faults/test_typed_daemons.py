@@ -1,4 +1,4 @@
-"""Tables of the specification, typed into redis-cli at the gateways of `braid up`, with its real daemons."""
+"""Tables of AA (docs/design/requirements.md), typed into redis-cli at the gateways of `braid up`."""
 
 from collections.abc import Callable, Iterator
 
@@ -36,7 +36,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[tuple[str, UpWorld]]:
             made.close()
 
 
-def test_the_specifications_tables_hold_with_real_daemons(world: tuple[str, UpWorld]) -> None:
+def test_the_conflict_tables_hold_with_real_daemons(world: tuple[str, UpWorld]) -> None:
     mode, regions = world
     for table in PLAYED if mode == "strict" else CHOSEN:
         if SHOWN:

@@ -1,4 +1,4 @@
-"""Every table of spec/active-active-streams.md, as it stands there."""
+"""Requirements AA-1 to AA-25 (docs/design/requirements.md) as tables: columns are regions, rows are times."""
 
 # Tables are as wide as they are.
 # ruff: noqa: E501

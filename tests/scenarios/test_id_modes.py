@@ -1,4 +1,4 @@
-"""The ID modes of spec/active-active-streams.md: which IDs XADD takes, and what they become."""
+"""The ID modes, requirements AA-6 to AA-13 (docs/design/requirements.md): which IDs XADD accepts."""
 
 import subprocess
 import sys
@@ -277,7 +277,7 @@ def test_after_a_deletion_minted_ids_go_on_after_all_that_were_minted(liberal: b
 # Iterating with XREAD: one ID is no position in a stream that two regions write.
 
 
-def test_xread_by_one_id_skips_what_arrives_late_as_the_specification_says(region: braidstream.Redis) -> None:
+def test_xread_by_one_id_skips_what_arrives_late(region: braidstream.Redis) -> None:
     for ms in ("110", "120", "130"):
         region.xadd("x", F1, id=ms)
     assert region.xread({"x": "0"}, count=2) == [["x", [("110-1", F1), ("120-1", F1)]]]
@@ -290,7 +290,7 @@ def test_xread_by_one_id_skips_what_arrives_late_as_the_specification_says(regio
 
 
 def test_a_delete_affects_only_what_could_be_seen(region: braidstream.Redis) -> None:
-    """The conflict of the specification, as region 1 lives it: DEL, then region 2's entry arrives."""
+    """AA-5, seen from region 1: DEL, then region 2's entry arrives."""
     region.xadd("messages", {"text": "hello"})
     region.delete("messages")
     assert region.exists("messages") == 0

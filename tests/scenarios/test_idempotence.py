@@ -1,4 +1,4 @@
-"""spec/idempotent-message-processing.md, statement by statement, on both engines."""
+"""Requirements IP-1 to IP-13 (docs/design/requirements.md), on all engines."""
 
 import time
 from typing import Any
@@ -244,7 +244,7 @@ def test_wrongtype_is_told(region: braidstream.Redis) -> None:
 
 
 def test_nomkstream_of_a_stream_that_does_not_exist_adds_nothing(region: braidstream.Redis) -> None:
-    """The document lists `ERR no such key` here; the server answers nil, as for plain XADD, and so do we."""
+    """IP-12: the server answers nil, as for plain XADD, and so do we."""
     assert region.xadd("none", ENTRY, nomkstream=True, idmp=("p", b"1")) is None
     assert region.exists("none") == 0
     first = region.xadd("none", ENTRY, idmp=("p", b"1"))

@@ -1,4 +1,4 @@
-"""The specification's tables and the guide's sessions, typed into real redis-cli processes at gateways.
+"""The tables of AA and the sessions of GR (docs/design/requirements.md), typed into redis-cli at gateways.
 
 `make demo` shows the tables as they are played. The tests are those of the files they are imported from; only
 who they talk to is another.

@@ -1,4 +1,4 @@
-"""Examples of the guide and of idempotent production, typed into redis-cli at a gateway, compared as printed.
+"""Examples of ST and IP (docs/design/requirements.md), typed into redis-cli at a gateway.
 
 `<a>` stands for an ID: what is printed where it first stands is what it means from then on.
 """
@@ -33,7 +33,7 @@ def liberal_typist(engine: Engine) -> Iterator[Typist]:
     one.close()
 
 
-def test_iterating_a_stream_as_the_guide_does(typist: Typist) -> None:
+def test_iterating_a_stream(typist: Typist) -> None:
     play(typist, """
         > XADD writers * name Virginia surname Woolf
         "<a>"
@@ -83,7 +83,7 @@ def test_iterating_a_stream_as_the_guide_does(typist: Typist) -> None:
     """)  # fmt: skip
 
 
-def test_reading_one_and_two_streams_as_the_guide_does(typist: Typist) -> None:
+def test_reading_one_and_two_streams(typist: Typist) -> None:
     play(typist, """
         > XADD mystream * id 10
         "<a>"
@@ -119,7 +119,7 @@ def test_reading_one_and_two_streams_as_the_guide_does(typist: Typist) -> None:
     """)  # fmt: skip
 
 
-def test_explicit_ids_and_capped_streams_as_the_guide_has_them(liberal_typist: Typist) -> None:
+def test_explicit_ids_and_capped_streams(liberal_typist: Typist) -> None:
     play(liberal_typist, """
         > XADD mystream 0-0 id 1
         (error) ERR The ID specified in XADD must be greater than 0-0
@@ -155,7 +155,7 @@ def test_explicit_ids_and_capped_streams_as_the_guide_has_them(liberal_typist: T
     """)  # fmt: skip
 
 
-def test_strict_mode_refuses_the_guides_full_ids_and_says_what_to_do(engine: Engine) -> None:
+def test_strict_mode_refuses_full_ids_and_says_what_to_do(engine: Engine) -> None:
     become(engine)
     one = Typist(engine, client_of(engine, decode_responses=True), "strict")
     try:
@@ -168,7 +168,7 @@ def test_strict_mode_refuses_the_guides_full_ids_and_says_what_to_do(engine: Eng
         one.close()
 
 
-def test_lists_and_plain_keys_of_the_guide_pass_as_they_are(typist: Typist) -> None:
+def test_lists_and_plain_keys_pass_unchanged(typist: Typist) -> None:
     play(typist, """
         > RPUSH queue one two three
         (integer) 3
@@ -187,7 +187,7 @@ def test_lists_and_plain_keys_of_the_guide_pass_as_they_are(typist: Typist) -> N
     """)  # fmt: skip
 
 
-def test_idempotent_production_as_its_document_has_it(typist: Typist) -> None:
+def test_idempotent_production(typist: Typist) -> None:
     play(typist, """
         > XADD mystream IDMP producer-1 iid-1 * field value
         "<a>"

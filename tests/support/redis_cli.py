@@ -1,4 +1,4 @@
-"""redis-cli as the guide prints it: sessions are typed, and what is shown is compared."""
+"""Sessions are typed into redis-cli, and the output is compared."""
 
 import re
 import shlex
@@ -25,7 +25,7 @@ class Cli:
         self.added = 0
 
     def play(self, session: str, *, facts: int | None = None) -> None:
-        """Type every command of a session and compare what is shown. `facts`: how many of XINFO's the guide
+        """Type every command of a session and compare what is shown. `facts`: how many of XINFO's the session
         shows; its engine was older and had fewer."""
         for typed in session.split(PROMPT)[1:]:
             line, _, printed = typed.partition("\n")

@@ -1,4 +1,4 @@
-"""The specification's tables, run: columns are regions, rows are times, `Sync` is a row.
+"""Conflict tables that run: columns are regions, rows are times, `Sync` is a row.
 
     play(world, '''
         time | region 1                             | region 2

@@ -7,7 +7,7 @@
 The copy is made aside, page by page, under a key of its own, and adopted by one function that also
 deletes what the new name was (and, for RENAME, the old stream). The source is WATCHed meanwhile: if
 it changes, the copy starts again. Groups do not come along, and of entries that share one ID only
-one does, as the specification says.
+one does (AA-12, AA-25 of docs/design/requirements.md).
 """
 
 import dataclasses

@@ -113,7 +113,7 @@ def read(view: View, argv: Argv) -> Plan[list[Any] | None]:
 
     BLOCK: a first look without waiting, then one native blocking read over every strand that may
     come to be. One ID is a position in every strand; entries that arrive later with a smaller ID
-    are skipped, as the specification says.
+    are skipped (AA-14 of docs/design/requirements.md).
     """
     try:
         spec = parse_read(argv)
