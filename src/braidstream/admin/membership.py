@@ -5,8 +5,9 @@ from typing import Final
 
 from braidstream.errors import BraidError, NotARegionError, RegionTakenError, ReplyError
 from braidstream.model.command import Command
+from braidstream.model.fields import ConfigField
 from braidstream.model.keys import CONFIG
-from braidstream.model.region_config import BEHIND, ID_MODES, Region
+from braidstream.model.region_config import ID_MODES, Region
 from braidstream.protocol.identify import read_region
 from braidstream.protocol.plan import Batch, Plan
 
@@ -26,9 +27,10 @@ def initialise(region: int, name: str, *, fenced: bool = False) -> Plan[Region]:
         try:
             known = yield from read_region()
         except NotARegionError:
-            facts = ("region", region, "name", name, "writer", region, "writers", region, "id-mode", "strict")
-            fence = ("fenced", 1) if fenced else ()
-            yield Batch([("HSET", CONFIG, *facts, "topology", 1, *fence)], atomic=True)
+            who = (ConfigField.REGION, region, ConfigField.NAME, name, ConfigField.ID_MODE, "strict")
+            writers = (ConfigField.WRITER, region, ConfigField.WRITERS, region, ConfigField.TOPOLOGY, 1)
+            fence = (ConfigField.FENCED, 1) if fenced else ()
+            yield Batch([("HSET", CONFIG, *who, *writers, *fence)], atomic=True)
             continue  # whoever was first, it is read now
         yield Batch([("UNWATCH",)])
         break
@@ -40,7 +42,7 @@ def initialise(region: int, name: str, *, fenced: bool = False) -> Plan[Region]:
 def _identify() -> Plan[Region]:
     """Note which server was made this region. A replica that is promoted has the same note."""
     [info] = yield Batch([("INFO", "server")], resend=True)
-    yield Batch([("HSET", CONFIG, "identity", info_facts(info)[b"run_id"])])
+    yield Batch([("HSET", CONFIG, ConfigField.IDENTITY, info_facts(info)[b"run_id"])])
     return (yield from read_region())
 
 
@@ -61,8 +63,8 @@ def _refuse_eviction() -> Plan[None]:
 
 def set_fence(up: bool) -> Plan[Region]:
     """Whether a region serves clients. Running clients follow within a second."""
-    fence: Command = ("HSET", CONFIG, "fenced", 1) if up else ("HDEL", CONFIG, "fenced")
-    yield Batch([fence, ("HINCRBY", CONFIG, "topology", 1)])
+    fence: Command = ("HSET", CONFIG, ConfigField.FENCED, 1) if up else ("HDEL", CONFIG, ConfigField.FENCED)
+    yield Batch([fence, ("HINCRBY", CONFIG, ConfigField.TOPOLOGY, 1)])
     return (yield from read_region())
 
 
@@ -111,9 +113,9 @@ def note_behind(writer: int, behind_ms: int) -> Plan[None]:
     """Note how far a peer's clock is behind ours; 0 if it is not. Written if it has changed much."""
     known = dict((yield from read_region()).behind_ms).get(writer, 0)
     if not behind_ms and known:
-        yield Batch([("HDEL", CONFIG, BEHIND + b"%d" % writer)])
+        yield Batch([("HDEL", CONFIG, ConfigField.BEHIND + b"%d" % writer)])
     elif abs(behind_ms - known) > NOTED_MS:
-        yield Batch([("HSET", CONFIG, BEHIND + b"%d" % writer, behind_ms)])
+        yield Batch([("HSET", CONFIG, ConfigField.BEHIND + b"%d" % writer, behind_ms)])
 
 
 def tune_id_mode(mode: str) -> Plan[Region]:
@@ -121,5 +123,5 @@ def tune_id_mode(mode: str) -> Plan[Region]:
     if mode not in ID_MODES:
         raise BraidError(f"{mode!r} is no ID mode. Choose one of: {', '.join(ID_MODES)}.")
     yield from read_region()
-    yield Batch([("HSET", CONFIG, "id-mode", mode), ("HINCRBY", CONFIG, "topology", 1)])
+    yield Batch([("HSET", CONFIG, ConfigField.ID_MODE, mode), ("HINCRBY", CONFIG, ConfigField.TOPOLOGY, 1)])
     return (yield from read_region())

@@ -16,14 +16,13 @@ from typing import Any, Final
 from braidstream.commands.arguments import Argv, fail, option, shown
 from braidstream.commands.groups import group_status
 from braidstream.commands.groups.pending import Query, rows_of
-from braidstream.commands.groups.xgroup import later
 from braidstream.commands.rename import PAGE, TRIES, Copy, adoption, fill, refuse_watching, restless, token
 from braidstream.commands.xreadgroup import heads
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
-from braidstream.model.meta import Registry
+from braidstream.model.meta import Registry, group_start
 from braidstream.model.strand import facts
 from braidstream.protocol import braid
 from braidstream.protocol.lookup import afresh, registry_of
@@ -186,7 +185,7 @@ def _adopt(view: View, made: Copy) -> Plan[None]:
     about, groups = yield Batch([("XINFO", "STREAM", aside), ("XINFO", "GROUPS", aside)])
     known, words = facts(about), list[bytes]()
     for info in map(facts, groups):
-        words += (info[b"name"], later(ids.native(info[b"last-delivered-id"])))
+        words += (info[b"name"], group_start(ids.native(info[b"last-delivered-id"])))
     holds = int(known[b"length"]), ids.native(known[b"last-generated-id"])
     done = yield Batch([adoption(view, made, holds, words)], atomic=True)
     if done is None:

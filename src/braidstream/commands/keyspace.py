@@ -226,7 +226,7 @@ def _refuse_cluster(argv: Argv, info: Any = None) -> Plan[None]:
 def list_keys(view: View, argv: Argv) -> Plan[list[bytes]]:
     """KEYS: plain keys and streams, under their own names."""
     yield from _refuse_cluster(argv)
-    plain, metas = yield Batch([("KEYS", argv[1]), ("KEYS", b"bs:meta:*")], resend=True)
+    plain, metas = yield Batch([("KEYS", argv[1]), ("KEYS", keys.META + b"*")], resend=True)
     matches = matcher(argv[1])
     names = [name for key in metas if (name := keys.name_of_meta(key)) is not None and matches(name)]
     streams = yield from _existing(names)
@@ -255,7 +255,9 @@ def hidden_keys() -> Plan[tuple[set[bytes], int]]:
     """Our own keys, and how many streams they make up. A SCAN of the whole database."""
     cursor, ours, streams = b"0", set[bytes](), set[bytes]()
     while True:
-        [(cursor, found)] = yield Batch([("SCAN", cursor, "MATCH", "bs:*", "COUNT", _PAGE)], resend=True)
+        [(cursor, found)] = yield Batch(
+            [("SCAN", cursor, "MATCH", keys.PREFIX + b"*", "COUNT", _PAGE)], resend=True
+        )
         fresh = {key for key in found if keys.is_ours(key)} - ours
         ours |= fresh
         streams.update(

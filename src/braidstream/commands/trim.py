@@ -138,7 +138,7 @@ def _by_our_clock(view: View, strand: Strand, head: list[Any]) -> list[Entry]:
     its entries would never be the oldest, and what others have just added would be.
     """
     entries = strand.entries(head)
-    if strand.kind != "s":
+    if not strand.is_minted:
         return entries
     behind_ms = dict(view.region.behind_ms).get(strand.writer, 0)
     ahead_ms = view.recall(strand.name).ahead_ms.get(strand.label, -behind_ms)

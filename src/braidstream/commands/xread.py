@@ -16,7 +16,7 @@ from braidstream.commands.arguments import (
 )
 from braidstream.commands.budget import Budget
 from braidstream.errors import ReplyError
-from braidstream.model import ids
+from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.frontier import Frontier
 from braidstream.model.ids import Id
@@ -328,7 +328,7 @@ def _with_unborn(view: View, name: bytes, frontier: Frontier, position: Id) -> t
     known = {strand.label: strand for strand in (*view.recall(name).cuts, *frontier)}
     possible = [*frontier]
     for writer in view.region.writers:
-        minted, chosen = Strand(name, "s", writer), Strand(name, "c", writer)
+        minted, chosen = Strand(name, keys.MINTED, writer), Strand(name, keys.CHOSEN, writer)
         current = known.get(chosen.label)
         possible += [minted, current.next_life if current else chosen]
     return name, _joined(frontier, tuple(dict.fromkeys(possible)), position), position

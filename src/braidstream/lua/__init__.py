@@ -5,21 +5,23 @@ only grows. Loading compares and replaces under WATCH, so of two clients that lo
 one wins, whatever the order.
 """
 
+from collections.abc import Iterator
 from functools import cache
 from importlib import resources
 from typing import Any, Final
 
 from braidstream.errors import LibraryError, ReplyError
 from braidstream.model.command import Command
-from braidstream.model.ids import CLOCK_BOUND_MS
-from braidstream.model.keys import CONFIG
+from braidstream.model.fields import ConfigField, MetaField, named
+from braidstream.model.ids import CLOCK_BOUND_MS, WRITERS
+from braidstream.model.keys import CHOSEN, CONFIG, MINTED, PREFIX
 from braidstream.protocol.plan import Batch, Plan
 
 VERSION: Final = 7
 NAME: Final = "braidstream"
 _PARTS: Final = (
-    *("rights", "id", "clock", "vector", "strand", "chosen", "settings", "group", "braid", "journal"),
-    *("entry", "idempotence", "acks", "glance", "merge", "mend", "region", "database", "library"),
+    *("rights", "id", "meta", "clock", "vector", "strand", "chosen", "settings", "group", "braid"),
+    *("journal", "entry", "idempotence", "acks", "glance", "merge", "mend", "region", "database", "library"),
 )
 _TRIES: Final = 10
 
@@ -29,8 +31,16 @@ def source(version: int = VERSION) -> str:
     """The library as the engine gets it."""
     folder = resources.files(__package__)
     parts = [folder.joinpath(f"{part}.lua").read_text(encoding="utf-8") for part in _PARTS]
-    numbers = f"local VERSION = {version}\nlocal CLOCK_BOUND_MS = {CLOCK_BOUND_MS}\n"
-    return f"#!lua name={NAME}\n{numbers}" + "\n".join(parts)
+    return "\n".join((f"#!lua name={NAME}", f"local VERSION = {version}", *_shared(), *parts))
+
+
+def _shared() -> Iterator[str]:
+    """What Lua and Python both name, as Lua."""
+    yield f"local CLOCK_BOUND_MS, WRITERS, KEY_PREFIX = {CLOCK_BOUND_MS}, {WRITERS}, '{PREFIX.decode()}'"
+    yield f"local KIND = {{ MINTED = '{MINTED}', CHOSEN = '{CHOSEN}' }}"
+    for table, fields in (("META", MetaField), ("CONFIG", ConfigField)):
+        words = ", ".join(f"{name} = '{field.decode()}'" for name, field in named(fields))
+        yield f"local {table} = {{ {words} }}"
 
 
 def installed() -> Plan[int]:
@@ -51,7 +61,7 @@ def load(text: str | None = None, *, version: int = VERSION) -> Plan[int]:
     clients that need it, so an older client is told to upgrade.
     """
     for _ in range(_TRIES):
-        _, noted = yield Batch([("WATCH", CONFIG), ("HGET", CONFIG, "library")])
+        _, noted = yield Batch([("WATCH", CONFIG), ("HGET", CONFIG, ConfigField.LIBRARY)])
         try:
             before = yield from installed()
         except ReplyError:
@@ -66,7 +76,7 @@ def load(text: str | None = None, *, version: int = VERSION) -> Plan[int]:
         if before == version and noted == b"%d" % version:
             yield Batch([("UNWATCH",)])
             return before
-        commands: list[Command] = [("HSET", CONFIG, "library", version)]
+        commands: list[Command] = [("HSET", CONFIG, ConfigField.LIBRARY, version)]
         if before < version:
             commands.insert(0, ("FUNCTION", "LOAD", "REPLACE", text or source(version)))
         done: Any = yield Batch(commands, atomic=True)

@@ -16,7 +16,7 @@ end
 
 -- What peers have acknowledged is acknowledged here, and is not delivered here any more.
 local function take_acks(meta, strands, group, theirs)
-  local known = redis.call('HGET', meta, 'k:' .. group) or ''
+  local known = redis.call('HGET', meta, META.GROUP_ACKED .. group) or ''
   local acked, finished = acked_of(known), true
   for id, upto in pairs(theirs) do
     if is_id(upto) and less(acked[id] or '0-0', upto) then
@@ -36,7 +36,7 @@ local function take_acks(meta, strands, group, theirs)
     end
   end
   local text = acked_text(acked)
-  if text ~= known then redis.call('HSET', meta, 'k:' .. group, text) end
+  if text ~= known then redis.call('HSET', meta, META.GROUP_ACKED .. group, text) end
   return finished
 end
 
@@ -57,9 +57,9 @@ local function note_acks(meta, key, id, last, groups)
     local group = groups[info.name]
     if not group then
       group = {
-        acked = acked_of(redis.call('HGET', meta, 'k:' .. info.name)),
-        base = acked_of(redis.call('HGET', meta, 'b:' .. info.name)),
-        jumped = redis.call('HGET', meta, 'h:' .. info.name),
+        acked = acked_of(redis.call('HGET', meta, META.GROUP_ACKED .. info.name)),
+        base = acked_of(redis.call('HGET', meta, META.GROUP_BASE .. info.name)),
+        jumped = redis.call('HGET', meta, META.GROUP_MOVED .. info.name),
       }
       groups[info.name] = group
     end
@@ -76,8 +76,8 @@ end
 --[[ `n:<label>`: where a strand of ours is new. `?` when it is made; the first entry when a link first looks at it.
      Peers have nothing of it then, so what one has below that ID was not trimmed here: this engine lost it. ]]
 local function settle_new(meta, label, first, last)
-  if redis.call('HGET', meta, 'n:' .. label) ~= '?' then return end
-  redis.call('HSET', meta, 'n:' .. label, first ~= '' and first or following(last))
+  if redis.call('HGET', meta, META.NEW .. label) ~= '?' then return end
+  redis.call('HSET', meta, META.NEW .. label, first ~= '' and first or following(last))
 end
 
 --[[ braid_state: what a link needs to know of a stream, in one moment.
@@ -104,7 +104,7 @@ local function braid_state(keys, args)
       for _, word in ipairs(facts['last-entry'] and facts['last-entry'][2] or {}) do width = width + #word end
       local tail, deleted = facts['last-entry'] and facts['last-entry'][1] or '', facts['max-deleted-entry-id'] or '0-0'
       found[#found + 1] = { last, first, facts.length, facts['entries-added'] or 0, width, tail, deleted }
-      local met = string.match(id, '^=([sc]%d+):')
+      local met = string.match(id, '^=(%a%d+):')
       if met then settle_new(meta, met, first, last) end
       if id ~= '' and not met then restless = note_acks(meta, key, id, last, groups) or restless end
       if home and id ~= '' and key ~= home then
@@ -118,8 +118,8 @@ local function braid_state(keys, args)
   end
   if highest then move_home_on(meta, home, highest) end
   for name, group in pairs(groups) do
-    if group.moved and redis.call('HEXISTS', meta, 'g:' .. name) == 1 then
-      redis.call('HSET', meta, 'k:' .. name, acked_text(group.acked))
+    if group.moved and redis.call('HEXISTS', meta, META.GROUP .. name) == 1 then
+      redis.call('HSET', meta, META.GROUP_ACKED .. name, acked_text(group.acked))
     end
   end
   return { redis.call('HGETALL', meta), found, restless and 1 or 0 }

@@ -24,21 +24,32 @@ end
      The caller names every strand that may be there, and the turn of every group. If the registry has one
      more, or groups and another bell, nothing is done (BSSTALE): the caller looks again.
      Why a function: between taking the keys away and noting their last IDs, nobody may append. ]]
+local DELETED_WITH_STREAM = {
+  [META.GROUP] = true,
+  [META.GROUP_MOVED] = true,
+  [META.GROUP_BASE] = true,
+  [META.GROUP_ACKED] = true,
+  [META.GROUP_SEEN] = true,
+  [META.LOST] = true,
+  [META.MENDED] = true,
+}
+
 -- What deletes them; or nil, and the error.
 local function delete_strands(meta, writer, given)
   local strands, groups, turns, moved, named = {}, {}, {}, {}, given.named
   local fields = redis.call('HGETALL', meta)
   for at = 1, #fields, 2 do
-    local life, state, cut = string.match(fields[at + 1], '^(%d+):([+-]):(.*)$')
-    if string.match(fields[at], '^[gvkbhlm]:') then
+    local prefix, name = split_field(fields[at])
+    local life, cut = strand_there(fields[at], fields[at + 1])
+    if DELETED_WITH_STREAM[prefix] then
       groups[#groups + 1] = fields[at]
-      if string.match(fields[at], '^g:') then
+      if prefix == META.GROUP then
         if not named[fields[at]] then return nil, redis.error_reply(STALE_STREAM) end
         turns[#turns + 1] = named[fields[at]]
       end
-    elseif string.match(fields[at], '^f:') then
-      moved[string.sub(fields[at], 3)] = true
-    elseif string.match(fields[at], '^[sc]%d+$') and state == '+' then
+    elseif prefix == META.FUTURE then
+      moved[name] = true
+    elseif life then
       local key = named[fields[at] .. ':' .. life]
       if not key then return nil, redis.error_reply(STALE_STREAM) end
       strands[fields[at]] = { key = key, life = life, cut = cut }
@@ -58,16 +69,16 @@ local function delete_strands(meta, writer, given)
         -- Peers may have been moved on by the same ID, and would not come back: only alone can we.
         if writer == '0' and less(this_moment(), last) then last = really_last(meta, label, last) end
       end
-      if moved[label] then redis.call('HSET', meta, 'f:' .. label, '') end
+      if moved[label] then redis.call('HSET', meta, META.FUTURE .. label, '') end
       -- Of a copy that was lost nothing was seen, so nothing is deleted but what was before.
-      local own = writer == '0' or string.sub(label, 2) == writer
+      local own = writer == '0' or select(2, split_label(label)) == writer
       local lost = own and after_loss(strand.cut) or strand.cut
       register(meta, label, strand.life, '-', last or lost)
     end
     for _, group in ipairs(groups) do redis.call('HDEL', meta, group) end
     for _, turn in ipairs(turns) do redis.call('UNLINK', turn) end
     if #turns > 0 then ring(meta, given.bell) end
-    if existed == 1 then count_deletion(meta, 'x', writer) end
+    if existed == 1 then count_deletion(meta, META.DELETIONS, writer) end
     forget_idempotence(meta, writer == '0')
     return existed
   end

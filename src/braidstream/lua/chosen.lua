@@ -38,11 +38,11 @@ end
 
 local function move_minted_on(keys, label, floor, bell)
   if redis.call('EXISTS', keys[2]) == 0 then make(keys[1], keys[2], label, true, bell) end
-  redis.call('HSETNX', keys[1], label, '0:+:0-0')
+  register_again(keys[1], label, '0')
   local last = last_of(keys[2])
   if not less(last, floor) then return end
   if less(this_moment(), floor) then
-    redis.call('HSET', keys[1], 'f:' .. label, really_last(keys[1], label, last) .. ' ' .. floor)
+    redis.call('HSET', keys[1], META.FUTURE .. label, really_last(keys[1], label, last) .. ' ' .. floor)
   end
   redis.call('XSETID', keys[2], floor)
 end
@@ -60,7 +60,7 @@ end
 local function exists(meta)
   local fields = redis.call('HGETALL', meta)
   for at = 1, #fields, 2 do
-    if string.match(fields[at], '^[sc]%d+$') and string.match(fields[at + 1], '^%d+:%+') then return true end
+    if strand_there(fields[at], fields[at + 1]) then return true end
   end
   return false
 end
@@ -85,7 +85,7 @@ local function chosen_add(keys, args)
   if not less(last, id) or less(bound, end_of(s, s_cut)) then return redis.error_reply(SMALLER) end
   local refused = writing_refused(meta, s, c, s_label, bell)
   if refused then return refused end
-  if not registered(meta, c_label) then redis.call('HSET', meta, 'n:' .. c_label, id) end
+  if not registered(meta, c_label) then redis.call('HSET', meta, META.NEW .. c_label, id) end
   enter(meta, c, c_label, life, bell)
   local reply = redis.pcall('XADD', c, id, unpack(args, 9))
   if type(reply) == 'table' and reply.err then return reply end

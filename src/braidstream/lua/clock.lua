@@ -32,13 +32,13 @@ end
 local function floor_after(home, label, id, now)
   if not is_ahead(id, now) then return nil end
   local ms, seq = string.match(id, '^(%d+)-(%d+)$')
-  local kind, writer = string.match(label, '^(%a)(%d+)')
-  local own = tonumber(string.match(home, '^bs:(%d+):'))
+  local kind, writer = split_label(string.match(label, '^[^:]+'))
+  local own = tonumber(writer_of(home))
   if #seq > 15 then return ms .. '-' .. MAX_SEQ end
-  if kind == 's' then
+  if kind == KIND.MINTED then
     if tonumber(writer) >= own then return id end
     return seq == '0' and end_of_millisecond_before(ms) or ms .. '-' .. predecessor(seq)
   end
   if tonumber(seq) < own then return end_of_millisecond_before(ms) end
-  return ms .. '-' .. string.format('%.0f', math.floor((seq - own) / 1024))
+  return ms .. '-' .. string.format('%.0f', math.floor((seq - own) / WRITERS))
 end

@@ -8,7 +8,7 @@ local function database_flush(keys, args)
   local plain = {}
   for _, number in ipairs(args) do
     redis.call('SELECT', number)
-    if redis.call('HEXISTS', keys[1], 'region') == 0 then
+    if redis.call('HEXISTS', keys[1], CONFIG.REGION) == 0 then
       plain[#plain + 1] = number
     elseif redis.call('DBSIZE') > 1 then
       return redis.error_reply('BSREGION ' .. number)

@@ -6,7 +6,7 @@ local function has_news(key, id, last, fields)
   for _, info in ipairs(groups_of(key, {})) do
     local delivered = info['last-delivered-id']
     if info.pending > 0 or less(delivered, last) then return true end
-    if acked_of(fields['k:' .. info.name])[id] ~= delivered then return true end
+    if acked_of(fields[META.GROUP_ACKED .. info.name])[id] ~= delivered then return true end
   end
   return false
 end
@@ -27,7 +27,7 @@ local function braid_glance(keys, args)
       if string.sub(field, 1, #prefix) == prefix then is_local = true end
     end
     if not is_local then words[#words + 1] = field .. '=' .. value end
-    local life = string.match(field, '^[sc]%d+$') and string.match(value, '^(%d+):%+')
+    local life = strand_there(field, value)
     if life and not named[field .. ':' .. life] then return '' end
   end
   table.sort(words)

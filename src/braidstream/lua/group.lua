@@ -22,8 +22,8 @@ local function strands_of(keys, args)
   end
   local fields = redis.call('HGETALL', keys[1])
   for at = 1, #fields, 2 do
-    local life = string.match(fields[at + 1], '^(%d+):%+')
-    if life and string.match(fields[at], '^[sc]%d+$') and not named[fields[at] .. ':' .. life] then return nil end
+    local life = strand_there(fields[at], fields[at + 1])
+    if life and not named[fields[at] .. ':' .. life] then return nil end
   end
   if is_stale(keys[1], bell) then return nil end
   return strands, keys[#keys], bell
@@ -42,7 +42,7 @@ local function positions(strands)
 end
 
 local function forget_group(meta, group, turn, bell)
-  redis.call('HDEL', meta, 'g:' .. group, 'v:' .. group, 'k:' .. group, 'b:' .. group, 'h:' .. group)
+  redis.call('HDEL', meta, META.GROUP .. group, META.GROUP_SEEN .. group, META.GROUP_ACKED .. group, META.GROUP_BASE .. group, META.GROUP_MOVED .. group)
   redis.call('UNLINK', turn)
   ring(meta, bell)
 end
@@ -52,8 +52,8 @@ local function vanish(meta, named)
   local fields = redis.call('HGETALL', meta)
   if has_groups(fields) then return end
   for at = 1, #fields, 2 do
-    local life, state, cut = string.match(fields[at + 1], '^(%d+):([+-]):(.*)$')
-    local key = string.match(fields[at], '^[sc]%d+$') and state == '+' and named[fields[at] .. ':' .. life]
+    local life, cut = strand_there(fields[at], fields[at + 1])
+    local key = life and named[fields[at] .. ':' .. life]
     local last = key and last_of(key)
     if last and not less(cut, last) then
       redis.call('UNLINK', key)
@@ -69,10 +69,10 @@ end
 
 -- A group is made here and now: whoever made it has seen the deletions that are known.
 local function note_group(meta, group, start, bell)
-  redis.call('HSET', meta, 'g:' .. group, start)
+  redis.call('HSET', meta, META.GROUP .. group, start)
   ring(meta, bell)
-  local seen = (redis.call('HGET', meta, 'x') or '') .. '/' .. (redis.call('HGET', meta, 'x:' .. group) or '')
-  if seen ~= '/' then redis.call('HSET', meta, 'v:' .. group, seen) end
+  local seen = (redis.call('HGET', meta, META.DELETIONS) or '') .. '/' .. (redis.call('HGET', meta, META.GROUP_DELETIONS .. group) or '')
+  if seen ~= '/' then redis.call('HSET', meta, META.GROUP_SEEN .. group, seen) end
 end
 
 --[[ group_create: <flag> is our writer, MKSTREAM may follow. Strands that are named and not there are made:
@@ -83,23 +83,22 @@ local function group_create(keys, args)
   local strands, _, bell = strands_of(keys, args)
   if not strands then return redis.error_reply(STALE_STREAM) end
   if mkstream == '' and not exists(meta) then return redis.error_reply('BSNOKEY') end
-  if redis.call('HEXISTS', meta, 'g:' .. group) == 1 then
+  if redis.call('HEXISTS', meta, META.GROUP .. group) == 1 then
     return redis.error_reply('BUSYGROUP Consumer Group name already exists')
   end
   local refused = denied(meta, 'XGROUP CREATE', 'HGET', 'HSET', 'TIME', 'UNLINK')
   for _, strand in ipairs(strands) do
-    local chosen = string.sub(strand.label, 1, 1) == 'c'
-    if chosen and not is_current(meta, strand.key, strand.label, strand.life) then
+    if is_chosen(strand.label) and not is_current(meta, strand.key, strand.label, strand.life) then
       return redis.error_reply('BSSTALE ' .. strand.label)
     end
     if redis.call('EXISTS', strand.key) == 0 then refused = refused or making_refused(meta, strand.label, bell) end
   end
   if refused then return refused end
   for _, strand in ipairs(strands) do
-    if string.sub(strand.label, 1, 1) == 'c' then
+    if is_chosen(strand.label) then
       enter(meta, strand.key, strand.label, strand.life, bell)
     elseif redis.call('EXISTS', strand.key) == 0 then
-      make(meta, strand.key, strand.label, strand.label == 's' .. writer, bell)
+      make(meta, strand.key, strand.label, strand.label == KIND.MINTED .. writer, bell)
     end
   end
   local from = positions(strands)
@@ -108,7 +107,7 @@ local function group_create(keys, args)
   end
   note_group(meta, group, start, bell)
   -- `$` is here, where each strand ends now: in the other regions the group starts at the same entries.
-  if from ~= '' and strands[1].from == '$' then redis.call('HSET', meta, 'k:' .. group, from) end
+  if from ~= '' and strands[1].from == '$' then redis.call('HSET', meta, META.GROUP_ACKED .. group, from) end
   return redis.status_reply('OK')
 end
 
@@ -119,13 +118,13 @@ local function group_setid(keys, args)
   local meta, group, start = keys[1], args[1], args[2]
   local strands, _, bell = strands_of(keys, args)
   if not strands then return redis.error_reply(STALE_STREAM) end
-  if redis.call('HEXISTS', meta, 'g:' .. group) == 0 then return redis.error_reply('BSNOGROUP') end
+  if redis.call('HEXISTS', meta, META.GROUP .. group) == 0 then return redis.error_reply('BSNOGROUP') end
   local refused = denied(meta, 'XGROUP SETID', 'HGET', 'HSET', 'TIME', 'UNLINK')
   if refused then return refused end
   for _, strand in ipairs(strands) do
     redis.call('XGROUP', 'SETID', strand.key, group, strand.from, unpack(entries_read(strand)))
   end
-  redis.call('HSET', meta, 'h:' .. group, start, 'b:' .. group, positions(strands))
+  redis.call('HSET', meta, META.GROUP_MOVED .. group, start, META.GROUP_BASE .. group, positions(strands))
   ring(meta, bell)
   return redis.status_reply('OK')
 end
@@ -137,13 +136,13 @@ local function group_destroy(keys, args)
   local meta, group = keys[1], args[1]
   local strands, turn, bell = strands_of(keys, args)
   if not strands then return redis.error_reply(STALE_STREAM) end
-  if redis.call('HEXISTS', meta, 'g:' .. group) == 0 then return 0 end
+  if redis.call('HEXISTS', meta, META.GROUP .. group) == 0 then return 0 end
   local refused = denied(meta, 'XGROUP DESTROY', 'HDEL', 'UNLINK', 'HGET', 'HSET', 'TIME')
   if refused then return refused end
   for _, strand in ipairs(strands) do redis.call('XGROUP', 'DESTROY', strand.key, group) end
   forget_group(meta, group, turn, bell)
   if args[3] ~= '' then
-    count_deletion(meta, 'x:' .. group, args[3])
+    count_deletion(meta, META.GROUP_DELETIONS .. group, args[3])
     local named = {}
     for _, strand in ipairs(strands) do named[strand.label .. ':' .. strand.life] = strand.key end
     vanish(meta, named)
@@ -168,7 +167,7 @@ end
 local function group_wait(keys, args)
   local group, bell = args[1], bell_given(keys, args[2])
   local meta, turn = keys[1], keys[2]
-  if bell.key and not is_stale(meta, bell) and redis.call('HEXISTS', meta, 'g:' .. group) == 1 then
+  if bell.key and not is_stale(meta, bell) and redis.call('HEXISTS', meta, META.GROUP .. group) == 1 then
     hang(bell.key, group, '$')
     if turn and hang(turn, group, '0') then redis.call('XADD', turn, '*', 'turn', '1') end
   end

@@ -63,7 +63,7 @@ local function keep_alive(where, settings, producer, now)
   redis.call('HSET', where.map, '', (now + settings.duration / 2) .. string.rep(' ', 65))
   redis.call('PEXPIREAT', where.map, now + 2 * settings.duration)
   redis.call('PEXPIREAT', where.queue, now + 2 * settings.duration)
-  redis.call('HSETNX', where.meta, 'idmp', settings.text)
+  redis.call('HSETNX', where.meta, META.IDEMPOTENCE, settings.text)
   if redis.call('HGET', where.about, 'since') ~= settings.since then redis.call('UNLINK', where.about) end
   local listed = redis.call('HRANDFIELD', where.about, IDMP_PRUNED_AT_ONCE, 'WITHVALUES')
   for at = 1, #listed, 2 do
@@ -110,13 +110,13 @@ local function native_state(keys, text, found)
   local alone, settings = not keys[6], read_settings(text)
   local era = settings.era
   if not found[1] then
-    if alone then redis.call('HSET', keys[1], 'idmp', text, 'native', era) end
+    if alone then redis.call('HSET', keys[1], META.IDEMPOTENCE, text, META.NATIVE, era) end
     return alone and 'alone' or nil
   end
   local since, left = string.match(found[2], '^(%d+):?(%d*)$')
   if since ~= era then return nil end
   if left ~= '' then return now_ms() - left <= settings.duration + NATIVE_MARGIN_MS and 'left' or nil end
-  if not alone then redis.call('HSET', keys[1], 'native', era .. ':' .. now_ms()) end
+  if not alone then redis.call('HSET', keys[1], META.NATIVE, era .. ':' .. now_ms()) end
   return alone and 'alone' or 'left'
 end
 
@@ -182,7 +182,7 @@ end
      The caller sends at most as many messages as the size, and a few dozen at once.
      Why a function: looking up, appending and remembering are one step. ]]
 local function idempotence_add(keys, args)
-  local facts = redis.call('HMGET', keys[1], 'idmp', 'native')
+  local facts = redis.call('HMGET', keys[1], META.IDEMPOTENCE, META.NATIVE)
   local text = facts[1] or IDMP_DEFAULTS
   if args[1] ~= text then return redis.error_reply('BSSTALE ' .. text) end
   local wanted, starts = { '', args[4] }, { 4 }
@@ -208,7 +208,7 @@ end
      FCALL bs_idempotence_mark 2 <meta> <strand> <producer> <iid> <id>
      Only where the engine itself knows the messages; else BSOURS, and nothing is done. ]]
 local function idempotence_mark(keys, args)
-  local found = redis.call('HMGET', keys[1], 'idmp', 'native')
+  local found = redis.call('HMGET', keys[1], META.IDEMPOTENCE, META.NATIVE)
   if not engine_can(keys[2]) then return redis.error_reply('BSOURS this engine knows no messages') end
   local refused = denied(keys[2], 'XIDMPRECORD')
   if refused then return refused end
@@ -276,14 +276,15 @@ end
      It waits until the entries are here. Messages of an era that is over here are forgotten already. Where
      one of two entries goes, whoever notices deletes it and says so in his own journal: the others may have
      forgotten the message by then.
-     The caller names the keys `i:<era>:<producer>`, `q:<era>:<producer>`, `about`, and `j`, our own journal. ]]
+     The caller names the keys `map:<era>:<producer>`, `queue:<era>:<producer>`, `about`, and `journal`, our own. ]]
 local function apply_messages(meta, named, words)
   local theirs, producer = read_settings(words[2]), words[4]
   if not theirs or #words < 6 or #words % 2 == 1 then return false end
   local function strand_of(value)
     local id, writer = string.match(value, '^(%d+%-%d+):(%d+)')
-    if not id or not is_strand('s' .. writer, '0') then return nil end
-    return strand_named(meta, named, 's' .. writer .. ':0'), id, 's' .. writer .. ':0'
+    local label = id and KIND.MINTED .. writer
+    if not label or not is_strand(label, '0') then return nil end
+    return strand_named(meta, named, label .. ':0'), id, label .. ':0'
   end
   for at = 6, #words, 2 do
     local strand, id = strand_of(words[at])
@@ -291,14 +292,14 @@ local function apply_messages(meta, named, words)
   end
   local settings = merge_settings(meta, words[2])
   local which = settings.era .. ':' .. producer
-  local where = { meta = meta, map = named['i:' .. which], queue = named['q:' .. which], about = named.about }
+  local where = { meta = meta, map = named['map:' .. which], queue = named['queue:' .. which], about = named.about }
   if settings.era ~= theirs.era or not where.map then return true end
-  local writer = string.match(named.j, '^bs:(%d+):')
-  where.own = { writer = writer, journal = named.j, key = named['s' .. writer .. ':0'] }
-  where.own.found = redis.call('HMGET', meta, 'idmp', 'native')
+  local writer = writer_of(named.journal)
+  where.own = { writer = writer, journal = named.journal, key = named[KIND.MINTED .. writer .. ':0'] }
+  where.own.found = redis.call('HMGET', meta, META.IDEMPOTENCE, META.NATIVE)
   for _, value in ipairs(idempotence_record(where, settings, producer, { unpack(words, 5) }, now_ms())) do
     local strand, id, label = strand_of(value)
-    if strand.key and redis.call('XDEL', strand.key, id) == 1 then journal(named.j, 'del', label .. ' ' .. id) end
+    if strand.key and redis.call('XDEL', strand.key, id) == 1 then journal(named.journal, 'del', label .. ' ' .. id) end
   end
   return true
 end

@@ -17,8 +17,8 @@ end
      deletion came first, the entry would come back. <after> guards against gaps, as in strand_apply.
      Why a function: effect and position are one. ]]
 local function strand_named(meta, named, id)
-  local label, life = string.match(id, '^([sc]%d+):(%d+)$')
-  if not label then return nil end
+  local label, life = string.match(id, '^(%a%d+):(%d+)$')
+  if not label or not split_label(label) then return nil end
   local has_life, state, cut = registered(meta, label)
   if not has_life or less_number(has_life, life) then return { ends = '0-0' } end
   if has_life ~= life then return { ends = MAX_SEQ .. '-' .. MAX_SEQ } end -- that life is over

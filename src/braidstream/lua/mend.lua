@@ -69,15 +69,15 @@ end
 
 -- The strand is whole again: what its absence said no longer needs a mark. `m:` tells links what came back.
 local function note_mended(meta, label, life, first, last)
-  local known = redis.call('HGET', meta, 'l:' .. label)
+  local known = redis.call('HGET', meta, META.LOST .. label)
   if known then register(meta, label, life, '+', known) end
-  redis.call('HDEL', meta, 'l:' .. label, 'n:' .. label)
-  local had_life, from, upto = string.match(redis.call('HGET', meta, 'm:' .. label) or '', '^(%d+) (%S+) (%S+)$')
+  redis.call('HDEL', meta, META.LOST .. label, META.NEW .. label)
+  local had_life, from, upto = string.match(redis.call('HGET', meta, META.MENDED .. label) or '', '^(%d+) (%S+) (%S+)$')
   if had_life == life then
     if less(from, first) then first = from end
     if less(last, upto) then last = upto end
   end
-  redis.call('HSET', meta, 'm:' .. label, life .. ' ' .. first .. ' ' .. last)
+  redis.call('HSET', meta, META.MENDED .. label, life .. ' ' .. first .. ' ' .. last)
 end
 
 local JOURNALS_AT_ONCE = 1000
@@ -192,7 +192,7 @@ local function journal_redo(keys, args)
   end
   if redis.call('EXISTS', copy) == 0 then create_empty(copy) end
   if less(last_of(copy), upto) then redis.call('XSETID', copy, upto) end
-  if peer ~= '0' then redis.call('HSET', meta, 'j:' .. peer, upto) end
+  if peer ~= '0' then redis.call('HSET', meta, META.REDONE .. peer, upto) end
   local done = 0
   for _, start in ipairs(starts) do
     local words = { unpack(args, start + 2, start + 1 + tonumber(args[start + 1])) }

@@ -21,34 +21,34 @@ local function read_meta(fields, first)
   end
   for at = first, #fields, 2 do
     local field, value = fields[at], fields[at + 1]
-    local kind, name = string.match(field, '^([gvkxlq]):(.*)$')
-    if field == 'x' then
+    local prefix, name = split_field(field)
+    if field == META.DELETIONS then
       state.x = vector_of(value)
-    elseif field == 'idmp' then
+    elseif field == META.IDEMPOTENCE then
       if not read_settings(value) then return nil, field end
       state.idmp = value
-    elseif kind == 'x' then
+    elseif prefix == META.GROUP_DELETIONS then
       state.gone[name] = vector_of(value)
-    elseif kind == 'l' then
+    elseif prefix == META.LOST then
       if not is_id(value) then return nil, field end
       state.lost[name] = value
-    elseif kind == 'q' then
+    elseif prefix == META.SINK then
       state.sinks[name] = value
-    elseif kind == 'g' then
+    elseif prefix == META.GROUP then
       group(name).start = value
-    elseif kind == 'v' then
+    elseif prefix == META.GROUP_SEEN then
       group(name).seen = value
-    elseif kind == 'k' then
+    elseif prefix == META.GROUP_ACKED then
       group(name).acked = acked_of(value)
-    elseif string.match(field, '^[sc]%d+$') then
-      local life, there, cut = string.match(value, '^(%d+):([+-]):(%d+%-%d+)$')
+    elseif split_label(field) then
+      local life, there, cut = read_strand(value)
       if not life or not is_strand(field, life) then return nil, field end
       state.strands[field] = { life = life, there = there == '+', cut = cut }
     end
   end
   for name, found in pairs(state.groups) do
     if not found.start then state.groups[name] = nil
-    elseif not string.match(found.start, '^%d+%-%d+ %d+%-%d+ %d+%-%d+ %d+') then return nil, 'g:' .. name end
+    elseif not string.match(found.start, '^%d+%-%d+ %d+%-%d+ %d+%-%d+ %d+') then return nil, META.GROUP .. name end
   end
   return state
 end
@@ -86,7 +86,7 @@ local function merge_cut(meta, label, ours, theirs, named)
   local key = ours.there and named[label .. ':' .. ours.life]
   if less_number(ours.life, theirs.life) then
     if key then redis.call('UNLINK', key) end
-    redis.call('HDEL', meta, 'l:' .. label)
+    redis.call('HDEL', meta, META.LOST .. label)
     register(meta, label, theirs.life, '-', cut)
     return
   end
@@ -106,7 +106,7 @@ end
 local function there_now(meta, named)
   local strands, fields = {}, redis.call('HGETALL', meta)
   for at = 1, #fields, 2 do
-    local life = string.match(fields[at], '^[sc]%d+$') and string.match(fields[at + 1], '^(%d+):%+')
+    local life = strand_there(fields[at], fields[at + 1])
     local id = life and fields[at] .. ':' .. life
     if id and redis.call('EXISTS', named[id]) == 1 then
       strands[id] = { key = named[id], label = fields[at], life = life }
@@ -117,11 +117,11 @@ end
 
 local function destroy_group(meta, strands, group, given)
   for _, strand in pairs(strands) do redis.call('XGROUP', 'DESTROY', strand.key, group) end
-  forget_group(meta, group, given.named['g:' .. group], given.bell)
+  forget_group(meta, group, given.named[META.GROUP .. group], given.bell)
 end
 
 local function create_group(meta, strands, group, theirs, bell)
-  redis.call('HSET', meta, 'g:' .. group, theirs.start)
+  redis.call('HSET', meta, META.GROUP .. group, theirs.start)
   ring(meta, bell)
   for _, strand in pairs(strands) do
     redis.call('XGROUP', 'CREATE', strand.key, group, start_of(theirs.start, strand.label))
@@ -160,21 +160,21 @@ local function braid_merge(keys, args)
     if strand.there and not named[label .. ':' .. strand.life] then return redis.error_reply('BSSTALE ' .. label) end
   end
   for name in pairs(ours.groups) do
-    if not given.named['g:' .. name] then return redis.error_reply(STALE_GROUPS) end
+    if not given.named[META.GROUP .. name] then return redis.error_reply(STALE_GROUPS) end
   end
   if is_stale(meta, given.bell) then return redis.error_reply(STALE_GROUPS) end
   if theirs.idmp then merge_settings(meta, theirs.idmp) end
   local x = joined(ours.x, theirs.x)
-  if not same(x, ours.x) then redis.call('HSET', meta, 'x', vector_text(x)) end
+  if not same(x, ours.x) then redis.call('HSET', meta, META.DELETIONS, vector_text(x)) end
   local gone = {}
   for _, side in ipairs({ ours, theirs }) do
     for name, counts in pairs(side.gone) do gone[name] = joined(gone[name] or {}, counts) end
   end
   for name, counts in pairs(gone) do
-    if not same(counts, ours.gone[name] or {}) then redis.call('HSET', meta, 'x:' .. name, vector_text(counts)) end
+    if not same(counts, ours.gone[name] or {}) then redis.call('HSET', meta, META.GROUP_DELETIONS .. name, vector_text(counts)) end
   end
   for sink, mark in pairs(theirs.sinks) do
-    if later_mark(mark, ours.sinks[sink]) then redis.call('HSET', meta, 'q:' .. sink, mark) end
+    if later_mark(mark, ours.sinks[sink]) then redis.call('HSET', meta, META.SINK .. sink, mark) end
   end
   local strands = there_now(meta, named)
   for name, group in pairs(ours.groups) do
@@ -196,8 +196,8 @@ local function braid_merge(keys, args)
       create_group(meta, strands, name, group, given.bell)
       ours.groups[name] = { acked = {} }
     end
-    if seen ~= '' and seen ~= (redis.call('HGET', meta, 'v:' .. name) or '/') then
-      redis.call('HSET', meta, 'v:' .. name, seen)
+    if seen ~= '' and seen ~= (redis.call('HGET', meta, META.GROUP_SEEN .. name) or '/') then
+      redis.call('HSET', meta, META.GROUP_SEEN .. name, seen)
     end
   end
   if next(ours.groups) then

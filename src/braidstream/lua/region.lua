@@ -29,7 +29,7 @@ end
      Why a function: of two that tell a region at once, neither may undo what the other told. ]]
 local function region_writers(keys, args)
   local config = keys[1]
-  local told = config_fields(config, 'writer', 'writers', 'left')
+  local told = config_fields(config, CONFIG.WRITER, CONFIG.WRITERS, CONFIG.LEFT)
   local writers, left = numbers_of(told[2]), numbers_of(told[3])
   if not told[1] or not writers or not left then return redis.call('HGETALL', config) end
   local before = { numbers_text(writers), numbers_text(left) }
@@ -42,14 +42,14 @@ local function region_writers(keys, args)
   for number in pairs(left) do writers[number] = nil end
   local after = { numbers_text(writers), numbers_text(left) }
   if after[1] ~= before[1] or after[2] ~= before[2] then
-    redis.call('HSET', config, 'writers', after[1], 'left', after[2])
-    redis.call('HINCRBY', config, 'topology', 1)
+    redis.call('HSET', config, CONFIG.WRITERS, after[1], CONFIG.LEFT, after[2])
+    redis.call('HINCRBY', config, CONFIG.TOPOLOGY, 1)
   end
   return redis.call('HGETALL', config)
 end
 
 -- So many windows are kept; older ones become one. IDs may be ahead of the clock by so much (clock.lua).
-local DOUBTS_KEPT, AHEAD_OF_CLOCK_MS = 8, 60000
+local DOUBTS_KEPT = 8
 
 --[[ region_alive: FCALL bs_region_alive 1 bs:config <run id of the server>
      The daemon of a region calls it every few seconds. `run` and `alive` say which process served the region
@@ -58,19 +58,19 @@ local DOUBTS_KEPT, AHEAD_OF_CLOCK_MS = 8, 60000
      The two fields are part of the data, so a replica that lagged or a backup brings back old ones.
      Returns bs:config. ]]
 local function region_alive(keys, args)
-  local told, time = config_fields(keys[1], 'region', 'run', 'alive', 'doubts'), redis.call('TIME')
+  local told, time = config_fields(keys[1], CONFIG.REGION, CONFIG.RUN, CONFIG.ALIVE, CONFIG.DOUBTS), redis.call('TIME')
   if not told[1] then return {} end
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
   if told[2] and told[2] ~= args[1] then
     local windows, since = {}, tonumber(told[3])
     for window in string.gmatch(told[4] or '', '%d+%-%d+') do windows[#windows + 1] = window end
-    windows[#windows + 1] = string.format('%.0f-%.0f', since, math.max(now, since) + AHEAD_OF_CLOCK_MS)
+    windows[#windows + 1] = string.format('%.0f-%.0f', since, math.max(now, since) + CLOCK_BOUND_MS)
     while #windows > DOUBTS_KEPT do
       local first, second = table.remove(windows, 1), windows[1]
       windows[1] = string.match(first, '^%d+') .. '-' .. string.match(second, '%d+$')
     end
-    redis.call('HSET', keys[1], 'doubts', table.concat(windows, ' '))
+    redis.call('HSET', keys[1], CONFIG.DOUBTS, table.concat(windows, ' '))
   end
-  redis.call('HSET', keys[1], 'run', args[1], 'alive', string.format('%.0f', now))
+  redis.call('HSET', keys[1], CONFIG.RUN, args[1], CONFIG.ALIVE, string.format('%.0f', now))
   return redis.call('HGETALL', keys[1])
 end

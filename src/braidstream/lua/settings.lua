@@ -27,7 +27,7 @@ end
 
 local function era_of(text) return string.match(text, '^%d+') end
 
-local function settings_of(meta) return read_settings(redis.call('HGET', meta, 'idmp') or IDMP_DEFAULTS) end
+local function settings_of(meta) return read_settings(redis.call('HGET', meta, META.IDEMPOTENCE) or IDMP_DEFAULTS) end
 
 --[[ Of two regions' settings the later era counts; in one era a deletion before a change, then the greater. ]]
 local function merge_settings(meta, text)
@@ -37,7 +37,7 @@ local function merge_settings(meta, text)
     local a, b = tostring(ours[part]), tostring(theirs[part])
     if a ~= b then
       if not less_number(a, b) then return ours end
-      redis.call('HSET', meta, 'idmp', text)
+      redis.call('HSET', meta, META.IDEMPOTENCE, text)
       return theirs
     end
   end
@@ -49,7 +49,7 @@ end
      <strand>, the region's own, is given where it has no peers. ]]
 local function idempotence_configure(keys, args)
   if not exists(keys[1]) then return redis.error_reply('BSNOKEY the stream does not exist') end
-  local known = redis.call('HGET', keys[1], 'idmp')
+  local known = redis.call('HGET', keys[1], META.IDEMPOTENCE)
   local settings = read_settings(known or IDMP_DEFAULTS)
   local duration = args[1] ~= '' and args[1] or string.format('%d', settings.duration / 1000)
   local size, era = args[2] ~= '' and args[2] or tostring(settings.size), settings.era
@@ -65,15 +65,15 @@ local function idempotence_configure(keys, args)
     if refused then return refused end
     redis.call('XCFGSET', keys[2], 'IDMP-DURATION', duration, 'IDMP-MAXSIZE', size)
   end
-  redis.call('HSET', keys[1], 'idmp', text)
-  if natively then redis.call('HSET', keys[1], 'native', era) end
+  redis.call('HSET', keys[1], META.IDEMPOTENCE, text)
+  if natively then redis.call('HSET', keys[1], META.NATIVE, era) end
   return redis.status_reply('OK')
 end
 
 --[[ A stream that is deleted forgets its IDs, its settings and its counts. `alone`: the region has no peers. ]]
 local function forget_idempotence(meta, alone)
-  if not redis.call('HGET', meta, 'idmp') then return end
+  if not redis.call('HGET', meta, META.IDEMPOTENCE) then return end
   local era = successor(settings_of(meta).era)
-  redis.call('HSET', meta, 'idmp', era .. ':100:100:' .. era)
-  if alone and engine_can(meta) then redis.call('HSET', meta, 'native', era) end
+  redis.call('HSET', meta, META.IDEMPOTENCE, era .. ':100:100:' .. era)
+  if alone and engine_can(meta) then redis.call('HSET', meta, META.NATIVE, era) end
 end

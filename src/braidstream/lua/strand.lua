@@ -23,23 +23,14 @@ local function create_empty(key)
   redis.call('XGROUP', 'DESTROY', key, 'bs')
 end
 
---[[ The registry: in a stream's meta, one field a strand, `s2` or `c2` -> `<life>:<state>:<cut>`.
-       +   the key is there; a strand that still ends at its cut has had nothing since it was re-made
-       -   deleted; the cut is the last ID it had ]]
-local function registered(meta, label)
-  local value = redis.call('HGET', meta, label)
-  if not value then return nil end
-  return string.match(value, '^(%d+):([+-]):(.*)$')
-end
-
 --[[ A group is a native group on every strand of the stream. The registry keeps where it starts, for
      strands that come to be later: `g:<name>` -> `<user ID> <native> <native> <writer>`. Of the two
      natives the first is for writers up to that number, the second for those above: the client has
      translated, there is no arithmetic here. ` told` may follow: a user gave ENTRIESREAD. A `c` strand takes the user ID as it is. ]]
 local function start_of(value, label)
   local user, low, high, bound = string.match(value, '^(%S+) (%S+) (%S+) (%d+)')
-  local kind, writer = string.match(label, '^(%a)(%d+)$')
-  if kind == 'c' then return user end
+  local kind, writer = split_label(label)
+  if kind == KIND.CHOSEN then return user end
   return tonumber(writer) <= tonumber(bound) and low or high
 end
 
@@ -63,17 +54,17 @@ local function bell_given(keys, stamp)
   return { stamp = stamp, key = stamp ~= '' and table.remove(keys) or nil }
 end
 
-local function is_stale(meta, bell) return (redis.call('HGET', meta, 'bell') or '') ~= bell.stamp end
+local function is_stale(meta, bell) return (redis.call('HGET', meta, META.BELL) or '') ~= bell.stamp end
 
 local function ring(meta, bell)
   local now = redis.call('TIME')
   if bell.key then redis.call('UNLINK', bell.key) end
-  redis.call('HSET', meta, 'bell', now[1] .. string.format('%06d', now[2]))
+  redis.call('HSET', meta, META.BELL, now[1] .. string.format('%06d', now[2]))
 end
 
 local function has_groups(fields)
   for at = 1, #fields, 2 do
-    if string.match(fields[at], '^g:') then return true end
+    if split_field(fields[at]) == META.GROUP then return true end
   end
   return false
 end
@@ -86,10 +77,10 @@ end
 local function join_groups(meta, key, label, life, bell)
   local fields, groups, moved, acked = redis.call('HGETALL', meta), {}, {}, {}
   for at = 1, #fields, 2 do
-    local kind, group = string.match(fields[at], '^([ghk]):(.*)$')
-    if kind == 'g' then groups[group] = start_of(fields[at + 1], label) end
-    if kind == 'h' then moved[group] = start_of(fields[at + 1], label) end
-    if kind == 'k' then acked[group] = acked_of(fields[at + 1])[label .. ':' .. life] end
+    local prefix, group = split_field(fields[at])
+    if prefix == META.GROUP then groups[group] = start_of(fields[at + 1], label) end
+    if prefix == META.GROUP_MOVED then moved[group] = start_of(fields[at + 1], label) end
+    if prefix == META.GROUP_ACKED then acked[group] = acked_of(fields[at + 1])[label .. ':' .. life] end
   end
   for group, start in pairs(groups) do
     start = moved[group] or start
@@ -99,12 +90,8 @@ local function join_groups(meta, key, label, life, bell)
   if next(groups) then ring(meta, bell) end
 end
 
-local function register(meta, label, life, state, cut)
-  redis.call('HSET', meta, label, life .. ':' .. state .. ':' .. cut)
-end
-
 -- Everything of a strand up to here was deleted.
-local function deleted_upto(meta, label, cut) return redis.call('HGET', meta, 'l:' .. label) or cut end
+local function deleted_upto(meta, label, cut) return redis.call('HGET', meta, META.LOST .. label) or cut end
 
 local function end_of(key, cut)
   local last = last_of(key)
@@ -118,7 +105,7 @@ local function this_moment() return string.format('%.0f', now_ms()) .. '-' .. MA
      was before. `f:<label>` -> `<native before> <native moved to>` (chosen.lua). Where there are no peers, deletion
      goes back to it, so that IDs chosen in the future, once deleted, hold nobody up. ]]
 local function really_last(meta, label, last)
-  local before, floor = string.match(redis.call('HGET', meta, 'f:' .. label) or '', '^(%S+) (%S+)$')
+  local before, floor = string.match(redis.call('HGET', meta, META.FUTURE .. label) or '', '^(%S+) (%S+)$')
   return floor == last and before or last
 end
 
@@ -136,15 +123,15 @@ local function move_home_on(meta, home, floor)
   local last = last_of(home)
   if last and less(last, floor) then
     redis.call('XSETID', home, floor)
-  elseif not last and less(redis.call('HGET', meta, 'ahead') or '0-0', floor) then
-    redis.call('HSET', meta, 'ahead', floor)
+  elseif not last and less(redis.call('HGET', meta, META.AHEAD) or '0-0', floor) then
+    redis.call('HSET', meta, META.AHEAD, floor)
   end
 end
 
 --[[ After a peer's entries up to `last` came. What is ahead of our clock beyond the bound is not followed; `o:<label>`
      says by how many milliseconds it was ahead when it came, so that caps find the oldest (commands/trim.py). ]]
 local function follow_clock(meta, home, label, last)
-  local now, field = now_ms(), 'o:' .. label
+  local now, field = now_ms(), META.AHEAD_MS .. label
   local floor, known = floor_after(home, label, last, now), redis.call('HGET', meta, field)
   if floor then move_home_on(meta, home, floor) end
   local ahead = tonumber(string.match(last, '^%d+')) - now
@@ -157,16 +144,16 @@ end
 
 -- Where a home strand starts that is made now: above the entries that are ahead of the clock.
 local function start_ahead(meta, cut)
-  local ahead = redis.call('HGET', meta, 'ahead')
+  local ahead = redis.call('HGET', meta, META.AHEAD)
   if ahead and less(cut or '0-0', ahead) and is_ahead(ahead, now_ms()) then return ahead end
   return cut
 end
 
 -- Where the engine knows the messages (settings.lua), its settings are those of the stream.
 local function native_settings(meta)
-  local native = redis.call('HGET', meta, 'native')
+  local native = redis.call('HGET', meta, META.NATIVE)
   if not native then return nil end
-  local era, duration, size = string.match(redis.call('HGET', meta, 'idmp') or '', '^(%d+):(%d+):(%d+):')
+  local era, duration, size = string.match(redis.call('HGET', meta, META.IDEMPOTENCE) or '', '^(%d+):(%d+):(%d+):')
   if native == era and (duration ~= '100' or size ~= '100') then return duration, size end
 end
 
@@ -177,10 +164,10 @@ local function make(meta, strand, label, own, bell)
   local life, state, cut = registered(meta, label)
   create_empty(strand)
   -- This engine knows of none before it. If a peer does, this engine lost it: see settle_new (acks.lua).
-  if not life and own then redis.call('HSET', meta, 'n:' .. label, '?') end
+  if not life and own then redis.call('HSET', meta, META.NEW .. label, '?') end
   if state == '+' and own then
     -- What peers have of it was not deleted: `l:<label>` keeps the cut that is one.
-    redis.call('HSETNX', meta, 'l:' .. label, cut)
+    redis.call('HSETNX', meta, META.LOST .. label, cut)
     cut = after_loss(cut)
   end
   local start = own and start_ahead(meta, cut) or cut
@@ -198,7 +185,7 @@ local function making_refused(meta, label, bell)
   local needs, fields = { 'XGROUP CREATE', 'XGROUP DESTROY', 'HSET' }, redis.call('HGETALL', meta)
   if cut and (state == '+' or cut ~= '0-0') then needs[#needs + 1] = 'XSETID' end
   if state == '+' then needs[#needs + 1] = 'HSETNX' end
-  if redis.call('HGET', meta, 'ahead') then
+  if redis.call('HGET', meta, META.AHEAD) then
     needs[#needs + 1] = 'TIME'
     needs[#needs + 1] = 'XSETID'
   end
@@ -221,7 +208,7 @@ end
 local function strand_birth(keys, args)
   local meta, strand, label = keys[1], keys[2], args[1]
   if redis.call('EXISTS', strand) == 1 then
-    redis.call('HSETNX', meta, label, '0:+:0-0')
+    register_again(meta, label, '0')
     return 0
   end
   local bell = bell_given(keys, args[2] or '')
@@ -266,7 +253,7 @@ end
 local WIDEST = 7800 -- unpack takes no more; wider entries come natively (replication/ship.py)
 
 local function is_strand(label, life)
-  return string.match(label, '^[sc][1-9]%d?%d?%d?$') and string.match(life, '^%d+$')
+  return split_label(label) and string.match(label, '^%a[1-9]%d?%d?%d?$') and string.match(life, '^%d+$')
 end
 
 local function is_id(text) return string.match(text or '', '^%d+-%d+$') end
@@ -315,9 +302,9 @@ local function strand_apply(keys, args)
     join_groups(meta, strand, label, life, bell)
     register(meta, label, life, '+', last)
     -- What is below was never in this copy: it says nothing of it to others.
-    redis.call('HSET', meta, 'n:' .. label, starts[1] and args[starts[1]] or following(ends))
+    redis.call('HSET', meta, META.NEW .. label, starts[1] and args[starts[1]] or following(ends))
   else
-    redis.call('HSETNX', meta, label, life .. ':+:0-0')
+    register_again(meta, label, life)
   end
   local applied = 0
   for _, start in ipairs(starts) do

@@ -20,12 +20,13 @@ from types import MappingProxyType
 
 from braidstream.model import ids
 from braidstream.model.ids import Id
-from braidstream.model.strand import Strand
+from braidstream.model.keys import PLAIN
+from braidstream.model.strand import Strand, labelled
 
 Positions = dict[str, dict[str, str]]
 
 _BASE64 = "base64:"
-_PLACE = re.compile(r"(?:p|([sc])([1-9][0-9]{0,3})(?:\.([1-9][0-9]{0,8}))?)\Z")
+_PLACE = re.compile(r"(?:p|([sc][1-9][0-9]{0,3})(?:\.([1-9][0-9]{0,8}))?)\Z")
 
 
 def name_text(name: bytes) -> str:
@@ -45,8 +46,8 @@ def name_of_text(text: str) -> bytes:
 
 def place_text(strand: Strand) -> str:
     """A strand within its stream."""
-    if strand.kind == "p":
-        return "p"
+    if strand.is_plain:
+        return PLAIN
     return strand.label.decode() + (f".{strand.life}" if strand.life else "")
 
 
@@ -55,9 +56,9 @@ def place_of_text(name: bytes, text: str) -> Strand | None:
     found = _PLACE.match(text)
     if found is None:
         return None
-    if text == "p":
-        return Strand(name, "p", 0)
-    return Strand(name, "s" if found[1] == "s" else "c", int(found[2]), int(found[3] or 0))
+    if text == PLAIN:
+        return Strand(name, PLAIN, 0)
+    return labelled(name, found[1].encode(), int(found[2] or 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,10 @@ CONFIG: Final = b"bs:config"
 DAEMONS: Final = b"bs:daemons"
 PREFIX: Final = b"bs:"
 
-# "p" is a plain stream, as on a server without braidstream: its key is its name, its IDs are as they are.
 Kind = Literal["s", "c", "p"]
+MINTED: Final = "s"  # a strand with IDs of the engine
+CHOSEN: Final = "c"  # a strand with IDs that users chose
+PLAIN: Final = "p"  # a plain stream, as without braidstream: its key is its name, its IDs are as they are
 
 _OWN_TAG = re.compile(rb"\A[^{]*\{[^}]+\}", re.DOTALL)
 _STRAND = re.compile(rb"\Abs:([1-9][0-9]{0,3}):(s|c)(?:\.([1-9][0-9]*))?:([{+!].*)\Z", re.DOTALL)
@@ -70,15 +72,25 @@ def shares_slot(name: bytes) -> bool:
     return bool(_OWN_TAG.match(name)) or (bool(name) and b"}" not in name)
 
 
+def kind_of(text: bytes) -> Kind:
+    """The kind of a strand, as keys and labels write it."""
+    return MINTED if text == MINTED.encode() else CHOSEN
+
+
+def of_writer(writer: int) -> bytes:
+    """How the keys of a writer's strands and journals begin."""
+    return PREFIX + b"%d:" % writer
+
+
 def strand(name: bytes, kind: Kind, writer: int, life: int = 0) -> bytes:
-    if kind == "p":
+    if kind == PLAIN:
         return name
-    which = b"%d:%s" % (writer, kind.encode())
-    return PREFIX + which + (b".%d:" % life if life else b":") + tag(name)
+    which = kind.encode() + (b".%d:" % life if life else b":")
+    return of_writer(writer) + which + tag(name)
 
 
 def journal(name: bytes, writer: int) -> bytes:
-    return PREFIX + b"%d:j:" % writer + tag(name)
+    return of_writer(writer) + b"j:" + tag(name)
 
 
 def meta(name: bytes) -> bytes:
@@ -143,7 +155,7 @@ def parse_strand(key: bytes) -> tuple[bytes, Kind, int, int] | None:
     found = _STRAND.match(key)
     if found is None:
         return None
-    kind: Kind = "s" if found[2] == b"s" else "c"
+    kind = kind_of(found[2])
     return name_of_tag(found[4]), kind, int(found[1]), int(found[3] or 0)
 
 

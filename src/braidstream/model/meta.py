@@ -16,13 +16,16 @@ from typing import Any, Final
 
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
+from braidstream.model.fields import MetaField
 from braidstream.model.idempotence import Settings
 from braidstream.model.ids import Id
-from braidstream.model.strand import Strand
+from braidstream.model.strand import Strand, labelled
 
 REMEMBERED: Final = 10_000
 
 _DEFAULTS: Final = Settings()
+_KINDS: Final = (keys.MINTED.encode(), keys.CHOSEN.encode())
+_TOLD: Final = b" told"
 _LABEL = re.compile(rb"\A([sc])([0-9]+)\Z")
 _STATE = re.compile(rb"\A([0-9]+):([+-]):([0-9]+-[0-9]+)\Z")
 
@@ -53,24 +56,25 @@ class Registry:
         told, bell, idempotence, native = set[bytes](), b"", None, b""
         ahead_ms = dict[bytes, int]()
         for label, value in zip(reply[::2], reply[1::2], strict=True):
-            if label.startswith((b"s", b"c")):
+            prefix, rest = label[:2], label[2:]
+            if label.startswith(_KINDS):
                 if (found := _registered(name, label, value)) is not None:
                     strand, cut, is_there = found
                     cuts[strand] = cut
                     if is_there:
                         there.append(strand)
-            elif label.startswith((b"g:", b"h:")):
-                if label.startswith(b"h:") or label[2:] not in groups:
-                    groups[label[2:]] = ids.native(value.split(b" ", 1)[0])
-                if value.endswith(b" told"):
-                    told.add(label[2:])
-            elif label.startswith(b"o:"):
-                ahead_ms[label[2:]] = int(value)
-            elif label == b"bell":
+            elif prefix in (MetaField.GROUP, MetaField.GROUP_MOVED):
+                if prefix == MetaField.GROUP_MOVED or rest not in groups:
+                    groups[rest] = ids.native(value.split(b" ", 1)[0])
+                if value.endswith(_TOLD):
+                    told.add(rest)
+            elif prefix == MetaField.AHEAD_MS:
+                ahead_ms[rest] = int(value)
+            elif label == MetaField.BELL:
                 bell = value
-            elif label == b"idmp":
+            elif label == MetaField.IDEMPOTENCE:
                 idempotence = Settings.parse(value)
-            elif label == b"native":
+            elif label == MetaField.NATIVE:
                 native = value
         ordered = dict(sorted(groups.items()))
         natively = idempotence is not None and native == b"%d" % idempotence.era
@@ -108,19 +112,32 @@ def given(
 ) -> tuple[tuple[bytes, ...], Command]:
     """Strands, the turns of all groups and the bell: the keys, and what they are, as functions read them."""
     named = {strand.registration: strand.key for strand in strands}
-    named.update({b"g:" + group: keys.turn(name, group) for group in registry.groups})
+    named.update({MetaField.GROUP + group: keys.turn(name, group) for group in registry.groups})
     return (*named.values(), *bell(name, registry.bell)), (len(named), *named, registry.bell)
+
+
+def group_start(start: Id, *, told: bool = False) -> bytes:
+    """Where a group starts on strands that are created later, in the form that needs no arithmetic in Lua."""
+    bound = ids.writer_of(start)
+    low, high = ids.floor_of(start, bound), ids.floor_of(start, bound + 1)
+    words = b"%b %b %b %d" % (ids.text(start), ids.text(low), ids.text(high), bound)
+    return words + _TOLD if told else words
+
+
+def acked(value: bytes) -> dict[bytes, bytes]:
+    """Up to where a group has acknowledged each strand, by its registration."""
+    words = value.split()
+    return dict(zip(words[::2], words[1::2], strict=False))
 
 
 @lru_cache(maxsize=REMEMBERED)
 def _registered(name: bytes, label: bytes, value: bytes) -> tuple[Strand, Id, bool] | None:
     """A strand's line in the registry: which, its cut, whether it is there. They change rarely."""
-    found, state_of = _LABEL.match(label), _STATE.match(value)
-    if found is None or state_of is None:
+    state_of = _STATE.match(value)
+    if state_of is None or not _LABEL.match(label):
         return None
     life, state, cut = state_of.groups()
-    strand = Strand(name, "s" if found[1] == b"s" else "c", int(found[2]), int(life))
-    return strand, ids.native(cut), state == b"+"
+    return labelled(name, label, int(life)), ids.native(cut), state == b"+"
 
 
 def _ordered(strands: Iterable[Strand]) -> tuple[Strand, ...]:

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from braidstream.errors import ConfigError, NotARegionError, ReplyError
+from braidstream.model.fields import ConfigField
+from braidstream.model.keys import CONFIG
 from braidstream.model.strand import facts
 
-# Before a writer's number, a field of `bs:config`.
-BEHIND: Final = b"behind:"
 ID_MODES: Final = ("strict", "semi-strict", "liberal")
 
 
@@ -43,37 +43,37 @@ class Region:
     @staticmethod
     def parse(reply: list[Any]) -> "Region":
         config = facts(reply)
-        if b"region" not in config:
+        if ConfigField.REGION not in config:
             raise NotARegionError()
         try:
             return Region._parse(config)
         except (KeyError, ValueError) as error:
             raise ConfigError(
-                f"bs:config of the server cannot be read ({type(error).__name__}: {error}). Somebody changed "
-                "it by hand: compare its fields with those of another region."
+                f"{CONFIG.decode()} of the server cannot be read ({type(error).__name__}: {error}). "
+                "Somebody changed it by hand: compare its fields with those of another region."
             ) from None
 
     @staticmethod
     def _parse(config: dict[bytes, bytes]) -> "Region":
-        writer = int(config[b"writer"])
-        others = (int(number) for number in config.get(b"writers", b"").split())
+        writer = int(config[ConfigField.WRITER])
+        others = (int(number) for number in config.get(ConfigField.WRITERS, b"").split())
         return Region(
-            id=int(config[b"region"]),
-            name=config[b"name"].decode("utf-8", "replace"),
+            id=int(config[ConfigField.REGION]),
+            name=config[ConfigField.NAME].decode("utf-8", "replace"),
             writer=writer,
-            id_mode=config[b"id-mode"].decode("ascii", "replace"),
+            id_mode=config[ConfigField.ID_MODE].decode("ascii", "replace"),
             writers=tuple(sorted({writer, *others})),
-            library=int(config.get(b"library", b"0")),
-            left=tuple(int(number) for number in config.get(b"left", b"").split()),
-            topology=int(config.get(b"topology", b"0")),
-            identity=config.get(b"identity", b"").decode("ascii", "replace"),
+            library=int(config.get(ConfigField.LIBRARY, b"0")),
+            left=tuple(int(number) for number in config.get(ConfigField.LEFT, b"").split()),
+            topology=int(config.get(ConfigField.TOPOLOGY, b"0")),
+            identity=config.get(ConfigField.IDENTITY, b"").decode("ascii", "replace"),
             behind_ms=tuple(
-                (int(field[len(BEHIND) :]), int(ms))
+                (int(field[len(ConfigField.BEHIND) :]), int(ms))
                 for field, ms in config.items()
-                if field.startswith(BEHIND)
+                if field.startswith(ConfigField.BEHIND)
             ),
-            doubts=tuple(_window(each) for each in config.get(b"doubts", b"").split()),
-            fenced=b"fenced" in config,
+            doubts=tuple(_window(each) for each in config.get(ConfigField.DOUBTS, b"").split()),
+            fenced=ConfigField.FENCED in config,
         )
 
     def require_open(self) -> "Region":

@@ -12,6 +12,7 @@ from typing import Any, Final
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
+from braidstream.model.keys import CHOSEN, MINTED, PLAIN
 
 # An entry on its way to the user: (ms, seq, writer, fields). The first three order it.
 Entry = tuple[int, int, int, list[bytes]]
@@ -64,29 +65,41 @@ class Strand:
     def next_life(self) -> "Strand":
         return Strand(self.name, self.kind, self.writer, self.life + 1)
 
+    @property
+    def is_minted(self) -> bool:
+        return self.kind == MINTED
+
+    @property
+    def is_chosen(self) -> bool:
+        return self.kind == CHOSEN
+
+    @property
+    def is_plain(self) -> bool:
+        return self.kind == PLAIN
+
     def user(self, native: Id) -> Id:
         """The ID users see."""
-        return ids.mint(native, self.writer) if self.kind == "s" else native
+        return ids.mint(native, self.writer) if self.kind == MINTED else native
 
     def deleted(self, native: Id) -> Id:
         """Its max-deleted-entry-id as users see it. XSETID cannot take one away; it leaves 0-1 for none."""
-        return ids.ZERO if self.kind == "s" and native == (0, 1) else self.user(native)
+        return ids.ZERO if self.kind == MINTED and native == (0, 1) else self.user(native)
 
     def floor(self, user: Id) -> Id:
         """The last native position at or before a user ID."""
-        return ids.floor_of(user, self.writer) if self.kind == "s" else user
+        return ids.floor_of(user, self.writer) if self.kind == MINTED else user
 
     def rest(self, user: Id) -> Id:
         """The last ID to give the strand so that it goes on after a user ID."""
-        return ids.rest_of(user, self.writer) if self.kind == "s" else user
+        return ids.rest_of(user, self.writer) if self.kind == MINTED else user
 
     def ceil(self, user: Id) -> Id:
         """The first native position at or after a user ID."""
-        return ids.ceil_of(user, self.writer) if self.kind == "s" else user
+        return ids.ceil_of(user, self.writer) if self.kind == MINTED else user
 
     def exact(self, user: Id) -> Id | None:
         """The native ID that an entry with this user ID would have here; None if it cannot stand here."""
-        if self.kind == "c":
+        if self.kind == CHOSEN:
             return user
         return (user[0], user[1] >> 10) if ids.writer_of(user) == self.writer else None
 
@@ -114,7 +127,7 @@ class Strand:
         for native, fields in entries:
             words += (native, len(fields), *fields)
         where = [keys.meta(self.name), self.key]
-        if there.home and self != (own := Strand(self.name, "s", there.home)):
+        if there.home and self != (own := Strand(self.name, MINTED, there.home)):
             where.append(own.key)
         if there.bell:
             where.append(keys.bell(self.name, there.bell))
@@ -124,7 +137,7 @@ class Strand:
     def entries(self, reply: list[Any]) -> list[Entry]:
         """A page of entries, with the IDs users see."""
         writer = self.writer
-        if self.kind == "c":
+        if self.kind == CHOSEN:
             return [
                 (int(ms), int(seq), writer, fields)
                 for native, fields in reply
@@ -135,6 +148,11 @@ class Strand:
             for native, fields in reply
             for ms, _, n in (native.partition(b"-"),)
         ]
+
+
+def labelled(name: bytes, label: bytes, life: int) -> Strand:
+    """The strand that the registry of a stream lists under a label."""
+    return Strand(name, keys.kind_of(label[:1]), int(label[1:]), life)
 
 
 @lru_cache(maxsize=10_000)

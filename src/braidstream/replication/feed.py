@@ -45,7 +45,7 @@ class Feed:
             conn.close()
 
     async def _listen(self, conn: Connection) -> None:
-        prefixes = [word for writer in self.writers for word in ("PREFIX", b"bs:%d:" % writer)]
+        prefixes = [word for writer in self.writers for word in ("PREFIX", keys.of_writer(writer))]
         track = ("CLIENT", "TRACKING", "ON", "BCAST", *prefixes, "PREFIX", keys.META)
         [reply] = await conn.send(Batch([track], resend=True, attempt=True))
         if isinstance(reply, ReplyError):

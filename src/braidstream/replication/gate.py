@@ -19,6 +19,7 @@ from typing import Final, TypeVar
 
 from braidstream.admin.membership import info_facts
 from braidstream.errors import LostError, ReplyError
+from braidstream.model import keys
 from braidstream.model.command import Command
 from braidstream.net.wire import Connection, connect
 from braidstream.observability.events import emit
@@ -27,7 +28,7 @@ from braidstream.replication.endpoint import SILENCE_S, Endpoint, reason
 
 T = TypeVar("T")
 
-CHANNEL: Final = "bs:gate"
+CHANNEL: Final = keys.PREFIX + b"gate"
 # One WAIT takes at most so long; then another one follows. After HELD_S the links are told to be held.
 WAIT_MS: Final = 250
 HELD_S: Final = 1.0

@@ -22,8 +22,9 @@ from braidstream.commands.drop import drop_command
 from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
+from braidstream.model.fields import MetaField
 from braidstream.model.ids import Id
-from braidstream.model.meta import Registry
+from braidstream.model.meta import Registry, acked
 from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
 from braidstream.protocol.lookup import registry_of
@@ -128,14 +129,14 @@ class Pair:
         A trim leaves no record. So it explains nothing of a time that another process of the engine served:
         the engine may have come back without it.
         """
-        cut = ours.meta.get(b"l:" + strand.label)
+        cut = ours.meta.get(MetaField.LOST + strand.label)
         if native <= (ids.native(cut) if cut else ours.registry.cuts.get(strand, ids.ZERO)):
             return True
         extent = ours.strands.get(strand)
         if extent is None or native < ours.is_new_after(strand) or ours.is_lost(strand):
             return False
         doubts = self.region.doubts
-        if strand.kind == "c" and doubts:  # its IDs say nothing of when they were written
+        if strand.is_chosen and doubts:  # its IDs say nothing of when they were written
             return False
         if any(first <= native[0] <= last for first, last in doubts):
             return False
@@ -302,11 +303,10 @@ def _acknowledged(state: State, strand: Strand) -> dict[bytes, bytes]:
     """How far each group has acknowledged a strand, as a region knows."""
     found = {}
     for field_, value in state.meta.items():
-        if field_.startswith(b"k:"):
-            words = value.split(b" ")
-            position = dict(zip(words[::2], words[1::2], strict=False)).get(strand.registration)
+        if field_.startswith(MetaField.GROUP_ACKED):
+            position = acked(value).get(strand.registration)
             if position:
-                found[field_[2:]] = position
+                found[field_[len(MetaField.GROUP_ACKED) :]] = position
     return found
 
 

@@ -23,6 +23,7 @@ from typing import Any, Final
 from braidstream.errors import BraidError, ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
+from braidstream.model.fields import MetaField
 from braidstream.model.ids import Id
 from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
@@ -229,7 +230,9 @@ class Link:
             for strand in loss.entries:  # what we lack of it was not deleted here
                 cut = ids.text(ours.registry.cuts.get(strand, ids.ZERO))
                 with contextlib.suppress(ReplyError):
-                    await self.source.ask(once(("HSETNX", keys.meta(name), b"l:" + strand.label, cut)))
+                    await self.source.ask(
+                        once(("HSETNX", keys.meta(name), MetaField.LOST + strand.label, cut))
+                    )
         facts = {"entries": loss.count, "restored": done, "journal": loss.journal}
         emit("region.lost_tail", stream=name, peer=self.there.name, **facts, why=why)
         return done
@@ -299,7 +302,7 @@ class Link:
         return [writer for writer in (*self.here.writers, *self.here.left) if writer != self.there.writer]
 
     def _likely(self, name: bytes) -> list[Strand]:
-        return [Strand(name, "s", writer) for writer in self.here.writers]
+        return [Strand(name, keys.MINTED, writer) for writer in self.here.writers]
 
     async def _merge(self, ours: State, theirs: State, writers: list[int]) -> State:
         """Tell the target what the source knows; its state after that."""

@@ -14,6 +14,7 @@ from typing import Any, Final
 from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
+from braidstream.model.fields import MetaField
 from braidstream.model.idempotence import Settings
 from braidstream.model.ids import Id
 from braidstream.model.meta import Registry, given
@@ -22,11 +23,20 @@ from braidstream.protocol.plan import Batch, Plan
 
 # Fields of meta that stay in their region: where XGROUP SETID stood, where chosen IDs moved a strand to,
 # when groups last changed, whether the engine itself knows messages, and what was done again of our journal.
-_ASIDE: Final = (b"b:", b"h:", b"f:", b"bell", b"ahead", b"o:", b"native", b"j:")
+_ASIDE: Final = (
+    MetaField.GROUP_BASE,
+    MetaField.GROUP_MOVED,
+    MetaField.FUTURE,
+    MetaField.BELL,
+    MetaField.AHEAD,
+    MetaField.AHEAD_MS,
+    MetaField.NATIVE,
+    MetaField.REDONE,
+)
 # So do those that say where a strand of ours is new, and what came back to it. A link must see these at once.
-LOCAL: Final = (*_ASIDE, b"n:", b"m:")
+LOCAL: Final = (*_ASIDE, MetaField.NEW, MetaField.MENDED)
 # Entries may overtake how far groups have acknowledged, and how far Spark sinks have written.
-_LATER: Final = (*_ASIDE, b"k:", b"q:")
+_LATER: Final = (*_ASIDE, MetaField.GROUP_ACKED, MetaField.SINK)
 # How an engine refuses every write: its disk is broken, or it has too few replicas.
 WRITES_REFUSED: Final = ("MISCONF", "NOREPLICAS")
 
@@ -106,7 +116,7 @@ class State:
             return self.strands[strand].last
         for known, cut in self.registry.cuts.items():
             if known.label == strand.label:
-                lost = self.meta.get(b"l:" + strand.label)
+                lost = self.meta.get(MetaField.LOST + strand.label)
                 here = ids.native(lost) if lost else cut
                 return here if known.life == strand.life else (None if known.life > strand.life else ids.ZERO)
         return ids.ZERO
@@ -134,12 +144,12 @@ class State:
 
     def is_new_after(self, strand: Strand) -> Id:
         """What is before this ID was never in this engine's copy; 0-0 if nothing is known."""
-        since = self.meta.get(b"n:" + strand.label, b"0-0")
+        since = self.meta.get(MetaField.NEW + strand.label, b"0-0")
         return ids.LAST if since == b"?" else ids.native(since)
 
     def mended(self, strand: Strand) -> tuple[Id, Id] | None:
         """From where to where entries of a strand came back after a loss, if any did."""
-        life, _, where = self.meta.get(b"m:" + strand.label, b"").partition(b" ")
+        life, _, where = self.meta.get(MetaField.MENDED + strand.label, b"").partition(b" ")
         if not where or int(life) != strand.life:
             return None
         first, _, last = where.partition(b" ")
@@ -147,16 +157,17 @@ class State:
 
     def redone(self, writer: int) -> Id:
         """Up to where our journal was lost, and was done again as this region had it."""
-        return ids.native(self.meta.get(b"j:%d" % writer, b"0-0"))
+        return ids.native(self.meta.get(MetaField.REDONE + b"%d" % writer, b"0-0"))
 
     def marks(self, writer: int) -> dict[bytes, bytes]:
         """What a region says of losses of its own strands."""
-        own = tuple(b"%b:%b%d" % (mark, kind, writer) for mark in (b"n", b"m", b"l") for kind in (b"s", b"c"))
+        labels = [Strand(self.name, kind, writer).label for kind in (keys.MINTED, keys.CHOSEN)]
+        own = {mark + label for mark in (MetaField.NEW, MetaField.MENDED, MetaField.LOST) for label in labels}
         return {field: value for field, value in self.meta.items() if field in own}
 
     def is_lost(self, strand: Strand) -> bool:
         """Whether a strand's key went away behind our back, so that its absence says nothing."""
-        return b"l:" + strand.label in self.meta or (
+        return MetaField.LOST + strand.label in self.meta or (
             strand in self.registry.strands and strand not in self.strands
         )
 
@@ -178,7 +189,7 @@ def state_command(
     mark = b"=" if met else b""
     labels = (mark + strand.registration if home or met else b"" for strand in strands)
     function = "bs_braid_state" if home or met else "bs_braid_look"
-    own = Strand(name, "s", home)
+    own = Strand(name, keys.MINTED, home)
     place = (strands.index(own) + 1,) if own in strands else ()
     return ("FCALL", function, len(where), *where, *labels, *(b"" for _ in journals), *place)
 
@@ -252,7 +263,7 @@ def merge_command(source: State, target: State, writers: Sequence[int], *, home:
 
     writers: whose strands a group waits on; home: the target's own among them.
     """
-    make = [Strand(source.name, "s", writer) for writer in writers]
+    make = [Strand(source.name, keys.MINTED, writer) for writer in writers]
     strands = list(dict.fromkeys([*target.registry.strands, *make]))
     own, turns = given(source.name, target.registry)
     where = (keys.meta(source.name), *(strand.key for strand in strands), *own)
@@ -290,10 +301,10 @@ def _messages(name: bytes, own: int, words: list[bytes]) -> dict[bytes, bytes]:
     which = b"%d:%b" % (settings.era, words[3])
     map_, queue = keys.known_messages(name, settings.era, words[3])
     return {
-        b"i:" + which: map_,
-        b"q:" + which: queue,
+        b"map:" + which: map_,
+        b"queue:" + which: queue,
         b"about": keys.about(name),
-        b"j": keys.journal(name, own),
+        b"journal": keys.journal(name, own),
     }
 
 

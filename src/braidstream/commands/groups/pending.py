@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from braidstream.commands.arguments import Argv, fail, integer, interval, option, shown, strict_id
 from braidstream.errors import ReplyError
-from braidstream.model import ids
+from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
@@ -15,7 +15,7 @@ from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
 
 # Who owns an entry that was given back: a consumer that no client has. Users see an empty name.
-NOBODY: Final = b"\0bs:nobody"
+NOBODY: Final = b"\0" + keys.PREFIX + b"nobody"
 # XNACK FATAL: the largest count there is. The engine gets one that it can still count on from.
 MOST_DELIVERIES: Final = 2**63 - 1
 FATAL: Final = 2**62

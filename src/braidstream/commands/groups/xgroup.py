@@ -11,7 +11,7 @@ from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
-from braidstream.model.meta import Registry, bell
+from braidstream.model.meta import Registry, bell, group_start
 from braidstream.model.strand import Strand
 from braidstream.protocol.lookup import look
 from braidstream.protocol.plan import Batch, Plan
@@ -99,7 +99,7 @@ def _start(word: bytes, create: bool) -> Id | None:
 
 def _wanted(view: View, name: bytes, registry: Registry) -> tuple[Strand, ...]:
     """The strands a new group stands on: those there are, and those that are likely to come."""
-    likely = [Strand(name, "s", writer) for writer in view.region.writers]
+    likely = [Strand(name, keys.MINTED, writer) for writer in view.region.writers]
     if view.region.id_mode != "strict":
         likely.append(view.chosen(name))
     labels = {strand.label for strand in registry.strands}
@@ -129,18 +129,11 @@ def _command(
         len(where),
         *where,
         group,
-        later(start or ids.ZERO) + (b" told" if read is not None else b""),
+        group_start(start or ids.ZERO, told=read is not None),
         flag,
         stamp,
         *words,
     )
-
-
-def later(start: Id) -> bytes:
-    """Where a group starts on strands that come to be later, in the form that needs no arithmetic."""
-    bound = ids.writer_of(start)
-    low, high = ids.floor_of(start, bound), ids.floor_of(start, bound + 1)
-    return b"%b %b %b %d" % (ids.text(start), ids.text(low), ids.text(high), bound)
 
 
 def _destroy(view: View, name: bytes, group: bytes) -> Plan[int]:

@@ -21,6 +21,7 @@ from braidstream.commands.xreadgroup.group_arguments import ReadGroup
 from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
+from braidstream.model.fields import MetaField
 from braidstream.model.ids import Id
 from braidstream.model.merge import bodies
 from braidstream.model.strand import Strand
@@ -102,7 +103,7 @@ def look_again(view: View, spec: ReadGroup, *, turn: bool = False, waited: bool 
         if spec.block_ms is None or not gone or not waited:
             raise
         # With peers a stream without entries ends with its last group; that is no deletion of the stream.
-        destroyed = ("HEXISTS", keys.meta(gone[0]), b"x:" + spec.group)
+        destroyed = ("HEXISTS", keys.meta(gone[0]), MetaField.GROUP_DELETIONS + spec.group)
         server, ended = yield Batch([("INFO", "server"), destroyed], resend=True, attempt=True)
         if isinstance(server, bytes) and b"redis_version:7.0." in server and not ended:
             raise ReplyError("UNBLOCKED the stream key no longer exists") from None

@@ -183,7 +183,7 @@ class Archiver:
 
     def _is_unread(self, state: State, strand: Strand, standing: Standing) -> bool:
         here = state.offset.frontier[strand]
-        if strand.kind == "p" and standing.there and standing.last < here:
+        if strand.is_plain and standing.there and standing.last < here:
             raise LakeError(
                 f"stream {name_text(strand.name)}: ends at {ids.text(standing.last).decode()}, archived up "
                 f"to {ids.text(here).decode()}: it was deleted and begun anew. Archive it to another lake."

@@ -229,13 +229,13 @@ class Auditor:
         """Chosen IDs that another strand of the stream has too, in the same region."""
         found = list[Anomaly]()
         for region, here in standings.by_region.items():
-            chosen = [strand for strand in here.registry.strands if strand.kind == "c"]
+            chosen = [strand for strand in here.registry.strands if strand.is_chosen]
             for strand in chosen:
                 others = [each for each in here.registry.strands if each != strand]
                 for user in self.ask(region, _users(strand), strand.key):
                     for other in others:
                         native = other.exact(user)
-                        if native is None or (other.kind == "c" and other.writer < strand.writer):
+                        if native is None or (other.is_chosen and other.writer < strand.writer):
                             continue
                         where = ids.text(native)
                         if self.ask(region, _one(("XRANGE", other.key, where, where)), other.key):
@@ -401,4 +401,4 @@ def _entries(table: pa.Table, strand: Strand) -> dict[Id, str]:
 
 
 def _native(strand: Strand, user: Id) -> Id:
-    return (user[0], user[1] >> 10) if strand.kind == "s" else user
+    return (user[0], user[1] >> 10) if strand.is_minted else user

@@ -24,9 +24,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from braidstream.model import ids, keys
+from braidstream.model.fields import ConfigField
 from braidstream.model.frontier import name_of_text, name_text, place_of_text, place_text
 from braidstream.model.ids import Id
-from braidstream.model.strand import Strand
+from braidstream.model.strand import Strand, labelled
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.spark.lake import distribute, files
 from braidstream.spark.lake.log import Change, Conflict, Lake, State, within
@@ -139,7 +140,7 @@ def _cuts(state: State, sight: Sight) -> Iterator[Span]:
     """What DEL took: all up to a strand's cut, or the whole of a life that is over."""
     lives = {(each.name, each.label): each.life for each in sight}
     for strand in state.offset.frontier:
-        if strand.kind != "p" and lives.get((strand.name, strand.label), 0) > strand.life:
+        if not strand.is_plain and lives.get((strand.name, strand.label), 0) > strand.life:
             yield Span(strand, ids.ZERO, ids.LAST, is_cut=True)
         elif strand in sight and sight[strand].cut > ids.ZERO:
             yield Span(strand, ids.ZERO, sight[strand].cut, is_cut=True)
@@ -200,7 +201,7 @@ def _journals(surveyor: Surveyor, state: State) -> tuple[list[Named], dict[str, 
     """Deletions that journals name, and up to where they were read."""
     found, positions = list[Named](), dict[str, dict[str, str]]()
     writers = surveyor.try_servers(lambda server: server.run(_writers(), keys.CONFIG))
-    for name in sorted({strand.name for strand in state.offset.frontier if strand.kind != "p"}):
+    for name in sorted({strand.name for strand in state.offset.frontier if not strand.is_plain}):
         known = dict(state.journals.get(name_text(name), {}))
         for writer in writers:
             for native, words in _journal(surveyor, name, writer, known.get(str(writer), "0-0")):
@@ -213,7 +214,7 @@ def _journals(surveyor: Surveyor, state: State) -> tuple[list[Named], dict[str, 
 
 def _writers() -> Plan[list[int]]:
     """Whoever may have a journal. None on a server that is no region."""
-    [reply] = yield Batch([("HMGET", keys.CONFIG, "writers", "left")], resend=True)
+    [reply] = yield Batch([("HMGET", keys.CONFIG, ConfigField.WRITERS, ConfigField.LEFT)], resend=True)
     return sorted(int(number) for each in reply if each for number in each.split())
 
 
@@ -230,6 +231,6 @@ def _deletions(name: bytes, words: list[bytes]) -> Iterator[Named]:
         return
     registration, *natives = words[1].split(b" ")
     label, _, life = registration.partition(b":")
-    strand = Strand(name, "s" if label[:1] == b"s" else "c", int(label[1:]), int(life))
+    strand = labelled(name, label, int(life))
     for native in natives:
         yield name_text(name), place_text(strand), files.position(strand.user(ids.native(native)))

@@ -36,7 +36,7 @@ _STEP.add("natives", StringType()).add("entries", LongType())
 _STEP_ARROW: Final = pa.schema(
     [("stream", pa.string()), ("place", pa.string()), ("natives", pa.string()), ("entries", pa.int64())]
 )
-_NONE: Final = Strand(b"", "p", 0)
+_NONE: Final = Strand(b"", keys.PLAIN, 0)
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ def _steps(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                 made += _step(now, natives)
                 strand, natives, now = _strand(*where), [], where
             user = entry_of(row["position"])
-            native = strand.exact(user) if strand.kind == "s" else user
+            native = strand.exact(user) if strand.is_minted else user
             assert native is not None, row
             natives.append(ids.text(native))
         made += _step(now, natives)
@@ -96,7 +96,7 @@ def remove(
     region: Region | None = None
     for row in rows:
         strand = _strand(row.stream, row.place)
-        if strand.kind != "p" and region is None:
+        if not strand.is_plain and region is None:
             region = surveyor.try_servers(lambda server: server.run(read_region(), keys.CONFIG))
         if row.stream in full or not _has_room(surveyor, strand, region):
             full.add(row.stream)
@@ -118,7 +118,7 @@ def _run(surveyor: Surveyor, strand: Strand, plan: Plan[Any]) -> Any:
 
 def _drop(strand: Strand, natives: list[bytes], region: Region | None) -> Plan[tuple[int, int]]:
     """(how many were deleted, how many a group needs). One round trip; twice is as good as once."""
-    if strand.kind == "p":  # what is acknowledged stays so, but where somebody moves a group back
+    if strand.is_plain:  # what is acknowledged stays so, but where somebody moves a group back
         [gone] = yield Batch([("XDEL", strand.key, *natives)], resend=True)
         return int(gone), 0
     assert region is not None

@@ -18,8 +18,10 @@ from typing import Any, Final
 from braidstream.commands.drop import drop_command
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
+from braidstream.model.fields import MetaField
 from braidstream.model.frontier import name_of_text, place_of_text
 from braidstream.model.ids import Id
+from braidstream.model.meta import acked
 from braidstream.model.strand import Strand, facts
 from braidstream.protocol.identify import read_region
 from braidstream.protocol.plan import Batch, Plan
@@ -73,7 +75,7 @@ def _rebuilt(each: Anomaly, region: int, strand: Strand, fixes: Fixes, done: boo
 
 def _native(strand: Strand, user: str) -> Id:
     ms, seq = ids.native(user.encode())
-    return (ms, seq >> 10) if strand.kind == "s" else (ms, seq)
+    return (ms, seq >> 10) if strand.is_minted else (ms, seq)
 
 
 def _from_peers(auditor: Auditor, each: Anomaly, strand: Strand) -> list[bytes] | None:
@@ -101,8 +103,8 @@ def _drop(strand: Strand, native: Id) -> Plan[Any]:
 
 def _regroup(strand: Strand, group: bytes) -> Plan[Any]:
     """A group on a strand that lost it: from where everything is acknowledged, or from its start."""
-    [acked] = yield Batch([("HGET", keys.meta(strand.name), b"k:" + group)], resend=True)
-    at = dict(zip((acked or b"").split(b" ")[::2], (acked or b"").split(b" ")[1::2], strict=False))
+    [known] = yield Batch([("HGET", keys.meta(strand.name), MetaField.GROUP_ACKED + group)], resend=True)
+    at = acked(known or b"")
     start = at.get(strand.registration, b"0-0")
     return (yield from _do(("XGROUP", "CREATE", strand.key, group, start)))
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
+from braidstream.model.fields import ConfigField
 from braidstream.model.ids import Id
 from braidstream.model.meta import Registry
 from braidstream.model.strand import Strand, facts
@@ -36,8 +37,8 @@ def stand(name: bytes) -> Plan[Here]:
     """Where a region stands with a stream. A few round trips; the journal before the strands."""
     config, meta = yield Batch([("HGETALL", keys.CONFIG), registry_of(name)], resend=True)
     told, registry = facts(config), Registry.parse(name, meta)
-    words = told.get(b"writers", b"").split() + told.get(b"left", b"").split()
-    writers = sorted({int(word) for word in [*words, told.get(b"writer", b"0")]} - {0})
+    words = told.get(ConfigField.WRITERS, b"").split() + told.get(ConfigField.LEFT, b"").split()
+    writers = sorted({int(word) for word in [*words, told.get(ConfigField.WRITER, b"0")]} - {0})
     journals = dict[int, tuple[Id, Mapping[tuple[bytes, Id], Id], bool]]()
     for writer in writers:
         journals[writer] = yield from _journal(name, writer)
@@ -51,7 +52,7 @@ def stand(name: bytes) -> Plan[Here]:
         for strand, reply in zip(there, replies, strict=True):
             if not isinstance(reply, ReplyError):
                 groups[strand] = frozenset(facts(group)[b"name"] for group in reply)
-    return Here(int(told.get(b"writer", b"0")), registry, sight, groups, journals)
+    return Here(int(told.get(ConfigField.WRITER, b"0")), registry, sight, groups, journals)
 
 
 def _journal(name: bytes, writer: int) -> Plan[tuple[Id, Mapping[tuple[bytes, Id], Id], bool]]:

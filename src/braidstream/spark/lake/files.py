@@ -26,7 +26,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructType
 
 from braidstream.errors import LakeError
-from braidstream.model import ids
+from braidstream.model import ids, keys
 from braidstream.model.frontier import name_of_text, name_text, place_of_text, place_text
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
@@ -93,7 +93,7 @@ class LakeRows(Rows):
             return pa.array([position(user) for user in users], pa.binary())
         pair = np.empty((len(page), 2), ">u8")
         pair[:, 0] = page.ms
-        pair[:, 1] = page.seq << 10 | self.strand.writer if self.strand.kind == "s" else page.seq
+        pair[:, 1] = page.seq << 10 | self.strand.writer if self.strand.is_minted else page.seq
         return pa.Array.from_buffers(pa.binary(16), len(page), [None, pa.py_buffer(pair.tobytes())]).cast(
             pa.binary()
         )
@@ -244,7 +244,7 @@ def rows_of(table: pa.Table, stream: str, shape: Shape) -> Iterator[pa.RecordBat
     """Entries of the lake as rows of the source."""
     name = name_of_text(stream)
     if [each.name for each in shape.schema] == [each.name for each in META]:
-        rows = Rows(shape, Strand(name, "p", 0))
+        rows = Rows(shape, Strand(name, keys.PLAIN, 0))
         for batch in table.to_batches():
             columns = [pa.repeat(pa.scalar(name_text(name), pa.string()), batch.num_rows)]
             columns += [batch.column(each) for each in ("id", "region", "timestamp", "fields")]
@@ -266,7 +266,7 @@ def _page(batch: pa.RecordBatch, strand: Strand) -> Irregular:
     for where, fields in zip(
         batch.column("position").to_pylist(), batch.column("fields").to_pylist(), strict=True
     ):
-        ms, seq = strand.exact(entry_of(where)) or ids.ZERO if strand.kind == "s" else entry_of(where)
+        ms, seq = strand.exact(entry_of(where)) or ids.ZERO if strand.is_minted else entry_of(where)
         entries.append((ms, seq, {_bytes(name): value for name, value in fields}))
     return Irregular(entries)
 

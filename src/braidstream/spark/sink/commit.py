@@ -13,6 +13,7 @@ from typing import Any
 
 from braidstream.errors import ReplyError, SinkError
 from braidstream.model import keys
+from braidstream.model.fields import MetaField
 from braidstream.net.bulk import RedisError, Server
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.spark.options import SinkOptions
@@ -146,7 +147,7 @@ class Committer:
 
     def _mark(self, name: bytes) -> bytes | None:
         def asked() -> Plan[Any]:
-            command = ("HGET", keys.meta(name), b"q:" + self.book.sink)
+            command = ("HGET", keys.meta(name), MetaField.SINK + self.book.sink)
             [reply] = yield Batch([command], resend=True, attempt=True)
             return None if isinstance(reply, ReplyError) else reply
 

@@ -20,6 +20,7 @@ from typing import Any
 from braidstream.errors import SinkError
 from braidstream.model import keys
 from braidstream.model.command import Command
+from braidstream.model.fields import MetaField
 from braidstream.model.frontier import name_of_text, name_text
 from braidstream.model.strand import Strand, facts
 from braidstream.net.bulk import Server, Wire
@@ -186,9 +187,9 @@ def target(server: Server, stream: bytes) -> Strand:
     def asked() -> Plan[Strand]:
         [known] = yield Batch([("EXISTS", keys.CONFIG)], resend=True)
         if not known:
-            return Strand(stream, "p", 0)
+            return Strand(stream, keys.PLAIN, 0)
         region = yield from read_region()
-        return Strand(stream, "s", region.writer)
+        return Strand(stream, keys.MINTED, region.writer)
 
     return server.run(asked(), keys.CONFIG)
 
@@ -206,7 +207,7 @@ def append(wire: Wire, strand: Strand, chunk: bytes, marks: Iterable[Command] = 
 
 
 def _birth(wire: Wire, strand: Strand) -> list[Command]:
-    if strand.kind != "s":
+    if not strand.is_minted:
         return []
     [stamp] = wire.call(("HGET", keys.meta(strand.name), "bell"))
     return [birth_command(strand, stamp if isinstance(stamp, bytes) else b"")]
@@ -251,7 +252,7 @@ class Publisher:
         if published >= len(self.places):
             wire.call(("UNWATCH",))
             return len(self.places)
-        if kind not in ((b"none",) if self.strand.kind == "s" else (b"none", b"stream")):
+        if kind not in ((b"none",) if self.strand.is_minted else (b"none", b"stream")):
             raise SinkError(
                 f"{self.strand.name!r} is no stream but another kind of key. Nothing was appended."
             )
@@ -265,9 +266,9 @@ class Publisher:
     def _append(self, wire: Wire, chunk: bytes, published: int) -> bool:
         mark = b"%d:%d:%d" % (self.batch, published, len(self.places))
         marks: list[Command] = [("SET", self.mark_key, mark)]
-        if self.strand.kind == "s" and published == len(self.places) and not self.book.forgets:
+        if self.strand.is_minted and published == len(self.places) and not self.book.forgets:
             # It travels with the registry (lua/merge.lua), so other regions come to know of it.
-            marks.append(("HSET", keys.meta(self.strand.name), b"q:" + self.book.sink, mark))
+            marks.append(("HSET", keys.meta(self.strand.name), MetaField.SINK + self.book.sink, mark))
         return append(wire, self.strand, self._readdressed(chunk), marks)
 
     def _readdressed(self, chunk: bytes) -> bytes:

@@ -32,7 +32,7 @@ def losses(
 
     before, after: how many entries the strand had been given at either end, where that is known.
     """
-    if strand.kind == "p":
+    if strand.is_plain:
         if start > end or (before is not None and after is not None and after < before):
             return Loss.REBORN
         if not standing.there or standing.last < end:
@@ -69,7 +69,7 @@ _NEXT = {
 
 
 def told(loss: Loss, strand: Strand, start: Id, end: Id) -> str:
-    whose = "" if strand.kind == "p" else f", writer {strand.writer}"
+    whose = "" if strand.is_plain else f", writer {strand.writer}"
     low, high = ids.text(start).decode(), ids.text(end).decode()
     return (
         f"stream {strand.name.decode('utf-8', 'replace')}{whose}: {loss.value} (after {low}, up to {high}, "

@@ -39,7 +39,7 @@ class Bounds:
         """The part of a range in which something can match; None if nothing can."""
         if self.streams is not None and name_text(strand.name) not in self.streams:
             return None
-        if self.regions is not None and (strand.kind == "p" or strand.writer not in self.regions):
+        if self.regions is not None and (strand.is_plain or strand.writer not in self.regions):
             return None
         low = max(start, ids.before((self.low_ms, 0)) or ids.ZERO)
         high = min(end, (self.high_ms, ids.MAX))

@@ -50,7 +50,7 @@ def _setid(strand: Strand, group: bytes, offset: Offset, region: int | None) -> 
 
 
 def _create(name: bytes, strands: list[Strand], group: bytes) -> Plan[None]:
-    if strands[0].kind == "p":
+    if strands[0].is_plain:
         yield Batch([("XGROUP", "CREATE", name, group, "0")], attempt=True)
         return
     region: Region = yield from read_region()

@@ -60,7 +60,7 @@ class _Source:
         return {strand: each for strand, each in self.surveyor.sight().items() if self._is_wanted(strand)}
 
     def _is_wanted(self, strand: Strand) -> bool:
-        return self.options.regions is None or strand.kind == "p" or strand.writer in self.options.regions
+        return self.options.regions is None or strand.is_plain or strand.writer in self.options.regions
 
     def read_slice(self, part: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(part, Slice):  # Spark's stand-in for an empty list of partitions
@@ -268,7 +268,7 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         ends = dict[Strand, tuple[Id, int]]()
         for strand, standing in sight.items():
             last, added = self._aim(strand, standing)
-            is_reborn = strand.kind == "p" and standing.there and standing.last < begin[strand]
+            is_reborn = strand.is_plain and standing.there and standing.last < begin[strand]
             if not standing.there:
                 last = max(begin[strand], standing.cut)  # what was deleted unread is told when it is planned
             elif last < begin[strand] and not is_reborn:

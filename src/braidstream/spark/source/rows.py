@@ -127,7 +127,7 @@ class Rows:
         return pa.repeat(pa.scalar(self._name, pa.string()), len(page))
 
     def _region(self, page: Page) -> pa.Array:
-        writer = self.strand.writer if self.strand.kind != "p" else None
+        writer = self.strand.writer if not self.strand.is_plain else None
         return pa.repeat(pa.scalar(writer, pa.int32()), len(page))
 
     def _timestamp(self, page: Page) -> pa.Array:
@@ -140,7 +140,7 @@ class Rows:
         if isinstance(page, Irregular):
             users = [self.strand.user((ms, seq)) for ms, seq, _ in page.entries]
             return pa.array([f"{ms}-{seq}" for ms, seq in users], pa.string())
-        if self.strand.kind != "s":
+        if not self.strand.is_minted:
             return page.ids().cast(pa.string())
         if not len(page):
             return pa.array([], pa.string())

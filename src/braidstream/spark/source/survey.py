@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from braidstream.commands.glob import matcher
 from braidstream.errors import OptionError, ReplyError, UnreachableError
 from braidstream.model import ids, keys
+from braidstream.model.fields import ConfigField
 from braidstream.model.ids import Id
 from braidstream.model.meta import Registry
 from braidstream.model.strand import Strand, facts
@@ -55,7 +56,7 @@ def look(name: bytes) -> Plan[Sight]:
     cuts = {strand: cut for strand, cut in registry.cuts.items()}
     strands = list(registry.strands)
     if not registry.exists and kind == b"stream":
-        strands = [Strand(name, "p", 0)]
+        strands = [Strand(name, keys.PLAIN, 0)]
     elif not registry.exists and kind != b"none":
         raise ReplyError(f"WRONGTYPE {name.decode('utf-8', 'replace')} is no stream but a {kind.decode()}")
     replies = (yield Batch([each.xinfo() for each in strands], resend=True, attempt=True)) if strands else []
@@ -168,7 +169,7 @@ def find(server: Server, pattern: bytes) -> set[bytes]:
         for name in page
         if not keys.is_ours(name)
     }
-    metas = (key for page in server.run_everywhere(lambda: _scan(b"bs:meta:*", "hash")) for key in page)
+    metas = (key for page in server.run_everywhere(lambda: _scan(keys.META + b"*", "hash")) for key in page)
     braided = {name for key in metas if (name := keys.name_of_meta(key)) is not None and matches(name)}
     return plain | braided
 
@@ -177,7 +178,7 @@ def region_of(server: Server) -> int | None:
     """The server's region; None if it is none."""
 
     def asked() -> Plan[Any]:
-        [reply] = yield Batch([("HGET", keys.CONFIG, "region")], resend=True)
+        [reply] = yield Batch([("HGET", keys.CONFIG, ConfigField.REGION)], resend=True)
         return reply
 
     reply = server.run(asked(), keys.CONFIG)
