@@ -59,3 +59,13 @@ def test_lua_spells_no_field_itself() -> None:
         if re.search(rf"'[{prefixes}]:'|'\^bs:|\[sc\]", line)
     ]
     assert found == []
+
+
+def test_words_of_a_journal_stand_in_one_file_of_each_language() -> None:
+    lua = [path.name for path in (SRC / "lua").glob("*.lua") if "JOURNAL.DELETED" in path.read_text()]
+    python = [
+        str(path.relative_to(SRC))
+        for path in SRC.rglob("*.py")
+        if any(word in ("del", "by") for _, word in words(path))
+    ]
+    assert (lua, python) == (["journal.lua"], ["model/journal.py"])

@@ -66,7 +66,7 @@ local function entry_drop(keys, args)
       answers[#answers + 1] = (gone == 1 or acker) and 1 or -1
     end
   end
-  if keys[2] and #deleted > 0 then journal(keys[2], 'del', args[4 + skipped] .. ' ' .. table.concat(deleted, ' ')) end
+  if keys[2] and #deleted > 0 then journal_deletions(keys[2], args[4 + skipped], deleted) end
   return answers
 end
 

@@ -89,7 +89,7 @@ local function add_simply(keys, args, found, id)
   if length % IDMP_STEP == 0 then
     forget_surplus({ map = keys[3], queue = keys[4] }, settings_of(keys[1]), length)
   end
-  if keys[6] then journal(keys[6], 'idmp', args[1], 'by', args[3], args[4], value) end
+  if keys[6] then journal_messages(keys[6], args[1], args[3], args[4], value) end
   return { id }
 end
 
@@ -166,7 +166,7 @@ local function add_each(keys, args, starts, found, how)
   if #iids == 0 then return answers end
   remember(where, settings, args[3], iids, new, now)
   redis.call('HINCRBY', where.about, 'added', #iids)
-  if keys[6] then journal(keys[6], 'idmp', settings.text, 'by', args[3], unpack(new)) end
+  if keys[6] then journal_messages(keys[6], settings.text, args[3], unpack(new)) end
   return answers
 end
 
@@ -278,32 +278,35 @@ end
      forgotten the message by then.
      The caller names the keys `map:<era>:<producer>`, `queue:<era>:<producer>`, `about`, and `journal`, our own. ]]
 local function apply_messages(meta, named, words)
-  local theirs, producer = read_settings(words[2]), words[4]
-  if not theirs or #words < 6 or #words % 2 == 1 then return false end
+  local text, producer, messages = read_messages(words)
+  local theirs = text and read_settings(text)
+  if not theirs then return false end
   local function strand_of(value)
     local id, writer = string.match(value, '^(%d+%-%d+):(%d+)')
     local label = id and KIND.MINTED .. writer
     if not label or not is_strand(label, '0') then return nil end
     return strand_named(meta, named, label .. ':0'), id, label .. ':0'
   end
-  for at = 6, #words, 2 do
-    local strand, id = strand_of(words[at])
-    if not strand or words[at - 1] == '' or less(strand.ends, id) then return false end
+  for at = 1, #messages, 2 do
+    local strand, id = strand_of(messages[at + 1])
+    if not strand or messages[at] == '' or less(strand.ends, id) then return false end
   end
-  local settings = merge_settings(meta, words[2])
+  local settings = merge_settings(meta, text)
   local which = settings.era .. ':' .. producer
-  local where = { meta = meta, map = named['map:' .. which], queue = named['queue:' .. which], about = named.about }
+  local where = { meta = meta, map = named[JOURNAL.MAP .. which], queue = named[JOURNAL.QUEUE .. which] }
   if settings.era ~= theirs.era or not where.map then return true end
-  local writer = writer_of(named.journal)
-  where.own = { writer = writer, journal = named.journal, key = named[KIND.MINTED .. writer .. ':0'] }
+  local own = named[JOURNAL.OWN]
+  local writer = writer_of(own)
+  where.about = named[JOURNAL.ABOUT]
+  where.own = { writer = writer, journal = own, key = named[KIND.MINTED .. writer .. ':0'] }
   where.own.found = redis.call('HMGET', meta, META.IDEMPOTENCE, META.NATIVE)
-  for _, value in ipairs(idempotence_record(where, settings, producer, { unpack(words, 5) }, now_ms())) do
+  for _, value in ipairs(idempotence_record(where, settings, producer, messages, now_ms())) do
     local strand, id, label = strand_of(value)
-    if strand.key and redis.call('XDEL', strand.key, id) == 1 then journal(named.journal, 'del', label .. ' ' .. id) end
+    if strand.key and redis.call('XDEL', strand.key, id) == 1 then journal_deletions(own, label, { id }) end
   end
   return true
 end
-JOURNAL_VERBS.idmp = apply_messages
+JOURNAL_VERBS[JOURNAL.MESSAGES] = apply_messages
 
 local function count_known(where, settings, now)
   local length = redis.call('LLEN', where.queue)

@@ -2,8 +2,31 @@
      state. It is bounded: a peer that is further behind compares the strands instead. ]]
 local JOURNAL_LENGTH = 10000
 
-local function journal(key, ...)
+local function write_journal(key, ...)
   redis.call('XADD', key, 'MAXLEN', '~', JOURNAL_LENGTH, '*', ...)
+end
+
+local function journal_deletions(key, strand, ids)
+  write_journal(key, JOURNAL.DELETED, strand .. ' ' .. table.concat(ids, ' '))
+end
+
+local function journal_messages(key, settings, producer, ...)
+  write_journal(key, JOURNAL.MESSAGES, settings, JOURNAL.BY, producer, ...)
+end
+
+-- The strand and the IDs; nil if the words say something else.
+local function read_deletions(words)
+  local strand, rest = string.match(words[1] == JOURNAL.DELETED and words[2] or '', '^(%S+) (.+)$')
+  if not strand then return nil end
+  local ids = {}
+  for id in string.gmatch(rest, '%S+') do ids[#ids + 1] = id end
+  return strand, ids
+end
+
+-- The settings, the producer and the messages: iid, `ms-n:w`, iid, ...; nil if they are no such words.
+local function read_messages(words)
+  if #words < 6 or #words % 2 == 1 then return nil end
+  return words[2], words[4], { unpack(words, 5) }
 end
 
 --[[ journal_apply: do what a peer's journal says, and keep a copy of it.
@@ -27,12 +50,11 @@ local function strand_named(meta, named, id)
 end
 
 local function apply_deletion(meta, named, words)
-  local which, rest = string.match(words[2], '^(%S+) (.+)$')
-  local strand, ids = which and strand_named(meta, named, which), {}
+  local which, ids = read_deletions(words)
+  local strand = which and strand_named(meta, named, which)
   if not strand then return false end
-  for id in string.gmatch(rest, '%S+') do
+  for _, id in ipairs(ids) do
     if not is_id(id) or less(strand.ends, id) then return false end
-    ids[#ids + 1] = id
   end
   if strand.key then
     for _, id in ipairs(ids) do redis.call('XDEL', strand.key, id) end
@@ -40,7 +62,7 @@ local function apply_deletion(meta, named, words)
   return true
 end
 
-local JOURNAL_VERBS = { del = apply_deletion }
+local JOURNAL_VERBS = { [JOURNAL.DELETED] = apply_deletion }
 
 local function journal_apply(keys, args)
   local meta, copy, named, count = keys[1], keys[2], {}, tonumber(args[1])

@@ -90,9 +90,9 @@ local function deleted_since(journals, positions, strand)
     local entries = redis.call('XRANGE', key, '(' .. positions[at], '+', 'COUNT', JOURNALS_AT_ONCE)
     if #entries == JOURNALS_AT_ONCE then return nil end
     for _, entry in ipairs(entries) do
-      local which, rest = string.match(entry[2][1] == 'del' and entry[2][2] or '', '^(%S+) (.+)$')
+      local which, ids = read_deletions(entry[2])
       if which == strand then
-        for id in string.gmatch(rest, '%S+') do deleted[id] = true end
+        for _, id in ipairs(ids) do deleted[id] = true end
       end
     end
   end
@@ -198,7 +198,7 @@ local function journal_redo(keys, args)
     local words = { unpack(args, start + 2, start + 1 + tonumber(args[start + 1])) }
     local verb = JOURNAL_VERBS[words[1]]
     if verb and verb(meta, named, words) then
-      if write == '1' then journal(copy, unpack(words)) end
+      if write == '1' then write_journal(copy, unpack(words)) end
       done = done + 1
     end
   end

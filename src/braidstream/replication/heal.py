@@ -24,6 +24,7 @@ from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.fields import MetaField
 from braidstream.model.ids import Id
+from braidstream.model.journal import deletions, messages, redo_command
 from braidstream.model.meta import Registry, acked
 from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
@@ -33,7 +34,7 @@ from braidstream.protocol.stream_view import View
 from braidstream.replication import compare, ship
 from braidstream.replication.endpoint import Asked
 from braidstream.replication.loss import Loss
-from braidstream.replication.state import Extent, State, journal_command, read_journal, read_state
+from braidstream.replication.state import Extent, State, read_journal, read_state
 
 PAGE: Final = 500
 MESSAGES_AT_ONCE: Final = 50
@@ -151,9 +152,9 @@ class Pair:
             while True:
                 page, _ = await self.home.ask(read_journal(ours.name, writer, at, PAGE))
                 for _, words in page:
-                    if words[0] == b"del":
-                        which, *natives = words[1].split(b" ")
-                        found.update(natives if which == strand.registration else ())
+                    registration, natives = deletions(words)
+                    if registration == strand.registration:
+                        found.update(natives)
                 if len(page) < PAGE:
                     break
                 at = ids.native(page[-1][0])
@@ -260,14 +261,14 @@ class Pair:
                 _are_there([(keys.journal(name, writer), _id(each)) for each in page])
             )
             for entry in [each for each, here in zip(page, there, strict=True) if not here]:
-                await self.home.ask(_once(_redo(name, writer, strands, entry, upto, write=True)))
+                await self.home.ask(_once(redo_command(name, writer, strands, entry, upto, write=True)))
             if len(page) < PAGE:
                 break
             at = _id(page[-1])
         for words in [words async for words in self._messages(theirs)]:
-            await self.home.ask(_once(_redo(name, writer, strands, (b"0-1", words), upto, write=False)))
+            await self.home.ask(_once(redo_command(name, writer, strands, (b"0-1", words), upto)))
         if upto > ids.ZERO:
-            await self.home.ask(_once(_redo(name, writer, strands, None, upto, write=False, by=self.writer)))
+            await self.home.ask(_once(redo_command(name, writer, strands, None, upto, peer=self.writer)))
 
     async def _messages(self, theirs: State) -> AsyncIterator[list[bytes]]:
         """The messages that the peer knows, in the words of a journal."""
@@ -278,7 +279,7 @@ class Pair:
         for producer in [each[1:] for each in about[::2] if each.startswith(b"=")]:
             where = keys.known_messages(name, settings.era, producer)
             for pairs in _chunks(await self.peer.ask(_known(*where)), 2 * MESSAGES_AT_ONCE):
-                yield [b"idmp", theirs.meta[b"idmp"], b"by", producer, *pairs]
+                yield messages(settings, producer, pairs)
 
 
 def _tail(state: State, strand: Strand) -> Id | None:
@@ -352,21 +353,6 @@ def _mend(strand: Strand, batch: ship.Page, acked: dict[bytes, bytes], loss: Los
     call = ("FCALL", "bs_strand_mend", len(where), *where, strand.label, strand.life, bell)
     [done] = yield Batch([(*call, common, len(loss.seen), *ends, len(acked), *positions, *words)])
     return int(done)
-
-
-def _redo(
-    name: bytes,
-    writer: int,
-    strands: tuple[Strand, ...],
-    entry: tuple[bytes, list[bytes]] | None,
-    upto: Id,
-    *,
-    write: bool,
-    by: int = 0,
-) -> Command:
-    call = journal_command(name, (writer, writer), strands, [entry] if entry else [], after=upto)
-    count = 3 + int(call[2]) + 1 + int(call[3 + int(call[2])])  # keys, their names, and then `upto`
-    return ("FCALL", "bs_journal_redo", *call[2 : count + 1], int(write), by, *call[count + 1 :])
 
 
 def _known(map_: bytes, queue: bytes) -> Plan[list[bytes]]:

@@ -25,6 +25,7 @@ from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.fields import MetaField
 from braidstream.model.ids import Id
+from braidstream.model.journal import apply_command
 from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
 from braidstream.observability.events import emit
@@ -37,7 +38,6 @@ from braidstream.replication.loss import Loss
 from braidstream.replication.pages import Pages
 from braidstream.replication.state import (
     State,
-    journal_command,
     lacks,
     merge_and_read,
     merge_command,
@@ -363,7 +363,7 @@ class Link:
                 return at
             if extent.forgot_after(at):
                 raise ReplyError("BSMOVED the journal has overflowed meanwhile")
-            apply = journal_command(name, (writer, self.there.writer), strands, page, after=at)
+            apply = apply_command(name, (writer, self.there.writer), strands, page, at)
             [done] = await self.target.ask(once(apply))
             progress.deletions += done
             if done:

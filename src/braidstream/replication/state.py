@@ -15,8 +15,8 @@ from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.fields import MetaField
-from braidstream.model.idempotence import Settings
 from braidstream.model.ids import Id
+from braidstream.model.journal import JournalEntry
 from braidstream.model.meta import Registry, given
 from braidstream.model.strand import Strand, facts
 from braidstream.protocol.plan import Batch, Plan
@@ -274,43 +274,7 @@ def merge_command(source: State, target: State, writers: Sequence[int], *, home:
     return ("FCALL", "bs_braid_merge", len(where), *where, len(strands), *words, *turns, *shared)
 
 
-def journal_command(
-    name: bytes,
-    writers: tuple[int, int],
-    strands: Sequence[Strand],
-    entries: Sequence[tuple[bytes, list[bytes]]],
-    *,
-    after: Id,
-) -> Command:
-    """Do what a peer's journal says. `writers`: its own and the target's; `strands`: those that are there."""
-    writer, own = writers
-    named = {strand.registration: strand.key for strand in strands}
-    words = list[bytes | int]()
-    for native, pairs in entries:
-        words += (native, len(pairs), *pairs)
-        named.update(_messages(name, own, pairs))
-    where = (keys.meta(name), keys.journal(name, writer), *named.values())
-    return ("FCALL", "bs_journal_apply", len(where), *where, len(named), *named, ids.text(after), *words)
-
-
-def _messages(name: bytes, own: int, words: list[bytes]) -> dict[bytes, bytes]:
-    """The keys that a journal entry about messages needs, by the names the function knows."""
-    settings = Settings.parse(words[1]) if words[0] == b"idmp" and len(words) > 3 else None
-    if settings is None:
-        return {}
-    which = b"%d:%b" % (settings.era, words[3])
-    map_, queue = keys.known_messages(name, settings.era, words[3])
-    return {
-        b"map:" + which: map_,
-        b"queue:" + which: queue,
-        b"about": keys.about(name),
-        b"journal": keys.journal(name, own),
-    }
-
-
-def read_journal(
-    name: bytes, writer: int, after: Id, count: int
-) -> Plan[tuple[list[tuple[bytes, list[bytes]]], Extent]]:
+def read_journal(name: bytes, writer: int, after: Id, count: int) -> Plan[tuple[list[JournalEntry], Extent]]:
     """Entries of a journal, and how far it reached back then or later. One round trip."""
     key = keys.journal(name, writer)
     read = ("XRANGE", key, b"(" + ids.text(after), "+", "COUNT", count)

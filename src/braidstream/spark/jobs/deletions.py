@@ -27,6 +27,7 @@ from braidstream.model import ids, keys
 from braidstream.model.fields import ConfigField
 from braidstream.model.frontier import name_of_text, name_text, place_of_text, place_text
 from braidstream.model.ids import Id
+from braidstream.model.journal import deletions
 from braidstream.model.strand import Strand, labelled
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.spark.lake import distribute, files
@@ -227,9 +228,9 @@ def _journal(surveyor: Surveyor, name: bytes, writer: int, since: str) -> list[A
 
 
 def _deletions(name: bytes, words: list[bytes]) -> Iterator[Named]:
-    if words[0] != b"del":
+    registration, natives = deletions(words)
+    if not natives:
         return
-    registration, *natives = words[1].split(b" ")
     label, _, life = registration.partition(b":")
     strand = labelled(name, label, int(life))
     for native in natives:

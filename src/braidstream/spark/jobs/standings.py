@@ -9,6 +9,7 @@ from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.fields import ConfigField
 from braidstream.model.ids import Id
+from braidstream.model.journal import deletions
 from braidstream.model.meta import Registry
 from braidstream.model.strand import Strand, facts
 from braidstream.protocol.lookup import registry_of
@@ -64,10 +65,9 @@ def _journal(name: bytes, writer: int) -> Plan[tuple[Id, Mapping[tuple[bytes, Id
     told = facts(info)
     deleted = dict[tuple[bytes, Id], Id]()
     for native, words in entries:
-        if words[0] == b"del":
-            registration, *listed = words[1].split(b" ")
-            for each in listed:
-                deleted[registration, ids.native(each)] = ids.native(native)
+        registration, listed = deletions(words)
+        for each in listed:
+            deleted[registration, ids.native(each)] = ids.native(native)
     overflowed = int(told.get(b"entries-added", 0)) > int(told[b"length"])
     return ids.native(told[b"last-generated-id"]), deleted, overflowed
 
