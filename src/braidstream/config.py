@@ -21,6 +21,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from braidstream.errors import ConfigError
+from braidstream.model.ids import LAST_WRITER
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
@@ -30,7 +31,7 @@ class RegionConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    id: Annotated[int, Field(ge=1, le=1023)]
+    id: Annotated[int, Field(ge=1, le=LAST_WRITER)]
     name: Annotated[str, Field(min_length=1, max_length=64)]
     url: Annotated[str, Field(pattern=r"^(rediss?(\+sentinel)?|unix)://", repr=False)]
     durability: Annotated[str | None, Field(pattern=r"^(replicas:[1-9][0-9]?|aof|none)$")] = None

@@ -6,6 +6,7 @@ from typing import Final
 from braidstream.errors import BraidError, NotARegionError, RegionTakenError, ReplyError
 from braidstream.model.command import Command
 from braidstream.model.fields import ConfigField
+from braidstream.model.ids import LAST_WRITER
 from braidstream.model.keys import CONFIG
 from braidstream.model.region_config import ID_MODES, Region
 from braidstream.protocol.identify import read_region
@@ -17,8 +18,10 @@ NOTED_MS: Final = 1_000
 
 def initialise(region: int, name: str, *, fenced: bool = False) -> Plan[Region]:
     """Write `bs:config`, once. Again with the same words changes nothing. fenced: no client is served yet."""
-    if not 1 <= region <= 1023:
-        raise BraidError(f"region {region} is not between 1 and 1023. Give each region its own number there.")
+    if not 1 <= region <= LAST_WRITER:
+        raise BraidError(
+            f"region {region} is not between 1 and {LAST_WRITER}. Give each region its own number there."
+        )
     if not name or len(name) > 64:
         raise BraidError("a region's name has 1 to 64 characters. Use a short one, like us-east.")
     yield from _refuse_eviction()

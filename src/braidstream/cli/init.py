@@ -7,6 +7,7 @@ import typer
 from braidstream import lua
 from braidstream.admin.membership import initialise
 from braidstream.cli.reach import Json, Url, ask, report, trouble
+from braidstream.model.ids import LAST_WRITER
 from braidstream.net.bulk import shown
 from braidstream.protocol.identify import refuse_cluster
 
@@ -14,7 +15,10 @@ from braidstream.protocol.identify import refuse_cluster
 def init(
     url: Url,
     region: Annotated[
-        int, typer.Option(min=1, max=1023, help="Number of this region, 1 to 1023. Entry IDs contain it.")
+        int,
+        typer.Option(
+            min=1, max=LAST_WRITER, help=f"Number of this region, 1 to {LAST_WRITER}. Entry IDs contain it."
+        ),
     ],
     name: Annotated[str, typer.Option(help="Name of this region, like us-east.")],
     as_json: Json = False,

@@ -23,6 +23,7 @@ from braidstream.clients.shared import REGION_FRESH_S
 from braidstream.clients.sync import ServerError
 from braidstream.config import Config, RegionConfig
 from braidstream.errors import BraidError, ConfigError
+from braidstream.model.ids import LAST_WRITER
 from braidstream.model.region_config import Region
 from braidstream.net.bulk import shown
 from braidstream.net.wire import parse_address
@@ -46,7 +47,9 @@ def region() -> None:
 
 @app.command("add", cls=UrlCommand)
 def add(
-    number: Annotated[int, typer.Option("--id", min=1, max=1023, help="Its number. Entry IDs contain it.")],
+    number: Annotated[
+        int, typer.Option("--id", min=1, max=LAST_WRITER, help="Its number. Entry IDs contain it.")
+    ],
     name: Annotated[str, typer.Option(help="Its name, like ap-south.")],
     url: Annotated[str, typer.Option(help="Its server.")],
     gateway: Annotated[str | None, typer.Option(help="Where its gateway listens, HOST:PORT.")] = None,

@@ -18,9 +18,12 @@ An ID is a plain tuple (ms, seq): it compares as the engine compares, and costs 
 """
 
 import re
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
 
-WRITERS: Final = 1024
+WRITER_BITS: Final = 10
+WRITERS: Final = 1 << WRITER_BITS
+LAST_WRITER: Final = WRITERS - 1
 MAX: Final = 2**64 - 1
 LIMIT: Final = 2**54
 FULL: Final = 2**53
@@ -66,8 +69,11 @@ def native(text: bytes) -> Id:
     return int(ms), int(seq)
 
 
+TEXT: Final = b"%d-%d"
+
+
 def text(entry: Id) -> bytes:
-    return b"%d-%d" % entry
+    return TEXT % entry
 
 
 def after(entry: Id) -> Id | None:
@@ -86,14 +92,42 @@ def before(entry: Id) -> Id | None:
     return (ms - 1, MAX) if ms > 0 else None
 
 
+def minted_seq(n: Any, writer: int) -> Any:
+    """The sequence that users see instead of a native one; of a numpy column at once too."""
+    return n << WRITER_BITS | writer
+
+
+def unmint(entry: Id) -> Id:
+    """The native ID of a minted one, whoever its writer is."""
+    return entry[0], entry[1] >> WRITER_BITS
+
+
+def minted_entries(reply: Iterable[Any], writer: int) -> list[tuple[int, int, int, list[bytes]]]:
+    """Entries as the engine sends them, with the IDs that users see: (ms, seq, writer, fields)."""
+    return [
+        (int(ms), int(n) << WRITER_BITS | writer, writer, fields)
+        for native, fields in reply
+        for ms, _, n in (native.partition(b"-"),)
+    ]
+
+
+def chosen_entries(reply: Iterable[Any], writer: int) -> list[tuple[int, int, int, list[bytes]]]:
+    """The same of IDs that users chose."""
+    return [
+        (int(ms), int(seq), writer, fields)
+        for native, fields in reply
+        for ms, _, seq in (native.partition(b"-"),)
+    ]
+
+
 def mint(entry: Id, writer: int) -> Id:
     """The user ID of a native one. A full millisecond reads as the end of what fits into one."""
     ms, n = entry
     if n >= LIMIT:
-        return ms, FULL << 10 | writer
+        return ms, minted_seq(FULL, writer)
     if entry == ZERO:
         return ZERO  # the last ID of a strand that never had an entry
-    return ms, n << 10 | writer
+    return ms, minted_seq(n, writer)
 
 
 def minted_text(native_text: bytes, writer: int) -> bytes:
@@ -102,12 +136,12 @@ def minted_text(native_text: bytes, writer: int) -> bytes:
     n = int(native_text[dash:])
     if n >= LIMIT:
         return text(mint(native(native_text), writer))
-    return b"%b%d" % (native_text[:dash], n << 10 | writer)
+    return b"%b%d" % (native_text[:dash], minted_seq(n, writer))
 
 
 def writer_of(entry: Id) -> int:
     """Whose ID this is, if it was minted; 0 is nobody."""
-    return entry[1] & (WRITERS - 1)
+    return entry[1] & LAST_WRITER
 
 
 def floor_of(entry: Id, writer: int) -> Id:
@@ -118,7 +152,7 @@ def floor_of(entry: Id, writer: int) -> Id:
     ms, seq = entry
     if seq < writer:
         return (ms - 1, MAX) if ms > 0 else ZERO
-    return ms, (seq - writer) >> 10
+    return ms, (seq - writer) >> WRITER_BITS
 
 
 def rest_of(entry: Id, writer: int) -> Id:
@@ -135,4 +169,4 @@ def ceil_of(entry: Id, writer: int) -> Id:
     ms, seq = entry
     if seq <= writer:
         return ms, 0
-    return ms, (seq - writer + WRITERS - 1) >> 10
+    return ms, (seq - writer + WRITERS - 1) >> WRITER_BITS

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
+from braidstream.model.ids import TEXT
 from braidstream.model.strand import Entry
 
 
@@ -48,4 +49,4 @@ def _from_the_end(entry: Entry) -> tuple[int, int, int]:
 
 def bodies(woven: list[Entry]) -> list[Any]:
     """What the user gets: [id, fields] of each."""
-    return [[b"%d-%d" % (ms, seq), fields] for ms, seq, _, fields in woven]
+    return [[TEXT % (ms, seq), fields] for ms, seq, _, fields in woven]

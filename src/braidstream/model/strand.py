@@ -81,6 +81,10 @@ class Strand:
         """The ID users see."""
         return ids.mint(native, self.writer) if self.kind == MINTED else native
 
+    def native(self, user: Id) -> Id:
+        """The native ID of one of its entries."""
+        return ids.unmint(user) if self.kind == MINTED else user
+
     def deleted(self, native: Id) -> Id:
         """Its max-deleted-entry-id as users see it. XSETID cannot take one away; it leaves 0-1 for none."""
         return ids.ZERO if self.kind == MINTED and native == (0, 1) else self.user(native)
@@ -99,9 +103,9 @@ class Strand:
 
     def exact(self, user: Id) -> Id | None:
         """The native ID that an entry with this user ID would have here; None if it cannot stand here."""
-        if self.kind == CHOSEN:
-            return user
-        return (user[0], user[1] >> 10) if ids.writer_of(user) == self.writer else None
+        if self.kind == MINTED and ids.writer_of(user) != self.writer:
+            return None
+        return self.native(user)
 
     def xlen(self) -> Command:
         return ("XLEN", self.key)
@@ -136,18 +140,8 @@ class Strand:
 
     def entries(self, reply: list[Any]) -> list[Entry]:
         """A page of entries, with the IDs users see."""
-        writer = self.writer
-        if self.kind == CHOSEN:
-            return [
-                (int(ms), int(seq), writer, fields)
-                for native, fields in reply
-                for ms, _, seq in (native.partition(b"-"),)
-            ]
-        return [
-            (int(ms), int(n) << 10 | writer, writer, fields)
-            for native, fields in reply
-            for ms, _, n in (native.partition(b"-"),)
-        ]
+        read = ids.minted_entries if self.kind == MINTED else ids.chosen_entries
+        return read(reply, self.writer)
 
 
 def labelled(name: bytes, label: bytes, life: int) -> Strand:

@@ -395,10 +395,6 @@ def _entries(table: pa.Table, strand: Strand) -> dict[Id, str]:
         return {}
     positions, fields = table["position"].to_pylist(), table["fields"].to_pylist()
     return {
-        _native(strand, entry_of(where)): _digest([repr(pairs).encode()])
+        strand.native(entry_of(where)): _digest([repr(pairs).encode()])
         for where, pairs in zip(positions, fields, strict=True)
     }
-
-
-def _native(strand: Strand, user: Id) -> Id:
-    return (user[0], user[1] >> 10) if strand.is_minted else user

@@ -66,7 +66,7 @@ def _steps(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                 made += _step(now, natives)
                 strand, natives, now = _strand(*where), [], where
             user = entry_of(row["position"])
-            native = strand.exact(user) if strand.is_minted else user
+            native = strand.exact(user)
             assert native is not None, row
             natives.append(ids.text(native))
         made += _step(now, natives)

@@ -74,8 +74,7 @@ def _rebuilt(each: Anomaly, region: int, strand: Strand, fixes: Fixes, done: boo
 
 
 def _native(strand: Strand, user: str) -> Id:
-    ms, seq = ids.native(user.encode())
-    return (ms, seq >> 10) if strand.is_minted else (ms, seq)
+    return strand.native(ids.native(user.encode()))
 
 
 def _from_peers(auditor: Auditor, each: Anomaly, strand: Strand) -> list[bytes] | None:

@@ -19,6 +19,7 @@ from pyspark.sql import functions as f
 
 from braidstream.clients.sync import Redis
 from braidstream.errors import OptionError, SinkError
+from braidstream.model import ids
 
 AT_ONCE: Final = 500
 
@@ -138,8 +139,7 @@ def _last(client: Redis, target: str) -> tuple[int, int]:
 
 
 def _key(entry: str) -> tuple[int, int]:
-    ms, _, seq = entry.partition("-")
-    return int(ms), int(seq)
+    return ids.native(entry.encode())
 
 
 def _check_target(spark: SparkSession, what: Replay) -> None:

@@ -93,7 +93,7 @@ class LakeRows(Rows):
             return pa.array([position(user) for user in users], pa.binary())
         pair = np.empty((len(page), 2), ">u8")
         pair[:, 0] = page.ms
-        pair[:, 1] = page.seq << 10 | self.strand.writer if self.strand.is_minted else page.seq
+        pair[:, 1] = ids.minted_seq(page.seq, self.strand.writer) if self.strand.is_minted else page.seq
         return pa.Array.from_buffers(pa.binary(16), len(page), [None, pa.py_buffer(pair.tobytes())]).cast(
             pa.binary()
         )
@@ -266,7 +266,7 @@ def _page(batch: pa.RecordBatch, strand: Strand) -> Irregular:
     for where, fields in zip(
         batch.column("position").to_pylist(), batch.column("fields").to_pylist(), strict=True
     ):
-        ms, seq = strand.exact(entry_of(where)) or ids.ZERO if strand.is_minted else entry_of(where)
+        ms, seq = strand.exact(entry_of(where)) or ids.ZERO
         entries.append((ms, seq, {_bytes(name): value for name, value in fields}))
     return Irregular(entries)
 

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from braidstream.errors import ReplyError
+from braidstream.model import ids
 from braidstream.model.ids import Id
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -143,8 +144,7 @@ def last_id(reply: bytearray) -> Id | None:
     text = bytes(reply[start + 2 : star])
     if not isinstance(fields, list) or tail.has_data() or not text.replace(b"-", b"0", 1).isdigit():
         return None
-    ms, _, seq = text.partition(b"-")
-    return (int(ms), int(seq)) if seq else None
+    return ids.native(text) if b"-" in text[:-1] else None
 
 
 def _irregular(reply: bytearray) -> Irregular:
@@ -153,8 +153,7 @@ def _irregular(reply: bytearray) -> Irregular:
     found = reader.gets()
     entries = list[tuple[int, int, dict[bytes, bytes]]]()
     for native, flat in found:
-        ms, _, seq = native.partition(b"-")
-        entries.append((int(ms), int(seq), dict(zip(flat[::2], flat[1::2], strict=True))))
+        entries.append((*ids.native(native), dict(zip(flat[::2], flat[1::2], strict=True))))
     return Irregular(entries)
 
 

@@ -42,6 +42,7 @@ from pyspark.sql.types import (
 )
 
 from braidstream.errors import MalformedError, OptionError
+from braidstream.model import ids
 from braidstream.model.frontier import name_text
 from braidstream.model.strand import Strand
 from braidstream.spark.option_values import Mode
@@ -139,7 +140,7 @@ class Rows:
     def _id(self, page: Page) -> pa.Array:
         if isinstance(page, Irregular):
             users = [self.strand.user((ms, seq)) for ms, seq, _ in page.entries]
-            return pa.array([f"{ms}-{seq}" for ms, seq in users], pa.string())
+            return pa.array([ids.text(user).decode() for user in users], pa.string())
         if not self.strand.is_minted:
             return page.ids().cast(pa.string())
         if not len(page):
@@ -150,8 +151,8 @@ class Rows:
         """The users' sequences, in digits. They are small and come again and again: each is written once."""
         most = int(page.seq.max())
         if most >= len(page):
-            return pa.array(page.seq << 10 | self.strand.writer).cast(pa.string())
-        written = pa.array(np.arange(most + 1) << 10 | self.strand.writer).cast(pa.string())
+            return pa.array(ids.minted_seq(page.seq, self.strand.writer)).cast(pa.string())
+        written = pa.array(ids.minted_seq(np.arange(most + 1), self.strand.writer)).cast(pa.string())
         return written.take(pa.array(page.seq))
 
     def _fields(self, page: Page) -> pa.Array:
