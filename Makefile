@@ -12,11 +12,12 @@ help: ## list the targets
 setup: ## install the engines (Debian packages), the venv and the pinned packages
 	@bash scripts/setup.sh
 
-check: ## format, lint, types, import contracts
+check: ## format, lint, types, import contracts, shape
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+	$(PYTHON) -m scripts.shape
 
 format: ## rewrite the code to the format and fix what lint can fix
 	.venv/bin/ruff check --fix .

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from braidstream.errors import ConfigError
-from braidstream.gateway.server import Listen, Settings
+from braidstream.gateway.hub import Settings
+from braidstream.gateway.server import Listen
 from braidstream.observability.events import counts
 from tests.support.gateways import Line, Served
 from tests.support.regions import become

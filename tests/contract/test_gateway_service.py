@@ -11,7 +11,7 @@ import redis
 import braidstream
 from braidstream import lua as functions
 from braidstream.admin.membership import initialise
-from braidstream.gateway.server import Settings
+from braidstream.gateway.hub import Settings
 from braidstream.net.resp import Limits
 from tests.support.gateways import Line, Served, packed
 from tests.support.regions import become
@@ -88,7 +88,7 @@ def test_limits_are_limits(engine: Engine) -> None:
                 assert one.say("SET", "k", "x" * 1000) == b"+OK\r\n"
                 assert one.say(*words) == b"-ERR Protocol error: " + why + b"\r\n"
                 assert one.read() == b""
-        eventually(lambda: not gateway.gateway.clients, within_s=30, why="all should be gone")
+        eventually(lambda: not gateway.gateway.hub.clients, within_s=30, why="all should be gone")
         with Line(gateway.port) as one, Line(gateway.port) as two:
             one.say("PING")
             two.say("PING")

@@ -99,9 +99,9 @@ def test_hostile_bytes_hurt_nobody_else(engine: Engine) -> None:
             if number % 100_000 < CASES_PER_CONNECTION and "BRAID_CASES" in os.environ:
                 print(f"{number:,} cases, {memory_kb():,} kB", file=sys.__stderr__, flush=True)
         eventually(
-            lambda: len(gateway.gateway.clients) == 1, within_s=20, why="hostile clients should be gone"
+            lambda: len(gateway.gateway.hub.clients) == 1, within_s=20, why="hostile clients should be gone"
         )
-        assert gateway.gateway.backends.owned <= 1
+        assert gateway.gateway.hub.backends.owned <= 1
         assert fair.say("XLEN fair") == b":%d\r\n" % len(range(0, wanted, CASES_PER_CONNECTION))
         assert memory_kb() - at_half < 20_000
 

@@ -86,7 +86,7 @@ def test_a_client_that_resets_and_is_gone_takes_nobody_along(alone: Engine) -> N
         stays.send("XADD", "s", "*", "a", "b")
         leaves.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         leaves.socket.close()
-        eventually(lambda: len(gateway.gateway.clients) == 1, within_s=20, why="one should be gone")
+        eventually(lambda: len(gateway.gateway.hub.clients) == 1, within_s=20, why="one should be gone")
         alone.resume()
         assert stays.read().startswith(b"$")
         assert stays.say("XADD s * a b").startswith(b"$")

@@ -35,7 +35,7 @@ def test_nothing_is_written_into_a_message_that_is_on_its_way(engine: Engine) ->
         line.say("SUBSCRIBE c")
         with engine.paused():
             line.socket.sendall(packed("PING") + packed("XLEN"))
-            [client] = gateway.gateway.clients
+            [client] = gateway.gateway.hub.clients
             eventually(
                 lambda: client.own and not client.own.is_idle, within_s=20, why="the PING should be sent"
             )
@@ -78,7 +78,7 @@ def test_appends_of_one_client_stay_in_order_when_the_stream_was_deleted(engine:
         assert other.say("DEL s") == b":1\r\n"
         with engine.paused():
             line.send("XADD", "s", "*", "n", 1)
-            [client] = gateway.gateway.clients
+            [client] = gateway.gateway.hub.clients
             eventually(lambda: not client.is_idle, within_s=20, why="the first should be taken")
             line.send("XADD", "s", "*", "n", 2)
             eventually(
@@ -96,7 +96,7 @@ def test_an_append_that_comes_while_the_last_is_answered_is_not_forgotten(engine
         for _ in range(2):
             assert line.say("XADD s * n zero").startswith(b"$")
         proxy.stall(b"two")
-        [client] = gateway.gateway.clients
+        [client] = gateway.gateway.hub.clients
         with engine.paused():
             line.send("XADD", "s", "*", "n", "one")
             eventually(lambda: not client.is_idle, within_s=20, why="the first should be taken")

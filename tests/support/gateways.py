@@ -13,7 +13,8 @@ from typing import Any, Self
 
 import hiredis
 
-from braidstream.gateway.server import Gateway, Listen, Settings
+from braidstream.gateway.hub import Settings
+from braidstream.gateway.server import Gateway, Listen
 from braidstream.net.resp import Scanner
 from braidstream.net.wire import parse_address
 
@@ -57,7 +58,7 @@ class Served:
         """Make it look at the region and the streams again."""
 
         async def forget() -> None:
-            for known in self.gateway._known.values():
+            for known in self.gateway.hub.databases.values():
                 known.forget()
 
         asyncio.run_coroutine_threadsafe(forget(), self._loop).result(10)
@@ -66,7 +67,7 @@ class Served:
         """The most bytes that wait to be sent to one client; asked where nobody changes it meanwhile."""
 
         async def ask() -> int:
-            return max(each.transport.get_write_buffer_size() for each in self.gateway.clients)
+            return max(each.transport.get_write_buffer_size() for each in self.gateway.hub.clients)
 
         return asyncio.run_coroutine_threadsafe(ask(), self._loop).result(60)
 
@@ -75,7 +76,7 @@ class Served:
 
         async def ask() -> int:
             return max(
-                sum(len(word) for words in each.queue for word in words) for each in self.gateway.clients
+                sum(len(word) for words in each.queue for word in words) for each in self.gateway.hub.clients
             )
 
         return asyncio.run_coroutine_threadsafe(ask(), self._loop).result(60)

@@ -16,7 +16,8 @@ from braidstream.cli.reach import Json, trouble
 from braidstream.cli.replicate import log_to_stderr
 from braidstream.config import load
 from braidstream.errors import BraidError
-from braidstream.gateway.server import Gateway, Listen, Settings
+from braidstream.gateway.hub import Settings
+from braidstream.gateway.server import Gateway, Listen
 from braidstream.net.bulk import shown
 from braidstream.net.wire import parse_address
 from braidstream.observability.events import emit
@@ -145,8 +146,7 @@ async def _serve(server: Gateway, listen: Listen, url: str, as_json: bool) -> No
         why = os.strerror(code) if code > 0 else error.strerror  # a host that has no address
         with trouble(listen, as_json):
             raise BraidError(f"cannot listen here: {why}. Choose another address: --listen") from error
-    region = server.known(server.db).region
-    assert region is not None
+    region = server.region
     emit("gateway.ready", region=region.name, gateway=where)
     facts = {"gateway": where, "region": region.id, "name": region.name}
     text = f"{where} serves region {region.id} ({region.name}) at {shown(url)}. Ctrl-C stops it."

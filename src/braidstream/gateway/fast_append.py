@@ -12,26 +12,25 @@ nothing of the same client may overtake it: until it is answered no other run st
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from braidstream.clients.shared import REGION_FRESH_S
 from braidstream.errors import BraidError, LostError, ReplyError
-from braidstream.gateway import router
+from braidstream.gateway.client_state import Client
 from braidstream.net.resp import COUNTS, HEADS, Parser, Words, error_line, minted_reply
 from braidstream.net.wire import Connection, pack_one
 from braidstream.protocol.plan import Replies
-
-if TYPE_CHECKING:
-    from braidstream.gateway.client_connection import Client
 
 
 class Express:
     """The appends of one client that are under way."""
 
-    def __init__(self, client: "Client") -> None:
+    def __init__(self, client: Client, run_plan: Callable[[Words], Awaitable[bytes]]) -> None:
+        """run_plan: XADD by its plan, for an append whose strand is gone."""
         self._client = client
+        self._run_plan = run_plan
         self._slots: deque[list[bytes]] = deque()  # one for each run: its replies, once known
         self._quiet: asyncio.Future[None] | None = None
         self.is_shut = False  # a run is under way that may have to be said again
@@ -112,7 +111,7 @@ class Express:
         try:
             self._answer(*run)
         except Exception as error:
-            self._client.gateway.crashed(error)
+            self._client.hub.crashed(error)
             self._client.close()
 
     def _answer(
@@ -142,8 +141,8 @@ class Express:
         if gone:
             client.known.forget()
             self.is_shut = True
-            words = Parser(client.gateway.limits).feed(run) if isinstance(run, bytes) else run
-            client.gateway.run(self._make_good(slot, words, out, gone))
+            words = Parser(client.hub.limits).feed(run) if isinstance(run, bytes) else run
+            client.hub.run(self._make_good(slot, words, out, gone))
         else:
             self._fill(slot, out)
 
@@ -153,7 +152,7 @@ class Express:
         """The strand was gone after all: the plan of XADD makes it again."""
         for at in gone:
             try:
-                out[at] = await router.reply_to(self._client, run[at])
+                out[at] = await self._run_plan(run[at])
             except BraidError as error:
                 out[at] = error_line(error)
         self._fill(slot, out)

@@ -1,12 +1,10 @@
 """Commands of the engine that would take the storage or the functions of a region away behind its back."""
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from braidstream.errors import RefusedError
+from braidstream.gateway.client_state import Client
 from braidstream.net.resp import Words
-
-if TYPE_CHECKING:
-    from braidstream.gateway.client_connection import Client
 
 _TAKING: Final = frozenset((b"FLUSH", b"DELETE", b"RESTORE"))
 
@@ -16,16 +14,16 @@ def takes_functions(words: Words) -> bool:
     return len(words) > 1 and words[1].upper() in _TAKING
 
 
-async def swap_refusal(client: "Client", words: Words) -> RefusedError | None:
+async def swap_refusal(client: Client, words: Words) -> RefusedError | None:
     """Why two databases cannot be swapped, if so."""
     for db in {client.session.home, client.session.db}:
-        if b"%d" % db in words[1:] and not await client.gateway.known(db).is_absent():
+        if b"%d" % db in words[1:] and not await client.hub.known(db).is_absent():
             why = f"database {db} is a region, and whoever uses it would write into the other one"
             return RefusedError("SWAPDB", why, "Swap databases that are no regions")
     return None
 
 
-async def multi_refusal(client: "Client", words: Words) -> RefusedError | None:
+async def multi_refusal(client: Client, words: Words) -> RefusedError | None:
     """Why a command cannot be queued in a MULTI: outside, the gateway sees to it that the region stays."""
     name = words[0].upper()
     if name == b"SWAPDB":

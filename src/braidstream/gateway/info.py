@@ -3,14 +3,11 @@
 import re
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from braidstream.commands.keyspace import count_expiring, hidden_keys
 from braidstream.errors import BraidError
 from braidstream.protocol.plan import Batch, Replies, arun
-
-if TYPE_CHECKING:
-    from braidstream.gateway.client_connection import Client
 
 # A count is good for so many times as long as it took.
 _REST: Final = 20
@@ -33,18 +30,19 @@ class Hidden:
         return self._keys, self._expires
 
 
-async def corrected_info(client: "Client", reply: bytes) -> bytes:
-    """INFO's reply with the numbers of keys that the client would see."""
-    line = re.compile(rb"db%d:keys=(\d+),expires=(\d+),avg_ttl=(\d+)(.*\r\n)" % client.session.db)
+async def corrected_info(
+    db: int, reply: bytes, count_hidden: Callable[[], Awaitable[tuple[int, int]]]
+) -> bytes:
+    """INFO's reply with the numbers of keys that a client of the database would see."""
+    line = re.compile(rb"db%d:keys=(\d+),expires=(\d+),avg_ttl=(\d+)(.*\r\n)" % db)
     head, text = reply.split(b"\r\n", 1)[0], reply.split(b"\r\n", 1)[-1]
     if head[:1] not in (b"$", b"=") or not (found := line.search(text)):
         return reply
     try:
-        await client.known.refresh_if_due()
-        keys, expires = await client.known.hidden.count(client.known.lane.send)
+        keys, expires = await count_hidden()
     except BraidError:
         return reply
-    shown = _line(client.session.db, found, (int(found[1]) - keys, int(found[2]) - expires))
+    shown = _line(db, found, (int(found[1]) - keys, int(found[2]) - expires))
     body = (text[: found.start()] + shown + text[found.end() :])[:-2]
     return b"%b%d\r\n%b\r\n" % (head[:1], len(body), body)
 

@@ -73,6 +73,11 @@ class Known(Session):
         finally:
             self._asking = None
 
+    async def count_hidden(self) -> tuple[int, int]:
+        """How many of the engine's keys users do not see, and how many of those expire."""
+        await self.refresh_if_due()
+        return await self.hidden.count(self.lane.send)
+
     async def bring_functions(self) -> None:
         """Load the engine functions, on a connection of its own: loading WATCHes."""
         conn = await connect(self._address)

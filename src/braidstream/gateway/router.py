@@ -4,7 +4,7 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from braidstream.clients import gather
 from braidstream.clients.gather import Queued
@@ -12,20 +12,18 @@ from braidstream.clients.shared import resp2
 from braidstream.commands import keyspace
 from braidstream.errors import BraidError, LostError
 from braidstream.gateway import guard, info, transaction
+from braidstream.gateway.client_state import Client
 from braidstream.gateway.replies import reply_of
 from braidstream.gateway.session import ALONE, PUBSUB, SPECIAL, STATEFUL, TRANSACTION, blocks, spec_of
 from braidstream.net.resp import NULL, Words, bulk, error_line
 from braidstream.net.wire import pack
 from braidstream.protocol.plan import Batch, Replies, arun
 
-if TYPE_CHECKING:
-    from braidstream.gateway.client_connection import Client
-
 # So many commands of one client share a round trip.
 _RUN: Final = 128
 
 
-async def run_next(client: "Client") -> None:
+async def run_next(client: Client) -> None:
     """Take the next command of the queue, or a run of them that can go together, and answer."""
     words = client.queue[0]
     name, session = words[0].upper(), client.session
@@ -56,7 +54,7 @@ async def run_next(client: "Client") -> None:
 # Native commands
 
 
-async def _natively(client: "Client", words: Words) -> None:
+async def _natively(client: Client, words: Words) -> None:
     """A command of the table, in a database that is no region: the engine's own."""
     name = words[0].upper()
     if name == b"FLUSHALL":
@@ -73,10 +71,10 @@ async def _natively(client: "Client", words: Words) -> None:
     client.write(reply)
 
 
-async def _flush_from_home(client: "Client", words: Words) -> bytes:
+async def _flush_from_home(client: Client, words: Words) -> bytes:
     """FLUSHALL beside the region: the region's database is one of all, and is flushed as a region is."""
-    known = client.gateway.known(client.session.home)
-    lane = client.gateway.borrow(client.session.login, client.session.home)
+    known = client.hub.known(client.session.home)
+    lane = client.hub.borrow(client.session.login, client.session.home)
     try:
         if not await client.may_use(lane):
             return b"-NOAUTH Authentication required.\r\n"
@@ -85,11 +83,11 @@ async def _flush_from_home(client: "Client", words: Words) -> bytes:
     except BraidError as error:
         return error_line(error)
     finally:
-        client.gateway.give_back(lane)
+        client.hub.give_back(lane)
     return b"+OK\r\n"
 
 
-async def _relay(client: "Client", most: int) -> None:
+async def _relay(client: Client, most: int) -> None:
     """A run of the engine's own commands: passed on, and back, byte for byte."""
     run = list[Words]()
     for words in islice(client.queue, most):
@@ -119,12 +117,12 @@ async def _relay(client: "Client", most: int) -> None:
 # Plans
 
 
-def _overwrites(client: "Client", words: Words) -> bool:
+def _overwrites(client: Client, words: Words) -> bool:
     """Whether a command puts a plain key in the place of what we remember as a stream."""
     return words[0].upper() in keyspace.OVERWRITING and len(words) > 2 and client.known.holds_stream(words[1])
 
 
-async def _overwrite(client: "Client", words: Words) -> bytes:
+async def _overwrite(client: Client, words: Words) -> bytes:
     try:
         await client.known.refresh_if_due()
         result = await arun(keyspace.overwrite(client.known.view(), words), client.send)
@@ -135,7 +133,7 @@ async def _overwrite(client: "Client", words: Words) -> bytes:
     return bulk(result) if keyspace.tells_old_value(words) else b"+OK\r\n"
 
 
-async def _plans(client: "Client", most: int) -> None:
+async def _plans(client: Client, most: int) -> None:
     """A run of commands that are plans: together on the lane, or one alone on the client's own connection."""
     run = list[Words]()
     for words in islice(client.queue, most):
@@ -155,11 +153,11 @@ async def _plans(client: "Client", most: int) -> None:
         client.write(await _together(client, run))
 
 
-def _needs_own(client: "Client", words: Words) -> bool:
+def _needs_own(client: Client, words: Words) -> bool:
     return words[0].upper() in ALONE or blocks(words) or not client.session.is_plain
 
 
-async def reply_to(client: "Client", words: Words) -> bytes:
+async def reply_to(client: Client, words: Words) -> bytes:
     """Run the plan of one command; its reply. An engine that is lost is an error like any other here."""
     spec, session = spec_of(words), client.session
     assert spec is not None
@@ -189,7 +187,7 @@ class _UnblockedError(Exception):
     """CLIENT UNBLOCK: a plan would wait on, for it cannot know how long it waited."""
 
 
-async def _patiently(client: "Client", waits: bool, batch: Batch) -> Replies:
+async def _patiently(client: Client, waits: bool, batch: Batch) -> Replies:
     """A batch of a plan that needs the client's own connection.
 
     What a plan asks before it waits goes by the lane: a reader that came first has looked before what
@@ -212,7 +210,7 @@ async def _patiently(client: "Client", waits: bool, batch: Batch) -> Replies:
     return replies
 
 
-async def _together(client: "Client", run: list[Words]) -> bytes:
+async def _together(client: Client, run: list[Words]) -> bytes:
     queued = [Queued(words, spec_of(words), words) for words in run]
     try:
         await client.known.refresh_if_due()
@@ -227,7 +225,7 @@ async def _together(client: "Client", run: list[Words]) -> bytes:
 # What concerns the connection
 
 
-async def _stateful(client: "Client", words: Words) -> None:
+async def _stateful(client: Client, words: Words) -> None:
     """AUTH, HELLO, SELECT, CLIENT SETNAME: the engine answers, we take note."""
     own = await client.own_connection()
     [reply] = await own.collect(pack([tuple(words)]), 1, writes=False)
@@ -236,13 +234,13 @@ async def _stateful(client: "Client", words: Words) -> None:
     client.write(reply)
 
 
-async def _pubsub(client: "Client", words: Words) -> None:
+async def _pubsub(client: Client, words: Words) -> None:
     own = await client.own_connection()
     if await own.listen(pack([tuple(words)])):
         client.session.subscriptions.note(words)
 
 
-async def _reset(client: "Client", words: Words) -> None:
+async def _reset(client: Client, words: Words) -> None:
     if len(words) > 1:
         await _stateful(client, words)
         return
@@ -250,7 +248,7 @@ async def _reset(client: "Client", words: Words) -> None:
     client.write(b"+RESET\r\n")
 
 
-async def _client(client: "Client", words: Words) -> None:
+async def _client(client: Client, words: Words) -> None:
     about = words[1].upper() if len(words) > 1 else b""
     if about == b"REPLY" and len(words) == 3 and words[2].upper() in (b"ON", b"OFF", b"SKIP"):
         client.session.muted = words[2].upper() == b"OFF" or (
@@ -265,7 +263,7 @@ async def _client(client: "Client", words: Words) -> None:
         await (await client.own_connection()).relay(pack([tuple(words)]), 1)
 
 
-async def _wait(client: "Client", words: Words) -> None:
+async def _wait(client: Client, words: Words) -> None:
     """WAIT asks about the writes of its own connection: any command there takes over those before it."""
     own = await client.own_connection()
     await own.collect(pack([("PING",)]), 1, writes=False)
@@ -276,7 +274,7 @@ async def _wait(client: "Client", words: Words) -> None:
         client.blocking = False
 
 
-async def _blindly(client: "Client", words: Words) -> None:
+async def _blindly(client: Client, words: Words) -> None:
     """SYNC, PSYNC: what follows is no reply, unless the engine refuses."""
     own = await client.own_connection()
     client.blocking = True
@@ -290,12 +288,12 @@ async def _blindly(client: "Client", words: Words) -> None:
         client.queue.clear()
 
 
-async def _replconf(client: "Client", words: Words) -> None:
+async def _replconf(client: Client, words: Words) -> None:
     """REPLCONF ACK has no reply; the others have one."""
     await (await client.own_connection()).listen(pack([tuple(words)]))
 
 
-async def _swap(client: "Client", words: Words) -> None:
+async def _swap(client: Client, words: Words) -> None:
     refused = await guard.swap_refusal(client, words)
     if refused is not None:
         client.write(error_line(refused))
@@ -303,13 +301,13 @@ async def _swap(client: "Client", words: Words) -> None:
         await (await client.own_connection()).relay(pack([tuple(words)]), 1)
 
 
-async def _info(client: "Client", words: Words) -> None:
+async def _info(client: Client, words: Words) -> None:
     own = await client.own_connection()
     [reply] = await own.collect(pack([tuple(words)]), 1, writes=False)
-    client.write(await info.corrected_info(client, reply))
+    client.write(await info.corrected_info(client.session.db, reply, client.known.count_hidden))
 
 
-async def _function(client: "Client", words: Words) -> None:
+async def _function(client: Client, words: Words) -> None:
     """FUNCTION FLUSH takes users' functions. Ours come back at once: no stream works without them."""
     if not guard.takes_functions(words):
         await (await client.own_connection()).relay(pack([tuple(words)]), 1)
@@ -317,20 +315,20 @@ async def _function(client: "Client", words: Words) -> None:
     [reply] = await (await client.own_connection()).collect(pack([tuple(words)]), 1)
     if reply.startswith(b"+"):
         try:
-            await client.gateway.known(client.session.home).bring_functions()
+            await client.hub.known(client.session.home).bring_functions()
         except BraidError as error:
             reply = error_line(error)
     client.write(reply)
 
 
-async def _unwatch(client: "Client", words: Words) -> None:
+async def _unwatch(client: Client, words: Words) -> None:
     own = await client.own_connection()
     [reply] = await own.collect(pack([tuple(words)]), 1, writes=False)
     client.session.watching = client.session.watching and reply.startswith(b"-")
     client.write(reply)
 
 
-Handler = Callable[["Client", Words], Awaitable[None]]
+Handler = Callable[[Client, Words], Awaitable[None]]
 
 _HANDLERS: Final[dict[bytes, Handler]] = {
     **dict.fromkeys(STATEFUL, _stateful),

@@ -11,13 +11,14 @@ DISCARD would end a WATCH of the client's, so under WATCH the commands are judge
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from braidstream.clients import gather
 from braidstream.clients.gather import Queued
 from braidstream.clients.shared import resp2
 from braidstream.errors import BraidError, LostError, RefusedError
 from braidstream.gateway.backends import Own, parse
+from braidstream.gateway.client_state import Client
 from braidstream.gateway.guard import multi_refusal
 from braidstream.gateway.replies import reply_of
 from braidstream.gateway.session import PUBSUB, spec_of
@@ -25,9 +26,6 @@ from braidstream.model.command import Command
 from braidstream.net.resp import NULL_ARRAY, Words, error_line
 from braidstream.net.wire import pack
 from braidstream.protocol.plan import arun
-
-if TYPE_CHECKING:
-    from braidstream.gateway.client_connection import Client
 
 _QUEUED: Final = b"+QUEUED\r\n"
 _ABORTED: Final = b"-EXECABORT Transaction discarded because of previous errors.\r\n"
@@ -49,7 +47,7 @@ class Multi:
     spoilt: bool = False
 
 
-async def begin_or_refuse(client: "Client", words: Words) -> None:
+async def begin_or_refuse(client: Client, words: Words) -> None:
     """MULTI; or EXEC, DISCARD without it, which the engine refuses."""
     own = await client.own_connection()
     if words[0].upper() == b"MULTI" and client.session.watching:
@@ -62,13 +60,13 @@ async def begin_or_refuse(client: "Client", words: Words) -> None:
     client.write(reply)
 
 
-async def _second(client: "Client") -> Own:
+async def _second(client: Client) -> Own:
     if client.second is None or client.second.lost is not None:
         client.second = await client.another_connection()
     return client.second
 
 
-async def take(client: "Client", words: Words) -> None:
+async def take(client: Client, words: Words) -> None:
     """A command between MULTI and EXEC."""
     name, multi = words[0].upper(), client.multi
     if name == b"EXEC" and len(words) == 1:
@@ -100,7 +98,7 @@ async def take(client: "Client", words: Words) -> None:
         client.write(reply)
 
 
-async def _queue_plan(client: "Client", multi: Multi, words: Words) -> bytes:
+async def _queue_plan(client: Client, multi: Multi, words: Words) -> bytes:
     spec = spec_of(words)
     assert spec is not None
     try:
@@ -118,14 +116,14 @@ async def _queue_plan(client: "Client", multi: Multi, words: Words) -> bytes:
     return _QUEUED
 
 
-def _end(client: "Client") -> None:
+def _end(client: Client) -> None:
     client.multi, client.session.in_multi = None, False
     if client.second is not None:
         client.second.close()
         client.second = None
 
 
-async def _discard(client: "Client", multi: Multi) -> None:
+async def _discard(client: Client, multi: Multi) -> None:
     [reply] = await multi.judge.collect(pack([("DISCARD",)]), 1, writes=False)
     if client.session.watching:
         await (await client.own_connection()).collect(pack([("UNWATCH",)]), 1, writes=False)
@@ -134,7 +132,7 @@ async def _discard(client: "Client", multi: Multi) -> None:
     client.write(reply)
 
 
-async def _execute(client: "Client", multi: Multi) -> None:
+async def _execute(client: Client, multi: Multi) -> None:
     own, native = multi.judge, not multi.ours and not client.session.watching
     try:
         if native:
@@ -157,7 +155,7 @@ async def _execute(client: "Client", multi: Multi) -> None:
         _end(client)
 
 
-async def _run(client: "Client", own: Own, commands: list[Words]) -> bytes:
+async def _run(client: Client, own: Own, commands: list[Words]) -> bytes:
     queued = [Queued(words, spec_of(words), words) for words in commands]
     known, resp = client.known, client.session.resp
     plan = gather.transaction(
@@ -184,7 +182,7 @@ def _shape(command: Command, reply: Any) -> Any:
     return resp2(command, parse(reply) if isinstance(reply, bytes) else reply)
 
 
-def presented(client: "Client", item: Queued) -> bytes:
+def presented(client: Client, item: Queued) -> bytes:
     """The reply to a command of a run or a MULTI: a native one as it came."""
     if item.spec is None:
         return bytes(item.result)

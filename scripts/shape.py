@@ -1,0 +1,65 @@
+"""`make check`: what the linters do not see of the shape of src/braidstream.
+
+- No import cycle, also not under TYPE_CHECKING or inside a function.
+- No module name twice. Modules that mirror redis-py's (client.py, asyncio/client.py, ...) are exempt.
+"""
+
+import ast
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+SRC = Path(__file__).parent.parent / "src"
+PACKAGE = SRC / "braidstream"
+# redis-py has modules of these names, and `import braidstream as redis` must find them.
+MIRRORED = frozenset(
+    ("backoff", "client", "cluster", "connection", "credentials", "exceptions", "retry", "sentinel")
+)
+
+
+def main() -> int:
+    paths = {_name(path): path for path in PACKAGE.rglob("*.py")}
+    problems = [*_cycles(paths), *_twins(paths)]
+    for problem in problems:
+        print(f"shape: {problem}")
+    return 1 if problems else 0
+
+
+def _name(path: Path) -> str:
+    parts = path.relative_to(SRC).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _cycles(paths: dict[str, Path]) -> Iterator[str]:
+    graph = {name: set(_imports(path, paths)) - {name} for name, path in paths.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        yield "import cycle: " + " -> ".join(reversed(error.args[1]))
+
+
+def _imports(path: Path, paths: dict[str, Path]) -> Iterator[str]:
+    """Modules of ours that a module imports. A package counts only where a name of its own is taken."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in paths)
+        elif isinstance(node, ast.ImportFrom) and node.module in paths:
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield full if full in paths else node.module
+
+
+def _twins(paths: dict[str, Path]) -> Iterator[str]:
+    modules = defaultdict[str, list[str]](list)
+    for name, path in paths.items():
+        if path.name != "__init__.py" and path.stem not in MIRRORED:
+            modules[path.stem].append(name)
+    for same in modules.values():
+        if len(same) > 1:
+            yield "one module name, several modules: " + ", ".join(sorted(same))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""What the clients of a gateway share: connections to the engine, what is cached of each database, limits."""
+
+import asyncio
+import ssl
+import traceback
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from braidstream.gateway.backends import Backends, Lane
+from braidstream.gateway.region_cache import Known
+from braidstream.gateway.session import Login
+from braidstream.net.address import Address
+from braidstream.net.resp import Limits
+from braidstream.observability.events import emit
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What an operator chooses.
+
+    backends: so many clients keep a connection of their own to the engine while idle.
+    grace_s: how long a shutdown waits for commands that were taken.
+    allow_open: listen on the network though the engine asks for no password.
+    """
+
+    maxclients: int = 20_000
+    backends: int = 4_000
+    grace_s: float = 10.0
+    limits: Limits = field(default_factory=Limits)
+    tls: ssl.SSLContext | None = None
+    allow_open: bool = False
+
+
+class Admitted(Protocol):
+    """A connected client, as the hub counts it and a shutdown ends it."""
+
+    transport: asyncio.Transport
+
+    def retire(self) -> None: ...
+
+
+class Hub:
+    """See the top of the file. db: the database of the region."""
+
+    def __init__(self, address: Address, settings: Settings) -> None:
+        self.settings = settings
+        self.limits = settings.limits
+        self.backends = Backends(address, settings.backends)
+        self.clients: set[Admitted] = set()
+        self.db = address.db
+        self.databases: dict[int, Known] = {}
+        self._address = address
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def admit(self, client: Admitted) -> bool:
+        """Count a new client; False if there are too many."""
+        if len(self.clients) >= self.settings.maxclients:
+            return False
+        self.clients.add(client)
+        return True
+
+    def left(self, client: Admitted) -> None:
+        self.clients.discard(client)
+
+    def known(self, db: int) -> Known:
+        if db not in self.databases:
+            self.databases[db] = Known(self._address.in_db(db))
+        return self.databases[db]
+
+    def borrow(self, login: Login | None, db: int) -> Lane:
+        return self.backends.borrow(login, db, self.known(db).forget)
+
+    def give_back(self, lane: Lane) -> None:
+        self.backends.give_back(lane)
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something in the background, until the gateway stops."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def crashed(self, error: Exception) -> None:
+        emit("gateway.failed", why="".join(traceback.format_exception(error)))
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self.backends.close()
+        for known in self.databases.values():
+            known.lane.close()
