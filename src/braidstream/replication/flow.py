@@ -19,7 +19,7 @@ from braidstream.model.strand import Strand, There
 from braidstream.protocol.plan import Plan
 from braidstream.replication import ship
 from braidstream.replication.endpoint import Asked
-from braidstream.replication.pages import Answer, Pages
+from braidstream.replication.pages import Ahead, Pages
 from braidstream.replication.state import causal
 
 WINDOW_BYTES: Final = 8 * 1024 * 1024
@@ -87,31 +87,19 @@ class Flow:
     async def pump(self, strand: Strand, *, alone: bool = False) -> None:
         """Send what the strand has that was not sent yet; BSMOVED if the meta has to be merged first.
 
-        alone: read by ourselves. A page that another link has asked for may be older than the state that
-        we have seen, and lack what that state says is there.
+        alone: see Ahead.
         """
         async with self._lock:
-            appetite = self._appetite[strand]
-            wanted = appetite.count
-            ahead = self._read(strand, self._end(strand), wanted, alone=alone)
+            ahead = Ahead(self.pages, strand, self._end(strand), self._appetite[strand], alone=alone)
             try:
-                while True:
-                    page, meta = await ahead
+                while answer := await ahead.take():
+                    page, sizes, meta = answer
                     if causal(meta) != causal(self.told):
                         raise ReplyError("BSMOVED the stream changed otherwise than by appends")
-                    sizes = ship.sizes_of(page)
-                    appetite.had(sizes)
-                    is_last = len(page) < wanted
-                    if not is_last:  # the next page is read while this one is sent
-                        wanted = appetite.count
-                        ahead = self._read(strand, ids.native(page[-1][0]), wanted, alone=alone)
                     for part, size in ship.batches(page, sizes):
                         await self._take_off(strand, part, size)
-                    if is_last:
-                        return
             finally:
-                ahead.add_done_callback(lambda task: task.cancelled() or task.exception())
-                ahead.cancel()
+                ahead.close()
 
     async def reach(self, strand: Strand, upto: Id) -> None:
         """The source stands further than its last entry, because what came last was deleted."""
@@ -120,9 +108,6 @@ class Flow:
                 await self.window.enter(0)
                 self._send(ship.append(strand, after, [], upto, self.there), 0)
                 self.ends[strand] = upto
-
-    def _read(self, strand: Strand, after: Id, count: int, *, alone: bool) -> "asyncio.Task[Answer]":
-        return asyncio.ensure_future(self.pages.read(strand, after, count, alone=alone))
 
     def _end(self, strand: Strand) -> Id:
         """Where the target will stand. Another round may have found that the strand is gone."""

@@ -2,18 +2,63 @@
 
 All links of a daemon are woken by the same push and stand at the same place, so the source is read once,
 not once for each peer.
+
+    source      read 1   read 2   read 3   read 4
+    gate                 1 is safe         2, 3 are safe
+    link                 send 1            send 2, 3
+
+A long strand is read ahead. The next page is asked for as soon as the page before it was read, though its
+entries may not be sent before the region can no longer lose them (gate.py).
 """
 
 import asyncio
+from collections import deque
+from typing import Final
 
+from braidstream.model import ids
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand, facts
 from braidstream.protocol.lookup import registry_of
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication.endpoint import Asked
-from braidstream.replication.ship import Page, page_command
+from braidstream.replication.ship import Appetite, Page, page_command, sizes_of
 
-Answer = tuple[Page, dict[bytes, bytes]]
+# How many pages of a strand are under way or wait to be sent.
+AHEAD: Final = 3
+
+Answer = tuple[Page, list[int], dict[bytes, bytes]]
+
+
+class Reading:
+    """A page on its way. Where it ends is known when it was read; its entries come once they are safe.
+
+    read: the sizes of its entries, and the last ID.
+    """
+
+    __slots__ = ("answer", "count", "read")
+
+    def __init__(self, source: Asked, strand: Strand, after: Id, count: int) -> None:
+        self.count = count
+        self.read: asyncio.Future[tuple[list[int], Id]] = asyncio.get_running_loop().create_future()
+        self.answer = asyncio.ensure_future(source.ask(self._page(strand, after)))
+        self.answer.add_done_callback(self._ended)
+
+    def _page(self, strand: Strand, after: Id) -> Plan[Answer]:
+        """The meta last: it is at least as new as the page, so no deletion is overtaken by what came later.
+
+        No MULTI: when memory is full it is refused, and a full region must still be read.
+        """
+        commands = [page_command(strand, after, self.count), registry_of(strand.name)]
+        page, meta = yield Batch(commands, resend=True)
+        sizes = sizes_of(page)
+        if not self.read.done():
+            self.read.set_result((sizes, ids.native(page[-1][0]) if page else after))
+        return page, sizes, facts(meta)
+
+    def _ended(self, answer: "asyncio.Task[Answer]") -> None:
+        self.read.cancel()
+        if not answer.cancelled():
+            answer.exception()  # every link that waited for it may have ended
 
 
 class Pages:
@@ -21,31 +66,65 @@ class Pages:
 
     def __init__(self, source: Asked) -> None:
         self._source = source
-        self._flying: dict[tuple[bytes, Id, int], asyncio.Task[Answer]] = {}
+        self._flying: dict[tuple[bytes, Id, int], Reading] = {}
 
-    async def read(self, strand: Strand, after: Id, count: int, *, alone: bool = False) -> Answer:
+    def read(self, strand: Strand, after: Id, count: int, *, alone: bool) -> Reading:
         """New entries, and the meta as of that moment or later. Alone: as of now, not of a read under way."""
         if alone:
-            return await self._source.ask(_page(strand, after, count))
+            return Reading(self._source, strand, after, count)
         wanted = (strand.key, after, count)
-        task = self._flying.get(wanted)
-        if task is None:
-            task = asyncio.ensure_future(self._source.ask(_page(strand, after, count)))
-            self._flying[wanted] = task
-            task.add_done_callback(lambda done: self._arrived(wanted, done))
-        return await asyncio.shield(task)
-
-    def _arrived(self, wanted: tuple[bytes, Id, int], task: asyncio.Task[Answer]) -> None:
-        self._flying.pop(wanted, None)
-        if not task.cancelled():
-            task.exception()  # every link that waited for it may have ended
+        reading = self._flying.get(wanted)
+        if reading is None:
+            reading = self._flying[wanted] = Reading(self._source, strand, after, count)
+            reading.answer.add_done_callback(lambda _: self._flying.pop(wanted))
+        return reading
 
 
-def _page(strand: Strand, after: Id, count: int) -> Plan[Answer]:
-    """The meta last: it is at least as new as the page, so a deletion is not overtaken by what came after it.
+class Ahead:
+    """The pages of one strand, in their order, up to the first that is not full.
 
-    No MULTI: when memory is full it is refused, and a full region must still be read.
+    alone: read by ourselves. A page that another link has asked for may be older than the state that
+    we have seen, and lack what that state says is there.
     """
-    commands = [page_command(strand, after, count), registry_of(strand.name)]
-    page, meta = yield Batch(commands, resend=True)
-    return page, facts(meta)
+
+    def __init__(self, pages: Pages, strand: Strand, after: Id, appetite: Appetite, *, alone: bool) -> None:
+        self._pages, self._strand, self._appetite, self._alone = pages, strand, appetite, alone
+        self._readings: deque[Reading] = deque()
+        self._newest: Reading | None = None  # where it ends is not known yet
+        self._after: Id | None = after  # where the next one begins
+        self._read_on()
+
+    async def take(self) -> Answer | None:
+        """The next page, once it is safe; None after the last."""
+        if not self._readings:
+            return None
+        answer = await asyncio.shield(self._readings[0].answer)
+        self._readings.popleft()
+        self._read_on()
+        return answer
+
+    def close(self) -> None:
+        """No more of it. What others may wait for goes on."""
+        self._after = self._newest = None
+        if self._alone:
+            for reading in self._readings:
+                reading.answer.cancel()
+
+    def _read_on(self, _: object = None) -> None:
+        self._note_end()
+        while self._after is not None and len(self._readings) < AHEAD:
+            reading = self._pages.read(self._strand, self._after, self._appetite.count, alone=self._alone)
+            reading.read.add_done_callback(self._read_on)
+            self._readings.append(reading)
+            self._newest, self._after = reading, None
+            self._note_end()
+
+    def _note_end(self) -> None:
+        """Where the newest page ends and the next one begins, if that is known."""
+        newest = self._newest
+        if newest is None or not newest.read.done() or newest.read.cancelled():
+            return
+        self._newest, (sizes, last) = None, newest.read.result()
+        self._appetite.had(sizes)
+        if len(sizes) == newest.count:
+            self._after = last
