@@ -12,7 +12,7 @@ from redis.typing import KeyT
 
 from braidstream.clients import gather, pipeline, shared
 from braidstream.clients.client_options import AsyncioOptions
-from braidstream.clients.compat import closed_by_server, is_connected
+from braidstream.clients.compat import closed_by_server, is_connected, packed
 from braidstream.clients.raised import for_user
 from braidstream.clients.shared import LOST, REFUSALS, NotResentError, Session
 from braidstream.errors import BraidError
@@ -35,7 +35,7 @@ class _Sender:
         try:
             await _connect(self.conn, self.may_connect)
             self.may_connect, self.wrote = False, self.wrote or not batch.resend
-            await self.conn.send_packed_command(self.conn.pack_commands(commands))
+            await self.conn.send_packed_command(packed(self.conn, commands))
             replies = [await self._read(timeout) for _ in commands]
             return gather.unpack(batch, replies, shared.resp2)
         except LOST as error:
@@ -72,7 +72,7 @@ async def _append(conn: Any, command: Command, known: Session) -> Any:
     """One append in one command, sent once; None where the plan must say it."""
     await _connect(conn)
     try:
-        await conn.send_command(*command)
+        await conn.send_packed_command(packed(conn, [command]))
         return await conn.read_response(disable_decoding=True)
     except exceptions.ResponseError as error:
         if not shared.is_for_plan(command, error):

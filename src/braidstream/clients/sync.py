@@ -9,7 +9,7 @@ from redis.typing import KeyT
 
 from braidstream.clients import gather, pipeline, shared
 from braidstream.clients.client_options import SyncOptions
-from braidstream.clients.compat import is_connected, read_within
+from braidstream.clients.compat import is_connected, packed, read_within
 from braidstream.clients.raised import for_user
 from braidstream.clients.shared import LOST, REFUSALS, NotResentError, Session
 from braidstream.errors import BraidError
@@ -34,7 +34,7 @@ class _Sender:
         try:
             _connect(self.conn, self.may_connect)
             self.may_connect, self.wrote = False, self.wrote or not batch.resend
-            self.conn.send_packed_command(self.conn.pack_commands(commands))
+            self.conn.send_packed_command(packed(self.conn, commands))
             return gather.unpack(batch, [self._read(timeout) for _ in commands], shared.resp2)
         except LOST as error:
             self.conn.disconnect()
@@ -64,7 +64,7 @@ def _append(conn: Any, command: Command, known: Session) -> Any:
     """One append in one command, sent once; None where the plan must say it."""
     _connect(conn)
     try:
-        conn.send_command(*command)
+        conn.send_packed_command(packed(conn, [command]))
         return conn.read_response(disable_decoding=True)
     except exceptions.ResponseError as error:
         if not shared.is_for_plan(command, error):
