@@ -10,6 +10,7 @@ from redis.exceptions import AskError, ClusterCrossSlotError, MovedError, Respon
 
 from braidstream import lua as functions
 from braidstream.clients import gather, shared
+from braidstream.commands.produce import call
 from braidstream.commands.table import TABLE
 from braidstream.errors import ReplyError
 from braidstream.model import keys
@@ -191,6 +192,9 @@ def say_every_function(said: Nodes, name: bytes) -> None:
         assert run(command(view, *message), said) == run(command(view, *message), said)
     assert b"pids-tracked" in run(command(view, b"XINFO", b"STREAM", name), said)
     assert run(command(view, b"XCFGSET", name, b"IDMP-MAXSIZE", b"5"), said) == b"OK"
+    one = call(home, _registry(view, said, name).settings, b"p", view.region.teller, several=False)
+    [added, known] = said(Batch([(*one, b"2", b"*", b"v", b"a")] * 2))
+    assert known.lstrip(b"+").startswith(added.lstrip(b"+"))
     assert run(command(view, b"XGROUP", b"CREATE", name, b"g", b"0"), said) == b"OK"
     assert run(command(view, b"XGROUP", b"SETID", name, b"g", b"$"), said) == b"OK"
     assert run(command(view, *WAIT, name, b">"), said) is None

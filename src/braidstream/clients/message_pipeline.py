@@ -17,6 +17,7 @@ from braidstream.clients.raised import for_user
 from braidstream.clients.shared import Session
 from braidstream.commands.arguments import FUNCTION_ARGUMENTS
 from braidstream.commands.produce import AT_ONCE, call, changed_settings, shared_lane
+from braidstream.errors import ReplyError
 from braidstream.model.idempotence import Settings, iid_of
 from braidstream.model.strand import Strand
 from braidstream.protocol.append import birth_command
@@ -139,7 +140,6 @@ def _results(session: Session, conn: Any, said: _Call, reply: Any) -> list[Any]:
 
 
 def _result(session: Session, conn: Any, answer: bytes | None) -> Any:
-    try:
-        return session.minted(conn, [answer])
-    except exceptions.ResponseError as error:
-        return error
+    if answer is not None and answer.startswith(b"-"):
+        return for_user(ReplyError(answer[1:].decode("utf-8", "replace")))
+    return session.minted(conn, answer)

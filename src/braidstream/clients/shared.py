@@ -17,7 +17,6 @@ from redis.client import EMPTY_RESPONSE, NEVER_DECODE
 
 from braidstream.clients.compat import encoder_of, error_line, sends_text_as_encoded, socket_of
 from braidstream.clients.producer import Producer
-from braidstream.clients.raised import for_user
 from braidstream.commands.arguments import FUNCTION_ARGUMENTS
 from braidstream.commands.produce import call, is_numbered, native_call, user_id
 from braidstream.commands.table import TABLE, Spec
@@ -25,7 +24,6 @@ from braidstream.errors import BraidError, LibraryError, ReplyError
 from braidstream.lua import VERSION
 from braidstream.model.command import Command
 from braidstream.model.idempotence import Settings, iid_of
-from braidstream.model.ids import minted_text
 from braidstream.model.meta import REMEMBERED, Registry
 from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
@@ -174,11 +172,10 @@ class Session:
         if call is None:
             return None
         if args[2] == b"IDMP" and args[5] == "*" and args[4] and len(args) % 2 == 0:
-            return (*call, *args[4:]) if call[0] == "XADD" else (*call, args[4], len(args) - 5, *args[5:])
+            return (*call, *args[4:])
         if args[2] == b"IDMPAUTO" and args[4] == "*" and len(args) % 2:
             fields = [bytes(encoder_of(conn).encode(word)) for word in args[5:]]
-            size = () if call[0] == "XADD" else (len(args) - 4,)
-            return (*call, iid_of(fields), *size, "*", *fields)
+            return (*call, iid_of(fields), "*", *fields)
         return None
 
     def remember_home(self, args: tuple[Any, ...], argv: list[bytes]) -> None:
@@ -194,17 +191,12 @@ class Session:
             if known.native and not teller:
                 self.calls[args[1], args[3]] = native_call(home, argv[3])
             else:
-                self.calls[args[1], args[3]] = call(home, known.settings, argv[3], teller)
+                self.calls[args[1], args[3]] = call(home, known.settings, argv[3], teller, several=False)
 
     def minted(self, conn: Any, reply: Any) -> Any:
         """The reply to an express XADD as users see it; None if the plan must run."""
         writer = self.region.writer  # type: ignore[union-attr]  # known by now
-        if type(reply) is not list:
-            entry = reply and minted_text(reply, writer)
-        elif reply[0] is not None and reply[0].startswith(b"-"):
-            raise for_user(ReplyError(reply[0][1:].decode("utf-8", "replace")))
-        else:
-            entry = reply[0] and user_id(reply[0], writer)
+        entry = reply and user_id(reply, writer)
         encoder = encoder_of(conn)
         return encoder.decode(entry) if entry and encoder.decode_responses else entry
 

@@ -173,12 +173,16 @@ def is_numbered(client: bytes, producer: bytes) -> bool:
     return bool(client) and producer.startswith(client + b"/") and b"." in producer[len(client) + 1 :]
 
 
-def call(home: Strand, settings: Settings, producer: bytes, teller: int) -> Command:
-    """The call, up to its messages. With peers the journal tells them what was accepted, in the same step."""
+def call(home: Strand, settings: Settings, producer: bytes, teller: int, *, several: bool = True) -> Command:
+    """The call, up to its messages. With peers the journal tells them what was accepted, in the same step.
+
+    several: else one message follows, without the number of its words.
+    """
+    function = "bs_idempotence_add" if several else "bs_idempotence_one"
     known = keys.known_messages(home.name, settings.era, producer)
     told = (keys.journal(home.name, teller),) if teller else ()
     where = keys.meta(home.name), home.key, *known, keys.about(home.name), *told
-    return ("FCALL", "bs_idempotence_add", len(where), *where, settings.text, home.writer, producer)
+    return ("FCALL", function, len(where), *where, settings.text, home.writer, producer)
 
 
 def message_words(spec: Add, home: Strand) -> Command:

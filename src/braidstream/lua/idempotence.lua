@@ -79,9 +79,16 @@ local function forget_surplus(where, settings, length, now)
   forget_expired(where.map, where.queue, now or now_ms(), settings.duration)
 end
 
---[[ What most calls are: one message, not known, and its ID tells the time. Returns nil if it does not. ]]
-local function add_simply(keys, args, found, id)
-  if not found[1] or string.match(id, '^%d+') - found[1] > 0 then return nil end
+--[[ Whether an ID is so early that it tells the time. `believed`: the field ''. Both have 13 digits until the
+     year 2286, and then comparing them as text is a tenth of the whole call cheaper than as numbers. ]]
+local function tells_time(id, believed)
+  if not believed then return false end
+  if string.byte(id, 14) == 45 and string.byte(believed, 14) == 32 then return id < believed end
+  return string.match(id, '^%d+') - believed <= 0
+end
+
+--[[ What most calls are: one message, not known, and its ID tells the time. ]]
+local function remember_one(keys, args, id)
   local value = id .. ':' .. args[2]
   redis.call('HSET', keys[3], args[4], value)
   local length = redis.call('RPUSH', keys[4], args[4])
@@ -90,7 +97,6 @@ local function add_simply(keys, args, found, id)
     forget_surplus({ map = keys[3], queue = keys[4] }, settings_of(keys[1]), length)
   end
   if keys[6] then journal_messages(keys[6], args[1], args[3], args[4], value) end
-  return { id }
 end
 
 --[[ Take what was accepted into map and queue. `new`: iid, value, iid, value, ... ]]
@@ -118,6 +124,13 @@ local function native_state(keys, text, found)
   if left ~= '' then return now_ms() - left <= settings.duration + NATIVE_MARGIN_MS and 'left' or nil end
   if not alone then redis.call('HSET', keys[1], META.NATIVE, era .. ':' .. now_ms()) end
   return alone and 'alone' or 'left'
+end
+
+-- The settings of a stream; `idmp` and `native` of its registry. Only an engine that can has the second.
+local function facts_of(meta)
+  local facts = may_know_messages() and redis.call('HMGET', meta, META.IDEMPOTENCE, META.NATIVE)
+    or { redis.call('HGET', meta, META.IDEMPOTENCE) }
+  return facts[1] or IDMP_DEFAULTS, facts
 end
 
 local function append(keys, args, start, native)
@@ -182,8 +195,7 @@ end
      The caller sends at most as many messages as the size, and a few dozen at once.
      Why a function: looking up, appending and remembering are one step. ]]
 local function idempotence_add(keys, args)
-  local facts = redis.call('HMGET', keys[1], META.IDEMPOTENCE, META.NATIVE)
-  local text = facts[1] or IDMP_DEFAULTS
+  local text, facts = facts_of(keys[1])
   if args[1] ~= text then return redis.error_reply('BSSTALE ' .. text) end
   local wanted, starts = { '', args[4] }, { 4 }
   local at = 6 + args[5]
@@ -194,14 +206,33 @@ local function idempotence_add(keys, args)
   if at ~= #args + 1 then return redis.error_reply('BSBATCH malformed batch') end
   local native = native_state(keys, text, facts)
   if native == 'alone' then return add_natively(keys, args, starts) end
-  local found, id = redis.call('HMGET', keys[3], unpack(wanted)), nil
-  if not starts[2] and not native and not found[2] then
-    id = redis.pcall('XADD', keys[2], 'NOMKSTREAM', unpack(args, 6))
-    if type(id) == 'table' then return { '-' .. id.err } end
-    local done = not id and { false } or add_simply(keys, args, found, id)
-    if done then return done end
+  local found = redis.call('HMGET', keys[3], unpack(wanted))
+  return add_each(keys, args, starts, found, { native = native })
+end
+
+--[[ idempotence_one: append one message, unless it is known.
+     FCALL bs_idempotence_one 5|6 <meta> <strand> <map> <queue> <about> [<journal>]
+           <settings> <writer> <producer> <iid> <word of XADD after NOMKSTREAM>...
+     Returns what idempotence_add returns for one message; the error, if XADD refused.
+     Why beside idempotence_add: most calls are for one message, and without lists they cost a fifth less. ]]
+local function idempotence_one(keys, args)
+  local text, facts = facts_of(keys[1])
+  if args[1] ~= text then return redis.error_reply('BSSTALE ' .. text) end
+  local native = native_state(keys, text, facts)
+  local found, id = native ~= 'alone' and redis.call('HMGET', keys[3], '', args[4]), nil
+  if not native and not found[2] then
+    id = redis.pcall('XADD', keys[2], 'NOMKSTREAM', unpack(args, 5))
+    if type(id) ~= 'string' then return id end
+    if tells_time(id, found[1]) then
+      remember_one(keys, args, id)
+      return id
+    end
   end
-  return add_each(keys, args, starts, found, { native = native, first_id = id })
+  table.insert(args, 5, #args - 4)
+  local starts, how = { 4 }, { native = native, first_id = id }
+  local answers = found and add_each(keys, args, starts, found, how) or add_natively(keys, args, starts)
+  local refused = answers[1] and string.match(answers[1], '^%-(.*)')
+  return refused and redis.error_reply(refused) or answers[1]
 end
 
 --[[ idempotence_mark: XIDMPRECORD, an entry that is there is a message of this name.

@@ -14,6 +14,7 @@ redis.register_function('bs_journal_redo', journal_redo)
 redis.register_function('bs_chosen_add', chosen_add)
 redis.register_function('bs_chosen_setid', chosen_setid)
 redis.register_function('bs_idempotence_add', idempotence_add)
+redis.register_function('bs_idempotence_one', idempotence_one)
 redis.register_function('bs_idempotence_configure', idempotence_configure)
 redis.register_function('bs_idempotence_mark', idempotence_mark)
 redis.register_function {

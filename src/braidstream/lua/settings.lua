@@ -20,8 +20,10 @@ end
      other. `native` is this region's own and does not travel (decision 0017). ]]
 local NATIVE_MARGIN_MS = 10000 -- how much longer than REGION_FRESH_S a client may believe that it has no peers
 
+local function may_know_messages() return (redis.REDIS_VERSION_NUM or 0) >= 0x080602 end
+
 local function engine_can(key)
-  return (redis.REDIS_VERSION_NUM or 0) >= 0x080602
+  return may_know_messages()
     and (pcall(redis.acl_check_cmd, 'XCFGSET', key, 'IDMP-MAXSIZE', '1')) -- an error: there is no such command
 end
 
