@@ -40,11 +40,11 @@ from braidstream.protocol.lookup import (
     type_check,
 )
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.retries import Retries
 from braidstream.protocol.stream_view import View
 
 # So many messages share one call: the engine does nothing else meanwhile.
 AT_ONCE: Final = 50
-_TRIES: Final = 16
 
 Results = list[bytes | ReplyError | None]
 
@@ -69,7 +69,9 @@ def add_all(view: View, name: bytes, specs: Sequence[Add]) -> Plan[Results]:
     home, results, todo = view.minted(name), dict[int, Any](), list(range(len(specs)))
     nomkstream = all(spec.nomkstream for spec in specs)
     bear = view.must_bear(home) and not (nomkstream and not view.recall(name).exists)
-    for attempt in range(_TRIES):
+    retries = Retries(f"others kept deleting {name!r}, or changing its settings")
+    while True:
+        attempt = retries.count()
         if bear:
             yield from refuse_unseen_types(view, name)
             view.bear(home)
@@ -103,7 +105,6 @@ def add_all(view: View, name: bytes, specs: Sequence[Add]) -> Plan[Results]:
             return [results.get(at) for at in range(len(specs))]
         else:
             bear = True
-    raise ReplyError(f"ERR others kept deleting {name!r}, or changing its settings. Try again.")
 
 
 def _may_resend(view: View, specs: Sequence[Add], settings: Settings) -> bool:

@@ -1,6 +1,6 @@
 """XADD and XSETID: what moves a stream's end."""
 
-from typing import Any, Final
+from typing import Any
 
 from braidstream.commands import produce
 from braidstream.commands.arguments import FUNCTION_ARGUMENTS, Add, Argv, SetId, parse_add, parse_setid
@@ -25,9 +25,8 @@ from braidstream.protocol.lookup import (
     type_check,
 )
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.retries import Retries
 from braidstream.protocol.stream_view import View
-
-_TRIES: Final = 16
 
 
 def add(view: View, argv: Argv) -> Plan[bytes | None]:
@@ -89,7 +88,9 @@ def _append(
     view.bear(home)
     # In a pipeline in one go with the commands around it: being born twice is harmless.
     step = view.one_step(2) and not view.pipelined
-    for _ in range(_TRIES):
+    retries = Retries(f"others kept deleting {home.name!r} while we wrote to it")
+    while True:
+        retries.count()
         birth = birth_command(home, view.recall(home.name).bell)
         replies = yield Batch([birth, append, *also], atomic=step, attempt=True)
         if is_stale(replies[0]) and replies[1] is None:
@@ -106,7 +107,6 @@ def _append(
         if replies[1] is not None:
             return replies[1]  # type: ignore[no-any-return]
         step = view.one_step(2)  # another client deleted it between the two
-    raise ReplyError(f"ERR others kept deleting {home.name!r} while we wrote to it. Try again.")
 
 
 def _unborn(home: Strand, replies: list[Any]) -> Plan[None]:
@@ -155,7 +155,9 @@ def _add_chosen(view: View, name: bytes, spec: Add) -> Plan[bytes | None]:
     _refuse_huge(spec)
     yield from refuse_unseen_types(view, name)
     yield from find(view, name)
-    for _ in range(_TRIES):
+    retries = Retries(f"others kept adding to {name!r} in the same millisecond")
+    while True:
+        retries.count()
         entry = (yield from _next_in(view, name, spec.id[0])) if spec.auto_seq else spec.id
         chosen = view.chosen(name)
         command = _chosen_command(view, chosen, entry, spec)
@@ -175,7 +177,6 @@ def _add_chosen(view: View, name: bytes, spec: Add) -> Plan[bytes | None]:
         if not again:
             raise reply
         yield from find(view, name)
-    raise ReplyError(f"ERR others kept adding to {name!r} in the same millisecond. Try again, or use *.")
 
 
 def _chosen_keys(view: View, chosen: Strand) -> tuple[bytes, bytes, bytes]:
@@ -231,7 +232,9 @@ def _next_in(view: View, name: bytes, ms: int) -> Plan[Id]:
 def set_id(view: View, argv: Argv) -> Plan[bytes]:
     """XSETID: raises the last ID of this region's strands, never lowers it. Two round trips."""
     name, spec = argv[1], parse_setid(argv)
-    for _ in range(_TRIES):
+    retries = Retries(f"the strands of {name!r} kept changing")
+    while True:
+        retries.count()
         ends = yield from _ends(view, name)
         if not ends:
             raise ReplyError("ERR no such key")
@@ -259,7 +262,6 @@ def set_id(view: View, argv: Argv) -> Plan[bytes]:
             return b"OK"
         if reply.code != "BSSTALE":
             raise reply
-    raise ReplyError(f"ERR the strands of {name!r} kept changing. Try again.")
 
 
 Ends = dict[Strand, tuple[Id, dict[bytes, Any]]]

@@ -17,6 +17,7 @@ from braidstream.model.ids import CLOCK_BOUND_MS, WRITERS
 from braidstream.model.journal import JournalWord
 from braidstream.model.keys import CHOSEN, CONFIG, MINTED, PREFIX
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.retries import Retries
 
 VERSION: Final = 7
 NAME: Final = "braidstream"
@@ -24,7 +25,6 @@ _PARTS: Final = (
     *("rights", "id", "meta", "clock", "vector", "strand", "chosen", "settings", "group", "braid"),
     *("journal", "entry", "idempotence", "acks", "glance", "merge", "mend", "region", "database", "library"),
 )
-_TRIES: Final = 10
 
 
 @cache
@@ -61,7 +61,12 @@ def load(text: str | None = None, *, version: int = VERSION) -> Plan[int]:
     that is a region notes which it relies on. A newer library stays: replacing it would break the
     clients that need it, so an older client is told to upgrade.
     """
-    for _ in range(_TRIES):
+    retries = Retries(
+        f"others kept changing {CONFIG.decode()} while the functions were loaded. Try again.",
+        error=LibraryError,
+    )
+    while True:
+        retries.count()
         _, noted = yield Batch([("WATCH", CONFIG), ("HGET", CONFIG, ConfigField.LIBRARY)])
         try:
             before = yield from installed()
@@ -83,4 +88,3 @@ def load(text: str | None = None, *, version: int = VERSION) -> Plan[int]:
         done: Any = yield Batch(commands, atomic=True)
         if done is not None:
             return before
-    raise LibraryError(f"others kept changing {CONFIG.decode()} while the functions were loaded. Try again.")

@@ -5,7 +5,7 @@ round trip, and starts over if it was wrong.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from braidstream.errors import ReplyError
 from braidstream.model import keys
@@ -15,9 +15,8 @@ from braidstream.model.strand import Strand
 from braidstream.protocol.append import birth_command
 from braidstream.protocol.lookup import find, refuse_other_types, registry_of, type_check
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.retries import Retries
 from braidstream.protocol.stream_view import View
-
-STALE_TRIES: Final = 8
 
 
 def ask(
@@ -76,7 +75,9 @@ def delete_command(name: bytes, registry: Registry, teller: int, said: bytes = b
 
 def delete(view: View, name: bytes) -> Plan[int]:
     """Delete a stream; look again whenever it has another strand than we knew. 1 if it existed."""
-    for _ in range(STALE_TRIES):
+    retries = Retries(f"the strands of {name!r} kept changing")
+    while True:
+        retries.count()
         registry = yield from find(view, name)
         if not registry.exists:
             return 0
@@ -86,4 +87,3 @@ def delete(view: View, name: bytes) -> Plan[int]:
             return int(reply)
         if reply.code != "BSSTALE":
             raise reply
-    raise ReplyError(f"ERR the strands of {name!r} changed {STALE_TRIES} times while we looked. Try again.")

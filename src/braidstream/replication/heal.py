@@ -30,6 +30,7 @@ from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
 from braidstream.protocol.lookup import registry_of
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.retries import TRIES
 from braidstream.protocol.stream_view import View
 from braidstream.replication import compare, ship
 from braidstream.replication.endpoint import Asked
@@ -38,7 +39,6 @@ from braidstream.replication.state import Extent, State, read_journal, read_stat
 
 PAGE: Final = 500
 MESSAGES_AT_ONCE: Final = 50
-TRIES: Final = 5
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
 from braidstream.observability.events import emit
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.retries import Retries
 from braidstream.replication import compare
 from braidstream.replication.endpoint import Asked
 from braidstream.replication.flow import Flow, Window
@@ -47,7 +48,6 @@ from braidstream.replication.state import (
 
 REMEMBERED: Final = 100_000
 JOURNAL_PAGE: Final = 100
-TRIES: Final = 10
 
 # What the target answers when our memory of it is wrong, and what we say when the source has moved on.
 STALE: Final = ("BSGAP", "BSSTALE", "BSMOVED")
@@ -121,8 +121,14 @@ class Link:
 
     async def sync(self, name: bytes, *, relay: bool = False) -> Progress:
         """One whole round for a stream: state against state. All of it has arrived when it returns."""
-        progress, tries = Progress(), TRIES
-        while tries:
+        progress = Progress()
+        stuck = (
+            f"stream {name!r}: from {self.here.name} to {self.there.name} nothing moves, both sides keep "
+            "changing. Does each of them have a writer number of its own? See bs:config there."
+        )
+        retries = Retries(stuck, error=BraidError)
+        while True:
+            retries.count()
             before = progress.entries
             try:
                 await self._round(name, progress, relay)
@@ -131,11 +137,8 @@ class Link:
                 self.forget(name)
                 if error.code not in STALE:
                     raise
-                tries -= progress.entries == before
-        raise BraidError(
-            f"stream {name!r}: from {self.here.name} to {self.there.name} nothing moves, both sides keep "
-            "changing. Does each of them have a writer number of its own? See bs:config there."
-        )
+                if progress.entries != before:
+                    retries.reset()
 
     async def follow(self, name: bytes) -> Progress:
         """Only new entries, from where the target will stand; they are in flight when it returns.

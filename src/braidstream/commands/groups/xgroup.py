@@ -15,6 +15,7 @@ from braidstream.model.meta import Registry, bell, group_start
 from braidstream.model.strand import Strand
 from braidstream.protocol.lookup import look
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.retries import Retries
 from braidstream.protocol.stream_view import View
 
 SUBCOMMANDS: Final = {
@@ -25,7 +26,6 @@ SUBCOMMANDS: Final = {
     b"DELCONSUMER": (5, 5),
     b"HELP": (2, 2),
 }
-_TRIES: Final = 8
 _KEY_NEEDED: Final = (
     "ERR The XGROUP subcommand requires the key to exist. Note that for CREATE you may want to use "
     "the MKSTREAM option to create an empty stream automatically."
@@ -64,7 +64,9 @@ def _place(view: View, argv: Argv, create: bool) -> Plan[bytes]:
         else:
             typed = shown(argv[1])
             fail(f"ERR unknown subcommand or wrong number of arguments for '{typed}'. Try XGROUP HELP.")
-    for _ in range(_TRIES):
+    retries = Retries(f"the strands of {shown(name)!r} kept changing")
+    while True:
+        retries.count()
         registry = yield from look(view, name)
         # With peers it may exist elsewhere: whether one is first is not known here.
         mkstream = mkstream or (create and view.region.teller > 0)
@@ -85,7 +87,6 @@ def _place(view: View, argv: Argv, create: bool) -> Plan[bytes]:
             return b"OK"
         if reply.code not in ("BSSTALE", "BSNOKEY", "BSNOGROUP"):
             raise reply
-    raise ReplyError(f"ERR the strands of {shown(name)!r} kept changing. Try again.")
 
 
 def _start(word: bytes, create: bool) -> Id | None:
@@ -138,7 +139,9 @@ def _command(
 
 def _destroy(view: View, name: bytes, group: bytes) -> Plan[int]:
     teller = b"%d" % view.region.teller if view.region.teller else b""
-    for _ in range(_TRIES):
+    retries = Retries(f"the strands of {shown(name)!r} kept changing")
+    while True:
+        retries.count()
         registry = yield from look(view, name)
         if not registry.exists:
             fail(_KEY_NEEDED)
@@ -150,7 +153,6 @@ def _destroy(view: View, name: bytes, group: bytes) -> Plan[int]:
             return int(reply)
         if reply.code != "BSSTALE":
             raise reply
-    raise ReplyError(f"ERR the strands of {shown(name)!r} kept changing. Try again.")
 
 
 def _consumer(view: View, argv: Argv, create: bool) -> Plan[int]:

@@ -28,9 +28,9 @@ from braidstream.model.command import Command
 from braidstream.model.ids import Id
 from braidstream.model.merge import bodies, weave
 from braidstream.model.strand import Entry, Strand
-from braidstream.protocol.braid import STALE_TRIES
 from braidstream.protocol.lookup import refuse_other_types
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.retries import TRIES
 from braidstream.protocol.stream_view import View
 
 
@@ -40,7 +40,7 @@ def look(view: View, spec: ReadGroup, *, turn: bool = False) -> Plan[None]:
     A pipeline has looked a moment ago, and does without bells.
     """
     names = [] if view.pipelined else list(dict.fromkeys(spec.names))
-    for _ in range(STALE_TRIES):
+    for _ in range(TRIES):
         if not names:
             break
         before = [view.recall(name).bell for name in names]

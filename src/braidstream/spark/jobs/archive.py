@@ -28,6 +28,7 @@ from braidstream.model import ids
 from braidstream.model.frontier import name_text, place_text
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
+from braidstream.protocol.retries import Retries
 from braidstream.spark.jobs import deletions
 from braidstream.spark.jobs.trim_archived import noted, trim
 from braidstream.spark.lake import distribute
@@ -41,7 +42,6 @@ from braidstream.spark.source.reading import read
 from braidstream.spark.source.slices import PIECE, Range, Slice, cut_up, piece, range_of
 from braidstream.spark.source.survey import Sight, Standing, Surveyor
 
-TRIES: Final = 5
 WAIT_S: Final = 30.0
 
 
@@ -110,7 +110,11 @@ class Archiver:
 
     def round(self) -> Round:
         """One round. Nothing to do is a round too."""
-        for _ in range(TRIES):
+        retries = Retries(
+            f"{self.what.lake}: others keep committing. Run one archive a lake.", error=LakeError
+        )
+        while True:
+            retries.count()
             state, sight = self.lake.load(), self.surveyor.sight()
             work = self._plan(state, sight, self.what.max_entries)
             files = self._read(work)
@@ -121,7 +125,6 @@ class Archiver:
             except Conflict:
                 continue  # another archive was faster: go on from where it is
             return self._tend(state, work, files)
-        raise LakeError(f"{self.what.lake}: others keep committing. Run one archive a lake.")
 
     def _tend(self, state: State, work: Work, files: list[File]) -> Round:
         """After the commit: deletions, the trim, small files, what is left over."""

@@ -30,6 +30,7 @@ from braidstream.model.ids import Id
 from braidstream.model.journal import deletions
 from braidstream.model.strand import Strand, labelled
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.retries import TRIES
 from braidstream.spark.lake import distribute, files
 from braidstream.spark.lake.log import Change, Conflict, Lake, State, within
 from braidstream.spark.lake.rewrite import Drop, holding, rewrite, without
@@ -38,7 +39,6 @@ from braidstream.spark.source.reading import read
 from braidstream.spark.source.slices import Range, Slice
 from braidstream.spark.source.survey import Sight, Standing, Surveyor, open_server
 
-TRIES: Final = 5
 _PIECE: Final = StructType()
 for _name in ("stream", "place", "low", "high", "alive_from", "paths"):
     _PIECE.add(_name, StringType())

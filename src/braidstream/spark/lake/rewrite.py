@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 
+from braidstream.protocol.retries import TRIES
 from braidstream.spark.lake import distribute
 from braidstream.spark.lake.files import (
     FACTS,
@@ -31,7 +32,6 @@ from braidstream.spark.lake.files import (
 from braidstream.spark.lake.log import Change, Conflict, File, Lake, State
 
 SMALL: Final = 8  # so many small files of a stream and day are worth merging
-TRIES: Final = 5
 _PIECE: Final = StructType().add("task", StringType())
 
 Drop = tuple[str, str, bytes]  # a file's path, a place, positions one after the other

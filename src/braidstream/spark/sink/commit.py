@@ -16,8 +16,9 @@ from braidstream.model import keys
 from braidstream.model.fields import MetaField
 from braidstream.net.bulk import RedisError, Server
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.retries import Retries
 from braidstream.spark.options import SinkOptions
-from braidstream.spark.sink.ledger import TRIES, Book, Ledger, Stage, marked
+from braidstream.spark.sink.ledger import Book, Ledger, Stage, marked
 
 POLL_S = 0.1
 
@@ -31,7 +32,10 @@ class Committer:
 
     def commit(self, batch: int, stages: tuple[Stage, ...], *, in_sequence: bool) -> None:
         """Publish a batch unless that was done already. Safe to call again, here or after a crash."""
-        for _ in range(TRIES):
+        others = f"others keep changing the ledger of sink {self.book.sink!r}. Run one query a sink."
+        retries = Retries(others, error=SinkError)
+        while True:
+            retries.count()
             seen = self.book.read()
             if seen is not None and not seen.moved:
                 if seen.done >= batch:
@@ -50,7 +54,6 @@ class Committer:
                 decided = Ledger(batch, seen.done if seen else -1, stages, run=self.run)
                 if self._complete(self.book, decided, batch):
                     return None
-        raise SinkError(f"others keep changing the ledger of sink {self.book.sink!r}. Run one query a sink.")
 
     def _is_next(self, seen: Ledger | None, batch: int, *, in_sequence: bool) -> bool:
         """Whether nobody has to be asked. A query's numbers follow each other, a batch write's may jump."""

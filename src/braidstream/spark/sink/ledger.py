@@ -27,8 +27,7 @@ from braidstream.net.bulk import Server, Wire
 from braidstream.protocol.append import birth_command
 from braidstream.protocol.identify import read_region
 from braidstream.protocol.plan import Batch, Plan
-
-TRIES = 20
+from braidstream.protocol.retries import Retries
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,16 +222,15 @@ class Publisher:
         self.strand = target(book.server, stream)
 
     def run(self) -> None:
-        tries = 0
+        others = f"somebody else keeps publishing to {self.mark_key!r}. Run one query a sink."
+        retries = Retries(others, error=SinkError)
         with self.book.server.wire(self.strand.key) as wire:
             published = 0
             while published < len(self.places):
+                retries.count()
                 at = self._step(wire)
-                tries = tries + 1 if at == published else 0
-                if tries > TRIES:
-                    raise SinkError(
-                        f"somebody else keeps publishing to {self.mark_key!r}. Run one query a sink."
-                    )
+                if at != published:
+                    retries.reset()
                 published = at
 
     def _step(self, wire: Wire) -> int:
