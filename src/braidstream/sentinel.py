@@ -1,6 +1,6 @@
 """`redis.sentinel`, with a Sentinel whose clients are ours."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import redis.sentinel
 from redis.sentinel import (
@@ -13,29 +13,13 @@ from redis.sentinel import (
 
 from braidstream.clients.compat import rest_of
 from braidstream.clients.sync import Redis as Redis
-from braidstream.clients.shared import opened
+from braidstream.clients.sentinel_clients import SentinelClients
 
 
-class Sentinel(redis.sentinel.Sentinel):
+class Sentinel(SentinelClients, redis.sentinel.Sentinel):
     """redis-py's Sentinel. `master_for` and `slave_for` return a `braidstream.Redis`."""
 
-    def master_for(
-        self,
-        service_name: str,
-        redis_class: Any = Redis,
-        *args: Any,
-        idempotent: bool = False,
-        producer: str | bytes | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        session = opened(idempotent, producer)
-        client = super().master_for(service_name, redis_class, *args, **kwargs)  # type: ignore[no-untyped-call]
-        if idempotent:
-            client.session = session
-        return client
-
-    def slave_for(self, service_name: str, redis_class: Any = Redis, *args: Any, **kwargs: Any) -> Any:
-        return super().slave_for(service_name, redis_class, *args, **kwargs)  # type: ignore[no-untyped-call]
+    client_class = Redis
 
 
 if not TYPE_CHECKING:

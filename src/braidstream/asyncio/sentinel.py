@@ -1,6 +1,6 @@
 """`redis.asyncio.sentinel`, with a Sentinel whose clients are ours."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import redis.asyncio.sentinel
 from redis.asyncio.sentinel import (
@@ -13,29 +13,13 @@ from redis.asyncio.sentinel import (
 
 from braidstream.clients.aio import Redis as Redis
 from braidstream.clients.compat import rest_of
-from braidstream.clients.shared import opened
+from braidstream.clients.sentinel_clients import SentinelClients
 
 
-class Sentinel(redis.asyncio.sentinel.Sentinel):
+class Sentinel(SentinelClients, redis.asyncio.sentinel.Sentinel):
     """redis-py's Sentinel. `master_for` and `slave_for` return a `braidstream.asyncio.Redis`."""
 
-    def master_for(
-        self,
-        service_name: str,
-        redis_class: Any = Redis,
-        *args: Any,
-        idempotent: bool = False,
-        producer: str | bytes | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        session = opened(idempotent, producer)
-        client = super().master_for(service_name, redis_class, *args, **kwargs)
-        if idempotent:
-            client.session = session
-        return client
-
-    def slave_for(self, service_name: str, redis_class: Any = Redis, *args: Any, **kwargs: Any) -> Any:
-        return super().slave_for(service_name, redis_class, *args, **kwargs)
+    client_class = Redis
 
 
 if not TYPE_CHECKING:
