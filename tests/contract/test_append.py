@@ -52,3 +52,10 @@ def test_an_append_that_fills_the_memory_is_capped_and_told_as_done(
             assert [added.result(5)] == [entry for entry, _ in region.xrange("messages")]
         finally:
             operator.config_set("maxmemory", "0")
+
+
+def test_a_command_in_one_string_appends_as_redis_py_does(region: braidstream.Redis) -> None:
+    region.execute_command("XADD orders * f v")
+    region.execute_command("XADD orders", "*", "f", "v")
+    region.execute_command("XADD", "*", "*", "f", "v")
+    assert (region.xlen("orders"), region.xlen("*")) == (2, 1)

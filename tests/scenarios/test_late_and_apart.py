@@ -2,6 +2,7 @@
 
 # ruff: noqa: E501
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -51,6 +52,45 @@ def test_an_entry_that_arrives_during_a_comparison_with_its_deleter_is_deleted(m
         t5   | Sync                         | Sync                    | Sync
         t6   | XRANGE x - + -> [110-3]      | XRANGE x - + -> [110-3] | XRANGE x - + -> [110-3]
     """)  # fmt: skip
+
+
+def test_a_trim_reaches_the_peers_of_a_stream_that_took_the_place_of_one_with_later_ids(
+    make_world: Make,
+) -> None:
+    play(make_world(2, id_mode="liberal"), """
+        time | region 1                | region 2
+        t1   | XADD a 500-5 f v        |
+        t2   | XADD b 110 f v          |
+        t3   | XADD b 120 f v          |
+        t4   | Sync                    | Sync
+        t5   | RENAME b a              |
+        t6   | Sync                    | Sync
+        t7   | XTRIM a MAXLEN 1 -> 1   |
+        t8   | Sync                    | Sync
+        t9   | XRANGE a - + -> [120-0] | XRANGE a - + -> [120-0]
+    """)  # fmt: skip
+
+
+def test_a_journal_that_reaches_a_peer_while_a_link_looks_for_losses_was_not_lost(
+    make_world: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = make_world(2)
+    play(world, """
+        time | region 1                | region 2
+        t1   | XADD x 110 f v          |
+        t2   | XADD x 120 f v          |
+        t3   | XADD x 130 f v          |
+        t4   | XDEL x 110-1            |
+        t5   | Sync                    | Sync
+        t6   | XDEL x 120-1            |
+    """)  # fmt: skip
+    with world.engines[0].client() as client:
+        client.xtrim(keys.journal(b"x", 1), maxlen=1, approximate=False)
+    met, earlier = world.link(1, 2), world.links[1, 2]
+    met.target = Disturbed(world.endpoints[2], 2, lambda: earlier.sync(b"x"))
+    asyncio.run(met.sync(b"x"))
+    assert "region.lost_tail" not in caplog.text
+    assert world[2].xrange("x") == [("130-1", {"f": "v"})]
 
 
 def test_what_setid_jumped_over_and_back_is_still_given_in_the_other_region(make_world: Make) -> None:

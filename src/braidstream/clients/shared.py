@@ -180,7 +180,9 @@ class Session:
 
     def remember_home(self, args: tuple[Any, ...], argv: list[bytes]) -> None:
         """A plan has appended: the strand is there."""
-        if argv[0] != b"XADD" or not isinstance(args[1], str | bytes) or not self.may_express:
+        if argv[0] != b"XADD" or len(args[0]) > len("XADD"):  # one string may hold several words: "XADD a *"
+            return
+        if not isinstance(args[1], str | bytes) or not self.may_express:
             return
         if len(self.homes) >= REMEMBERED or len(self.calls) >= REMEMBERED:
             self._forget_homes()

@@ -123,6 +123,7 @@ local function braid_adopt(keys, args)
   if delete_source then delete_source() end
   if args[at] == '1' then redis.call('UNLINK', keys[key]) end
   redis.call('RENAME', copy, c)
+  begin_life(meta, args[2], args[3])
   register(meta, args[2], args[3], '+', '0-0')
   for group = at + 1, #args, 2 do note_group(meta, args[group], args[group + 1], bell) end
   move_minted_on(keys, args[1], args[4], bell)

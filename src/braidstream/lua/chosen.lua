@@ -28,8 +28,15 @@ local function is_current(meta, c, label, life)
   return has_life == life
 end
 
+-- A mark of an earlier life says nothing of the IDs of this one.
+local function begin_life(meta, label, life)
+  local has_life = registered(meta, label)
+  if has_life and has_life ~= life then redis.call('HSET', meta, META.NEW .. label, '0-0') end
+end
+
 local function enter(meta, c, label, life, bell)
   if redis.call('EXISTS', c) == 0 then
+    begin_life(meta, label, life)
     create_empty(c)
     join_groups(meta, c, label, life, bell)
     register(meta, label, life, '+', '0-0')

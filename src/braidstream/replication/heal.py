@@ -70,13 +70,17 @@ class Pair:
             return Loss()
         everyone = (*self.region.writers, *self.region.left)
         theirs = await self.peer.ask(read_state(ours.name, theirs.registry.strands, everyone))
+        # The peer's journal may have grown. Check its new tail before our state is read, so a trim in between
+        # is seen as a trim.
+        journal = self._journal_suspect(ours, theirs)
+        lacks_journal = journal is not None and not all(await self.home.ask(_are_there([journal])))
         ours = await self.home.ask(read_state(ours.name, theirs.registry.strands, everyone))
         found, common = dict[Strand, list[bytes]](), dict[Strand, Id]()
         for strand in missing:
             lost, before = await self._lost_of(strand, ours, theirs)
             if lost:
                 found[strand], common[strand] = lost, before
-        lost_journal = bool(journal) and not there[-1] and self._lost_journal(ours, theirs)
+        lost_journal = lacks_journal and self._lost_journal(ours, theirs)
         return Loss(found, lost_journal, self._is_behind(ours, theirs), ours.journal_ends(everyone), common)
 
     def _is_behind(self, ours: State, theirs: State) -> bool:
