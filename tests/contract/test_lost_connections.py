@@ -39,7 +39,7 @@ def test_an_append_whose_reply_is_lost_was_sent_once_and_the_error_says_so(
     if stream == "known":
         client.xadd(stream, {"n": "0"})
     # An unborn strand is asked for first (nil), then born and appended to in one MULTI.
-    proxy.lose_replies(b"bs_strand_birth" if stream == "unborn" else b"XADD", times=100)
+    proxy.lose_replies(b"bs_strand_ensure" if stream == "unborn" else b"XADD", times=100)
     with pytest.raises(redis.ConnectionError, match=UNKNOWN):
         client.xadd(stream, {"n": "1"})
     assert proxy.lost == 1

@@ -33,7 +33,7 @@ def test_the_first_write_gives_birth_to_the_strand_in_one_step_with_the_append()
         {"XADD bs:1:s:{orders} NOMKSTREAM * v a": None},
         Atomic(
             {
-                "FCALL bs_strand_birth 3 bs:meta:{orders} bs:1:s:{orders} orders s1": 1,
+                "FCALL bs_strand_ensure 3 bs:meta:{orders} bs:1:s:{orders} orders s1": 1,
                 "XADD bs:1:s:{orders} NOMKSTREAM * v a": b"7-0",
             }
         ),
@@ -48,7 +48,7 @@ def test_a_birth_refused_by_a_plain_key_is_the_answer_and_nothing_is_remembered(
         {"XADD bs:1:s:{orders} NOMKSTREAM * v a": None},
         Atomic(
             {
-                "FCALL bs_strand_birth 3 bs:meta:{orders} bs:1:s:{orders} orders s1": ReplyError(
+                "FCALL bs_strand_ensure 3 bs:meta:{orders} bs:1:s:{orders} orders s1": ReplyError(
                     "WRONGTYPE x"
                 ),
                 "XADD bs:1:s:{orders} NOMKSTREAM * v a": None,
@@ -67,7 +67,7 @@ def test_a_name_in_another_slot_than_its_plain_key_asks_the_type_apart() -> None
         {"TYPE }odd": b"none"},
         Atomic(
             {
-                "FCALL bs_strand_birth 2 bs:meta:!{!}}odd bs:1:s:!{!}}odd s1": 1,
+                "FCALL bs_strand_ensure 2 bs:meta:!{!}}odd bs:1:s:!{!}}odd s1": 1,
                 "XADD bs:1:s:!{!}}odd NOMKSTREAM * v a": b"7-0",
             }
         ),

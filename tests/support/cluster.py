@@ -18,7 +18,7 @@ from braidstream.model.command import Command
 from braidstream.model.meta import Registry
 from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
-from braidstream.protocol.append import birth_command
+from braidstream.protocol.append import ensure_command
 from braidstream.protocol.braid import delete_command
 from braidstream.protocol.lookup import registry_of
 from braidstream.protocol.plan import Batch, Plan, Replies, run
@@ -181,9 +181,9 @@ def say_every_function(said: Nodes, name: bytes) -> None:
     """Every engine function at least once, on a stream that is made and deleted here."""
     view = view_of_one()
     home = view.minted(name)
-    assert said(Batch([birth_command(home)])) == [1]
-    unbirth = ("FCALL", "bs_strand_unbirth", 2, keys.meta(name), home.key, home.label)
-    assert said(Batch([unbirth, birth_command(home)])) == [1, 1]
+    assert said(Batch([ensure_command(home)])) == [1]
+    undo = ("FCALL", "bs_strand_undo_ensure", 2, keys.meta(name), home.key, home.label)
+    assert said(Batch([undo, ensure_command(home)])) == [1, 1]
     assert run(apply(Strand(name, "s", 2), [((5, 5), [b"v", b"a"])]), said) == 1
     assert run(command(view, b"XADD", name, b"7-7", b"v", b"a"), said) == b"7-7"
     assert run(command(view, b"XSETID", name, b"8-8"), said) == b"OK"

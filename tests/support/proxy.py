@@ -9,6 +9,7 @@ with Proxy(engine.port) as proxy:
     proxy.shut()                           # nobody gets in any more, until open()
     proxy.answer(b"XADD", b"+NO\\r\\n")      # requests with this word do not arrive, and are answered so
     proxy.swallow()                        # everybody gets in and nothing is ever answered, until deliver()
+    proxy.requests                         # what was sent so far, one buffer for each connection
 """
 
 import random
@@ -26,6 +27,7 @@ class Proxy:
         self.target_port = target_port
         self.port = 0
         self.lost = 0
+        self.requests: list[bytearray] = []
         self.stalled = threading.Event()
         self._pattern, self._times = b"", 0
         self._break_at: bytes | None = None
@@ -149,8 +151,11 @@ class Proxy:
             self._start(self._replies, engine, client, doomed)
 
     def _requests(self, client: socket.socket, engine: socket.socket, doomed: threading.Event) -> None:
+        heard = bytearray()
+        self.requests.append(heard)
         with suppress(OSError):
             while chunk := client.recv(65536):
+                heard += chunk
                 if self._swallowing:
                     continue
                 if self._answer is not None and self._answer[0] in chunk:

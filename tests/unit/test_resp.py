@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from braidstream.gateway.fast_append import uniform_appends
 from braidstream.model.ids import minted_text
 from braidstream.net.resp import (
     Limits,
@@ -19,9 +18,9 @@ from braidstream.net.resp import (
     bulk,
     elements,
     encode,
-    minted_reply,
     split_words,
 )
+from braidstream.protocol.append import minted_reply, uniform_appends
 
 LIMITS = Limits(bulk=5000, words=300, buffered=30_000)
 # Words with line ends in them, words larger than the short way takes, empty words.

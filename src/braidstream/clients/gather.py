@@ -20,6 +20,7 @@ from braidstream.commands.table import Spec
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.model.command import Command
 from braidstream.model.keys import meta, shares_slot
+from braidstream.protocol.append import is_plain
 from braidstream.protocol.lookup import registry_of
 from braidstream.protocol.plan import Batch, Plan, Replies, first_error, without_multi
 from braidstream.protocol.stream_view import View
@@ -156,8 +157,7 @@ def _look_up(view: View, queued: list[Queued]) -> Plan[None]:
     """Learn the strands of the streams, afresh: nothing can be said twice here. A plain XADD needs none."""
     names, view.taken = dict[bytes, None](), frozenset()
     for item in queued:
-        plain_add = item.argv[:1] == [b"XADD"] and item.argv[2:3] == [b"*"] and shares_slot(item.argv[1])
-        if item.spec is not None and not plain_add:
+        if item.spec is not None and not (is_plain(item.argv) and shares_slot(item.argv[1])):
             names.update(dict.fromkeys(item.spec.names(item.argv)))
     if names and view.in_multi:
         yield Batch([("WATCH", *map(meta, names))], resend=True)

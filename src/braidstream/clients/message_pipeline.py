@@ -20,7 +20,7 @@ from braidstream.commands.produce import AT_ONCE, call, changed_settings, shared
 from braidstream.errors import ReplyError
 from braidstream.model.idempotence import Settings, iid_of
 from braidstream.model.strand import Strand
-from braidstream.protocol.append import birth_command
+from braidstream.protocol.append import ensure_command
 from braidstream.protocol.plan import Plan
 
 Commands = list[tuple[tuple[Any, ...], dict[str, Any]]]
@@ -54,11 +54,11 @@ def messages(session: Session, conn: Any, commands: Commands, *, atomic: bool) -
     homes = dict.fromkeys(each.lane.home for each in calls)
     if not calls or (atomic and len(homes) > 1):
         return [None] * len(commands)
-    births = list(map(birth_command, homes))
+    ensure = list(map(ensure_command, homes))
     said = [tuple(each.words) for each in calls]
-    replies = yield Exchange(births + said, atomic=atomic, resend=_may_resend(session, calls))
+    replies = yield Exchange(ensure + said, atomic=atomic, resend=_may_resend(session, calls))
     results = list[Any]()
-    for each, reply in zip(calls, replies[len(births) :], strict=True):
+    for each, reply in zip(calls, replies[len(ensure) :], strict=True):
         results += _results(session, conn, each, reply)
     return results
 
@@ -99,9 +99,10 @@ def _lane(session: Session, conn: Any, args: tuple[Any, ...], last: _Lane | None
     """The lane of a message, the last one if it is the same; None if the stream is not known yet."""
     if session.region is None or not isinstance(args[1], str | bytes) or not args[3]:
         return None
-    home = session.homes.get(args[1])
-    if home is None:
+    known = session.homes.get(args[1])
+    if known is None:
         return None
+    home = known.strand
     settings = session.settings.get(home.name, _DEFAULTS)
     most = min(AT_ONCE, settings.maxsize)
     producer = args[3] if type(args[3]) is bytes else bytes(encoder_of(conn).encode(args[3]))

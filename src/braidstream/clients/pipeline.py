@@ -13,7 +13,7 @@ from braidstream.clients.raised import for_user
 from braidstream.clients.shared import Session
 from braidstream.errors import BraidError, RefusedError, ReplyError
 from braidstream.model.command import Command
-from braidstream.protocol.append import birth_command
+from braidstream.protocol.append import command_of, ensure_commands
 from braidstream.protocol.plan import Plan, Replies
 
 Commands = list[tuple[tuple[Any, ...], dict[str, Any]]]
@@ -57,9 +57,9 @@ def pipeline(client: Any, conn: Any, commands: Commands) -> Plan[list[Any]]:
         raise _multi_as_command()
     yield from session.refresh(conn)
     if (express := _express(session, commands)) is not None:
-        births = _births(session, commands)
-        replies = yield Exchange(births + express)
-        return (yield from _express_results(client, conn, commands, replies[len(births) :]))
+        ensure = ensure_commands((args for args, _ in commands), session.homes)
+        replies = yield Exchange(ensure + express)
+        return (yield from _express_results(client, conn, commands, replies[len(ensure) :]))
     found = yield from messages(session, conn, commands, atomic=False)
     rest = [at for at, result in enumerate(found) if result is None]
     left = [commands[at] for at in rest]
@@ -74,19 +74,13 @@ def _express(session: Session, commands: Commands) -> list[Command] | None:
     """Where every command is native or a plain append: the native commands, one for one."""
     express = list[Command]()
     for args, _ in commands:
-        plain = session.plain_add(args)
+        plain = command_of(args, session.homes)
         if plain is None:
             if shared.spec_of(args) is not None:
                 return None
             plain = args
         express.append(plain)
     return express
-
-
-def _births(session: Session, commands: Commands) -> list[Command]:
-    """Each strand is made sure of once: nothing can be said again without getting out of order."""
-    homes = {session.homes[args[1]]: None for args, _ in commands if args[0] == "XADD"}
-    return list(map(birth_command, homes))
 
 
 def _express_results(client: Any, conn: Any, commands: Commands, replies: Replies) -> Plan[list[Any]]:
@@ -114,11 +108,11 @@ def transaction(client: Any, conn: Any, commands: Commands) -> Plan[list[Any] | 
     session: Session = client.session
     yield from session.refresh(conn)
     if (express := _express(session, commands)) is not None:
-        births = _births(session, commands)
-        replies = yield Exchange(births + express, atomic=True)
+        ensure = ensure_commands((args for args, _ in commands), session.homes)
+        replies = yield Exchange(ensure + express, atomic=True)
         if replies is None:
             return None
-        return (yield from _express_results(client, conn, commands, replies[len(births) :]))
+        return (yield from _express_results(client, conn, commands, replies[len(ensure) :]))
     if not client.watching:
         found = yield from messages(session, conn, commands, atomic=True)
         if None not in found:  # of one stream, in one step: all were appended, or none

@@ -26,8 +26,8 @@ from braidstream.model.command import Command
 from braidstream.model.idempotence import Settings, iid_of
 from braidstream.model.meta import REMEMBERED, Registry
 from braidstream.model.region_config import Region
-from braidstream.model.strand import Strand
 from braidstream.net.address import sentinel_pool
+from braidstream.protocol.append import Home, command_of
 from braidstream.protocol.identify import read_region, read_server
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import Reading, View
@@ -70,7 +70,7 @@ class Session:
         self.read_at = 0.0
         self.may_express = True
         self.known: OrderedDict[bytes, Registry] = OrderedDict()
-        self.homes: dict[str | bytes, Strand] = {}
+        self.homes: dict[str | bytes, Home] = {}
         self.readings: dict[tuple[bytes, bytes], Reading] = {}
         self.calls: dict[tuple[Any, Any], Command] = {}
         self.settings: dict[bytes, Settings] = {}
@@ -146,20 +146,7 @@ class Session:
         """The first batch of the plan of XADD, without the plan, where it is one command."""
         if args[0] != "XADD" or len(args) < 5:
             return None
-        return self.plain_add(args) if args[2] == "*" else self._message_add(conn, args)
-
-    def plain_add(self, args: tuple[Any, ...]) -> Command | None:
-        """`XADD name * field value ...` to a home strand that is there: the native command at once.
-
-        If the strand is gone after all the engine answers nil, and the plan runs.
-        """
-        if args[0] != "XADD" or len(args) < 5 or args[2] != "*" or not len(args) % 2:
-            return None
-        try:
-            home = self.homes.get(args[1])
-        except TypeError:  # a name that cannot be remembered, like a bytearray
-            return None
-        return None if home is None else ("XADD", home.key, "NOMKSTREAM", *args[2:])
+        return command_of(args, self.homes) if args[2] == "*" else self._message_add(conn, args)
 
     def _message_add(self, conn: Any, args: tuple[Any, ...]) -> Command | None:
         """`XADD name IDMP producer iid * ...` or `IDMPAUTO producer * ...`, likewise."""
@@ -186,7 +173,8 @@ class Session:
             return
         if len(self.homes) >= REMEMBERED or len(self.calls) >= REMEMBERED:
             self._forget_homes()
-        home = self.homes[args[1]] = self.view().minted(argv[1])
+        home = self.view().minted(argv[1])
+        self.homes[args[1]] = Home(home)
         if len(args) > 3 and args[2] in (b"IDMP", b"IDMPAUTO") and isinstance(args[3], str | bytes):
             view = self.view()
             known, teller = view.recall(argv[1]), view.region.teller

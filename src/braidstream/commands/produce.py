@@ -28,7 +28,7 @@ from braidstream.model.idempotence import Settings, iid_of
 from braidstream.model.meta import Registry
 from braidstream.model.strand import Strand
 from braidstream.model.strand import facts as strand_facts
-from braidstream.protocol.append import birth_command
+from braidstream.protocol.append import ensure_command, minted_id, native_command
 from braidstream.protocol.lookup import (
     afresh,
     exists,
@@ -68,29 +68,29 @@ def add_all(view: View, name: bytes, specs: Sequence[Add]) -> Plan[Results]:
     """
     home, results, todo = view.minted(name), dict[int, Any](), list(range(len(specs)))
     nomkstream = all(spec.nomkstream for spec in specs)
-    bear = view.must_bear(home) and not (nomkstream and not view.recall(name).exists)
+    create = view.needs_create(home) and not (nomkstream and not view.recall(name).exists)
     retries = Retries(f"others kept deleting {name!r}, or changing its settings")
     while True:
         attempt = retries.count()
-        if bear:
+        if create:
             yield from refuse_unseen_types(view, name)
-            view.bear(home)
-        births = [birth_command(home, view.recall(name).bell)] if bear else []
+            view.mark_created(home)
+        ensure = [ensure_command(home, view.recall(name).bell)] if create else []
         calls, sizes = add_commands(view, home, [specs[at] for at in todo])
         view.expect_settings(name, view.recall(name).settings)
         last = [registry_of(name)] if specs[0].trim is not None else type_check(view, name)
-        # In a pipeline in one go with the commands around it: being born twice is harmless.
-        step = view.one_step(2) and bear and (attempt > 0 or not view.pipelined)
+        # A pipeline sends it with the commands around it: to create a strand twice is harmless.
+        step = view.one_step(2) and create and (attempt > 0 or not view.pipelined)
         resend = _may_resend(view, specs, view.recall(name).settings)
-        batch = Batch([*births, *calls, *last], atomic=step, attempt=True, resend=resend)
+        batch = Batch([*ensure, *calls, *last], atomic=step, attempt=True, resend=resend)
         replies = yield batch
-        if births and is_stale(replies[0]):
+        if ensure and is_stale(replies[0]):
             view.forget(name)
             yield from afresh(view, name)
             continue
-        _raise_errors(replies[: len(births)])
-        answers, stale = _answers(replies[len(births) :][: len(calls)], sizes)
-        told = replies[len(births) + len(calls) :]
+        _raise_errors(replies[: len(ensure)])
+        answers, stale = _answers(replies[len(ensure) :][: len(calls)], sizes)
+        told = replies[len(ensure) + len(calls) :]
         if answers and is_native(answers[0]):
             view.expect_native(name)
         results.update((at, _user(home, answer)) for at, answer in zip(todo, answers, strict=True) if answer)
@@ -104,7 +104,7 @@ def add_all(view: View, name: bytes, specs: Sequence[Add]) -> Plan[Results]:
             yield from refuse_other_types(name, *(told if specs[0].trim is None else ()))
             return [results.get(at) for at in range(len(specs))]
         else:
-            bear = True
+            create = True
 
 
 def _may_resend(view: View, specs: Sequence[Add], settings: Settings) -> bool:
@@ -212,13 +212,13 @@ def is_native(answer: Any) -> bool:
 
 def native_call(home: Strand, producer: Any) -> Command:
     """The command, up to the message's ID, where the engine itself knows messages (lua/settings.lua)."""
-    return ("XADD", home.key, "NOMKSTREAM", "IDMP", producer)
+    return native_command(home.key, ("IDMP", producer))
 
 
 def user_id(answer: bytes, writer: int) -> bytes:
     """`ms-n` or `+ms-n` is in our strand; `ms-n:w` is known, and stands in the strand of w."""
     native, known, owner = answer.lstrip(b"+").partition(b":")
-    return ids.minted_text(native, int(owner) if known else writer)
+    return minted_id(native, int(owner) if known else writer)
 
 
 def _trim(view: View, home: Strand, spec: Add, told: list[Any]) -> Plan[None]:

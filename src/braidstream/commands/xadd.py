@@ -11,18 +11,14 @@ from braidstream.model.command import Command
 from braidstream.model.ids import Id
 from braidstream.model.meta import bell
 from braidstream.model.strand import Strand, facts
-from braidstream.protocol.append import birth_command
+from braidstream.protocol.append import append, minted_id, native_command
 from braidstream.protocol.braid import ask
 from braidstream.protocol.identify import read_region
 from braidstream.protocol.lookup import (
-    afresh,
-    exists,
     find,
-    is_stale,
     refuse_other_types,
     refuse_unseen_types,
     registry_of,
-    type_check,
 )
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.retries import Retries
@@ -58,61 +54,16 @@ def add(view: View, argv: Argv) -> Plan[bytes | None]:
 def _add_minted(view: View, name: bytes, spec: Add, entry: bytes) -> Plan[bytes | None]:
     home = view.minted(name)
     natively = None if spec.trim is None or spec.trim.policy != b"KEEPREF" else spec.trim
-    append: Command = ("XADD", home.key, "NOMKSTREAM", *trim_options(natively, home), entry, *spec.fields)
+    command = native_command(home.key, (*trim_options(natively, home), entry, *spec.fields))
     if spec.trim is None:
-        native = yield from _append(view, home, append, spec.nomkstream)
-        return native and ids.minted_text(native, home.writer)
+        native = yield from append(view, home, command, nomkstream=spec.nomkstream)
+        return native and minted_id(native, home.writer)
     # The cap counts the whole stream. The home strand is trimmed with the append; are there others?
-    native = yield from _append(view, home, append, spec.nomkstream, registry_of(name))
+    native = yield from append(view, home, command, registry_of(name), nomkstream=spec.nomkstream)
     if native is not None and (natively is None or view.recall(name).strands != (home,)):
         view.forget(name)
         yield from trim_all(view, name, spec.trim)
-    return native and ids.minted_text(native, home.writer)
-
-
-def _append(
-    view: View, home: Strand, append: Command, nomkstream: bool, *also: Command
-) -> Plan[bytes | None]:
-    """A native append, after the birth of the strand where it needs one. `also` may ask for the registry."""
-    known = view.recall(home.name)
-    if not view.must_bear(home) or (nomkstream and not known.exists):
-        replies = yield Batch([append, *also, *type_check(view, home.name)])
-        if also:
-            view.learn(home.name, replies[1])
-        if replies[0] is not None:
-            return replies[0]  # type: ignore[no-any-return]
-        if nomkstream and (view.pipelined or not (yield from exists(home.name))):
-            yield from refuse_other_types(home.name, *replies[1 + len(also) :])
-            return None
-    yield from refuse_unseen_types(view, home.name)
-    view.bear(home)
-    # In a pipeline in one go with the commands around it: being born twice is harmless.
-    step = view.one_step(2) and not view.pipelined
-    retries = Retries(f"others kept deleting {home.name!r} while we wrote to it")
-    while True:
-        retries.count()
-        birth = birth_command(home, view.recall(home.name).bell)
-        replies = yield Batch([birth, append, *also], atomic=step, attempt=True)
-        if is_stale(replies[0]) and replies[1] is None:
-            view.forget(home.name)
-            yield from afresh(view, home.name)
-            continue
-        for reply in replies:
-            if isinstance(reply, ReplyError):
-                view.forget(home.name)
-                yield from _unborn(home, replies)
-                raise reply
-        if also:
-            view.learn(home.name, replies[2])
-        if replies[1] is not None:
-            return replies[1]  # type: ignore[no-any-return]
-        step = view.one_step(2)  # another client deleted it between the two
-
-
-def _unborn(home: Strand, replies: list[Any]) -> Plan[None]:
-    """The append was refused: if its strand was made for it, and is empty still, it goes again."""
-    if replies[0] == 1:
-        yield Batch([("FCALL", "bs_strand_unbirth", 2, keys.meta(home.name), home.key, home.label)])
+    return native and minted_id(native, home.writer)
 
 
 def shares(view: View, argv: Argv) -> bool:

@@ -3,10 +3,10 @@
 Appends are most of the traffic of most streams, so they cost no task and no plan: the strand's key takes the
 place of the name, the ID is translated on the way back.
 
-    XADD name * ...   -->  [birth of the strand]  XADD key NOMKSTREAM * ...   -->  its ID, or nil: it is gone
+    XADD name * ...   -->  [create the strand]  XADD key NOMKSTREAM * ...   -->  its ID, or nil: it is gone
 
-An append alone is sent without the birth. If the strand is gone it is said again, by the plan of XADD, so
-nothing of the same client may overtake it: until it is answered no other run starts.
+A single append is sent alone. If the strand is gone the plan of XADD repeats it, so nothing of the same
+client may overtake it: until it is answered no other run starts.
 """
 
 import asyncio
@@ -19,8 +19,9 @@ from typing import Any
 from braidstream.clients.shared import REGION_FRESH_S
 from braidstream.errors import BraidError, LostError, ReplyError
 from braidstream.gateway.client_state import Client
-from braidstream.net.resp import COUNTS, HEADS, Parser, Words, error_line, minted_reply
-from braidstream.net.wire import Connection, pack_one
+from braidstream.net.resp import Parser, Words, error_line
+from braidstream.net.wire import Connection
+from braidstream.protocol.append import minted_reply, packed_run, splice
 from braidstream.protocol.plan import Replies
 
 
@@ -48,17 +49,12 @@ class Express:
     def alike(self, data: bytes) -> bool:
         """Send bytes that are nothing but appends alike: in each the strand's key takes the name's place."""
         conn, known = self._open_lane(), self._client.known
-        if conn is None or (alike := uniform_appends(data)) is None:
-            return False
-        start, name, words, count = alike
-        way = known.ways.get(name)
-        if way is None:
+        if conn is None or (spliced := splice(data, known.homes)) is None:
             return False
         known.used = True
-        begin = b"*%d\r\n$4\r\nXADD\r\n$%d\r\n%b\r\n$10\r\nNOMKSTREAM\r\n" % (words + 1, len(way[0]), way[0])
+        out, count = spliced
         slot: list[bytes] = []
         self._slots.append(slot)
-        out = way[1] + data.replace(start, begin)
         conn.post(out, 1 + count, partial(self._appended, slot, data, count, 1))
         return True
 
@@ -67,34 +63,24 @@ class Express:
         known, conn = self._client.known, self._open_lane()
         if conn is None:
             return 0
-        ways = known.ways
-        run: list[Words] = []
-        out: list[bytes] = []
-        for words in commands:
-            if len(words) < 5 or words[2] != b"*" or not len(words) & 1 or words[0].upper() != b"XADD":
-                break
-            way = ways.get(words[1])
-            if way is None:
-                break
-            out.append(pack_one((b"XADD", way[0], b"NOMKSTREAM", *words[2:])))
-            run.append(words)
+        run, out = packed_run(commands, known.homes)
         if not run:
             return 0
         known.used = True
-        births = 0
+        ensured = 0
         if len(run) > 1 or self._slots:
-            # Nothing can be said again without getting out of order: each strand is made sure of once.
+            # An append cannot be repeated without changing the order: create each strand once.
             names = {words[1] for words in run}
-            births = len(names)
-            out[:0] = [ways[name][1] for name in names]
+            ensured = len(names)
+            out[:0] = [known.homes[name].ensure for name in names]
         else:
             self.is_shut = True
         slot: list[bytes] = []
         self._slots.append(slot)
         conn.post(
             out[0] if len(out) == 1 else b"".join(out),
-            births + len(run),
-            partial(self._appended, slot, run, len(run), births),
+            ensured + len(run),
+            partial(self._appended, slot, run, len(run), ensured),
         )
         return len(run)
 
@@ -119,7 +105,7 @@ class Express:
         slot: list[bytes],
         run: list[Words] | bytes,
         count: int,
-        births: int,
+        ensured: int,
         replies: Replies | LostError,
     ) -> None:
         if isinstance(replies, LostError):
@@ -131,7 +117,7 @@ class Express:
         writer = region.writer
         out: list[bytes] = []
         gone: list[int] = []
-        for reply in replies[births:] if births else replies:
+        for reply in replies[ensured:] if ensured else replies:
             if type(reply) is bytes:
                 out.append(minted_reply(reply, writer))
                 continue
@@ -170,41 +156,3 @@ class Express:
                 self._client.settled()
             elif not quiet.done():
                 quiet.set_result(None)
-
-
-def uniform_appends(data: bytes) -> tuple[bytes, bytes, int, int] | None:
-    """Whether bytes are several XADDs of one name by `*`, whole and of one number of words, and nothing else.
-
-    Then: how each of them begins, up to the name; the name; how many words each has; how many there are.
-    Checked by columns, so a command of many costs a fraction of what it costs alone.
-    """
-    tokens = data.split(b"\r\n")
-    count = COUNTS.get(tokens[0])
-    if count is None or count < 5 or not count & 1:
-        return None
-    stride = 1 + 2 * count
-    times, over = divmod(len(tokens) - 1, stride)
-    if over or times < 2 or tokens[-1]:
-        return None
-    tokens.pop()
-    for at in range(7):
-        if tokens[at::stride].count(tokens[at]) != times:
-            return None
-    _, four, command, head, name, one, star = tokens[:7]
-    try:
-        if (
-            star != b"*"
-            or one != b"$1"
-            or four != b"$4"
-            or command.upper() != b"XADD"
-            or head != HEADS[len(name)]
-        ):
-            return None
-        for at in range(8, stride, 2):
-            if list(map(HEADS.__getitem__, map(len, tokens[at::stride]))) != tokens[at - 1 :: stride]:
-                return None
-    except IndexError:
-        return None
-    start = b"\r\n".join(tokens[:5]) + b"\r\n"
-    # Fields and values could spell the same. Then it is not known which is which.
-    return (start, name, count, times) if data.count(start) == times else None

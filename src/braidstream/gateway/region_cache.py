@@ -13,8 +13,8 @@ from braidstream.gateway.info import Hidden
 from braidstream.lua import load
 from braidstream.model.meta import REMEMBERED
 from braidstream.net.resp import Words
-from braidstream.net.wire import Address, connect, pack_one
-from braidstream.protocol.append import birth_command
+from braidstream.net.wire import Address, connect
+from braidstream.protocol.append import Home
 from braidstream.protocol.identify import read_server, refuse_cluster
 from braidstream.protocol.plan import arun
 
@@ -27,7 +27,6 @@ class Known(Session):
         self._address = address
         self.lane = Lane(address, self.forget)
         self.hidden = Hidden()
-        self.ways: dict[bytes, tuple[bytes, bytes]] = {}  # of a name: its strand's key, and birth as sent
         self.used = False
         self._absent_until = 0.0
         self._asking: asyncio.Task[None] | None = None
@@ -100,23 +99,18 @@ class Known(Session):
         self.read_at = self._absent_until = 0.0
         self._forget()
 
-    def _forget(self) -> None:
-        super()._forget()
-        self.ways.clear()
-
     def holds_stream(self, name: bytes) -> bool:
         """Whether a name was a stream when somebody last looked."""
         registry = self.known.get(name)
-        return name in self.ways or (registry is not None and registry.exists)
+        return name in self.homes or (registry is not None and registry.exists)
 
     def remember(self, words: Words) -> None:
         """An append went well: the next one to that name may take the short way. After a DEL it may not."""
         command = words[0].upper()
         if command in (b"DEL", b"UNLINK"):
             for name in words[1:]:
-                self.ways.pop(name, None)
+                self.homes.pop(name, None)
         elif command == b"XADD":
-            if len(self.ways) >= REMEMBERED:
-                self.ways.clear()
-            home = self.view().minted(words[1])
-            self.ways[words[1]] = home.key, pack_one(birth_command(home))
+            if len(self.homes) >= REMEMBERED:
+                self.homes.clear()
+            self.homes[words[1]] = Home(self.view().minted(words[1]))

@@ -1,7 +1,7 @@
 --[[ What the library offers. `allow-oom`: deleting must work when memory is full,
      also deletions that come from peers: what such a function adds is small beside what it takes away. ]]
-redis.register_function('bs_strand_birth', strand_birth)
-redis.register_function('bs_strand_unbirth', strand_unbirth)
+redis.register_function('bs_strand_ensure', strand_ensure)
+redis.register_function('bs_strand_undo_ensure', strand_undo_ensure)
 redis.register_function('bs_strand_apply', strand_apply)
 redis.register_function { function_name = 'bs_journal_apply', callback = journal_apply, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'bs_journal_skip', callback = journal_skip, flags = { 'allow-oom' } }

@@ -199,13 +199,13 @@ local function making_refused(meta, label, bell)
   return denied(meta, unpack(needs))
 end
 
---[[ strand_birth: make sure that a strand is there and registered, before its first append.
-     FCALL bs_strand_birth n <meta> <strand> [<name>] [<bell>] <label> [<stamp>]
-     Returns 1 if it was made, 0 if it was there. BSSTALE if it has groups to join and the bell is another.
+--[[ strand_ensure: create and register a strand before its first append, if it is missing.
+     FCALL bs_strand_ensure n <meta> <strand> [<name>] [<bell>] <label> [<stamp>]
+     Returns 1 if it was created, 0 if it existed. BSSTALE if it has groups to join and the bell is another.
 
      <name> is the plain key of the same name; if one exists the stream cannot (WRONGTYPE).
      Why a function: two clients may be first at once, and the registry must agree with the keys. ]]
-local function strand_birth(keys, args)
+local function strand_ensure(keys, args)
   local meta, strand, label = keys[1], keys[2], args[1]
   if redis.call('EXISTS', strand) == 1 then
     register_again(meta, label, '0')
@@ -221,10 +221,10 @@ local function strand_birth(keys, args)
   return 1
 end
 
---[[ strand_unbirth: take a birth back, because the append it was for was refused.
-     FCALL bs_strand_unbirth 2 <meta> <strand> <label>
+--[[ strand_undo_ensure: delete a strand that was created for an append that was refused.
+     FCALL bs_strand_undo_ensure 2 <meta> <strand> <label>
      Returns 1; 0 if something was appended since, by anyone. ]]
-local function strand_unbirth(keys, args)
+local function strand_undo_ensure(keys, args)
   local meta, strand, label = keys[1], keys[2], args[1]
   local life, state, cut = registered(meta, label)
   if state ~= '+' or has_had_entries(strand) then return 0 end

@@ -12,21 +12,17 @@ does, with the engine's limits and the engine's words for what is wrong.
 
 import re
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final
 
 import hiredis
 
 from braidstream.errors import BraidError
-from braidstream.model.ids import minted_text
+from braidstream.model.command import COUNTS, HEADS
+from braidstream.model.command import bulk as bulk
 
 Words = list[bytes]
 
 _INLINE_LIMIT: Final = 64 * 1024
-# Native IDs of one millisecond that are translated by a table.
-_TAILS: Final = 1024
-HEADS: Final = [b"$%d" % length for length in range(4096)]
-COUNTS: Final = {b"*%d" % count: count for count in range(1, 257)}
 _INTEGER = re.compile(rb"(?:0|-?[1-9][0-9]{0,18})\Z")
 _BLANKS: Final = b" \t\n\v\f\r\0"
 
@@ -301,29 +297,6 @@ def error_line(error: BraidError) -> bytes:
     if "Function not found" in text:
         text = "LIBRARY the engine lacks the braidstream functions. Load them with: braid init --url URL"
     return b"-" + str(text).encode("utf-8", "replace").replace(b"\r", b" ").replace(b"\n", b" ") + b"\r\n"
-
-
-def minted_reply(native: bytes, writer: int) -> bytes:
-    """The reply to an append: the user ID of the native one that the engine minted."""
-    if native[13:14] == b"-":  # milliseconds have 13 digits until the year 2286
-        tail = _tails(writer).get(native[14:])
-        if tail is not None:
-            return b"%b%b%b" % (tail[0], native[:14], tail[1])
-    return bulk(minted_text(native, writer))
-
-
-@cache
-def _tails(writer: int) -> dict[bytes, tuple[bytes, bytes]]:
-    """By the sequence of a native ID: what comes before the milliseconds in the reply, and what after."""
-    tails = dict[bytes, tuple[bytes, bytes]]()
-    for n in range(_TAILS):
-        text = minted_text(b"0-%d" % n, writer)[2:]
-        tails[b"%d" % n] = b"$%d\r\n" % (14 + len(text)), text + b"\r\n"
-    return tails
-
-
-def bulk(word: bytes) -> bytes:
-    return b"$%d\r\n%b\r\n" % (len(word), word)
 
 
 def encode(value: Any, resp: int, null: bytes) -> bytes:

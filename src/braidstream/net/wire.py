@@ -12,7 +12,7 @@ again. A plan that WATCHes or blocks needs a connection of its own, or others' b
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final, TypeVar, cast
 
 import hiredis
@@ -21,6 +21,7 @@ from braidstream.clients.gather import unpack, wire
 from braidstream.clients.shared import resp2
 from braidstream.errors import LostError, ReplyError
 from braidstream.model.command import Command
+from braidstream.model.command import pack as pack
 from braidstream.net.address import Address as Address
 from braidstream.net.address import parse_address as parse_address
 from braidstream.net.sentinels import Place
@@ -299,10 +300,3 @@ class Connection(asyncio.Protocol):
                 self._fail(f"it said nothing for {self._silence_s:g} s")
                 return
         self._watchdog = asyncio.get_running_loop().call_later(self._silence_s / 8, self._watch)
-
-
-pack_one: Final[Callable[[Command], bytes]] = hiredis.pack_command  # type: ignore[assignment]  # its stub errs
-
-
-def pack(commands: Iterable[Command]) -> bytes:
-    return b"".join(map(pack_one, commands))

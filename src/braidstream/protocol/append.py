@@ -1,13 +1,262 @@
-"""The plain append."""
+"""The plain append: what it is, how it is sent, what its reply means, and what creates a missing strand.
 
+    user      XADD orders * amount 7                        1589929244828-5121
+    native    XADD bs:1:s:{orders} NOMKSTREAM * amount 7    1589929244828-5, or nil: the strand is missing
+    ensure    FCALL bs_strand_ensure ...                    creates the strand if it is missing
+
+A carrier takes the form that costs it least:
+
+    plan      `append`                  XADD of any shape; creates the strand when the reply is nil
+    client    `command_of`              the words, from the arguments of redis-py's xadd()
+    gateway   `packed_run`, `splice`    bytes: of parsed commands, or received bytes with another name
+    Spark     `row_start`               bytes: in a MULTI after `ensure_command`, so without NOMKSTREAM
+
+The forms may not differ: tests/contract/test_one_append.py sends the same appends by every carrier and
+compares what arrives at the engine.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Final
+
+from braidstream.errors import ReplyError
 from braidstream.model import keys
-from braidstream.model.command import Command
+from braidstream.model.command import COUNTS, HEADS, Command, bulk, pack_one
+from braidstream.model.ids import minted_text
 from braidstream.model.meta import bell
 from braidstream.model.strand import Strand
+from braidstream.protocol.lookup import (
+    afresh,
+    exists,
+    is_stale,
+    refuse_other_types,
+    refuse_unseen_types,
+    type_check,
+)
+from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.retries import Retries
+from braidstream.protocol.stream_view import View
+
+# Native IDs of one millisecond that are translated by a table.
+_TAILS: Final = 1024
+# Words of a row before its fields: XADD key *
+ROW_WORDS: Final = 3
 
 
-def birth_command(strand: Strand, stamp: bytes = b"") -> Command:
-    """Make sure of a strand. If it has groups to join, that takes the stamp of the bell (else BSSTALE)."""
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where plain appends to a stream go. ensure: what creates the strand, as bytes."""
+
+    strand: Strand
+    key: bytes = field(init=False)
+    ensure: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", self.strand.key)
+        object.__setattr__(self, "ensure", pack_one(ensure_command(self.strand)))
+
+
+Homes = Mapping[Any, Home]
+
+
+# Commands
+
+
+def is_plain(words: Sequence[bytes]) -> bool:
+    """Whether a command line is a plain append."""
+    return len(words) >= 5 and words[2] == b"*" and len(words) % 2 == 1 and words[0].upper() == b"XADD"
+
+
+def native_command(key: bytes, words: Iterable[Any]) -> Command:
+    """An append to a strand that does not create it. words: everything after the key."""
+    return ("XADD", key, "NOMKSTREAM", *words)
+
+
+def command_of(args: tuple[Any, ...], homes: Homes) -> Command | None:
+    """The native command for arguments as redis-py's xadd() makes them; None if that is not a plain append,
+    or its home strand is not known."""
+    if args[0] != "XADD" or len(args) < 5 or args[2] != "*" or not len(args) % 2:
+        return None
+    try:
+        home = homes.get(args[1])
+    except TypeError:  # a name that is not hashable, like a bytearray
+        return None
+    return None if home is None else ("XADD", home.key, "NOMKSTREAM", *args[2:])
+
+
+def ensure_command(strand: Strand, stamp: bytes = b"") -> Command:
+    """Create a strand if it is missing. To join groups takes the stamp of the bell (else BSSTALE)."""
     plain = (strand.name,) if keys.shares_slot(strand.name) else ()
     where = (keys.meta(strand.name), strand.key, *plain, *bell(strand.name, stamp))
-    return ("FCALL", "bs_strand_birth", len(where), *where, strand.label, *((stamp,) if stamp else ()))
+    return ("FCALL", "bs_strand_ensure", len(where), *where, strand.label, *((stamp,) if stamp else ()))
+
+
+def ensure_commands(args: Iterable[tuple[Any, ...]], homes: Homes) -> list[Command]:
+    """Create each strand of a pipeline once: to repeat single appends later would change their order."""
+    strands = {homes[each[1]].strand: None for each in args if each[0] == "XADD"}
+    return list(map(ensure_command, strands))
+
+
+# Bytes
+
+
+def packed_run(commands: Iterable[list[bytes]], homes: Homes) -> tuple[list[list[bytes]], list[bytes]]:
+    """The plain appends at the head of parsed commands, to strands that are known; and their bytes."""
+    run = list[list[bytes]]()
+    packed = list[bytes]()
+    for words in commands:
+        # `is_plain`, inlined: this is the path of every append through a gateway.
+        if len(words) < 5 or words[2] != b"*" or not len(words) & 1 or words[0].upper() != b"XADD":
+            break
+        home = homes.get(words[1])
+        if home is None:
+            break
+        packed.append(pack_one((b"XADD", home.key, b"NOMKSTREAM", *words[2:])))
+        run.append(words)
+    return run, packed
+
+
+def splice(data: bytes, homes: Homes) -> tuple[bytes, int] | None:
+    """Received bytes that are nothing but uniform appends: as they are sent, and how many appends they are.
+
+    One `ensure` comes first. In each append the strand's key takes the place of the name.
+    """
+    uniform = uniform_appends(data)
+    if uniform is None:
+        return None
+    start, name, words, count = uniform
+    home = homes.get(name)
+    if home is None:
+        return None
+    begin = b"*%d\r\n%b$10\r\nNOMKSTREAM\r\n" % (words + 1, _start(home.key))
+    return home.ensure + data.replace(start, begin), count
+
+
+def row_start(key: bytes) -> bytes:
+    """The bytes of `XADD key *` without the count of words. The strand is created by a command before it."""
+    return _start(key) + b"$1\r\n*\r\n"
+
+
+def _start(key: bytes) -> bytes:
+    return b"$4\r\nXADD\r\n$%d\r\n%b\r\n" % (len(key), key)
+
+
+def uniform_appends(data: bytes) -> tuple[bytes, bytes, int, int] | None:
+    """Whether bytes are several plain appends to one name, complete, of equal length in words, nothing else.
+
+    Then: how each of them begins, up to the name; the name; how many words each has; how many there are.
+    Checked by columns, so a command of many costs a fraction of what it costs alone.
+    """
+    tokens = data.split(b"\r\n")
+    count = COUNTS.get(tokens[0])
+    if count is None or count < 5 or not count & 1:
+        return None
+    stride = 1 + 2 * count
+    times, over = divmod(len(tokens) - 1, stride)
+    if over or times < 2 or tokens[-1]:
+        return None
+    tokens.pop()
+    for at in range(7):
+        if tokens[at::stride].count(tokens[at]) != times:
+            return None
+    _, four, command, head, name, one, star = tokens[:7]
+    try:
+        if (
+            star != b"*"
+            or one != b"$1"
+            or four != b"$4"
+            or command.upper() != b"XADD"
+            or head != HEADS[len(name)]
+        ):
+            return None
+        for at in range(8, stride, 2):
+            if list(map(HEADS.__getitem__, map(len, tokens[at::stride]))) != tokens[at - 1 :: stride]:
+                return None
+    except IndexError:
+        return None
+    start = b"\r\n".join(tokens[:5]) + b"\r\n"
+    # Fields and values could spell the same. Then it is not known which is which.
+    return (start, name, count, times) if data.count(start) == times else None
+
+
+# Replies
+
+# The ID that users see, of the native one in the reply: text to text.
+minted_id: Final = minted_text
+
+
+def minted_reply(native: bytes, writer: int) -> bytes:
+    """The same as the bytes of a reply."""
+    if native[13:14] == b"-":  # milliseconds have 13 digits until the year 2286
+        tail = _tails(writer).get(native[14:])
+        if tail is not None:
+            return b"%b%b%b" % (tail[0], native[:14], tail[1])
+    return bulk(minted_id(native, writer))
+
+
+@cache
+def _tails(writer: int) -> dict[bytes, tuple[bytes, bytes]]:
+    """By the sequence of a native ID: what comes before the milliseconds in the reply, and what after."""
+    tails = dict[bytes, tuple[bytes, bytes]]()
+    for n in range(_TAILS):
+        text = minted_id(b"0-%d" % n, writer)[2:]
+        tails[b"%d" % n] = b"$%d\r\n" % (14 + len(text)), text + b"\r\n"
+    return tails
+
+
+# The plan
+
+
+def append(
+    view: View, home: Strand, command: Command, *also: Command, nomkstream: bool = False
+) -> Plan[bytes | None]:
+    """A native append, after the creation of the strand where it needs one. `also` may read the registry.
+
+    Returns the native ID; None if the stream does not exist and `nomkstream` forbids to create it.
+    """
+    known = view.recall(home.name)
+    if not view.needs_create(home) or (nomkstream and not known.exists):
+        replies = yield Batch([command, *also, *type_check(view, home.name)])
+        if also:
+            view.learn(home.name, replies[1])
+        if replies[0] is not None:
+            return replies[0]  # type: ignore[no-any-return]
+        if nomkstream and (view.pipelined or not (yield from exists(home.name))):
+            yield from refuse_other_types(home.name, *replies[1 + len(also) :])
+            return None
+    return (yield from _create_and_append(view, home, command, also))
+
+
+def _create_and_append(
+    view: View, home: Strand, command: Command, also: Sequence[Command]
+) -> Plan[bytes | None]:
+    yield from refuse_unseen_types(view, home.name)
+    view.mark_created(home)
+    # A pipeline sends it with the commands around it: to create a strand twice is harmless.
+    step = view.one_step(2) and not view.pipelined
+    retries = Retries(f"others kept deleting {home.name!r} while we wrote to it")
+    while True:
+        retries.count()
+        ensure = ensure_command(home, view.recall(home.name).bell)
+        replies = yield Batch([ensure, command, *also], atomic=step, attempt=True)
+        if is_stale(replies[0]) and replies[1] is None:
+            view.forget(home.name)
+            yield from afresh(view, home.name)
+            continue
+        for reply in replies:
+            if isinstance(reply, ReplyError):
+                view.forget(home.name)
+                yield from _undo_create(home, replies)
+                raise reply
+        if also:
+            view.learn(home.name, replies[2])
+        if replies[1] is not None:
+            return replies[1]  # type: ignore[no-any-return]
+        step = view.one_step(2)  # another client deleted it between the two
+
+
+def _undo_create(home: Strand, replies: list[Any]) -> Plan[None]:
+    """The append was refused: delete the strand if it was created for it, and is still empty."""
+    if replies[0] == 1:
+        yield Batch([("FCALL", "bs_strand_undo_ensure", 2, keys.meta(home.name), home.key, home.label)])

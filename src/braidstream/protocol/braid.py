@@ -12,7 +12,7 @@ from braidstream.model import keys
 from braidstream.model.command import Command
 from braidstream.model.meta import Registry, given
 from braidstream.model.strand import Strand
-from braidstream.protocol.append import birth_command
+from braidstream.protocol.append import ensure_command
 from braidstream.protocol.lookup import find, refuse_other_types, registry_of, type_check
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.retries import Retries
@@ -24,7 +24,7 @@ def ask(
 ) -> Plan[tuple[Registry, list[tuple[Strand, Any]]]]:
     """One reading command to every strand, as one snapshot. One round trip where the strands are known.
 
-    The registry is asked last: a strand born while we read shows as missing and we read again, so an
+    The registry is asked last: a strand created while we read shows as missing and we read again, so an
     entry never hides behind a later one.
     """
     registry, answers, _ = yield from ask_also(view, name, make, ())
@@ -47,7 +47,7 @@ def ask_also(
         registry = view.learn(name, reply)
         if not reply and any(answer for answer in asked.values() if not isinstance(answer, ReplyError)):
             # The registry was lost (evicted, say) while the home strand is there.
-            yield Batch([birth_command(view.minted(name))])
+            yield Batch([ensure_command(view.minted(name))])
         elif all(strand in asked for strand in registry.strands):
             if not registry.exists:
                 yield from refuse_other_types(name, *kind)

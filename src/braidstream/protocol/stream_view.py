@@ -38,7 +38,7 @@ class View:
     pipelined: plans are gathered into one round trip, so each should be done in its first batch.
     in_multi: the batch stands inside a MULTI: it cannot block, and what it relies on is WATCHed.
     watching: the connection WATCHes keys.
-    born: strands whose birth stands in this MULTI already.
+    created: strands that this MULTI creates already.
     taken: names of a pipeline that are plain keys.
     readings: where groups of streams were, by name and group.
     producer: the client is an idempotent producer of this name: what it appends may be sent again.
@@ -50,7 +50,7 @@ class View:
     pipelined: bool = False
     in_multi: bool = False
     watching: bool = False
-    born: set[Strand] = field(default_factory=set)
+    created: set[Strand] = field(default_factory=set)
     taken: frozenset[bytes] = frozenset()
     readings: dict[tuple[bytes, bytes], Reading] = field(default_factory=dict)
     producer: bytes = b""
@@ -103,15 +103,15 @@ class View:
         self.seen.pop(name, None)
         self.known.pop(name, None)
 
-    def must_bear(self, home: Strand) -> bool:
-        """Whether an append in a pipeline needs the birth of its strand before it. In a MULTI there is no
-        second try, so each strand is born there once, whatever we remember."""
+    def needs_create(self, home: Strand) -> bool:
+        """Whether an append in a pipeline must create its strand first. In a MULTI there is no second try,
+        so it creates each strand once, whatever we remember."""
         if self.in_multi:
-            return home not in self.born
+            return home not in self.created
         return self.pipelined and home not in self.recall(home.name).strands
 
-    def bear(self, home: Strand) -> None:
-        self.born.add(home)
+    def mark_created(self, home: Strand) -> None:
+        self.created.add(home)
         self.expect(home)
 
     def expect(self, strand: Strand) -> None:
@@ -120,7 +120,7 @@ class View:
 
     def expect_deleted(self, name: bytes) -> None:
         """Nothing of that name will be there by the time the next command runs."""
-        self.born = {strand for strand in self.born if strand.name != name}
+        self.created = {strand for strand in self.created if strand.name != name}
         self.taken -= {name}
         known = self.recall(name)
         if known.exists:

@@ -9,6 +9,7 @@ from braidstream.model import ids
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand, There
+from braidstream.protocol.append import native_command
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication.state import read_state
 
@@ -86,7 +87,7 @@ def append_wide(strand: Strand, after: Id, part: Page, there: There) -> Plan[int
         before = ids.before(ids.native(native))
         assert before is not None
         yield Batch([strand.apply(after, [], before, there)])
-    [reply] = yield Batch([("XADD", strand.key, "NOMKSTREAM", native, *fields)], attempt=True)
+    [reply] = yield Batch([native_command(strand.key, (native, *fields))], attempt=True)
     if isinstance(reply, ReplyError):
         state = yield from read_state(strand.name, [strand], [])
         if (state.end(strand) or ids.ZERO) < ids.native(native):

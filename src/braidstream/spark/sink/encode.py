@@ -25,6 +25,7 @@ from pyspark.sql.types import (
 
 from braidstream.errors import OptionError, SinkError
 from braidstream.model.frontier import name_of_text
+from braidstream.protocol.append import ROW_WORDS, row_start
 from braidstream.spark.options import SinkOptions
 from braidstream.spark.source.rows import META
 
@@ -95,9 +96,8 @@ def commands(layout: Layout, key: bytes, batch: pa.RecordBatch) -> pa.BinaryArra
     bodies, counts = _mapped(batch.column(layout.mapped)) if layout.mapped else _columns(layout, batch)
     if len(counts) and int(counts.min()) == 0:
         raise SinkError("a row has no field that is not null: an entry needs one at least")
-    words = pa.array(3 + 2 * counts).cast(pa.string()).cast(pa.binary())
-    head = b"\r\n$4\r\nXADD\r\n$%d\r\n%s\r\n$1\r\n*\r\n" % (len(key), key)
-    return _join(b"*", words, head, bodies)
+    words = pa.array(ROW_WORDS + 2 * counts).cast(pa.string()).cast(pa.binary())
+    return _join(b"*", words, b"\r\n" + row_start(key), bodies)
 
 
 def _join(*parts: Any) -> pa.BinaryArray:

@@ -24,7 +24,7 @@ from braidstream.model.fields import MetaField
 from braidstream.model.frontier import name_of_text, name_text
 from braidstream.model.strand import Strand, facts
 from braidstream.net.bulk import Server, Wire
-from braidstream.protocol.append import birth_command
+from braidstream.protocol.append import ROW_WORDS, ensure_command, row_start
 from braidstream.protocol.identify import read_region
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.retries import Retries
@@ -195,7 +195,7 @@ def target(server: Server, stream: bytes) -> Strand:
 
 def append(wire: Wire, strand: Strand, chunk: bytes, marks: Iterable[Command] = ()) -> bool:
     """A chunk of XADDs and what counts it, in one MULTI. False and nothing done if a WATCHed key changed."""
-    reply = wire.exchange([("MULTI",), *_birth(wire, strand)], chunk, [*marks, ("EXEC",)])
+    reply = wire.exchange([("MULTI",), *_ensure(wire, strand)], chunk, [*marks, ("EXEC",)])
     if reply.endswith(b"*-1\r\n"):
         return False
     refusal = (b"\r\n" + reply).find(b"\r\n-")
@@ -205,11 +205,11 @@ def append(wire: Wire, strand: Strand, chunk: bytes, marks: Iterable[Command] = 
     return True
 
 
-def _birth(wire: Wire, strand: Strand) -> list[Command]:
+def _ensure(wire: Wire, strand: Strand) -> list[Command]:
     if not strand.is_minted:
         return []
     [stamp] = wire.call(("HGET", keys.meta(strand.name), "bell"))
-    return [birth_command(strand, stamp if isinstance(stamp, bytes) else b"")]
+    return [ensure_command(strand, stamp if isinstance(stamp, bytes) else b"")]
 
 
 class Publisher:
@@ -275,8 +275,7 @@ class Publisher:
         old, new = rest[: int(length[1:])], self.strand.key
         if old == new:
             return chunk
-        form = b"$4\r\nXADD\r\n$%d\r\n%s\r\n$1\r\n*\r\n"
-        return b"".join(_replaced(chunk, form % (len(old), old), form % (len(new), new)))
+        return b"".join(_replaced(chunk, row_start(old), row_start(new)))
 
 
 def _replaced(chunk: bytes, old: bytes, new: bytes) -> Iterator[bytes]:
@@ -287,7 +286,7 @@ def _replaced(chunk: bytes, old: bytes, new: bytes) -> Iterator[bytes]:
         words = int(chunk[at + 1 : stop - 2])
         yield chunk[at:stop] + new
         at = start = stop + len(old)
-        for _ in range(words - 3):
+        for _ in range(words - ROW_WORDS):
             stop = chunk.index(b"\r\n", at) + 2
             at = stop + int(chunk[at + 1 : stop - 2]) + 2
         yield chunk[start:at]
