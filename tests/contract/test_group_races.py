@@ -96,7 +96,7 @@ def test_a_read_keeps_what_it_knows_when_others_make_the_client_forget(
 
     def forget(_: Batch) -> None:
         if forgets == "session":
-            client.session._forget()
+            client.session.cache.forget_all()
         else:
             client.session.view().forget(b"x")
 

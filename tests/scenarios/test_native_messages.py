@@ -1,5 +1,6 @@
 """An engine that knows messages itself (XADD IDMP) does so while the region has no peers, and no longer."""
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -44,7 +45,9 @@ def send_many(client: Any, numbers: range, *, multi: bool = False) -> list[Any]:
 
 def stale(client: braidstream.Redis) -> None:
     """The client will not ask for some time who the server is."""
-    client.session.read_at += 3600
+    cache = client.session.cache
+    assert cache.region is not None
+    cache.learn_region(cache.region, time.monotonic() + 3600)
 
 
 def calls(engine: Engine, what: Callable[[], object]) -> dict[str, int]:
@@ -73,7 +76,7 @@ def test_by_content_it_is_the_id_that_every_region_would_give(client: braidstrea
     send(client, 0)
     first = client.xadd("s", ENTRY, idmpauto="p")
     client.run_plan(meet((1, 2)))
-    client.session.read_at = 0
+    client.session.cache.expire_region()
     assert client.xadd("s", ENTRY, idmpauto="p") == first
 
 
@@ -135,7 +138,7 @@ def test_what_the_engine_knew_is_known_when_the_first_peer_comes(
         send(other, 0)
         client.run_plan(meet((1, 2)))
         stale(other)  # it still believes that there are no peers
-        client.session.read_at = 0
+        client.session.cache.expire_region()
         assert [send(client, number) for number in range(10)] == first[:10]
         assert send_many(client, range(20)) == first
         late = send(other, 20)
@@ -152,10 +155,10 @@ def test_what_was_known_with_peers_is_known_when_they_have_left(
 ) -> None:
     alone = send(client, 1)
     client.run_plan(meet((1, 2)))
-    client.session.read_at = 0
+    client.session.cache.expire_region()
     together = send(client, 2)
     client.run_plan(part([2]))
-    client.session.read_at = 0
+    client.session.cache.expire_region()
     assert (send(client, 1), send(client, 2)) == (alone, together)
     assert client.xlen("s") == 2
 
@@ -167,12 +170,12 @@ def before_the_peer(world: World) -> None:
             pytest.skip("this engine has no XADD IDMP of its own")
         operator.hset("bs:config", "writers", "1")
         operator.hincrby("bs:config", "topology", 1)
-    world[1].session.read_at = 0
+    world[1].session.cache.expire_region()
 
 
 def with_the_peer(world: World) -> None:
     world[1].run_plan(meet((1, 2)))
-    world[1].session.read_at = 0
+    world[1].session.cache.expire_region()
 
 
 def read(world: World) -> list[list[str]]:

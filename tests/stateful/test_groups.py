@@ -196,8 +196,7 @@ class Groups(Consuming):
     def forget(self) -> None:
         """Clients that have seen nothing yet."""
         for client in self.clients[:2]:
-            client.session.known.clear()
-            client.session.homes.clear()
+            client.session.cache.forget_all()
 
     def teardown(self) -> None:
         """Every group is read to its end: nothing was skipped."""

@@ -208,8 +208,7 @@ class Weaving(RuleBasedStateMachine):
     @rule(which=st.integers(0, 1))
     def start_anew(self, which: int) -> None:
         """A client that has seen nothing yet."""
-        self.actors[which].session.known.clear()
-        self.actors[which].session.homes.clear()
+        self.actors[which].session.cache.forget_all()
 
     # What the world does
 

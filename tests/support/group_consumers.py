@@ -154,7 +154,7 @@ class Consuming(Seen):
     def _as_far_as(self, entry: Id) -> dict[Place, Id]:
         """The last ID up to this one of every strand there is; some have no entry yet."""
         self.look("XINFO", "GROUPS", self.name)
-        strands = self.clients[2].session.known[self.name].strands
+        strands = self.clients[2].session.cache.registry(self.name).strands
         return {(strand.writer, strand.kind): strand.user(strand.floor(entry)) for strand in strands}
 
     @precondition(lambda self: self.model.groups)

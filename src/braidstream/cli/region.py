@@ -19,7 +19,6 @@ from braidstream.admin.membership import initialise, meet, part, set_fence
 from braidstream.cli.reach import Json, ask, report, trouble
 from braidstream.cli.replicate import ConfigFile, durability_of
 from braidstream.cli.secret import UrlCommand
-from braidstream.clients.shared import REGION_FRESH_S
 from braidstream.clients.sync import ServerError
 from braidstream.config import Config, RegionConfig
 from braidstream.errors import BraidError, ConfigError
@@ -27,6 +26,7 @@ from braidstream.model.ids import LAST_WRITER
 from braidstream.model.region_config import Region
 from braidstream.net.bulk import shown
 from braidstream.net.wire import parse_address
+from braidstream.protocol.cache import REGION_FRESH_S
 from braidstream.protocol.identify import read_region, refuse_cluster
 from braidstream.replication.endpoint import Endpoint
 from braidstream.replication.feed import all_streams

@@ -75,7 +75,7 @@ def _calls(session: Session, conn: Any, commands: Commands) -> list[_Call] | Non
             if lane is None:
                 return None
         if not calls or calls[-1].lane is not lane or calls[-1].size == lane.most:
-            teller = session.region.teller  # type: ignore[union-attr]  # a lane has one
+            teller = session.cache.region.teller  # type: ignore[union-attr]  # a lane has one
             calls.append(_Call(lane, list(call(lane.home, lane.settings, lane.producer, teller))))
         calls[-1].words += message
         calls[-1].size += 1
@@ -97,13 +97,13 @@ def _message(conn: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
 
 def _lane(session: Session, conn: Any, args: tuple[Any, ...], last: _Lane | None) -> _Lane | None:
     """The lane of a message, the last one if it is the same; None if the stream is not known yet."""
-    if session.region is None or not isinstance(args[1], str | bytes) or not args[3]:
+    if session.cache.region is None or not isinstance(args[1], str | bytes) or not args[3]:
         return None
-    known = session.homes.get(args[1])
+    known = session.cache.homes.get(args[1])
     if known is None:
         return None
     home = known.strand
-    settings = session.settings.get(home.name, _DEFAULTS)
+    settings = session.cache.settings.get(home.name, _DEFAULTS)
     most = min(AT_ONCE, settings.maxsize)
     producer = args[3] if type(args[3]) is bytes else bytes(encoder_of(conn).encode(args[3]))
     is_named = not session.numbers(producer)
@@ -136,7 +136,7 @@ def _results(session: Session, conn: Any, said: _Call, reply: Any) -> list[Any]:
     settings = changed_settings(error)
     if settings is None:
         return [for_user(error)] * said.size
-    session.settings[said.lane.home.name] = settings
+    session.cache.settings[said.lane.home.name] = settings
     return [None] * said.size
 
 

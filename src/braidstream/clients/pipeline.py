@@ -57,9 +57,9 @@ def pipeline(client: Any, conn: Any, commands: Commands) -> Plan[list[Any]]:
         raise _multi_as_command()
     yield from session.refresh(conn)
     if (express := _express(session, commands)) is not None:
-        ensure = ensure_commands((args for args, _ in commands), session.homes)
-        replies = yield Exchange(ensure + express)
-        return (yield from _express_results(client, conn, commands, replies[len(ensure) :]))
+        native, ensured = express
+        replies = yield Exchange(native)
+        return (yield from _express_results(client, conn, commands, replies[ensured:]))
     found = yield from messages(session, conn, commands, atomic=False)
     rest = [at for at, result in enumerate(found) if result is None]
     left = [commands[at] for at in rest]
@@ -70,17 +70,20 @@ def pipeline(client: Any, conn: Any, commands: Commands) -> Plan[list[Any]]:
     return found
 
 
-def _express(session: Session, commands: Commands) -> list[Command] | None:
-    """Where every command is native or a plain append: the native commands, one for one."""
+def _express(session: Session, commands: Commands) -> tuple[list[Command], int] | None:
+    """Where every command is native or a plain append: the native commands, one for one, after those that
+    create strands, and how many create strands."""
+    homes = session.cache.homes
     express = list[Command]()
     for args, _ in commands:
-        plain = command_of(args, session.homes)
+        plain = command_of(args, homes)
         if plain is None:
             if shared.spec_of(args) is not None:
                 return None
             plain = args
         express.append(plain)
-    return express
+    ensure = ensure_commands((args for args, _ in commands), homes)
+    return ensure + express, len(ensure)
 
 
 def _express_results(client: Any, conn: Any, commands: Commands, replies: Replies) -> Plan[list[Any]]:
@@ -108,11 +111,11 @@ def transaction(client: Any, conn: Any, commands: Commands) -> Plan[list[Any] | 
     session: Session = client.session
     yield from session.refresh(conn)
     if (express := _express(session, commands)) is not None:
-        ensure = ensure_commands((args for args, _ in commands), session.homes)
-        replies = yield Exchange(ensure + express, atomic=True)
+        native, ensured = express
+        replies = yield Exchange(native, atomic=True)
         if replies is None:
             return None
-        return (yield from _express_results(client, conn, commands, replies[len(ensure) :]))
+        return (yield from _express_results(client, conn, commands, replies[ensured:]))
     if not client.watching:
         found = yield from messages(session, conn, commands, atomic=True)
         if None not in found:  # of one stream, in one step: all were appended, or none

@@ -6,7 +6,6 @@ own response callbacks. So methods, pools, TLS, pipelines and parsing stay redis
 """
 
 import time
-from collections import OrderedDict
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, Final, Self
@@ -20,20 +19,16 @@ from braidstream.clients.producer import Producer
 from braidstream.commands.arguments import FUNCTION_ARGUMENTS
 from braidstream.commands.produce import call, is_numbered, native_call, user_id
 from braidstream.commands.table import TABLE, Spec
-from braidstream.errors import BraidError, LibraryError, ReplyError
-from braidstream.lua import VERSION
+from braidstream.errors import BraidError, ReplyError
+from braidstream.lua import require_current
 from braidstream.model.command import Command
-from braidstream.model.idempotence import Settings, iid_of
-from braidstream.model.meta import REMEMBERED, Registry
-from braidstream.model.region_config import Region
+from braidstream.model.idempotence import iid_of
 from braidstream.net.address import sentinel_pool
-from braidstream.protocol.append import Home, command_of
+from braidstream.protocol.append import command_of
+from braidstream.protocol.cache import StreamCache
 from braidstream.protocol.identify import read_region, read_server
 from braidstream.protocol.plan import Batch, Plan
-from braidstream.protocol.stream_view import Reading, View
-
-# How old a client's knowledge of its region may be. `braid tune` reaches running clients within it.
-REGION_FRESH_S: Final = 1.0
+from braidstream.protocol.stream_view import View
 
 # A server that is starting up, or asks for a password, has done nothing: no reply is lost.
 REFUSALS: Final = (exceptions.BusyLoadingError, exceptions.AuthenticationError)
@@ -61,65 +56,35 @@ class NotResentError(Exception):
 
 
 class Session:
-    """What one client knows of its server. Everything here can be asked again."""
+    """One client's state: what it remembers of its server, and whose messages it sends."""
 
     def __init__(self, producer: Producer | None = None) -> None:
         self.producer = producer
-        self.region: Region | None = None
-        self.commands: frozenset[bytes] = frozenset()
-        self.read_at = 0.0
+        self.cache = StreamCache()
         self.may_express = True
-        self.known: OrderedDict[bytes, Registry] = OrderedDict()
-        self.homes: dict[str | bytes, Home] = {}
-        self.readings: dict[tuple[bytes, bytes], Reading] = {}
-        self.calls: dict[tuple[Any, Any], Command] = {}
-        self.settings: dict[bytes, Settings] = {}
 
     def stale(self, conn: Any) -> bool:
-        """Whether to ask the server who it is: a new connection, or some time has passed."""
-        return self._is_new(conn) or time.monotonic() - self.read_at > REGION_FRESH_S
+        """Whether to read the region again: the connection is new, or some time has passed."""
+        return self._is_new(conn) or not self.cache.is_fresh(time.monotonic())
 
     def _is_new(self, conn: Any) -> bool:
-        return self.region is None or getattr(conn, "braid_socket", None) is not socket_of(conn)
-
-    def learn(self, region: Region) -> None:
-        if region.library < VERSION:
-            raise LibraryError(
-                f"the engine has version {region.library} of the braidstream functions, this client needs "
-                f"{VERSION}. Bring it up to date: "
-                f"braid init --url URL --region {region.id} --name {region.name}"
-            )
-        if self.region is not None and region.writer != self.region.writer:
-            self._forget()
-        elif self.region is not None and _peers(region) != _peers(self.region):
-            self._forget_homes()
-        self.region, self.read_at = region, time.monotonic()
+        return self.cache.region is None or getattr(conn, "braid_socket", None) is not socket_of(conn)
 
     def view(self, *, pipelined: bool = False, in_multi: bool = False, watching: bool = False) -> View:
-        assert self.region is not None
-        # A pipeline looks everything up afresh, and what it expects is nobody else's knowledge.
-        known = OrderedDict[bytes, Registry]() if pipelined else self.known
         producer = self.producer.name if self.producer else b""
-        return View(
-            self.region,
-            known,
-            pipelined,
-            in_multi,
-            watching,
-            readings=self.readings,
-            producer=producer,
-            commands=self.commands,
+        return View.of(
+            self.cache, pipelined=pipelined, in_multi=in_multi, watching=watching, producer=producer
         )
 
     def refresh(self, conn: Any) -> Plan[None]:
-        """Ask the server who it is, where that is due."""
+        """Read the region again where that is due."""
         if self.stale(conn):
             if self._is_new(conn):
-                region, self.commands = yield from read_server()
+                region, self.cache.commands = yield from read_server()
                 self.may_express = sends_text_as_encoded(conn)
             else:
                 region = yield from read_region()
-            self.learn(region.require_open())
+            self.cache.learn_region(require_current(region.require_open()), time.monotonic())
             conn.braid_socket = socket_of(conn)
 
     def command(self, conn: Any, spec: Spec, argv: list[bytes], *, watching: bool = False) -> Plan[Any]:
@@ -128,32 +93,22 @@ class Session:
         return (yield from spec.plan(self.view(watching=watching), argv))
 
     def doubt(self, conn: Any) -> None:
-        """Something does not fit what we know (another database, a strand that is gone): ask again."""
+        """Something is not as we remember, like a strand that is gone: read everything again."""
         conn.braid_socket = None
-        self._forget()
-
-    def _forget(self) -> None:
-        self.known.clear()
-        self.readings.clear()
-        self._forget_homes()
-
-    def _forget_homes(self) -> None:
-        self.homes.clear()
-        self.calls.clear()
-        self.settings.clear()
+        self.cache.forget_all()
 
     def express(self, conn: Any, args: tuple[Any, ...]) -> Command | None:
         """The first batch of the plan of XADD, without the plan, where it is one command."""
         if args[0] != "XADD" or len(args) < 5:
             return None
-        return command_of(args, self.homes) if args[2] == "*" else self._message_add(conn, args)
+        return command_of(args, self.cache.homes) if args[2] == "*" else self._message_add(conn, args)
 
     def _message_add(self, conn: Any, args: tuple[Any, ...]) -> Command | None:
         """`XADD name IDMP producer iid * ...` or `IDMPAUTO producer * ...`, likewise."""
         if args[0] != "XADD" or not 7 <= len(args) < FUNCTION_ARGUMENTS:
             return None
         try:
-            call = self.calls.get((args[1], args[3]))
+            call = self.cache.calls.get((args[1], args[3]))
         except TypeError:
             return None
         if call is None:
@@ -171,21 +126,19 @@ class Session:
             return
         if not isinstance(args[1], str | bytes) or not self.may_express:
             return
-        if len(self.homes) >= REMEMBERED or len(self.calls) >= REMEMBERED:
-            self._forget_homes()
-        home = self.view().minted(argv[1])
-        self.homes[args[1]] = Home(home)
+        view, cache = self.view(), self.cache
+        home = view.minted(argv[1])
+        cache.remember_home(args[1], home)
         if len(args) > 3 and args[2] in (b"IDMP", b"IDMPAUTO") and isinstance(args[3], str | bytes):
-            view = self.view()
             known, teller = view.recall(argv[1]), view.region.teller
             if known.native and not teller:
-                self.calls[args[1], args[3]] = native_call(home, argv[3])
+                cache.calls[args[1], args[3]] = native_call(home, argv[3])
             else:
-                self.calls[args[1], args[3]] = call(home, known.settings, argv[3], teller, several=False)
+                cache.calls[args[1], args[3]] = call(home, known.settings, argv[3], teller, several=False)
 
     def minted(self, conn: Any, reply: Any) -> Any:
         """The reply to an express XADD as users see it; None if the plan must run."""
-        writer = self.region.writer  # type: ignore[union-attr]  # known by now
+        writer = self.cache.region.writer  # type: ignore[union-attr]  # known by now
         entry = reply and user_id(reply, writer)
         encoder = encoder_of(conn)
         return encoder.decode(entry) if entry and encoder.decode_responses else entry
@@ -255,11 +208,6 @@ def settings_words(idmp_duration: int | None, idmp_maxsize: int | None) -> list[
     if idmp_maxsize is not None:
         pieces += [b"IDMP-MAXSIZE", idmp_maxsize]
     return pieces
-
-
-def _peers(region: Region) -> tuple[int, int]:
-    """What changes when the region gets peers, or loses them."""
-    return region.teller, region.topology
 
 
 def is_message(command: Command) -> bool:

@@ -11,7 +11,8 @@ from braidstream.model.command import Command
 from braidstream.model.ids import Id
 from braidstream.model.meta import bell
 from braidstream.model.strand import Strand, facts
-from braidstream.protocol.append import append, minted_id, native_command
+from braidstream.protocol.append import minted_id, native_command
+from braidstream.protocol.append_plan import append
 from braidstream.protocol.braid import ask
 from braidstream.protocol.identify import read_region
 from braidstream.protocol.lookup import (

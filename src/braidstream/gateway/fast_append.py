@@ -10,13 +10,11 @@ client may overtake it: until it is answered no other run starts.
 """
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
-from braidstream.clients.shared import REGION_FRESH_S
 from braidstream.errors import BraidError, LostError, ReplyError
 from braidstream.gateway.client_state import Client
 from braidstream.net.resp import Parser, Words, error_line
@@ -49,7 +47,7 @@ class Express:
     def alike(self, data: bytes) -> bool:
         """Send bytes that are nothing but appends alike: in each the strand's key takes the name's place."""
         conn, known = self._open_lane(), self._client.known
-        if conn is None or (spliced := splice(data, known.homes)) is None:
+        if conn is None or (spliced := splice(data, known.cache.homes)) is None:
             return False
         known.used = True
         out, count = spliced
@@ -63,7 +61,7 @@ class Express:
         known, conn = self._client.known, self._open_lane()
         if conn is None:
             return 0
-        run, out = packed_run(commands, known.homes)
+        run, out = packed_run(commands, known.cache.homes)
         if not run:
             return 0
         known.used = True
@@ -72,7 +70,7 @@ class Express:
             # An append cannot be repeated without changing the order: create each strand once.
             names = {words[1] for words in run}
             ensured = len(names)
-            out[:0] = [known.homes[name].ensure for name in names]
+            out[:0] = [known.cache.homes[name].ensure for name in names]
         else:
             self.is_shut = True
         slot: list[bytes] = []
@@ -90,7 +88,7 @@ class Express:
         conn = client.lane.conn
         if self.is_shut or not client.is_plain or conn is None or conn.lost is not None or conn.is_full:
             return None
-        return conn if time.monotonic() - client.known.read_at <= REGION_FRESH_S else None
+        return conn if client.known.is_fresh else None
 
     def _appended(self, *run: Any) -> None:
         """What `_answer` does; but the lane is others' too, and must not end with this client."""
@@ -112,7 +110,7 @@ class Express:
             self._fill(slot, [error_line(replies)] * count)
             return
         client = self._client
-        region = client.known.region
+        region = client.known.cache.region
         assert region is not None
         writer = region.writer
         out: list[bytes] = []

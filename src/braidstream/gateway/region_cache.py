@@ -6,24 +6,23 @@ It is asked with the gateway's own rights, so clients need none for it. Everythi
 import asyncio
 import time
 
-from braidstream.clients.shared import REGION_FRESH_S, Session
 from braidstream.errors import BraidError, NotARegionError
 from braidstream.gateway.backends import Lane
 from braidstream.gateway.info import Hidden
-from braidstream.lua import load
-from braidstream.model.meta import REMEMBERED
+from braidstream.lua import load, require_current
 from braidstream.net.resp import Words
 from braidstream.net.wire import Address, connect
-from braidstream.protocol.append import Home
+from braidstream.protocol.cache import REGION_FRESH_S, StreamCache
 from braidstream.protocol.identify import read_server, refuse_cluster
 from braidstream.protocol.plan import arun
+from braidstream.protocol.stream_view import View
 
 
-class Known(Session):
+class Known:
     """One database. `used` is set by whoever relies on it, so that it is kept fresh meanwhile."""
 
     def __init__(self, address: Address) -> None:
-        super().__init__()
+        self.cache = StreamCache()
         self._address = address
         self.lane = Lane(address, self.forget)
         self.hidden = Hidden()
@@ -33,7 +32,10 @@ class Known(Session):
 
     @property
     def is_fresh(self) -> bool:
-        return self.region is not None and time.monotonic() - self.read_at <= REGION_FRESH_S
+        return self.cache.is_fresh(time.monotonic())
+
+    def view(self, *, pipelined: bool = False, in_multi: bool = False, watching: bool = False) -> View:
+        return View.of(self.cache, pipelined=pipelined, in_multi=in_multi, watching=watching)
 
     async def refresh_if_due(self) -> None:
         """Make sure that we know which region this is. Errors are for whoever asked."""
@@ -64,8 +66,8 @@ class Known(Session):
 
     async def _ask(self) -> None:
         try:
-            region, self.commands = await arun(read_server(), self.lane.send)
-            self.learn(region.require_open())
+            region, self.cache.commands = await arun(read_server(), self.lane.send)
+            self.cache.learn_region(require_current(region.require_open()), time.monotonic())
         except NotARegionError:
             self._absent_until = time.monotonic() + REGION_FRESH_S
             raise
@@ -92,25 +94,23 @@ class Known(Session):
             try:
                 await self.ask()
             except BraidError:
-                self.read_at = 0.0  # the next command asks, and is told
+                self.cache.expire_region()  # the next command asks, and is told
 
     def forget(self) -> None:
         """The engine may have been restarted, or be another."""
-        self.read_at = self._absent_until = 0.0
-        self._forget()
+        self._absent_until = 0.0
+        self.cache.expire_region()
+        self.cache.forget_all()
 
     def holds_stream(self, name: bytes) -> bool:
         """Whether a name was a stream when somebody last looked."""
-        registry = self.known.get(name)
-        return name in self.homes or (registry is not None and registry.exists)
+        return name in self.cache.homes or self.cache.registry(name).exists
 
     def remember(self, words: Words) -> None:
         """An append went well: the next one to that name may take the short way. After a DEL it may not."""
         command = words[0].upper()
         if command in (b"DEL", b"UNLINK"):
             for name in words[1:]:
-                self.homes.pop(name, None)
+                self.cache.homes.pop(name, None)
         elif command == b"XADD":
-            if len(self.homes) >= REMEMBERED:
-                self.homes.clear()
-            self.homes[words[1]] = Home(self.view().minted(words[1]))
+            self.cache.remember_home(words[1], self.view().minted(words[1]))

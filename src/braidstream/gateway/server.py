@@ -84,7 +84,7 @@ class Gateway:
     @property
     def region(self) -> Region:
         """The region behind it; known once it has started."""
-        region = self.hub.known(self._address.db).region
+        region = self.hub.known(self._address.db).cache.region
         assert region is not None
         return region
 

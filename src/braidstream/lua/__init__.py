@@ -16,6 +16,7 @@ from braidstream.model.fields import ConfigField, MetaField, named
 from braidstream.model.ids import CLOCK_BOUND_MS, WRITERS
 from braidstream.model.journal import JournalWord
 from braidstream.model.keys import CHOSEN, CONFIG, MINTED, PREFIX
+from braidstream.model.region_config import Region
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.retries import Retries
 
@@ -52,6 +53,17 @@ def installed() -> Plan[int]:
             return 0
         raise reply
     return int(reply)
+
+
+def require_current(region: Region) -> Region:
+    """The same region; an error if its functions are older than this client needs."""
+    if region.library < VERSION:
+        raise LibraryError(
+            f"the engine has version {region.library} of the braidstream functions, this client needs "
+            f"{VERSION}. Bring it up to date: "
+            f"braid init --url URL --region {region.id} --name {region.name}"
+        )
+    return region
 
 
 def load(text: str | None = None, *, version: int = VERSION) -> Plan[int]:

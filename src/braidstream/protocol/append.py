@@ -6,7 +6,7 @@
 
 A carrier takes the form that costs it least:
 
-    plan      `append`                  XADD of any shape; creates the strand when the reply is nil
+    plan      `native_command`          XADD of any shape; append_plan.py creates a missing strand
     client    `command_of`              the words, from the arguments of redis-py's xadd()
     gateway   `packed_run`, `splice`    bytes: of parsed commands, or received bytes with another name
     Spark     `row_start`               bytes: in a MULTI after `ensure_command`, so without NOMKSTREAM
@@ -20,23 +20,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
 
-from braidstream.errors import ReplyError
 from braidstream.model import keys
 from braidstream.model.command import COUNTS, HEADS, Command, bulk, pack_one
 from braidstream.model.ids import minted_text
 from braidstream.model.meta import bell
 from braidstream.model.strand import Strand
-from braidstream.protocol.lookup import (
-    afresh,
-    exists,
-    is_stale,
-    refuse_other_types,
-    refuse_unseen_types,
-    type_check,
-)
-from braidstream.protocol.plan import Batch, Plan
-from braidstream.protocol.retries import Retries
-from braidstream.protocol.stream_view import View
 
 # Native IDs of one millisecond that are translated by a table.
 _TAILS: Final = 1024
@@ -90,6 +78,11 @@ def ensure_command(strand: Strand, stamp: bytes = b"") -> Command:
     plain = (strand.name,) if keys.shares_slot(strand.name) else ()
     where = (keys.meta(strand.name), strand.key, *plain, *bell(strand.name, stamp))
     return ("FCALL", "bs_strand_ensure", len(where), *where, strand.label, *((stamp,) if stamp else ()))
+
+
+def undo_command(strand: Strand) -> Command:
+    """Delete a strand that was created for an append that was refused, if it is still empty."""
+    return ("FCALL", "bs_strand_undo_ensure", 2, keys.meta(strand.name), strand.key, strand.label)
 
 
 def ensure_commands(args: Iterable[tuple[Any, ...]], homes: Homes) -> list[Command]:
@@ -203,60 +196,3 @@ def _tails(writer: int) -> dict[bytes, tuple[bytes, bytes]]:
         text = minted_id(b"0-%d" % n, writer)[2:]
         tails[b"%d" % n] = b"$%d\r\n" % (14 + len(text)), text + b"\r\n"
     return tails
-
-
-# The plan
-
-
-def append(
-    view: View, home: Strand, command: Command, *also: Command, nomkstream: bool = False
-) -> Plan[bytes | None]:
-    """A native append, after the creation of the strand where it needs one. `also` may read the registry.
-
-    Returns the native ID; None if the stream does not exist and `nomkstream` forbids to create it.
-    """
-    known = view.recall(home.name)
-    if not view.needs_create(home) or (nomkstream and not known.exists):
-        replies = yield Batch([command, *also, *type_check(view, home.name)])
-        if also:
-            view.learn(home.name, replies[1])
-        if replies[0] is not None:
-            return replies[0]  # type: ignore[no-any-return]
-        if nomkstream and (view.pipelined or not (yield from exists(home.name))):
-            yield from refuse_other_types(home.name, *replies[1 + len(also) :])
-            return None
-    return (yield from _create_and_append(view, home, command, also))
-
-
-def _create_and_append(
-    view: View, home: Strand, command: Command, also: Sequence[Command]
-) -> Plan[bytes | None]:
-    yield from refuse_unseen_types(view, home.name)
-    view.mark_created(home)
-    # A pipeline sends it with the commands around it: to create a strand twice is harmless.
-    step = view.one_step(2) and not view.pipelined
-    retries = Retries(f"others kept deleting {home.name!r} while we wrote to it")
-    while True:
-        retries.count()
-        ensure = ensure_command(home, view.recall(home.name).bell)
-        replies = yield Batch([ensure, command, *also], atomic=step, attempt=True)
-        if is_stale(replies[0]) and replies[1] is None:
-            view.forget(home.name)
-            yield from afresh(view, home.name)
-            continue
-        for reply in replies:
-            if isinstance(reply, ReplyError):
-                view.forget(home.name)
-                yield from _undo_create(home, replies)
-                raise reply
-        if also:
-            view.learn(home.name, replies[2])
-        if replies[1] is not None:
-            return replies[1]  # type: ignore[no-any-return]
-        step = view.one_step(2)  # another client deleted it between the two
-
-
-def _undo_create(home: Strand, replies: list[Any]) -> Plan[None]:
-    """The append was refused: delete the strand if it was created for it, and is still empty."""
-    if replies[0] == 1:
-        yield Batch([("FCALL", "bs_strand_undo_ensure", 2, keys.meta(home.name), home.key, home.label)])

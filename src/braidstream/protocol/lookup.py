@@ -18,7 +18,7 @@ def registry_of(name: bytes) -> Command:
 
 def afresh(view: View, name: bytes) -> Plan[Registry]:
     """The registry as it is now; in a pipeline it was looked up a moment ago, for all commands at once."""
-    if view.pipelined and name in view.known:
+    if view.pipelined and view.remembers(name):
         return view.recall(name)
     [reply] = yield Batch([registry_of(name)], resend=True)
     return view.learn(name, reply)

@@ -1,61 +1,61 @@
 """The streams of a region as one command sees them: what its client remembers of them, and expects."""
 
-from collections import OrderedDict
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
-from braidstream.model import keys
 from braidstream.model.idempotence import Settings
-from braidstream.model.ids import Id
-from braidstream.model.meta import REMEMBERED, Registry
+from braidstream.model.meta import Registry
 from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What a client remembers of a group. It is worth something until the bell rings.
-
-    at: where the group was; it may be further by now, never behind.
-    busy: the strands that had something for it.
-    alone: nobody else had read when we last looked.
-    ahead: of some strands, the next entries after that place; by now some may be deleted or given.
-    """
-
-    bell: bytes
-    at: dict[Strand, Id]
-    busy: tuple[Strand, ...]
-    alone: bool = True
-    ahead: dict[Strand, tuple[Id, ...]] = field(default_factory=dict)
+from braidstream.protocol.cache import Reading, StreamCache
 
 
 @dataclass(slots=True)
 class View:
-    """The streams as one command sees them: its region, and the strands its client remembers.
+    """The region, and its streams as far as they are known.
 
-    known: the client's cache; other commands of the client learn and forget meanwhile.
-    seen: what this command relies on. It stays until the command itself looks again or forgets.
+    cache: what the client remembers; its other commands learn and forget meanwhile.
+    seen: the registries that this command relies on, until it looks again or forgets them itself.
     pipelined: plans are gathered into one round trip, so each should be done in its first batch.
     in_multi: the batch stands inside a MULTI: it cannot block, and what it relies on is WATCHed.
     watching: the connection WATCHes keys.
     created: strands that this MULTI creates already.
     taken: names of a pipeline that are plain keys.
-    readings: where groups of streams were, by name and group.
     producer: the client is an idempotent producer of this name: what it appends may be sent again.
-    commands: which of the newer commands the engine has.
     """
 
     region: Region
-    known: "OrderedDict[bytes, Registry]" = field(default_factory=OrderedDict)
+    cache: StreamCache = field(default_factory=StreamCache)
     pipelined: bool = False
     in_multi: bool = False
     watching: bool = False
     created: set[Strand] = field(default_factory=set)
     taken: frozenset[bytes] = frozenset()
-    readings: dict[tuple[bytes, bytes], Reading] = field(default_factory=dict)
     producer: bytes = b""
     seen: dict[bytes, Registry] = field(default_factory=dict)
-    commands: frozenset[bytes] = frozenset()
+
+    @staticmethod
+    def of(
+        cache: StreamCache,
+        *,
+        pipelined: bool = False,
+        in_multi: bool = False,
+        watching: bool = False,
+        producer: bytes = b"",
+    ) -> "View":
+        """For one command, or for all commands of one pipeline."""
+        assert cache.region is not None
+        own = cache.for_pipeline() if pipelined else cache
+        return View(cache.region, own, pipelined, in_multi, watching, producer=producer)
+
+    def apart(self) -> "View":
+        """The same for one command of a pipeline: what the others learn meanwhile is not of its moment."""
+        return replace(self, cache=self.cache.copy(), seen={}) if self.pipelined else self
+
+    @property
+    def commands(self) -> frozenset[bytes]:
+        """Which of the newer commands the engine has."""
+        return self.cache.commands
 
     def one_step(self, commands: int) -> bool:
         """Whether a batch needs a MULTI. Not under a WATCH: EXEC would end it, and it guards the whole."""
@@ -63,45 +63,56 @@ class View:
 
     def minted(self, name: bytes) -> Strand:
         """The home strand of a stream."""
-        return Strand(name, keys.MINTED, self.region.writer)
+        return Strand(name, "s", self.region.writer)
 
     def chosen(self, name: bytes) -> Strand:
         """The home strand for chosen IDs: in its present life, or in the one that it would begin."""
         known = self.recall(name)
         for strand in known.cuts:
-            if strand.is_chosen and strand.writer == self.region.writer:
+            if strand.kind == "c" and strand.writer == self.region.writer:
                 return strand if strand in known.strands else strand.next_life
-        return Strand(name, keys.CHOSEN, self.region.writer)
+        return Strand(name, "c", self.region.writer)
+
+    # What is known
 
     def recall(self, name: bytes) -> Registry:
         """What we remember of a stream, be it nothing."""
-        if self.pipelined:  # its cache is its own
-            return self.known.get(name, _NOTHING)
         found = self.seen.get(name)
         if found is None:
-            found = self.known.get(name, _NOTHING)
+            found = self.cache.registry(name)
             if found.exists:
                 self.seen[name] = found
         return found
+
+    def remembers(self, name: bytes) -> bool:
+        """Whether the stream was looked up, though it may not exist."""
+        return name in self.cache.registries
 
     def learn(self, name: bytes, reply: list[Any]) -> Registry:
         registry = Registry.parse(name, reply)
         self._remember(name, registry)
         return registry
 
+    def forget(self, name: bytes) -> None:
+        self.seen.pop(name, None)
+        self.cache.forget(name)
+
+    def _remember(self, name: bytes, registry: Registry) -> None:
+        self.seen[name] = registry
+        self.cache.remember(name, registry)
+
     def reading(self, name: bytes, group: bytes) -> Reading | None:
-        """What we remember of a group, as far as we know rightly."""
-        known = self.readings.get((name, group))
+        """What we remember of a group, if no bell rang since."""
+        known = self.cache.readings.get((name, group))
         return known if known is not None and known.bell == self.recall(name).bell else None
 
     def note(self, name: bytes, group: bytes, reading: Reading) -> None:
-        if len(self.readings) >= REMEMBERED:
-            self.readings.clear()
-        self.readings[name, group] = reading
+        self.cache.remember_reading(name, group, reading)
 
-    def forget(self, name: bytes) -> None:
-        self.seen.pop(name, None)
-        self.known.pop(name, None)
+    def forget_reading(self, name: bytes, group: bytes) -> None:
+        self.cache.forget_reading(name, group)
+
+    # What will be
 
     def needs_create(self, home: Strand) -> bool:
         """Whether an append in a pipeline must create its strand first. In a MULTI there is no second try,
@@ -136,12 +147,3 @@ class View:
     def expect_native(self, name: bytes) -> None:
         """The engine itself knows the messages."""
         self._remember(name, replace(self.recall(name), native=True))
-
-    def _remember(self, name: bytes, registry: Registry) -> None:
-        self.seen[name] = self.known[name] = registry
-        self.known.move_to_end(name)
-        if len(self.known) > REMEMBERED and not self.pipelined:
-            self.known.popitem(last=False)
-
-
-_NOTHING: Final = Registry()

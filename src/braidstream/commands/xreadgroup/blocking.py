@@ -156,7 +156,7 @@ def _read_heard(here: Wait, heard: dict[Strand, list[Any]]) -> Plan[Answer]:
     found = yield from _read(here)
     if heard and not found:
         for name in here.names:
-            here.view.readings.pop((name, here.spec.group), None)
+            here.view.forget_reading(name, here.spec.group)
     return found
 
 
@@ -180,7 +180,7 @@ def _queue(here: Wait) -> Plan[Answer]:
     if reply:
         here.turn = reply[0][1][0][0]
         # Whoever had the turn has taken something, so the group is further than we remember.
-        here.view.readings.pop((here.names[0], here.spec.group), None)
+        here.view.forget_reading(here.names[0], here.spec.group)
         return None
     here.left_ms -= time_ms
     found = yield from _read(here)
@@ -207,7 +207,7 @@ def _look_out(here: Wait) -> Plan[Answer]:
     known = here.view.reading(strand.name, here.spec.group)
     if not reply and known is not None and known.at[strand] < ids.native(seen):
         # Another client took it, so the group is further than we thought.
-        del here.view.readings[strand.name, here.spec.group]
+        here.view.forget_reading(strand.name, here.spec.group)
     return _given(here, reply)
 
 

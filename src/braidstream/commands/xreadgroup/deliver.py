@@ -1,6 +1,5 @@
 """XREADGROUP: what is there is handed out at once (handout.py); else the consumer waits (waiting.py)."""
 
-from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
 
@@ -19,9 +18,7 @@ def read_group(view: View, argv: Argv) -> Plan[list[Any] | None]:
     if spec is None:
         [reply] = yield Batch([tuple(argv)], attempt=True)
         raise reply if isinstance(reply, ReplyError) else ReplyError("ERR syntax error")
-    if view.pipelined:
-        # What other commands of the pipeline find out meanwhile is not about the moment of this one.
-        view = replace(view, known=OrderedDict(view.known), seen={})
+    view = view.apart()
     if view.pipelined or not _is_known(view, spec):
         yield from handout.look(view, spec)
     waits = spec.block_ms is not None and not view.in_multi and all(word == b">" for word in spec.positions)

@@ -1,7 +1,7 @@
 """What a group is given next: how many entries of which strands are the next COUNT in ID order.
 
 Only the engine knows where a group is (XINFO GROUPS), and only reading tells what comes next. Both cost,
-so a client remembers (`Reading` in protocol/stream_view.py) and checks just what could make it wrong:
+so a client remembers (`Reading` in protocol/cache.py) and checks just what could make it wrong:
 
     one strand had news         are the others still quiet? XREAD over them, from where the group was.
                                 It may be further by now, never behind, so nothing after the old place is
@@ -26,8 +26,9 @@ from braidstream.model.ids import Id
 from braidstream.model.merge import certain
 from braidstream.model.meta import Registry
 from braidstream.model.strand import Entry, Strand, facts, strand_of
+from braidstream.protocol.cache import Reading
 from braidstream.protocol.plan import Batch, Plan
-from braidstream.protocol.stream_view import Reading, View
+from braidstream.protocol.stream_view import View
 
 Pages = dict[Strand, list[Entry]]
 # COUNT 1 looks at the next entry of a strand and the one after it, which is the next when this one is taken.

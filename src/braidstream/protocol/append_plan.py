@@ -1,0 +1,74 @@
+"""The plan of an append: it creates a missing strand, and starts over when others interfere."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from braidstream.errors import ReplyError
+from braidstream.model.command import Command
+from braidstream.model.strand import Strand
+from braidstream.protocol.append import ensure_command, undo_command
+from braidstream.protocol.lookup import (
+    afresh,
+    exists,
+    is_stale,
+    refuse_other_types,
+    refuse_unseen_types,
+    type_check,
+)
+from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.retries import Retries
+from braidstream.protocol.stream_view import View
+
+
+def append(
+    view: View, home: Strand, command: Command, *also: Command, nomkstream: bool = False
+) -> Plan[bytes | None]:
+    """A native append, after the creation of the strand where it needs one. `also` may read the registry.
+
+    Returns the native ID; None if the stream does not exist and `nomkstream` forbids to create it.
+    """
+    known = view.recall(home.name)
+    if not view.needs_create(home) or (nomkstream and not known.exists):
+        replies = yield Batch([command, *also, *type_check(view, home.name)])
+        if also:
+            view.learn(home.name, replies[1])
+        if replies[0] is not None:
+            return replies[0]  # type: ignore[no-any-return]
+        if nomkstream and (view.pipelined or not (yield from exists(home.name))):
+            yield from refuse_other_types(home.name, *replies[1 + len(also) :])
+            return None
+    return (yield from _create_and_append(view, home, command, also))
+
+
+def _create_and_append(
+    view: View, home: Strand, command: Command, also: Sequence[Command]
+) -> Plan[bytes | None]:
+    yield from refuse_unseen_types(view, home.name)
+    view.mark_created(home)
+    # A pipeline sends it with the commands around it: to create a strand twice is harmless.
+    step = view.one_step(2) and not view.pipelined
+    retries = Retries(f"others kept deleting {home.name!r} while we wrote to it")
+    while True:
+        retries.count()
+        ensure = ensure_command(home, view.recall(home.name).bell)
+        replies = yield Batch([ensure, command, *also], atomic=step, attempt=True)
+        if is_stale(replies[0]) and replies[1] is None:
+            view.forget(home.name)
+            yield from afresh(view, home.name)
+            continue
+        for reply in replies:
+            if isinstance(reply, ReplyError):
+                view.forget(home.name)
+                yield from _undo_create(home, replies)
+                raise reply
+        if also:
+            view.learn(home.name, replies[2])
+        if replies[1] is not None:
+            return replies[1]  # type: ignore[no-any-return]
+        step = view.one_step(2)  # another client deleted it between the two
+
+
+def _undo_create(home: Strand, replies: list[Any]) -> Plan[None]:
+    """The append was refused: delete the strand if it was created for it, and is still empty."""
+    if replies[0] == 1:
+        yield Batch([undo_command(home)])
