@@ -1,6 +1,7 @@
 """`make check`: what the linters do not see of the shape of src/braidstream.
 
 - No import cycle, also not under TYPE_CHECKING or inside a function.
+- Commands do not know how they are carried: only protocol/carry.py reads the flags of a `Carriage`.
 - No module name twice. Modules that mirror redis-py's (client.py, asyncio/client.py, ...) are exempt.
 """
 
@@ -17,11 +18,14 @@ PACKAGE = SRC / "braidstream"
 MIRRORED = frozenset(
     ("backoff", "client", "cluster", "connection", "credentials", "exceptions", "retry", "sentinel")
 )
+# How a command is carried. Commands get answers from its methods.
+CARRY = "braidstream.protocol.carry"
+FLAGS = frozenset(("pipelined", "in_multi", "watching", "created", "plain_keys"))
 
 
 def main() -> int:
     paths = {_name(path): path for path in PACKAGE.rglob("*.py")}
-    problems = [*_cycles(paths), *_twins(paths)]
+    problems = [*_cycles(paths), *_twins(paths), *_carried(paths)]
     for problem in problems:
         print(f"shape: {problem}")
     return 1 if problems else 0
@@ -59,6 +63,15 @@ def _twins(paths: dict[str, Path]) -> Iterator[str]:
     for same in modules.values():
         if len(same) > 1:
             yield "one module name, several modules: " + ", ".join(sorted(same))
+
+
+def _carried(paths: dict[str, Path]) -> Iterator[str]:
+    for name, path in paths.items():
+        if not name.startswith(("braidstream.commands", "braidstream.protocol")) or name == CARRY:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in FLAGS:
+                yield f"{name}, line {node.lineno}, reads .{node.attr}: ask {CARRY} instead"
 
 
 if __name__ == "__main__":

@@ -155,11 +155,12 @@ def _joined(view: View, queued: list[Queued]) -> list[Queued]:
 
 def _look_up(view: View, queued: list[Queued]) -> Plan[None]:
     """Learn the strands of the streams, afresh: nothing can be said twice here. A plain XADD needs none."""
-    names, view.taken = dict[bytes, None](), frozenset()
+    names = dict[bytes, None]()
+    view.carriage.note_plain_keys(())
     for item in queued:
         if item.spec is not None and not (is_plain(item.argv) and shares_slot(item.argv[1])):
             names.update(dict.fromkeys(item.spec.names(item.argv)))
-    if names and view.in_multi:
+    if names and view.carriage.is_all_or_nothing:
         yield Batch([("WATCH", *map(meta, names))], resend=True)
     if names:
         types: list[Command] = [("TYPE", name) for name in names]
@@ -167,7 +168,7 @@ def _look_up(view: View, queued: list[Queued]) -> Plan[None]:
         for name, reply in zip(names, replies, strict=False):
             view.learn(name, reply)
         kinds = zip(names, replies[len(names) :], strict=True)
-        view.taken = frozenset(name for name, kind in kinds if kind != b"none")
+        view.carriage.note_plain_keys(name for name, kind in kinds if kind != b"none")
 
 
 def _send(queued: list[Queued], shape: Shape) -> Plan[None]:

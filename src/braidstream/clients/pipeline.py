@@ -14,6 +14,7 @@ from braidstream.clients.shared import Session
 from braidstream.errors import BraidError, RefusedError, ReplyError
 from braidstream.model.command import Command
 from braidstream.protocol.append import command_of, ensure_commands
+from braidstream.protocol.carry import Carriage
 from braidstream.protocol.plan import Plan, Replies
 
 Commands = list[tuple[tuple[Any, ...], dict[str, Any]]]
@@ -64,7 +65,7 @@ def pipeline(client: Any, conn: Any, commands: Commands) -> Plan[list[Any]]:
     rest = [at for at, result in enumerate(found) if result is None]
     left = [commands[at] for at in rest]
     queued = _queue(conn, left)
-    yield from gather.pipeline(session.view(pipelined=True), queued, shared.resp2)
+    yield from gather.pipeline(session.view(Carriage(pipelined=True)), queued, shared.resp2)
     for at, result in zip(rest, _results(client, conn, queued, left), strict=True):
         found[at] = result
     return found
@@ -123,7 +124,7 @@ def transaction(client: Any, conn: Any, commands: Commands) -> Plan[list[Any] | 
     queued = _queue(conn, commands)
     try:
         done = yield from gather.transaction(
-            lambda: session.view(pipelined=True, in_multi=True),
+            lambda: session.view(Carriage(pipelined=True, in_multi=True)),
             queued,
             shared.resp2,
             watching=client.watching,

@@ -26,6 +26,7 @@ from braidstream.model.idempotence import iid_of
 from braidstream.net.address import sentinel_pool
 from braidstream.protocol.append import command_of
 from braidstream.protocol.cache import StreamCache
+from braidstream.protocol.carry import Carriage
 from braidstream.protocol.identify import read_region, read_server
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
@@ -70,11 +71,8 @@ class Session:
     def _is_new(self, conn: Any) -> bool:
         return self.cache.region is None or getattr(conn, "braid_socket", None) is not socket_of(conn)
 
-    def view(self, *, pipelined: bool = False, in_multi: bool = False, watching: bool = False) -> View:
-        producer = self.producer.name if self.producer else b""
-        return View.of(
-            self.cache, pipelined=pipelined, in_multi=in_multi, watching=watching, producer=producer
-        )
+    def view(self, carriage: Carriage | None = None) -> View:
+        return View.of(self.cache, carriage, self.producer.name if self.producer else b"")
 
     def refresh(self, conn: Any) -> Plan[None]:
         """Read the region again where that is due."""
@@ -90,7 +88,7 @@ class Session:
     def command(self, conn: Any, spec: Spec, argv: list[bytes], *, watching: bool = False) -> Plan[Any]:
         """One command, on a connection."""
         yield from self.refresh(conn)
-        return (yield from spec.plan(self.view(watching=watching), argv))
+        return (yield from spec.plan(self.view(Carriage(watching=watching)), argv))
 
     def doubt(self, conn: Any) -> None:
         """Something is not as we remember, like a strand that is gone: read everything again."""

@@ -153,7 +153,7 @@ def trim_asking(view: View, name: bytes, spec: Trim) -> Plan[int]:
         following = ids.after(wanted[-1])
         if trims_natively(view, spec) and following is not None:
             cuts = [_cut(strand, following, spec) for strand in registry.strands]
-            removed += sum((yield Batch(cuts, atomic=view.one_step(len(cuts)))))
+            removed += sum((yield Batch(cuts, atomic=view.carriage.one_step(len(cuts)))))
         else:
             answers = yield from _drop(view, registry.strands, wanted, (spec.policy,), spec.left_out)
             removed += sum(answer == 1 for answer in answers)

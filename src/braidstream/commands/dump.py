@@ -10,13 +10,12 @@ Of entries that share one ID only one is dumped. A group that stands at several 
 is dumped where the first entry stands that it was not given: some may be given twice, none is skipped.
 """
 
-import dataclasses
 from typing import Any, Final
 
 from braidstream.commands.arguments import Argv, fail, option, shown
 from braidstream.commands.groups import group_status
 from braidstream.commands.groups.pending import Query, rows_of
-from braidstream.commands.rename import PAGE, TRIES, Copy, adoption, fill, refuse_watching, restless, token
+from braidstream.commands.rename import PAGE, TRIES, Copy, adoption, fill, restless, token
 from braidstream.commands.xreadgroup import heads
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.model import ids, keys
@@ -52,8 +51,8 @@ def dump(view: View, argv: Argv) -> Plan[bytes | None]:
     name = argv[1]
     if not (yield from afresh(view, name)).exists:
         return (yield from _native(argv))
-    refuse_watching(view, "DUMP")
-    view = dataclasses.replace(view, watching=True, pipelined=False)
+    view.carriage.refuse_watch("DUMP")
+    view = view.alone().under_watch()
     aside = keys.copy(name, (yield from token()))
     for _ in range(TRIES):
         _, reply = yield Batch([("WATCH", keys.meta(name)), registry_of(name)])
@@ -143,7 +142,7 @@ def restore(view: View, argv: Argv) -> Plan[bytes]:
 def _restore_stream(view: View, argv: Argv, replace: bool) -> Plan[bool]:
     """Restore it aside, and make that the stream. False, and nothing was done, if it is something else."""
     name = argv[1]
-    refuse_watching(view, "RESTORE")
+    view.carriage.refuse_watch("RESTORE")
     aside = keys.copy(name, (yield from token()))
     _, _, reply, taken, error, kind = yield Batch(
         [
@@ -171,7 +170,7 @@ def _restore_stream(view: View, argv: Argv, replace: bool) -> Plan[bool]:
         if argv[2] != b"0":
             why = "an expired strand forgets its last ID and would mint the same IDs again"
             raise RefusedError("RESTORE of a stream with a TTL", why, "Use 0")
-        yield from _adopt(view, Copy(name, name, aside, move=False, taken=bool(taken)))
+        yield from _adopt(view, Copy(name, name, aside, move=False, replaces=bool(taken)))
     except ReplyError:
         yield Batch([("UNWATCH",), ("UNLINK", aside)])
         raise

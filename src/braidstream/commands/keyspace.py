@@ -57,7 +57,7 @@ def delete(view: View, argv: Argv) -> Plan[int]:
 
 def is_deleted_at_once(view: View, argv: Argv) -> bool:
     """One name: the function asks for the right. Inside MULTI the engine refuses all of it, or nothing."""
-    return view.in_multi or len(argv) == 2
+    return view.carriage.is_all_or_nothing or len(argv) == 2
 
 
 def _delete(view: View, names: Iterable[bytes], native: list[Command]) -> Plan[tuple[list[Any], int]]:
@@ -142,7 +142,7 @@ def _only_plain(argv: Argv, why: str, instead: str) -> Plan[Any]:
 def expire(view: View, argv: Argv) -> Plan[Any]:
     """EXPIRE, PEXPIRE, EXPIREAT, PEXPIREAT: refused on a stream."""
     if _is_past(argv):
-        view.taken -= {argv[1]}
+        view.carriage.expect_no_plain_key(argv[1])
     why = "an expired strand forgets its last ID and would mint the same IDs again"
     return (yield from _only_plain(argv, why, "Use XTRIM MINID to drop old entries, or DEL"))
 

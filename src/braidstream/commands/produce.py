@@ -79,8 +79,7 @@ def add_all(view: View, name: bytes, specs: Sequence[Add]) -> Plan[Results]:
         calls, sizes = add_commands(view, home, [specs[at] for at in todo])
         view.expect_settings(name, view.recall(name).settings)
         last = [registry_of(name)] if specs[0].trim is not None else type_check(view, name)
-        # A pipeline sends it with the commands around it: to create a strand twice is harmless.
-        step = view.one_step(2) and create and (attempt > 0 or not view.pipelined)
+        step = create and view.carriage.create_step(attempt)
         resend = _may_resend(view, specs, view.recall(name).settings)
         batch = Batch([*ensure, *calls, *last], atomic=step, attempt=True, resend=resend)
         replies = yield batch
@@ -100,7 +99,7 @@ def add_all(view: View, name: bytes, specs: Sequence[Add]) -> Plan[Results]:
         elif not todo:
             yield from _trim(view, home, specs[0], told)
             return [results[at] for at in range(len(specs))]
-        elif nomkstream and (view.pipelined or not (yield from exists(name))):
+        elif nomkstream and not (view.carriage.may_look_again and (yield from exists(name))):
             yield from refuse_other_types(name, *(told if specs[0].trim is None else ()))
             return [results.get(at) for at in range(len(specs))]
         else:
@@ -285,7 +284,7 @@ def configure(view: View, argv: Argv) -> Plan[bytes]:
     call: Command = ("FCALL", "bs_idempotence_configure", len(where), *where, *words)
     replies = yield Batch([call, *type_check(view, name)], attempt=True)
     reply, *kind = replies
-    if not view.pipelined:
+    if view.carriage.may_look_again:
         view.forget(name)
     if isinstance(reply, ReplyError):
         if reply.code != "BSNOKEY":

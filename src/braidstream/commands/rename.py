@@ -113,8 +113,8 @@ def _database() -> Plan[int]:
 
 def _copy(view: View, source: bytes, target: bytes, *, move: bool, replace: bool) -> Plan[bool]:
     """Make the target what the source is; False if it exists and may not be replaced."""
-    refuse_watching(view, "RENAME and COPY")
-    view = dataclasses.replace(view, watching=True)
+    view.carriage.refuse_watch("RENAME and COPY")
+    view = view.under_watch()
     aside = keys.copy(target, (yield from token()))
     for _ in range(TRIES):
         watch: Command = ("WATCH", keys.meta(source), keys.meta(target))
@@ -130,7 +130,7 @@ def _copy(view: View, source: bytes, target: bytes, *, move: bool, replace: bool
             raise ReplyError("ERR no such key")
         try:
             yield Batch([("WATCH", *(strand.key for strand in here.strands)), ("UNLINK", aside)])
-            done = yield from _attempt(view, Copy(source, target, aside, move, taken=bool(replies[4])))
+            done = yield from _attempt(view, Copy(source, target, aside, move, replaces=bool(replies[4])))
         except ReplyError as error:
             yield Batch([("UNWATCH",), ("UNLINK", aside)])
             if error.code not in ("BSCOPY", "BSSTALE"):
@@ -144,12 +144,6 @@ def _copy(view: View, source: bytes, target: bytes, *, move: bool, replace: bool
     restless(source)
 
 
-def refuse_watching(view: View, command: str) -> None:
-    if view.watching:
-        why = "it watches keys itself, and would end your WATCH"
-        raise RefusedError(f"{command} of a stream under WATCH", why, "Run it before WATCH or after EXEC")
-
-
 def restless(name: bytes) -> NoReturn:
     raise ReplyError(
         f"ERR {shown(name)!r} was written {TRIES} times while it was copied. "
@@ -161,14 +155,14 @@ def restless(name: bytes) -> NoReturn:
 class Copy:
     """A copy that becomes a stream.
 
-    move: the source is deleted. taken: a plain key has the name of the target.
+    move: the source is deleted. replaces: a plain key has the name of the target.
     """
 
     source: bytes
     target: bytes
     aside: bytes
     move: bool
-    taken: bool
+    replaces: bool
 
 
 def _attempt(view: View, copied: Copy) -> Plan[bool]:
@@ -227,7 +221,7 @@ def adoption(view: View, made: Copy, holds: tuple[int, Id], groups: Sequence[byt
     minted, chosen = view.minted(target), view.chosen(target)
     if chosen in there.strands:
         chosen = chosen.next_life  # the deletion ends its present life
-    plain = (target,) if made.taken or keys.shares_slot(target) else ()
+    plain = (target,) if made.replaces or keys.shares_slot(target) else ()
     own, words = given(target, there, there.strands)
     moved, moved_words = given(source, here, here.strands)
     from_source = (keys.meta(source), *moved) if move else ()

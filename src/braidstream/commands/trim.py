@@ -65,7 +65,7 @@ def trim_all(view: View, name: bytes, spec: Trim) -> Plan[int]:
     if spec.limit and len(strands) > 1:
         return (yield from _trim_with_limit((yield from look(view, name)).strands, spec))
     commands = [("XTRIM", strand.key, *trim_options(spec, strand)) for strand in strands]
-    replies = yield Batch([*commands, registry_of(name)], atomic=view.one_step(len(strands)))
+    replies = yield Batch([*commands, registry_of(name)], atomic=view.carriage.one_step(len(strands)))
     later = [strand for strand in view.learn(name, replies[-1]).strands if strand not in strands]
     removed = sum(replies[:-1])
     if later:
@@ -105,7 +105,7 @@ def _trim_to_length(view: View, name: bytes, spec: Trim) -> Plan[int]:
         heads = [strand.xrange(ids.ZERO, ids.LAST, page) for strand in strands]
         # One snapshot: another trim in between would be counted twice.
         commands = [*lengths, *heads, registry_of(name)]
-        replies = yield Batch(commands, atomic=view.one_step(len(commands)), resend=True)
+        replies = yield Batch(commands, atomic=view.carriage.one_step(len(commands)), resend=True)
         if view.learn(name, replies[-1]).strands != strands:
             continue
         over = sum(replies[: len(strands)]) - spec.maxlen
@@ -117,7 +117,7 @@ def _trim_to_length(view: View, name: bytes, spec: Trim) -> Plan[int]:
         pages = {strand: _by_our_clock(view, strand, head) for strand, head in busy.items()}
         cuts = _cuts(busy, pages, page, over)
         commands = [_cut_command(strand, cut, spec) for strand, cut in cuts.items()]
-        removed += sum((yield Batch(commands, atomic=view.one_step(len(commands)))))
+        removed += sum((yield Batch(commands, atomic=view.carriage.one_step(len(commands)))))
         if spec.approx:
             return removed
         page = min(PAGE, max(NODE, -(-over // len(busy))))

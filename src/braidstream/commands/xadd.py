@@ -37,7 +37,7 @@ def add(view: View, argv: Argv) -> Plan[bytes | None]:
         return (yield from produce.add(view, name, spec))
     if spec.id is None:
         return (yield from _add_minted(view, name, spec, b"*"))
-    if spec.seq and view.region.id_mode == "strict" and not view.pipelined:
+    if spec.seq and view.region.id_mode == "strict" and view.carriage.may_look_again:
         # We are about to refuse: do so by the mode of this moment, not of a second ago.
         view.region = yield from read_region()
     if _is_minted(view, spec):
@@ -118,7 +118,7 @@ def _add_chosen(view: View, name: bytes, spec: Add) -> Plan[bytes | None]:
             view.expect(chosen)
         [reply] = yield Batch([command], attempt=True)
         if not isinstance(reply, ReplyError):
-            if reply is None and not view.pipelined:
+            if reply is None and view.carriage.may_look_again:
                 yield from refuse_other_types(name)
             elif reply is not None and spec.trim is not None:
                 view.forget(name)

@@ -32,7 +32,7 @@ def info(view: View, argv: Argv) -> Plan[Any]:
         return (yield from group_status.consumers(view, name, argv[3]))
     # In a MULTI what follows would change the answer; elsewhere most streams have no producers to ask for.
     used = view.recall(name).idempotence is not None
-    also = (produce.about_command(name),) if view.pipelined and used else ()
+    also = (produce.about_command(name),) if used and not view.carriage.may_look_again else ()
     registry, answers, asked = yield from ask_also(
         view, name, lambda strand: strand.xinfo(*_full(argv)), also
     )

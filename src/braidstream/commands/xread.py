@@ -56,7 +56,7 @@ def read_range_back(view: View, argv: Argv) -> Plan[list[Any] | None]:
 def _range(view: View, argv: Argv, *, reverse: bool) -> Plan[list[Any] | None]:
     start, end, count = parse_interval(argv, reverse=reverse)
     strands = view.recall(argv[1]).strands
-    if count is not None and count >= MANY and len(strands) > 1 and not view.pipelined:
+    if count is not None and count >= MANY and len(strands) > 1 and view.carriage.may_look_again:
         return (yield from _range_by_rounds(view, argv[1], (start, end), count, reverse=reverse))
     registry, pages = yield from ask(
         view, argv[1], lambda strand: strand.xrange(start, end, count, reverse=reverse)
@@ -127,7 +127,7 @@ def read(view: View, argv: Argv) -> Plan[list[Any] | None]:
 
 
 def _read(view: View, spec: Read) -> Plan[list[Any] | None]:
-    blocks = spec.block_ms is not None and not view.in_multi
+    blocks = spec.block_ms is not None and view.carriage.may_block
     if b"+" not in spec.positions and not (blocks and b"$" in spec.positions):
         current, found = yield from _look_by_memory(view, spec)
         if current and (found is not None or not blocks):
@@ -164,7 +164,7 @@ def _read_repeated(view: View, spec: Read) -> Plan[list[Any] | None]:
     for single in singles:
         for name, page in (yield from _read(view, single)) or []:
             found += budget.page(name, page)
-    if found or spec.block_ms is None or view.in_multi:
+    if found or spec.block_ms is None or not view.carriage.may_block:
         return found or None
     first = dict(reversed(list(zip(spec.names, spec.positions, strict=True))))
     return (yield from _read(view, replace(spec, names=list(first), positions=list(first.values()))))

@@ -13,6 +13,7 @@ from braidstream.lua import load, require_current
 from braidstream.net.resp import Words
 from braidstream.net.wire import Address, connect
 from braidstream.protocol.cache import REGION_FRESH_S, StreamCache
+from braidstream.protocol.carry import Carriage
 from braidstream.protocol.identify import read_server, refuse_cluster
 from braidstream.protocol.plan import arun
 from braidstream.protocol.stream_view import View
@@ -34,8 +35,8 @@ class Known:
     def is_fresh(self) -> bool:
         return self.cache.is_fresh(time.monotonic())
 
-    def view(self, *, pipelined: bool = False, in_multi: bool = False, watching: bool = False) -> View:
-        return View.of(self.cache, pipelined=pipelined, in_multi=in_multi, watching=watching)
+    def view(self, carriage: Carriage | None = None) -> View:
+        return View.of(self.cache, carriage)
 
     async def refresh_if_due(self) -> None:
         """Make sure that we know which region this is. Errors are for whoever asked."""

@@ -17,6 +17,7 @@ from braidstream.gateway.replies import reply_of
 from braidstream.gateway.session import ALONE, PUBSUB, SPECIAL, STATEFUL, TRANSACTION, blocks, spec_of
 from braidstream.net.resp import NULL, Words, bulk, error_line
 from braidstream.net.wire import pack
+from braidstream.protocol.carry import Carriage
 from braidstream.protocol.plan import Batch, Replies, arun
 
 # So many commands of one client share a round trip.
@@ -163,7 +164,7 @@ async def reply_to(client: Client, words: Words) -> bytes:
     assert spec is not None
     try:
         await client.known.refresh_if_due()
-        view = client.known.view(watching=session.watching)
+        view = client.known.view(Carriage(watching=session.watching))
         if _needs_own(client, words):
             try:
                 result = await arun(spec.plan(view, words), partial(_patiently, client, blocks(words)))
@@ -214,7 +215,7 @@ async def _together(client: Client, run: list[Words]) -> bytes:
     queued = [Queued(words, spec_of(words), words) for words in run]
     try:
         await client.known.refresh_if_due()
-        view = client.known.view(pipelined=True)
+        view = client.known.view(Carriage(pipelined=True))
         await arun(gather.pipeline(view, queued, resp2), client.send)
     except BraidError as error:
         # Nobody knows how far it came; each is told.

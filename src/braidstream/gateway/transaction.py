@@ -25,6 +25,7 @@ from braidstream.gateway.session import PUBSUB, spec_of
 from braidstream.model.command import Command
 from braidstream.net.resp import NULL_ARRAY, Words, error_line
 from braidstream.net.wire import pack
+from braidstream.protocol.carry import Carriage
 from braidstream.protocol.plan import arun
 
 _QUEUED: Final = b"+QUEUED\r\n"
@@ -104,7 +105,7 @@ async def _queue_plan(client: Client, multi: Multi, words: Words) -> bytes:
     try:
         await client.known.refresh_if_due()
         error: BraidError | None = gather.refusal(
-            client.known.view(pipelined=True, in_multi=True), spec, words
+            client.known.view(Carriage(pipelined=True, in_multi=True)), spec, words
         )
     except BraidError as trouble:
         error = trouble
@@ -159,7 +160,7 @@ async def _run(client: Client, own: Own, commands: list[Words]) -> bytes:
     queued = [Queued(words, spec_of(words), words) for words in commands]
     known, resp = client.known, client.session.resp
     plan = gather.transaction(
-        lambda: known.view(pipelined=True, in_multi=True),
+        lambda: known.view(Carriage(pipelined=True, in_multi=True)),
         queued,
         _shape,
         watching=client.session.watching,

@@ -34,7 +34,7 @@ def append(
             view.learn(home.name, replies[1])
         if replies[0] is not None:
             return replies[0]  # type: ignore[no-any-return]
-        if nomkstream and (view.pipelined or not (yield from exists(home.name))):
+        if nomkstream and not (view.carriage.may_look_again and (yield from exists(home.name))):
             yield from refuse_other_types(home.name, *replies[1 + len(also) :])
             return None
     return (yield from _create_and_append(view, home, command, also))
@@ -45,13 +45,12 @@ def _create_and_append(
 ) -> Plan[bytes | None]:
     yield from refuse_unseen_types(view, home.name)
     view.mark_created(home)
-    # A pipeline sends it with the commands around it: to create a strand twice is harmless.
-    step = view.one_step(2) and not view.pipelined
+    again = 0  # how often another client deleted the strand before the append
     retries = Retries(f"others kept deleting {home.name!r} while we wrote to it")
     while True:
         retries.count()
         ensure = ensure_command(home, view.recall(home.name).bell)
-        replies = yield Batch([ensure, command, *also], atomic=step, attempt=True)
+        replies = yield Batch([ensure, command, *also], atomic=view.carriage.create_step(again), attempt=True)
         if is_stale(replies[0]) and replies[1] is None:
             view.forget(home.name)
             yield from afresh(view, home.name)
@@ -65,7 +64,7 @@ def _create_and_append(
             view.learn(home.name, replies[2])
         if replies[1] is not None:
             return replies[1]  # type: ignore[no-any-return]
-        step = view.one_step(2)  # another client deleted it between the two
+        again += 1
 
 
 def _undo_create(home: Strand, replies: list[Any]) -> Plan[None]:

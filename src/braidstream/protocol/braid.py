@@ -38,7 +38,9 @@ def ask_also(
     strands = view.recall(name).strands or (view.minted(name),)
     while True:
         commands = [*map(make, strands), registry_of(name), *also, *type_check(view, name)]
-        replies = yield Batch(commands, atomic=view.one_step(len(strands)), resend=True, attempt=True)
+        replies = yield Batch(
+            commands, atomic=view.carriage.one_step(len(strands)), resend=True, attempt=True
+        )
         asked = dict(zip(strands, replies, strict=False))
         reply, rest = replies[len(strands)], replies[len(strands) + 1 :]
         kind = rest[len(also) :]

@@ -18,7 +18,7 @@ def registry_of(name: bytes) -> Command:
 
 def afresh(view: View, name: bytes) -> Plan[Registry]:
     """The registry as it is now; in a pipeline it was looked up a moment ago, for all commands at once."""
-    if view.pipelined and view.remembers(name):
+    if view.carriage.has_looked and view.remembers(name):
         return view.recall(name)
     [reply] = yield Batch([registry_of(name)], resend=True)
     return view.learn(name, reply)
@@ -52,15 +52,16 @@ def refuse_unseen_types(view: View, name: bytes) -> Plan[None]:
 
     In a pipeline it was looked up before: an append that will be refused must not be counted on.
     """
-    if view.pipelined and name in view.taken:
-        raise ReplyError(WRONGTYPE)
-    if not view.pipelined and not keys.shares_slot(name):
+    if view.carriage.has_looked:
+        if view.carriage.is_plain_key(name):
+            raise ReplyError(WRONGTYPE)
+    elif not keys.shares_slot(name):
         yield from refuse_other_types(name)
 
 
 def type_check(view: View, name: bytes) -> list[Command]:
     """In a pipeline other commands follow at once, so the type of a missing stream is asked along."""
-    return [("TYPE", name)] if view.pipelined and not view.recall(name).exists else []
+    return [("TYPE", name)] if view.carriage.has_looked and not view.recall(name).exists else []
 
 
 def refuse_other_types(name: bytes, kind: bytes | None = None) -> Plan[None]:

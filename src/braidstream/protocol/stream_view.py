@@ -8,6 +8,7 @@ from braidstream.model.meta import Registry
 from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
 from braidstream.protocol.cache import Reading, StreamCache
+from braidstream.protocol.carry import Carriage
 
 
 @dataclass(slots=True)
@@ -16,50 +17,39 @@ class View:
 
     cache: what the client remembers; its other commands learn and forget meanwhile.
     seen: the registries that this command relies on, until it looks again or forgets them itself.
-    pipelined: plans are gathered into one round trip, so each should be done in its first batch.
-    in_multi: the batch stands inside a MULTI: it cannot block, and what it relies on is WATCHed.
-    watching: the connection WATCHes keys.
-    created: strands that this MULTI creates already.
-    taken: names of a pipeline that are plain keys.
+    carriage: how its batches reach the engine.
     producer: the client is an idempotent producer of this name: what it appends may be sent again.
     """
 
     region: Region
     cache: StreamCache = field(default_factory=StreamCache)
-    pipelined: bool = False
-    in_multi: bool = False
-    watching: bool = False
-    created: set[Strand] = field(default_factory=set)
-    taken: frozenset[bytes] = frozenset()
+    carriage: Carriage = field(default_factory=Carriage)
     producer: bytes = b""
     seen: dict[bytes, Registry] = field(default_factory=dict)
 
     @staticmethod
-    def of(
-        cache: StreamCache,
-        *,
-        pipelined: bool = False,
-        in_multi: bool = False,
-        watching: bool = False,
-        producer: bytes = b"",
-    ) -> "View":
+    def of(cache: StreamCache, carriage: Carriage | None = None, producer: bytes = b"") -> "View":
         """For one command, or for all commands of one pipeline."""
         assert cache.region is not None
-        own = cache.for_pipeline() if pipelined else cache
-        return View(cache.region, own, pipelined, in_multi, watching, producer=producer)
+        how = carriage or Carriage()
+        return View(cache.region, cache.for_pipeline() if how.has_looked else cache, how, producer)
 
     def apart(self) -> "View":
-        """The same for one command of a pipeline: what the others learn meanwhile is not of its moment."""
-        return replace(self, cache=self.cache.copy(), seen={}) if self.pipelined else self
+        """For one command of a pipeline: what the others learn meanwhile is not of its moment."""
+        return replace(self, cache=self.cache.copy(), seen={}) if self.carriage.has_looked else self
+
+    def alone(self) -> "View":
+        """For a plan that goes on by itself, after the round trip that it shared."""
+        return replace(self, carriage=self.carriage.alone())
+
+    def under_watch(self) -> "View":
+        """For a plan that WATCHes keys itself."""
+        return replace(self, carriage=self.carriage.under_watch())
 
     @property
     def commands(self) -> frozenset[bytes]:
         """Which of the newer commands the engine has."""
         return self.cache.commands
-
-    def one_step(self, commands: int) -> bool:
-        """Whether a batch needs a MULTI. Not under a WATCH: EXEC would end it, and it guards the whole."""
-        return commands > 1 and not self.watching
 
     def minted(self, name: bytes) -> Strand:
         """The home strand of a stream."""
@@ -115,14 +105,11 @@ class View:
     # What will be
 
     def needs_create(self, home: Strand) -> bool:
-        """Whether an append in a pipeline must create its strand first. In a MULTI there is no second try,
-        so it creates each strand once, whatever we remember."""
-        if self.in_multi:
-            return home not in self.created
-        return self.pipelined and home not in self.recall(home.name).strands
+        """Whether to create a strand before an append to it."""
+        return self.carriage.needs_create(home, self.recall(home.name).strands)
 
     def mark_created(self, home: Strand) -> None:
-        self.created.add(home)
+        self.carriage.mark_created(home)
         self.expect(home)
 
     def expect(self, strand: Strand) -> None:
@@ -131,8 +118,7 @@ class View:
 
     def expect_deleted(self, name: bytes) -> None:
         """Nothing of that name will be there by the time the next command runs."""
-        self.created = {strand for strand in self.created if strand.name != name}
-        self.taken -= {name}
+        self.carriage.expect_deleted(name)
         known = self.recall(name)
         if known.exists:
             settings = known.idempotence and known.idempotence.deleted()

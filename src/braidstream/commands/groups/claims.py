@@ -82,7 +82,7 @@ def _claim(
     for strand, here in asked:
         last: Command = () if options.last is None else ("LASTID", ids.text(strand.floor(options.last)))
         commands.append(("XCLAIM", strand.key, *who, *here, *options.words, *last))
-    replies = yield Batch(commands, atomic=view.one_step(len(commands)))
+    replies = yield Batch(commands, atomic=view.carriage.one_step(len(commands)))
     queues = {strand: deque(reply) for (strand, _), reply in zip(asked, replies, strict=True)}
     found = list[Any]()
     for entry in wanted:
@@ -145,7 +145,7 @@ def claim_idle(view: View, argv: Argv) -> Plan[list[Any]]:
     commands: list[Command] = [
         ("XCLAIM", strand.key, *who, *here, *words) for strand, here in by_strand.items()
     ]
-    replies = yield Batch(commands, atomic=view.one_step(len(commands)))
+    replies = yield Batch(commands, atomic=view.carriage.one_step(len(commands)))
     claimed = {
         (strand, strand.user(ids.native(each if justid else each[0]))): None if justid else each[1]
         for strand, reply in zip(by_strand, replies, strict=True)
@@ -241,7 +241,7 @@ def _claim_rows(view: View, rows: list[Row], who: tuple[bytes, bytes, int]) -> P
     ]
     if any(row.is_given_back for row in rows):
         commands.append(("TIME",))  # such an entry is idle since 1970, as in the engine
-    replies = (yield Batch(commands, atomic=view.one_step(len(commands)))) if commands else []
+    replies = (yield Batch(commands, atomic=view.carriage.one_step(len(commands)))) if commands else []
     now_ms = milliseconds(replies[-1]) if len(replies) > len(by_strand) else 0
     bodies = {
         (strand, strand.user(ids.native(native))): fields

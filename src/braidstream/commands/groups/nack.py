@@ -100,7 +100,7 @@ def _to_stand_in(
         elif native:
             commands.append(nack.native(strand, group, [text]))
     if commands:
-        yield Batch(commands, atomic=view.one_step(len(commands)))
+        yield Batch(commands, atomic=view.carriage.one_step(len(commands)))
     return given
 
 

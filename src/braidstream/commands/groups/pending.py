@@ -71,7 +71,7 @@ def tell(
         yield from refuse_other_types(name)
     while strands:
         commands = [command for strand, here in places(strands, wanted) for command in make(strand, here)]
-        replies = yield Batch([*commands, registry_of(name)], atomic=view.one_step(len(commands)))
+        replies = yield Batch([*commands, registry_of(name)], atomic=view.carriage.one_step(len(commands)))
         found += replies[:-1]
         asked.update(strands)
         registry = view.learn(name, replies[-1])
@@ -144,7 +144,7 @@ def rows_of(view: View, strands: tuple[Strand, ...], group: bytes, query: Query)
     for strand in strands:
         low, high = ids.text(strand.ceil(query.start)), ids.text(strand.floor(query.end))
         commands.append(("XPENDING", strand.key, group, *idle, low, high, query.count, *who))
-    replies = yield Batch(commands, atomic=view.one_step(len(commands)), resend=True)
+    replies = yield Batch(commands, atomic=view.carriage.one_step(len(commands)), resend=True)
     rows = [
         Row(strand.user(ids.native(entry)), strand.writer, strand, consumer, since, deliveries(count))
         for strand, reply in zip(strands, replies, strict=True)
@@ -155,7 +155,7 @@ def rows_of(view: View, strands: tuple[Strand, ...], group: bytes, query: Query)
 
 def _summary(view: View, strands: tuple[Strand, ...], group: bytes) -> Plan[list[Any]]:
     commands: list[Command] = [("XPENDING", strand.key, group) for strand in strands]
-    replies = yield Batch(commands, atomic=view.one_step(len(commands)), resend=True)
+    replies = yield Batch(commands, atomic=view.carriage.one_step(len(commands)), resend=True)
     total, consumers = 0, dict[bytes, int]()
     first, last = list[Id](), list[Id]()
     for strand, (count, low, high, each) in zip(strands, replies, strict=True):

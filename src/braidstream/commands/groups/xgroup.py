@@ -174,4 +174,4 @@ def _consumer(view: View, argv: Argv, create: bool) -> Plan[int]:
     commands: list[Command] = [
         ("XGROUP", "DELCONSUMER", strand.key, group, consumer) for strand in registry.strands
     ]
-    return sum((yield Batch(commands, atomic=view.one_step(len(commands)))))
+    return sum((yield Batch(commands, atomic=view.carriage.one_step(len(commands)))))

@@ -43,7 +43,7 @@ class Wait:
 
     def __init__(self, view: View, spec: ReadGroup) -> None:
         assert spec.block_ms is not None
-        self.view, self.spec = replace(view, pipelined=False), spec
+        self.view, self.spec = view.alone(), spec
         self.names = list(dict.fromkeys(spec.names))
         self.left_ms, self.turn = spec.block_ms, b""
 

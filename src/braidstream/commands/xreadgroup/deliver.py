@@ -1,6 +1,5 @@
 """XREADGROUP: what is there is handed out at once (handout.py); else the consumer waits (waiting.py)."""
 
-from dataclasses import replace
 from typing import Any
 
 from braidstream.commands.arguments import Argv, option
@@ -19,10 +18,12 @@ def read_group(view: View, argv: Argv) -> Plan[list[Any] | None]:
         [reply] = yield Batch([tuple(argv)], attempt=True)
         raise reply if isinstance(reply, ReplyError) else ReplyError("ERR syntax error")
     view = view.apart()
-    if view.pipelined or not _is_known(view, spec):
+    if view.carriage.has_looked or not _is_known(view, spec):
         yield from handout.look(view, spec)
-    waits = spec.block_ms is not None and not view.in_multi and all(word == b">" for word in spec.positions)
-    if waits and not view.pipelined and _is_one_read(view, spec):
+    waits = (
+        spec.block_ms is not None and view.carriage.may_block and all(word == b">" for word in spec.positions)
+    )
+    if waits and view.carriage.may_look_again and _is_one_read(view, spec):
         return (yield from wait(view, spec))
     try:
         answer = yield from handout.read_all(view, spec)
@@ -30,7 +31,7 @@ def read_group(view: View, argv: Argv) -> Plan[list[Any] | None]:
         if error.code != "NOGROUP":
             raise
         # Something went away since we looked: now the look says so, by the names users know.
-        view = replace(view, pipelined=False)
+        view = view.alone()
         yield from look_again(view, spec)
         answer = yield from handout.read_all(view, spec)
     if not answer and waits:

@@ -39,7 +39,7 @@ def look(view: View, spec: ReadGroup, *, turn: bool = False) -> Plan[None]:
 
     A pipeline has looked a moment ago, and does without bells.
     """
-    names = [] if view.pipelined else list(dict.fromkeys(spec.names))
+    names = [] if view.carriage.has_looked else list(dict.fromkeys(spec.names))
     for _ in range(TRIES):
         if not names:
             break
@@ -64,7 +64,7 @@ def _wait_command(view: View, spec: ReadGroup, name: bytes, turn: bool) -> Comma
 
 def bell(view: View, name: bytes) -> list[bytes]:
     """Named in a read, it makes the engine refuse if our strands are not all there are."""
-    return [] if view.pipelined else [keys.bell(name, view.recall(name).bell)]
+    return [] if view.carriage.has_looked else [keys.bell(name, view.recall(name).bell)]
 
 
 def _check(view: View, spec: ReadGroup) -> Plan[None]:
@@ -155,7 +155,7 @@ def claims_natively(view: View, spec: ReadGroup) -> bool:
     where nothing else can, and without COUNT: then all that is there is claimed."""
     if spec.claim_ms is None or spec.max_size is not None or b"XNACK" not in view.commands:
         return False
-    unlimited = view.in_multi and spec.count is None and spec.max_count is None
+    unlimited = view.carriage.is_all_or_nothing and spec.count is None and spec.max_count is None
     return unlimited or all(len(view.recall(name).strands) <= 1 for name in spec.names)
 
 
@@ -242,7 +242,7 @@ def new(view: View, spec: ReadGroup, name: bytes) -> Plan[list[Entry]]:
         shares = yield from heads.shares(view, name, spec.group, spec.count)
         bells = bell(view, name)
         commands = [xreadgroup(spec, [strand.key, *bells], share) for strand, share in shares.items()]
-        replies = yield Batch(commands, atomic=view.one_step(len(commands)))
+        replies = yield Batch(commands, atomic=view.carriage.one_step(len(commands)))
         pages = dict(page for reply in replies for page in heads.by_strand(reply))
     heads.took(view, name, spec.group, pages)
     return woven(pages)
@@ -282,7 +282,7 @@ def _history(view: View, spec: ReadGroup, name: bytes, since: Id, budget: Budget
             # Nothing, but the read makes the consumer.
             shares, since = dict.fromkeys(strands[:1], count), ids.before(ids.LAST) or since
     commands = [_xreadgroup_own(spec, strand, since, share) for strand, share in shares.items()]
-    replies = yield Batch(commands, atomic=view.one_step(len(commands)))
+    replies = yield Batch(commands, atomic=view.carriage.one_step(len(commands)))
     found = bodies(woven(dict(page for reply in replies for page in heads.by_strand(reply))))
     budget.used += len(found) if budget.size is None else 0
     budget.end(len(found))

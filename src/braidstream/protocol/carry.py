@@ -1,0 +1,103 @@
+"""How the batches of a command reach the engine: alone, in a pipeline, in a MULTI, or under WATCH.
+
+Commands never read it; they put questions to it.
+
+                may look again    may block    may use MULTI    creates a missing strand
+    alone       yes               yes          yes              when an append returns nil
+    pipeline    no                yes, last    yes              before the first append, unless it is known
+    MULTI       no                no           it is in one     before the first append, always
+    WATCH       yes               yes          no               when an append returns nil
+
+A pipeline looks up every stream that its commands name before it sends them, so none of them looks again.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from braidstream.errors import RefusedError
+from braidstream.model.strand import Strand
+
+
+@dataclass(slots=True)
+class Carriage:
+    """How one command is carried, or all commands of one pipeline.
+
+    pipelined: batches of several commands share a round trip, so each should be done in its first batch.
+    in_multi: that round trip is one MULTI. What the commands rely on is WATCHed.
+    watching: the connection WATCHes keys, for the user or for a plan.
+    created: strands that earlier commands of this MULTI create.
+    plain_keys: names that the pipeline found to be keys of another type.
+    """
+
+    pipelined: bool = False
+    in_multi: bool = False
+    watching: bool = False
+    created: set[Strand] = field(default_factory=set)
+    plain_keys: frozenset[bytes] = frozenset()
+
+    @property
+    def may_look_again(self) -> bool:
+        """Whether a plan may read something more before it is done."""
+        return not self.pipelined
+
+    @property
+    def has_looked(self) -> bool:
+        """Whether the streams were looked up a moment ago, for all commands at once."""
+        return self.pipelined
+
+    @property
+    def may_block(self) -> bool:
+        return not self.in_multi
+
+    @property
+    def is_all_or_nothing(self) -> bool:
+        """Whether the engine does all commands of the batch or none, and no command may follow it."""
+        return self.in_multi
+
+    def one_step(self, commands: int) -> bool:
+        """Whether to send so many commands in a MULTI. Not under WATCH: EXEC would end it."""
+        return commands > 1 and not self.watching
+
+    def create_step(self, attempt: int) -> bool:
+        """Whether to create a strand and append to it in a MULTI. A pipeline sends the two with the commands
+        around them at first: to create a strand twice is harmless."""
+        return self.one_step(2) and (attempt > 0 or not self.pipelined)
+
+    def needs_create(self, home: Strand, known: tuple[Strand, ...]) -> bool:
+        """Whether to create the strand before an append. In a MULTI there is no second try."""
+        if self.in_multi:
+            return home not in self.created
+        return self.pipelined and home not in known
+
+    def mark_created(self, home: Strand) -> None:
+        self.created.add(home)
+
+    def is_plain_key(self, name: bytes) -> bool:
+        """Whether the pipeline found that a name is a key of another type."""
+        return name in self.plain_keys
+
+    def note_plain_keys(self, names: Iterable[bytes]) -> None:
+        self.plain_keys = frozenset(names)
+
+    def expect_no_plain_key(self, name: bytes) -> None:
+        """No plain key of that name will exist by the time the next command runs."""
+        self.plain_keys -= {name}
+
+    def expect_deleted(self, name: bytes) -> None:
+        """Neither a stream nor a plain key of that name will exist by the time the next command runs."""
+        self.created = {strand for strand in self.created if strand.name != name}
+        self.expect_no_plain_key(name)
+
+    def alone(self) -> "Carriage":
+        """For a plan that goes on by itself, after the round trip that it shared."""
+        return replace(self, pipelined=False)
+
+    def under_watch(self) -> "Carriage":
+        """For a plan that WATCHes keys itself."""
+        return replace(self, watching=True)
+
+    def refuse_watch(self, command: str) -> None:
+        """A plan that WATCHes keys itself would end the WATCH of the user."""
+        if self.watching:
+            why = "it watches keys itself, and would end your WATCH"
+            raise RefusedError(f"{command} of a stream under WATCH", why, "Run it before WATCH or after EXEC")
