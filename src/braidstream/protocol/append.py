@@ -96,8 +96,8 @@ def ensure_commands(args: Iterable[tuple[Any, ...]], homes: Homes) -> list[Comma
 
 def packed_run(commands: Iterable[list[bytes]], homes: Homes) -> tuple[list[list[bytes]], list[bytes]]:
     """The plain appends at the head of parsed commands, to strands that are known; and their bytes."""
-    run = list[list[bytes]]()
-    packed = list[bytes]()
+    run: list[list[bytes]] = []
+    packed: list[bytes] = []
     for words in commands:
         # `is_plain`, inlined: this is the path of every append through a gateway.
         if len(words) < 5 or words[2] != b"*" or not len(words) & 1 or words[0].upper() != b"XADD":
