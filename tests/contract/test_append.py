@@ -30,6 +30,32 @@ def test_a_plain_key_of_the_name_is_the_wrong_type(region: braidstream.Redis) ->
         region.xrange("messages")
 
 
+@pytest.mark.parametrize("message", [(), ("IDMP", "till", "1")])
+def test_an_append_is_told_as_done_where_its_cap_is_refused(
+    region: braidstream.Redis, engine: Engine, message: tuple[str, ...]
+) -> None:
+    """The cap of several strands comes after the append, and the engine may take no writes by then."""
+    region.xadd("messages", {"text": "first"})
+    region.run_plan(apply(Strand(b"messages", "s", 2), [((1, 0), [b"text", b"from region 2"])]))
+    with (
+        engine.client() as operator,
+        Proxy(engine.port) as proxy,
+        ThreadPoolExecutor(1) as pool,
+        braidstream.Redis.from_url(proxy.url, decode_responses=True) as client,
+    ):
+        proxy.stall(b"\r\nXTRIM")
+        words = ("XADD", "messages", *message, "MAXLEN", "1", "*", "text", "second")
+        added = pool.submit(client.execute_command, *words)
+        try:
+            assert proxy.stalled.wait(5)
+            operator.config_set("min-replicas-to-write", "1")
+            proxy.stall(b"nothing more")
+            proxy.go_on()
+            assert added.result(5) == region.xrevrange("messages")[0][0]
+        finally:
+            operator.config_set("min-replicas-to-write", "0")
+
+
 def test_an_append_that_fills_the_memory_is_capped_and_told_as_done(
     region: braidstream.Redis, engine: Engine
 ) -> None:

@@ -20,7 +20,7 @@ from braidstream.commands.arguments import (
     parse_add,
     strict_id,
 )
-from braidstream.commands.trim import trim_all, trim_options
+from braidstream.commands.trim import cap, trim_options
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
@@ -228,7 +228,7 @@ def _trim(view: View, home: Strand, spec: Add, told: list[Any]) -> Plan[None]:
     registry = view.learn(home.name, told[0])
     if _native_trim(spec) is None or registry.strands != (home,):
         view.forget(home.name)
-        plan = trim_all(view, home.name, spec.trim)
+        plan = cap(view, home.name, spec.trim)
         yield from _resent(plan) if view.producer else plan
 
 

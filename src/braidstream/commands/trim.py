@@ -19,6 +19,8 @@ from braidstream.protocol.stream_view import View
 
 # One round of trimming to a length reads at most this many entries of each strand.
 PAGE: Final = 1_000
+# How an engine refuses every write: its disk is broken, it has too few replicas, or it is one now.
+WRITES_REFUSED: Final = ("MISCONF", "NOREPLICAS", "READONLY")
 # What `~` may leave: the engine drops whole nodes, of 100 entries unless it was told otherwise.
 NODE: Final = 100
 
@@ -73,6 +75,16 @@ def trim_all(view: View, name: bytes, spec: Trim) -> Plan[int]:
     elif not view.recall(name).exists:
         yield from refuse_other_types(name)
     return removed
+
+
+def cap(view: View, name: bytes, spec: Trim) -> Plan[None]:
+    """The cap of an append that is done. An engine that takes no writes since then does not undo the append:
+    whoever is told so would send it again. The next append caps."""
+    try:
+        yield from trim_all(view, name, spec)
+    except ReplyError as error:
+        if error.code not in WRITES_REFUSED:
+            raise
 
 
 def _trim_with_limit(strands: tuple[Strand, ...], spec: Trim) -> Plan[int]:

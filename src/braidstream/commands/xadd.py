@@ -4,7 +4,7 @@ from typing import Any
 
 from braidstream.commands import produce
 from braidstream.commands.arguments import FUNCTION_ARGUMENTS, Add, Argv, SetId, parse_add, parse_setid
-from braidstream.commands.trim import trim_all, trim_options
+from braidstream.commands.trim import cap, trim_options
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
@@ -63,7 +63,7 @@ def _add_minted(view: View, name: bytes, spec: Add, entry: bytes) -> Plan[bytes 
     native = yield from append(view, home, command, registry_of(name), nomkstream=spec.nomkstream)
     if native is not None and (natively is None or view.recall(name).strands != (home,)):
         view.forget(name)
-        yield from trim_all(view, name, spec.trim)
+        yield from cap(view, name, spec.trim)
     return native and minted_id(native, home.writer)
 
 
@@ -122,7 +122,7 @@ def _add_chosen(view: View, name: bytes, spec: Add) -> Plan[bytes | None]:
                 yield from refuse_other_types(name)
             elif reply is not None and spec.trim is not None:
                 view.forget(name)
-                yield from trim_all(view, name, spec.trim)
+                yield from cap(view, name, spec.trim)
             return reply  # type: ignore[no-any-return]
         view.forget(name)
         again = reply.code == "BSSTALE" or (spec.auto_seq and "equal or smaller" in reply.text)
