@@ -211,6 +211,7 @@ def say_every_function(said: Nodes, name: bytes) -> None:
     assert said(Batch([(*mend, "4-4", 2, "v", "a")])) == [1]
     redo = ("FCALL", "bs_journal_redo", 2, keys.meta(name), keys.journal(name, 1), 0, "1-1", 0, 2)
     assert said(Batch([redo])) == [0]
+    assert said(Batch([("FCALL", "bs_strand_raise", 2, keys.meta(name), home.key, "1-1")])) == [0]
     mark = ("FCALL", "bs_idempotence_mark", 2, keys.meta(name), home.key, "p", "1", "1-1")
     [unknown] = said(Batch([mark], attempt=True))
     assert isinstance(unknown, ReplyError)

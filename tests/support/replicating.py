@@ -63,13 +63,16 @@ def initialised(engines: Sequence[Engine], first: int = 1) -> None:
 
 @contextmanager
 def replicating(
-    folder: Path, engines: Sequence[Engine], urls: dict[int, str] | None = None
+    folder: Path, engines: Sequence[Engine], urls: dict[int, str] | None = None, durability: str = ""
 ) -> Iterator[list[Daemon]]:
     """All daemons, ready. urls: where the file says that the engines are, if it is not where they are."""
     initialised(engines)
     config = config_file(
         folder, urls or {number: engine.url for number, engine in enumerate(engines, start=1)}
     )
+    if durability:
+        wanted = f'[[region]]\ndurability = "{durability}"\n'
+        config.write_text(config.read_text().replace("[[region]]\n", wanted))
     with ExitStack() as stack:
         daemons = [stack.enter_context(Daemon(config, number)) for number in range(1, len(engines) + 1)]
         for daemon in daemons:

@@ -9,7 +9,7 @@ from braidstream.model.fields import ConfigField
 from braidstream.model.ids import LAST_WRITER
 from braidstream.model.keys import CONFIG
 from braidstream.model.region_config import ID_MODES, Region
-from braidstream.protocol.identify import read_region
+from braidstream.protocol.identify import info_facts, read_region
 from braidstream.protocol.plan import Batch, Plan
 
 # What changes by less is not noted anew.
@@ -47,10 +47,6 @@ def _identify() -> Plan[Region]:
     [info] = yield Batch([("INFO", "server")], resend=True)
     yield Batch([("HSET", CONFIG, ConfigField.IDENTITY, info_facts(info)[b"run_id"])])
     return (yield from read_region())
-
-
-def info_facts(info: bytes) -> dict[bytes, bytes]:
-    return {name: value for name, _, value in (line.partition(b":") for line in bytes(info).splitlines())}
 
 
 def _refuse_eviction() -> Plan[None]:
@@ -102,14 +98,20 @@ def _tell_writers(verb: str, writers: Iterable[int]) -> Plan[Region]:
     return Region.parse(reply)
 
 
-def show_alive() -> Plan[None]:
-    """Note which process serves the region now. If it is another one than before, what was written since the
-    last note may be lost (Region.doubts). A server that takes no writes is asked again later."""
+def show_alive(highest_ms: int = 0, *, raised: bool = False) -> Plan[bool]:
+    """Note which process serves the region now, and how far its IDs are. If it is another one than before,
+    what was written since the last note may be lost (Region.doubts).
+
+    Returns whether clients wait until its home strands are raised; `raised` says that they are. A server that
+    takes no writes is asked again later.
+    """
     [info] = yield Batch([("INFO", "server")], resend=True, attempt=True)
     if isinstance(info, ReplyError):
-        return
+        return False
     run_id = info_facts(info).get(b"run_id", b"")
-    yield Batch([("FCALL", "bs_region_alive", 1, CONFIG, run_id)], attempt=True)
+    call = ("FCALL", "bs_region_alive", 1, CONFIG, run_id, highest_ms, int(raised))
+    [waits] = yield Batch([call], attempt=True)
+    return bool(waits == 1)
 
 
 def note_behind(writer: int, behind_ms: int) -> Plan[None]:

@@ -78,7 +78,8 @@ class Session:
         """Read the region again where that is due."""
         if self.stale(conn):
             if self._is_new(conn):
-                region, self.cache.commands = yield from read_server()
+                region, server = yield from read_server()
+                self.cache.meet(region, server, time.monotonic())
                 self.may_express = sends_text_as_encoded(conn)
             else:
                 region = yield from read_region()

@@ -33,7 +33,10 @@ class Known:
 
     @property
     def is_fresh(self) -> bool:
-        return self.cache.is_fresh(time.monotonic())
+        conn = self.lane.conn
+        # Else another process may answer the next command.
+        is_connected = conn is not None and conn.lost is None
+        return is_connected and self.cache.is_fresh(time.monotonic())
 
     def view(self, carriage: Carriage | None = None) -> View:
         return View.of(self.cache, carriage)
@@ -67,7 +70,8 @@ class Known:
 
     async def _ask(self) -> None:
         try:
-            region, self.cache.commands = await arun(read_server(), self.lane.send)
+            region, server = await arun(read_server(), self.lane.send)
+            self.cache.meet(region, server, time.monotonic())
             self.cache.learn_region(require_current(region.require_open()), time.monotonic())
         except NotARegionError:
             self._absent_until = time.monotonic() + REGION_FRESH_S

@@ -51,15 +51,28 @@ end
 -- So many windows are kept; older ones become one. IDs may be ahead of the clock by so much (clock.lua).
 local DOUBTS_KEPT = 8
 
---[[ region_alive: FCALL bs_region_alive 1 bs:config <run id of the server>
+--[[ What the daemon notes of the IDs that this region mints: `minted` -> `<ms> <run id> <+ or ->`. The highest
+     milliseconds of a home strand, the process that minted it, and whether that was ahead of the clock then. Another process
+     that finds such a note may have forgotten IDs that it would count up again. So clients wait (braid.py) until
+     the daemon has raised the home strands above what the peers have. ]]
+local function note_minted(config, run, highest, raised, now)
+  local ms, by, ahead = string.match(redis.call('HGET', config, CONFIG.MINTED) or '', '^(%d+) (.*) ([+-])$')
+  ms = math.max(tonumber(ms or 0), tonumber(highest))
+  local waits = by and by ~= run and not raised and (ahead == '+' or ms >= now)
+  if waits then run, ahead = by, '+' else ahead = ms >= now and '+' or '-' end
+  redis.call('HSET', config, CONFIG.MINTED, string.format('%.0f', ms) .. ' ' .. run .. ' ' .. ahead)
+  return waits and 1 or 0
+end
+
+--[[ region_alive: FCALL bs_region_alive 1 bs:config <run id of the server> [<highest ms of a home strand> <0|1: raised>]
      The daemon of a region calls it every few seconds. `run` and `alive` say which process served the region
      when it last did. If another one does now, whatever was written in between may be lost: that window goes
      to `doubts`, `<ms>-<ms>` ... What is missing of it was not trimmed (replication/heal.py).
-     The two fields are part of the data, so a replica that lagged or a backup brings back old ones.
-     Returns bs:config. ]]
+     The fields are part of the data, so a replica that lagged or a backup brings back old ones.
+     Returns 1 while clients wait until the home strands are raised. ]]
 local function region_alive(keys, args)
   local told, time = config_fields(keys[1], CONFIG.REGION, CONFIG.RUN, CONFIG.ALIVE, CONFIG.DOUBTS), redis.call('TIME')
-  if not told[1] then return {} end
+  if not told[1] then return 0 end
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
   if told[2] and told[2] ~= args[1] then
     local windows, since = {}, tonumber(told[3])
@@ -72,5 +85,5 @@ local function region_alive(keys, args)
     redis.call('HSET', keys[1], CONFIG.DOUBTS, table.concat(windows, ' '))
   end
   redis.call('HSET', keys[1], CONFIG.RUN, args[1], CONFIG.ALIVE, string.format('%.0f', now))
-  return redis.call('HGETALL', keys[1])
+  return note_minted(keys[1], args[1], args[2] or '0', args[3] == '1', now)
 end

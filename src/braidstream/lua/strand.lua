@@ -145,7 +145,7 @@ end
 -- Where a home strand starts that is made now: above the entries that are ahead of the clock.
 local function start_ahead(meta, cut)
   local ahead = redis.call('HGET', meta, META.AHEAD)
-  if ahead and less(cut or '0-0', ahead) and is_ahead(ahead, now_ms()) then return ahead end
+  if ahead and less(cut or '0-0', ahead) and tonumber(string.match(ahead, '^%d+')) >= now_ms() then return ahead end
   return cut
 end
 
@@ -319,4 +319,19 @@ local function strand_apply(keys, args)
   if less(last, upto) then redis.call('XSETID', strand, upto) end
   if keys[3] then follow_clock(meta, keys[3], label, last) end
   return applied
+end
+
+--[[ strand_raise: FCALL bs_strand_raise 2 <meta> <home strand> <floor>
+     This engine may have forgotten what it minted last, and a peer knows the strand up to <floor>. If that, or the
+     last ID here, is not below the clock, the strand goes on after its whole millisecond: what was forgotten was
+     counted up in it. Returns 1 if it was moved. ]]
+local function strand_raise(keys, args)
+  local meta, home, floor = keys[1], keys[2], args[1]
+  if not is_id(floor) then return redis.error_reply('BSBATCH ' .. floor .. ' is no ID') end
+  local last = last_of(home) or '0-0'
+  local ms = string.match(less(last, floor) and floor or last, '^%d+')
+  local raised = tonumber(ms) < now_ms() and floor or ms .. '-' .. MAX_SEQ
+  if not less(last, raised) then return 0 end
+  move_home_on(meta, home, raised)
+  return 1
 end

@@ -12,6 +12,16 @@ ID_MODES: Final = ("strict", "semi-strict", "liberal")
 
 
 @dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """The process that a connection leads to. commands: which of the newer ones it has."""
+
+    commands: frozenset[bytes] = frozenset()
+    run_id: bytes = b""
+    is_primary: bool = False
+    now_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Region:
     """Who the server is: what `bs:config` says.
 
@@ -19,6 +29,8 @@ class Region:
     identity: of the server that was made this region; its replicas and backups have it too.
     behind_ms: writers whose clock is behind ours by more than the bound, and how far.
     doubts: from when to when (ms) what was written may be lost, because another process serves it since.
+    minted: the highest ms of an ID of ours, the run ID of the server that minted it, and whether that was
+    ahead of its clock.
     fenced: it is being brought back after a loss, and serves no client until then.
     """
 
@@ -33,6 +45,7 @@ class Region:
     behind_ms: tuple[tuple[int, int], ...] = ()
     identity: str = ""
     doubts: tuple[tuple[int, int], ...] = ()
+    minted: tuple[int, bytes, bool] = (0, b"", False)
     fenced: bool = False
 
     @property
@@ -73,8 +86,18 @@ class Region:
                 if field.startswith(ConfigField.BEHIND)
             ),
             doubts=tuple(_window(each) for each in config.get(ConfigField.DOUBTS, b"").split()),
+            minted=_minted(config.get(ConfigField.MINTED, b"0 - -")),
             fenced=ConfigField.FENCED in config,
         )
+
+    def may_mint_again(self, server: ServerInfo) -> bool:
+        """Whether another process serves the region than the one whose IDs were ahead of its clock.
+
+        It may have forgotten some, and would count them up again: its daemon raises the home strands first.
+        """
+        ms, by, ahead = self.minted
+        is_other = server.is_primary and server.run_id not in (b"", by)
+        return bool(ms) and is_other and (ahead or ms >= server.now_ms)
 
     def require_open(self) -> "Region":
         """Itself, for whoever serves clients; while it is fenced LOADING: clients try again later."""
@@ -84,6 +107,12 @@ class Region:
                 "peers. It serves clients again when `braid region rejoin` is done"
             )
         return self
+
+
+def _minted(text: bytes) -> tuple[int, bytes, bool]:
+    ms, _, rest = text.partition(b" ")
+    by, _, ahead = rest.rpartition(b" ")
+    return int(ms), by, ahead == b"+"
 
 
 def _window(text: bytes) -> tuple[int, int]:

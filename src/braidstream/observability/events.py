@@ -46,6 +46,11 @@ EVENTS: Final = {
         "the region's engine lost acknowledged entries or deletions that a peer has; they were restored from "
         "there. Entries that no peer had are lost",
     ),
+    "region.ids_raised": (
+        logging.WARNING,
+        "another process serves the region, and its IDs were ahead of the clock: new IDs start above all IDs "
+        "that the peers have. `without` names peers that could not be asked",
+    ),
     "source.lost": (logging.WARNING, "the region's engine cannot be reached; retrying"),
     "source.refused": (
         logging.WARNING,

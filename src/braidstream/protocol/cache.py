@@ -16,16 +16,19 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from braidstream.errors import ReplyError
 from braidstream.model.command import Command
 from braidstream.model.idempotence import Settings
 from braidstream.model.ids import Id
 from braidstream.model.meta import REMEMBERED, Registry
-from braidstream.model.region_config import Region
+from braidstream.model.region_config import Region, ServerInfo
 from braidstream.model.strand import Strand
 from braidstream.protocol.append import Home
 
 # How old the knowledge of the region may be. `braid tune` reaches running clients within it.
 REGION_FRESH_S: Final = 1.0
+# So long clients wait for the daemon of a region whose server may mint IDs again.
+HELD_S: Final = 15.0
 _NOTHING: Final = Registry()
 
 
@@ -65,10 +68,25 @@ class StreamCache:
         self.region: Region | None = None
         self.commands: frozenset[bytes] = frozenset()
         self._read_at_s = float("-inf")
+        self._held_at_s: float | None = None
         self._limit = limit
         self.forget_all()
 
     # The region
+
+    def meet(self, region: Region, server: ServerInfo, now_s: float) -> None:
+        """The process behind a new connection. LOADING while it may mint IDs again: its daemon raises
+        its home strands first. Not for ever, in case that no daemon runs."""
+        self.commands = server.commands
+        if not region.may_mint_again(server):
+            self._held_at_s = None
+            return
+        self._held_at_s = now_s if self._held_at_s is None else self._held_at_s
+        if now_s - self._held_at_s < HELD_S:
+            raise ReplyError(
+                f"LOADING region {region.id} ({region.name}) is served by another process, and its IDs were "
+                "ahead of the clock. Its daemon asks the peers which IDs they have"
+            )
 
     def learn_region(self, region: Region, now_s: float) -> None:
         known, self.region, self._read_at_s = self.region, region, now_s

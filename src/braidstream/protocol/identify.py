@@ -5,7 +5,7 @@ from typing import Any, Final
 from braidstream.errors import BraidError, ClusterError, ReplyError
 from braidstream.model.command import Command
 from braidstream.model.keys import CONFIG
-from braidstream.model.region_config import Region
+from braidstream.model.region_config import Region, ServerInfo
 from braidstream.protocol.plan import Batch, Plan
 
 # Newer stream commands that plans use natively where the engine has them: Redis 8.2, 8.8.
@@ -39,14 +39,29 @@ def refuse_cluster() -> Plan[None]:
         raise ClusterError
 
 
-def read_server() -> Plan[tuple[Region, frozenset[bytes]]]:
-    """Ask the server who it is, and which of the newer commands it has. One round trip.
+def info_facts(info: bytes) -> dict[bytes, bytes]:
+    return {name: value for name, _, value in (line.partition(b":") for line in bytes(info).splitlines())}
 
-    Who may not ask for commands does without them.
+
+def read_server() -> Plan[tuple[Region, ServerInfo]]:
+    """Ask the server who it is, and what it can do. One round trip.
+
+    Who may not ask for commands does without them. Who may not ask for INFO does not notice that another
+    process serves the region (Region.may_mint_again).
     """
-    commands: list[Command] = [("HGETALL", CONFIG), ("COMMAND", "INFO", *NEWER)]
-    config, table = yield Batch(commands, resend=True, attempt=True)
+    commands: list[Command] = [
+        ("HGETALL", CONFIG),
+        ("COMMAND", "INFO", *NEWER),
+        ("INFO", "server", "replication"),
+    ]
+    config, table, info = yield Batch(commands, resend=True, attempt=True)
     if isinstance(config, ReplyError):
         raise _as_cluster(config)
     known = [] if isinstance(table, ReplyError) else table
-    return Region.parse(config), frozenset(name for name, row in zip(NEWER, known, strict=False) if row)
+    facts = {} if isinstance(info, ReplyError) else info_facts(info)
+    return Region.parse(config), ServerInfo(
+        frozenset(name for name, row in zip(NEWER, known, strict=False) if row),
+        run_id=facts.get(b"run_id", b""),
+        is_primary=facts.get(b"role") == b"master",
+        now_ms=int(facts.get(b"server_time_usec", b"0")) // 1000,
+    )

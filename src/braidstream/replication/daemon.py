@@ -8,7 +8,7 @@ Nothing here is worth keeping. A process that is killed is replaced by another o
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from braidstream.replication.leases import Leases
 from braidstream.replication.link import Link, Progress, once
 from braidstream.replication.pages import Pages
 from braidstream.replication.queue import Need, Queue
+from braidstream.replication.raising import raise_home
 from braidstream.replication.skew import watch_clock
 
 # How many streams one link works on at once.
@@ -46,6 +47,8 @@ SOUND_S: Final = 10.0
 MISCONFIGURED_S: Final = 10.0
 # How often a region without replicas is asked whether it has one now.
 CHOOSE_S: Final = 5.0
+# How often we note which process serves the region, and how far its IDs are.
+NOTE_S: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -86,6 +89,8 @@ class Daemon:
         self.peers: dict[str, Peer] = {}
         self.leases = Leases(self.source, self._missed)
         self.ready = asyncio.Event()
+        self._noting = asyncio.Lock()
+        self._highest_ms = 0
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def meet(self, peers: dict[str, tuple[int, Address]]) -> None:
@@ -104,7 +109,8 @@ class Daemon:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._listen())
                 tasks.create_task(self.leases.run())
-                tasks.create_task(self._watch_source())
+                tasks.create_task(self._again_and_again(self.gate.choose, CHOOSE_S))
+                tasks.create_task(self._again_and_again(self._show_alive, NOTE_S))
         finally:
             for task in self._tasks.values():
                 task.cancel()
@@ -120,6 +126,7 @@ class Daemon:
             feed: Feed | None = None
             try:
                 await self.source.connect()
+                await self._show_alive()
                 here = await self.source.ask(read_region())
                 feed = Feed(self.source.address, (here.writer,), self._heard, self._missed)
                 await _until_one_fails(feed.run(), self.source.watch())
@@ -134,14 +141,26 @@ class Daemon:
             await back_off(tries)
             tries += 1
 
-    async def _watch_source(self) -> None:
-        """A region may get its first replica while we run. That it cannot be reached is told by `_listen`."""
+    async def _again_and_again(self, look: Callable[[], Awaitable[None]], pause_s: float) -> None:
+        """Look at the own engine. That it cannot be reached is told by `_listen`."""
         while True:
             with contextlib.suppress(LostError, ReplyError):
                 await self.source.connect()
-                await self.gate.choose()
-                await self.source.ask(show_alive())
-            await asyncio.sleep(CHOOSE_S)
+                await look()
+            await asyncio.sleep(pause_s)
+
+    async def _show_alive(self) -> None:
+        """Note which process serves the region. If it may give out IDs again, see to it that it does not."""
+        async with self._noting:
+            links = (peer.link for peer in self.peers.values() if peer.link is not None)
+            self._highest_ms = max((link.highest_ms for link in links), default=self._highest_ms)
+            if not await self.source.ask(show_alive(self._highest_ms)):
+                return
+            here = await self.source.ask(read_region())
+            peers = {name: (peer.id, peer.endpoint.address) for name, peer in self.peers.items()}
+            without = await raise_home(self.source, here, peers)
+            await self.source.ask(show_alive(self._highest_ms, raised=True))
+            emit("region.ids_raised", region=here.name, without=",".join(without))
 
     def _heard(self, name: bytes, more: bool) -> None:
         if self.leases.mine(name):
@@ -207,7 +226,7 @@ class Daemon:
 
     async def _introduce(self, peer: Peer) -> tuple[Region, Region]:
         """Both regions, each knowing the other's writers."""
-        await self.source.ask(show_alive())
+        await self._show_alive()
         here = await self.source.ask(read_region())
         await peer.endpoint.ask(refuse_cluster())
         there = await peer.endpoint.ask(read_region())

@@ -17,12 +17,12 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from braidstream.admin.membership import info_facts
 from braidstream.errors import LostError, ReplyError
 from braidstream.model import keys
 from braidstream.model.command import Command
 from braidstream.net.wire import Connection, connect
 from braidstream.observability.events import emit
+from braidstream.protocol.identify import info_facts
 from braidstream.protocol.plan import Batch, Plan, arun
 from braidstream.replication.endpoint import SILENCE_S, Endpoint, reason
 

@@ -110,6 +110,7 @@ class Link:
         self.heals = heals
         self.pages = pages or Pages(source)
         self.window = Window()
+        self.highest_ms = 0  # of the IDs of our home strands, as far as we looked
         self._known: OrderedDict[bytes, Known] = OrderedDict()
 
     def forget(self, name: bytes | None = None) -> None:
@@ -166,6 +167,8 @@ class Link:
             await self._heal(name, known, progress)
         ours = await self.source.ask(read_state(name, self._likely(name), writers, home=own))
         progress.restless = ours.restless
+        if (home := ours.strands.get(Strand(name, "s", own))) is not None:
+            self.highest_ms = max(self.highest_ms, home.last[0])
         if self.heals and ours.marks(own) != known.marks:
             raise ReplyError("BSMOVED a strand was made anew meanwhile")
         theirs = await self.target.ask(read_state(name, ours.registry.strands, writers))

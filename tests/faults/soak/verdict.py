@@ -4,6 +4,7 @@ lost         an entry that was acknowledged, and nothing can have removed, is no
 duplicated   an entry is there twice, or a group gave it out as new twice in one region
 reordered    IDs do not ascend, or one client's entries stand in another order than it wrote them
 resurrected  an entry that was removed is there
+minted twice one ID was given to two entries
 invented     an entry is there that was refused, or that nobody wrote
 skipped      no consumer of a group was ever given an entry
 diverged     two regions answer differently
@@ -41,7 +42,12 @@ def judge(history: History, finals: dict[int, Final], losses: Sequence[Loss] = (
     found = [*_diverged(finals), *_redelivered(history, losses), *_skipped(history, one)]
     for name, entries in one.entries.items():
         ops = by_stream[name]
-        found += [*_twice(name, entries), *_reordered(name, ops, entries), *_invented(name, ops, entries)]
+        found += [
+            *_minted_again(name, ops, losses),
+            *_twice(name, entries),
+            *_reordered(name, ops, entries),
+            *_invented(name, ops, entries),
+        ]
         there = {text for _, text in entries}
         for op, kept in _fates(name, ops, losses):
             if kept and op.subject not in there:
@@ -68,7 +74,7 @@ def _fates(name: str, ops: list[Op], losses: Sequence[Loss]) -> Iterator[tuple[O
     # MAXLEN takes the oldest away, and nothing while it sees no more than so many: the newest stay.
     newest = sorted((_order(op.reply) for op in adds), reverse=True)[:MAXLEN]
     for op in adds:
-        if any(op.subject not in loss.known and _is_in(op, loss) for loss in losses):
+        if _is_excused(op, losses):
             yield op, None
         elif name.startswith("trim"):
             yield op, True if _order(op.reply) >= newest[-1] else None
@@ -92,7 +98,11 @@ def _takes(drop: Op, op: Op, losses: Sequence[Loss]) -> bool:
 def excused(history: History, losses: Sequence[Loss]) -> int:
     """Acknowledged entries that may be missing: their server lost them before any peer knew of them."""
     adds = [op for op in history.ops if op.kind == "add" and op.outcome == ACKED]
-    return sum(any(op.subject not in loss.known and _is_in(op, loss) for loss in losses) for op in adds)
+    return sum(_is_excused(op, losses) for op in adds)
+
+
+def _is_excused(op: Op, losses: Sequence[Loss]) -> bool:
+    return any(op.subject not in loss.known and _is_in(op, loss) for loss in losses)
 
 
 def _in_loss(op: Op, losses: Sequence[Loss]) -> bool:
@@ -102,6 +112,18 @@ def _in_loss(op: Op, losses: Sequence[Loss]) -> bool:
 
 def _is_in(op: Op, loss: Loss) -> bool:
     return op.region == loss.region and op.ended >= loss.since and op.began <= loss.upto
+
+
+def _minted_again(name: str, ops: list[Op], losses: Sequence[Loss]) -> Iterator[str]:
+    """One ID for two entries. Allowed if a server lost the first of them, and no peer knew it."""
+    by_id: dict[str, list[Op]] = defaultdict(list)
+    for op in ops:
+        if op.kind == "add" and op.outcome == ACKED:
+            by_id[op.reply].append(op)
+    for id, adds in by_id.items():
+        kept = [op for op in adds if not _is_excused(op, losses)]
+        if len(kept) > 1:
+            yield f"minted twice: {name} {id} stands for {', '.join(op.subject for op in kept)}"
 
 
 def _twice(name: str, entries: Entries) -> Iterator[str]:

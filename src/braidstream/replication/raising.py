@@ -1,0 +1,80 @@
+"""A server may have forgotten IDs that it gave out: its home strands are raised above what the peers have.
+
+While the IDs of a region are ahead of its clock (its own was wrong, or a peer's), the engine counts them up:
+
+    home, before    11:00:00.000-7        clock 10:00
+    a peer          11:00:00.000-7        with the entries 5 6 7
+    home, restored  11:00:00.000-4        would count 5 6 7 once more, for other entries
+    home, raised    11:00:00.000-max      goes on with 11:00:00.001-0
+
+Clients wait for it (Region.may_mint_again). Where IDs are not ahead, the clock is enough: nothing is done.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from braidstream.model import ids, keys
+from braidstream.model.command import Command
+from braidstream.model.region_config import Region
+from braidstream.model.strand import Strand
+from braidstream.net.address import Address
+from braidstream.protocol.identify import read_region
+from braidstream.protocol.plan import Batch, Plan, Replies
+from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint, back_off
+from braidstream.replication.feed import all_streams
+from braidstream.replication.identity import check_region
+from braidstream.replication.state import parse_state, state_command
+
+# A peer that does not answer is waited for no longer: clients wait meanwhile.
+ASKED_WITHIN_S: Final = 5.0
+
+
+async def raise_home(source: Endpoint, here: Region, peers: Mapping[str, tuple[int, Address]]) -> list[str]:
+    """Raise all home strands. Returns the peers that could not be asked.
+
+    What they alone have is covered as well, as long as it was counted up in the same millisecond.
+    """
+    await _raise_above(source, source, here.writer)
+    asked = await asyncio.gather(*(_ask_peer(source, here, (name, *peer)) for name, peer in peers.items()))
+    return [name for name, done in zip(peers, asked, strict=True) if not done]
+
+
+async def _ask_peer(source: Endpoint, here: Region, peer: tuple[str, int, Address]) -> bool:
+    name, number, address = peer
+    tries = 0
+    try:
+        async with asyncio.timeout(ASKED_WITHIN_S):
+            while True:
+                endpoint = Endpoint(address, PEER_REPLY_BYTES)
+                try:
+                    await endpoint.connect()
+                    check_region(await endpoint.ask(read_region()), (number, name), address)
+                    await _raise_above(source, endpoint, here.writer)
+                    return True
+                except Exception:  # also a reply that nobody understands
+                    if not source.connected:
+                        raise
+                finally:
+                    endpoint.close()
+                await back_off(tries)
+                tries += 1
+    except TimeoutError:
+        return False
+
+
+async def _raise_above(source: Endpoint, known_by: Endpoint, writer: int) -> None:
+    """Streams that only the peer knows are not looked at: a daemon's user there may not SCAN."""
+    async for names in all_streams(source):
+        strands = [Strand(name, "s", writer) for name in names]
+        looks = await known_by.ask(_all(state_command(each.name, (each,), ()) for each in strands))
+        raises = list[Command]()
+        for strand, reply in zip(strands, looks, strict=True):
+            end = parse_state(strand.name, (strand,), (), reply).end(strand) or ids.ZERO
+            where = (keys.meta(strand.name), strand.key)
+            raises.append(("FCALL", "bs_strand_raise", 2, *where, ids.text(end)))
+        await source.ask(_all(raises))
+
+
+def _all(commands: Iterable[Command]) -> Plan[Replies]:
+    return (yield Batch([*commands]))

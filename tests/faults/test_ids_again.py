@@ -1,0 +1,131 @@
+"""A server comes back without what it wrote last, while its IDs are ahead of its clock. It would count the
+same IDs up again; peers have them with other entries."""
+
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+
+import braidstream
+from braidstream.errors import BraidError
+from tests.support.gateways import Served
+from tests.support.proxy import Proxy
+from tests.support.regions import client_of
+from tests.support.replicas import promote, replica_of
+from tests.support.replicating import replicating
+from tests.support.servers import Engine, Flavour
+from tests.support.waiting import eventually
+
+WITHIN_S = 30
+LOST, LATER = 300, 400
+
+
+@contextmanager
+def writing(client: redis.Redis) -> Iterator[list[tuple[str, str]]]:
+    """An application that writes on, whatever happens: the IDs and texts that were acknowledged."""
+    done, found = threading.Event(), list[tuple[str, str]]()
+
+    def work() -> None:
+        number = 0
+        while not done.is_set():
+            number += 1
+            try:
+                found.append((client.xadd("m", {"n": f"later {number}"}), f"later {number}"))
+            except (redis.RedisError, BraidError):
+                done.wait(0.01)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield found
+    finally:
+        done.set()
+        thread.join()
+
+
+def restore(engine: Engine, backup: Path) -> None:
+    shutil.copy(backup, engine.directory / "dump.rdb")
+    engine.start()
+
+
+def texts(client: redis.Redis) -> dict[str, str]:
+    return {entry: fields["n"] for entry, fields in client.xrange("m")}
+
+
+def assert_alike(here: redis.Redis, there: redis.Redis, wanted: dict[str, str]) -> None:
+    """Both regions have all of it, and the same."""
+    eventually(lambda: texts(there).items() >= wanted.items(), within_s=WITHIN_S, why="all arrive")
+    eventually(lambda: texts(there) == texts(here), within_s=WITHIN_S, why="the regions are alike")
+
+
+@pytest.mark.parametrize("way", ["client", "gateway"])
+def test_a_server_that_comes_back_with_ids_ahead_of_its_clock_mints_none_twice(
+    flavour: Flavour, tmp_path: Path, way: str
+) -> None:
+    """Its clock was an hour ahead, and was set right. So its IDs count up; a backup makes it forget some."""
+    with ExitStack() as stack:
+        one = stack.enter_context(Engine(flavour, clock_s=3600))
+        two = stack.enter_context(Engine(flavour))
+        stack.enter_context(replicating(tmp_path, [one, two]))
+        here = stack.enter_context(client_of(one, decode_responses=True))
+        there = stack.enter_context(client_of(two, decode_responses=True))
+        if way == "gateway":
+            gateway = stack.enter_context(Served(one.url))
+            here = stack.enter_context(redis.Redis.from_url(gateway.url, decode_responses=True))
+        here.xadd("m", {"n": "first"})
+        one.set_clock(0)
+        ahead_ms = (time.time() + 600) * 1000
+        eventually(lambda: minted_ms(one) > ahead_ms, within_s=WITHIN_S, why="the daemon knows of it")
+        with one.client() as engine:
+            engine.save()
+        backup = shutil.copy(one.directory / "dump.rdb", tmp_path / "backup.rdb")
+        lost = {here.xadd("m", {"n": f"lost {number}"}): f"lost {number}" for number in range(LOST)}
+        eventually(lambda: there.xlen("m") == LOST + 1, within_s=WITHIN_S, why="the peer has it all")
+        for _ in range(2):  # what it writes after the first loss must not be minted again after the second
+            one.kill()
+            with writing(here) as later:
+                restore(one, Path(backup))
+                eventually(lambda: len(later) > LATER, within_s=WITHIN_S, why="the application writes on")  # noqa: B023
+            assert not lost.keys() & dict(later).keys()
+            lost |= dict(later)
+            assert_alike(here, there, lost)
+
+
+def test_a_replica_with_a_slow_clock_that_is_promoted_mints_no_id_of_its_peers_twice(
+    flavour: Flavour, tmp_path: Path
+) -> None:
+    """Without the durability gate: the peer has entries that the new primary lacks."""
+    with ExitStack() as stack:
+        primary, peer = (stack.enter_context(Engine(flavour)) for _ in range(2))
+        line, door = (stack.enter_context(Proxy(primary.port)) for _ in range(2))
+        replica = stack.enter_context(replica_of(primary, through=line.port, clock_s=-2))
+        urls = {1: door.url, 2: peer.url}
+        stack.enter_context(replicating(tmp_path, [primary, peer], urls=urls, durability="none"))
+        here = stack.enter_context(braidstream.Redis.from_url(door.url, decode_responses=True))
+        there = stack.enter_context(client_of(peer, decode_responses=True))
+        began = time.time()
+        here.xadd("m", {"n": "first"})
+        eventually(
+            lambda: minted_ms(replica) > began * 1000, within_s=WITHIN_S, why="the replica has the note"
+        )
+        line.swallow()
+        lost = {here.xadd("m", {"n": f"lost {number}"}): f"lost {number}" for number in range(LOST)}
+        eventually(lambda: there.xlen("m") == LOST + 1, within_s=WITHIN_S, why="the peer has it all")
+        primary.kill()
+        promote(replica)
+        door.point(replica.port)
+        with writing(here) as later:
+            eventually(lambda: len(later) > LATER, within_s=WITHIN_S, why="the application writes on")
+        assert not lost.keys() & dict(later).keys()
+        assert_alike(here, there, lost | dict(later))
+
+
+def minted_ms(engine: Engine) -> int:
+    """The highest ID of the region that its daemon has noted."""
+    with engine.client(decode_responses=True) as client:
+        return int((client.hget("bs:config", "minted") or "0").split()[0])
