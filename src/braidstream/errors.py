@@ -52,7 +52,8 @@ class NotARegionError(BraidError):
     def __init__(self) -> None:
         super().__init__(
             "this database is not a braidstream region yet. "
-            "Make it one with: braid init --url URL --region N --name NAME"
+            "Make it one with: braid init --url URL --region N --name NAME. "
+            "If it was a region, its server lost the data. Bring it back with: braid region rejoin NAME"
         )
 
 

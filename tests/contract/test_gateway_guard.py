@@ -3,10 +3,14 @@
 import re
 
 import pytest
+import redis
 
+import braidstream
 from braidstream import lua as functions
-from tests.support.gateways import Line, packed
+from braidstream.admin.membership import initialise
+from tests.support.gateways import Line, packed, value_of
 from tests.support.servers import Engine
+from tests.support.waiting import eventually
 
 ENTRY = b"*2\r\n$1\r\na\r\n$1\r\nb\r\n"
 
@@ -81,3 +85,27 @@ def test_a_replica_that_reports_how_far_it_is_gets_no_reply(line: Line) -> None:
     assert line.say("PING") == b"+PONG\r\n"
     assert line.say("REPLCONF nosuch 1").startswith(b"-ERR")
     assert line.pipeline("PING", "XLEN s") == [b"+PONG\r\n", b":0\r\n"]
+
+
+@pytest.mark.parametrize("database", [0, 9])
+def test_a_region_that_was_flushed_takes_no_plain_streams(line: Line, engine: Engine, database: int) -> None:
+    """They would stand in the way when `braid region rejoin` brings the data back."""
+    if database:
+        with braidstream.Redis(port=engine.port, db=database) as client:
+            client.run_plan(initialise(9, "nine"))
+            client.run_plan(functions.load())
+    line.say(f"SELECT {database}")
+    line.say("XADD s * a b")
+    assert is_whole(line)
+    dump = value_of(line.say("DUMP s"))
+    with redis.Redis(port=engine.port, db=database) as operator:
+        operator.flushall()
+        eventually(
+            lambda: line.say("XADD s * a b").startswith(b"-NOREGION"),
+            within_s=5,
+            why="the gateway sees that the region is gone",
+        )
+        assert b"braid region rejoin" in line.say("RESTORE", "copy", 0, dump)
+        assert b"braid region rejoin" in line.say("XGROUP CREATE s g 0 MKSTREAM")
+        assert line.say("SET plain 1") == b"+OK\r\n"
+        assert operator.keys("*") == [b"plain"]

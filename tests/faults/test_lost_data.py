@@ -14,6 +14,7 @@ import pytest
 import redis
 
 import braidstream
+from braidstream.admin.membership import set_fence
 from tests.support.proxy import Proxy
 from tests.support.replicating import Daemon, config_file, initialised
 from tests.support.servers import Engine, Flavour
@@ -291,6 +292,28 @@ def test_a_server_that_lost_everything_is_refused_and_rejoins(
         assert regions[1].execute_command(*send) == message
         [[_, entries]] = regions[1].xreadgroup("jobs", "ann", {"x": ">"}, count=10)
         assert [entry for entry, _ in entries] == before[100:110]
+
+
+def test_a_region_that_a_backup_has_fenced_is_told(flavour: Flavour, tmp_path: Path) -> None:
+    """The backup was made during a rejoin: its daemon goes on, clients get LOADING until somebody acts."""
+    with started(flavour, tmp_path, 1) as regions:
+        primary, daemon = regions.site.primary, regions.daemons[0]
+        before = write(regions[1], 5)
+        regions[1].run_plan(set_fence(True))
+        with primary.client() as engine:
+            engine.save()
+        regions[1].run_plan(set_fence(False))
+        primary.kill()
+        primary.start()
+        told = lambda: daemon.said("region.fenced")  # noqa: E731
+        eventually(told, within_s=WITHIN_S, why="the daemon tells that its region is fenced")
+        with pytest.raises(redis.BusyLoadingError, match="braid region rejoin"):
+            regions[1].xadd("x", {"n": "refused"})
+        daemon.kill()
+        rejoined = braid("region", "rejoin", "r1", "--config", str(regions.config))
+        assert rejoined.returncode == 0, rejoined.stderr
+        daemon.start()
+        everywhere(regions, before)
 
 
 def test_keys_deleted_by_hand_are_brought_back(flavour: Flavour, tmp_path: Path) -> None:

@@ -98,20 +98,21 @@ def _tell_writers(verb: str, writers: Iterable[int]) -> Plan[Region]:
     return Region.parse(reply)
 
 
-def show_alive(highest_ms: int = 0, *, raised: bool = False) -> Plan[bool]:
+def show_alive(highest_ms: int = 0, *, raised: bool = False) -> Plan[tuple[bool, bool]]:
     """Note which process serves the region now, and how far its IDs are. If it is another one than before,
     what was written since the last note may be lost (Region.doubts).
 
-    Returns whether clients wait until its home strands are raised; `raised` says that they are. A server that
-    takes no writes is asked again later.
+    Returns whether clients wait until its home strands are raised (`raised` says that they are), and whether
+    the region is fenced. A server that takes no writes is asked again later.
     """
     [info] = yield Batch([("INFO", "server")], resend=True, attempt=True)
     if isinstance(info, ReplyError):
-        return False
+        return False, False
     run_id = info_facts(info).get(b"run_id", b"")
     call = ("FCALL", "bs_region_alive", 1, CONFIG, run_id, highest_ms, int(raised))
-    [waits] = yield Batch([call], attempt=True)
-    return bool(waits == 1)
+    [reply] = yield Batch([call], attempt=True)
+    waits, fenced = (0, 0) if isinstance(reply, ReplyError) else reply
+    return bool(waits), bool(fenced)
 
 
 def note_behind(writer: int, behind_ms: int) -> Plan[None]:

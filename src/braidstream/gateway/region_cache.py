@@ -50,11 +50,15 @@ class Known:
             await self.ask()
 
     async def is_absent(self) -> bool:
-        """Whether the database is known to be no region: every key in it is plain."""
+        """Whether the database is known to be no region: every key in it is plain.
+
+        One that was a region has lost its data (FLUSHALL at the server, say). What is written there as plain
+        streams would stand in the way when the data comes back.
+        """
         try:
             await self.refresh_if_due()
         except NotARegionError:
-            return True
+            return self.cache.region is None
         except BraidError:
             pass  # whoever runs a plan is told
         return False

@@ -69,10 +69,11 @@ end
      when it last did. If another one does now, whatever was written in between may be lost: that window goes
      to `doubts`, `<ms>-<ms>` ... What is missing of it was not trimmed (replication/heal.py).
      The fields are part of the data, so a replica that lagged or a backup brings back old ones.
-     Returns 1 while clients wait until the home strands are raised. ]]
+     Returns {1 while clients wait until the home strands are raised, 1 while the region is fenced}. ]]
 local function region_alive(keys, args)
-  local told, time = config_fields(keys[1], CONFIG.REGION, CONFIG.RUN, CONFIG.ALIVE, CONFIG.DOUBTS), redis.call('TIME')
-  if not told[1] then return 0 end
+  local told = config_fields(keys[1], CONFIG.REGION, CONFIG.RUN, CONFIG.ALIVE, CONFIG.DOUBTS, CONFIG.FENCED)
+  local time = redis.call('TIME')
+  if not told[1] then return { 0, 0 } end
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
   if told[2] and told[2] ~= args[1] then
     local windows, since = {}, tonumber(told[3])
@@ -85,5 +86,5 @@ local function region_alive(keys, args)
     redis.call('HSET', keys[1], CONFIG.DOUBTS, table.concat(windows, ' '))
   end
   redis.call('HSET', keys[1], CONFIG.RUN, args[1], CONFIG.ALIVE, string.format('%.0f', now))
-  return note_minted(keys[1], args[1], args[2] or '0', args[3] == '1', now)
+  return { note_minted(keys[1], args[1], args[2] or '0', args[3] == '1', now), told[5] and 1 or 0 }
 end

@@ -46,6 +46,11 @@ EVENTS: Final = {
         "the region's engine lost acknowledged entries or deletions that a peer has; they were restored from "
         "there. Entries that no peer had are lost",
     ),
+    "region.fenced": (
+        logging.ERROR,
+        "the region serves no client: `braid region rejoin` runs, or its server was restored from a backup "
+        "that was made during one. If none runs, run it",
+    ),
     "region.ids_raised": (
         logging.WARNING,
         "another process serves the region, and its IDs were ahead of the clock: new IDs start above all IDs "

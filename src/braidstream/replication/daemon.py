@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from braidstream.admin.membership import meet, show_alive
-from braidstream.errors import ConfigError, LostError, ReplyError
+from braidstream.errors import BraidError, ConfigError, LostError, ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.ids import Id
 from braidstream.model.region_config import Region
@@ -49,6 +49,8 @@ MISCONFIGURED_S: Final = 10.0
 CHOOSE_S: Final = 5.0
 # How often we note which process serves the region, and how far its IDs are.
 NOTE_S: Final = 1.0
+# How often a fence is told.
+FENCED_S: Final = 60.0
 
 
 @dataclass(slots=True)
@@ -91,6 +93,7 @@ class Daemon:
         self.ready = asyncio.Event()
         self._noting = asyncio.Lock()
         self._highest_ms = 0
+        self._fence_told_s = -FENCED_S
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def meet(self, peers: dict[str, tuple[int, Address]]) -> None:
@@ -144,7 +147,7 @@ class Daemon:
     async def _again_and_again(self, look: Callable[[], Awaitable[None]], pause_s: float) -> None:
         """Look at the own engine. That it cannot be reached is told by `_listen`."""
         while True:
-            with contextlib.suppress(LostError, ReplyError):
+            with contextlib.suppress(BraidError):
                 await self.source.connect()
                 await look()
             await asyncio.sleep(pause_s)
@@ -154,13 +157,24 @@ class Daemon:
         async with self._noting:
             links = (peer.link for peer in self.peers.values() if peer.link is not None)
             self._highest_ms = max((link.highest_ms for link in links), default=self._highest_ms)
-            if not await self.source.ask(show_alive(self._highest_ms)):
+            waits, fenced = await self.source.ask(show_alive(self._highest_ms))
+            self._tell_fence(fenced)
+            if not waits:
                 return
             here = await self.source.ask(read_region())
             peers = {name: (peer.id, peer.endpoint.address) for name, peer in self.peers.items()}
             without = await raise_home(self.source, here, peers)
             await self.source.ask(show_alive(self._highest_ms, raised=True))
             emit("region.ids_raised", region=here.name, without=",".join(without))
+
+    def _tell_fence(self, fenced: bool) -> None:
+        """The region may be fenced under a running daemon: by a backup that was made during a rejoin."""
+        now = asyncio.get_running_loop().time()
+        if not fenced:
+            self._fence_told_s = -FENCED_S
+        elif now - self._fence_told_s >= FENCED_S:
+            self._fence_told_s = now
+            emit("region.fenced", server=self.source.address)
 
     def _heard(self, name: bytes, more: bool) -> None:
         if self.leases.mine(name):

@@ -49,7 +49,7 @@ def soak(
         anomalies = [
             *quiet,
             *sites.faults_of_ours(),
-            *(f"a client failed: {error!r}" for error in traffic.faults),
+            *(f"a client failed: {error}" for error in traffic.faults),
             *(f"odd reply: {text}" for text in traffic.history.odd_errors()),
             *verdict.judge(traffic.history, finals, sites.losses),
         ]

@@ -14,6 +14,7 @@ Every stream belongs to a kind, and a kind says what is done to it:
 import random
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -99,7 +100,7 @@ class Traffic:
             for r in sites
             for n in range(2)
         ]
-        self.faults: list[Exception] = []
+        self.faults: list[str] = []
 
     def __enter__(self) -> "Traffic":
         self._writing.set()
@@ -134,7 +135,7 @@ class Traffic:
                     self._one(client, site.number, name, f"{site.number}-{number}", dice, seen)
                     time.sleep(PAUSE_S)
         except Exception as error:
-            self.faults.append(error)
+            self.faults.append("".join(traceback.format_exception(error)))
 
     def _one(
         self,
@@ -221,7 +222,7 @@ class Traffic:
                     if outcome != ACKED:
                         time.sleep(0.1)
         except Exception as error:
-            self.faults.append(error)
+            self.faults.append("".join(traceback.format_exception(error)))
 
     def _take(self, client: redis.Redis, region: int, consumer: str, dice: random.Random) -> None:
         found = client.xreadgroup(GROUP, consumer, dict.fromkeys(JOBS, ">"), count=50, block=300)
