@@ -21,6 +21,11 @@ BraidError
 `-- JobError            a Spark job of `braid spark` failed
 """
 
+from typing import Final
+
+# How an engine refuses every write: its disk is broken, or it has too few replicas.
+WRITES_REFUSED: Final = ("MISCONF", "NOREPLICAS")
+
 
 class BraidError(Exception):
     """Base of all errors of braidstream."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import redis
 
+from braidstream.errors import ReplyError
 from tests.support.servers import Engine
 from tests.support.world import World
 
@@ -74,6 +75,26 @@ def test_what_was_lost_in_the_middle_comes_back(make_world: Make) -> None:
     assert [fields["n"] for _, fields in world[1].xrange("x")] == list("abcdefg")
     info = world[1].xinfo_stream("x")
     assert (info["entries-added"], info["last-generated-id"]) == (7, later[-1])
+
+
+def test_what_was_lost_comes_back_once_the_engine_takes_writes_again(make_world: Make) -> None:
+    """Its disk is full, say, when the links meet: they try again, on the same connection."""
+    world = make_world(2)
+    before = write(world, 1, "a", "b")
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    lost = write(world, 1, "c", "d")
+    world.sync()
+    roll_back(world, 1, earlier)
+    later = write(world, 1, "e")
+    with world.engines[0].client() as engine:
+        engine.config_set("min-replicas-to-write", 1)
+        try:
+            with pytest.raises(ReplyError, match="NOREPLICAS"):
+                world.ship(1, 2, "x")
+        finally:
+            engine.config_set("min-replicas-to-write", 0)
+    assert_alike(world, before + lost + later)
 
 
 def test_peers_that_got_different_lengths_of_the_lost_tail_end_alike(make_world: Make) -> None:

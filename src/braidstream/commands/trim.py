@@ -7,7 +7,7 @@ from typing import Any, Final
 from braidstream.commands.arguments import Argv, Trim, option, parse_trim, strict_id
 from braidstream.commands.drop import AT_ONCE, drop_command, trim_asking, trims_natively
 from braidstream.commands.groups.pending import tell
-from braidstream.errors import ReplyError
+from braidstream.errors import WRITES_REFUSED, ReplyError
 from braidstream.model import ids
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
@@ -19,8 +19,6 @@ from braidstream.protocol.stream_view import View
 
 # One round of trimming to a length reads at most this many entries of each strand.
 PAGE: Final = 1_000
-# How an engine refuses every write: its disk is broken, it has too few replicas, or it is one now.
-WRITES_REFUSED: Final = ("MISCONF", "NOREPLICAS", "READONLY")
 # What `~` may leave: the engine drops whole nodes, of 100 entries unless it was told otherwise.
 NODE: Final = 100
 
@@ -83,7 +81,7 @@ def cap(view: View, name: bytes, spec: Trim) -> Plan[None]:
     try:
         yield from trim_all(view, name, spec)
     except ReplyError as error:
-        if error.code not in WRITES_REFUSED:
+        if error.code not in (*WRITES_REFUSED, "READONLY"):
             raise
 
 

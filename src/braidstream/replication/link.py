@@ -20,7 +20,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from braidstream.errors import BraidError, ReplyError
+from braidstream.errors import WRITES_REFUSED, BraidError, ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.fields import MetaField
@@ -230,7 +230,8 @@ class Link:
                 done += await pair.delete_again(loss, theirs)
                 await pair.redo_journal(ours, theirs)
         except ReplyError as error:
-            if error.code in STALE:  # deleted meanwhile, say: look again
+            # Deleted meanwhile, say, or it takes no writes for a while: look again.
+            if error.code in (*STALE, *WRITES_REFUSED, "OOM"):
                 raise
             why = str(error)
             for strand in loss.entries:  # what we lack of it was not deleted here

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from braidstream.errors import ReplyError
+from braidstream.errors import WRITES_REFUSED, ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.fields import MetaField
@@ -37,8 +37,6 @@ _ASIDE: Final = (
 LOCAL: Final = (*_ASIDE, MetaField.NEW, MetaField.MENDED)
 # Entries may overtake how far groups have acknowledged, and how far Spark sinks have written.
 _LATER: Final = (*_ASIDE, MetaField.GROUP_ACKED, MetaField.SINK)
-# How an engine refuses every write: its disk is broken, or it has too few replicas.
-WRITES_REFUSED: Final = ("MISCONF", "NOREPLICAS")
 
 
 def causal(meta: dict[bytes, bytes]) -> dict[bytes, bytes]:
