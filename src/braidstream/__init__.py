@@ -52,7 +52,7 @@ from braidstream import (
     sentinel as sentinel,
 )
 from braidstream.cluster import RedisCluster as RedisCluster
-from braidstream.clients.compat import rest_of as _rest_of
+from braidstream.net.compat import rest_of as _rest_of
 from braidstream.clients.sync import Redis as Redis
 from braidstream.exceptions import (
     BraidError as BraidError,

@@ -12,7 +12,7 @@ from redis.client import (
     PubSubWorkerThread as PubSubWorkerThread,
 )
 
-from braidstream.clients.compat import rest_of
+from braidstream.net.compat import rest_of
 from braidstream.clients.sync import Pipeline as Pipeline, Redis as Redis
 
 StrictRedis = Redis

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import redis.cluster
 from redis.cluster import ClusterNode as ClusterNode
 
-from braidstream.clients.compat import rest_of
+from braidstream.net.compat import rest_of
 from braidstream.clients.raised import cluster_refused
 
 

@@ -11,7 +11,7 @@ from redis.sentinel import (
     SlaveNotFoundError as SlaveNotFoundError,
 )
 
-from braidstream.clients.compat import rest_of
+from braidstream.net.compat import rest_of
 from braidstream.clients.sync import Redis as Redis
 from braidstream.clients.sentinel_clients import SentinelClients
 

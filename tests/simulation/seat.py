@@ -8,8 +8,6 @@ import hiredis
 
 from braidstream import lua as functions
 from braidstream.admin.membership import initialise, meet, tune_id_mode
-from braidstream.clients.gather import unpack, wire
-from braidstream.clients.shared import resp2
 from braidstream.commands.arguments import parse_add
 from braidstream.commands.produce import add_all
 from braidstream.commands.table import TABLE
@@ -19,8 +17,10 @@ from braidstream.model.command import Command
 from braidstream.model.idempotence import Settings
 from braidstream.model.meta import Registry
 from braidstream.model.region_config import Region
+from braidstream.net.reply_shape import resp2
 from braidstream.net.wire import pack
 from braidstream.protocol.braid import ask
+from braidstream.protocol.exchange import unpack, wire
 from braidstream.protocol.identify import read_region
 from braidstream.protocol.lookup import registry_of
 from braidstream.protocol.plan import Batch, Plan, Replies, run

@@ -9,7 +9,6 @@ from redis.crc import key_slot
 from redis.exceptions import AskError, ClusterCrossSlotError, MovedError, ResponseError, TryAgainError
 
 from braidstream import lua as functions
-from braidstream.clients import gather, shared
 from braidstream.commands.produce import call
 from braidstream.commands.table import TABLE
 from braidstream.errors import ReplyError
@@ -18,8 +17,10 @@ from braidstream.model.command import Command
 from braidstream.model.meta import Registry
 from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
+from braidstream.net.reply_shape import resp2
 from braidstream.protocol.append import ensure_command
 from braidstream.protocol.braid import delete_command
+from braidstream.protocol.exchange import unpack, wire
 from braidstream.protocol.lookup import registry_of
 from braidstream.protocol.plan import Batch, Plan, Replies, run
 from braidstream.protocol.stream_view import View
@@ -80,9 +81,9 @@ class Nodes:
 
     def __call__(self, batch: Batch) -> Replies:
         if batch.atomic:
-            return gather.unpack(batch, self.exchange(self.home, gather.wire(batch)), shared.resp2)
+            return unpack(batch, self.exchange(self.home, wire(batch)), resp2)
         replies = [self.exchange(self._place(command), [command])[0] for command in batch.commands]
-        return gather.unpack(batch, replies, shared.resp2)
+        return unpack(batch, replies, resp2)
 
     def exchange(self, conn: Any, commands: list[Command]) -> list[Any]:
         self.sent += commands

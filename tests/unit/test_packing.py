@@ -7,7 +7,7 @@ import pytest
 import redis
 import redis.asyncio
 
-from braidstream.clients.compat import packed
+from braidstream.net.compat import packed
 
 Connect = Callable[..., Any]
 COMMANDS = [

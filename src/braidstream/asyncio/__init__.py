@@ -39,7 +39,7 @@ from braidstream.asyncio import (
 from braidstream.asyncio.cluster import RedisCluster as RedisCluster
 from braidstream.asyncio.sentinel import Sentinel as Sentinel
 from braidstream.clients.aio import Redis as Redis
-from braidstream.clients.compat import rest_of as _rest_of
+from braidstream.net.compat import rest_of as _rest_of
 
 if TYPE_CHECKING:  # newer than the oldest redis-py that is supported
     from redis.asyncio import (

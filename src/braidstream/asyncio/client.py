@@ -10,7 +10,7 @@ from redis.asyncio.client import (
 )
 
 from braidstream.clients.aio import Pipeline as Pipeline, Redis as Redis
-from braidstream.clients.compat import rest_of
+from braidstream.net.compat import rest_of
 
 StrictRedis = Redis
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import redis.asyncio.cluster
 from redis.asyncio.cluster import ClusterNode as ClusterNode
 
-from braidstream.clients.compat import rest_of
+from braidstream.net.compat import rest_of
 from braidstream.clients.raised import cluster_refused
 
 

@@ -12,7 +12,7 @@ from redis.asyncio.sentinel import (
 )
 
 from braidstream.clients.aio import Redis as Redis
-from braidstream.clients.compat import rest_of
+from braidstream.net.compat import rest_of
 from braidstream.clients.sentinel_clients import SentinelClients
 
 

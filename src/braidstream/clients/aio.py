@@ -1,6 +1,5 @@
 """`braidstream.asyncio.Redis`: the same text as `sync.py`, with awaits. Keep the two side by side."""
 
-import asyncio
 import inspect
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
@@ -10,67 +9,22 @@ import redis.asyncio.client
 from redis import exceptions
 from redis.typing import KeyT
 
-from braidstream.clients import gather, pipeline, shared
+from braidstream.clients import pipeline, shared
 from braidstream.clients.client_options import AsyncioOptions
-from braidstream.clients.compat import closed_by_server, is_connected, packed
 from braidstream.clients.raised import for_user
-from braidstream.clients.shared import LOST, REFUSALS, NotResentError, Session
+from braidstream.clients.shared import Session
 from braidstream.errors import BraidError
 from braidstream.model.command import Command
-from braidstream.protocol.plan import Batch, Plan, Replies, arun
+from braidstream.net.compat import packed
+from braidstream.net.sender import LOST, REFUSALS, AsyncSender, NotResentError, aconnect
+from braidstream.protocol.plan import Plan, arun
 
 T = TypeVar("T")
 
 
-class _Sender:
-    """Sends batches over one connection, and remembers whether a write was among them."""
-
-    def __init__(self, conn: Any, *, watching: bool = False) -> None:
-        # A new connection in the middle of a plan, or under a WATCH, would have forgotten what it stood for.
-        self.conn, self.wrote, self.may_connect = conn, False, not watching
-
-    async def __call__(self, batch: Batch) -> Replies:
-        commands, timeout = gather.wire(batch), shared.read_timeout(self.conn, batch)
-        before = self.wrote
-        try:
-            await _connect(self.conn, self.may_connect)
-            self.may_connect, self.wrote = False, self.wrote or not batch.resend
-            await self.conn.send_packed_command(packed(self.conn, commands))
-            replies = [await self._read(timeout) for _ in commands]
-            return gather.unpack(batch, replies, shared.resp2)
-        except LOST as error:
-            await self.conn.disconnect(nowait=True)
-            if before if isinstance(error, REFUSALS) else self.wrote:
-                raise NotResentError(error) from error
-            raise
-
-    async def _read(self, timeout: float | None) -> Any:
-        try:
-            if timeout is None:
-                return await self.conn.read_response(disable_decoding=True)
-            # Asked for a timeout, redis-py answers None in time and leaves the reply for the next reader.
-            async with asyncio.timeout(timeout):
-                return await self.conn.read_response(disable_decoding=True, timeout=2 * timeout)
-        except TimeoutError as error:
-            raise exceptions.TimeoutError(f"Timeout reading from {self.conn!r}") from error
-        except exceptions.ResponseError as error:
-            return error
-
-
-async def _connect(conn: Any, may: bool = True) -> None:
-    """Make sure that what is sent next is sent. redis-py may hand out a connection that the server closed."""
-    if is_connected(conn) and closed_by_server(conn):
-        await conn.disconnect(nowait=True)
-    if is_connected(conn):
-        return
-    if not may:
-        raise exceptions.ConnectionError("the connection was lost in the middle of a command")
-    await conn.connect()
-
-
 async def _append(conn: Any, command: Command, known: Session) -> Any:
     """One append in one command, sent once; None where the plan must say it."""
-    await _connect(conn)
+    await aconnect(conn)
     try:
         await conn.send_packed_command(packed(conn, [command]))
         return await conn.read_response(disable_decoding=True)
@@ -116,7 +70,7 @@ class _Plans:
 
     async def _run(self, conn: Any, plan: Plan[T]) -> T:
         try:
-            return await arun(plan, _Sender(conn, watching=self.watching))
+            return await arun(plan, AsyncSender(conn, watching=self.watching))
         except BraidError as error:
             raise for_user(error) from None
         except (NotResentError, *LOST):

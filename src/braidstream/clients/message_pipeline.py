@@ -11,8 +11,6 @@ from typing import Any, Final
 from redis import exceptions
 
 from braidstream.clients import shared as shared
-from braidstream.clients.compat import encoder_of
-from braidstream.clients.gather import Exchange
 from braidstream.clients.raised import for_user
 from braidstream.clients.shared import Session
 from braidstream.commands.arguments import FUNCTION_ARGUMENTS
@@ -20,7 +18,10 @@ from braidstream.commands.produce import AT_ONCE, call, changed_settings, shared
 from braidstream.errors import ReplyError
 from braidstream.model.idempotence import Settings, iid_of
 from braidstream.model.strand import Strand
+from braidstream.net.compat import encoder_of
+from braidstream.net.reply_shape import reply_error
 from braidstream.protocol.append import ensure_command
+from braidstream.protocol.exchange import Exchange
 from braidstream.protocol.plan import Plan
 
 Commands = list[tuple[tuple[Any, ...], dict[str, Any]]]
@@ -132,7 +133,7 @@ def _may_resend(session: Session, calls: list[_Call]) -> bool:
 def _results(session: Session, conn: Any, said: _Call, reply: Any) -> list[Any]:
     if not isinstance(reply, exceptions.ResponseError):
         return [_result(session, conn, answer) for answer in reply]
-    error = shared.reply_error(reply)
+    error = reply_error(reply)
     settings = changed_settings(error)
     if settings is None:
         return [for_user(error)] * said.size

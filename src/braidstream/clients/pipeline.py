@@ -4,17 +4,19 @@ from typing import Any
 
 from redis import exceptions
 
-from braidstream.clients import gather
 from braidstream.clients import shared as shared
-from braidstream.clients.compat import socket_of
-from braidstream.clients.gather import Exchange, NotQueuedError, Queued
 from braidstream.clients.message_pipeline import messages
 from braidstream.clients.raised import for_user
 from braidstream.clients.shared import Session
 from braidstream.errors import BraidError, RefusedError, ReplyError
 from braidstream.model.command import Command
+from braidstream.net.compat import socket_of
+from braidstream.net.reply_shape import resp2
+from braidstream.protocol import gather
 from braidstream.protocol.append import command_of, ensure_commands
 from braidstream.protocol.carry import Carriage
+from braidstream.protocol.exchange import Exchange
+from braidstream.protocol.gather import NotQueuedError, Queued
 from braidstream.protocol.plan import Plan, Replies
 
 Commands = list[tuple[tuple[Any, ...], dict[str, Any]]]
@@ -65,7 +67,7 @@ def pipeline(client: Any, conn: Any, commands: Commands) -> Plan[list[Any]]:
     rest = [at for at, result in enumerate(found) if result is None]
     left = [commands[at] for at in rest]
     queued = _queue(conn, left)
-    yield from gather.pipeline(session.view(Carriage(pipelined=True)), queued, shared.resp2)
+    yield from gather.pipeline(session.view(Carriage(pipelined=True)), queued, resp2)
     for at, result in zip(rest, _results(client, conn, queued, left), strict=True):
         found[at] = result
     return found
@@ -126,7 +128,7 @@ def transaction(client: Any, conn: Any, commands: Commands) -> Plan[list[Any] | 
         done = yield from gather.transaction(
             lambda: session.view(Carriage(pipelined=True, in_multi=True)),
             queued,
-            shared.resp2,
+            resp2,
             watching=client.watching,
         )
     except NotQueuedError as refused:
@@ -145,7 +147,7 @@ def _results(client: Any, conn: Any, queued: list[Queued], commands: Commands) -
             found.append(item.result)
         elif item.spec is not None:
             # Of messages the home is enough: in a pipeline their producers have numbers.
-            client.session.remember_home(args[:2] if item.adds else args, item.argv)
+            client.session.remember_home(args[:2] if item.parts else args, item.argv)
             found.append(shared.present(client, conn, item.spec, item.result, args, options))
         else:
             found.append(shared.present_native(client, conn, item.result, args, options))

@@ -17,7 +17,7 @@ from typing import Final
 from redis import exceptions
 
 from braidstream import errors
-from braidstream.clients.compat import parse_error
+from braidstream.net.compat import parse_error
 
 __all__ = ["BraidError", "LibraryError", "NotARegionError", "RefusedError", "RegionTakenError", "for_user"]
 

@@ -14,46 +14,28 @@ import redis.asyncio
 from redis import exceptions
 from redis.client import EMPTY_RESPONSE, NEVER_DECODE
 
-from braidstream.clients.compat import encoder_of, error_line, sends_text_as_encoded, socket_of
 from braidstream.clients.producer import Producer
 from braidstream.commands.arguments import FUNCTION_ARGUMENTS
 from braidstream.commands.produce import call, is_numbered, native_call, user_id
 from braidstream.commands.table import TABLE, Spec
-from braidstream.errors import BraidError, ReplyError
+from braidstream.errors import BraidError
 from braidstream.lua import require_current
 from braidstream.model.command import Command
 from braidstream.model.idempotence import iid_of
 from braidstream.net.address import sentinel_pool
+from braidstream.net.compat import encoder_of, sends_text_as_encoded, socket_of
+from braidstream.net.reply_shape import mapped, reply_error
+from braidstream.net.sender import REFUSALS
 from braidstream.protocol.append import command_of
 from braidstream.protocol.cache import StreamCache
 from braidstream.protocol.carry import Carriage
+from braidstream.protocol.gather import CommandSpec
 from braidstream.protocol.identify import read_region, read_server
-from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.plan import Plan
 from braidstream.protocol.stream_view import View
 
-# A server that is starting up, or asks for a password, has done nothing: no reply is lost.
-REFUSALS: Final = (exceptions.BusyLoadingError, exceptions.AuthenticationError)
 # Commands after which a connection may stand before another database, or queues what it gets.
 MOVES: Final = frozenset(("SELECT", "SWAPDB", "RESET", "MULTI", "EXEC", "DISCARD"))
-LOST: Final = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
-
-
-class NotResentError(Exception):
-    """A connection was lost after a write was sent. Not a redis error, so redis-py does not retry it."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-    def for_user(self) -> BaseException:
-        """The same kind of error redis-py raises, saying what is not known."""
-        text = (
-            f"{self.error}. A write had been sent and its reply is lost: it may or may not have been "
-            "applied. braidstream does not send a write twice."
-        )
-        is_theirs = isinstance(self.error, exceptions.RedisError)
-        kind = type(self.error) if is_theirs else exceptions.ConnectionError
-        return kind(text)
 
 
 class Session:
@@ -244,29 +226,6 @@ def words(conn: Any, args: Iterable[Any]) -> list[bytes]:
     return [*first.split(), *rest]
 
 
-def resp2(command: Command, reply: Any) -> Any:
-    """A reply in the shape plans know, whatever protocol it came by."""
-    if isinstance(reply, exceptions.ResponseError):
-        return reply_error(reply)
-    if isinstance(reply, dict) and command[0] in ("XREAD", "XREADGROUP"):
-        return [[name, entries] for name, entries in reply.items()]
-    if isinstance(reply, dict) or command[0] == "XINFO":
-        return _flattened(reply)
-    return reply
-
-
-def _flattened(value: Any) -> Any:
-    """Maps as the flat arrays that RESP2 sends, however deep."""
-    if isinstance(value, dict):
-        return [_flattened(word) for pair in value.items() for word in pair]
-    return [_flattened(each) for each in value] if isinstance(value, list) else value
-
-
-def reply_error(error: exceptions.ResponseError) -> ReplyError:
-    """The error line that redis-py made an exception of."""
-    return ReplyError(error_line(error))
-
-
 def raise_braid_error(found: list[Any]) -> None:
     """redis-py raises the first error reply of a pipeline. Ours that are no replies are raised here."""
     for each in found:
@@ -274,15 +233,8 @@ def raise_braid_error(found: list[Any]) -> None:
             raise each
 
 
-def read_timeout(conn: Any, batch: Batch) -> float | None:
-    """How long the last reply may take: the socket's own timeout, and the time the engine may block."""
-    if batch.block_ms is None or conn.socket_timeout is None:
-        return None
-    return float(conn.socket_timeout) + batch.block_ms / 1000
-
-
 def present(
-    client: Any, conn: Any, spec: Spec, result: Any, args: tuple[Any, ...], options: dict[str, Any]
+    client: Any, conn: Any, spec: CommandSpec, result: Any, args: tuple[Any, ...], options: dict[str, Any]
 ) -> Any:
     """A plan's result as redis-py's method returns it."""
     if conn.get_protocol() in (3, "3") and isinstance(result, list):
@@ -291,18 +243,6 @@ def present(
         elif spec.shape == "facts":
             result = mapped(result)
     return present_native(client, conn, result, args, options)
-
-
-def mapped(info: list[Any]) -> Any:
-    """XINFO as RESP3 sends it: the flat arrays that start with a fact's name are maps."""
-    if info and info[0] in (b"length", b"name") and len(info) % 2 == 0:
-        pairs = zip(info[::2], info[1::2], strict=True)
-        return {name: mapped(value) if _holds_maps(name, value) else value for name, value in pairs}
-    return [mapped(each) if isinstance(each, list) else each for each in info]
-
-
-def _holds_maps(name: bytes, value: Any) -> bool:
-    return name in (b"groups", b"consumers") and isinstance(value, list)
 
 
 def present_native(

@@ -7,62 +7,24 @@ from redis import exceptions
 from redis.exceptions import RedisError as ServerError
 from redis.typing import KeyT
 
-from braidstream.clients import gather, pipeline, shared
+from braidstream.clients import pipeline, shared
 from braidstream.clients.client_options import SyncOptions
-from braidstream.clients.compat import is_connected, packed, read_within
 from braidstream.clients.raised import for_user
-from braidstream.clients.shared import LOST, REFUSALS, NotResentError, Session
+from braidstream.clients.shared import Session
 from braidstream.errors import BraidError
 from braidstream.model.command import Command
-from braidstream.protocol.plan import Batch, Plan, Replies, run
+from braidstream.net.compat import packed
+from braidstream.net.sender import LOST, REFUSALS, NotResentError, Sender, connect
+from braidstream.protocol.plan import Plan, run
 
 __all__ = ["Pipeline", "Redis", "ServerError"]
 
 T = TypeVar("T")
 
 
-class _Sender:
-    """Sends batches over one connection, and remembers whether a write was among them."""
-
-    def __init__(self, conn: Any, *, watching: bool = False) -> None:
-        # A new connection in the middle of a plan, or under a WATCH, would have forgotten what it stood for.
-        self.conn, self.wrote, self.may_connect = conn, False, not watching
-
-    def __call__(self, batch: Batch) -> Replies:
-        commands, timeout = gather.wire(batch), shared.read_timeout(self.conn, batch)
-        before = self.wrote
-        try:
-            _connect(self.conn, self.may_connect)
-            self.may_connect, self.wrote = False, self.wrote or not batch.resend
-            self.conn.send_packed_command(packed(self.conn, commands))
-            return gather.unpack(batch, [self._read(timeout) for _ in commands], shared.resp2)
-        except LOST as error:
-            self.conn.disconnect()
-            if before if isinstance(error, REFUSALS) else self.wrote:
-                raise NotResentError(error) from error
-            raise
-
-    def _read(self, timeout: float | None) -> Any:
-        try:
-            if timeout is None:
-                return self.conn.read_response(disable_decoding=True)
-            return read_within(self.conn, timeout)
-        except exceptions.ResponseError as error:
-            return error
-
-
-def _connect(conn: Any, may: bool = True) -> None:
-    """Make sure that what is sent next is sent."""
-    if is_connected(conn):
-        return
-    if not may:
-        raise exceptions.ConnectionError("the connection was lost in the middle of a command")
-    conn.connect()
-
-
 def _append(conn: Any, command: Command, known: Session) -> Any:
     """One append in one command, sent once; None where the plan must say it."""
-    _connect(conn)
+    connect(conn)
     try:
         conn.send_packed_command(packed(conn, [command]))
         return conn.read_response(disable_decoding=True)
@@ -105,7 +67,7 @@ class _Plans:
 
     def _run(self, conn: Any, plan: Plan[T]) -> T:
         try:
-            return run(plan, _Sender(conn, watching=self.watching))
+            return run(plan, Sender(conn, watching=self.watching))
         except BraidError as error:
             raise for_user(error) from None
         except (NotResentError, *LOST):

@@ -10,6 +10,7 @@ from braidstream.commands.groups import claims, nack, pending, xgroup
 from braidstream.commands.xreadgroup import deliver
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.model import keys
+from braidstream.protocol.gather import Joining
 from braidstream.protocol.plan import Plan
 from braidstream.protocol.stream_view import View
 
@@ -27,6 +28,7 @@ class Spec:
 
     multi: it may stand inside a MULTI; `fits_multi` says whether this very call may.
     shares: whether its first batch is its last, so that it can share a round trip with those after it.
+    joining: how several in a row share one plan.
     """
 
     grammar: str
@@ -39,6 +41,7 @@ class Spec:
     subcommands: Mapping[bytes, tuple[int, int | None]] | None = None
     shares: Callable[[View, Argv], bool] = _always
     fits_multi: Callable[[View, Argv], bool] = _always
+    joining: Joining | None = None
 
     def plan(self, view: View, argv: Argv) -> Plan[Any]:
         """The plan for a command line. A wrong number of words is an error before any plan."""
@@ -102,6 +105,7 @@ TABLE: Final[dict[bytes, Spec]] = {
         5,
         shares=xadd.shares,
         fits_multi=xadd.fits_multi,
+        joining=Joining(produce.message_of, produce.joins, produce.add_all),
     ),
     b"XLEN": Spec("key", xread.length, _first, 2, 2),
     b"XRANGE": Spec("key start end [COUNT count]", xread.read_range, _first, 4),

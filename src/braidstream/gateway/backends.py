@@ -16,16 +16,16 @@ from weakref import WeakSet
 
 import hiredis
 
-from braidstream.clients import gather
-from braidstream.clients.gather import Exchange
-from braidstream.clients.shared import resp2
 from braidstream.errors import LostError, ReplyError
 from braidstream.gateway.session import Login
 from braidstream.net import wire
 from braidstream.net.address import Address
+from braidstream.net.reply_shape import resp2
 from braidstream.net.resp import Scanner, elements
 from braidstream.net.sentinels import Place
 from braidstream.net.wire import Connection, pack
+from braidstream.protocol import exchange
+from braidstream.protocol.exchange import Exchange
 from braidstream.protocol.plan import Batch, Replies
 
 _PUSH: Final = ord(">")
@@ -93,7 +93,7 @@ class Own(asyncio.Protocol):
 
     async def send(self, batch: Batch) -> Replies:
         """A batch of a plan. Of an Exchange the replies stay as they were sent."""
-        commands = gather.wire(batch)
+        commands = exchange.wire(batch)
         raw = await self.collect(pack(commands), len(commands), writes=not batch.resend)
         if isinstance(batch, Exchange) and batch.atomic:
             *queued, last = raw
@@ -101,7 +101,7 @@ class Own(asyncio.Protocol):
                 refused = next((each for each in queued if each.startswith(b"-")), last)
                 raise ReplyError(refused[1:-2].decode("utf-8", "replace"))
             return None if parse(last) is None else elements(last)  # type: ignore[return-value]
-        return gather.unpack(batch, [parse(each) for each in raw], resp2)
+        return exchange.unpack(batch, [parse(each) for each in raw], resp2)
 
     def close(self) -> None:
         """What was written still goes out."""

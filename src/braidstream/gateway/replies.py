@@ -2,17 +2,17 @@
 
 from typing import Any, Final
 
-from braidstream.clients.shared import mapped
-from braidstream.commands.table import Spec
 from braidstream.errors import BraidError
+from braidstream.net.reply_shape import mapped
 from braidstream.net.resp import NULL, NULL_ARRAY, NoArray, Pairs, Status, Words, bulk, encode, error_line
+from braidstream.protocol.gather import CommandSpec
 
 # Where the engine sends "no array" for nothing, RESP2 can tell it from "no string".
 _NO_ARRAY: Final = frozenset((b"XREAD", b"XREADGROUP", b"XRANGE", b"XREVRANGE", b"XCLAIM", b"XAUTOCLAIM"))
 _HELP: Final = frozenset((b"XINFO", b"XGROUP", b"OBJECT"))
 
 
-def reply_of(spec: Spec, words: Words, result: Any, resp: int) -> bytes:
+def reply_of(spec: CommandSpec, words: Words, result: Any, resp: int) -> bytes:
     """The reply to a command whose plan returned `result`; an error is a result as well."""
     if isinstance(result, BraidError):
         return error_line(result)
@@ -28,7 +28,7 @@ def reply_of(spec: Spec, words: Words, result: Any, resp: int) -> bytes:
     return encode(result, resp, null[resp])
 
 
-def _shaped(spec: Spec, name: bytes, words: Words, result: list[Any], resp: int) -> Any:
+def _shaped(spec: CommandSpec, name: bytes, words: Words, result: list[Any], resp: int) -> Any:
     if name in _HELP and words[1].upper() == b"HELP":
         return [Status(line.decode("utf-8", "replace")) for line in result]
     if resp == 2:

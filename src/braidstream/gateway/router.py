@@ -6,18 +6,18 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
-from braidstream.clients import gather
-from braidstream.clients.gather import Queued
-from braidstream.clients.shared import resp2
 from braidstream.commands import keyspace
 from braidstream.errors import BraidError, LostError
 from braidstream.gateway import guard, info, transaction
 from braidstream.gateway.client_state import Client
 from braidstream.gateway.replies import reply_of
 from braidstream.gateway.session import ALONE, PUBSUB, SPECIAL, STATEFUL, TRANSACTION, blocks, spec_of
+from braidstream.net.reply_shape import resp2
 from braidstream.net.resp import NULL, Words, bulk, error_line
 from braidstream.net.wire import pack
+from braidstream.protocol import gather
 from braidstream.protocol.carry import Carriage
+from braidstream.protocol.gather import Queued
 from braidstream.protocol.plan import Batch, Replies, arun
 
 # So many commands of one client share a round trip.

@@ -13,9 +13,6 @@ DISCARD would end a WATCH of the client's, so under WATCH the commands are judge
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from braidstream.clients import gather
-from braidstream.clients.gather import Queued
-from braidstream.clients.shared import resp2
 from braidstream.errors import BraidError, LostError, RefusedError
 from braidstream.gateway.backends import Own, parse
 from braidstream.gateway.client_state import Client
@@ -23,9 +20,12 @@ from braidstream.gateway.guard import multi_refusal
 from braidstream.gateway.replies import reply_of
 from braidstream.gateway.session import PUBSUB, spec_of
 from braidstream.model.command import Command
+from braidstream.net.reply_shape import resp2
 from braidstream.net.resp import NULL_ARRAY, Words, error_line
 from braidstream.net.wire import pack
+from braidstream.protocol import gather
 from braidstream.protocol.carry import Carriage
+from braidstream.protocol.gather import Queued
 from braidstream.protocol.plan import arun
 
 _QUEUED: Final = b"+QUEUED\r\n"

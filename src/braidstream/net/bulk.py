@@ -15,12 +15,11 @@ from redis.connection import URL_QUERY_ARGUMENT_PARSERS, parse_url
 from redis.exceptions import RedisClusterException, RedisError
 from redis.retry import Retry
 
-from braidstream.clients import shared
-from braidstream.clients.compat import QUICK_HELLO, socket_of
-from braidstream.clients.sync import _Sender
 from braidstream.errors import OptionError
 from braidstream.model.command import Command
 from braidstream.net.address import sentinel_pool, shown, split_sentinel
+from braidstream.net.compat import QUICK_HELLO, socket_of
+from braidstream.net.sender import NotResentError, Sender
 from braidstream.protocol.plan import Plan, run
 
 __all__ = ["RedisError", "Server", "Wire", "shown"]
@@ -118,8 +117,8 @@ def _typed(name: str, value: Any) -> Any:
 def _run(pool: Any, plan: Plan[T]) -> T:
     conn = pool.get_connection()
     try:
-        return run(plan, _Sender(conn))
-    except shared.NotResentError as lost:
+        return run(plan, Sender(conn))
+    except NotResentError as lost:
         raise lost.for_user() from None
     except BaseException:
         conn.disconnect()

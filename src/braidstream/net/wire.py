@@ -17,14 +17,14 @@ from typing import Any, Final, TypeVar, cast
 
 import hiredis
 
-from braidstream.clients.gather import unpack, wire
-from braidstream.clients.shared import resp2
 from braidstream.errors import LostError, ReplyError
 from braidstream.model.command import Command
 from braidstream.model.command import pack as pack
 from braidstream.net.address import Address as Address
 from braidstream.net.address import parse_address as parse_address
+from braidstream.net.reply_shape import resp2
 from braidstream.net.sentinels import Place
+from braidstream.protocol.exchange import unpack, wire
 from braidstream.protocol.plan import Batch, Replies
 
 # How much may be under way: batches, and bytes not yet given to the socket.

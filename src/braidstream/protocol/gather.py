@@ -1,4 +1,4 @@
-"""Commands of a pipeline or MULTI, as one plan over the plans of its commands. Shared by clients and gateway.
+"""Commands of a pipeline or MULTI, as one plan over the plans of its commands.
 
     XADD a *      first batches      +--------------------------------+
     GET k         ------------->     | XADD bs:1:s:{a} ...  GET k ...  |   one round trip
@@ -12,30 +12,53 @@ WATCHed too, so that the plans cannot be wrong by the time of EXEC.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from braidstream.commands.arguments import Add
-from braidstream.commands.produce import add_all, joins, message_of
-from braidstream.commands.table import Spec
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.model.command import Command
 from braidstream.model.keys import meta, shares_slot
 from braidstream.protocol.append import is_plain
+from braidstream.protocol.exchange import Exchange, Shape, unpack, wire
 from braidstream.protocol.lookup import registry_of
 from braidstream.protocol.plan import Batch, Plan, Replies, first_error, without_multi
 from braidstream.protocol.stream_view import View
 
 _WATCH_TRIES: Final = 100
 
-# A reply as a plan knows it, from what the driver's connection read.
-Shape = Callable[[Command, Any], Any]
+
+Argv = list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange(Batch):
-    """Commands of a pipeline, native ones among them. Replies come back as the connection read them."""
+class Joining:
+    """How commands in a row share one plan, as messages of one producer do.
 
-    attempt: bool = True
+    part: what a command brings; None if it cannot share.
+    fits: whether the second may share the plan of the first.
+    """
+
+    part: Callable[[Argv], Any]
+    fits: Callable[[View, Any, Any], bool]
+    plan: Callable[[View, bytes, list[Any]], Plan[list[Any]]]
+
+
+class CommandSpec(Protocol):
+    """What a pipeline has to know of a command. commands/table.py describes the fields."""
+
+    @property
+    def shape(self) -> str: ...
+    @property
+    def multi(self) -> bool: ...
+    @property
+    def names(self) -> Callable[[Argv], Argv]: ...
+    @property
+    def shares(self) -> Callable[[View, Argv], bool]: ...
+    @property
+    def fits_multi(self) -> Callable[[View, Argv], bool]: ...
+    @property
+    def joining(self) -> Joining | None: ...
+    def plan(self, view: View, argv: Argv) -> Plan[Any]: ...
+    def arity_error(self, argv: Argv) -> ReplyError | None: ...
 
 
 class NotQueuedError(ReplyError):
@@ -51,17 +74,17 @@ class Queued:
     """A command of a pipeline: native, or a plan that has said its first batch.
 
     more: it may go on after that, so what follows it must wait.
-    adds, joined: messages of one producer share the plan of the first.
+    parts, joined: commands that share the plan of the first of them.
     """
 
     args: Sequence[Any]
-    spec: Spec | None
+    spec: CommandSpec | None
     argv: list[bytes]
     plan: Plan[Any] | None = None
     batch: Batch | None = None
     more: bool = False
     result: Any = None
-    adds: list[Add] = field(default_factory=list)
+    parts: list[Any] = field(default_factory=list)
     joined: list["Queued"] = field(default_factory=list)
 
     def start(self, view: View) -> None:
@@ -71,8 +94,8 @@ class Queued:
         fits = self.spec.arity_error(self.argv) is not None
         self.more = not (fits or (self.spec.multi and self.spec.shares(view, self.argv)))
         try:
-            if self.joined:
-                self.plan = add_all(view, self.argv[1], self.adds)
+            if self.joined and self.spec.joining is not None:
+                self.plan = self.spec.joining.plan(view, self.argv[1], self.parts)
             else:
                 self.plan = self.spec.plan(view, self.argv)
             self.batch = next(self.plan)
@@ -139,14 +162,16 @@ def pipeline(view: View, queued: list[Queued], shape: Shape) -> Plan[None]:
 
 
 def _joined(view: View, queued: list[Queued]) -> list[Queued]:
-    """The commands that speak: of messages of one producer in a row, the first."""
+    """The commands that have a plan: of those in a row that share one, the first."""
     speakers = list[Queued]()
     for item in queued:
-        add = message_of(item.argv) if item.argv[:1] == [b"XADD"] else None
-        item.adds, item.joined = [] if add is None else [add], []
+        joining = None if item.spec is None else item.spec.joining
+        part = None if joining is None else joining.part(item.argv)
+        item.parts, item.joined = [] if part is None else [part], []
         last = speakers[-1] if speakers else None
-        if add and last and last.adds and last.argv[1] == item.argv[1] and joins(view, last.adds[0], add):
-            last.adds.append(add)
+        same = last is not None and bool(last.parts) and last.argv[1] == item.argv[1]
+        if last and part and joining and same and joining.fits(view, last.parts[0], part):
+            last.parts.append(part)
             last.joined.append(item)
         else:
             speakers.append(item)
@@ -194,7 +219,7 @@ def _send(queued: list[Queued], shape: Shape) -> Plan[None]:
 def _may_resend(queued: list[Queued]) -> bool:
     """Reads may be sent again, and messages. A native command among messages may do something twice."""
     native = any(item.spec is None for item in queued)
-    messages = any(item.adds for item in queued)
+    messages = any(item.parts for item in queued)
     return not (native and messages) and all(
         item.batch.resend if item.batch else item.spec is None for item in queued
     )
@@ -217,7 +242,7 @@ def transaction(
         for item in speakers:
             item.start(view)
         said = [item.wire(in_multi=True) for item in speakers]
-        resend = not watching and any(item.adds for item in queued) and _may_resend(speakers)
+        resend = not watching and any(item.parts for item in queued) and _may_resend(speakers)
         replies = yield Exchange([command for each in said for command in each], atomic=True, resend=resend)
         if replies is not None:
             yield from _finish_all(speakers, said, replies, shape)
@@ -227,7 +252,7 @@ def transaction(
     raise ReplyError(f"ERR others changed these streams {_WATCH_TRIES} times. Nothing was done. Try again.")
 
 
-def refusal(view: View, spec: Spec, argv: list[bytes]) -> ReplyError | None:
+def refusal(view: View, spec: CommandSpec, argv: list[bytes]) -> ReplyError | None:
     """Why a command cannot be queued in a MULTI, if so."""
     error = spec.arity_error(argv)
     if error is None and not (spec.multi and spec.fits_multi(view, argv)):
@@ -252,22 +277,3 @@ def _finish_all(
         if item.spec is not None:
             mine = [shape(command, reply) for command, reply in zip(commands, mine, strict=True)]
         yield from item.finish(mine)
-
-
-def wire(batch: Batch) -> list[Command]:
-    """What is sent for a batch."""
-    return [("MULTI",), *batch.commands, ("EXEC",)] if batch.atomic else list(batch.commands)
-
-
-def unpack(batch: Batch, replies: Replies, shape: Shape) -> Replies:
-    """What the plan gets for what the connection read."""
-    if batch.atomic:
-        *queued, last = (shape(command, reply) for command, reply in zip(wire(batch), replies, strict=True))
-        if isinstance(last, ReplyError):
-            raise next((each for each in queued if isinstance(each, ReplyError)), last)
-        if last is None:
-            return None  # type: ignore[return-value]  # only plans that WATCH can see it
-        replies = last
-    if isinstance(batch, Exchange):
-        return replies
-    return [shape(command, reply) for command, reply in zip(batch.commands, replies, strict=True)]

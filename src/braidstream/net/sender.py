@@ -1,0 +1,128 @@
+"""Sends the batches of a plan over a connection of redis-py, and knows whether a write may be lost.
+
+`Sender` and `AsyncSender` are the same text. Keep them side by side.
+"""
+
+import asyncio
+from typing import Any, Final
+
+from redis import exceptions
+
+from braidstream.net.compat import closed_by_server, is_connected, packed, read_within
+from braidstream.net.reply_shape import resp2
+from braidstream.protocol.exchange import unpack, wire
+from braidstream.protocol.plan import Batch, Replies
+
+# A server that is starting up, or asks for a password, has done nothing: no reply is lost.
+REFUSALS: Final = (exceptions.BusyLoadingError, exceptions.AuthenticationError)
+LOST: Final = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
+
+
+class NotResentError(Exception):
+    """A connection was lost after a write was sent. Not a redis error, so redis-py does not retry it."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+    def for_user(self) -> BaseException:
+        """The same kind of error redis-py raises, saying what is not known."""
+        text = (
+            f"{self.error}. A write had been sent and its reply is lost: it may or may not have been "
+            "applied. braidstream does not send a write twice."
+        )
+        is_theirs = isinstance(self.error, exceptions.RedisError)
+        kind = type(self.error) if is_theirs else exceptions.ConnectionError
+        return kind(text)
+
+
+class Sender:
+    """Sends batches over one connection, and remembers whether a write was among them."""
+
+    def __init__(self, conn: Any, *, watching: bool = False) -> None:
+        # A new connection in the middle of a plan, or under a WATCH, would have forgotten what it stood for.
+        self.conn, self.wrote, self.may_connect = conn, False, not watching
+
+    def __call__(self, batch: Batch) -> Replies:
+        commands, timeout = wire(batch), read_timeout(self.conn, batch)
+        before = self.wrote
+        try:
+            connect(self.conn, self.may_connect)
+            self.may_connect, self.wrote = False, self.wrote or not batch.resend
+            self.conn.send_packed_command(packed(self.conn, commands))
+            return unpack(batch, [self._read(timeout) for _ in commands], resp2)
+        except LOST as error:
+            self.conn.disconnect()
+            if before if isinstance(error, REFUSALS) else self.wrote:
+                raise NotResentError(error) from error
+            raise
+
+    def _read(self, timeout: float | None) -> Any:
+        try:
+            if timeout is None:
+                return self.conn.read_response(disable_decoding=True)
+            return read_within(self.conn, timeout)
+        except exceptions.ResponseError as error:
+            return error
+
+
+def connect(conn: Any, may: bool = True) -> None:
+    """Make sure that what is sent next is sent."""
+    if is_connected(conn):
+        return
+    if not may:
+        raise exceptions.ConnectionError("the connection was lost in the middle of a command")
+    conn.connect()
+
+
+class AsyncSender:
+    """Sends batches over one connection, and remembers whether a write was among them."""
+
+    def __init__(self, conn: Any, *, watching: bool = False) -> None:
+        # A new connection in the middle of a plan, or under a WATCH, would have forgotten what it stood for.
+        self.conn, self.wrote, self.may_connect = conn, False, not watching
+
+    async def __call__(self, batch: Batch) -> Replies:
+        commands, timeout = wire(batch), read_timeout(self.conn, batch)
+        before = self.wrote
+        try:
+            await aconnect(self.conn, self.may_connect)
+            self.may_connect, self.wrote = False, self.wrote or not batch.resend
+            await self.conn.send_packed_command(packed(self.conn, commands))
+            replies = [await self._read(timeout) for _ in commands]
+            return unpack(batch, replies, resp2)
+        except LOST as error:
+            await self.conn.disconnect(nowait=True)
+            if before if isinstance(error, REFUSALS) else self.wrote:
+                raise NotResentError(error) from error
+            raise
+
+    async def _read(self, timeout: float | None) -> Any:
+        try:
+            if timeout is None:
+                return await self.conn.read_response(disable_decoding=True)
+            # Asked for a timeout, redis-py answers None in time and leaves the reply for the next reader.
+            async with asyncio.timeout(timeout):
+                return await self.conn.read_response(disable_decoding=True, timeout=2 * timeout)
+        except TimeoutError as error:
+            raise exceptions.TimeoutError(f"Timeout reading from {self.conn!r}") from error
+        except exceptions.ResponseError as error:
+            return error
+
+
+async def aconnect(conn: Any, may: bool = True) -> None:
+    """Make sure that what is sent next is sent. redis-py may hand out a connection that the server closed."""
+    if is_connected(conn) and closed_by_server(conn):
+        await conn.disconnect(nowait=True)
+    if is_connected(conn):
+        return
+    if not may:
+        raise exceptions.ConnectionError("the connection was lost in the middle of a command")
+    await conn.connect()
+
+
+def read_timeout(conn: Any, batch: Batch) -> float | None:
+    """How long the last reply may take: the socket's own timeout, and the time the engine may block."""
+    if batch.block_ms is None or conn.socket_timeout is None:
+        return None
+    return float(conn.socket_timeout) + batch.block_ms / 1000
