@@ -193,7 +193,7 @@ def say_every_function(said: Nodes, name: bytes) -> None:
         assert run(command(view, *message), said) == run(command(view, *message), said)
     assert b"pids-tracked" in run(command(view, b"XINFO", b"STREAM", name), said)
     assert run(command(view, b"XCFGSET", name, b"IDMP-MAXSIZE", b"5"), said) == b"OK"
-    one = call(home, _registry(view, said, name).settings, b"p", view.region.teller, several=False)
+    one = call(home, _registry(view, said, name).settings, b"p", view.region.journal_writer, several=False)
     [added, known] = said(Batch([(*one, b"2", b"*", b"v", b"a")] * 2))
     assert known.lstrip(b"+").startswith(added.lstrip(b"+"))
     assert run(command(view, b"XGROUP", b"CREATE", name, b"g", b"0"), said) == b"OK"

@@ -76,8 +76,8 @@ def _calls(session: Session, conn: Any, commands: Commands) -> list[_Call] | Non
             if lane is None:
                 return None
         if not calls or calls[-1].lane is not lane or calls[-1].size == lane.most:
-            teller = session.cache.region.teller  # type: ignore[union-attr]  # a lane has one
-            calls.append(_Call(lane, list(call(lane.home, lane.settings, lane.producer, teller))))
+            journal_writer = session.cache.region.journal_writer  # type: ignore[union-attr]  # a lane has one
+            calls.append(_Call(lane, list(call(lane.home, lane.settings, lane.producer, journal_writer))))
         calls[-1].words += message
         calls[-1].size += 1
     return calls

@@ -111,11 +111,13 @@ class Session:
         home = view.minted(argv[1])
         cache.remember_home(args[1], home)
         if len(args) > 3 and args[2] in (b"IDMP", b"IDMPAUTO") and isinstance(args[3], str | bytes):
-            known, teller = view.recall(argv[1]), view.region.teller
-            if known.native and not teller:
+            known, journal_writer = view.recall(argv[1]), view.region.journal_writer
+            if known.native and not journal_writer:
                 cache.calls[args[1], args[3]] = native_call(home, argv[3])
             else:
-                cache.calls[args[1], args[3]] = call(home, known.settings, argv[3], teller, several=False)
+                cache.calls[args[1], args[3]] = call(
+                    home, known.settings, argv[3], journal_writer, several=False
+                )
 
     def minted(self, conn: Any, reply: Any) -> Any:
         """The reply to an express XADD as users see it; None if the plan must run."""

@@ -79,7 +79,7 @@ def acknowledge_and_delete(view: View, argv: Argv) -> Plan[list[int]]:
 
 def has_natively(view: View, strands: tuple[Strand, ...]) -> bool:
     """Whether the engine's own XDELEX and XACKDEL do: one strand, and no peer to tell what was deleted."""
-    return b"XDELEX" in view.commands and len(strands) == 1 and not view.region.teller
+    return b"XDELEX" in view.commands and len(strands) == 1 and not view.region.journal_writer
 
 
 def shares(view: View, argv: Argv) -> bool:
@@ -127,7 +127,7 @@ def drop_command(view: View, strand: Strand, natives: list[bytes], how: tuple[by
     how: the policy, the group that acknowledges (after a `=`) or nothing, the groups that are not asked.
     """
     policy, acker, *left_out = how
-    told = (keys.journal(strand.name, view.region.teller),) if view.region.teller else ()
+    told = (keys.journal(strand.name, view.region.journal_writer),) if view.region.journal_writer else ()
     where = (strand.key, *told)
     words = (policy, acker, len(left_out), *left_out, strand.registration, *natives)
     return ("FCALL", "bs_entry_drop", len(where), *where, *words)
@@ -165,7 +165,7 @@ def trim_asking(view: View, name: bytes, spec: Trim) -> Plan[int]:
 
 def trims_natively(view: View, spec: Trim) -> bool:
     """Whether the engine itself asks the groups, and no peer is to be told."""
-    return b"XDELEX" in view.commands and not spec.left_out and not view.region.teller
+    return b"XDELEX" in view.commands and not spec.left_out and not view.region.journal_writer
 
 
 def _cut(strand: Strand, minid: Id, spec: Trim) -> Command:

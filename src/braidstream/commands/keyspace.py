@@ -42,7 +42,9 @@ def delete(view: View, argv: Argv) -> Plan[int]:
         return int(plain[0]) + streams
     asked = [(name, view.recall(name)) for name in dict.fromkeys(argv[1:])]
     commands = [
-        delete_command(name, known, view.region.teller, argv[0]) if known.exists else registry_of(name)
+        delete_command(name, known, view.region.journal_writer, argv[0])
+        if known.exists
+        else registry_of(name)
         for name, known in asked
     ]
     for name, _ in asked:
@@ -67,7 +69,7 @@ def _delete(view: View, names: Iterable[bytes], native: list[Command]) -> Plan[t
     plain, registries = replies[: len(native)], replies[len(native) :]
     asked = [(name, view.learn(name, reply)) for name, reply in zip(distinct, registries, strict=True)]
     there = [(name, known) for name, known in asked if known.exists]
-    commands = [delete_command(name, known, view.region.teller) for name, known in there]
+    commands = [delete_command(name, known, view.region.journal_writer) for name, known in there]
     for name in distinct:
         view.expect_deleted(name)
     answers = (yield Batch(commands, attempt=True)) if commands else []

@@ -149,7 +149,7 @@ def add_commands(view: View, home: Strand, specs: Sequence[Add]) -> tuple[list[C
         assert spec.message is not None
         lane = _lane(view, spec.message.producer, most)
         if not calls or lane != producer or sizes[-1] == most:
-            calls.append(call(home, settings, lane, view.region.teller))
+            calls.append(call(home, settings, lane, view.region.journal_writer))
             sizes.append(0)
             producer = lane
         calls[-1] += message_words(spec, home)
@@ -173,14 +173,16 @@ def is_numbered(client: bytes, producer: bytes) -> bool:
     return bool(client) and producer.startswith(client + b"/") and b"." in producer[len(client) + 1 :]
 
 
-def call(home: Strand, settings: Settings, producer: bytes, teller: int, *, several: bool = True) -> Command:
+def call(
+    home: Strand, settings: Settings, producer: bytes, journal_writer: int, *, several: bool = True
+) -> Command:
     """The call, up to its messages. With peers the journal tells them what was accepted, in the same step.
 
     several: else one message follows, without the number of its words.
     """
     function = "bs_idempotence_add" if several else "bs_idempotence_one"
     known = keys.known_messages(home.name, settings.era, producer)
-    told = (keys.journal(home.name, teller),) if teller else ()
+    told = (keys.journal(home.name, journal_writer),) if journal_writer else ()
     where = keys.meta(home.name), home.key, *known, keys.about(home.name), *told
     return ("FCALL", function, len(where), *where, settings.text, home.writer, producer)
 
@@ -280,7 +282,7 @@ def configure(view: View, argv: Argv) -> Plan[bytes]:
     if known.exists:
         view.expect_settings(name, known.settings.changed(duration, maxsize))
     words = tuple(b"" if value is None else value for value in (duration, maxsize))
-    where = (keys.meta(name),) if view.region.teller else (keys.meta(name), view.minted(name).key)
+    where = (keys.meta(name),) if view.region.journal_writer else (keys.meta(name), view.minted(name).key)
     call: Command = ("FCALL", "bs_idempotence_configure", len(where), *where, *words)
     replies = yield Batch([call, *type_check(view, name)], attempt=True)
     reply, *kind = replies
@@ -309,7 +311,7 @@ def record(view: View, argv: Argv) -> Plan[bytes]:
         fail("ERR no such key")
     home = view.minted(name)
     native = home.exact(entry)
-    if view.region.teller:
+    if view.region.journal_writer:
         raise _not_recorded()
     if native is None:
         fail("ERR No such message in stream")

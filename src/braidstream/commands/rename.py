@@ -236,7 +236,7 @@ def adoption(view: View, made: Copy, holds: tuple[int, Id], groups: Sequence[byt
         chosen.life,
         ids.text(minted.rest(holds[1])),
         holds[0],
-        view.region.teller,
+        view.region.journal_writer,
         *words,
         *(moved_words if move else (-1,)),
         len(plain),

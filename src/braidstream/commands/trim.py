@@ -194,7 +194,7 @@ def delete_entries(view: View, argv: Argv) -> Plan[int]:
 
 def _delete(view: View, strand: Strand, natives: list[bytes]) -> list[Command]:
     """Natively; where the region has peers by the function that tells them."""
-    if not view.region.teller:
+    if not view.region.journal_writer:
         return [("XDEL", strand.key, *natives)]
     return [
         drop_command(view, strand, natives[first : first + AT_ONCE], (b"KEEPREF", b""))

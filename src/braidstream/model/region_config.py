@@ -49,8 +49,8 @@ class Region:
     fenced: bool = False
 
     @property
-    def teller(self) -> int:
-        """The writer that deletions are counted for; 0 where there is no peer to tell."""
+    def journal_writer(self) -> int:
+        """The writer whose journal takes deletions; 0 if the region has no peers."""
         return self.writer if len(self.writers) > 1 else 0
 
     @staticmethod

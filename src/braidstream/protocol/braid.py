@@ -65,14 +65,23 @@ def _answered(reply: Any) -> bool:
     return not isinstance(reply, ReplyError)
 
 
-def delete_command(name: bytes, registry: Registry, teller: int, said: bytes = b"") -> Command:
+def delete_command(name: bytes, registry: Registry, journal_writer: int, said: bytes = b"") -> Command:
     """Delete a stream that has no other strands and groups than the registry says.
 
     said: what the user said, DEL or UNLINK; one who may not say that of the plain key deletes nothing.
     """
     where, words = given(name, registry, registry.strands)
     asked = (said, name) if said else ()
-    return ("FCALL", "bs_braid_delete", 1 + len(where), keys.meta(name), *where, teller, *words, *asked)
+    return (
+        "FCALL",
+        "bs_braid_delete",
+        1 + len(where),
+        keys.meta(name),
+        *where,
+        journal_writer,
+        *words,
+        *asked,
+    )
 
 
 def delete(view: View, name: bytes) -> Plan[int]:
@@ -83,7 +92,7 @@ def delete(view: View, name: bytes) -> Plan[int]:
         registry = yield from find(view, name)
         if not registry.exists:
             return 0
-        [reply] = yield Batch([delete_command(name, registry, view.region.teller)], attempt=True)
+        [reply] = yield Batch([delete_command(name, registry, view.region.journal_writer)], attempt=True)
         view.forget(name)
         if not isinstance(reply, ReplyError):
             return int(reply)

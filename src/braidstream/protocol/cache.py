@@ -94,7 +94,7 @@ class StreamCache:
             return
         if known.writer != region.writer:
             self.forget_all()
-        elif (known.teller, known.topology) != (region.teller, region.topology):
+        elif (known.journal_writer, known.topology) != (region.journal_writer, region.topology):
             self.forget_homes()
 
     def is_fresh(self, now_s: float) -> bool:

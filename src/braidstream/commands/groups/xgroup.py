@@ -69,7 +69,7 @@ def _place(view: View, argv: Argv, create: bool) -> Plan[bytes]:
         retries.count()
         registry = yield from look(view, name)
         # With peers it may exist elsewhere: whether one is first is not known here.
-        mkstream = mkstream or (create and view.region.teller > 0)
+        mkstream = mkstream or (create and view.region.journal_writer > 0)
         if not registry.exists and not mkstream:
             fail(_KEY_NEEDED)
         if not create and group not in registry.groups:
@@ -138,7 +138,7 @@ def _command(
 
 
 def _destroy(view: View, name: bytes, group: bytes) -> Plan[int]:
-    teller = b"%d" % view.region.teller if view.region.teller else b""
+    journal_writer = b"%d" % view.region.journal_writer if view.region.journal_writer else b""
     retries = Retries(f"the strands of {shown(name)!r} kept changing")
     while True:
         retries.count()
@@ -146,7 +146,7 @@ def _destroy(view: View, name: bytes, group: bytes) -> Plan[int]:
         if not registry.exists:
             fail(_KEY_NEEDED)
         which, strands = (group, registry.bell), registry.strands
-        command = _command("bs_group_destroy", name, which, strands, None, None, teller)
+        command = _command("bs_group_destroy", name, which, strands, None, None, journal_writer)
         [reply] = yield Batch([command], attempt=True)
         view.forget(name)
         if not isinstance(reply, ReplyError):

@@ -129,9 +129,9 @@ def _drop(strand: Strand, natives: list[bytes], region: Region | None) -> Plan[t
 
 def _has_room(surveyor: Surveyor, strand: Strand, region: Region | None) -> bool:
     """Whether the journal has room. Waits for those who read it, as long as they do."""
-    if region is None or not region.teller:
+    if region is None or not region.journal_writer:
         return True
-    journal = keys.journal(strand.name, region.teller)
+    journal = keys.journal(strand.name, region.journal_writer)
 
     def asked() -> Plan[int]:
         [length] = yield Batch([("XLEN", journal)], resend=True)
