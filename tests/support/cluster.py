@@ -14,6 +14,7 @@ from braidstream.commands.table import TABLE
 from braidstream.errors import ReplyError
 from braidstream.model import keys
 from braidstream.model.command import Command
+from braidstream.model.journal import apply_command
 from braidstream.model.meta import Registry
 from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
@@ -26,7 +27,7 @@ from braidstream.protocol.plan import Batch, Plan, Replies, run
 from braidstream.protocol.stream_view import View
 from braidstream.replication.compare import list_ids
 from braidstream.replication.glance import glance_command
-from braidstream.replication.state import journal_command, merge_command, read_state
+from braidstream.replication.state import merge_command, read_state
 from tests.support.regions import apply
 from tests.support.servers import Cluster
 
@@ -217,7 +218,7 @@ def say_every_function(said: Nodes, name: bytes) -> None:
     [unknown] = said(Batch([mark], attempt=True))
     assert isinstance(unknown, ReplyError)
     deletion = (b"1-1", [b"del", b"s2:0 5-5"])
-    journal = journal_command(name, (2, 1), list(state.strands), [deletion], after=(0, 0))
+    journal = apply_command(name, (2, 1), state.strands, [deletion], after=(0, 0))
     skip = ("FCALL", "bs_journal_skip", 1, keys.journal(name, 2), "2-2")
     assert said(Batch([journal, skip])) == [1, 1]
     assert run(command(view, b"XGROUP", b"CREATE", name, b"h", b"0"), said) == b"OK"
