@@ -70,8 +70,11 @@ def _carried(paths: dict[str, Path]) -> Iterator[str]:
         if not name.startswith(("braidstream.commands", "braidstream.protocol")) or name == CARRY:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Attribute) and node.attr in FLAGS:
-                yield f"{name}, line {node.lineno}, reads .{node.attr}: ask {CARRY} instead"
+            flag = node.attr if isinstance(node, ast.Attribute) else None
+            if isinstance(node, ast.keyword) and name.startswith("braidstream.commands"):
+                flag = node.arg
+            if flag in FLAGS:
+                yield f"{name}, line {node.lineno}, uses {flag}: ask {CARRY} instead"
 
 
 if __name__ == "__main__":
