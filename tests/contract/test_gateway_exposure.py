@@ -1,4 +1,4 @@
-"""A gateway on the network does not open an engine that asks for no password."""
+"""A gateway on the network does not open an engine that requires no password."""
 
 from collections.abc import Iterator
 
@@ -24,7 +24,7 @@ def alone(flavour: Flavour) -> Iterator[Engine]:
 
 def test_it_refuses_to_listen_on_the_network_without_a_password_and_says_what_to_do(alone: Engine) -> None:
     with (
-        pytest.raises(ConfigError, match=r"asks for no password.*requirepass.*--tls-ca.*--allow-open"),
+        pytest.raises(ConfigError, match=r"requires no password.*requirepass.*--tls-ca.*--allow-open"),
         Served(alone.url, listen=ALL),
     ):
         pass

@@ -61,7 +61,7 @@ def test_odd_replies_of_a_peer_hinder_no_other_link(three: list[Engine], tmp_pat
             for what, reply in ODD_REPLIES.items():
                 sick.answer(b"bs_braid_look", reply)
                 one.xadd("m", {"n": what})
-                daemon.tells("peer=region-3 stream=m" if reply[:1] in b":*$" else "nobody can read")
+                daemon.tells("peer=region-3 stream=m" if reply[:1] in b":*$" else "an invalid reply")
                 arrives(one, two)
                 assert daemon.alive, what
             sick.pass_on()

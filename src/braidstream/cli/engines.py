@@ -50,7 +50,7 @@ def engine_command(engine: str, port: int, directory: Path, keep: bool) -> list[
     if program is None:
         raise BraidError(
             f"found no program {wanted}. Install it (apt-get install redis-server or valkey-server), "
-            "or name another one: --engine redis, --engine valkey or --engine /path/to/a/server"
+            "or choose another one: --engine redis, --engine valkey or --engine /path/to/a/server"
         )
     store = ["--appendonly", "yes" if keep else "no", "--save", ""]
     store += ["--logfile", str(directory.resolve() / "engine.log")]

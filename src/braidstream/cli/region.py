@@ -109,7 +109,7 @@ def rejoin(
         absent = {known.named(each).name for each in without or ()}
         givers = [each for each in known.peers_of(lost.name) if each.name not in absent]
         if not givers:
-            raise BraidError("there is no other region to bring the data from.")
+            raise BraidError("there is no other region to restore the data from.")
         for each in givers:
             _check(each)
     with trouble(lost.url, as_json):

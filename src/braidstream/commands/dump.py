@@ -168,7 +168,7 @@ def _restore_stream(view: View, argv: Argv, replace: bool) -> Plan[bool]:
         if busy:
             fail(_BUSY)
         if argv[2] != b"0":
-            why = "an expired strand forgets its last ID and would mint the same IDs again"
+            why = "an expired stream would forget its last ID and generate the same IDs again"
             raise RefusedError("RESTORE of a stream with a TTL", why, "Use 0")
         yield from _adopt(view, Copy(name, name, aside, move=False, replaces=bool(taken)))
     except ReplyError:

@@ -145,7 +145,7 @@ def expire(view: View, argv: Argv) -> Plan[Any]:
     """EXPIRE, PEXPIRE, EXPIREAT, PEXPIREAT: refused on a stream."""
     if _is_past(argv):
         view.carriage.expect_no_plain_key(argv[1])
-    why = "an expired strand forgets its last ID and would mint the same IDs again"
+    why = "an expired stream would forget its last ID and generate the same IDs again"
     return (yield from _only_plain(argv, why, "Use XTRIM MINID to drop old entries, or DEL"))
 
 
@@ -222,7 +222,7 @@ def _refuse_cluster(argv: Argv, info: Any = None) -> Plan[None]:
         [info] = yield Batch([INFO_CLUSTER], resend=True, attempt=True)
     if is_cluster(info):
         why = "this server is a node of a cluster, and it would cover the keys of this node only"
-        raise RefusedError(argv[0].upper().decode(), why, "Ask each node with a client of its own")
+        raise RefusedError(argv[0].upper().decode(), why, "Query each node with its own client")
 
 
 def list_keys(view: View, argv: Argv) -> Plan[list[bytes]]:
@@ -344,5 +344,5 @@ def _flush_other_databases() -> Plan[None]:
     if isinstance(reply, ReplyError):
         if reply.code != "BSREGION":
             raise reply
-        why = f"db{reply.text.split()[-1]} is a region of its own and holds keys"
+        why = f"db{reply.text.split()[-1]} is another region and holds keys"
         raise RefusedError("FLUSHALL", why, "Use FLUSHDB in each database")

@@ -233,7 +233,7 @@ def _check_setid(spec: SetId, ends: Ends) -> None:
         raise RefusedError(
             "XSETID",
             f"{ids.text(spec.id).decode()} is smaller than the stream's last ID {ids.text(end).decode()}; "
-            "moving back would mint IDs twice",
+            "moving back would generate IDs twice",
             "Use a larger ID, or DEL the stream to start over",
         )
 

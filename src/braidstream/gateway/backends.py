@@ -162,7 +162,7 @@ class Own(asyncio.Protocol):
         try:
             ends = self._scanner.feed(data)
         except ValueError:
-            self._fail("it sent what nobody can read")
+            self._fail("it sent an invalid reply")
             self._transport.abort()
             return
         if self._streams:

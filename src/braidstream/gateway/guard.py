@@ -18,8 +18,8 @@ async def swap_refusal(client: Client, words: Words) -> RefusedError | None:
     """Why two databases cannot be swapped, if so."""
     for db in {client.session.home, client.session.db}:
         if b"%d" % db in words[1:] and not await client.hub.known(db).is_absent():
-            why = f"database {db} is a region, and whoever uses it would write into the other one"
-            return RefusedError("SWAPDB", why, "Swap databases that are no regions")
+            why = f"database {db} is a region, and its clients would write into the other database"
+            return RefusedError("SWAPDB", why, "Swap databases that are not regions")
     return None
 
 
@@ -33,5 +33,5 @@ async def multi_refusal(client: Client, words: Words) -> RefusedError | None:
         return RefusedError("FLUSHALL inside MULTI", why, "Run it before or after, or use FLUSHDB")
     if name == b"FUNCTION" and takes_functions(words):
         what = f"FUNCTION {words[1].decode('ascii', 'replace').upper()} inside MULTI"
-        return RefusedError(what, "the functions of braidstream may go with it", "Run it before or after")
+        return RefusedError(what, "it may delete the functions of braidstream", "Run it before or after")
     return None

@@ -96,8 +96,8 @@ class Gateway:
             return
         if not self.settings.allow_open:
             raise ConfigError(
-                f"anybody who can reach {listen} could read and change everything: the server behind it "
-                "asks for no password. Set one there (requirepass or ACL users), demand client certificates "
+                f"anyone who can reach {listen} could read and change everything: the server behind it "
+                "requires no password. Set one there (requirepass or ACL users), require client certificates "
                 "(--tls-ca), listen on 127.0.0.1, or pass --allow-open."
             )
         emit("gateway.open", gateway=listen)

@@ -63,7 +63,7 @@ class Region:
         except (KeyError, ValueError) as error:
             raise ConfigError(
                 f"{CONFIG.decode()} of the server cannot be read ({type(error).__name__}: {error}). "
-                "Somebody changed it by hand: compare its fields with those of another region."
+                "Was it changed by hand? Compare its fields with those of another region."
             ) from None
 
     @staticmethod
@@ -103,7 +103,7 @@ class Region:
         """Itself, for whoever serves clients; while it is fenced LOADING: clients try again later."""
         if self.fenced:
             raise ReplyError(
-                f"LOADING region {self.id} ({self.name}) lost its data and is being brought back from its "
+                f"LOADING region {self.id} ({self.name}) lost its data and is being restored from its "
                 "peers. It serves clients again when `braid region rejoin` is done"
             )
         return self

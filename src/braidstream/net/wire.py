@@ -230,7 +230,7 @@ class Connection(asyncio.Protocol):
                         self._on_push(list(reply))
                     continue
                 if not flights:
-                    self._fail(f"it said {reply!s:.200} without being asked")
+                    self._fail(f"it said {reply!s:.200} without a request")
                     return
                 flight = flights[0]
                 flight.replies.append(reply)
@@ -240,7 +240,7 @@ class Connection(asyncio.Protocol):
                     flights.popleft()
                     flight.done(flight.replies)
         except (hiredis.ProtocolError, TypeError) as error:
-            self._fail(f"it sent what nobody can read: {error}")
+            self._fail(f"it sent an invalid reply: {error}")
         if demoted:
             self._fail("it is a replica now")
         if self._most_bytes is not None and self._unparsed > self._most_bytes:

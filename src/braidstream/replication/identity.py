@@ -30,7 +30,7 @@ def check_pair(here: Region, there: Region) -> None:
     """Two regions may exchange entries: they have different numbers, and neither has removed the other."""
     if here.id == there.id:
         raise ConfigError(
-            f"both servers are region {here.id}. Two regions with one number would mint the same IDs. "
+            f"both servers are region {here.id}. Two regions with one number would generate the same IDs. "
             "Correct the file, or make one of them a new region in an empty database."
         )
     for one, other in ((here, there), (there, here)):
@@ -51,7 +51,7 @@ async def claim(target: Asked, here: Region) -> None:
     if holder not in (None, here.identity.encode()):
         raise ConfigError(
             f"another server replicates to this peer as region {here.id} ({here.name}). Two servers with one "
-            "number mint the same IDs. Stop one of them, and make it a new region in an empty database."
+            "number generate the same IDs. Stop one of them, and make it a new region in an empty database."
         )
 
 

@@ -125,7 +125,7 @@ class Link:
         progress = Progress()
         stuck = (
             f"stream {name!r}: from {self.here.name} to {self.there.name} nothing moves, both sides keep "
-            "changing. Does each of them have a writer number of its own? See bs:config there."
+            "changing. Does each region have its own writer number? See bs:config there."
         )
         retries = Retries(stuck, error=BraidError)
         while True:
