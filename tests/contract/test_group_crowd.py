@@ -14,6 +14,7 @@ import redis
 
 import braidstream
 import braidstream.asyncio
+from braidstream.model import keys
 from braidstream.model.strand import Strand
 from tests.support.clients import blocked
 from tests.support.gateways import Line, Served
@@ -22,7 +23,8 @@ from tests.support.servers import Engine
 
 CROWD = 64
 BATCH = 8
-FAR = Strand(b"x", "s", 2)
+HERE, FAR = Strand(b"x", "s", 1), Strand(b"x", "s", 2)
+TURN = keys.turn(b"x", b"g")
 
 
 @pytest.fixture
@@ -98,6 +100,34 @@ def test_those_who_wait_go_on_when_the_one_who_looks_out_dies(
         stream.xadd("x", {"n": n})
     got = [entries for reader in readers[1:] for _, entries in reader.result(timeout=20)]
     assert sorted(fields["n"] for [[_, fields]] in got) == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "crowd", "key"), [(None, 1, HERE.key), (50, 1, HERE.key), (1, 1, HERE.key), (1, 2, TURN)]
+)
+def test_who_waits_is_not_disturbed_by_what_is_deleted_as_it_comes(
+    stream: braidstream.Redis,
+    engine: Engine,
+    background: ThreadPoolExecutor,
+    limit: int | None,
+    crowd: int,
+    key: bytes,
+) -> None:
+    """A repair after a loss does that in one function, a trim in one MULTI. Redis 7.0 wakes the reader."""
+    readers = []
+    for me in range(crowd):
+        client = client_of(engine, decode_responses=True)
+        readers.append(
+            background.submit(client.xreadgroup, "g", f"c{me}", {"x": ">"}, count=limit, block=60_000)
+        )
+        blocked(engine, me + 1)
+    with engine.client() as operator:
+        pipe = operator.pipeline(transaction=True)
+        pipe.xadd(key, {"n": "gone"}).xtrim(key, maxlen=0, approximate=False).execute()
+    for n in range(crowd):
+        stream.xadd("x", {"n": n})
+    got = [entries for reader in readers for _, entries in reader.result(timeout=20)]
+    assert sorted(fields["n"] for [[_, fields]] in got) == [str(n) for n in range(crowd)]
 
 
 # COUNT 1 is less than the strands: there consumers take turns, which takes longer.

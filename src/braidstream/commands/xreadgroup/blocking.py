@@ -177,7 +177,7 @@ def _queue(here: Wait) -> Plan[Answer]:
     turn, time_ms = keys.turn(here.names[0], here.spec.group), here.slice_ms(QUEUE_SLICE_MS)
     spec = replace(here.spec, noack=True)
     [reply] = yield Batch([handout.xreadgroup(spec, [turn], 1, time_ms)], block_ms=time_ms)
-    if reply:
+    if reply and reply[0][1]:  # it may be gone again: see heads.by_strand
         here.turn = reply[0][1][0][0]
         # Whoever had the turn has taken something, so the group is further than we remember.
         here.view.forget_reading(here.names[0], here.spec.group)

@@ -115,9 +115,13 @@ def xread(at: Mapping[Strand, Id], count: int, *block: str | int) -> Command:
 
 
 def by_strand(reply: list[Any] | None) -> Iterator[tuple[Strand, list[Any]]]:
-    """What a native read over strands has found, page by page."""
+    """What a native read over strands has found, page by page.
+
+    Redis 7.0 wakes a reader for an entry that is deleted in the same step, and then sends an empty page.
+    """
     for key, page in reply or []:
-        yield strand_of(key), page
+        if page:
+            yield strand_of(key), page
 
 
 def _heads(view: View, name: bytes, group: bytes, count: int) -> Plan[Pages]:
