@@ -80,6 +80,49 @@ def test_by_content_it_is_the_id_that_every_region_would_give(client: braidstrea
     assert client.xadd("s", ENTRY, idmpauto="p") == first
 
 
+def test_messages_in_a_pipeline_are_native_commands(client: braidstream.Redis, capable: Engine) -> None:
+    many = send_many(client, range(60))
+    assert send_many(client, range(60)) == many
+    counted = calls(capable, lambda: send_many(client, range(100)))
+    assert counted["xadd"] == 100
+    assert counted["fcall"] == 1  # that the strand is there
+    client.xcfgset("s", idmp_maxsize=1)
+    again = send_many(client, range(50, 100))
+    assert client.xlen("s") == 150
+    assert send_many(client, range(99, 100)) == again[-1:]
+
+
+def test_a_pipeline_that_has_not_noticed_the_first_peer_adds_nothing_twice(
+    client: braidstream.Redis, capable: Engine
+) -> None:
+    many = send_many(client, range(30))
+    assert send_many(client, range(30)) == many
+    with client_of(capable, decode_responses=True) as other:
+        other.run_plan(meet((1, 2)))
+        stale(client)
+        assert send_many(other, range(15, 45))[:15] == many[15:]
+        assert send_many(client, range(60))[:30] == many
+        client.session.cache.expire_region()
+        assert send_many(client, range(60))[:30] == many
+        assert other.xlen("s") == 60
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_pipeline_to_a_strand_that_is_gone_makes_it_again(
+    client: braidstream.Redis, capable: Engine, lost: bool
+) -> None:
+    send_many(client, range(10))
+    send_many(client, range(10))
+    with client_of(capable) as other, capable.client() as operator:
+        if lost:
+            operator.delete("bs:1:s:{s}")
+        else:
+            other.delete("s")
+    many = send_many(client, range(20))
+    assert client.xlen("s") == 20
+    assert send_many(client, range(20)) == many
+
+
 @pytest.mark.parametrize("multi", [False, True])
 def test_all_ways_to_send_know_each_other(client: braidstream.Redis, capable: Engine, multi: bool) -> None:
     one = [send(client, number) for number in range(5)]

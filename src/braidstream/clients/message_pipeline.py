@@ -14,7 +14,7 @@ from braidstream.clients import shared as shared
 from braidstream.clients.raised import for_user
 from braidstream.clients.shared import Session
 from braidstream.commands.arguments import FUNCTION_ARGUMENTS
-from braidstream.commands.produce import AT_ONCE, call, changed_settings, shared_lane
+from braidstream.commands.produce import AT_ONCE, call, changed_settings, is_native, native_call, shared_lane
 from braidstream.errors import ReplyError
 from braidstream.model.idempotence import Settings, iid_of
 from braidstream.model.strand import Strand
@@ -30,13 +30,18 @@ _DEFAULTS: Final = Settings()
 
 @dataclass(slots=True)
 class _Lane:
-    """Where messages of a producer go. A call takes no more of them than are kept (`most`)."""
+    """Where messages of a producer go. A call takes no more of them than are kept (`most`).
+
+    native: the engine itself knows them: each is an XADD IDMP of its own. An idempotent client, which may
+    send them again, uses the function: it is told when the settings have changed.
+    """
 
     home: Strand
     producer: bytes
     is_named: bool
     most: int
     settings: Settings
+    native: bool
 
 
 @dataclass(slots=True)
@@ -51,7 +56,7 @@ class _Call:
 def messages(session: Session, conn: Any, commands: Commands, *, atomic: bool) -> Plan[list[Any]]:
     """The results; None for each message that the plans must send. A MULTI over several streams is theirs:
     they WATCH."""
-    calls = _calls(session, conn, commands) or []
+    calls = _calls(session, conn, commands, atomic=atomic) or []
     homes = dict.fromkeys(each.lane.home for each in calls)
     if not calls or (atomic and len(homes) > 1):
         return [None] * len(commands)
@@ -64,7 +69,7 @@ def messages(session: Session, conn: Any, commands: Commands, *, atomic: bool) -
     return results
 
 
-def _calls(session: Session, conn: Any, commands: Commands) -> list[_Call] | None:
+def _calls(session: Session, conn: Any, commands: Commands, *, atomic: bool) -> list[_Call] | None:
     """None if a command is something else, or a stream is not known yet."""
     calls, lane, last = list[_Call](), None, (None, None)
     for args, _ in commands:
@@ -75,6 +80,9 @@ def _calls(session: Session, conn: Any, commands: Commands) -> list[_Call] | Non
             lane, last = _lane(session, conn, args, lane), (args[1], args[3])
             if lane is None:
                 return None
+        if lane.native and not atomic:
+            calls.append(_Call(lane, [*native_call(lane.home, lane.producer), message[0], *message[2:]], 1))
+            continue
         if not calls or calls[-1].lane is not lane or calls[-1].size == lane.most:
             journal_writer = session.cache.region.journal_writer  # type: ignore[union-attr]  # a lane has one
             calls.append(_Call(lane, list(call(lane.home, lane.settings, lane.producer, journal_writer))))
@@ -112,7 +120,8 @@ def _lane(session: Session, conn: Any, args: tuple[Any, ...], last: _Lane | None
         producer = shared_lane(producer, most)
     if last is not None and last.home is home and last.producer == producer:
         return last
-    return _Lane(home, producer, is_named, most, settings)
+    native = session.producer is None and home.name in session.cache.native
+    return _Lane(home, producer, is_named, most, settings, native)
 
 
 def _may_resend(session: Session, calls: list[_Call]) -> bool:
@@ -131,13 +140,21 @@ def _may_resend(session: Session, calls: list[_Call]) -> bool:
 
 
 def _results(session: Session, conn: Any, said: _Call, reply: Any) -> list[Any]:
+    home = said.lane.home
+    if said.words[0] == "XADD":
+        if isinstance(reply, exceptions.ResponseError):
+            session.cache.native.discard(home.name)
+            return [None]
+        return [session.minted(conn, reply)]
     if not isinstance(reply, exceptions.ResponseError):
+        if is_native(reply[0]):
+            session.cache.native.add(home.name)
         return [_result(session, conn, answer) for answer in reply]
     error = reply_error(reply)
     settings = changed_settings(error)
     if settings is None:
         return [for_user(error)] * said.size
-    session.cache.settings[said.lane.home.name] = settings
+    session.cache.settings[home.name] = settings
     return [None] * said.size
 
 

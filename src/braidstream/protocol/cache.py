@@ -55,6 +55,7 @@ class StreamCache:
     registries: of streams, by name.
     homes: where plain appends go, by the name as the user writes it (text or bytes).
     calls, settings: of idempotent producers, the call up to the message, and settings other than the default.
+    native: streams whose messages the engine itself knows; empty while the region has peers.
     readings: positions of groups, by stream and group.
     """
 
@@ -62,6 +63,7 @@ class StreamCache:
     homes: dict[str | bytes, Home]
     calls: dict[tuple[Any, Any], Command]
     settings: dict[bytes, Settings]
+    native: set[bytes]
     readings: dict[tuple[bytes, bytes], Reading]
 
     def __init__(self, *, limit: int | None = REMEMBERED) -> None:
@@ -136,7 +138,7 @@ class StreamCache:
     # All of it
 
     def forget_homes(self) -> None:
-        self.homes, self.calls, self.settings = {}, {}, {}
+        self.homes, self.calls, self.settings, self.native = {}, {}, {}, set()
 
     def forget_all(self) -> None:
         self.registries, self.readings = OrderedDict(), {}
