@@ -13,6 +13,8 @@ DOCS = sorted((ROOT / "docs").rglob("*.md")) + [
     ROOT / "CHANGELOG.md",
     ROOT / "CONTRIBUTING.md",
 ]
+FOR_USERS = [page for page in DOCS if page.name in ("README.md", "tutorial.md", "tutorial-regions.md")]
+FOR_USERS += [page for page in DOCS if page.parent.name in ("guides", "reference")]
 SOURCE = ROOT / "src" / "braidstream"
 
 
@@ -57,3 +59,10 @@ def test_every_requirement_that_is_cited_exists() -> None:
         if path.suffix in (".py", ".lua", ".md") and "node_modules" not in path.parts:
             cited = re.findall(r"\b(?:AA|IP|ST|GR|LG)-\d+\b", path.read_text(encoding="utf-8"))
             assert {*cited} <= {*known}, path
+
+
+@pytest.mark.parametrize("page", FOR_USERS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_for_users_has_plain_words_and_no_file_of_ours(page: Path) -> None:
+    text = page.read_text(encoding="utf-8").replace("scripts/reference.py", "")
+    assert re.findall(r"(?i)\b(?:told|tells|nobody|whoever|borne|mints?|minted)\b", text) == []
+    assert re.findall(r"\btests/\w+|\btest_\w+|(?<!/)\b\w+\.lua\b|\bbraidstream/\w+\.py\b", text) == []
