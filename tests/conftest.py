@@ -21,6 +21,9 @@ settings.register_profile(
     "ci", max_examples=200, derandomize=True, deadline=None, suppress_health_check=CHECKS_OFF
 )
 settings.register_profile(
+    "quick", max_examples=24, derandomize=True, deadline=None, suppress_health_check=CHECKS_OFF
+)
+settings.register_profile(
     "nightly", max_examples=20_000, deadline=None, print_blob=True, suppress_health_check=CHECKS_OFF
 )
 settings.load_profile("ci")  # pytest --hypothesis-profile nightly comes later and wins

@@ -3,7 +3,7 @@
     BRAID_COMMANDS   how many commands the seeded test compares on each engine (make differential: 1,000,000)
     BRAID_SEED       replay the one sequence of this seed
 
-`tests/support/differential` says what is compared and what must differ.
+`tests/oracle/differential` says what is compared and what must differ.
 """
 
 import os
@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.support.differential import Mismatch, Script, Servers, Tally, compare, sequence
+from tests.oracle.differential import Mismatch, Script, Servers, Tally, compare, sequence
 from tests.support.servers import Flavour
 
 CI_COMMANDS = 10_000

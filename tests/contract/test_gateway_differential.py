@@ -8,7 +8,7 @@ import os
 import pytest
 
 from tests.contract.test_differential import SEEDED_LENGTH, SeededDice
-from tests.support.differential import Mismatch, Servers, Tally, compare, sequence
+from tests.oracle.differential import Mismatch, Servers, Tally, compare, sequence
 from tests.support.servers import Flavour
 
 CI_COMMANDS = 3_000

@@ -14,14 +14,14 @@ from braidstream.model.strand import facts
 from braidstream.observability.events import counts
 from braidstream.replication import link, ship
 from braidstream.replication.glance import differing
+from tests.oracle.anomalies import GROUPS, MESSAGES, RANGE, find
+from tests.oracle.convergence import SETTINGS, messages
+from tests.oracle.history import Answered, History, Left
 from tests.simulation.network import Line, Network, Request
 from tests.simulation.replicas import Replicas
 from tests.simulation.seat import Seat
 from tests.simulation.users import Users
 from tests.simulation.witness import NAMES, Witness
-from tests.support.anomalies import GROUPS, MESSAGES, RANGE, find
-from tests.support.convergence import SETTINGS, messages
-from tests.support.history import Answered, History, Left
 from tests.support.servers import FLAVOURS, Engine
 
 OPERATIONS: Final = 200

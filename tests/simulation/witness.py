@@ -4,8 +4,7 @@ from typing import Any, Final
 
 from braidstream.errors import ReplyError
 from braidstream.model.ids import Id, native
-from tests.simulation.seat import Seat
-from tests.support.history import (
+from tests.oracle.history import (
     Acked,
     Added,
     Destroyed,
@@ -20,6 +19,7 @@ from tests.support.history import (
     Sent,
     minted_entry,
 )
+from tests.simulation.seat import Seat
 
 NAMES: Final = ("a", "b", "c")
 

@@ -1,4 +1,4 @@
-"""A group on many strands is, to its consumers, the naive group of `tests/support/group_model.py`.
+"""A group on many strands is, to its consumers, the naive group of `tests/oracle/stream.py`.
 
 We are writer 5, in semi-strict ID mode. Entries of far writers arrive as links bring them: ascending
 within a strand, in any order between them, so often smaller than what was delivered long ago. Some
@@ -27,8 +27,8 @@ import braidstream
 from braidstream.model import ids
 from braidstream.model.ids import LAST, ZERO, Id
 from braidstream.model.strand import Strand
-from tests.support.group_consumers import Consuming, consumers, named, one_of_them, spots
-from tests.support.group_model import Stream
+from tests.oracle.stream import Stream
+from tests.stateful.group_consumers import Consuming, consumers, named, one_of_them, spots
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine
 
@@ -127,7 +127,7 @@ class Groups(Consuming):
     @rule(wanted=named)
     def delete_entries(self, wanted: list[Any]) -> None:
         chosen = self.ids_of(wanted, sorted(self.model.entries))
-        gone = self.model.remove(self.model.keys(chosen))
+        gone = self.model.delete_entries(chosen)
         assert self.act("XDEL", self.name, *map(ids.text, chosen)) == gone
 
     @precondition(lambda self: len(self.model.entries) > 5)

@@ -8,16 +8,11 @@ from hypothesis import strategies as st
 from braidstream.model import ids
 from braidstream.model.ids import ZERO
 from braidstream.model.strand import Strand
-from tests.support.model import Entry, Stream
+from tests.oracle.stream import Stream
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine
 
 _names = itertools.count()
-
-
-def _shown(entries: list[Entry]) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    """As redis-py shows them."""
-    return [(ids.text(entry), {b"v": value}) for entry, _, value in entries]
 
 
 @given(
@@ -39,18 +34,18 @@ def test_a_long_page_of_uneven_strands_is_the_naive_one(
             natives = [(gap * at + number * (at + 1), 1) for number in range(size)]
             client.run_plan(apply(strand, [(native, [b"v", b""]) for native in natives]))
             for native in natives:
-                model.add(strand.user(native), strand.writer, b"")
-        position = model.entries[length % len(model.entries)][0] if model.entries else ZERO
+                model.add((strand.user(native), strand.writer, strand.kind), b"")
+        position = model.between()[length % len(model.entries)][0] if model.entries else ZERO
         after, until = b"(" + ids.text(position), ids.text(position)
         first = ids.after(position) or ZERO
         assert client.xlen(name) == len(model.entries)
-        assert client.xrange(name, after, "+", count) == _shown(model.between(first, count=count))
-        assert client.xrevrange(name, until, "-", count) == _shown(
+        assert client.xrange(name, after, "+", count) == model.shown(model.between(first, count=count))
+        assert client.xrevrange(name, until, "-", count) == model.shown(
             model.between_back(end=position, count=count)
         )
         gone = client.xtrim(name, maxlen=length, approximate=False)
         assert gone == model.trim_to(length)
-        assert client.xrange(name) == _shown(model.between())
+        assert client.xrange(name) == model.shown(model.between())
 
 
 def test_the_last_id_of_all_can_be_trimmed(engine: Engine) -> None:

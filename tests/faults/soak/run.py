@@ -11,10 +11,11 @@ import redis
 from rich.console import Console
 from rich.table import Table
 
-from tests.faults.soak import verdict
 from tests.faults.soak.faults import KINDS, Fault, schedule
-from tests.faults.soak.sites import Loss, Site, Sites, running
-from tests.faults.soak.traffic import ACKED, GROUP, JOBS, STREAMS, UNKNOWN, Traffic
+from tests.faults.soak.sites import Site, Sites, running
+from tests.faults.soak.traffic import GROUP, JOBS, RULES, STREAMS, Traffic, odd_errors
+from tests.oracle import verdict
+from tests.oracle.client_log import ACKED, UNKNOWN, Loss
 from tests.support.servers import Flavour
 from tests.support.waiting import eventually
 
@@ -46,12 +47,13 @@ def soak(
             quiet = _quiet(sites, traffic)
             took_s = time.monotonic() - began
         finals = {number: _final(sites[number]) for number in sites}
+        judged = verdict.judge(traffic.log, finals, RULES, sites.losses)
         anomalies = [
             *quiet,
             *sites.faults_of_ours(),
             *(f"a client failed: {error}" for error in traffic.faults),
-            *(f"odd reply: {text}" for text in traffic.history.odd_errors()),
-            *verdict.judge(traffic.history, finals, sites.losses),
+            *(f"odd reply: {text}" for text in odd_errors(traffic.log)),
+            *(f"{name}: {line}" for name, lines in judged.items() for line in lines),
         ]
         restarts = sum(site.restarts for site in sites.all.values())
     kinds = Counter(fault.kind for fault in plan)
@@ -96,9 +98,9 @@ def _suffer(sites: Sites, plan: list[Fault], traffic: Traffic, seconds: float) -
 
 
 def _line(at_s: float, seconds: float, traffic: Traffic, now: list[Fault]) -> str:
-    outcomes = Counter(op.outcome for op in traffic.history.ops)
+    outcomes = Counter(op.outcome for op in traffic.log.ops)
     said = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
-    given = sum(each.new for each in traffic.history.deliveries)
+    given = sum(each.new for each in traffic.log.deliveries)
     return f"{at_s:5.0f}/{seconds:g} s: {said}; {given} delivered; now: {', '.join(map(str, now)) or 'peace'}"
 
 
@@ -140,7 +142,7 @@ def _unrest(sites: Sites, traffic: Traffic) -> list[str]:
 
 def _undelivered(site: Site, traffic: Traffic) -> list[str]:
     """Consumers may be slow; what they never get is reported as skipped in the end."""
-    given = {(each.stream, each.id) for each in list(traffic.history.deliveries)}
+    given = {(each.stream, each.id) for each in list(traffic.log.deliveries)}
     with site.client(socket_timeout=10.0) as client:
         return [
             f"{entry} of {name} was not delivered yet"
@@ -171,16 +173,16 @@ def _final(site: Site) -> verdict.Final:
 def _facts(
     traffic: Traffic, finals: dict[int, verdict.Final], took_s: float, restarts: int, losses: list[Loss]
 ) -> dict[str, int | float]:
-    ops = traffic.history.ops
+    ops = traffic.log.ops
     done = Counter((op.kind, op.outcome) for op in ops)
     return {
         "entries acknowledged": done["add", ACKED],
         "... unknown to their writer": done["add", UNKNOWN],
         "XDEL acknowledged": done["xdel", ACKED],
         "DEL acknowledged": done["del", ACKED],
-        "acknowledged at a server that lost it": verdict.excused(traffic.history, losses),
-        "operations refused": sum(traffic.history.errors.values()),
-        "delivered to consumers": sum(each.new for each in traffic.history.deliveries),
+        "acknowledged at a server that lost it": verdict.excused(traffic.log, losses),
+        "operations refused": sum(traffic.log.errors.values()),
+        "delivered to consumers": sum(each.new for each in traffic.log.deliveries),
         "entries in the end": sum(map(len, finals[1].entries.values())),
         "daemons that gave up and were restarted": restarts,
         "seconds until quiet": round(took_s, 1),

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import redis
@@ -21,25 +20,13 @@ from braidstream import lua as functions
 from braidstream.admin.membership import initialise, meet
 from tests.faults.soak.faults import Fault
 from tests.faults.soak.pair import Pair
+from tests.oracle.client_log import Loss
 from tests.support.proxy import Proxy
 from tests.support.servers import Engine, Flavour
 
 # What was acknowledged so long before may not have reached the replica yet, on a busy machine.
 ON_ITS_WAY_S = 2.0
 BRAID = (sys.executable, "-m", "braidstream.cli.main")
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """A region lost what it acknowledged between two moments, but for what its peers knew by then.
-
-    known: the texts of all entries that a peer had just before.
-    """
-
-    region: int
-    since: float
-    upto: float
-    known: frozenset[str]
 
 
 class Site:

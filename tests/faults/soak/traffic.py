@@ -15,15 +15,15 @@ import random
 import threading
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 import redis
 
 from tests.faults.soak.sites import Site, Sites
+from tests.oracle.client_log import ACKED, REFUSED, UNKNOWN, ClientLog, Delivery, Op
+from tests.oracle.verdict import Rules
 
 KINDS: Final = ("keep", "once", "jobs", "trim", "prune", "drop")
 EACH: Final = 3
@@ -31,12 +31,12 @@ STREAMS: Final = tuple(f"{kind}-{number}" for kind in KINDS for number in range(
 JOBS: Final = tuple(name for name in STREAMS if name.startswith("jobs"))
 GROUP: Final = "jobs"
 MAXLEN: Final = 200
+RULES: Final = Rules({name: MAXLEN for name in STREAMS if name.startswith("trim")}, consumed=JOBS)
 
 # A writer that is stopped for so long by its engine gives up, and never learns what became of its write.
 PATIENCE: Final = {"socket_timeout": 3.0, "socket_connect_timeout": 1.0}
 PAUSE_S: Final = 0.004
 
-ACKED, UNKNOWN, REFUSED = "acked", "unknown", "refused"
 # What an engine may say no with, given what we do to it. Anything else is a fault of ours.
 # redis-py shows some of them without their code.
 EXPECTED_ERRORS: Final = (
@@ -51,48 +51,15 @@ EXPECTED_ERRORS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Op:
-    """One operation: kind is add, xdel or del. subject: the entry's text, or the ID to delete."""
-
-    kind: str
-    stream: str
-    region: int
-    subject: str
-    began: float
-    ended: float
-    outcome: str
-    reply: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """An entry that a group gave to a consumer: as new, or again because its first reply was lost."""
-
-    stream: str
-    region: int
-    consumer: str
-    id: str
-    new: bool = True
-
-
-@dataclass(slots=True)
-class History:
-    """What all clients did and heard. Lists are only appended to, by many threads."""
-
-    ops: list[Op] = field(default_factory=list)
-    deliveries: list[Delivery] = field(default_factory=list)
-    errors: Counter[str] = field(default_factory=Counter)
-
-    def odd_errors(self) -> list[str]:
-        return [text for text in self.errors if not text.startswith(EXPECTED_ERRORS)]
+def odd_errors(log: ClientLog) -> list[str]:
+    return [text for text in log.errors if not text.startswith(EXPECTED_ERRORS)]
 
 
 class Traffic:
     """Starts with `with`; `stop_writing` lets consumers go on, leaving the block stops them too."""
 
     def __init__(self, sites: Sites, seed: int) -> None:
-        self.history = History()
+        self.log = ClientLog()
         self._writing, self._reading = threading.Event(), threading.Event()
         self._writers = [threading.Thread(target=self._write, args=(sites[r], seed)) for r in sites]
         self._readers = [
@@ -181,7 +148,7 @@ class Traffic:
         if outcome == REFUSED and doubt:
             outcome = UNKNOWN  # an earlier try may have been done
         op = Op(kind, name, region, subject, began, time.monotonic(), outcome, reply)
-        self.history.ops.append(op)
+        self.log.ops.append(op)
         if outcome == UNKNOWN:
             time.sleep(0.1)
 
@@ -191,7 +158,7 @@ class Traffic:
         except (redis.ConnectionError, redis.TimeoutError):
             return UNKNOWN, ""
         except redis.RedisError as error:
-            self.history.errors[str(error)] += 1
+            self.log.errors[str(error)] += 1
             return REFUSED, str(error)
 
     def _look(self, client: redis.Redis, name: str) -> list[str]:
@@ -228,7 +195,7 @@ class Traffic:
         found = client.xreadgroup(GROUP, consumer, dict.fromkeys(JOBS, ">"), count=50, block=300)
         for name, entries in found or ():
             ids = [id for id, _ in entries]
-            self.history.deliveries += [Delivery(name, region, consumer, id) for id in ids]
+            self.log.deliveries += [Delivery(name, region, consumer, id) for id in ids]
             acks = [id for id in ids if dice.random() < 0.9]
             if acks:
                 client.xack(name, GROUP, *acks)
@@ -241,5 +208,5 @@ class Traffic:
             if not pending:
                 return
             for name, ids in pending:
-                self.history.deliveries += [Delivery(name, region, consumer, id, new=False) for id in ids]
+                self.log.deliveries += [Delivery(name, region, consumer, id, new=False) for id in ids]
                 client.xack(name, GROUP, *ids)

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Final, Protocol, TypeVar
 
-from tests.support.differential.group_words import CONSUMERS, GROUP_NAMES, GroupWords
-from tests.support.differential.message_words import MessageWords
-from tests.support.differential.script import (
+from tests.oracle.differential.group_words import CONSUMERS, GROUP_NAMES, GroupWords
+from tests.oracle.differential.message_words import MessageWords
+from tests.oracle.differential.script import (
     LAST_ID,
     Call,
     IdMode,

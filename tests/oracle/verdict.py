@@ -1,21 +1,14 @@
-"""What the regions may hold in the end, given what the clients were told. Anomalies have names.
+"""What the regions may hold in the end, given what the clients were told. anomalies.py has the names.
 
-lost         an entry that was acknowledged, and nothing can have removed, is not there
-duplicated   an entry is there twice, or a group gave it out as new twice in one region
-reordered    IDs do not ascend, or one client's entries stand in another order than it wrote them
-resurrected  an entry that was removed is there
-minted twice one ID was given to two entries
-invented     an entry is there that was refused, or that nobody wrote
-skipped      no consumer of a group was ever given an entry
-diverged     two regions answer differently
+A client does not see when its command was done, or whether: what nobody can say is no anomaly.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from tests.faults.soak.sites import Loss
-from tests.faults.soak.traffic import ACKED, JOBS, MAXLEN, REFUSED, UNKNOWN, History, Op
+from tests.oracle.answers import ascends, difference, id_order, times_over
+from tests.oracle.client_log import ACKED, REFUSED, UNKNOWN, ClientLog, Loss, Op
 
 # Longer than an engine is ever paused, on a machine that is busy elsewhere.
 LATE_S = 120.0
@@ -33,32 +26,43 @@ class Final:
     groups: dict[str, list[str]]
 
 
-def judge(history: History, finals: dict[int, Final], losses: Sequence[Loss] = ()) -> list[str]:
-    """Every anomaly as one line that starts with its name. What a server lost and no peer knew is excused."""
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """maxlen: the caps of some streams. consumed: the streams that have a group whose consumers read all."""
+
+    maxlen: Mapping[str, int] = field(default_factory=dict)
+    consumed: Sequence[str] = ()
+
+
+def judge(
+    log: ClientLog, finals: Mapping[int, Final], rules: Rules, losses: Sequence[Loss] = ()
+) -> dict[str, list[str]]:
+    """Every anomaly, by name. What a server lost and no peer knew is excused."""
     one = finals[min(finals)]
     by_stream: dict[str, list[Op]] = defaultdict(list)
-    for op in history.ops:
+    for op in log.ops:
         by_stream[op.stream].append(op)
-    found = [*_diverged(finals), *_redelivered(history, losses), *_skipped(history, one)]
+    found: dict[str, list[str]] = defaultdict(list)
+    found["diverged"] += _diverged(finals)
+    found["duplicated"] += _redelivered(log, losses)
+    found["skipped"] += _skipped(log, one, rules.consumed)
     for name, entries in one.entries.items():
         ops = by_stream[name]
-        found += [
-            *_minted_again(name, ops, losses),
-            *_twice(name, entries),
-            *_reordered(name, ops, entries),
-            *_invented(name, ops, entries),
-        ]
+        found["minted twice"] += _minted_again(name, ops, losses)
+        found["duplicated"] += _twice(name, entries)
+        found["reordered"] += _reordered(name, ops, entries)
+        found["invented"] += _invented(name, ops, entries)
         there = {text for _, text in entries}
-        for op, kept in _fates(name, ops, losses):
-            if kept and op.subject not in there:
-                found.append(f"lost: {name} {op.reply} ({op.subject}), acknowledged by region {op.region}")
-            if kept is False and op.subject in there:
-                found.append(f"resurrected: {name} {op.reply} ({op.subject}) of region {op.region}")
-    return found
+        for op, stays in _fates(ops, losses, rules.maxlen.get(name)):
+            if stays and op.subject not in there:
+                found["lost"].append(f"{name} {op.reply} ({op.subject}), acknowledged by region {op.region}")
+            if stays is False and op.subject in there:
+                found["resurrected"].append(f"{name} {op.reply} ({op.subject}) of region {op.region}")
+    return {name: lines for name, lines in found.items() if lines}
 
 
-def _fates(name: str, ops: list[Op], losses: Sequence[Loss]) -> Iterator[tuple[Op, bool | None]]:
-    """Each acknowledged entry: must it be there (True), must it not (False), or can nobody say (None)."""
+def _fates(ops: list[Op], losses: Sequence[Loss], maxlen: int | None) -> Iterator[tuple[Op, bool | None]]:
+    """Each acknowledged entry: must it be there (True), must it not (False), or can nobody say (None)?"""
     adds = [op for op in ops if op.kind == "add" and op.outcome == ACKED]
     deleted: dict[str, set[str]] = defaultdict(set)
     for op in ops:
@@ -72,12 +76,12 @@ def _fates(name: str, ops: list[Op], losses: Sequence[Loss]) -> Iterator[tuple[O
         if op.kind == "del" and op.outcome != REFUSED
     ]
     # MAXLEN takes the oldest away, and nothing while it sees no more than so many: the newest stay.
-    newest = sorted((_order(op.reply) for op in adds), reverse=True)[:MAXLEN]
+    newest = sorted((id_order(op.reply) for op in adds), reverse=True)[:maxlen]
     for op in adds:
         if _is_excused(op, losses):
             yield op, None
-        elif name.startswith("trim"):
-            yield op, True if _order(op.reply) >= newest[-1] else None
+        elif maxlen is not None:
+            yield op, True if id_order(op.reply) >= newest[-1] else None
         elif op.reply in deleted:
             yield op, False if ACKED in deleted[op.reply] else None
         elif any(_takes(drop, op, losses) for drop in drops):
@@ -95,9 +99,9 @@ def _takes(drop: Op, op: Op, losses: Sequence[Loss]) -> bool:
     return drop.region == op.region and drop.began >= op.ended and drop.outcome == ACKED and not was_away
 
 
-def excused(history: History, losses: Sequence[Loss]) -> int:
+def excused(log: ClientLog, losses: Sequence[Loss]) -> int:
     """Acknowledged entries that may be missing: their server lost them before any peer knew of them."""
-    adds = [op for op in history.ops if op.kind == "add" and op.outcome == ACKED]
+    adds = [op for op in log.ops if op.kind == "add" and op.outcome == ACKED]
     return sum(_is_excused(op, losses) for op in adds)
 
 
@@ -123,26 +127,26 @@ def _minted_again(name: str, ops: list[Op], losses: Sequence[Loss]) -> Iterator[
     for id, adds in by_id.items():
         kept = [op for op in adds if not _is_excused(op, losses)]
         if len(kept) > 1:
-            yield f"minted twice: {name} {id} stands for {', '.join(op.subject for op in kept)}"
+            yield f"{name} {id} stands for {', '.join(op.subject for op in kept)}"
 
 
 def _twice(name: str, entries: Entries) -> Iterator[str]:
-    for text, times in Counter(text for _, text in entries).items():
-        if times > 1:
-            yield f"duplicated: {name} has {text} {times} times"
+    once = Counter({text: 1 for _, text in entries})
+    for text, times in times_over((text for _, text in entries), once).items():
+        yield f"{name} has {text} {times} times"
 
 
 def _reordered(name: str, ops: list[Op], entries: Entries) -> Iterator[str]:
-    order = [_order(id) for id, _ in entries]
-    if any(a >= b for a, b in zip(order, order[1:], strict=False)):
-        yield f"reordered: the IDs of {name} do not ascend"
+    ids = [id for id, _ in entries]
+    if not ascends(ids) or len(set(ids)) < len(ids):
+        yield f"the IDs of {name} do not ascend"
     acked = {op.subject for op in ops if op.kind == "add" and op.outcome == ACKED}
     last: dict[str, int] = {}
     for _, text in entries:
         writer, _, number = text.partition("-")
         if text in acked:  # one that its writer gave up may have been done late
             if int(number) <= last.get(writer, 0):
-                yield f"reordered: {name} has {text} after {writer}-{last[writer]}"
+                yield f"{name} has {text} after {writer}-{last[writer]}"
             last[writer] = int(number)
 
 
@@ -150,47 +154,34 @@ def _invented(name: str, ops: list[Op], entries: Entries) -> Iterator[str]:
     outcome = {op.subject: op.outcome for op in ops if op.kind == "add"}
     for id, text in entries:
         if outcome.get(text, REFUSED) == REFUSED:
-            yield f"invented: {name} has {id} ({text}), which was refused or never written"
+            yield f"{name} has {id} ({text}), which was refused or never written"
 
 
-def _redelivered(history: History, losses: Sequence[Loss]) -> Iterator[str]:
+def _redelivered(log: ClientLog, losses: Sequence[Loss]) -> Iterator[str]:
     """A server that forgot a delivery may give the entry out once more."""
-    times = Counter((each.stream, each.region, each.id) for each in history.deliveries if each.new)
+    times = Counter((each.stream, each.region, each.id) for each in log.deliveries if each.new)
     forgot = Counter(loss.region for loss in losses)
     for (name, region, id), count in times.items():
         if count > 1 + forgot[region]:
-            yield f"duplicated: region {region} gave out {id} of {name} as new {count} times"
+            yield f"region {region} gave out {id} of {name} as new {count} times"
 
 
-def _skipped(history: History, final: Final) -> Iterator[str]:
-    given = {(each.stream, each.id) for each in history.deliveries}
-    for name in JOBS:
+def _skipped(log: ClientLog, final: Final, consumed: Sequence[str]) -> Iterator[str]:
+    given = {(each.stream, each.id) for each in log.deliveries}
+    for name in consumed:
         for id, text in final.entries[name]:
             if (name, id) not in given:
-                yield f"skipped: no consumer was given {id} ({text}) of {name}"
+                yield f"no consumer was given {id} ({text}) of {name}"
 
 
-def _diverged(finals: dict[int, Final]) -> Iterator[str]:
-    first, *others = sorted(finals)
-    for other in others:
-        for name in finals[first].entries:
-            here, there = set(finals[first].entries[name]), set(finals[other].entries[name])
-            if here != there:
-                yield (
-                    f"diverged: {name}: only region {first} has {sorted(here - there)[:5]} "
-                    f"({len(here - there)}), only region {other} has {sorted(there - here)[:5]} "
-                    f"({len(there - here)})"
-                )
-            groups = finals[first].groups[name], finals[other].groups[name]
-            if groups[0] != groups[1]:
-                yield f"diverged: {name}: groups {groups[0]} in region {first}, {groups[1]} in region {other}"
+def _diverged(finals: Mapping[int, Final]) -> Iterator[str]:
+    for name in finals[min(finals)].entries:
+        if differs := difference({region: final.entries[name] for region, final in finals.items()}):
+            yield f"{name}: {differs}"
+        if differs := difference({region: final.groups[name] for region, final in finals.items()}):
+            yield f"groups of {name}: {differs}"
 
 
 def _over(op: Op) -> float:
     """When it was done at the latest: a paused engine does it late, for a client that has gone."""
     return op.ended + (0 if op.outcome == ACKED else LATE_S)
-
-
-def _order(id: str) -> tuple[int, int]:
-    ms, _, seq = id.partition("-")
-    return int(ms), int(seq)

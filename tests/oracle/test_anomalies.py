@@ -1,9 +1,9 @@
 """Every anomaly is found where it is, and not where it is not."""
 
 from braidstream.model.idempotence import Settings
-from tests.support.anomalies import ANOMALIES, GROUPS, MESSAGES, RANGE, find
-from tests.support.convergence import SETTINGS
-from tests.support.history import (
+from tests.oracle.anomalies import ANOMALIES, GROUPS, MESSAGES, RANGE, find
+from tests.oracle.convergence import SETTINGS
+from tests.oracle.history import (
     Acked,
     Added,
     Answered,

@@ -25,10 +25,10 @@ what they would. Entries given back have a stand-in as their owner there, whom `
 checked in place of equality.
 """
 
-from tests.support.differential.generator import sequence
-from tests.support.differential.report import Mismatch, Tally
-from tests.support.differential.script import Script
-from tests.support.differential.shrink import compare
-from tests.support.differential.sides import Servers
+from tests.oracle.differential.generator import sequence
+from tests.oracle.differential.report import Mismatch, Tally
+from tests.oracle.differential.script import Script
+from tests.oracle.differential.shrink import compare
+from tests.oracle.differential.sides import Servers
 
 __all__ = ["Mismatch", "Script", "Servers", "Tally", "compare", "sequence"]

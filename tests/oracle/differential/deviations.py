@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from tests.support.differential.mapping import Mapping, entry_id, parsed
-from tests.support.differential.report import Mismatch, Tally, same
-from tests.support.differential.script import (
+from tests.oracle.differential.mapping import Mapping, entry_id, parsed
+from tests.oracle.differential.report import Mismatch, Tally, same
+from tests.oracle.differential.script import (
     CAPS,
     EXPIRES,
     MAX,
@@ -17,7 +17,7 @@ from tests.support.differential.script import (
     unfit_for_multi,
     upper,
 )
-from tests.support.differential.sides import Fault, Reply, Sides
+from tests.oracle.differential.sides import Fault, Reply, Sides
 
 DEVIATIONS: Final = {
     "strict mode": "an XADD that chooses an ID is refused",

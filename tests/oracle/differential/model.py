@@ -18,12 +18,12 @@ from typing import Any, Final
 from braidstream.commands.arguments import strict_id
 from braidstream.errors import ReplyError
 from braidstream.model import ids
-from tests.support.differential.deviations import SCRATCH, Deviations, facts
-from tests.support.differential.mapping import Mapping, parsed
-from tests.support.differential.model_reads import NEWER_OPTIONS, ModelledReads, parse_read
-from tests.support.differential.nobody import FATAL, GIVEN_BACK_MS, STAND_IN
-from tests.support.differential.script import CAPS, MESSAGES, POLICIES, Argv, command_of, id_word_at, upper
-from tests.support.differential.sides import Fault, Reply, Sides
+from tests.oracle.differential.deviations import SCRATCH, Deviations, facts
+from tests.oracle.differential.mapping import Mapping, parsed
+from tests.oracle.differential.model_reads import NEWER_OPTIONS, ModelledReads, parse_read
+from tests.oracle.differential.nobody import FATAL, GIVEN_BACK_MS, STAND_IN
+from tests.oracle.differential.script import CAPS, MESSAGES, POLICIES, Argv, command_of, id_word_at, upper
+from tests.oracle.differential.sides import Fault, Reply, Sides
 
 FEWEST: Final = {b"XDELEX": 5, b"XACKDEL": 6, b"XNACK": 7}
 NOT_THERE, DELETED, NEEDED = -1, 1, 2

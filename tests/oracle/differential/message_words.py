@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from tests.support.differential.script import Call
+from tests.oracle.differential.script import Call
 
 if TYPE_CHECKING:
-    from tests.support.differential.generator import Maker
+    from tests.oracle.differential.generator import Maker
 
 PRODUCERS: Final = (b"p", b"p", b"q", b"\xff\x00")
 

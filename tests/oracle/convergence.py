@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from braidstream.model.ids import Id
-from tests.support.history import (
+from tests.oracle.history import (
     Acked,
     Added,
     Answered,

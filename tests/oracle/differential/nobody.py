@@ -7,8 +7,8 @@ compared as                [2, 1-1, 2-1, [[alice, 1]]]
 from collections.abc import Callable
 from typing import Any, Final
 
-from tests.support.differential.script import Argv, command_of, upper
-from tests.support.differential.sides import Fault, Reply
+from tests.oracle.differential.script import Argv, command_of, upper
+from tests.oracle.differential.sides import Fault, Reply
 
 STAND_IN: Final = b"differential:nobody"
 # It owns them since so long ago that they are idle by every measure; who came first, first.

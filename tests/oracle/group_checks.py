@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from braidstream.model import ids
 from braidstream.model.ids import LAST, ZERO, Id
-from tests.support.group_model import NOBODY, Group, Key, Stream
+from braidstream.model.strand import facts
+from tests.oracle.stream import NOBODY, Group, Key, Stream
 
 LONG_MS = 10**8  # a minimum idle time that only old entries have
 
@@ -62,7 +63,7 @@ class Seen(RuleBasedStateMachine):
             with pytest.raises(redis.ResponseError, match="no such key"):
                 self.look("XINFO", "GROUPS", self.name)
             return
-        seen = {row[1]: _facts(row) for row in self.look("XINFO", "GROUPS", self.name)}
+        seen = {row[1]: facts(row) for row in self.look("XINFO", "GROUPS", self.name)}
         assert {name: (row[b"pending"], row[b"last-delivered-id"]) for name, row in seen.items()} == {
             name: (len(group.held), ids.text(group.last)) for name, group in self.model.groups.items()
         }
@@ -79,7 +80,7 @@ class Seen(RuleBasedStateMachine):
     @invariant()
     def every_consumer_holds_its_share(self) -> None:
         for name, group in self.model.groups.items():
-            rows = map(_facts, self.look("XINFO", "CONSUMERS", self.name, name))
+            rows = map(facts, self.look("XINFO", "CONSUMERS", self.name, name))
             seen = {row[b"name"]: row[b"pending"] for row in rows if row[b"pending"]}
             holders = [held.consumer for held in group.held.values() if held.consumer != NOBODY]
             assert seen == {who: holders.count(who) for who in holders}, name
@@ -88,9 +89,9 @@ class Seen(RuleBasedStateMachine):
     def the_full_story_is_the_models(self) -> None:
         if not self.model.exists:
             return
-        told = _facts(self.look("XINFO", "STREAM", self.name, "FULL", "COUNT", 0))
+        told = facts(self.look("XINFO", "STREAM", self.name, "FULL", "COUNT", 0))
         assert told[b"entries"] == self.shown(sorted(self.model.entries))
-        seen = {row[1]: _facts(row) for row in told[b"groups"]}
+        seen = {row[1]: facts(row) for row in told[b"groups"]}
         assert sorted(seen) == sorted(self.model.groups)
         for name, group in self.model.groups.items():
             assert seen[name][b"pel-count"] == len(group.held)
@@ -107,7 +108,3 @@ class Seen(RuleBasedStateMachine):
 
     def texts(self, keys: list[Key]) -> list[bytes]:
         return [ids.text(key[0]) for key in keys]
-
-
-def _facts(flat: list[Any]) -> dict[bytes, Any]:
-    return dict(zip(flat[::2], flat[1::2], strict=True))

@@ -9,8 +9,8 @@ from hypothesis.stateful import precondition, rule
 import braidstream
 from braidstream.model import ids
 from braidstream.model.ids import Id
-from tests.support.group_model import NOBODY, Key, Place
-from tests.support.group_seen import LONG_MS, Seen
+from tests.oracle.group_checks import LONG_MS, Seen
+from tests.oracle.stream import NOBODY, Key, Place
 
 AGES_MS = 10**9  # how long ago "old" is
 

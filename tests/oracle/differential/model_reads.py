@@ -10,12 +10,13 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tests.support.differential.deviations import Deviations, facts
-from tests.support.differential.mapping import Mapping, parsed
-from tests.support.differential.nobody import STAND_IN, deliveries
-from tests.support.differential.report import Mismatch
-from tests.support.differential.script import LAST_ID, MAX, Argv, command_of, upper
-from tests.support.differential.sides import Fault, Reply, Sides
+from tests.oracle.differential.deviations import Deviations, facts
+from tests.oracle.differential.mapping import Mapping, parsed
+from tests.oracle.differential.nobody import STAND_IN, deliveries
+from tests.oracle.differential.report import Mismatch
+from tests.oracle.differential.script import LAST_ID, MAX, Argv, command_of, upper
+from tests.oracle.differential.sides import Fault, Reply, Sides
+from tests.oracle.room import Room
 
 NEWER_OPTIONS: Final = (b"MAXCOUNT", b"MAXSIZE", b"CLAIM")
 NUMBERS: Final = (b"COUNT", b"BLOCK", *NEWER_OPTIONS)
@@ -68,44 +69,6 @@ def _is_plain_id(word: bytes) -> bool:
     return bool(re.fullmatch(rb"[0-9]{1,20}(-[0-9]{1,20})?", word)) and all(
         int(part) <= MAX for part in word.split(b"-")
     )
-
-
-class Room:
-    """What may still be put into the whole reply, by the bytes that RESP2 writes. The first entry always."""
-
-    def __init__(self, count: int | None, size: int | None) -> None:
-        self.count, self.size, self.used, self.written = count, size, 0, 0
-
-    def full(self) -> bool:
-        if self.count is not None and self.used >= self.count:
-            return True
-        return self.size is not None and self.used > 0 and self.written >= self.size
-
-    def write(self, value: Any) -> None:
-        self.written += len(_resp2(value))
-
-    def head(self, name: bytes) -> None:
-        self.written += 4 + len(_resp2(name))
-
-    def tail(self, entries: list[Any]) -> None:
-        self.written += len(b"*%d\r\n" % len(entries))
-
-    def take(self, row: list[Any]) -> bool:
-        if self.full():
-            return False
-        self.used += 1
-        self.write(row)
-        return True
-
-
-def _resp2(value: Any) -> bytes:
-    if value is None:
-        return b"*-1\r\n"
-    if isinstance(value, int):
-        return b":%d\r\n" % value
-    if isinstance(value, bytes):
-        return b"$%d\r\n%b\r\n" % (len(value), value)
-    return b"*%d\r\n" % len(value) + b"".join(map(_resp2, value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,13 +143,7 @@ class ModelledReads:
         reply = self._ask(b"XREAD", *limit, b"STREAMS", *spec.names, *spec.positions)
         if isinstance(reply, Fault):
             return reply
-        found = list[Any]()
-        for name, page in _pairs(reply):
-            if not room.full():
-                room.head(name)
-                found.append([name, [entry for entry in page if room.take(entry)]])
-                room.tail(found[-1][1])
-        return self._reply(found)
+        return self._reply(room.cut(_pairs(reply)))
 
     def _refused(self, spec: Read) -> Fault | None:
         """The engine's own error, if a stream or its group is not there."""

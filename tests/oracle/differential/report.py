@@ -5,8 +5,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.support.differential.script import Argv
-from tests.support.differential.sides import Fault, Reply, Said
+from tests.oracle.differential.script import Argv
+from tests.oracle.differential.sides import Fault, Reply, Said
 
 
 class Mismatch(AssertionError):

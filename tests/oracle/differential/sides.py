@@ -10,8 +10,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 import braidstream
-from tests.support.differential.script import Argv, IdMode, Mode
-from tests.support.differential.spoken import Spoken, written_alike
+from tests.oracle.differential.script import Argv, IdMode, Mode
+from tests.oracle.differential.spoken import Spoken, written_alike
 from tests.support.gateways import Served
 from tests.support.regions import become
 from tests.support.servers import Engine, Flavour

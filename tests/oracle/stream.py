@@ -13,12 +13,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from braidstream.model.ids import LAST, ZERO, Id
+from braidstream.model import ids
+from braidstream.model.ids import LAST, MAX, ZERO, Id
 
 Place = tuple[int, str]  # writer and kind: a strand
 Key = tuple[Id, int, str]  # an entry: its ID, and the strand it stands in; they sort as readers see them
 NOBODY: Final = b""  # owns what was given back
 MOST: Final = 2**63 - 1  # deliveries of what was given back as FATAL
+
+
+class TooSmall(Exception):
+    """The ID is not after the strand's last one."""
 
 
 def place(key: Key) -> Place:
@@ -70,26 +75,76 @@ class Stream:
     entries: dict[Key, bytes] = field(default_factory=dict)
     ends: dict[Place, Id] = field(default_factory=dict)
     groups: dict[bytes, Group] = field(default_factory=dict)
+    added: int = 0
+    max_deleted: Id = ZERO
+
+    @property
+    def last(self) -> Id:
+        return max(self.ends.values(), default=ZERO)
+
+    @property
+    def newest(self) -> Id:
+        """The largest ID of an entry there is."""
+        return max((key[0] for key in self.entries), default=LAST)
+
+    def end(self, where: Place) -> Id:
+        return self.ends.get(where, ZERO)
+
+    def next_in(self, ms: int, where: Place) -> Id:
+        """What `ms-*` stands for."""
+        last_ms, seq = self.end(where)
+        if last_ms > ms or (last_ms, seq) == (ms, MAX):
+            raise TooSmall
+        return (ms, seq + 1) if last_ms == ms else (ms, 0)
 
     def add(self, key: Key, value: bytes) -> None:
-        assert key[0] > self.ends.get(place(key), ZERO), "a strand only grows at its end"
-        self.entries[key], self.ends[place(key)], self.exists = value, key[0], True
+        if key[0] <= self.end(place(key)):
+            raise TooSmall
+        self.entries[key], self.ends[place(key)] = value, key[0]
+        self.exists, self.added = True, self.added + 1
 
     def keys(self, wanted: Iterable[Id]) -> list[Key]:
         """The entries with these IDs, in the order asked for; regions may have chosen the same ID."""
         return [key for entry in wanted for key in sorted(self.entries) if key[0] == entry]
 
-    def remove(self, gone: Iterable[Key]) -> int:
-        return len([self.entries.pop(key) for key in set(gone)])
+    def delete_entries(self, wanted: Iterable[Id]) -> int:
+        gone = self.keys(wanted)
+        self.max_deleted = max([self.max_deleted, *(key[0] for key in gone)])
+        return self._remove(gone)
 
     def trim_to(self, length: int) -> int:
-        return self.remove(sorted(self.entries)[: max(0, len(self.entries) - length)])
+        return self._remove(sorted(self.entries)[: max(0, len(self.entries) - length)])
 
     def trim_before(self, entry: Id) -> int:
-        return self.remove([key for key in self.entries if key[0] < entry])
+        return self._remove([key for key in self.entries if key[0] < entry])
 
-    def delete(self) -> None:
-        self.exists, self.entries, self.ends, self.groups = False, {}, {}, {}
+    def _remove(self, gone: Iterable[Key]) -> int:
+        return len([self.entries.pop(key) for key in set(gone)])
+
+    def delete(self) -> int:
+        existed = self.exists
+        self.__init__()  # type: ignore[misc]
+        return int(existed)
+
+    def set_last(self, entry: Id, where: Place, *, added: int | None, deleted: Id | None) -> None:
+        if entry < self.last:
+            raise TooSmall
+        self.ends[where] = entry
+        self.added = self.added if added is None else added
+        self.max_deleted = deleted or self.max_deleted
+
+    def between(self, start: Id = ZERO, end: Id = LAST, count: int | None = None) -> list[Key]:
+        return [key for key in sorted(self.entries) if start <= key[0] <= end][:count]
+
+    def between_back(self, start: Id = ZERO, end: Id = LAST, count: int | None = None) -> list[Key]:
+        return self.between(start, end)[::-1][:count]
+
+    def after(self, position: Id, count: int | None = None) -> list[Key]:
+        return [key for key in sorted(self.entries) if key[0] > position][:count]
+
+    def shown(self, keys: Iterable[Key]) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        """Entries as redis-py shows them; each has one field."""
+        return [(ids.text(key[0]), {b"v": self.entries[key]}) for key in keys]
 
     # Groups
 

@@ -2,11 +2,11 @@
 
 from typing import Any, Final
 
-from tests.support.differential.deviations import Deviations, SequenceEnds, facts
-from tests.support.differential.mapping import Mapping
-from tests.support.differential.report import Mismatch, same
-from tests.support.differential.script import Argv, command_of, upper
-from tests.support.differential.sides import Fault, Reply, Sides
+from tests.oracle.differential.deviations import Deviations, SequenceEnds, facts
+from tests.oracle.differential.mapping import Mapping
+from tests.oracle.differential.report import Mismatch, same
+from tests.oracle.differential.script import Argv, command_of, upper
+from tests.oracle.differential.sides import Fault, Reply, Sides
 
 IDLE: Final = (b"idle", b"inactive", b"seen-time", b"active-time")
 LAG, READ = b"lag", b"entries-read"

@@ -2,13 +2,13 @@
 
 import time
 
-from tests.support.differential.deviations import ASKING, KNOWN, MISSING, Deviations, SequenceEnds, facts
-from tests.support.differential.group_replies import GroupReplies
-from tests.support.differential.mapping import BARE, OURS, Mapping
-from tests.support.differential.model import Model, is_modelled, is_understood, is_unknown
-from tests.support.differential.nobody import retold
-from tests.support.differential.report import Mismatch, Tally, same
-from tests.support.differential.script import (
+from tests.oracle.differential.deviations import ASKING, KNOWN, MISSING, Deviations, SequenceEnds, facts
+from tests.oracle.differential.group_replies import GroupReplies
+from tests.oracle.differential.mapping import BARE, OURS, Mapping
+from tests.oracle.differential.model import Model, is_modelled, is_understood, is_unknown
+from tests.oracle.differential.nobody import retold
+from tests.oracle.differential.report import Mismatch, Tally, same
+from tests.oracle.differential.script import (
     GROUPS,
     MOVES,
     PLAIN_WRITES,
@@ -28,7 +28,7 @@ from tests.support.differential.script import (
     upper,
     with_exact_cap,
 )
-from tests.support.differential.sides import Fault, Reply, Servers
+from tests.oracle.differential.sides import Fault, Reply, Servers
 
 
 class Run:

@@ -10,7 +10,7 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tests.support.differential.script import (
+from tests.oracle.differential.script import (
     FLUSHES,
     LAST_ID,
     MAX,
@@ -22,7 +22,7 @@ from tests.support.differential.script import (
     Word,
     id_word_at,
 )
-from tests.support.differential.sides import Reply
+from tests.oracle.differential.sides import Reply
 
 FAR_MS: Final = 1000
 BARE, OURS = 0, 1

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from tests.support.differential.generator import VALUES
-from tests.support.differential.report import Mismatch, Tally, retold
-from tests.support.differential.runner import Run
-from tests.support.differential.script import Call, Script, Step
-from tests.support.differential.sides import Said, Servers
+from tests.oracle.differential.generator import VALUES
+from tests.oracle.differential.report import Mismatch, Tally, retold
+from tests.oracle.differential.runner import Run
+from tests.oracle.differential.script import Call, Script, Step
+from tests.oracle.differential.sides import Said, Servers
 
 SHRINK_S: Final = 60
 

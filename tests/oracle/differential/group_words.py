@@ -7,10 +7,10 @@ of them, so that what is idle enough does not depend on how fast a run is.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from tests.support.differential.script import FLUSHES, MOVES, Call, Word, command_of, upper
+from tests.oracle.differential.script import FLUSHES, MOVES, Call, Word, command_of, upper
 
 if TYPE_CHECKING:
-    from tests.support.differential.generator import Maker
+    from tests.oracle.differential.generator import Maker
 
 GROUP_NAMES: Final = (b"g", b"workers", b"g", b"\xff\x00", b"", b"a b\r\n")
 CONSUMERS: Final = (b"alice", b"bob", b"alice", b"", b"\xfe", b"1-1")
