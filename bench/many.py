@@ -15,8 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.bed import NEWEST
-from tests.support.daemons import write_config
-from tests.support.replicating import Daemon
+from tests.support.daemons import Daemon, write_config
 from tests.support.servers import EVERY, Engine
 from tests.support.world import World
 

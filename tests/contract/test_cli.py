@@ -13,6 +13,7 @@ import typer
 import braidstream
 from braidstream import lua as functions
 from braidstream.cli import spark
+from tests.support import cli
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine, Flavour, free_port
 
@@ -22,8 +23,7 @@ NAMED = ("--region", "1", "--name", "us-east")
 
 def braid(*words: str) -> "subprocess.CompletedProcess[str]":
     """Run the command; no secret may ever come out of it, and no traceback."""
-    command = [sys.executable, "-m", "braidstream.cli.main", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    done = cli.braid(*words)
     for said in (done.stdout, done.stderr):
         assert "Traceback" not in said, said
         assert SECRET[:4] not in said, said

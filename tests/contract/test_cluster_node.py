@@ -1,8 +1,6 @@
 """A region is one server for now: what a node of a cluster is told, and what it is not asked."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ from redis.crc import key_slot
 
 import braidstream
 from braidstream.model import keys
+from tests.support.cli import braid
 from tests.support.regions import become, client_of
 from tests.support.servers import Cluster, Engine
 
@@ -27,8 +26,7 @@ def _owner(cluster: Cluster, key: bytes) -> Engine:
 
 
 def _braid(*words: str) -> tuple[int, dict[str, str]]:
-    command = [sys.executable, "-m", "braidstream.cli.main", *words, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = braid(*words, "--json")
     return done.returncode, json.loads(done.stdout)
 
 

@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +14,7 @@ from braidstream import lua as functions
 from braidstream.admin.membership import initialise, meet
 from braidstream.model.strand import Strand
 from braidstream.replication.ship import WIDEST
+from tests.support.daemons import Daemon, write_config
 from tests.support.regions import apply
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
@@ -49,23 +48,9 @@ def pair(tls_flavour: Flavour) -> Iterator[tuple[Engine, Engine]]:
 @contextmanager
 def daemon(folder: Path, urls: list[str], password: str = SECRET) -> "Iterator[Callable[[], str]]":
     """`braid replicate` for region 1; yields what it has said so far."""
-    config, log = folder / "braid.toml", folder / "log"
-    config.write_text(
-        "".join(
-            f'[[region]]\nid = {number}\nname = "region-{number}"\nurl = "{url}"\n'
-            for number, url in enumerate(urls, start=1)
-        )
-    )
-    command = [sys.executable, "-m", "braidstream.cli.main", "replicate", "--verbose"]
-    command += ["--config", str(config), "--region", "1"]
-    with open(log, "wb") as out:
-        environment = {**os.environ, "LINK_PASSWORD": password}
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=environment)
-    try:
-        yield lambda: log.read_text(errors="replace")
-    finally:
-        process.terminate()
-        process.wait(20)
+    config = write_config(folder / "braid.toml", dict(enumerate(urls, start=1)))
+    with Daemon(config, 1, "--verbose", env={"LINK_PASSWORD": password}) as running:
+        yield lambda: running.text
 
 
 def together(one: braidstream.Redis) -> None:

@@ -8,10 +8,10 @@ import pytest
 import redis
 
 from braidstream import Redis
+from tests.support.daemons import all_replicating, numbered
 from tests.support.proxy import Proxy
 from tests.support.regions import client_of
 from tests.support.replicas import promote, replica_of
-from tests.support.replicating import replicating
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 
@@ -26,7 +26,7 @@ def test_streams_go_on_when_the_clock_steps_and_the_daemon_is_killed(
     with (
         Engine(flavour, clock_s=0) as one,
         Engine(flavour) as two,
-        replicating(tmp_path, [one, two]) as daemons,
+        all_replicating(tmp_path, numbered([one, two])) as daemons,
         client_of(one) as here,
         client_of(two) as there,
     ):
@@ -48,7 +48,7 @@ def test_clocks_that_are_apart_are_told_with_the_region_and_the_offset(
     flavour: Flavour, tmp_path: Path, behind_s: int, event: str
 ) -> None:
     with Engine(flavour) as one, Engine(flavour, clock_s=-behind_s) as two:
-        with replicating(tmp_path, [one, two]) as daemons:
+        with all_replicating(tmp_path, numbered([one, two])) as daemons:
             if event:
                 for daemon in daemons:
                     eventually(lambda d=daemon: d.said(event), within_s=WITHIN_S, why="it is told")  # type: ignore[misc]
@@ -59,8 +59,8 @@ def test_clocks_that_are_apart_are_told_with_the_region_and_the_offset(
         assert (told, noted) == ([[], []], None)
         return
     level = "ERROR" if event == "clock.apart" else "WARNING"
-    assert f" {level} {event} peer=r2 peer_ahead_s=-" in told[0][0]
-    assert f" {level} {event} peer=r1 peer_ahead_s=+" in told[1][0]
+    assert f" {level} {event} peer=region-2 peer_ahead_s=-" in told[0][0]
+    assert f" {level} {event} peer=region-1 peer_ahead_s=+" in told[1][0]
     assert [abs(abs(float(lines[0].rpartition("=")[2])) - behind_s) < 1 for lines in told] == [True, True]
     assert (noted is not None) == (event == "clock.apart")
 
@@ -75,8 +75,8 @@ def test_no_id_stands_for_two_entries_after_a_failover_to_a_replica_with_a_slow_
         line, address = (stack.enter_context(Proxy(primary.port)) for _ in range(2))
         replica = stack.enter_context(replica_of(primary, through=line.port, clock_s=clock_s))
         stack.enter_context(replica_of(replica))
-        urls = {1: address.url, 2: peer.url}
-        stack.enter_context(replicating(tmp_path, [primary, peer], urls=urls))
+        urls = numbered([primary, peer]) | {1: address.url}
+        stack.enter_context(all_replicating(tmp_path, urls))
         one = stack.enter_context(Redis.from_url(address.url, decode_responses=True))
         two = stack.enter_context(client_of(peer, decode_responses=True))
         kept = [one.xadd("m", {"n": f"kept {number}"}) for number in range(5)]

@@ -3,16 +3,15 @@
 import asyncio
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import braidstream
 from braidstream.net.wire import parse_address
 from braidstream.observability.events import counts
 from braidstream.replication.daemon import SWEEP_S, Daemon
+from tests.support import daemons
+from tests.support.cli import braid
+from tests.support.regions import client_of
 from tests.support.servers import Engine, Flavour
 from tests.support.up import braid_up
 from tests.support.waiting import eventually
@@ -83,44 +82,27 @@ def test_a_killed_daemon_is_replaced_by_another_that_finds_out_where_to_resume(
         for number in range(1000):
             one.xadd("m", {"n": str(number)})
         one.delete("other")
-        command = [sys.executable, "-m", "braidstream.cli.main", "replicate"]
-        words = ["--config", str(tmp_path / "braid.toml"), "--region", "region-1"]
-        with subprocess.Popen(
-            [*command, *words], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-        ) as successor:
-            try:
-                eventually(
-                    lambda: two.xlen("m") == 1001,
-                    within_s=WITHIN_S,
-                    why="its successor should bring the rest",
-                )
-            finally:
-                successor.terminate()
+        with daemons.Daemon(tmp_path / "braid.toml", "region-1"):
+            eventually(
+                lambda: two.xlen("m") == 1001, within_s=WITHIN_S, why="its successor should bring the rest"
+            )
         assert one.xrange("m") == two.xrange("m")
 
 
 def test_two_daemons_of_one_region_share_its_streams(flavour: Flavour, tmp_path: Path) -> None:
     with braid_up(2, flavour, "--dir", str(tmp_path)) as up, up.client(1) as one, up.client(2) as two:
-        command = [sys.executable, "-m", "braidstream.cli.main", "replicate", "--json"]
-        words = ["--config", str(tmp_path / "braid.toml"), "--region", "region-1"]
-        with subprocess.Popen(
-            [*command, *words], stderr=subprocess.DEVNULL, stdout=subprocess.PIPE
-        ) as second:
-            try:
+        with daemons.Daemon(tmp_path / "braid.toml", "region-1") as second:
+            eventually(lambda: len(_counts(one)) == 2, within_s=WITHIN_S, why="both should share the shards")
+            names = [f"stream-{number}" for number in range(50)]
+            for name in names:
+                one.xadd(name, {"n": name})
+            for name in names:
                 eventually(
-                    lambda: len(_counts(one)) == 2, within_s=WITHIN_S, why="both should share the shards"
+                    lambda name=name: texts(two, name) == [name],  # type: ignore[misc]
+                    within_s=WITHIN_S,
+                    why=f"{name} should arrive",
                 )
-                names = [f"stream-{number}" for number in range(50)]
-                for name in names:
-                    one.xadd(name, {"n": name})
-                for name in names:
-                    eventually(
-                        lambda name=name: texts(two, name) == [name],  # type: ignore[misc]
-                        within_s=WITHIN_S,
-                        why=f"{name} should arrive",
-                    )
-            finally:
-                second.kill()
+            second.kill()
         eventually(
             lambda: len(_counts(one)) == 1,
             within_s=WITHIN_S,
@@ -147,34 +129,16 @@ def test_a_peer_that_comes_back_gets_what_it_missed(flavour: Flavour, tmp_path: 
     late.kill()
     try:
         with Engine(flavour) as engine:
-            config = tmp_path / "braid.toml"
-            config.write_text(
-                f'[[region]]\nid = 1\nname = "a"\nurl = "{engine.url}"\n'
-                f'[[region]]\nid = 2\nname = "b"\nurl = "{late.url}"\n'
-            )
-            command = [sys.executable, "-m", "braidstream.cli.main", "replicate"]
-            words = ["--config", str(config), "--region", "a"]
-            with subprocess.Popen(
-                [*command, *words], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-            ) as daemon:
-                try:
-                    with braidstream.Redis.from_url(engine.url, decode_responses=True) as one:
-                        eventually(
-                            lambda: one.hget("bs:config", "library"), within_s=WITHIN_S, why="it starts"
-                        )
-                        for number in range(500):
-                            one.xadd("m", {"n": str(number)})
-                        late.start()
-                        init = [sys.executable, "-m", "braidstream.cli.main", "init", "--url", late.url]
-                        subprocess.run(
-                            [*init, "--region", "2", "--name", "b"], check=True, capture_output=True
-                        )
-                        with braidstream.Redis.from_url(late.url, decode_responses=True) as two:
-                            eventually(
-                                lambda: two.xlen("m") == 500, within_s=WITHIN_S, why="all should arrive"
-                            )
-                finally:
-                    daemon.terminate()
+            urls = {1: engine.url, 2: late.url}
+            with daemons.replicating(tmp_path, urls), client_of(engine, decode_responses=True) as one:
+                eventually(lambda: one.hget("bs:config", "library"), within_s=WITHIN_S, why="it starts")
+                for number in range(500):
+                    one.xadd("m", {"n": str(number)})
+                late.start()
+                done = braid("init", "--url", late.url, "--region", "2", "--name", "region-2")
+                assert done.returncode == 0, done.stderr
+                with client_of(late, decode_responses=True) as two:
+                    eventually(lambda: two.xlen("m") == 500, within_s=WITHIN_S, why="all should arrive")
     finally:
         late.stop()
 
@@ -191,7 +155,7 @@ def test_many_streams_with_pending_entries_do_not_keep_a_sweep_from_the_others(
             one.xgroup_create(name, "g", "0", mkstream=True)
             one.xadd(name, {"n": name})
             one.xreadgroup("g", "a", {name: ">"})
-        with replicating(tmp_path, "region-1"):
+        with daemons.Daemon(tmp_path / "braid.toml", "region-1"):
             eventually(
                 lambda: all(two.exists(name) for name in names),
                 within_s=60,
@@ -207,7 +171,7 @@ def test_a_daemon_that_starts_when_memory_is_full_still_tells_the_others(
             os.kill(daemon, signal.SIGKILL)
         one.xadd("m", {"n": "1"})
         one.config_set("maxmemory", "1")
-        with replicating(tmp_path, "region-1"):
+        with daemons.Daemon(tmp_path / "braid.toml", "region-1"):
             eventually(lambda: texts(two) == ["1"], within_s=WITHIN_S, why="it should arrive")
             one.delete("m")
             eventually(lambda: not two.exists("m"), within_s=WITHIN_S, why="so should its deletion")
@@ -273,14 +237,3 @@ def test_an_engine_that_refuses_to_tell_of_changes_is_asked_again(flavour: Flavo
 
     with Engine(flavour) as one, Engine(flavour) as two, fresh_world([one, two]) as world:
         asyncio.run(listen((one, two), world))
-
-
-@contextmanager
-def replicating(folder: Path, region: str) -> Iterator[None]:
-    command = [sys.executable, "-m", "braidstream.cli.main", "replicate"]
-    command += ["--config", str(folder / "braid.toml"), "--region", region]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
-        try:
-            yield
-        finally:
-            process.terminate()

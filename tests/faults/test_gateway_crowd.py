@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cli import BRAID
 from tests.support.gateways import Line, packed
 from tests.support.regions import become
 from tests.support.servers import Engine
@@ -89,7 +90,7 @@ def test_idle_clients_cost_no_engine_connections_and_busy_ones_are_served(tmp_pa
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
     with Engine("redis-7.0", args=["--maxclients", "1000"]) as engine:
         become(engine)
-        words = [sys.executable, "-m", "braidstream.cli.main", "gateway", "--json", "--url", engine.url]
+        words = [*BRAID, "gateway", "--json", "--url", engine.url]
         words += ["--listen", "127.0.0.1:0", "--backends", "300"]
         with gateway_process(words, tmp_path) as port:
             asyncio.run(crowd(port))
@@ -102,7 +103,7 @@ def test_who_comes_when_no_more_files_can_be_opened_is_told_and_the_others_are_s
     with ExitStack() as stack:
         engine = stack.enter_context(Engine())
         become(engine)
-        words = [sys.executable, "-m", "braidstream.cli.main", "gateway", "--json", "--url", engine.url]
+        words = [*BRAID, "gateway", "--json", "--url", engine.url]
         words += ["--listen", "127.0.0.1:0"]
         limited = ["sh", "-c", 'ulimit -Sn 100; ulimit -Hn 200; exec "$@"', "sh", *words]
         port = stack.enter_context(gateway_process(limited, tmp_path))

@@ -1,15 +1,15 @@
 """Files and servers that do not belong together, and regions that come back after they were removed."""
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from tests.support.cli import braid
+from tests.support.daemons import Daemon, numbered, write_config
 from tests.support.regions import client_of
-from tests.support.replicating import Daemon, config_file, initialised
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 
@@ -20,13 +20,12 @@ WITHIN_S = 30
 def regions(flavour: Flavour) -> Iterator[list[Engine]]:
     with ExitStack() as stack:
         engines = [stack.enter_context(Engine(flavour)) for _ in range(3)]
-        initialised(engines)
+        numbered(engines)
         yield engines
 
 
 def remove(config: Path, name: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "braidstream.cli.main", "region", "remove", name]
-    return subprocess.run([*command, "--config", str(config)], capture_output=True, text=True)
+    return braid("region", "remove", name, "--config", str(config))
 
 
 def left(engine: Engine) -> list[str | None]:
@@ -38,7 +37,7 @@ def test_a_peer_that_is_another_region_than_the_file_says_gets_nothing(
     regions: list[Engine], tmp_path: Path
 ) -> None:
     one, two, three = regions
-    swapped = config_file(tmp_path, {1: one.url, 2: three.url, 3: two.url})
+    swapped = write_config(tmp_path / "braid.toml", {1: one.url, 2: three.url, 3: two.url})
     with Daemon(swapped, 1) as daemon, client_of(one) as here:
         here.xadd("m", {"n": "1"})
         told = eventually(lambda: daemon.said("peer.misconfigured"), within_s=WITHIN_S, why="it is told")
@@ -52,9 +51,9 @@ def test_a_peer_that_is_another_region_than_the_file_says_gets_nothing(
 
 def test_a_removal_with_a_wrong_file_changes_nothing(regions: list[Engine], tmp_path: Path) -> None:
     one, two, three = regions
-    swapped = config_file(tmp_path, {1: one.url, 2: three.url, 3: two.url})
+    swapped = write_config(tmp_path / "braid.toml", {1: one.url, 2: three.url, 3: two.url})
     before, text = [left(engine) for engine in regions], swapped.read_text()
-    done = remove(swapped, "r3")
+    done = remove(swapped, "region-3")
     assert done.returncode == 1
     assert "Nothing was changed" in " ".join(done.stderr.split())
     assert [left(engine) for engine in regions] == before
@@ -64,13 +63,15 @@ def test_a_removal_with_a_wrong_file_changes_nothing(regions: list[Engine], tmp_
 def test_a_removal_while_a_region_is_down_changes_nothing_and_can_be_repeated(
     regions: list[Engine], tmp_path: Path
 ) -> None:
-    config = config_file(tmp_path, {number: engine.url for number, engine in enumerate(regions, start=1)})
+    config = write_config(
+        tmp_path / "braid.toml", {number: engine.url for number, engine in enumerate(regions, start=1)}
+    )
     regions[1].kill()
-    assert remove(config, "r3").returncode == 1
+    assert remove(config, "region-3").returncode == 1
     assert left(regions[0])[1] is None
     regions[1].start()
-    initialised(regions[1:2], first=2)
-    assert remove(config, "r3").returncode == 0
+    numbered(regions[1:2], first=2)
+    assert remove(config, "region-3").returncode == 0
     assert [left(engine)[1] for engine in regions[:2]] == ["3", "3"]
 
 
@@ -79,12 +80,13 @@ def test_a_removed_region_that_returns_with_its_old_file_is_refused(
 ) -> None:
     one, two, three = regions
     urls = {number: engine.url for number, engine in enumerate(regions, start=1)}
-    old = config_file(tmp_path, urls, "old.toml")
-    with Daemon(config_file(tmp_path, urls), 1), client_of(three) as away, client_of(one) as here:
+    old = write_config(tmp_path / "old.toml", urls)
+    new = write_config(tmp_path / "braid.toml", urls)
+    with Daemon(new, 1), client_of(three) as away, client_of(one) as here:
         with Daemon(old, 3) as daemon:
             away.xadd("m", {"n": "1"})
             eventually(lambda: here.xlen("m") == 1, within_s=WITHIN_S, why="it is a region still")
-        assert remove(tmp_path / "braid.toml", "r3").returncode == 0
+        assert remove(new, "region-3").returncode == 0
         away.xadd("m", {"n": "after it was removed"})
         ups = len(daemon.said("link.up"))
         with Daemon(old, 3) as daemon:
@@ -93,7 +95,7 @@ def test_a_removed_region_that_returns_with_its_old_file_is_refused(
                 within_s=WITHIN_S,
                 why="both peers refuse it",
             )
-            assert "region 3 (r3) was removed from region 1 (r1) for good" in "".join(told)
+            assert "region 3 (region-3) was removed from region 1 (region-1) for good" in "".join(told)
             assert len(daemon.said("link.up")) == ups
         assert here.xlen("m") == 1
 
@@ -102,10 +104,9 @@ def test_of_two_servers_with_one_number_one_is_refused(regions: list[Engine], tm
     """Two teams made a region 2 each, with a file of their own."""
     one, two, _ = regions
     with Engine(one.flavour) as double:
-        initialised([double], first=2)
-        here = config_file(tmp_path, {1: one.url, 2: two.url}, "two.toml")
-        (tmp_path / "double").mkdir()
-        there = config_file(tmp_path / "double", {1: one.url, 2: double.url})
+        numbered([double], first=2)
+        here = write_config(tmp_path / "two.toml", {1: one.url, 2: two.url})
+        there = write_config(tmp_path / "double.toml", {1: one.url, 2: double.url})
         with Daemon(here, 2) as daemon, client_of(one) as home:
             eventually(lambda: daemon.said("link.up"), within_s=WITHIN_S, why="the first is a region")
             with Daemon(there, 2) as second, client_of(double) as other, client_of(two) as right:
@@ -114,7 +115,7 @@ def test_of_two_servers_with_one_number_one_is_refused(regions: list[Engine], tm
                 told = eventually(
                     lambda: second.said("peer.misconfigured"), within_s=WITHIN_S, why="it is told"
                 )
-                assert "another server replicates to this peer as region 2 (r2)" in told[0]
+                assert "another server replicates to this peer as region 2 (region-2)" in told[0]
                 eventually(lambda: home.xlen("m"), within_s=WITHIN_S, why="the region still replicates")
                 assert [fields[b"by"] for _, fields in home.xrange("m")] == [b"the region"]
                 assert second.said("link.up") == []

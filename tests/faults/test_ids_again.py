@@ -13,11 +13,11 @@ import redis
 
 import braidstream
 from braidstream.errors import BraidError
+from tests.support.daemons import all_replicating, numbered
 from tests.support.gateways import Served
 from tests.support.proxy import Proxy
 from tests.support.regions import client_of
 from tests.support.replicas import promote, replica_of
-from tests.support.replicating import replicating
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 
@@ -71,7 +71,7 @@ def test_a_server_that_comes_back_with_ids_ahead_of_its_clock_mints_none_twice(
     with ExitStack() as stack:
         one = stack.enter_context(Engine(flavour, clock_s=3600))
         two = stack.enter_context(Engine(flavour))
-        stack.enter_context(replicating(tmp_path, [one, two]))
+        stack.enter_context(all_replicating(tmp_path, numbered([one, two])))
         here = stack.enter_context(client_of(one, decode_responses=True))
         there = stack.enter_context(client_of(two, decode_responses=True))
         if way == "gateway":
@@ -105,7 +105,8 @@ def test_a_replica_with_a_slow_clock_that_is_promoted_mints_no_id_of_its_peers_t
         line, door = (stack.enter_context(Proxy(primary.port)) for _ in range(2))
         replica = stack.enter_context(replica_of(primary, through=line.port, clock_s=-2))
         urls = {1: door.url, 2: peer.url}
-        stack.enter_context(replicating(tmp_path, [primary, peer], urls=urls, durability="none"))
+        numbered([primary, peer])
+        stack.enter_context(all_replicating(tmp_path, urls, durability=dict.fromkeys(urls, "none")))
         here = stack.enter_context(braidstream.Redis.from_url(door.url, decode_responses=True))
         there = stack.enter_context(client_of(peer, decode_responses=True))
         began = time.time()

@@ -1,20 +1,18 @@
 """A peer that is down for long: what it costs the others is bounded, and it comes back as they are."""
 
 import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import braidstream
-from braidstream import lua as functions
-from braidstream.admin.membership import initialise, meet
+from braidstream.admin.membership import meet
 from braidstream.commands.drop import drop_command
 from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
+from tests.support.daemons import Daemon, numbered, write_config
+from tests.support.regions import client_of
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 
@@ -40,19 +38,6 @@ def rss_mb(pid: int) -> float:
 def used(engine: Engine) -> int:
     with engine.client() as client:
         return int(client.info("memory")["used_memory"])
-
-
-@contextmanager
-def daemon(config: Path, region: int) -> "Iterator[subprocess.Popen[bytes]]":
-    command = [sys.executable, "-m", "braidstream.cli.main", "replicate"]
-    command += ["--config", str(config), "--region", str(region)]
-    with open(config.with_name(f"log-{region}"), "ab") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(20)
 
 
 def churn(names: list[str], rounds: int) -> Plan[None]:
@@ -87,17 +72,9 @@ def test_a_long_absence_costs_bounded_memory_and_ends_exactly(flavour: Flavour, 
     names = [f"stream-{number}" for number in range(STREAMS)]
     engines = [Engine(flavour, args=["--appendonly", "yes"]).start() for _ in range(3)]
     try:
-        config = tmp_path / "braid.toml"
-        config.write_text(
-            "".join(
-                f'[[region]]\nid = {number}\nname = "region-{number}"\nurl = "{engine.url}"\n'
-                for number, engine in enumerate(engines, start=1)
-            )
-        )
-        clients = [braidstream.Redis.from_url(engine.url, decode_responses=True) for engine in engines]
-        for number, client in enumerate(clients, start=1):
-            client.run_plan(initialise(number, f"region-{number}"))
-            client.run_plan(functions.load())
+        config = write_config(tmp_path / "braid.toml", numbered(engines))
+        clients = [client_of(engine, decode_responses=True) for engine in engines]
+        for client in clients:
             client.run_plan(meet((1, 2, 3)))
         _live_through(names, engines, clients, config)
         for client in clients:
@@ -111,19 +88,19 @@ def _live_through(
     names: list[str], engines: list[Engine], clients: list[braidstream.Redis], config: Path
 ) -> None:
     one, two, three = clients
-    with daemon(config, 1) as first, daemon(config, 2) as second:
-        with daemon(config, 3):
+    with Daemon(config, 1) as first, Daemon(config, 2) as second:
+        with Daemon(config, 3):
             for number in range(KEPT):
                 for name in (*names, "deep"):
                     one.xadd(name, {"n": str(number)})
             settle(lambda: same(clients, [*names, "deep"]), "all three should begin alike")
         engines[2].kill()
-        before = [rss_mb(process.pid) for process in (first, second)], [used(each) for each in engines[:2]]
+        before = [rss_mb(each.process.pid) for each in (first, second)], [used(each) for each in engines[:2]]
         one.run_plan(churn(names, ROUNDS))
         one.run_plan(churn(["deep"] * 200, DEEP // 200))
         two.xdel("deep", two.xrange("deep")[1][0])
         settle(lambda: same([one, two], [*names, "deep"]), "the two should go on without the third")
-        after = [rss_mb(process.pid) for process in (first, second)], [used(each) for each in engines[:2]]
+        after = [rss_mb(each.process.pid) for each in (first, second)], [used(each) for each in engines[:2]]
         told = tell(before, after)
         assert all(b - a < DAEMON_GROWTH_MB for a, b in zip(before[0], after[0], strict=True)), told
         most = (STREAMS * ROUNDS + 10_100) * JOURNAL_BYTES
@@ -131,7 +108,7 @@ def _live_through(
         assert one.execute_command("XLEN", "deep") == KEPT - 1
 
         engines[2].start()
-        with daemon(config, 3):
+        with Daemon(config, 3):
             settle(lambda: same(clients, [*names, "deep"]), "the third should become as the others are")
             settle(lambda: journalled(engines[0]) <= 2 * (STREAMS + 1), "journals should be trimmed then")
             print(told, f"in the end {tell(before, ([], [used(each) for each in engines[:2]]))}")

@@ -1,8 +1,6 @@
 """A region loses data that it had acknowledged, with real daemons: a failover to a replica that lagged, an
 old backup, keys deleted by hand. The peers keep everything, and give it back."""
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,8 +13,9 @@ import redis
 
 import braidstream
 from braidstream.admin.membership import set_fence
+from tests.support.cli import braid
+from tests.support.daemons import Daemon, all_replicating, numbered
 from tests.support.proxy import Proxy
-from tests.support.replicating import Daemon, config_file, initialised
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 
@@ -79,21 +78,16 @@ def started(flavour: Flavour, folder: Path, peers: int) -> Iterator[Regions]:
         replica = stack.enter_context(Engine(flavour, args=follow))
         site = Site(primary, replica, line, stack.enter_context(Proxy(primary.port)))
         engines = [stack.enter_context(Engine(flavour)) for _ in range(peers)]
-        initialised([site, *engines])  # type: ignore[list-item]
+        urls = numbered([site, *engines])  # type: ignore[list-item]
         with replica.client() as follower:
             eventually(
                 lambda: follower.info("replication")["master_link_status"] == "up",
                 within_s=WITHIN_S,
                 why="the replica follows",
             )
-        urls = {number: each.url for number, each in enumerate([site, *engines], start=1)}
-        config = config_file(folder, urls)
         # Without the gate: peers know what a failover will lose.
-        config.write_text(config.read_text().replace("id = 1\n", 'id = 1\ndurability = "none"\n'))
-        daemons = [stack.enter_context(Daemon(config, number)) for number in urls]
-        for daemon in daemons:
-            eventually(lambda d=daemon: d.said("daemon.ready"), within_s=WITHIN_S, why="a daemon starts")  # type: ignore[misc]
-        regions = Regions(site, engines, config, daemons)
+        daemons = stack.enter_context(all_replicating(folder, urls, durability={1: "none"}))
+        regions = Regions(site, engines, folder / "braid.toml", daemons)
         for number, url in urls.items():
             regions.clients[number] = stack.enter_context(client(url))
         yield regions
@@ -247,11 +241,6 @@ def test_an_old_backup_under_traffic_is_brought_up_to_date(flavour: Flavour, tmp
         assert "other" in regions[1].keys("*")
 
 
-def braid(*words: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "braidstream.cli.main", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-
 @pytest.mark.parametrize("how", ["empty", "flushed"])
 def test_a_server_that_lost_everything_is_refused_and_rejoins(
     flavour: Flavour, tmp_path: Path, how: str
@@ -278,10 +267,10 @@ def test_a_server_that_lost_everything_is_refused_and_rejoins(
                 with primary.client() as engine:
                     engine.flushall()
             daemon.kill()
-            refused = braid("replicate", "--config", str(regions.config), "--region", "r1")
+            refused = braid("replicate", "--config", str(regions.config), "--region", "region-1")
             assert refused.returncode == 1
-            assert "braid region rejoin r1" in " ".join(refused.stderr.split())
-            rejoined = braid("region", "rejoin", "r1", "--config", str(regions.config))
+            assert "braid region rejoin region-1" in " ".join(refused.stderr.split())
+            rejoined = braid("region", "rejoin", "region-1", "--config", str(regions.config))
             assert rejoined.returncode == 0, rejoined.stderr
             daemon.start()
             count = len(later)
@@ -310,7 +299,7 @@ def test_a_region_that_a_backup_has_fenced_is_told(flavour: Flavour, tmp_path: P
         with pytest.raises(redis.BusyLoadingError, match="braid region rejoin"):
             regions[1].xadd("x", {"n": "refused"})
         daemon.kill()
-        rejoined = braid("region", "rejoin", "r1", "--config", str(regions.config))
+        rejoined = braid("region", "rejoin", "region-1", "--config", str(regions.config))
         assert rejoined.returncode == 0, rejoined.stderr
         daemon.start()
         everywhere(regions, before)

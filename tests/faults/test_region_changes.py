@@ -1,13 +1,13 @@
 """Regions that join and leave while traffic goes on."""
 
 import json
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import braidstream
+from tests.support.cli import braid
+from tests.support.daemons import Daemon
 from tests.support.servers import Engine, Flavour
 from tests.support.up import braid_up
 from tests.support.waiting import eventually
@@ -15,9 +15,8 @@ from tests.support.waiting import eventually
 WITHIN_S = 20
 
 
-def braid(*words: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "braidstream.cli.main", *words, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+def told_by_braid(*words: str) -> dict[str, Any]:
+    done = braid(*words, "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
@@ -49,7 +48,9 @@ def test_a_region_that_joins_gets_the_full_state_while_traffic_goes_on(
         writer.start()
         config = str(tmp_path / "braid.toml")
         try:
-            told = braid("region", "add", "--config", config, "--id", "3", "--name", "new", "--url", new.url)
+            told = told_by_braid(
+                "region", "add", "--config", config, "--id", "3", "--name", "new", "--url", new.url
+            )
         finally:
             stop.set()
             writer.join()
@@ -67,14 +68,12 @@ def test_a_region_that_joins_gets_the_full_state_while_traffic_goes_on(
             assert sum(fields["n"].startswith("late-") for _, fields in three.xrange("s0")) == written[0]
 
             three.xadd("s0", {"n": "from the new one"})
-            daemon = [sys.executable, "-m", "braidstream.cli.main", "replicate", "--region", "new"]
-            with subprocess.Popen([*daemon, "--config", config], stderr=subprocess.DEVNULL) as process:
+            with Daemon(tmp_path / "braid.toml", "new"):
                 eventually(
                     lambda: "from the new one" in [fields["n"] for _, fields in one.xrange("s0")],
                     within_s=WITHIN_S,
                     why="what the new region writes should arrive in the others",
                 )
-                process.terminate()
         for client in (one, two):
             client.close()
 

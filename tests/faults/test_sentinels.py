@@ -1,8 +1,6 @@
 """Failovers by real sentinels, under load: daemons, gateways and clients follow, and regions stay alike."""
 
 import asyncio
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +14,7 @@ import redis
 import braidstream
 from braidstream.net.bulk import Server
 from braidstream.protocol.identify import read_region
+from tests.support.cli import braid
 from tests.support.daemons import Daemon, replicating
 from tests.support.gateways import Served
 from tests.support.proxy import Proxy
@@ -206,8 +205,7 @@ def test_a_demoted_primary_behind_a_plain_address_is_left(flavour: Flavour, tmp_
 
 def test_wherever_a_url_is_taken_it_may_name_sentinels(flavour: Flavour) -> None:
     with SentinelGroup(flavour, replicas=1) as group:
-        init = [sys.executable, "-m", "braidstream.cli.main", "init", "--url", group.url]
-        done = subprocess.run([*init, "--region", "1", "--name", "one"], capture_output=True, text=True)
+        done = braid("init", "--url", group.url, "--region", "1", "--name", "one")
         assert done.returncode == 0, done.stderr
         assert f"{group.url} is region 1" in done.stdout
         with braidstream.from_url(group.url, decode_responses=True) as client:

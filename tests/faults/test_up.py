@@ -5,17 +5,16 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import redis
 
 import braidstream
+from tests.support.cli import BRAID, braid
 from tests.support.servers import Flavour, free_port
 from tests.support.waiting import eventually
 
-UP = [sys.executable, "-m", "braidstream.cli.main", "up"]
 WITHIN_S = 20
 
 
@@ -26,7 +25,7 @@ def test_servers_and_gateways_listen_on_the_ports_that_were_asked_for(
     words = ["--regions", "1", "--engine", flavour, "--port", str(port), "--dir", str(tmp_path), "--json"]
     with (
         open(tmp_path / "stderr", "wb") as errors,
-        subprocess.Popen([*UP, *words], stdout=subprocess.PIPE, stderr=errors) as up,
+        subprocess.Popen([*BRAID, "up", *words], stdout=subprocess.PIPE, stderr=errors) as up,
     ):
         try:
             assert up.stdout is not None
@@ -59,8 +58,7 @@ def test_servers_and_gateways_listen_on_the_ports_that_were_asked_for(
 def test_a_port_that_is_in_use_is_named(flavour: Flavour, above: int) -> None:
     port = free_port()
     with socket.create_server(("127.0.0.1", port + above)):
-        words = ["--regions", "1", "--engine", flavour, "--port", str(port)]
-        done = subprocess.run([*UP, *words], capture_output=True, text=True, timeout=WITHIN_S)
+        done = braid("up", "--regions", "1", "--engine", flavour, "--port", str(port), within_s=WITHIN_S)
     assert done.returncode == 1
     assert f"port {port + above} is in use" in done.stderr
     assert "--port" in done.stderr

@@ -1,14 +1,12 @@
 """The ID modes, requirements AA-6 to AA-13 (docs/design/requirements.md): which IDs XADD accepts."""
 
-import subprocess
-import sys
-
 import pytest
 import redis
 
 import braidstream
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
+from tests.support.cli import braid
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine
 from tests.support.waiting import eventually
@@ -19,8 +17,7 @@ WORDS = [b"f1", b"v1"]
 
 def tune(engine: Engine, mode: str) -> None:
     """What an operator types."""
-    command = [sys.executable, "-m", "braidstream.cli.main", "tune", "id-mode", mode, "--url", engine.url]
-    subprocess.run(command, check=True, capture_output=True)
+    assert braid("tune", "id-mode", mode, "--url", engine.url).returncode == 0
 
 
 def seen(client: braidstream.Redis, name: str = "x") -> list[str]:

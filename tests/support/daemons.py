@@ -1,44 +1,78 @@
-"""`braid replicate` as a child process, with what it logs.
+"""`braid replicate` as a process, with what it logs.
 
 with replicating(tmp_path, {1: one.url, 2: two.url}) as daemon:
-    daemon.hears("link.up peer=region-2")
+    daemon.tells("link.up peer=region-2")
 """
 
+import os
 import subprocess
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
+from tests.support.cli import BRAID
+from tests.support.regions import become
+from tests.support.servers import Engine
 from tests.support.waiting import eventually
 
 WITHIN_S = 30
 
 
-@dataclass(slots=True)
 class Daemon:
-    """One process. `seen`: how much of its log earlier waits have used up."""
+    """The daemon of one region, by number or name. Runs from the start; may be killed and started again.
 
-    process: "subprocess.Popen[bytes]"
-    log: Path
-    seen: int = field(default=0)
+    seen: how much of its log earlier waits have used up.
+    """
+
+    def __init__(
+        self, config: Path, region: int | str, *words: str, env: Mapping[str, str] | None = None
+    ) -> None:
+        self.region, self.env = region, {**os.environ, **(env or {})}
+        self.command = [*BRAID, "replicate", "--config", str(config), "--region", str(region), *words]
+        self.log = config.with_name(f"{config.stem}-daemon-{region}.log")
+        self.seen = 0
+        self.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.process.terminate()
+        self.process.wait(WITHIN_S)
+
+    def start(self) -> None:
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, env=self.env)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def said(self, event: str) -> list[str]:
+        """The lines of an event so far."""
+        return [line for line in self.text.splitlines() if f" {event} " in line]
 
     def tells(self, words: str, within_s: float = WITHIN_S) -> str:
         """Wait for a line that contains `words`, after the last one that was waited for; return it."""
 
         def line() -> str:
-            text = self.log.read_text(errors="replace")[self.seen :]
-            return next((line for line in text.splitlines() if words in line), "")
+            return next((line for line in self.text[self.seen :].splitlines() if words in line), "")
 
         found = eventually(line, within_s=within_s, why=f"the daemon should tell {words!r}")
-        self.seen = self.log.read_text(errors="replace").index(found, self.seen) + len(found)
+        self.seen = self.text.index(found, self.seen) + len(found)
         return found
-
-    @property
-    def alive(self) -> bool:
-        return self.process.poll() is None
 
 
 def write_config(path: Path, urls: Mapping[int, str], **more: Mapping[int, Any]) -> Path:
@@ -51,18 +85,31 @@ def write_config(path: Path, urls: Mapping[int, str], **more: Mapping[int, Any])
     return path
 
 
+def numbered(engines: Sequence[Engine], first: int = 1) -> dict[int, str]:
+    """Make engines regions; their addresses, by number."""
+    for number, engine in enumerate(engines, start=first):
+        become(engine, region=number, name=f"region-{number}")
+    return {number: engine.url for number, engine in enumerate(engines, start=first)}
+
+
 @contextmanager
 def replicating(
     folder: Path, urls: Mapping[int, str], region: int = 1, **more: Mapping[int, Any]
 ) -> Iterator[Daemon]:
     """The daemon of one region. It may not be ready yet."""
     config = write_config(folder / f"braid-{region}.toml", urls, **more)
-    command = [sys.executable, "-m", "braidstream.cli.main", "replicate", "--config", str(config)]
-    log = folder / f"daemon-{region}.log"
-    with open(log, "wb") as out:
-        process = subprocess.Popen([*command, "--region", f"region-{region}"], stdout=out, stderr=out)
-    try:
-        yield Daemon(process, log)
-    finally:
-        process.terminate()
-        process.wait(20)
+    with Daemon(config, f"region-{region}") as daemon:
+        yield daemon
+
+
+@contextmanager
+def all_replicating(
+    folder: Path, urls: Mapping[int, str], **more: Mapping[int, Any]
+) -> Iterator[list[Daemon]]:
+    """The daemons of all regions, ready."""
+    config = write_config(folder / "braid.toml", urls, **more)
+    with ExitStack() as stack:
+        daemons = [stack.enter_context(Daemon(config, f"region-{number}")) for number in urls]
+        for daemon in daemons:
+            daemon.tells("daemon.ready")
+        yield daemons

@@ -3,13 +3,13 @@
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import braidstream
+from tests.support.cli import BRAID
 from tests.support.servers import Flavour
 
 STOP_WITHIN_S = 20
@@ -42,7 +42,7 @@ class Up:
 
 @contextmanager
 def braid_up(regions: int, flavour: Flavour, *words: str) -> Iterator[Up]:
-    command = [sys.executable, "-m", "braidstream.cli.main", "up", "--json"]
+    command = [*BRAID, "up", "--json"]
     command += ["--regions", str(regions), "--engine", flavour, "--port", "0", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:

@@ -7,7 +7,6 @@ site 1:  servers 1 <--- daemon 1 ---> proxy 1>2 ---> servers 2
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,12 +20,13 @@ from braidstream.admin.membership import initialise, meet
 from tests.faults.soak.faults import Fault
 from tests.faults.soak.pair import Pair
 from tests.oracle.client_log import Loss
+from tests.support.cli import BRAID
+from tests.support.daemons import write_config
 from tests.support.proxy import Proxy
 from tests.support.servers import Engine, Flavour
 
 # What was acknowledged so long before may not have reached the replica yet, on a busy machine.
 ON_ITS_WAY_S = 2.0
-BRAID = (sys.executable, "-m", "braidstream.cli.main")
 
 
 class Site:
@@ -59,11 +59,7 @@ class Site:
     def write_config(self) -> None:
         """Our own servers directly, the others through our proxies."""
         urls = {self.number: self.pair.front.url} | {peer: proxy.url for peer, proxy in self.links.items()}
-        blocks = (
-            f'[[region]]\nid = {number}\nname = "region-{number}"\nurl = "{url}"\ndurability = "replicas:1"\n'
-            for number, url in urls.items()
-        )
-        self.config.write_text("".join(blocks))
+        write_config(self.config, urls, durability=dict.fromkeys(urls, "replicas:1"))
 
     def start_daemon(self) -> None:
         self.write_config()
