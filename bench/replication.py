@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.bed import NEWEST
+from tests.support.cli import BRAID
 from tests.support.daemons import write_config
 from tests.support.replicas import replica_of
 from tests.support.servers import EVERY, Engine, Flavour
@@ -89,7 +90,7 @@ class Bed:
 
     @contextmanager
     def daemon(self) -> "Iterator[subprocess.Popen[str]]":
-        command = [sys.executable, "-m", "braidstream.cli.main", "replicate", "--json"]
+        command = [*BRAID, "replicate", "--json"]
         command += ["--config", str(self.config), "--region", "region-1"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         try:
