@@ -23,8 +23,12 @@ format: ## rewrite the code to the format and fix what lint can fix
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 
-test: ## every test, slow ones on two of the four engines; BRAID_ENGINE=all for all of them
+test: ## every test, many on one or two of the four engines; BRAID_ENGINE=all for all of them
 	$(PYTHON) -m pytest -n 3 --dist loadgroup
+
+test-fast: ## unit, plans and contract tests without the long ones, on one engine; under three minutes
+	BRAID_ENGINE=$(or $(BRAID_ENGINE),redis-8.10) $(PYTHON) -m pytest -q -n 3 -m "not long" --hypothesis-profile quick \
+		tests/unit tests/plans tests/oracle tests/contract
 
 # Before .venv's own in the path: no second environment is needed.
 OLDEST := .oldest-redis-py

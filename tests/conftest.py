@@ -10,6 +10,7 @@ from tests.support.matrix import installed
 from tests.support.orphans import guard
 from tests.support.regions import become, client_of
 from tests.support.servers import FLAVOURS, WITH_TLS, Cluster, Engine, Flavour
+from tests.support.thinning import mark_long, spread, thin
 
 guard()
 
@@ -27,6 +28,14 @@ settings.register_profile(
     "nightly", max_examples=20_000, deadline=None, print_blob=True, suppress_health_check=CHECKS_OFF
 )
 settings.load_profile("ci")  # pytest --hypothesis-profile nightly comes later and wins
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    mark_long(items)
+    thin(config, items)
+    if config.option.dist != "no":
+        spread(items)
 
 
 @pytest.fixture(scope="session")

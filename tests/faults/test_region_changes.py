@@ -84,7 +84,7 @@ def test_a_removed_region_holds_nothing_back_and_its_entries_stay(flavour: Flavo
             three.xadd("m", {"n": "of the third"})
         eventually(lambda: one.xlen("m") == two.xlen("m") == 1, within_s=WITHIN_S, why="it should arrive")
         config = str(tmp_path / "braid.toml")
-        assert braid("region", "remove", "region-3", "--config", config)["regions"] == [
+        assert told_by_braid("region", "remove", "region-3", "--config", config)["regions"] == [
             "region-1",
             "region-2",
         ]

@@ -10,7 +10,7 @@ import pytest
 from braidstream.errors import ReplyError
 from braidstream.protocol.plan import Plan
 from braidstream.replication.link import Link
-from tests.scenarios.test_rolled_back import Make, assert_alike, ids, meet_again, roll_back, snapshot, write
+from tests.support.rolling_back import Make, assert_alike, ids, meet_again, roll_back, snapshot, write
 from tests.support.world import Here, World
 
 T = TypeVar("T")

@@ -273,7 +273,7 @@ def test_what_comes_over_another_region_is_what_comes_straight(three: Three, row
     assert three.print_of(1) == over
 
 
-@settings(max_examples=100)
+@settings(max_examples=settings.default.max_examples // 5)
 @given(seed=st.integers(0, 2**32), operations=st.integers(5, 80))
 def test_requests_of_all_links_shuffled_doubled_and_dropped_come_to_the_same_end(
     engines: list[Engine], seed: int, operations: int
