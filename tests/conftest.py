@@ -1,5 +1,6 @@
 """Fixtures every test may ask for: a clean engine or cluster of each flavour, and the hypothesis profiles."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -34,7 +35,7 @@ settings.load_profile("ci")  # pytest --hypothesis-profile nightly comes later a
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     mark_long(items)
     thin(config, items)
-    if config.option.dist != "no":
+    if "PYTEST_XDIST_WORKER" in os.environ:
         spread(items)
 
 

@@ -11,7 +11,7 @@ minted twice  one ID was given to two entries (verdict.py)
 invented      there though it was refused, or nobody wrote it (only a client log shows it: verdict.py)
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 
 from braidstream.model.ids import text
@@ -85,10 +85,10 @@ def find_lost(history: History) -> list[str]:
 
 
 def find_duplicated(history: History) -> list[str]:
-    added = dict[str, Counter[str]]()
+    added: dict[str, Counter[str]] = defaultdict(Counter)
     for event in history.of(Added):
         ids = (text(user_id(entry)).decode() for entry in event.entries)
-        added.setdefault(event.name, Counter()).update(ids)
+        added[event.name].update(ids)
     sent = _messages(history)
     doubled = [
         f"region {region} has two entries of one message of {name}: {_shown(entry)} should have gone"

@@ -73,6 +73,11 @@ def test_duplicated_is_what_stands_more_often_than_it_was_added() -> None:
     assert kinds(added(*chosen), saw(1, *chosen), *twice) == []
 
 
+def test_a_stream_that_nobody_wrote_to_is_empty_everywhere() -> None:
+    assert kinds(*(Answered(region, "x", RANGE, []) for region in (1, 2))) == []
+    assert kinds(*(Answered(region, "x", RANGE, ["1-1"]) for region in (1, 2))) == ["duplicated"]
+
+
 def accepted(region: int, entry: Entry, era: int = 0) -> tuple[Event, ...]:
     return Added(region, "x", frozenset([entry])), Sent(region, "x", "m", era, entry)
 

@@ -14,6 +14,7 @@ from tests.scenarios.test_guide_groups import Cli
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine, Flavour
 from tests.support.typist import SHOWN, TypedWorld, Typist, show
+from tests.support.world import Pool, pooled
 
 # One engine here: the other is compared by tests/contract/test_gateway_differential.py.
 FLAVOUR: Flavour = "redis-7.0"
@@ -31,20 +32,12 @@ def flavour() -> Flavour:
 
 
 @pytest.fixture
-def make_world(
-    region_engines: dict[tuple[Flavour, int], Engine], request: pytest.FixtureRequest
-) -> Iterator[Callable[..., TypedWorld]]:
+def make_world(region_engines: Pool, request: pytest.FixtureRequest) -> Iterator[Callable[..., TypedWorld]]:
     made: list[TypedWorld] = []
 
     def make(regions: int, id_mode: str = "strict") -> TypedWorld:
-        engines = []
-        for number in range(regions):
-            if (FLAVOUR, number) not in region_engines:
-                region_engines[FLAVOUR, number] = Engine(FLAVOUR).start()
-            engines.append(region_engines[FLAVOUR, number])
-            engines[-1].flush()
         tell(request, f"{regions} regions, {id_mode} IDs")
-        made.append(TypedWorld(engines, id_mode))
+        made.append(TypedWorld(pooled(region_engines, FLAVOUR, regions), id_mode))
         return made[-1]
 
     yield make

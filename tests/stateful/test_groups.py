@@ -234,6 +234,6 @@ def _clients(engine: Engine, writers: int) -> Iterator[list[braidstream.Redis]]:
 @pytest.mark.parametrize("writers", [1, 3, 16])
 def test_a_group_on_many_strands_is_the_naive_one(engine: Engine, writers: int) -> None:
     default = settings.get_profile(settings.get_current_profile_name())
-    chosen = settings(default, max_examples=max(1, default.max_examples // 40), stateful_step_count=40)
+    chosen = settings(default, max_examples=max(1, default.max_examples // 25), stateful_step_count=40)
     with _clients(engine, writers) as clients:
         run_state_machine_as_test(lambda: Groups(clients, writers=writers), settings=chosen)

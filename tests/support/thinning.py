@@ -2,9 +2,10 @@
 
 By default a test runs on four engines: the oldest and the newest Redis and Valkey. Fewer are enough for some:
 
-    one     tests of processes, option words and pages, which hardly depend on the engine
-    two     slow tests, and tests of what happens between regions, gateways and their clients: each runs on
-            the oldest of one family and the newest of the other, so that a folder runs on all four
+    one     tests of processes and option words, which hardly depend on the engine: the newest Redis
+    turns   the slowest tests: one engine each, by turns, so that together they run on all
+    two     tests of what happens between regions, gateways and their clients: each runs on the oldest of
+            one family and the newest of the other
     apart   a test of both clients runs with the synchronous one on two engines, with asyncio on the other two
 
 BRAID_ENGINE, or BRAID_ENGINE=all for all four, runs every test on the engines that it names.
@@ -18,6 +19,8 @@ from typing import Any, Final
 
 import pytest
 
+from tests.support.servers import FLAVOURS
+
 TESTS: Final = Path(__file__).resolve().parents[1]
 PAIRS: Final = (("redis-7.0", "valkey-9.1"), ("redis-8.10", "valkey-8.0"))
 CLIENTS: Final = ("sync", "asyncio")
@@ -30,22 +33,35 @@ ON_ONE: Final = {
     "faults/test_orphans.py",
     "faults/test_up.py",
 }
-ON_TWO: Final = {
+BY_TURNS: Final = {
     "clients",
-    "faults",
     "stateful",
-    "contract/test_acl_guide.py",
-    "contract/test_cluster.py",
     "contract/test_cluster_node.py",
+    "contract/test_group_crowd.py",
+    "faults/test_daemons.py",
+    "faults/test_gateway_crowd.py",
+    "faults/test_gateway_hostile.py",
+    "faults/test_gateway_logins.py",
+    "faults/test_gateway_losses.py",
+    "faults/test_gateway_restart.py",
+    "faults/test_long_absence.py",
+    "faults/test_region_changes.py",
+}
+ON_TWO: Final = {
+    "faults",
+    "contract/test_acl_guide.py",
+    "contract/test_cache.py",
+    "contract/test_cluster.py",
     "contract/test_gateway_guard.py",
     "contract/test_gateway_words.py",
-    "contract/test_group_crowd.py",
+    "contract/test_group_deletion.py",
     "contract/test_group_races.py",
     "contract/test_migrating_slot.py",
     "contract/test_replication_security.py",
     "scenarios/test_active_active.py",
     "scenarios/test_clocks_apart.py",
     "scenarios/test_glance.py",
+    "scenarios/test_group_late.py",
     "scenarios/test_idempotence_regions.py",
     "scenarios/test_late_and_apart.py",
     "scenarios/test_lost_tail.py",
@@ -106,13 +122,19 @@ def _is_in(item: pytest.Item, listed: Iterable[str]) -> bool:
 def _is_wanted(item: pytest.Item) -> bool:
     params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
     engine = params.get("flavour")
-    if engine not in (*PAIRS[0], *PAIRS[1]):
+    if engine not in FLAVOURS:
         return True
     if _is_in(item, ON_ONE):
         return bool(engine == ONE)
+    if _is_in(item, BY_TURNS):
+        return bool(engine == FLAVOURS[_number(item.nodeid.replace(engine, "")) % len(FLAVOURS)])
     client = next((CLIENTS.index(value) for value in params.values() if value in CLIENTS), None)
     if client is None and not _is_in(item, ON_TWO):
         return True
-    name = getattr(item, "originalname", item.name)
-    pair = zlib.crc32(name.encode()) + (client or 0)
+    pair = _number(getattr(item, "originalname", item.name)) + (client or 0)
     return engine in PAIRS[pair % len(PAIRS)]
+
+
+def _number(text: str) -> int:
+    """The same in every process."""
+    return zlib.crc32(text.encode())

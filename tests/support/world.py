@@ -15,7 +15,7 @@ from braidstream.model.region_config import Region
 from braidstream.protocol.identify import read_region
 from braidstream.protocol.plan import Plan
 from braidstream.replication.link import Link, Progress
-from tests.support.servers import Engine
+from tests.support.servers import Engine, Flavour
 
 T = TypeVar("T")
 
@@ -106,6 +106,20 @@ class World:
     def all(self, command: str, *words: Any) -> list[Any]:
         """One command in every region."""
         return [client.execute_command(command, *words) for client in self.clients.values()]
+
+
+Pool = dict[tuple[Flavour, int], Engine]
+
+
+def pooled(pool: Pool, flavour: Flavour, regions: int) -> list[Engine]:
+    """So many empty engines, started where the pool has too few."""
+    engines = list[Engine]()
+    for number in range(regions):
+        if (flavour, number) not in pool:
+            pool[flavour, number] = Engine(flavour).start()
+        engines.append(pool[flavour, number])
+        engines[-1].flush()
+    return engines
 
 
 @contextmanager
