@@ -23,6 +23,7 @@ from braidstream.model.command import Command
 from braidstream.model.ids import Id
 from braidstream.model.meta import Registry, given
 from braidstream.model.strand import facts
+from braidstream.protocol.append import native_command
 from braidstream.protocol.braid import delete
 from braidstream.protocol.lookup import exists, registry_of
 from braidstream.protocol.plan import Batch, Plan
@@ -191,7 +192,7 @@ def fill(view: View, source: bytes, aside: bytes) -> Plan[tuple[int, Id]]:
         commands: list[Command] = []
         for entry, fields in page:
             if ids.native(entry) != last:  # of entries with one ID, the first
-                commands.append(("XADD", aside, "NOMKSTREAM", entry, *fields))
+                commands.append(native_command(aside, (entry, *fields)))
             last = ids.native(entry)
         if None in (yield Batch(commands)):
             raise ReplyError("BSCOPY the copy went away while it was made")
