@@ -71,6 +71,17 @@ def test_messages_in_a_pipeline_share_calls_and_keep_their_order(
 
 
 @pytest.mark.parametrize("multi", [False, True])
+def test_a_message_and_a_plain_command_share_a_pipeline(region: braidstream.Redis, multi: bool) -> None:
+    pipe = region.pipeline(transaction=multi)
+    pipe.xadd("s", {"n": 1}, idmp=("p", b"1"))
+    pipe.hgetall("hash")
+    pipe.xadd("s", {"n": 2}, idmp=("p", b"2"))
+    first, plain, second = pipe.execute()
+    assert plain == {}
+    assert [entry for entry, _ in region.xrange("s")] == [first, second]
+
+
+@pytest.mark.parametrize("multi", [False, True])
 def test_a_pipeline_may_delete_configure_and_ask_in_between(region: braidstream.Redis, multi: bool) -> None:
     pipe = region.pipeline(transaction=multi)
     pipe.xadd("s", ENTRY, idmp=("p", b"1"))

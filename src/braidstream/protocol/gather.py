@@ -169,8 +169,9 @@ def _joined(view: View, queued: list[Queued]) -> list[Queued]:
         part = None if joining is None else joining.part(item.argv)
         item.parts, item.joined = [] if part is None else [part], []
         last = speakers[-1] if speakers else None
-        same = last is not None and bool(last.parts) and last.argv[1] == item.argv[1]
-        if last and part and joining and same and joining.fits(view, last.parts[0], part):
+        if joining is None or part is None or last is None or not last.parts:
+            speakers.append(item)
+        elif last.argv[1] == item.argv[1] and joining.fits(view, last.parts[0], part):
             last.parts.append(part)
             last.joined.append(item)
         else:
