@@ -7,7 +7,7 @@ import pytest
 from braidstream.errors import ConfigError
 from braidstream.gateway.hub import Settings
 from braidstream.gateway.server import Listen
-from braidstream.observability.events import counts
+from tests.support.event_counts import counted_events
 from tests.support.gateways import Line, Served
 from tests.support.regions import become
 from tests.support.servers import Engine, Flavour
@@ -31,10 +31,13 @@ def test_it_refuses_to_listen_on_the_network_without_a_password_and_says_what_to
 
 
 def test_it_listens_where_that_is_allowed_and_warns(alone: Engine) -> None:
-    before = counts["gateway.open"]
-    with Served(alone.url, Settings(allow_open=True), listen=ALL) as gateway, Line(gateway.port) as line:
+    with (
+        counted_events() as counts,
+        Served(alone.url, Settings(allow_open=True), listen=ALL) as gateway,
+        Line(gateway.port) as line,
+    ):
         assert line.say("PING") == b"+PONG\r\n"
-    assert counts["gateway.open"] == before + 1
+    assert counts["gateway.open"] == 1
 
 
 def test_it_listens_where_the_engine_asks_for_a_password(alone: Engine) -> None:

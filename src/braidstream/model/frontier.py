@@ -95,10 +95,6 @@ class Frontier:
         """The same, having seen one strand up to `native`."""
         return self.join(Frontier({strand: native}))
 
-    def covers(self, other: "Frontier") -> bool:
-        """Whether everything the other has seen was seen here."""
-        return all(self[strand] >= other[strand] for strand in other)
-
     @property
     def positions(self) -> Positions:
         """The JSON form."""

@@ -1,4 +1,4 @@
-"""Every event that the daemons log. `emit("link.lost", peer="eu-west")` is one log line and one count.
+"""Every event that the daemons log. `emit("link.lost", peer="eu-west")` is one log line.
 
     2026-11-15T10:00:00Z INFO link.lost peer=eu-west why="it closed the connection"
 
@@ -7,7 +7,6 @@ Values are facts for an operator; secrets and entries' bodies are never among th
 
 import json
 import logging
-from collections import Counter
 from typing import Final
 
 _log = logging.getLogger("braidstream")
@@ -85,12 +84,9 @@ EVENTS: Final = {
     "config.broken": (logging.WARNING, "the changed file is invalid; the old list stays in use"),
 }
 
-counts: Counter[str] = Counter()
-
 
 def emit(event: str, **facts: object) -> None:
     level, _ = EVENTS[event]
-    counts[event] += 1
     if _log.isEnabledFor(level):
         words = (f"{name}={_shown(value)}" for name, value in facts.items())
         _log.log(level, "%s", " ".join([event, *words]))
