@@ -80,7 +80,11 @@ def add(
             time.sleep(2 * REGION_FRESH_S)  # clients of a lone region begin to write for peers
         if len(others) == len(known.region):
             config.write_text(files.with_region(config.read_text(encoding="utf-8"), new), encoding="utf-8")
-        entries, streams = asyncio.run(_bring(others, target, regions))
+
+        def relay(home: Endpoint, gate: Gate, region: Region) -> Callable[[bytes], Awaitable[int]]:
+            return partial(_relay, Link(gate, home, here=region, there=regions[-1]))
+
+        entries, streams = asyncio.run(_from_each(others, regions, target, relay))
     facts = {"region": number, "name": name, "streams": streams, "entries": entries}
     text = f"region {number} ({name}) has {streams:,} streams; {entries:,} entries were brought over."
     report(as_json, facts, f"{text} Start its daemon: braid replicate --config {config} --region {name}")
@@ -122,7 +126,11 @@ def rejoin(
         )
         time.sleep(2 * REGION_FRESH_S)  # clients that are connected stop
         regions = [_tell(each, known) for each in (*givers, lost)]
-        entries, streams = asyncio.run(_bring_back(givers, lost, regions))
+
+        def recover(home: Endpoint, gate: Gate, region: Region) -> Callable[[bytes], Awaitable[int]]:
+            return Link(home, gate, here=regions[-1], there=region).recover
+
+        entries, streams = asyncio.run(_from_each(givers, regions, lost, recover))
         ask(lost.url, set_fence(False))
     facts = {"region": lost.id, "name": lost.name, "streams": streams, "entries": entries}
     text = f"region {lost.id} ({lost.name}) has {streams:,} streams again; {entries:,} entries came back."
@@ -189,52 +197,32 @@ def _tell(each: RegionConfig, joined: Config) -> Region:
     return known
 
 
-async def _bring_back(
-    givers: list[RegionConfig], lost: RegionConfig, regions: list[Region]
+# A server, the gate of a giver and its region -> what brings one stream, and returns how many entries came.
+Bring = Callable[[Endpoint, Gate, Region], Callable[[bytes], Awaitable[int]]]
+
+
+async def _from_each(
+    givers: list[RegionConfig], regions: list[Region], target: RegionConfig, bring: Bring
 ) -> tuple[int, int]:
-    """All that the givers have, to a server that lost it: (entries, streams)."""
-    home = Endpoint(parse_address(lost.url))
+    """Bring all that the givers have to the target: (entries, streams). regions: of each giver."""
+    home = Endpoint(parse_address(target.url))
     await home.connect()
     entries, seen = 0, set[bytes]()
     with Progress(console=_console, transient=True) as progress:
-        for giver, there in zip(givers, regions, strict=False):
-            peer = Endpoint(parse_address(giver.url))
-            await peer.connect()
-            names = [name async for page in all_streams(peer) for name in page]
-            bar = progress.add_task(f"from {escape(giver.name)}", total=len(names))
-            gate = Gate(peer, durability_of(giver))
-            link = Link(home, gate, here=regions[-1], there=there)
-            waiting = iter(names)
-            work = [_each(link.recover, waiting, lambda: progress.advance(bar)) for _ in range(AT_ONCE)]  # noqa: B023
-            entries += sum(await asyncio.gather(*work))
-            seen.update(names)
-            gate.close()
-            peer.close()
-    home.close()
-    return entries, len(seen)
-
-
-async def _bring(others: list[RegionConfig], new: RegionConfig, regions: list[Region]) -> tuple[int, int]:
-    """All that the others have, each the whole of what it knows: (entries, streams)."""
-    target = Endpoint(parse_address(new.url))
-    await target.connect()
-    entries, seen = 0, set[bytes]()
-    with Progress(console=_console, transient=True) as progress:
-        for other, here in zip(others, regions, strict=False):
-            source = Endpoint(parse_address(other.url))
+        for giver, region in zip(givers, regions, strict=False):
+            source = Endpoint(parse_address(giver.url))
             await source.connect()
             names = [name async for page in all_streams(source) for name in page]
-            bar = progress.add_task(f"from {escape(other.name)}", total=len(names))
-            gate = Gate(source, durability_of(other))
-            link = Link(gate, target, here=here, there=regions[-1])
-            waiting = iter(names)
-            bring = partial(_relay, link)
-            work = [_each(bring, waiting, lambda: progress.advance(bar)) for _ in range(AT_ONCE)]  # noqa: B023
-            entries += sum(await asyncio.gather(*work))
+            done = partial(
+                progress.advance, progress.add_task(f"from {escape(giver.name)}", total=len(names))
+            )
+            gate = Gate(source, durability_of(giver))
+            waiting, one = iter(names), bring(home, gate, region)
+            entries += sum(await asyncio.gather(*(_each(one, waiting, done) for _ in range(AT_ONCE))))
             seen.update(names)
             gate.close()
             source.close()
-    target.close()
+    home.close()
     return entries, len(seen)
 
 
