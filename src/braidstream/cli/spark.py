@@ -30,6 +30,7 @@ from braidstream.cli.secret import UrlCommand
 from braidstream.config import load
 from braidstream.errors import JobError
 from braidstream.model.frontier import name_of_text
+from braidstream.spark.option_values import duration_s
 
 if TYPE_CHECKING:
     from braidstream.spark.jobs.archive import Round
@@ -54,12 +55,9 @@ progress_console = Console(stderr=True)
 
 
 def duration(text: str) -> float:
-    """500ms, 30s, 15m, 1h, 7d as seconds."""
-    units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-    number = text.strip().rstrip("mshd")
     try:
-        return float(number) * units[text.strip()[len(number) :] or "s"]
-    except (ValueError, KeyError):
+        return duration_s(text)
+    except ValueError:
         raise typer.BadParameter(f"{text!r} is no duration; one is like 500ms, 30s, 15m, 1h, 7d") from None
 
 

@@ -96,8 +96,7 @@ local function braid_state(keys, args)
   for at = 2, #keys do
     local key, id = keys[at], args[at - 1]
     if redis.call('EXISTS', key) == 1 then
-      local info, facts = redis.call('XINFO', 'STREAM', key), {}
-      for place = 1, #info, 2 do facts[info[place]] = info[place + 1] end
+      local facts = stream_info(key)
       local last = facts['last-generated-id']
       local first = facts['first-entry'] and facts['first-entry'][1] or ''
       local width = 0

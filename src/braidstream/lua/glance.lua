@@ -35,8 +35,7 @@ local function braid_glance(keys, args)
   for at = 2, #keys do
     local key, id = keys[at], args[at]
     if redis.call('EXISTS', key) == 1 then
-      local info, facts = redis.call('XINFO', 'STREAM', key), {}
-      for place = 1, #info, 2 do facts[info[place]] = info[place + 1] end
+      local facts = stream_info(key)
       words[#words + 1] = at .. ' ' .. facts['last-generated-id']
       if id ~= '' then
         local first = facts['first-entry'] and facts['first-entry'][1] or ''

@@ -3,22 +3,16 @@
 local MENDED_AT_ONCE = 10000
 local XDEL_AT_ONCE = 1000
 
-local function facts_of(key)
-  local info, facts = redis.call('XINFO', 'STREAM', key), {}
-  for at = 1, #info, 2 do facts[info[at]] = info[at + 1] end
-  return facts
-end
-
 --[[ Take the rest of a node out. A node keeps deleted entries, and XTRIM stops at one whose ID is too large: in a
      node that goes on with smaller IDs it would trim nothing. So the node must go. Returns what was in it. ]]
 local function take_node_out(key)
-  local nodes, taken = facts_of(key)['radix-tree-keys'], {}
+  local nodes, taken = stream_info(key)['radix-tree-keys'], {}
   while true do
     local entry = redis.call('XREVRANGE', key, '+', '-', 'COUNT', 1)[1]
     if not entry or #entry[2] > WIDEST then break end
     redis.call('XDEL', key, entry[1])
     table.insert(taken, 1, entry)
-    if facts_of(key)['radix-tree-keys'] < nodes then break end
+    if stream_info(key)['radix-tree-keys'] < nodes then break end
   end
   return taken
 end
@@ -152,7 +146,7 @@ local function strand_mend(keys, args)
     end
   end
   if #lost == 0 then return 0 end
-  local facts, before = facts_of(strand), redis.call('XREVRANGE', strand, '(' .. first, '-', 'COUNT', 1)[1]
+  local facts, before = stream_info(strand), redis.call('XREVRANGE', strand, '(' .. first, '-', 'COUNT', 1)[1]
   before = before and before[1] or '0-0'
   local last, deleted = facts['last-generated-id'], facts['max-deleted-entry-id']
   local moves = not less(last, first)

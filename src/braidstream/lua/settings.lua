@@ -27,8 +27,6 @@ local function engine_can(key)
     and (pcall(redis.acl_check_cmd, 'XCFGSET', key, 'IDMP-MAXSIZE', '1')) -- an error: there is no such command
 end
 
-local function era_of(text) return string.match(text, '^%d+') end
-
 local function settings_of(meta) return read_settings(redis.call('HGET', meta, META.IDEMPOTENCE) or IDMP_DEFAULTS) end
 
 --[[ Of two regions' settings the later era counts; in one era a deletion before a change, then the greater. ]]

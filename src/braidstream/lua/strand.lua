@@ -2,21 +2,19 @@
      engine would mint that ID again. So whoever takes a strand away notes its last ID in the registry,
      in the same step, and whoever makes it again gives it back. ]]
 
-local function last_of(key)
-  if redis.call('EXISTS', key) == 0 then return nil end
-  local info = redis.call('XINFO', 'STREAM', key)
-  for at = 1, #info, 2 do
-    if info[at] == 'last-generated-id' then return info[at + 1] end
-  end
+-- What XINFO STREAM says, by name.
+local function stream_info(key)
+  local info, facts = redis.call('XINFO', 'STREAM', key), {}
+  for at = 1, #info, 2 do facts[info[at]] = info[at + 1] end
+  return facts
 end
 
-local function has_had_entries(key)
-  if redis.call('EXISTS', key) == 0 then return true end
-  local info = redis.call('XINFO', 'STREAM', key)
-  for at = 1, #info, 2 do
-    if info[at] == 'entries-added' then return info[at + 1] > 0 end
-  end
+local function last_of(key)
+  if redis.call('EXISTS', key) == 0 then return nil end
+  return stream_info(key)['last-generated-id']
 end
+
+local function has_had_entries(key) return redis.call('EXISTS', key) == 0 or stream_info(key)['entries-added'] > 0 end
 
 local function create_empty(key)
   redis.call('XGROUP', 'CREATE', key, 'bs', '0', 'MKSTREAM')

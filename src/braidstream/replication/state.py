@@ -104,10 +104,6 @@ class State:
         """What of the meta concerns the peers."""
         return {field: value for field, value in self.meta.items() if not field.startswith(LOCAL)}
 
-    @property
-    def causal(self) -> dict[bytes, bytes]:
-        return causal(self.meta)
-
     def end(self, strand: Strand) -> Id | None:
         """How far a strand is known here; None if a later life of it is."""
         if strand in self.strands:

@@ -130,13 +130,20 @@ def flag(name: str, value: str) -> bool:
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
-def seconds(name: str, value: str) -> float:
-    given = value.strip().lower()
+def duration_s(text: str) -> float:
+    """500ms, 30s, 15m, 1h, 7d as seconds. Else ValueError."""
+    given = text.strip().lower()
     number = given.rstrip("mshd")
     unit = given[len(number) :] or "s"
+    if unit not in _UNITS:
+        raise ValueError(text)
+    return float(number) * _UNITS[unit]
+
+
+def seconds(name: str, value: str) -> float:
     try:
-        return float(number) * _UNITS[unit]
-    except (ValueError, KeyError):
+        return duration_s(value)
+    except ValueError:
         raise OptionError(name, f"{value!r} is no duration; one is like 500ms, 30s, 15m, 1d") from None
 
 

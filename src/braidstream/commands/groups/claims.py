@@ -132,7 +132,7 @@ def claim_idle(view: View, argv: Argv) -> Plan[list[Any]]:
     if len(holders) <= 1:
         holder = next(iter(holders), registry.strands[0])
         return (yield from _claim_idle_natively(holder, (group, consumer, idle), start, (count, justid)))
-    gone = yield from _deleted(view, [row for row in rows[:attempts] if row.idle < idle])
+    gone = yield from _deleted([row for row in rows[:attempts] if row.idle < idle])
     taken, position = list[Row](), 0
     while position < len(rows) and attempts and len(taken) < count:
         attempts -= 1
@@ -152,7 +152,7 @@ def claim_idle(view: View, argv: Argv) -> Plan[list[Any]]:
         for each in reply
     }
     # What was not claimed is deleted, or another consumer was faster.
-    gone |= yield from _deleted(view, [row for row in taken if (row.strand, row.id) not in claimed])
+    gone |= yield from _deleted([row for row in taken if (row.strand, row.id) not in claimed])
     entries, deleted = list[Any](), list[bytes]()
     for row in taken:
         if row in gone:
@@ -162,7 +162,7 @@ def claim_idle(view: View, argv: Argv) -> Plan[list[Any]]:
     return [following, entries, deleted]
 
 
-def _deleted(view: View, rows: list[Row]) -> Plan[set[Row]]:
+def _deleted(rows: list[Row]) -> Plan[set[Row]]:
     """Which pending rows have no entry any more."""
     replies = (yield Batch([_xrange(row) for row in rows], resend=True)) if rows else []
     return {row for row, reply in zip(rows, replies, strict=True) if not reply}

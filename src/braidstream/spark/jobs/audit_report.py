@@ -112,7 +112,7 @@ def _strip(
         told = f"{each.low} to {each.high}: " + ", ".join(
             f"region {one} {each.rows.get(one, 0):,}" for one in pair
         )
-        colour = _colour(report, pair, each)
+        colour = _colour(pair, each)
         parts.append(
             f"<rect x='{at:.2f}' y='{top + 2}' width='{max(1.5, width - 0.6):.2f}' height='{ROW - 8}' "
             f"fill='{colour}'><title>{escape(told)}</title></rect>"
@@ -145,7 +145,7 @@ def _mark(report: Report, stretch: Stretch, bad: Anomaly, at: float, width: floa
     return f"<rect {place} fill='{colour}'><title>{told}</title></rect>"
 
 
-def _colour(report: Report, pair: tuple[int, int], stretch: Stretch) -> str:
+def _colour(pair: tuple[int, int], stretch: Stretch) -> str:
     waits = any(stretch.behind.get(one, 0) or stretch.removing.get(one, 0) for one in pair)
     return WAITS if waits else GOOD
 
