@@ -22,7 +22,7 @@ from braidstream.protocol.lookup import (
     registry_of,
 )
 from braidstream.protocol.plan import Batch, Plan
-from braidstream.protocol.retries import Retries
+from braidstream.protocol.retries import Retries, until_current
 from braidstream.protocol.stream_view import View
 
 
@@ -184,9 +184,8 @@ def _next_in(view: View, name: bytes, ms: int) -> Plan[Id]:
 def set_id(view: View, argv: Argv) -> Plan[bytes]:
     """XSETID: raises the last ID of this region's strands, never lowers it. Two round trips."""
     name, spec = argv[1], parse_setid(argv)
-    retries = Retries(f"the strands of {name!r} kept changing")
-    while True:
-        retries.count()
+
+    def command() -> Plan[Command | None]:
         ends = yield from _ends(view, name)
         if not ends:
             raise ReplyError("ERR no such key")
@@ -194,26 +193,13 @@ def set_id(view: View, argv: Argv) -> Plan[bytes]:
         minted, chosen = view.minted(name), view.chosen(name)
         stamp = view.recall(name).bell
         where = (*_chosen_keys(view, chosen), *bell(name, stamp))
-        command: Command = (
-            "FCALL",
-            "bs_chosen_setid",
-            len(where),
-            *where,
-            minted.label,
-            chosen.label,
-            chosen.life,
-            ids.text(spec.id),
-            ids.text(minted.rest(spec.id)),
-            *_split_added(view, spec.entries_added, ends),
-            *_split_deleted(minted, spec.max_deleted, ends),
-            stamp,
-        )
-        [reply] = yield Batch([command], attempt=True)
-        view.forget(name)
-        if not isinstance(reply, ReplyError):
-            return b"OK"
-        if reply.code != "BSSTALE":
-            raise reply
+        strands = (minted.label, chosen.label, chosen.life, ids.text(spec.id), ids.text(minted.rest(spec.id)))
+        added = _split_added(view, spec.entries_added, ends)
+        deleted = _split_deleted(minted, spec.max_deleted, ends)
+        return ("FCALL", "bs_chosen_setid", len(where), *where, *strands, *added, *deleted, stamp)
+
+    yield from until_current(view, name, command)
+    return b"OK"
 
 
 Ends = dict[Strand, tuple[Id, dict[bytes, Any]]]

@@ -15,7 +15,7 @@ from braidstream.model.strand import Strand
 from braidstream.protocol.append import ensure_command
 from braidstream.protocol.lookup import find, refuse_other_types, registry_of, type_check
 from braidstream.protocol.plan import Batch, Plan
-from braidstream.protocol.retries import Retries
+from braidstream.protocol.retries import until_current
 from braidstream.protocol.stream_view import View
 
 
@@ -86,15 +86,9 @@ def delete_command(name: bytes, registry: Registry, journal_writer: int, said: b
 
 def delete(view: View, name: bytes) -> Plan[int]:
     """Delete a stream; look again whenever it has another strand than we knew. 1 if it existed."""
-    retries = Retries(f"the strands of {name!r} kept changing")
-    while True:
-        retries.count()
+
+    def command() -> Plan[Command | None]:
         registry = yield from find(view, name)
-        if not registry.exists:
-            return 0
-        [reply] = yield Batch([delete_command(name, registry, view.region.journal_writer)], attempt=True)
-        view.forget(name)
-        if not isinstance(reply, ReplyError):
-            return int(reply)
-        if reply.code != "BSSTALE":
-            raise reply
+        return delete_command(name, registry, view.region.journal_writer) if registry.exists else None
+
+    return int((yield from until_current(view, name, command)) or 0)

@@ -5,11 +5,16 @@ Each failure means that another client has made progress, so a few attempts are 
 """
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from braidstream.errors import ReplyError
+from braidstream.model.command import Command
+from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.stream_view import View
 
 TRIES: Final = 16
+# What the functions answer if the caller's view of a stream is stale. They changed nothing.
+STALE: Final = ("BSSTALE", "BSNOKEY", "BSNOGROUP")
 
 
 def contended(what: str) -> ReplyError:
@@ -44,3 +49,22 @@ class Retries:
     def reset(self) -> None:
         """The last attempt got somewhere: the count starts over."""
         self._left = self._most
+
+
+def until_current(view: View, name: bytes, make: Callable[[], Plan[Command | None]]) -> Plan[Any]:
+    """Call a function of the engine with what is known of a stream; if that was stale, look and call again.
+
+    make: looks, and builds the call; None if there is nothing to do.
+    """
+    retries = Retries(f"the strands of {name.decode(errors='replace')!r} kept changing")
+    while True:
+        retries.count()
+        command = yield from make()
+        if command is None:
+            return None
+        [reply] = yield Batch([command], attempt=True)
+        view.forget(name)
+        if not isinstance(reply, ReplyError):
+            return reply
+        if reply.code not in STALE:
+            raise reply

@@ -7,7 +7,6 @@ frontier: an entry that arrives late from another region is still delivered.
 from typing import Any, Final, NoReturn
 
 from braidstream.commands.arguments import Argv, fail, integer, option, shown, strict_id
-from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
@@ -15,7 +14,7 @@ from braidstream.model.meta import Registry, bell, group_start
 from braidstream.model.strand import Strand
 from braidstream.protocol.lookup import look
 from braidstream.protocol.plan import Batch, Plan
-from braidstream.protocol.retries import Retries
+from braidstream.protocol.retries import until_current
 from braidstream.protocol.stream_view import View
 
 SUBCOMMANDS: Final = {
@@ -64,9 +63,9 @@ def _place(view: View, argv: Argv, create: bool) -> Plan[bytes]:
         else:
             typed = shown(argv[1])
             fail(f"ERR unknown subcommand or wrong number of arguments for '{typed}'. Try XGROUP HELP.")
-    retries = Retries(f"the strands of {shown(name)!r} kept changing")
-    while True:
-        retries.count()
+
+    def command() -> Plan[Command | None]:
+        nonlocal mkstream
         registry = yield from look(view, name)
         # With peers it may exist elsewhere: whether one is first is not known here.
         mkstream = mkstream or (create and view.region.journal_writer > 0)
@@ -80,13 +79,10 @@ def _place(view: View, argv: Argv, create: bool) -> Plan[bytes]:
         strands = _wanted(view, name, registry) if create else registry.strands
         function = "bs_group_create" if create else "bs_group_setid"
         flag = b"%d%b" % (view.region.writer, b" MKSTREAM" if mkstream else b"")
-        command = _command(function, name, (group, registry.bell), strands, start, read, flag)
-        [reply] = yield Batch([command], attempt=True)
-        view.forget(name)
-        if not isinstance(reply, ReplyError):
-            return b"OK"
-        if reply.code not in ("BSSTALE", "BSNOKEY", "BSNOGROUP"):
-            raise reply
+        return _command(function, name, (group, registry.bell), strands, start, read, flag)
+
+    yield from until_current(view, name, command)
+    return b"OK"
 
 
 def _start(word: bytes, create: bool) -> Id | None:
@@ -124,35 +120,21 @@ def _command(
         words += [strand.label, strand.life, begin, count if len(strands) == 1 or read is None else b""]
     own = keys.turn(name, group), *bell(name, stamp)
     where = (keys.meta(name), *(strand.key for strand in strands), *own)
-    return (
-        "FCALL",
-        function,
-        len(where),
-        *where,
-        group,
-        group_start(start or ids.ZERO, told=read is not None),
-        flag,
-        stamp,
-        *words,
-    )
+    later = group_start(start or ids.ZERO, told=read is not None)
+    return ("FCALL", function, len(where), *where, group, later, flag, stamp, *words)
 
 
 def _destroy(view: View, name: bytes, group: bytes) -> Plan[int]:
     journal_writer = b"%d" % view.region.journal_writer if view.region.journal_writer else b""
-    retries = Retries(f"the strands of {shown(name)!r} kept changing")
-    while True:
-        retries.count()
+
+    def command() -> Plan[Command | None]:
         registry = yield from look(view, name)
         if not registry.exists:
             fail(_KEY_NEEDED)
         which, strands = (group, registry.bell), registry.strands
-        command = _command("bs_group_destroy", name, which, strands, None, None, journal_writer)
-        [reply] = yield Batch([command], attempt=True)
-        view.forget(name)
-        if not isinstance(reply, ReplyError):
-            return int(reply)
-        if reply.code != "BSSTALE":
-            raise reply
+        return _command("bs_group_destroy", name, which, strands, None, None, journal_writer)
+
+    return int((yield from until_current(view, name, command)))
 
 
 def _consumer(view: View, argv: Argv, create: bool) -> Plan[int]:
