@@ -25,6 +25,7 @@ REMEMBERED: Final = 10_000
 
 _DEFAULTS: Final = Settings()
 _KINDS: Final = (keys.MINTED.encode(), keys.CHOSEN.encode())
+_GROUPS: Final = (MetaField.GROUP, MetaField.GROUP_MOVED)
 _TOLD: Final = b" told"
 _LABEL = re.compile(rb"\A([sc])([0-9]+)\Z")
 _STATE = re.compile(rb"\A([0-9]+):([+-]):([0-9]+-[0-9]+)\Z")
@@ -56,20 +57,20 @@ class Registry:
         told, bell, idempotence, native = set[bytes](), b"", None, b""
         ahead_ms = dict[bytes, int]()
         for label, value in zip(reply[::2], reply[1::2], strict=True):
-            prefix, rest = label[:2], label[2:]
             if label.startswith(_KINDS):
                 if (found := _registered(name, label, value)) is not None:
                     strand, cut, is_there = found
                     cuts[strand] = cut
                     if is_there:
                         there.append(strand)
-            elif prefix in (MetaField.GROUP, MetaField.GROUP_MOVED):
-                if prefix == MetaField.GROUP_MOVED or rest not in groups:
+            elif label.startswith(_GROUPS):
+                rest = label[len(_GROUPS[0]) :]
+                if label.startswith(_GROUPS[1]) or rest not in groups:
                     groups[rest] = ids.native(value.split(b" ", 1)[0])
                 if value.endswith(_TOLD):
                     told.add(rest)
-            elif prefix == MetaField.AHEAD_MS:
-                ahead_ms[rest] = int(value)
+            elif label.startswith(MetaField.AHEAD_MS):
+                ahead_ms[label[len(MetaField.AHEAD_MS) :]] = int(value)
             elif label == MetaField.BELL:
                 bell = value
             elif label == MetaField.IDEMPOTENCE:
