@@ -74,6 +74,12 @@ def without_multi(batch: Batch, refused: ReplyError) -> Batch | None:
     return None
 
 
+def send_one(command: Command, *, resend: bool = False) -> Plan[Any]:
+    """One command: its reply. An error is raised."""
+    [reply] = yield Batch([command], resend=resend)
+    return reply
+
+
 def run(plan: Plan[T], send: Callable[[Batch], Replies]) -> T:
     """Drive a plan to its result. Each batch it yields is one round trip."""
     step: Callable[[Any], Batch] = plan.send

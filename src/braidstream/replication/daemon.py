@@ -20,13 +20,14 @@ from braidstream.model.region_config import Region
 from braidstream.net.wire import Address
 from braidstream.observability.events import emit
 from braidstream.protocol.identify import read_region, refuse_cluster
+from braidstream.protocol.plan import send_one
 from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint, Pinned, back_off, reason
 from braidstream.replication.feed import Feed, all_streams
 from braidstream.replication.gate import Durability, Gate
 from braidstream.replication.glance import differing
 from braidstream.replication.identity import check_pair, check_region, claim, keep_claim
 from braidstream.replication.leases import Leases
-from braidstream.replication.link import Link, Progress, once
+from braidstream.replication.link import Link, Progress
 from braidstream.replication.pages import Pages
 from braidstream.replication.queue import Need, Queue
 from braidstream.replication.raising import raise_home
@@ -319,7 +320,7 @@ class Daemon:
         done = min(each.journals.get(name, ids.ZERO) for each in self.peers.values())
         if done > ids.ZERO:
             journal = keys.journal(name, peer.link.here.writer)
-            await self.source.ask(once(("XTRIM", journal, "MINID", "=", ids.text(done))))
+            await self.source.ask(send_one(("XTRIM", journal, "MINID", "=", ids.text(done))))
 
 
 async def _until_one_fails(*works: Coroutine[Any, Any, None]) -> None:

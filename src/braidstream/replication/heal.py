@@ -15,13 +15,12 @@ if that was lost, what the peers have deleted since is deleted again.
 
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from braidstream.commands.drop import AT_ONCE as DROPPED_AT_ONCE
 from braidstream.commands.drop import drop_command
 from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
-from braidstream.model.command import Command
 from braidstream.model.fields import MetaField
 from braidstream.model.ids import Id
 from braidstream.model.journal import deletions, messages, redo_command
@@ -29,7 +28,7 @@ from braidstream.model.meta import Registry, acked
 from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
 from braidstream.protocol.lookup import registry_of
-from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.plan import Batch, Plan, send_one
 from braidstream.protocol.retries import TRIES
 from braidstream.protocol.stream_view import View
 from braidstream.replication import compare, ship
@@ -247,7 +246,7 @@ class Pair:
             for first in range(0, len(absent), DROPPED_AT_ONCE):
                 part = absent[first : first + DROPPED_AT_ONCE]
                 drop = drop_command(View(self.region), strand, part, (b"KEEPREF", b""))
-                [replies] = await self.home.ask(_once(drop))
+                replies = await self.home.ask(send_one(drop))
                 gone += replies.count(1)
             following = ids.after(end)
             if len(page) < compare.AT_ONCE or following is None:
@@ -265,21 +264,21 @@ class Pair:
                 _are_there([(keys.journal(name, writer), _id(each)) for each in page])
             )
             for entry in [each for each, here in zip(page, there, strict=True) if not here]:
-                await self.home.ask(_once(redo_command(name, writer, strands, entry, upto, write=True)))
+                await self.home.ask(send_one(redo_command(name, writer, strands, entry, upto, write=True)))
             if len(page) < PAGE:
                 break
             at = _id(page[-1])
         for words in [words async for words in self._messages(theirs)]:
-            await self.home.ask(_once(redo_command(name, writer, strands, (b"0-1", words), upto)))
+            await self.home.ask(send_one(redo_command(name, writer, strands, (b"0-1", words), upto)))
         if upto > ids.ZERO:
-            await self.home.ask(_once(redo_command(name, writer, strands, None, upto, peer=self.writer)))
+            await self.home.ask(send_one(redo_command(name, writer, strands, None, upto, peer=self.writer)))
 
     async def _messages(self, theirs: State) -> AsyncIterator[list[bytes]]:
         """The messages that the peer knows, in the words of a journal."""
         settings, name = theirs.registry.idempotence, theirs.name
         if settings is None:
             return
-        [about] = await self.peer.ask(_once(("HGETALL", keys.about(name))))
+        about = await self.peer.ask(send_one(("HGETALL", keys.about(name))))
         for producer in [each[1:] for each in about[::2] if each.startswith(b"=")]:
             where = keys.known_messages(name, settings.era, producer)
             for pairs in _chunks(await self.peer.ask(_known(*where)), 2 * MESSAGES_AT_ONCE):
@@ -322,10 +321,6 @@ def _id(entry: tuple[bytes, list[bytes]]) -> Id:
 def _chunks(words: list[bytes], size: int) -> Iterator[list[bytes]]:
     for first in range(0, len(words), size):
         yield words[first : first + size]
-
-
-def _once(command: Command) -> Plan[Any]:
-    return (yield Batch([command]))
 
 
 def _are_there(wanted: list[tuple[bytes, Id]]) -> Plan[list[bool]]:

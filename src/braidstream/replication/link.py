@@ -18,18 +18,17 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 from braidstream.errors import WRITES_REFUSED, BraidError, ReplyError
 from braidstream.model import ids, keys
-from braidstream.model.command import Command
 from braidstream.model.fields import MetaField
 from braidstream.model.ids import Id
 from braidstream.model.journal import apply_command
 from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
 from braidstream.observability.events import emit
-from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.plan import send_one
 from braidstream.protocol.retries import Retries
 from braidstream.replication import compare
 from braidstream.replication.endpoint import Asked
@@ -238,7 +237,7 @@ class Link:
                 cut = ids.text(ours.registry.cuts.get(strand, ids.ZERO))
                 with contextlib.suppress(ReplyError):
                     await self.source.ask(
-                        once(("HSETNX", keys.meta(name), MetaField.LOST + strand.label, cut))
+                        send_one(("HSETNX", keys.meta(name), MetaField.LOST + strand.label, cut))
                     )
         facts = {"entries": loss.count, "restored": done, "journal": loss.journal}
         emit("region.lost_tail", stream=name, peer=self.there.name, **facts, why=why)
@@ -333,7 +332,7 @@ class Link:
                 since = ours.is_new_after(strand)
                 if since <= copy.first:
                     trim = ("XTRIM", strand.key, "MINID", "=", ids.text(below))
-                    progress.trimmed += sum(await self.target.ask(once(trim)))
+                    progress.trimmed += await self.target.ask(send_one(trim))
                 elif since < below and (upto := ids.before(below)):
                     gone = await self.target.ask(compare.list_between(strand, since, upto))
                     if gone:
@@ -355,10 +354,10 @@ class Link:
                     return
                 progress.deletions += gone
                 at = (journal.first and ids.before(journal.first)) or journal.last
-                await self.target.ask(once(("FCALL", "bs_journal_skip", 1, where, ids.text(at))))
+                await self.target.ask(send_one(("FCALL", "bs_journal_skip", 1, where, ids.text(at))))
             at = await self._replay(writer, theirs, at, progress)
         if journal and copy and copy.first and journal.first and copy.first < journal.first:
-            await self.target.ask(once(("XTRIM", where, "MINID", "=", ids.text(journal.first))))
+            await self.target.ask(send_one(("XTRIM", where, "MINID", "=", ids.text(journal.first))))
         if writer == self.here.writer:
             progress.journal = at
 
@@ -371,7 +370,7 @@ class Link:
             if extent.forgot_after(at):
                 raise ReplyError("BSMOVED the journal has overflowed meanwhile")
             apply = apply_command(name, (writer, self.there.writer), strands, page, at)
-            [done] = await self.target.ask(once(apply))
+            done = await self.target.ask(send_one(apply))
             progress.deletions += done
             if done:
                 at = ids.native(page[done - 1][0])
@@ -383,8 +382,3 @@ class Link:
         self._known[name] = known
         if len(self._known) > REMEMBERED:
             self._known.popitem(last=False)
-
-
-def once(*commands: Command) -> Plan[Any]:
-    """Commands that need no thought: one round trip, any error is raised."""
-    return (yield Batch(commands))

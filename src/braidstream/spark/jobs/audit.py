@@ -27,11 +27,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StringType, StructType
 
 from braidstream.model import ids
-from braidstream.model.command import Command
 from braidstream.model.frontier import name_of_text, name_text, place_of_text, place_text
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
-from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.plan import Batch, Plan, send_one
 from braidstream.spark.jobs.standings import Standings, stand
 from braidstream.spark.lake import distribute
 from braidstream.spark.lake.files import LakeRows, entry_of
@@ -207,7 +206,7 @@ class Auditor:
         strand, where = suspect.strand, ids.text(suspect.native)
         found = dict[int, str]()
         for region in self.at:
-            reply = self.ask(region, _one(("XRANGE", strand.key, where, where)), strand.key)
+            reply = self.ask(region, send_one(("XRANGE", strand.key, where, where), resend=True), strand.key)
             if reply:
                 found[region] = _digest(reply[0][1])
         now = replace(suspect, found=found)
@@ -238,7 +237,9 @@ class Auditor:
                         if native is None or (other.is_chosen and other.writer < strand.writer):
                             continue
                         where = ids.text(native)
-                        if self.ask(region, _one(("XRANGE", other.key, where, where)), other.key):
+                        if self.ask(
+                            region, send_one(("XRANGE", other.key, where, where), resend=True), other.key
+                        ):
                             where_text = name_text(strand.name), place_text(strand), _text(user)
                             note = f"also in {place_text(other)}"
                             found.append(Anomaly("duplicated", *where_text, region, note=note))
@@ -277,11 +278,6 @@ def _is_explained(standings: Standings, region: int, suspect: Suspect) -> bool:
     if native > copy.last or native <= copy.cut or standings.is_over(region, suspect.strand):
         return True
     return copy.there and (copy.first is None or native < copy.first)
-
-
-def _one(command: Command) -> Plan[Any]:
-    [reply] = yield Batch([command], resend=True)
-    return reply
 
 
 def _users(strand: Strand) -> Plan[list[Id]]:

@@ -29,7 +29,7 @@ from braidstream.model.frontier import name_of_text, name_text, place_of_text, p
 from braidstream.model.ids import Id
 from braidstream.model.journal import deletions
 from braidstream.model.strand import Strand, labelled
-from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.plan import Batch, Plan, send_one
 from braidstream.protocol.retries import TRIES
 from braidstream.spark.lake import distribute, files
 from braidstream.spark.lake.log import Change, Conflict, Lake, State, within
@@ -220,11 +220,8 @@ def _writers() -> Plan[list[int]]:
 
 
 def _journal(surveyor: Surveyor, name: bytes, writer: int, since: str) -> list[Any]:
-    def asked() -> Plan[list[Any]]:
-        [reply] = yield Batch([("XRANGE", keys.journal(name, writer), f"({since}", "+")], resend=True)
-        return list(reply)
-
-    return surveyor.try_servers(lambda server: server.run(asked(), keys.meta(name)))
+    read = ("XRANGE", keys.journal(name, writer), f"({since}", "+")
+    return surveyor.try_servers(lambda server: server.run(send_one(read, resend=True), keys.meta(name)))
 
 
 def _deletions(name: bytes, words: list[bytes]) -> Iterator[Named]:

@@ -24,7 +24,7 @@ from braidstream.model.ids import Id
 from braidstream.model.meta import acked
 from braidstream.model.strand import Strand, facts
 from braidstream.protocol.identify import read_region
-from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.plan import Batch, Plan, send_one
 from braidstream.protocol.stream_view import View
 from braidstream.spark.jobs.audit import Anomaly, Auditor
 
@@ -47,7 +47,7 @@ def repair(auditor: Auditor, anomalies: Iterable[Anomaly]) -> list[Anomaly]:
             told[at] = replace(each, healed=True)
         elif each.kind == "resurrected":
             native = ids.text(_native(strand, each.id))
-            auditor.ask(each.region, _do(("XDEL", strand.key, native)), strand.key)
+            auditor.ask(each.region, send_one(("XDEL", strand.key, native)), strand.key)
             told[at] = replace(each, healed=True)
         elif each.kind == "duplicated":
             auditor.ask(each.region, _drop(strand, _native(strand, each.id)), strand.key)
@@ -83,21 +83,16 @@ def _from_peers(auditor: Auditor, each: Anomaly, strand: Strand) -> list[bytes] 
     where = ids.text(_native(strand, each.id))
     for region in sorted(auditor.at, key=lambda one: one != home):
         if region != each.region:
-            reply = auditor.ask(region, _do(("XRANGE", strand.key, where, where)), strand.key)
+            reply = auditor.ask(region, send_one(("XRANGE", strand.key, where, where)), strand.key)
             if reply:
                 return list(reply[0][1])
     return None
 
 
-def _do(command: Command) -> Plan[Any]:
-    [reply] = yield Batch([command])
-    return reply
-
-
 def _drop(strand: Strand, native: Id) -> Plan[Any]:
     region = yield from read_region()
     command = drop_command(View(region), strand, [ids.text(native)], (b"KEEPREF", b""))
-    return (yield from _do(command))
+    return (yield from send_one(command))
 
 
 def _regroup(strand: Strand, group: bytes) -> Plan[Any]:
@@ -105,7 +100,7 @@ def _regroup(strand: Strand, group: bytes) -> Plan[Any]:
     [known] = yield Batch([("HGET", keys.meta(strand.name), MetaField.GROUP_ACKED + group)], resend=True)
     at = acked(known or b"")
     start = at.get(strand.registration, b"0-0")
-    return (yield from _do(("XGROUP", "CREATE", strand.key, group, start)))
+    return (yield from send_one(("XGROUP", "CREATE", strand.key, group, start)))
 
 
 def rebuild(strand: Strand, fixes: Fixes) -> Plan[bool]:

@@ -26,7 +26,7 @@ from braidstream.model.strand import Strand, facts
 from braidstream.net.bulk import Server, Wire
 from braidstream.protocol.append import ROW_WORDS, ensure_command, row_start
 from braidstream.protocol.identify import read_region
-from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.plan import Batch, Plan, send_one
 from braidstream.protocol.retries import Retries
 
 
@@ -81,11 +81,7 @@ class Book:
         self.key = keys.sink_ledger(self.sink)
 
     def read(self) -> Ledger | None:
-        def asked() -> Plan[Ledger | None]:
-            [reply] = yield Batch([("HGETALL", self.key)], resend=True)
-            return _parse(reply)
-
-        return self.server.run(asked(), self.key)
+        return _parse(self.server.run(send_one(("HGETALL", self.key), resend=True), self.key))
 
     def _change(self, seen: Ledger | None, *commands: Command) -> bool:
         """Change the ledger if it is still what we saw."""
@@ -153,12 +149,8 @@ class Book:
 
     def progress(self, stream: bytes) -> tuple[int, int, int]:
         """(batch, chunks published, chunks in all) of a stream; a batch of -1 if there was none."""
-
-        def asked() -> Plan[Any]:
-            [reply] = yield Batch([("GET", keys.sink(self.sink, stream))], resend=True)
-            return reply
-
-        return marked(self.server.run(asked(), keys.sink(self.sink, stream)))
+        mark = keys.sink(self.sink, stream)
+        return marked(self.server.run(send_one(("GET", mark), resend=True), mark))
 
     def publish(self, ledger: Ledger) -> None:
         """Append what was decided, from where the last publisher stopped."""

@@ -18,7 +18,7 @@ from braidstream.model.meta import Registry
 from braidstream.model.strand import Strand, facts
 from braidstream.net.bulk import RedisError, Server, shown
 from braidstream.protocol.lookup import registry_of
-from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.plan import Batch, Plan, send_one
 from braidstream.spark.options import Servers
 
 T = TypeVar("T")
@@ -176,12 +176,8 @@ def find(server: Server, pattern: bytes) -> set[bytes]:
 
 def region_of(server: Server) -> int | None:
     """The server's region; None if it is none."""
-
-    def asked() -> Plan[Any]:
-        [reply] = yield Batch([("HGET", keys.CONFIG, ConfigField.REGION)], resend=True)
-        return reply
-
-    reply = server.run(asked(), keys.CONFIG)
+    command = ("HGET", keys.CONFIG, ConfigField.REGION)
+    reply = server.run(send_one(command, resend=True), keys.CONFIG)
     return None if reply is None else int(reply)
 
 
