@@ -42,6 +42,17 @@ def test_python_spells_keys_and_fields_in_the_model_only() -> None:
     assert found == []
 
 
+def test_kinds_of_strands_have_names() -> None:
+    spelled = re.compile(r"""\.kind [!=]= ["'][scp]["']|\bStrand\([^()]*, ["'][scp]["']""")
+    found = [
+        f"{path.relative_to(SRC)}: {line.strip()}"
+        for path in sorted(SRC.rglob("*.py"))
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if spelled.search(line)
+    ]
+    assert found == []
+
+
 def test_lua_uses_only_fields_that_python_names() -> None:
     text = source()
     for table, fields in (("META", MetaField), ("CONFIG", ConfigField)):

@@ -21,6 +21,7 @@ from braidstream.protocol.append import is_plain
 from braidstream.protocol.exchange import Exchange, Shape, unpack, wire
 from braidstream.protocol.lookup import registry_of
 from braidstream.protocol.plan import Batch, Plan, Replies, first_error, without_multi
+from braidstream.protocol.retries import Retries
 from braidstream.protocol.stream_view import View
 
 _WATCH_TRIES: Final = 100
@@ -230,7 +231,10 @@ def transaction(
     view_of: Callable[[], View], queued: list[Queued], shape: Shape, *, watching: bool
 ) -> Plan[bool]:
     """All commands in one MULTI. False if a key that the user WATCHes has changed: nothing was done."""
-    for _ in range(_WATCH_TRIES):
+    changed = f"others changed these streams {_WATCH_TRIES} times. Nothing was done"
+    retries = Retries(changed, most=_WATCH_TRIES)
+    while True:
+        retries.count()
         view = view_of()
         try:
             yield from _look_up(view, queued)
@@ -250,7 +254,6 @@ def transaction(
             return True
         if watching:
             return False
-    raise ReplyError(f"ERR others changed these streams {_WATCH_TRIES} times. Nothing was done. Try again.")
 
 
 def refusal(view: View, spec: CommandSpec, argv: list[bytes]) -> ReplyError | None:

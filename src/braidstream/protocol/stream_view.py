@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from braidstream.model import keys
 from braidstream.model.idempotence import Settings
 from braidstream.model.meta import Registry
 from braidstream.model.region_config import Region
@@ -53,15 +54,15 @@ class View:
 
     def minted(self, name: bytes) -> Strand:
         """The home strand of a stream."""
-        return Strand(name, "s", self.region.writer)
+        return Strand(name, keys.MINTED, self.region.writer)
 
     def chosen(self, name: bytes) -> Strand:
         """The home strand for chosen IDs: in its present life, or in the one that it would begin."""
         known = self.recall(name)
         for strand in known.cuts:
-            if strand.kind == "c" and strand.writer == self.region.writer:
+            if strand.is_chosen and strand.writer == self.region.writer:
                 return strand if strand in known.strands else strand.next_life
-        return Strand(name, "c", self.region.writer)
+        return Strand(name, keys.CHOSEN, self.region.writer)
 
     # What is known
 
