@@ -166,7 +166,7 @@ class Link:
             await self._heal(name, known, progress)
         ours = await self.source.ask(read_state(name, self._likely(name), writers, home=own))
         progress.restless = ours.restless
-        if (home := ours.strands.get(Strand(name, "s", own))) is not None:
+        if (home := ours.strands.get(Strand(name, keys.MINTED, own))) is not None:
             self.highest_ms = max(self.highest_ms, home.last[0])
         if self.heals and ours.marks(own) != known.marks:
             raise ReplyError("BSMOVED a strand was made anew meanwhile")

@@ -66,7 +66,7 @@ async def _ask_peer(source: Endpoint, here: Region, peer: tuple[str, int, Addres
 async def _raise_above(source: Endpoint, known_by: Endpoint, writer: int) -> None:
     """Streams that only the peer knows are not looked at: a daemon's user there may not SCAN."""
     async for names in all_streams(source):
-        strands = [Strand(name, "s", writer) for name in names]
+        strands = [Strand(name, keys.MINTED, writer) for name in names]
         looks = await known_by.ask(_all(state_command(each.name, (each,), ()) for each in strands))
         raises = list[Command]()
         for strand, reply in zip(strands, looks, strict=True):
