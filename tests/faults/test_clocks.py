@@ -9,9 +9,8 @@ import redis
 
 from braidstream import Redis
 from tests.support.daemons import all_replicating, numbered
-from tests.support.proxy import Proxy
 from tests.support.regions import client_of
-from tests.support.replicas import promote, replica_of
+from tests.support.replicas import site
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 
@@ -71,24 +70,17 @@ def test_no_id_stands_for_two_entries_after_a_failover_to_a_replica_with_a_slow_
 ) -> None:
     """The new primary mints IDs again that the old one minted last. No peer has seen those entries."""
     with ExitStack() as stack:
-        primary, peer = (stack.enter_context(Engine(flavour)) for _ in range(2))
-        line, address = (stack.enter_context(Proxy(primary.port)) for _ in range(2))
-        replica = stack.enter_context(replica_of(primary, through=line.port, clock_s=clock_s))
-        stack.enter_context(replica_of(replica))
-        urls = numbered([primary, peer]) | {1: address.url}
-        stack.enter_context(all_replicating(tmp_path, urls))
-        one = stack.enter_context(Redis.from_url(address.url, decode_responses=True))
+        home = stack.enter_context(site(flavour, clock_s=clock_s, second=True))
+        peer = stack.enter_context(Engine(flavour))
+        stack.enter_context(all_replicating(tmp_path, numbered([home, peer])))
+        one = stack.enter_context(Redis.from_url(home.url, decode_responses=True))
         two = stack.enter_context(client_of(peer, decode_responses=True))
         kept = [one.xadd("m", {"n": f"kept {number}"}) for number in range(5)]
         eventually(lambda: two.xlen("m") == 5, within_s=WITHIN_S, why="the link should work")
 
-        line.swallow()
+        home.deafen()
         old = _write_for(1.5, one, "old")
-        primary.kill()
-        line.shut()
-        line.cut()
-        promote(replica)
-        address.point(replica.port)
+        home.fail_over()
         new = _write_for(2, one, "new")
         one.xdel("m", kept[0])
 

@@ -1,7 +1,6 @@
 """The durability gate: what a failover takes away at home, no peer has ever seen."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -10,10 +9,9 @@ import pytest
 import redis
 
 import braidstream
-from tests.support.daemons import replicating, write_config
-from tests.support.proxy import Proxy
+from tests.support.daemons import numbered, replicating, write_config
 from tests.support.regions import become, client_of
-from tests.support.replicas import promote, replica_of
+from tests.support.replicas import Site, promote, site
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 
@@ -22,41 +20,21 @@ T = TypeVar("T")
 
 
 @dataclass
-class Failover:
-    """Region 1 behind an address that moves, with a replica that can be made deaf; region 2 beside it.
+class Failover(Site):
+    """Region 1, and region 2 beside it. A replica of the replica follows it when it is promoted."""
 
-    The replica has a replica of its own, which follows it when it is promoted.
-    """
-
-    primary: Engine
-    replica: Engine
     peer: Engine
-    line: Proxy  # from the replica to its primary
-    address: Proxy
 
     @property
     def urls(self) -> dict[int, str]:
-        return {1: self.address.url, 2: self.peer.url}
-
-    def happens(self) -> None:
-        """The primary dies with what its replica has not heard, and the replica takes its place."""
-        self.primary.kill()
-        self.line.shut()
-        self.line.cut()
-        promote(self.replica)
-        self.address.point(self.replica.port)
+        return {1: self.url, 2: self.peer.url}
 
 
 @pytest.fixture
 def failover(flavour: Flavour) -> Iterator[Failover]:
-    with ExitStack() as stack:
-        primary, peer = (stack.enter_context(Engine(flavour)) for _ in range(2))
-        become(primary, region=1, name="region-1")
-        become(peer, region=2, name="region-2")
-        line, address = (stack.enter_context(Proxy(primary.port)) for _ in range(2))
-        replica = stack.enter_context(replica_of(primary, through=line.port))
-        stack.enter_context(replica_of(replica))
-        yield Failover(primary, replica, peer, line, address)
+    with site(flavour, second=True) as home, Engine(flavour) as peer:
+        numbered([home, peer])
+        yield Failover(home.primary, home.replica, home.line, home.door, peer)
 
 
 def again(act: Callable[[], T]) -> T:
@@ -83,7 +61,7 @@ def alike(one: braidstream.Redis, two: braidstream.Redis, name: str = "x") -> li
 
 
 def test_what_a_failover_loses_is_lost_alike_everywhere(failover: Failover, tmp_path: Path) -> None:
-    one = braidstream.Redis.from_url(failover.address.url, decode_responses=True)
+    one = braidstream.Redis.from_url(failover.url, decode_responses=True)
     two = client_of(failover.peer, decode_responses=True)
 
     def send(message: str) -> str:
@@ -98,7 +76,7 @@ def test_what_a_failover_loses_is_lost_alike_everywhere(failover: Failover, tmp_
         send("m0")
         kept = [one.xadd("x", {"n": "kept"}) for _ in range(5)]
         eventually(lambda: two.xlen("x") == 6, within_s=WITHIN_S, why="the link should work")
-        failover.line.swallow()
+        failover.deafen()
         messages = [f"m{number}" for number in range(1, 11)]
         lost = {send(message) for message in messages}
         lost |= {one.xadd("x", {"n": "lost"}) for _ in range(300)}
@@ -106,7 +84,7 @@ def test_what_a_failover_loses_is_lost_alike_everywhere(failover: Failover, tmp_
         daemon.tells("link.held")
         assert [fields["n"] for _, fields in two.xrange("x")] == ["m0"] + ["kept"] * 5
 
-        failover.happens()
+        failover.fail_over()
         new = [again(lambda: one.xadd("x", {"n": "new"})) for _ in range(300)]
         for message in messages:
             send(message)
@@ -126,8 +104,7 @@ def test_an_old_primary_that_lives_on_alone_tells_nobody(failover: Failover, tmp
     with one, two, replicating(tmp_path, failover.urls) as daemon:
         one.xadd("x", {"n": "1"})
         eventually(lambda: two.xlen("x") == 1, within_s=WITHIN_S, why="the link should work")
-        failover.line.shut()
-        failover.line.cut()
+        failover.cut_off()
         promote(failover.replica)
         one.xadd("x", {"n": "nobody else knows"})
         assert "0 of 1 replicas" in daemon.tells("link.held")
@@ -141,8 +118,7 @@ def test_held_links_go_on_when_a_replica_is_back_or_the_operator_says_so(
     two = client_of(failover.peer, decode_responses=True)
     with one, two, replicating(tmp_path, failover.urls) as daemon:
         assert "durability=replicas:1" in daemon.tells("gate.chosen")
-        failover.line.shut()
-        failover.line.cut()
+        failover.cut_off()
         one.xadd("x", {"n": "1"})
         daemon.tells("link.held")
         assert two.xlen("x") == 0
@@ -150,8 +126,7 @@ def test_held_links_go_on_when_a_replica_is_back_or_the_operator_says_so(
         daemon.tells("link.released")
         eventually(lambda: two.xlen("x") == 1, within_s=WITHIN_S, why="it should go on")
 
-        failover.line.shut()
-        failover.line.cut()
+        failover.cut_off()
         one.xadd("x", {"n": "2"})
         daemon.tells("link.held")
         write_config(tmp_path / "braid-1.toml", failover.urls, durability={1: "none"})

@@ -15,9 +15,8 @@ import braidstream
 from braidstream.errors import BraidError
 from tests.support.daemons import all_replicating, numbered
 from tests.support.gateways import Served
-from tests.support.proxy import Proxy
 from tests.support.regions import client_of
-from tests.support.replicas import promote, replica_of
+from tests.support.replicas import site
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 
@@ -101,25 +100,21 @@ def test_a_replica_with_a_slow_clock_that_is_promoted_mints_no_id_of_its_peers_t
 ) -> None:
     """Without the durability gate: the peer has entries that the new primary lacks."""
     with ExitStack() as stack:
-        primary, peer = (stack.enter_context(Engine(flavour)) for _ in range(2))
-        line, door = (stack.enter_context(Proxy(primary.port)) for _ in range(2))
-        replica = stack.enter_context(replica_of(primary, through=line.port, clock_s=-2))
-        urls = {1: door.url, 2: peer.url}
-        numbered([primary, peer])
+        home = stack.enter_context(site(flavour, clock_s=-2))
+        peer = stack.enter_context(Engine(flavour))
+        urls = numbered([home, peer])
         stack.enter_context(all_replicating(tmp_path, urls, durability=dict.fromkeys(urls, "none")))
-        here = stack.enter_context(braidstream.Redis.from_url(door.url, decode_responses=True))
+        here = stack.enter_context(braidstream.Redis.from_url(home.url, decode_responses=True))
         there = stack.enter_context(client_of(peer, decode_responses=True))
         began = time.time()
         here.xadd("m", {"n": "first"})
         eventually(
-            lambda: minted_ms(replica) > began * 1000, within_s=WITHIN_S, why="the replica has the note"
+            lambda: minted_ms(home.replica) > began * 1000, within_s=WITHIN_S, why="the replica has the note"
         )
-        line.swallow()
+        home.deafen()
         lost = {here.xadd("m", {"n": f"lost {number}"}): f"lost {number}" for number in range(LOST)}
         eventually(lambda: there.xlen("m") == LOST + 1, within_s=WITHIN_S, why="the peer has it all")
-        primary.kill()
-        promote(replica)
-        door.point(replica.port)
+        home.fail_over()
         with writing(here) as later:
             eventually(lambda: len(later) > LATER, within_s=WITHIN_S, why="the application writes on")
         assert not lost.keys() & dict(later).keys()

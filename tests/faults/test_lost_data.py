@@ -15,7 +15,7 @@ import braidstream
 from braidstream.admin.membership import set_fence
 from tests.support.cli import braid
 from tests.support.daemons import Daemon, all_replicating, numbered
-from tests.support.proxy import Proxy
+from tests.support.replicas import Site, site
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 
@@ -23,32 +23,6 @@ T = TypeVar("T")
 
 WITHIN_S = 30
 RETRIED = (redis.RedisError, braidstream.errors.BraidError)
-
-
-@dataclass
-class Site:
-    """A region behind one address: a primary, and a replica that can go deaf and take over."""
-
-    primary: Engine
-    replica: Engine
-    line: Proxy
-    door: Proxy
-
-    @property
-    def url(self) -> str:
-        return self.door.url
-
-    def deafen(self) -> None:
-        """The replica hears nothing more."""
-        self.line.swallow()
-
-    def fail_over(self) -> None:
-        self.primary.kill()
-        self.line.close()
-        with self.replica.client() as client:
-            client.replicaof("NO", "ONE")
-        self.door.target_port = self.replica.port
-        self.door.cut()
 
 
 @dataclass
@@ -72,22 +46,12 @@ def client(url: str) -> braidstream.Redis:
 @contextmanager
 def started(flavour: Flavour, folder: Path, peers: int) -> Iterator[Regions]:
     with ExitStack() as stack:
-        primary = stack.enter_context(Engine(flavour))
-        line = stack.enter_context(Proxy(primary.port))
-        follow = ["--replicaof", f"127.0.0.1 {line.port}", "--repl-diskless-sync-delay", "0"]
-        replica = stack.enter_context(Engine(flavour, args=follow))
-        site = Site(primary, replica, line, stack.enter_context(Proxy(primary.port)))
+        home = stack.enter_context(site(flavour))
         engines = [stack.enter_context(Engine(flavour)) for _ in range(peers)]
-        urls = numbered([site, *engines])  # type: ignore[list-item]
-        with replica.client() as follower:
-            eventually(
-                lambda: follower.info("replication")["master_link_status"] == "up",
-                within_s=WITHIN_S,
-                why="the replica follows",
-            )
+        urls = numbered([home, *engines])
         # Without the gate: peers know what a failover will lose.
         daemons = stack.enter_context(all_replicating(folder, urls, durability={1: "none"}))
-        regions = Regions(site, engines, folder / "braid.toml", daemons)
+        regions = Regions(home, engines, folder / "braid.toml", daemons)
         for number, url in urls.items():
             regions.clients[number] = stack.enter_context(client(url))
         yield regions

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from tests.support.cli import BRAID
 from tests.support.regions import become
+from tests.support.replicas import Site
 from tests.support.servers import Engine
 from tests.support.waiting import eventually
 
@@ -85,7 +86,7 @@ def write_config(path: Path, urls: Mapping[int, str], **more: Mapping[int, Any])
     return path
 
 
-def numbered(engines: Sequence[Engine], first: int = 1) -> dict[int, str]:
+def numbered(engines: Sequence[Engine | Site], first: int = 1) -> dict[int, str]:
     """Make engines regions; their addresses, by number."""
     for number, engine in enumerate(engines, start=first):
         become(engine, region=number, name=f"region-{number}")

@@ -7,12 +7,14 @@ with Engine(flavour) as primary, replica_of(primary) as replica:
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import redis
 
+from tests.support.proxy import Proxy
 from tests.support.servers import Engine, Flavour, free_port
 from tests.support.waiting import eventually
 
@@ -51,6 +53,51 @@ def online_replicas(primary: Engine) -> int:
 def promote(replica: Engine) -> None:
     with replica.client() as client:
         client.execute_command("REPLICAOF", "NO", "ONE")
+
+
+@dataclass
+class Site:
+    """A region behind one address: a primary, and a replica that can go deaf and take over.
+
+    line: from the replica to its primary. door: the address, which leads to the primary.
+    """
+
+    primary: Engine
+    replica: Engine
+    line: Proxy
+    door: Proxy
+
+    @property
+    def url(self) -> str:
+        return self.door.url
+
+    def deafen(self) -> None:
+        """The replica hears nothing more, and nobody notices."""
+        self.line.swallow()
+
+    def cut_off(self) -> None:
+        """The replica loses its primary."""
+        self.line.shut()
+        self.line.cut()
+
+    def fail_over(self) -> None:
+        """The primary dies with what its replica has not heard, and the replica takes its place."""
+        self.primary.kill()
+        self.cut_off()
+        promote(self.replica)
+        self.door.point(self.replica.port)
+
+
+@contextmanager
+def site(flavour: Flavour, *, clock_s: float | None = None, second: bool = False) -> Iterator[Site]:
+    """clock_s: of the replica. second: it has a replica of its own, which follows it when it is promoted."""
+    with ExitStack() as stack:
+        primary = stack.enter_context(Engine(flavour))
+        line, door = (stack.enter_context(Proxy(primary.port)) for _ in range(2))
+        replica = stack.enter_context(replica_of(primary, through=line.port, clock_s=clock_s))
+        if second:
+            stack.enter_context(replica_of(replica))
+        yield Site(primary, replica, line, door)
 
 
 def role_of(engine: Engine) -> str:
