@@ -58,8 +58,8 @@ class Served:
         """Make it look at the region and the streams again."""
 
         async def forget() -> None:
-            for known in self.gateway.hub.databases.values():
-                known.forget()
+            for database in self.gateway.hub.databases.values():
+                database.forget()
 
         asyncio.run_coroutine_threadsafe(forget(), self._loop).result(10)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from braidstream.errors import LostError, ReplyError
 from braidstream.gateway.backends import Lane, Own
+from braidstream.gateway.database import Database
 from braidstream.gateway.hub import Hub
-from braidstream.gateway.region_cache import Known
 from braidstream.gateway.session import Session, may_be_plain
 from braidstream.net.resp import Words
 from braidstream.net.wire import pack
@@ -44,7 +44,7 @@ class Client(ABC):
         self.entered = False
         self._at = (self.session.login, self.session.db)
         self.lane: Lane = hub.borrow(*self._at)
-        self.known: Known = hub.known(self.session.db)
+        self.database: Database = hub.database(self.session.db)
 
     @property
     @abstractmethod
@@ -100,7 +100,7 @@ class Client(ABC):
         """The client is another user, or before another database."""
         at = (self.session.login, self.session.db)
         if at != self._at and not self.closed:
-            self._at, self.known = at, self.hub.known(self.session.db)
+            self._at, self.database = at, self.hub.database(self.session.db)
             self._change_lane()
 
     def restart(self) -> None:
@@ -117,7 +117,7 @@ class Client(ABC):
     async def is_beside_region(self, words: Words) -> bool:
         """Whether a command of the table is the engine's own here: the database is no region."""
         here = self.session
-        return (may_be_plain(words) or here.db != here.home) and await self.known.is_absent()
+        return (may_be_plain(words) or here.db != here.home) and await self.database.is_absent()
 
     async def own_connection(self) -> Own:
         """The connection of this client's own; made if it has none, and told who the client is."""

@@ -46,10 +46,10 @@ class Express:
 
     def alike(self, data: bytes) -> bool:
         """Send bytes that are nothing but appends alike: in each the strand's key takes the name's place."""
-        conn, known = self._open_lane(), self._client.known
-        if conn is None or (spliced := splice(data, known.cache.homes)) is None:
+        conn, database = self._open_lane(), self._client.database
+        if conn is None or (spliced := splice(data, database.cache.homes)) is None:
             return False
-        known.used = True
+        database.used = True
         out, count = spliced
         slot: list[bytes] = []
         self._slots.append(slot)
@@ -58,19 +58,19 @@ class Express:
 
     def run(self, commands: Iterable[Words]) -> int:
         """Send the plain appends at the head; how many they were."""
-        known, conn = self._client.known, self._open_lane()
+        database, conn = self._client.database, self._open_lane()
         if conn is None:
             return 0
-        run, out = packed_run(commands, known.cache.homes)
+        run, out = packed_run(commands, database.cache.homes)
         if not run:
             return 0
-        known.used = True
+        database.used = True
         ensured = 0
         if len(run) > 1 or self._slots:
             # An append cannot be repeated without changing the order: create each strand once.
             names = {words[1] for words in run}
             ensured = len(names)
-            out[:0] = [known.cache.homes[name].ensure for name in names]
+            out[:0] = [database.cache.homes[name].ensure for name in names]
         else:
             self.is_shut = True
         slot: list[bytes] = []
@@ -88,7 +88,7 @@ class Express:
         conn = client.lane.conn
         if self.is_shut or not client.is_plain or conn is None or conn.lost is not None or conn.is_full:
             return None
-        return conn if client.known.is_fresh else None
+        return conn if client.database.is_fresh else None
 
     def _appended(self, *run: Any) -> None:
         """What `_answer` does; but the lane is others' too, and must not end with this client."""
@@ -110,7 +110,7 @@ class Express:
             self._fill(slot, [error_line(replies)] * count)
             return
         client = self._client
-        region = client.known.cache.region
+        region = client.database.cache.region
         assert region is not None
         writer = region.writer
         out: list[bytes] = []
@@ -123,7 +123,7 @@ class Express:
                 gone.append(len(out))
             out.append(error_line(reply) if isinstance(reply, ReplyError) else b"")
         if gone:
-            client.known.forget()
+            client.database.forget()
             self.is_shut = True
             words = Parser(client.hub.limits).feed(run) if isinstance(run, bytes) else run
             client.hub.run(self._make_good(slot, words, out, gone))

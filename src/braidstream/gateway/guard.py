@@ -17,7 +17,7 @@ def takes_functions(words: Words) -> bool:
 async def swap_refusal(client: Client, words: Words) -> RefusedError | None:
     """Why two databases cannot be swapped, if so."""
     for db in {client.session.home, client.session.db}:
-        if b"%d" % db in words[1:] and not await client.hub.known(db).is_absent():
+        if b"%d" % db in words[1:] and not await client.hub.database(db).is_absent():
             why = f"database {db} is a region, and its clients would write into the other database"
             return RefusedError("SWAPDB", why, "Swap databases that are not regions")
     return None

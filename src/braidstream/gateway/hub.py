@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from braidstream.gateway.backends import Backends, Lane
-from braidstream.gateway.region_cache import Known
+from braidstream.gateway.database import Database
 from braidstream.gateway.session import Login
 from braidstream.net.address import Address
 from braidstream.net.resp import Limits
@@ -49,7 +49,7 @@ class Hub:
         self.backends = Backends(address, settings.backends)
         self.clients: set[Admitted] = set()
         self.db = address.db
-        self.databases: dict[int, Known] = {}
+        self.databases: dict[int, Database] = {}
         self._address = address
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -63,13 +63,13 @@ class Hub:
     def left(self, client: Admitted) -> None:
         self.clients.discard(client)
 
-    def known(self, db: int) -> Known:
+    def database(self, db: int) -> Database:
         if db not in self.databases:
-            self.databases[db] = Known(self._address.in_db(db))
+            self.databases[db] = Database(self._address.in_db(db))
         return self.databases[db]
 
     def borrow(self, login: Login | None, db: int) -> Lane:
-        return self.backends.borrow(login, db, self.known(db).forget)
+        return self.backends.borrow(login, db, self.database(db).forget)
 
     def give_back(self, lane: Lane) -> None:
         self.backends.give_back(lane)
@@ -87,5 +87,5 @@ class Hub:
         for task in self._tasks:
             task.cancel()
         self.backends.close()
-        for known in self.databases.values():
-            known.lane.close()
+        for database in self.databases.values():
+            database.lane.close()

@@ -74,13 +74,13 @@ async def _natively(client: Client, words: Words) -> None:
 
 async def _flush_from_home(client: Client, words: Words) -> bytes:
     """FLUSHALL beside the region: the region's database is one of all, and is flushed as a region is."""
-    known = client.hub.known(client.session.home)
+    database = client.hub.database(client.session.home)
     lane = client.hub.borrow(client.session.login, client.session.home)
     try:
         if not await client.may_use(lane):
             return b"-NOAUTH Authentication required.\r\n"
-        await known.refresh_if_due()
-        await arun(keyspace.flush(known.view(), words), lane.send)
+        await database.refresh_if_due()
+        await arun(keyspace.flush(database.view(), words), lane.send)
     except BraidError as error:
         return error_line(error)
     finally:
@@ -120,13 +120,15 @@ async def _relay(client: Client, most: int) -> None:
 
 def _overwrites(client: Client, words: Words) -> bool:
     """Whether a command puts a plain key in the place of what we remember as a stream."""
-    return words[0].upper() in keyspace.OVERWRITING and len(words) > 2 and client.known.holds_stream(words[1])
+    return (
+        words[0].upper() in keyspace.OVERWRITING and len(words) > 2 and client.database.holds_stream(words[1])
+    )
 
 
 async def _overwrite(client: Client, words: Words) -> bytes:
     try:
-        await client.known.refresh_if_due()
-        result = await arun(keyspace.overwrite(client.known.view(), words), client.send)
+        await client.database.refresh_if_due()
+        result = await arun(keyspace.overwrite(client.database.view(), words), client.send)
     except BraidError as error:
         return error_line(error)
     if result is None:
@@ -163,8 +165,8 @@ async def reply_to(client: Client, words: Words) -> bytes:
     spec, session = spec_of(words), client.session
     assert spec is not None
     try:
-        await client.known.refresh_if_due()
-        view = client.known.view(Carriage(watching=session.watching))
+        await client.database.refresh_if_due()
+        view = client.database.view(Carriage(watching=session.watching))
         if _needs_own(client, words):
             try:
                 result = await arun(spec.plan(view, words), partial(_patiently, client, blocks(words)))
@@ -174,7 +176,7 @@ async def reply_to(client: Client, words: Words) -> bytes:
                 session.watching = True
         else:
             result = await arun(spec.plan(view, words), client.send)
-        client.known.remember(words)
+        client.database.remember(words)
     except LostError as lost:
         if client.own is not None and client.own.lost is not None:
             raise
@@ -214,8 +216,8 @@ async def _patiently(client: Client, waits: bool, batch: Batch) -> Replies:
 async def _together(client: Client, run: list[Words]) -> bytes:
     queued = [Queued(words, spec_of(words), words) for words in run]
     try:
-        await client.known.refresh_if_due()
-        view = client.known.view(Carriage(pipelined=True))
+        await client.database.refresh_if_due()
+        view = client.database.view(Carriage(pipelined=True))
         await arun(gather.pipeline(view, queued, resp2), client.send)
     except BraidError as error:
         # Nobody knows how far it came; each is told.
@@ -305,7 +307,7 @@ async def _swap(client: Client, words: Words) -> None:
 async def _info(client: Client, words: Words) -> None:
     own = await client.own_connection()
     [reply] = await own.collect(pack([tuple(words)]), 1, writes=False)
-    client.write(await info.corrected_info(client.session.db, reply, client.known.count_hidden))
+    client.write(await info.corrected_info(client.session.db, reply, client.database.count_hidden))
 
 
 async def _function(client: Client, words: Words) -> None:
@@ -316,7 +318,7 @@ async def _function(client: Client, words: Words) -> None:
     [reply] = await (await client.own_connection()).collect(pack([tuple(words)]), 1)
     if reply.startswith(b"+"):
         try:
-            await client.hub.known(client.session.home).bring_functions()
+            await client.hub.database(client.session.home).bring_functions()
         except BraidError as error:
             reply = error_line(error)
     client.write(reply)

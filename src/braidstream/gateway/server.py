@@ -67,7 +67,7 @@ class Gateway:
 
     async def start(self, listen: Listen) -> str:
         """Listen; the address that clients connect to. The engine must answer, and be a region."""
-        region = self.hub.known(self._address.db)
+        region = self.hub.database(self._address.db)
         await region.refuse_cluster()
         await region.ask()
         try:
@@ -84,7 +84,7 @@ class Gateway:
     @property
     def region(self) -> Region:
         """The region behind it; known once it has started."""
-        region = self.hub.known(self._address.db).cache.region
+        region = self.hub.database(self._address.db).cache.region
         assert region is not None
         return region
 
@@ -146,14 +146,14 @@ class Gateway:
             with suppress(LostError):  # no sentinel answers: stay where we are
                 place = await sentinels.primary()
                 self.hub.backends.leave_others(place)
-                for known in self.hub.databases.values():
-                    known.lane.leave_others(place)
+                for database in self.hub.databases.values():
+                    database.lane.leave_others(place)
 
     async def _keep_fresh(self) -> None:
         while True:
             await asyncio.sleep(_REFRESH_S)
-            for known in list(self.hub.databases.values()):
-                await known.keep_fresh()
+            for database in list(self.hub.databases.values()):
+                await database.keep_fresh()
 
 
 def _remove_socket(path: str) -> None:

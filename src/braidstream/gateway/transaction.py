@@ -103,9 +103,9 @@ async def _queue_plan(client: Client, multi: Multi, words: Words) -> bytes:
     spec = spec_of(words)
     assert spec is not None
     try:
-        await client.known.refresh_if_due()
+        await client.database.refresh_if_due()
         error: BraidError | None = gather.refusal(
-            client.known.view(Carriage(pipelined=True, in_multi=True)), spec, words
+            client.database.view(Carriage(pipelined=True, in_multi=True)), spec, words
         )
     except BraidError as trouble:
         error = trouble
@@ -158,15 +158,15 @@ async def _execute(client: Client, multi: Multi) -> None:
 
 async def _run(client: Client, own: Own, commands: list[Words]) -> bytes:
     queued = [Queued(words, spec_of(words), words) for words in commands]
-    known, resp = client.known, client.session.resp
+    database, resp = client.database, client.session.resp
     plan = gather.transaction(
-        lambda: known.view(Carriage(pipelined=True, in_multi=True)),
+        lambda: database.view(Carriage(pipelined=True, in_multi=True)),
         queued,
         _shape,
         watching=client.session.watching,
     )
     try:
-        await known.refresh_if_due()
+        await database.refresh_if_due()
         done = await arun(plan, own.send)
     except LostError:
         raise
@@ -188,5 +188,5 @@ def presented(client: Client, item: Queued) -> bytes:
     if item.spec is None:
         return bytes(item.result)
     if not isinstance(item.result, BraidError):
-        client.known.remember(item.argv)
+        client.database.remember(item.argv)
     return reply_of(item.spec, item.argv, item.result, client.session.resp)

@@ -1,6 +1,6 @@
-"""What the gateway knows of one database of the engine: the region it is, and the strands seen so far.
+"""One database of the engine, shared by all clients of the gateway: is it a region, what is in its cache.
 
-It is asked with the gateway's own rights, so clients need none for it. Everything here can be asked again.
+The gateway reads the region with its own rights, so clients need none for it.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from braidstream.protocol.plan import arun
 from braidstream.protocol.stream_view import View
 
 
-class Known:
+class Database:
     """One database. `used` is set by whoever relies on it, so that it is kept fresh meanwhile."""
 
     def __init__(self, address: Address) -> None:
