@@ -93,6 +93,30 @@ def test_a_journal_that_reaches_a_peer_while_a_link_looks_for_losses_was_not_los
     assert world[2].xrange("x") == [("130-1", {"f": "v"})]
 
 
+def test_what_is_trimmed_while_a_link_looks_for_losses_was_not_lost(
+    make_world: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = make_world(2)
+    play(world, """
+        time | region 1                | region 2
+        t1   | XADD x 110 f v          |
+        t2   | XADD x 120 f v          |
+        t3   | Sync                    | Sync
+        t4   | XADD x 130 f v          |
+        t5   | XDEL x 120-1 130-1      |
+    """)  # fmt: skip
+
+    async def trim() -> None:
+        world[1].xtrim("x", maxlen=0, approximate=False)
+
+    link = world.link(1, 2)
+    link.source = Disturbed(world.endpoints[1], 5, trim)
+    asyncio.run(link.sync(b"x"))
+    assert "region.lost_tail" not in caplog.text
+    world.sync()
+    assert world[1].xrange("x") == world[2].xrange("x") == []
+
+
 def test_what_setid_jumped_over_and_back_is_still_given_in_the_other_region(make_world: Make) -> None:
     play(make_world(2), """
         time | region 1                                              | region 2

@@ -67,7 +67,7 @@ class Pair:
         missing = [strand for strand, here in zip(suspects, there, strict=False) if not here]
         if all(there) and not behind:
             return Loss()
-        everyone = (*self.region.writers, *self.region.left)
+        everyone = self._everyone
         theirs = await self.peer.ask(read_state(ours.name, theirs.registry.strands, everyone))
         # The peer's journal may have grown. Check its new tail before our state is read, so a trim in between
         # is seen as a trim.
@@ -81,6 +81,10 @@ class Pair:
                 found[strand], common[strand] = lost, before
         lost_journal = lacks_journal and self._lost_journal(ours, theirs)
         return Loss(found, lost_journal, self._is_behind(ours, theirs), ours.journal_ends(everyone), common)
+
+    @property
+    def _everyone(self) -> tuple[int, ...]:
+        return (*self.region.writers, *self.region.left)
 
     def _is_behind(self, ours: State, theirs: State) -> bool:
         for strand, copy in theirs.strands.items():
@@ -107,25 +111,42 @@ class Pair:
         copy = theirs.strands.get(strand)
         if copy is None or copy.tail is None or _is_over(ours, strand):
             return [], ids.ZERO
+        absent, common = await self._absent(strand, ours, copy)
+        if not absent:
+            return [], common
+        # Read after the listing, so that what was trimmed or deleted before it is explained.
+        ours = await self.home.ask(read_state(ours.name, theirs.registry.strands, self._everyone))
         deleted, certain = await self._deleted(strand, ours, theirs)
-        here, found, end = ours.strands.get(strand), list[bytes](), copy.tail
-        if not certain and here is not None and here.deleted >= copy.tail:
-            return [], ids.ZERO  # the journals are too short to tell: what we deleted reaches that far
-        while page := await self.peer.ask(compare.list_back(strand, end)):
+        here = ours.strands.get(strand)
+        if _is_over(ours, strand) or (not certain and here is not None and here.deleted >= copy.tail):
+            return [], ids.ZERO  # or the journals are too short to tell: what we deleted reaches that far
+        found = list[bytes]()
+        for native in absent:
+            if self._is_accounted_for(ours, strand, ids.native(native), copy):
+                return found[::-1], ids.native(native)
+            if native not in deleted:
+                found.append(native)
+        return found[::-1], common
+
+    async def _absent(self, strand: Strand, ours: State, copy: Extent) -> tuple[list[bytes], Id]:
+        """Entries of the peer that we lack, newest first, back to one that we have or that is explained."""
+        absent, end = list[bytes](), copy.tail
+        while end is not None and (page := await self.peer.ask(compare.list_back(strand, end))):
             low, high = ids.native(page[-1]), ids.native(page[0])
             kept = set(await self.home.ask(compare.list_between(strand, low, high)))
             for native in page:
-                at = ids.native(native)
-                # We had all up to an entry that we deleted and the peer knows: a loss takes the end.
-                had = here is not None and at <= here.deleted <= copy.last
-                if native in kept or had or self._is_explained(ours, strand, at):
-                    return found[::-1], at
-                if native not in deleted:
-                    found.append(native)
-            if (before := ids.before(low)) is None:
-                break
-            end = before
-        return found[::-1], ids.ZERO
+                if native in kept or self._is_accounted_for(ours, strand, ids.native(native), copy):
+                    return absent, ids.native(native)
+                absent.append(native)
+            end = ids.before(low)
+        return absent, ids.ZERO
+
+    def _is_accounted_for(self, ours: State, strand: Strand, native: Id, copy: Extent) -> bool:
+        """Whether we had everything up to an entry. We had what is before an entry that we deleted and the
+        peer knows: a loss takes the end."""
+        extent = ours.strands.get(strand)
+        had = extent is not None and native <= extent.deleted <= copy.last
+        return had or self._is_explained(ours, strand, native)
 
     def _is_explained(self, ours: State, strand: Strand, native: Id) -> bool:
         """Whether everything up to an entry was deleted or trimmed here, and we know of it.
@@ -182,7 +203,7 @@ class Pair:
 
     async def pass_on(self, ours: State, there: Region) -> int | None:
         """What came back to us, to a peer that had gone on without it. None: deletions come first."""
-        everyone = (*self.region.writers, *self.region.left)
+        everyone = self._everyone
         theirs = await self.peer.ask(read_state(ours.name, ours.registry.strands, everyone))
         ours = await self.home.ask(read_state(ours.name, ours.registry.strands, everyone))
         lacking = dict[Strand, list[bytes]]()
