@@ -26,9 +26,9 @@ format: ## rewrite the code to the format and fix what lint can fix
 test: ## every test, many on one or two of the four engines; BRAID_ENGINE=all for all of them
 	$(PYTHON) -m pytest -n 3 --dist loadgroup
 
-test-fast: ## unit, plans and contract tests without the long ones, on one engine; under three minutes
+test-fast: ## unit, plans, engine, client, gateway and regions without the long ones, on one engine; under three minutes
 	BRAID_ENGINE=$(or $(BRAID_ENGINE),redis-8.10) $(PYTHON) -m pytest -q -n 3 -m "not long" --hypothesis-profile quick \
-		tests/unit tests/plans tests/oracle tests/contract
+		tests/unit tests/plans tests/oracle tests/engine tests/client tests/gateway tests/regions
 
 # Before .venv's own in the path: no second environment is needed.
 OLDEST := .oldest-redis-py
@@ -38,8 +38,8 @@ oldest-redis-py: ## the clients' tests with the oldest supported redis-py (the o
 		--disable-pip-version-check --root-user-action=ignore --no-deps --target $(OLDEST) redis==$(REDIS_PY) \
 		&& echo $(REDIS_PY) > $(OLDEST)/version; }
 	PYTHONPATH=$(CURDIR)/$(OLDEST) BRAID_ENGINE=redis-8.10 $(PYTHON) -m pytest -q tests/unit/test_redis_py.py \
-		tests/unit/test_exports.py tests/contract/test_raised.py tests/contract/test_redis_py_range.py \
-		tests/contract/test_snippets.py tests/docs/test_examples.py
+		tests/unit/test_exports.py tests/client/test_raised.py tests/client/test_redis_py_range.py \
+		tests/client/test_snippets.py tests/docs/test_examples.py
 
 bench: ## all ratios against the bare engine and bare redis-py; writes bench/results/latest.json
 	$(PYTHON) -m bench
@@ -63,31 +63,31 @@ kill-spark: ## 144 SIGKILLs of Spark's workers, JVM and driver: every cell of th
 	BRAID_KILLS=144 $(PYTHON) -m pytest -q -s tests/spark/test_kill.py -k matrix --timeout 0 -n 0
 
 differential: ## a million random commands, braidstream against the bare engine
-	BRAID_COMMANDS=1000000 $(PYTHON) -m pytest -q -s tests/contract/test_differential.py --timeout 0 -n 2
+	BRAID_COMMANDS=1000000 $(PYTHON) -m pytest -q -s tests/long/test_differential.py --timeout 0 -n 2
 
 lost-replies: ## 100,000 idempotent messages through a proxy that loses requests and replies at random
-	BRAID_MESSAGES=100000 $(PYTHON) -m pytest -q tests/contract/test_idempotent_clients.py -k under_load --timeout 0
+	BRAID_MESSAGES=100000 $(PYTHON) -m pytest -q tests/client/test_idempotent_clients.py -k under_load --timeout 0
 
 soak: ## ten minutes of faults on each engine: kills, pauses, cut links, full memory; SOAK="--seed 7 --seconds 60"
-	$(PYTHON) -m tests.faults.soak $(SOAK)
+	$(PYTHON) -m tests.long.soak $(SOAK)
 
 simulate: ## ten thousand seeds of two hundred operations in 2 to 5 regions; BRAID_SEED=17 tells one of them
-	$(PYTHON) -m tests.simulation
+	$(PYTHON) -m tests.long.simulation
 
 demo: ## watch the tables and sessions of the requirements typed into redis-cli at gateways
-	BRAID_SHOW=1 $(PYTHON) -m pytest -q -s -n 0 tests/scenarios/test_typed.py tests/scenarios/test_typed_examples.py \
-		tests/faults/test_typed_daemons.py
+	BRAID_SHOW=1 $(PYTHON) -m pytest -q -s -n 0 tests/gateway/test_typed.py tests/gateway/test_typed_examples.py \
+		tests/regions/test_typed_daemons.py
 
 redis-suite: ## Redis's own stream tests against a gateway; SUITE=/path/to/redis/source ENGINE=redis-8.10 UNITS="unit/type/stream ..."
 	$(PYTHON) -m scripts.redis_suite --suite "$(SUITE)" --engine "$(or $(ENGINE),redis)" $(UNITS)
 
 fuzz: ## atheris on the gateway's parser, then a million hostile cases at a running gateway
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check atheris==3.0.0
-	$(PYTHON) -m tests.fuzz_resp -runs=1000000
-	BRAID_CASES=1000000 $(PYTHON) -m pytest -q -s tests/faults/test_gateway_hostile.py --timeout 0 -n 2
+	$(PYTHON) -m tests.long.fuzz_resp -runs=1000000
+	BRAID_CASES=1000000 $(PYTHON) -m pytest -q -s tests/gateway/test_gateway_hostile.py --timeout 0 -n 2
 
 crowd: ## 10,000 idle and 500 busy clients at one gateway
-	BRAID_IDLE=10000 BRAID_BUSY=500 $(PYTHON) -m pytest -q -s tests/faults/test_gateway_crowd.py --timeout 0
+	BRAID_IDLE=10000 BRAID_BUSY=500 $(PYTHON) -m pytest -q -s tests/gateway/test_gateway_crowd.py --timeout 0
 
 docs-reference: ## write the generated pages of docs/reference
 	$(PYTHON) -m scripts.reference

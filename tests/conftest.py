@@ -1,17 +1,23 @@
-"""Fixtures every test may ask for: a clean engine or cluster of each flavour, and the hypothesis profiles."""
+"""Fixtures every test may ask for: clean engines, clients, gateways, regions; and the hypothesis profiles."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 import braidstream
+from tests.support.clients import Opener
+from tests.support.gateways import Line, Served
 from tests.support.matrix import installed
 from tests.support.orphans import guard
+from tests.support.proxy import Proxy
 from tests.support.regions import become, client_of
 from tests.support.servers import FLAVOURS, WITH_TLS, Cluster, Engine, Flavour
 from tests.support.thinning import mark_long, spread, thin
+from tests.support.world import Pool, World, pooled
 
 guard()
 
@@ -100,3 +106,78 @@ def liberal(engine: Engine) -> Iterator[braidstream.Redis]:
     become(engine, id_mode="liberal")
     with client_of(engine, decode_responses=True) as client:
         yield client
+
+
+# Clients, gateways and what stands between them
+
+
+@pytest.fixture(params=["sync", "asyncio"])
+def opened(request: pytest.FixtureRequest) -> Iterator[Opener]:
+    with ExitStack() as stack:
+        yield Opener(request.param, stack)
+
+
+@pytest.fixture
+def proxy(engine: Engine) -> Iterator[Proxy]:
+    become(engine)
+    with Proxy(engine.port) as between:
+        yield between
+
+
+@pytest.fixture
+def background() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+@pytest.fixture
+def served(engine: Engine) -> Iterator[Served]:
+    become(engine)
+    with Served(engine.url) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def line(served: Served) -> Iterator[Line]:
+    with Line(served.port) as one:
+        yield one
+
+
+@pytest.fixture
+def bare(engine: Engine, served: Served) -> Iterator[Line]:
+    """The engine itself, in another database, so that the two do not see each other."""
+    with Line(engine.port) as one:
+        one.say("SELECT 9")
+        yield one
+
+
+@pytest.fixture
+def sound(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Nothing failed inside the gateway either."""
+    yield
+    assert [record.getMessage() for record in caplog.get_records("call") if record.levelname == "ERROR"] == []
+
+
+# Several regions
+
+
+@pytest.fixture(scope="session")
+def region_engines() -> Iterator[Pool]:
+    started: Pool = {}
+    yield started
+    for server in started.values():
+        server.stop()
+
+
+@pytest.fixture
+def make_world(flavour: Flavour, region_engines: Pool) -> Iterator[Callable[..., World]]:
+    """make_world(3, id_mode="liberal"): three empty regions."""
+    made: list[World] = []
+
+    def make(regions: int, id_mode: str = "strict") -> World:
+        made.append(World(pooled(region_engines, flavour, regions), id_mode))
+        return made[-1]
+
+    yield make
+    for world in made:
+        world.close()

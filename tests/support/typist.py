@@ -78,7 +78,7 @@ _NAMED = re.compile(r"<(\w+)>")
 
 
 def play(typist: Typist, session: str) -> None:
-    """Type a session, and compare what is printed. See tests/scenarios/test_typed_examples.py."""
+    """Type a session, and compare what is printed. See tests/gateway/test_typed_examples.py."""
     known = dict[str, str]()
     for part in textwrap.dedent(session).strip().split("\n> "):
         line, _, wanted = part.removeprefix("> ").partition("\n")

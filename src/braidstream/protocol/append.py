@@ -11,7 +11,7 @@ A carrier takes the form that costs it least:
     gateway   `packed_run`, `splice`    bytes: of parsed commands, or received bytes with another name
     Spark     `row_start`               bytes: in a MULTI after `ensure_command`, so without NOMKSTREAM
 
-The forms may not differ: tests/contract/test_one_append.py sends the same appends by every carrier and
+The forms may not differ: tests/client/test_one_append.py sends the same appends by every carrier and
 compares what arrives at the engine.
 """
 

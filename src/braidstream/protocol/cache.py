@@ -9,7 +9,7 @@ Everything here can be read again from the engine. One lifecycle for all of it:
 
 None of them disturbs a plan in flight: it sees the cache through a `View`, which keeps every registry that
 the plan has relied on. To forget is to put new tables in place of the old ones, never to empty those: what
-another thread holds stays complete. tests/contract/test_cache.py shows it.
+another thread holds stays complete. tests/client/test_cache.py shows it.
 """
 
 from collections import OrderedDict

@@ -282,7 +282,7 @@ def _without_policy(argv: Argv, at: int) -> tuple[Argv, bytes, Argv]:
 
 def _ids(words: Argv) -> Argv | Fault:
     try:
-        return [ids.text(strict_id(word)) for word in words]  # tests/contract/test_id_text.py
+        return [ids.text(strict_id(word)) for word in words]  # tests/client/test_id_text.py
     except ReplyError as error:
         return _error(error.text.removeprefix("ERR "))
 

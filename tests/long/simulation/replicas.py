@@ -6,8 +6,8 @@ what its region may still lose. With `gate` off the replica catches up at random
 peers have.
 """
 
+from tests.long.simulation.seat import Seat
 from tests.oracle.history import History
-from tests.simulation.seat import Seat
 
 
 class Replicas:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.scenarios import test_active_active as tables
+from tests.regions import test_active_active as tables
 from tests.support.servers import Flavour
 from tests.support.typist import SHOWN, show
 from tests.support.up import braid_up

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tests.contract.test_differential import SEEDED_LENGTH, SeededDice
+from tests.long.test_differential import SEEDED_LENGTH, SeededDice
 from tests.oracle.differential import Mismatch, Servers, Tally, compare, sequence
 from tests.support.servers import Flavour
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.soak.faults import KINDS
-from tests.faults.soak.run import soak
+from tests.long.soak.faults import KINDS
+from tests.long.soak.run import soak
 from tests.support.servers import Flavour
 
 SECONDS = 36.0

@@ -21,7 +21,7 @@ from typing import Final
 
 import redis
 
-from tests.faults.soak.sites import Site, Sites
+from tests.long.soak.sites import Site, Sites
 from tests.oracle.client_log import ACKED, REFUSED, UNKNOWN, ClientLog, Delivery, Op
 from tests.oracle.verdict import Rules
 

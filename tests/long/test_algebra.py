@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 
 from braidstream.errors import ReplyError
 from braidstream.protocol.plan import Batch
+from tests.long.simulation.network import Line, Network, Request
+from tests.long.simulation.seat import Seat
+from tests.long.simulation.simulator import ask_everything, pool, settle
+from tests.long.simulation.users import Users
+from tests.long.simulation.witness import NAMES, Witness
 from tests.oracle.anomalies import find
 from tests.oracle.history import Event, History, Noted, Told
-from tests.simulation.network import Line, Network, Request
-from tests.simulation.seat import Seat
-from tests.simulation.simulator import ask_everything, pool, settle
-from tests.simulation.users import Users
-from tests.simulation.witness import NAMES, Witness
 from tests.support.servers import Engine
 
 REGIONS = range(1, 4)

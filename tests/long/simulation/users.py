@@ -8,10 +8,10 @@ from braidstream.errors import ReplyError
 from braidstream.model import keys
 from braidstream.model.ids import text
 from braidstream.protocol.plan import Batch
+from tests.long.simulation.clock import START_MS
+from tests.long.simulation.producers import Producers
+from tests.long.simulation.witness import NAMES, Witness
 from tests.oracle.history import Did, Forgot, user_id
-from tests.simulation.clock import START_MS
-from tests.simulation.producers import Producers
-from tests.simulation.witness import NAMES, Witness
 
 HOUR_MS: Final = 3_600_000
 # Two regions' clocks are twice this apart at most, and users' XSETID goes a second beyond.

@@ -17,9 +17,9 @@ from braidstream.errors import BraidError, LostError
 from braidstream.protocol.plan import Batch, Plan, Replies, arun, first_error
 from braidstream.replication.link import Link
 from braidstream.replication.state import parse_state
+from tests.long.simulation.replicas import Replicas
+from tests.long.simulation.seat import Seat
 from tests.oracle.history import Did, History, Noted, Told
-from tests.simulation.replicas import Replicas
-from tests.simulation.seat import Seat
 
 T = TypeVar("T")
 

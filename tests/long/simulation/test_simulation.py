@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.simulation.simulator import pool, simulate
+from tests.long.simulation.simulator import pool, simulate
 from tests.support.servers import Engine
 
 SEEDS = int(os.environ.get("BRAID_SEEDS", "200"))

@@ -25,8 +25,8 @@ from braidstream.protocol.identify import read_region
 from braidstream.protocol.lookup import registry_of
 from braidstream.protocol.plan import Batch, Plan, Replies, run
 from braidstream.protocol.stream_view import View
+from tests.long.simulation import clock
 from tests.oracle.history import Entry
-from tests.simulation import clock
 from tests.support.servers import Engine
 
 T = TypeVar("T")

@@ -3,7 +3,7 @@
 from random import Random
 from typing import Final
 
-from tests.simulation.witness import Witness
+from tests.long.simulation.witness import Witness
 
 # The last two leave it to the content which message it is.
 PRODUCERS: Final = ("p", "q", "auto-p", "auto-q")

@@ -11,9 +11,9 @@ import redis
 from rich.console import Console
 from rich.table import Table
 
-from tests.faults.soak.faults import KINDS, Fault, schedule
-from tests.faults.soak.sites import Site, Sites, running
-from tests.faults.soak.traffic import GROUP, JOBS, RULES, STREAMS, Traffic, odd_errors
+from tests.long.soak.faults import KINDS, Fault, schedule
+from tests.long.soak.sites import Site, Sites, running
+from tests.long.soak.traffic import GROUP, JOBS, RULES, STREAMS, Traffic, odd_errors
 from tests.oracle import verdict
 from tests.oracle.client_log import ACKED, UNKNOWN, Loss
 from tests.support.servers import Flavour

@@ -8,7 +8,7 @@ from multiprocessing import get_context
 
 from rich.progress import track
 
-from tests.simulation.simulator import OPERATIONS, Outcome, pool, simulate
+from tests.long.simulation.simulator import OPERATIONS, Outcome, pool, simulate
 
 SEEDS = int(os.environ.get("BRAID_SEEDS", "10000"))
 FIRST = int(os.environ.get("BRAID_FIRST", "0"))

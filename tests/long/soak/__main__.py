@@ -6,13 +6,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.faults.soak.faults import KINDS
-from tests.faults.soak.run import soak, tell
+from tests.long.soak.faults import KINDS
+from tests.long.soak.run import soak, tell
 from tests.support.servers import FLAVOURS
 
 
 def main() -> int:
-    words = argparse.ArgumentParser(prog="python -m tests.faults.soak", description=__doc__)
+    words = argparse.ArgumentParser(prog="python -m tests.long.soak", description=__doc__)
     words.add_argument("--seconds", type=float, default=600.0, help="traffic on each engine")
     words.add_argument("--engine", choices=FLAVOURS, action="append", help="only this one")
     words.add_argument("--seed", type=int, default=random.randrange(1_000_000), help="the schedule of faults")

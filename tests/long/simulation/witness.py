@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from braidstream.errors import ReplyError
 from braidstream.model.ids import Id, native
+from tests.long.simulation.seat import Seat
 from tests.oracle.history import (
     Acked,
     Added,
@@ -19,7 +20,6 @@ from tests.oracle.history import (
     Sent,
     minted_entry,
 )
-from tests.simulation.seat import Seat
 
 NAMES: Final = ("a", "b", "c")
 

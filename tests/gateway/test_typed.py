@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.scenarios.test_active_active import *  # noqa: F403
-from tests.scenarios.test_guide_groups import *  # noqa: F403
-from tests.scenarios.test_guide_groups import Cli
+from tests.client.test_guide_groups import *  # noqa: F403
+from tests.client.test_guide_groups import Cli
+from tests.regions.test_active_active import *  # noqa: F403
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine, Flavour
 from tests.support.typist import SHOWN, TypedWorld, Typist, show
 from tests.support.world import Pool, pooled
 
-# One engine here: the other is compared by tests/contract/test_gateway_differential.py.
+# One engine here: the other is compared by tests/long/test_gateway_differential.py.
 FLAVOUR: Flavour = "redis-7.0"
 
 

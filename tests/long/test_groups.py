@@ -27,8 +27,8 @@ import braidstream
 from braidstream.model import ids
 from braidstream.model.ids import LAST, ZERO, Id
 from braidstream.model.strand import Strand
+from tests.long.group_consumers import Consuming, consumers, named, one_of_them, spots
 from tests.oracle.stream import Stream
-from tests.stateful.group_consumers import Consuming, consumers, named, one_of_them, spots
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine
 

@@ -13,14 +13,14 @@ from braidstream.model.ids import native
 from braidstream.model.strand import facts
 from braidstream.replication import link, ship
 from braidstream.replication.glance import differing
+from tests.long.simulation.network import Line, Network, Request
+from tests.long.simulation.replicas import Replicas
+from tests.long.simulation.seat import Seat
+from tests.long.simulation.users import Users
+from tests.long.simulation.witness import NAMES, Witness
 from tests.oracle.anomalies import GROUPS, MESSAGES, RANGE, find
 from tests.oracle.convergence import SETTINGS, messages
 from tests.oracle.history import Answered, History, Left
-from tests.simulation.network import Line, Network, Request
-from tests.simulation.replicas import Replicas
-from tests.simulation.seat import Seat
-from tests.simulation.users import Users
-from tests.simulation.witness import NAMES, Witness
 from tests.support.event_counts import counted_events
 from tests.support.servers import FLAVOURS, Engine
 

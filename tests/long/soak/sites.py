@@ -17,8 +17,8 @@ import redis
 import braidstream
 from braidstream import lua as functions
 from braidstream.admin.membership import initialise, meet
-from tests.faults.soak.faults import Fault
-from tests.faults.soak.pair import Pair
+from tests.long.soak.faults import Fault
+from tests.long.soak.pair import Pair
 from tests.oracle.client_log import Loss
 from tests.support.cli import BRAID
 from tests.support.daemons import write_config
