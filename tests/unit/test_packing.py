@@ -31,7 +31,7 @@ def test_commands_are_packed_as_redis_py_packs_them(connect: Connect, encoding: 
 
 
 @pytest.mark.parametrize("connect", [redis.Connection, redis.asyncio.Connection], ids=["sync", "asyncio"])
-@pytest.mark.parametrize("word", [True, None, object(), "\ud800"], ids=repr)
+@pytest.mark.parametrize("word", [True, None, object(), "\ud800"], ids=["bool", "none", "object", "half"])
 def test_words_that_redis_py_refuses_are_refused_alike(connect: Connect, word: Any) -> None:
     conn = connect()
     with pytest.raises(Exception) as theirs:  # noqa: PT011
