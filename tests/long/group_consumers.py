@@ -13,6 +13,7 @@ from tests.oracle.group_checks import LONG_MS, Seen
 from tests.oracle.stream import NOBODY, Key, Place
 
 AGES_MS = 10**9  # how long ago "old" is
+SINCE_2000_MS = 800_000_000_000
 
 one_of_them = st.integers(0, 5)  # a group, by its place among those there are
 consumers = st.sampled_from([b"ann", b"ann", b"bob", b"eve"])
@@ -172,7 +173,10 @@ class Consuming(Seen):
         options = [*(["FORCE"] if force else []), *([] if times is None else ["RETRYCOUNT", times])]
         words = ("XNACK", self.name, group, mode, "IDS", len(chosen), *map(ids.text, chosen), *options)
         given = self.act(*words)
-        assert given == self.model.give_back(group, chosen, mode=mode, force=force, times=times)
+        native = b"XNACK" in self.clients[2].session.cache.commands
+        assert given == self.model.give_back(
+            group, chosen, mode=mode, force=force, times=times, native=native
+        )
 
     @precondition(lambda self: self.model.groups)
     @rule(which=one_of_them, consumer=consumers, only_old=st.booleans(), count=counts)
@@ -193,10 +197,9 @@ class Consuming(Seen):
         owned = [held[key].consumer != NOBODY for key in claimed]
         assert owned == sorted(owned), "what was given back comes first"
         assert owned.count(False) == min(number, sum(held[key].consumer == NOBODY for key in idle))
-        assert [row[2] == -1 for row in seen[:number]] == [not each for each in owned]
+        # As on Redis 8.10: what has no owner was last delivered in 1970.
+        assert [row[2] > SINCE_2000_MS for row in seen[:number]] == [not each for each in owned]
         assert len(set(claimed)) == number, "duplicated"
-        for key in gone:
-            del held[key]
         self.model.take_over(group, consumer, claimed)
         left = count - number if limit and count is not None else None
         new = self.model.read_new(group, consumer, left, noack=False) if left != 0 else []

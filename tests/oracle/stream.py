@@ -241,20 +241,23 @@ class Stream:
         return ZERO, claimed, deleted
 
     def give_back(
-        self, group: bytes, wanted: Iterable[Id], *, mode: str, force: bool, times: int | None
+        self, group: bytes, wanted: Iterable[Id], *, mode: str, force: bool, times: int | None, native: bool
     ) -> int:
-        """XNACK: nobody owns it any more, and it is old enough for all."""
+        """XNACK: it has no owner any more, and is old enough for all.
+
+        A deleted entry stays pending, and keeps its owner unless the engine itself has XNACK (native).
+        """
         held, given = self.groups[group].held, 0
         for entry in wanted:
             for key in sorted({key for key in (*held, *self.entries) if key[0] == entry}):
-                if key not in self.entries:
-                    held.pop(key, None)
-                elif key in held or force:
+                if key not in held and not (force and key in self.entries):
+                    continue
+                given += 1
+                if key in self.entries or native:
                     before = held[key].times if key in held else 0
                     silent = before - (0 < before < MOST)  # what is fatal stays so
                     after = {"SILENT": silent, "FAIL": before, "FATAL": MOST}[mode]
                     held[key] = Held(NOBODY, after if times is None else times, old=True)
-                    given += 1
         return given
 
     def claimable(self, group: bytes, *, only_old: bool) -> list[Key]:

@@ -56,7 +56,7 @@ def test_what_was_given_back_belongs_to_nobody_and_can_be_claimed() -> None:
     model = stream(ONE)
     model.create_group(b"g", (0, 0))
     model.read_new(b"g", b"ann", None, noack=False)
-    assert model.give_back(b"g", [(1, 2)], mode="FAIL", force=False, times=None) == 1
+    assert model.give_back(b"g", [(1, 2)], mode="FAIL", force=False, times=None, native=True) == 1
     assert model.claimable(b"g", only_old=True) == [ONE]
     model.take_over(b"g", b"bob", [ONE])
     assert model.groups[b"g"].own(b"bob") == [ONE]
