@@ -10,9 +10,9 @@ from braidstream.errors import OptionError
 from braidstream.model.frontier import Frontier
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
+from braidstream.spark.lag import lags
 from braidstream.spark.option_table import OPTIONS
 from braidstream.spark.options import sink_options, source_options
-from braidstream.spark.source.lag import lags
 from braidstream.spark.source.offsets import Offset
 
 STORED = json.loads((Path(__file__).parent / "offset.json").read_text())

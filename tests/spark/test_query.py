@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from pyspark.errors import StreamingQueryException
 
-from braidstream.spark.source.lag import LagListener
+from braidstream.spark.lag import LagListener
 from tests.spark.conftest import Load, Query
 from tests.support.servers import Engine
 from tests.support.waiting import eventually
