@@ -3,6 +3,7 @@
 import socket
 import ssl
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,20 @@ def test_each_client_has_its_own_rights(flavour: Flavour) -> None:
                     assert two.say("XADD s * a b").startswith(b"-NOPERM")
                 assert one.say("GET k").startswith(b"-NOPERM")
                 assert two.say("GET k") == b"_\r\n"
+
+
+def test_a_failed_tls_handshake_holds_no_connection_to_the_engine(engine: Engine, tmp_path: Path) -> None:
+    files = tls_files(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files["cert"], files["key"])
+    become(engine)
+    with Served(engine.url, Settings(tls=context)) as gateway:
+        with socket.create_connection(("127.0.0.1", gateway.port), timeout=20) as stranger:
+            stranger.sendall(b"PING\r\n" * 10)
+            with suppress(ConnectionError):
+                while stranger.recv(100):
+                    pass
+        assert not gateway.gateway.hub.backends._lanes
 
 
 def test_tls_and_unix_sockets_on_both_sides(tls_flavour: Flavour, tmp_path: Path) -> None:

@@ -40,11 +40,13 @@ class Client(ABC):
         self.multi: Any = None
         self.is_plain = False
         self.closed = False
-        self.came = time.monotonic()
-        self.entered = False
+
+    def enter(self) -> None:
+        """The client is connected. Not before: a TLS handshake that fails ends without connection_lost."""
+        self.came, self.entered = time.monotonic(), False
         self._at = (self.session.login, self.session.db)
-        self.lane: Lane = hub.borrow(*self._at)
-        self.database: Database = hub.database(self.session.db)
+        self.lane: Lane = self.hub.borrow(*self._at)
+        self.database: Database = self.hub.database(self.session.db)
 
     @property
     @abstractmethod
