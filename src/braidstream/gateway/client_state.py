@@ -10,9 +10,10 @@ from collections import deque
 from typing import Any
 
 from braidstream.errors import LostError, ReplyError
-from braidstream.gateway.backends import Lane, Own
+from braidstream.gateway.backends import Lane
 from braidstream.gateway.database import Database
 from braidstream.gateway.hub import Hub
+from braidstream.gateway.own_connection import Own
 from braidstream.gateway.session import Session, may_be_plain
 from braidstream.net.resp import Words
 from braidstream.net.wire import pack

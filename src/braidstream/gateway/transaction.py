@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from braidstream.errors import BraidError, LostError, RefusedError
-from braidstream.gateway.backends import Own, parse
 from braidstream.gateway.client_state import Client
 from braidstream.gateway.guard import multi_refusal
+from braidstream.gateway.own_connection import Own, parse
 from braidstream.gateway.replies import reply_of
 from braidstream.gateway.session import PUBSUB, spec_of
 from braidstream.model.command import Command

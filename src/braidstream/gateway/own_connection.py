@@ -1,0 +1,234 @@
+"""A connection to the engine of one client's own: everything that a lane cannot carry, byte for byte."""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final, cast
+
+import hiredis
+
+from braidstream.errors import LostError, ReplyError
+from braidstream.net.address import Address
+from braidstream.net.reply_shape import resp2
+from braidstream.net.resp import Scanner, elements
+from braidstream.net.wire import pack
+from braidstream.protocol import exchange
+from braidstream.protocol.exchange import Exchange
+from braidstream.protocol.plan import Batch, Replies
+
+_PUSH: Final = ord(">")
+Sinks = tuple[Callable[[bytes], None], Callable[[bytes], None]]
+
+
+class Own(asyncio.Protocol):
+    """A connection of one client's own. One thing at a time.
+
+    Replies that are passed on go to `sinks[0]`; what the engine sends unasked (messages) to `sinks[1]`.
+    """
+
+    def __init__(self, at: Address, sinks: Sinks, on_lost: Callable[[], None]) -> None:
+        self.lost: LostError | None = None
+        self.place = at.place
+        self._name, self._on_lost = str(at), on_lost
+        self._sink, self._push = sinks
+        self._scanner = Scanner()
+        self._answer: asyncio.Future[None] | None = None
+        self._need, self._streams, self._blind, self._turns_blind = 0, False, False, False
+        self._refused, self._pings = False, False
+        self._until: bytes | None = None
+        self._pieces: list[bytes] = []
+        self._torn: list[bytes] = []
+        self._writes = False
+
+    # What a client's worker calls
+
+    async def relay(self, data: bytes, need: int) -> None:
+        """Send packed commands, and pass on whatever comes until so many replies were among it."""
+        self._streams = True
+        await self._exchange(data, need, writes=True)
+
+    async def collect(self, data: bytes, need: int, *, writes: bool = True) -> list[bytes]:
+        """Send packed commands, and return their replies as they were sent."""
+        await self._exchange(data, need, writes=writes)
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    async def listen(self, data: bytes) -> bool:
+        """Send a packed command that is answered by any number of messages; whether none was an error.
+
+        A PING with a word of our own follows it: whatever comes before the answer to that is passed on.
+        """
+        token = secrets.token_hex(8).encode()
+        self._until, self._refused = token + b"\r\n", False
+        self._pings = data[4:12].upper() == b"$4\r\nPING"
+        try:
+            await self._exchange(data + pack([(b"PING", token)]), 1, writes=False)
+        finally:
+            self._until = None
+        return not self._refused
+
+    def tell(self, data: bytes) -> None:
+        """Send, and expect nothing."""
+        if self.lost is None:
+            self._transport.write(data)
+
+    async def pass_blindly(self, data: bytes) -> bool:
+        """From now on bytes are bytes, both ways; unless an error comes back, which is passed on."""
+        self._turns_blind = True
+        await self._exchange(data, 1, writes=False)
+        return self._blind
+
+    async def send(self, batch: Batch) -> Replies:
+        """A batch of a plan. Of an Exchange the replies stay as they were sent."""
+        commands = exchange.wire(batch)
+        raw = await self.collect(pack(commands), len(commands), writes=not batch.resend)
+        if isinstance(batch, Exchange) and batch.atomic:
+            *queued, last = raw
+            if last.startswith(b"-"):
+                refused = next((each for each in queued if each.startswith(b"-")), last)
+                raise ReplyError(refused[1:-2].decode("utf-8", "replace"))
+            return None if parse(last) is None else elements(last)  # type: ignore[return-value]
+        return exchange.unpack(batch, [parse(each) for each in raw], resp2)
+
+    def close(self) -> None:
+        """What was written still goes out."""
+        if self.lost is None:
+            self._on_lost = lambda: None
+            self._transport.close()
+            self._fail("we closed it")
+
+    def abort(self) -> None:
+        """End it now: TLS would say goodbye and wait."""
+        self._transport.abort()
+
+    def pause(self) -> None:
+        with suppress(RuntimeError):
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        with suppress(RuntimeError):
+            self._transport.resume_reading()
+
+    @property
+    def is_idle(self) -> bool:
+        return self._answer is None and self._scanner.at_end
+
+    @property
+    def broke_off(self) -> bool:
+        """Whether it was lost when a reply was passed on in part."""
+        return self.lost is not None and self._streams and not self._scanner.at_end
+
+    async def _exchange(self, data: bytes, need: int, *, writes: bool) -> None:
+        if self.lost is not None:
+            raise LostError(self._name, self.lost.why, wrote=False)
+        assert self._answer is None, "one thing at a time"
+        self._need, self._writes = need, writes
+        self._transport.write(data)
+        if not need:
+            self._streams = False
+            return
+        self._answer = asyncio.get_running_loop().create_future()
+        try:
+            await self._answer
+        finally:
+            self._answer = None
+
+    # What asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._turns_blind:
+            self._turns_blind, self._blind = False, data[:1] in (b"+", b"$", b"\n")
+            self._streams = not self._blind
+            self._count(self._blind)
+        if self._blind:
+            self._sink(data)
+            return
+        try:
+            ends = self._scanner.feed(data)
+        except ValueError:
+            self._fail("it sent an invalid reply")
+            self._transport.abort()
+            return
+        if self._streams:
+            self._pass_on(data, ends)
+        else:
+            self._take(data, ends)
+
+    def _pass_on(self, data: bytes, ends: list[tuple[int, int]]) -> None:
+        """All of it, up to the last reply that was asked for."""
+        if self._torn:
+            self._sink(b"".join(self._torn))
+            self._torn = []
+        for at, (end, kind) in enumerate(ends):
+            self._count(kind != _PUSH)
+            if not self._streams and end < len(data):
+                self._sink(data[:end])
+                self._take(data[end:], [(later - end, kind) for later, kind in ends[at + 1 :]])
+                return
+        self._sink(data)
+
+    def _take(self, data: bytes, ends: list[tuple[int, int]]) -> None:
+        """Reply by reply."""
+        begin = 0
+        for end, kind in ends:
+            piece = data[begin:end]
+            if self._torn:
+                piece, self._torn = b"".join((*self._torn, piece)), []
+            begin = end
+            if kind == _PUSH:
+                self._push(piece)
+            elif self._until is not None:
+                if self._is_answer_to_ping(piece, self._until):
+                    self._count(True)
+                else:
+                    is_error = piece[:1] == b"-"
+                    self._refused = self._refused or is_error
+                    (self._sink if is_error else self._push)(piece)
+            elif self._answer is None or self._answer.done():
+                self._push(piece)  # a message, a monitor's line, or the engine's goodbye
+            else:
+                self._pieces.append(piece)
+                self._count(True)
+        if begin < len(data):
+            self._torn.append(data[begin:])
+
+    def _is_answer_to_ping(self, piece: bytes, token: bytes) -> bool:
+        """The PING is refused too where nobody has logged in, and to users who may not PING."""
+        if piece.startswith(b"-NOAUTH"):
+            return self._refused
+        if piece.startswith(b"-NOPERM") and b"run the 'ping' command" in piece:
+            return self._refused or not self._pings
+        return piece.endswith(token) and piece[:1] in (b"$", b"*")
+
+    def _count(self, counts: bool) -> None:
+        if counts and self._need:
+            self._need -= 1
+            if not self._need:
+                self._streams = False
+                if self._answer is not None and not self._answer.done():
+                    self._answer.set_result(None)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(str(exc) if exc else "it closed the connection")
+
+    def _fail(self, why: str) -> None:
+        if self.lost is not None:
+            return
+        self.lost = LostError(self._name, why, wrote=self._writes)
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(self.lost)
+        self._on_lost()
+
+
+def parse(reply: bytes) -> Any:
+    """One reply, as plans know replies."""
+    reader = hiredis.Reader(replyError=ReplyError)
+    reader.feed(reply)
+    return reader.gets()
