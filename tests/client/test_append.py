@@ -1,6 +1,8 @@
 """XADD: a plain append, its birth, its refusals."""
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 import redis
@@ -30,11 +32,11 @@ def test_a_plain_key_of_the_name_is_the_wrong_type(region: braidstream.Redis) ->
         region.xrange("messages")
 
 
-@pytest.mark.parametrize("message", [(), ("IDMP", "till", "1")])
-def test_an_append_is_told_as_done_where_its_cap_is_refused(
-    region: braidstream.Redis, engine: Engine, message: tuple[str, ...]
-) -> None:
-    """The cap of several strands comes after the append, and the engine may take no writes by then."""
+@contextmanager
+def _behind_a_proxy(
+    region: braidstream.Redis, engine: Engine
+) -> Iterator[tuple[redis.Redis, Proxy, ThreadPoolExecutor, braidstream.Redis]]:
+    """A stream of two strands, and a client whose commands a proxy can stall."""
     region.xadd("messages", {"text": "first"})
     region.run_plan(apply(Strand(b"messages", "s", 2), [((1, 0), [b"text", b"from region 2"])]))
     with (
@@ -43,6 +45,15 @@ def test_an_append_is_told_as_done_where_its_cap_is_refused(
         ThreadPoolExecutor(1) as pool,
         braidstream.Redis.from_url(proxy.url, decode_responses=True) as client,
     ):
+        yield operator, proxy, pool, client
+
+
+@pytest.mark.parametrize("message", [(), ("IDMP", "till", "1")])
+def test_an_append_is_told_as_done_where_its_cap_is_refused(
+    region: braidstream.Redis, engine: Engine, message: tuple[str, ...]
+) -> None:
+    """The cap of several strands comes after the append, and the engine may take no writes by then."""
+    with _behind_a_proxy(region, engine) as (operator, proxy, pool, client):
         proxy.stall(b"\r\nXTRIM")
         words = ("XADD", "messages", *message, "MAXLEN", "1", "*", "text", "second")
         added = pool.submit(client.execute_command, *words)
@@ -60,14 +71,7 @@ def test_an_append_that_fills_the_memory_is_capped_and_told_as_done(
     region: braidstream.Redis, engine: Engine
 ) -> None:
     """The cap of several strands comes after the append, and full memory refuses every MULTI."""
-    region.xadd("messages", {"text": "first"})
-    region.run_plan(apply(Strand(b"messages", "s", 2), [((1, 0), [b"text", b"from region 2"])]))
-    with (
-        engine.client() as operator,
-        Proxy(engine.port) as proxy,
-        ThreadPoolExecutor(1) as pool,
-        braidstream.Redis.from_url(proxy.url, decode_responses=True) as client,
-    ):
+    with _behind_a_proxy(region, engine) as (operator, proxy, pool, client):
         proxy.stall(b"\r\nXLEN")
         added = pool.submit(client.xadd, "messages", {"text": "second"}, maxlen=1, approximate=False)
         try:
