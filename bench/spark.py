@@ -77,7 +77,7 @@ def receive_only(engine: Engine) -> None:
     server, after = Server(engine.url), (0, 0)
     with server.wire(b"in") as wire:
         while True:
-            reply = wire.receive(wire.ask(("XRANGE", "in", b"(" + ids.text(after), "+", "COUNT", PAGE)))
+            reply = wire.receive(wire.send(("XRANGE", "in", b"(" + ids.text(after), "+", "COUNT", PAGE)))
             last = columns.last_id(reply)
             if last is None:
                 break

@@ -184,7 +184,7 @@ def test_a_peer_that_is_removed_while_it_is_asked_is_left_alone(flavour: Flavour
         daemon = Daemon(parse_address(engines[0].url))
         running = asyncio.ensure_future(daemon.run())
         try:
-            daemon.meet({"region-2": (2, parse_address(engines[1].url))})
+            daemon.set_peers({"region-2": (2, parse_address(engines[1].url))})
             await asyncio.wait_for(daemon.ready.wait(), WITHIN_S)
             [serving], conn = daemon._tasks.values(), daemon.peers["region-2"].endpoint._conn
             assert conn is not None
@@ -195,7 +195,7 @@ def test_a_peer_that_is_removed_while_it_is_asked_is_left_alone(flavour: Flavour
                     await asyncio.sleep(0.01)
             conn.close()  # as when it is lost, and in the same moment
             await asyncio.sleep(0)
-            daemon.meet({})
+            daemon.set_peers({})
             _, serving_still = await asyncio.wait([serving], timeout=WITHIN_S)
             assert not serving_still, "the link to a removed peer goes on"
         finally:
@@ -217,7 +217,7 @@ def test_an_engine_that_refuses_to_tell_of_changes_is_asked_again(flavour: Flavo
             daemon = Daemon(parse_address(url))
             running = asyncio.ensure_future(daemon.run())
             try:
-                daemon.meet({"region-2": (2, parse_address(engines[1].url))})
+                daemon.set_peers({"region-2": (2, parse_address(engines[1].url))})
                 await asyncio.wait_for(daemon.ready.wait(), WITHIN_S)
                 async with asyncio.timeout(WITHIN_S):
                     while not counts["feed.refused"]:

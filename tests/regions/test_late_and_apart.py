@@ -26,11 +26,11 @@ class Disturbed(Here):
         super().__init__(end.client)
         self.left, self.happens = before, happens
 
-    async def ask(self, plan: Plan[T]) -> T:
+    async def run(self, plan: Plan[T]) -> T:
         self.left -= 1
         if self.left == 0:
             await self.happens()
-        return await super().ask(plan)
+        return await super().run(plan)
 
 
 def test_an_entry_that_arrives_during_a_comparison_with_its_deleter_is_deleted(make_world: Make) -> None:

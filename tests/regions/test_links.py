@@ -86,11 +86,11 @@ class Between(Here):
         super().__init__(here.client)
         self.left, self.act = nth, act
 
-    async def ask(self, plan: Plan[T]) -> T:
+    async def run(self, plan: Plan[T]) -> T:
         self.left -= 1
         if self.left == 0:
             self.act()
-        return await super().ask(plan)
+        return await super().run(plan)
 
 
 def test_a_journal_that_overflows_while_a_link_works_loses_no_deletion(world: World) -> None:
@@ -147,8 +147,8 @@ class Held(Here):
         super().__init__(here.client)
         self.asked, self.go_on = asyncio.Event(), asyncio.Event()
 
-    async def ask(self, plan: Plan[T]) -> T:
-        answer = await super().ask(plan)
+    async def run(self, plan: Plan[T]) -> T:
+        answer = await super().run(plan)
         if plan.__name__ == "_page" and not self.asked.is_set():  # type: ignore[attr-defined]
             self.asked.set()
             await self.go_on.wait()

@@ -23,8 +23,8 @@ class Interrupted(Here):
         super().__init__(world[region])
         self.act: Callable[[], object] | None = act
 
-    async def ask(self, plan: Plan[T]) -> T:
-        return await super().ask(self._watched(plan))
+    async def run(self, plan: Plan[T]) -> T:
+        return await super().run(self._watched(plan))
 
     def _watched(self, plan: Plan[T]) -> Plan[T]:
         try:

@@ -29,7 +29,7 @@ class Here:
     def __init__(self, client: braidstream.Redis) -> None:
         self.client = client
 
-    async def ask(self, plan: Plan[T]) -> T:
+    async def run(self, plan: Plan[T]) -> T:
         result = self.client.run_plan(_refusal_as_value(plan))
         if isinstance(result, ReplyError):
             raise result

@@ -149,7 +149,7 @@ async def _follow_config(path: Path, regions: Config, here: RegionConfig, daemon
                 except BraidError as error:
                     emit("config.broken", why=error)
             seen = now
-        daemon.meet(peers)
+        daemon.set_peers(peers)
         if not peers:
             daemon.ready.set()
         await asyncio.sleep(CONFIG_CHECK_S)

@@ -134,7 +134,7 @@ class Wire:
         self.conn = conn
         self._buffer = bytearray(CHUNK)
 
-    def ask(self, *commands: Command) -> bytes:
+    def send(self, *commands: Command) -> bytes:
         """Send commands; the mark that ends their replies. Read them with `receive`."""
         mark = secrets.token_hex(16).encode()
         packed = self.conn.pack_commands([*commands, ("ECHO", mark)])

@@ -53,27 +53,27 @@ class Sentinels:
 
     async def primary(self) -> Place:
         """Where the primary is now. LostError if no sentinel knows."""
-        return (await self.ask()).primary
+        return (await self.query()).primary
 
-    async def ask(self) -> Opinion:
+    async def query(self) -> Opinion:
         """What all of them say together. LostError if none answers."""
         memory = self._memory
         async with memory.lock:
             if time.monotonic() - memory.at > KEPT_S:
-                memory.answer = await self._ask_all()
+                memory.answer = await self._query_all()
                 memory.at = time.monotonic()
         if isinstance(memory.answer, LostError):
             raise LostError(str(self), memory.answer.why, wrote=False)
         assert memory.answer is not None
         return memory.answer
 
-    async def _ask_all(self) -> Opinion | LostError:
-        said = await asyncio.gather(*map(self._ask, self.places), return_exceptions=True)
+    async def _query_all(self) -> Opinion | LostError:
+        said = await asyncio.gather(*map(self._query, self.places), return_exceptions=True)
         if known := [answer for answer in said if isinstance(answer, Opinion)]:
             return replace(max(known), failing_over=any(answer.failing_over for answer in known))
         return LostError(str(self), "; ".join(str(each) or type(each).__name__ for each in said), wrote=False)
 
-    async def _ask(self, place: Place) -> Opinion:
+    async def _query(self, place: Place) -> Opinion:
         """One sentinel's opinion."""
         async with asyncio.timeout(ANSWER_WITHIN_S):
             reader, writer = await asyncio.open_connection(*place, ssl=self.tls)

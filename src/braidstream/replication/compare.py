@@ -15,7 +15,7 @@ from braidstream.model import ids
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand, facts
 from braidstream.protocol.plan import Batch, Plan
-from braidstream.replication.endpoint import Asked
+from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.state import State, read_state
 
 AT_ONCE: Final = 1_000
@@ -59,13 +59,13 @@ def drop(strand: Strand, natives: Sequence[bytes]) -> Plan[int]:
     return int(gone)
 
 
-async def delete_missing(source: Asked, target: Asked, ours: State, own: int) -> int | None:
+async def delete_missing(source: PlanRunner, target: PlanRunner, ours: State, own: int) -> int | None:
     """Entry by entry: what the source had seen and no longer has, goes. own: the source's writer.
 
     None: a copy at the target does not reach as far as ours yet, and what has not come cannot be deleted.
     Of every strand: one that was not there a moment ago may have come since, over another link.
     """
-    theirs = await target.ask(read_state(ours.name, ours.registry.strands, []))
+    theirs = await target.run(read_state(ours.name, ours.registry.strands, []))
     for strand, extent in ours.strands.items():
         end = theirs.end(strand)
         if end is not None and end < extent.last:
@@ -77,23 +77,25 @@ async def delete_missing(source: Asked, target: Asked, ours: State, own: int) ->
     return gone
 
 
-async def _delete_missing_of(strand: Strand, source: Asked, target: Asked, seen: tuple[State, int]) -> int:
+async def _delete_missing_of(
+    strand: Strand, source: PlanRunner, target: PlanRunner, seen: tuple[State, int]
+) -> int:
     (ours, own), gone = seen, 0
     extent, since = ours.strands[strand], ours.is_new_after(strand)
     gone_upto = extent.last
     if extent.first and strand.is_minted and strand.writer == own:
-        gone_upto = max(extent.first, await source.ask(deleted_upto(strand)))
+        gone_upto = max(extent.first, await source.run(deleted_upto(strand)))
     at: Id | None = ids.ZERO
     while at is not None:
-        page = await target.ask(list_ids(strand, at, extent.last))
+        page = await target.run(list_ids(strand, at, extent.last))
         if not page:
             break
         end = ids.native(page[-1])
-        kept = set(await source.ask(list_between(strand, at, end)))
+        kept = set(await source.run(list_between(strand, at, end)))
         missing = [
             native for native in page if native not in kept and since <= ids.native(native) <= gone_upto
         ]
         if missing:
-            gone += await target.ask(drop(strand, missing))
+            gone += await target.run(drop(strand, missing))
         at = ids.after(end) if len(page) == AT_ONCE else None
     return gone

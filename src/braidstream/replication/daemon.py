@@ -97,7 +97,7 @@ class Daemon:
         self._fence_told_s = -FENCED_S
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def meet(self, peers: dict[str, tuple[int, Address]]) -> None:
+    def set_peers(self, peers: dict[str, tuple[int, Address]]) -> None:
         """These are the peers from now on: number and address by name. To be called while `run` runs."""
         for name, peer in [*self.peers.items()]:
             if (peer.id, peer.endpoint.address) != peers.get(name):
@@ -131,7 +131,7 @@ class Daemon:
             try:
                 await self.source.connect()
                 await self._show_alive()
-                here = await self.source.ask(read_region())
+                here = await self.source.run(read_region())
                 feed = Feed(self.source.address, (here.writer,), self._heard, self._missed)
                 await _until_one_fails(feed.run(), self.source.watch())
             except Exception as error:  # also a reply that nobody understands
@@ -158,14 +158,14 @@ class Daemon:
         async with self._noting:
             links = (peer.link for peer in self.peers.values() if peer.link is not None)
             self._highest_ms = max((link.highest_ms for link in links), default=self._highest_ms)
-            waits, fenced = await self.source.ask(show_alive(self._highest_ms))
+            waits, fenced = await self.source.run(show_alive(self._highest_ms))
             self._tell_fence(fenced)
             if not waits:
                 return
-            here = await self.source.ask(read_region())
+            here = await self.source.run(read_region())
             peers = {name: (peer.id, peer.endpoint.address) for name, peer in self.peers.items()}
             without = await raise_home(self.source, here, peers)
-            await self.source.ask(show_alive(self._highest_ms, raised=True))
+            await self.source.run(show_alive(self._highest_ms, raised=True))
             emit("region.ids_raised", region=here.name, without=",".join(without))
 
     def _tell_fence(self, fenced: bool) -> None:
@@ -242,14 +242,14 @@ class Daemon:
     async def _introduce(self, peer: Peer) -> tuple[Region, Region]:
         """Both regions, each knowing the other's writers."""
         await self._show_alive()
-        here = await self.source.ask(read_region())
-        await peer.endpoint.ask(refuse_cluster())
-        there = await peer.endpoint.ask(read_region())
+        here = await self.source.run(read_region())
+        await peer.endpoint.run(refuse_cluster())
+        there = await peer.endpoint.run(read_region())
         check_region(there, (peer.id, peer.name), peer.endpoint.address)
         check_pair(here, there)
         await claim(peer.endpoint, here)
-        here = await self.source.ask(meet(there.writers))
-        return here, await peer.endpoint.ask(meet(here.writers))
+        here = await self.source.run(meet(there.writers))
+        return here, await peer.endpoint.run(meet(here.writers))
 
     async def _sweep(self, peer: Peer, link: Link) -> None:
         """All streams: when the link comes up, when something may have been missed, and now and then."""
@@ -258,8 +258,8 @@ class Daemon:
         while True:
             peer.sweep.clear()
             began = clock()
-            link.here = await self.source.ask(read_region())
-            check_pair(link.here, await peer.endpoint.ask(read_region()))  # or it was removed meanwhile
+            link.here = await self.source.run(read_region())
+            check_pair(link.here, await peer.endpoint.run(read_region()))  # or it was removed meanwhile
             async for names in all_streams(self.source):
                 mine = [*filter(self.leases.mine, names)]
                 for name in await differing(mine, link.here.writers, self.source, peer.endpoint):
@@ -320,7 +320,7 @@ class Daemon:
         done = min(each.journals.get(name, ids.ZERO) for each in self.peers.values())
         if done > ids.ZERO:
             journal = keys.journal(name, peer.link.here.writer)
-            await self.source.ask(send_one(("XTRIM", journal, "MINID", "=", ids.text(done))))
+            await self.source.run(send_one(("XTRIM", journal, "MINID", "=", ids.text(done))))
 
 
 async def _until_one_fails(*works: Coroutine[Any, Any, None]) -> None:

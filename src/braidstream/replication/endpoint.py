@@ -20,10 +20,10 @@ PEER_REPLY_BYTES: Final = 64 * 1024 * 1024
 BACK_OFF_S: Final = (0.05, 2.0)
 
 
-class Asked(Protocol):
+class PlanRunner(Protocol):
     """Whoever runs plans on one engine. What is asked first is sent first."""
 
-    async def ask(self, plan: Plan[T]) -> T: ...
+    async def run(self, plan: Plan[T]) -> T: ...
 
 
 class Endpoint:
@@ -37,7 +37,7 @@ class Endpoint:
         self._conn: Connection | None = None
         self._lock = asyncio.Lock()
 
-    async def ask(self, plan: Plan[T]) -> T:
+    async def run(self, plan: Plan[T]) -> T:
         conn = self._conn
         if conn is None or conn.lost is not None:
             raise LostError(str(self.address), "not connected", wrote=False)
@@ -88,12 +88,12 @@ class Pinned:
     over: LostError.
     """
 
-    def __init__(self, asked: Asked, endpoint: Endpoint) -> None:
+    def __init__(self, asked: PlanRunner, endpoint: Endpoint) -> None:
         self._asked, self._endpoint, self._conn = asked, endpoint, endpoint.conn
 
-    async def ask(self, plan: Plan[T]) -> T:
+    async def run(self, plan: Plan[T]) -> T:
         self._check()
-        reply = await self._asked.ask(plan)
+        reply = await self._asked.run(plan)
         self._check()
         return reply
 

@@ -75,7 +75,7 @@ async def all_streams(source: Endpoint) -> AsyncIterator[list[bytes]]:
     """Every stream a region knows of, deleted ones too, in pages."""
     cursor: bytes | int = 0
     while True:
-        cursor, found = await source.ask(_scan(cursor))
+        cursor, found = await source.run(_scan(cursor))
         yield [name for key in found if (name := keys.name_of_meta(key)) is not None]
         if int(cursor) == 0:
             return

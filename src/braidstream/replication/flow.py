@@ -18,7 +18,7 @@ from braidstream.model.ids import Id
 from braidstream.model.strand import Strand, There
 from braidstream.protocol.plan import Plan
 from braidstream.replication import ship
-from braidstream.replication.endpoint import Asked
+from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.pages import Ahead, Pages
 from braidstream.replication.state import causal
 
@@ -53,7 +53,7 @@ class Flow:
     bell: the stamp of the target's bell, for strands that are new there.
     """
 
-    target: Asked
+    target: PlanRunner
     pages: Pages
     window: Window
     home: int
@@ -141,7 +141,7 @@ class Flow:
     def _send(self, plan: Plan[int], size: int) -> "asyncio.Task[int]":
         async def send() -> int:
             try:
-                return await self.target.ask(plan)
+                return await self.target.run(plan)
             finally:
                 await self.window.leave(size)
 

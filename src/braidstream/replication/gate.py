@@ -103,10 +103,10 @@ class Gate:
             self._wanted = wanted
             self._chosen = wanted or self._chosen
 
-    async def ask(self, plan: Plan[T]) -> T:
+    async def run(self, plan: Plan[T]) -> T:
         """Run a plan on the source. Its result is returned once the region cannot lose what it tells."""
         conn = self._source.conn
-        result = await self._source.ask(plan)
+        result = await self._source.run(plan)
         if self._chosen is None or self._chosen_for is not conn:
             await self.choose()
             self._chosen_for = conn
@@ -124,7 +124,7 @@ class Gate:
         """
         if self._wanted is not None:
             return
-        replicas, history = await self._source.ask(_replication())
+        replicas, history = await self._source.run(_replication())
         if self._source.address.sentinels is None:
             before = self._chosen.replicas if self._chosen else 0
             self._choose(max(min(1, replicas), before))
@@ -144,8 +144,8 @@ class Gate:
         sentinels, conn = self._source.address.sentinels, self._source.conn
         if self._wanted is not None or sentinels is None or conn is None or self.held_s < GONE_S:
             return
-        opinion = await sentinels.ask()
-        replicas, _ = await self._source.ask(_replication())
+        opinion = await sentinels.query()
+        replicas, _ = await self._source.run(_replication())
         if opinion.primary == conn.place and not opinion.failing_over and replicas > 0:
             self._choose(replicas)
 
@@ -159,12 +159,12 @@ class Gate:
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()
             if self._idle:
-                task = asyncio.ensure_future(self._run(self._idle.pop()))
+                task = asyncio.ensure_future(self._run_rounds(self._idle.pop()))
                 self._rounds.add(task)
                 task.add_done_callback(self._rounds.discard)
         await asyncio.shield(self._next)
 
-    async def _run(self, lane: "_Lane") -> None:
+    async def _run_rounds(self, lane: "_Lane") -> None:
         """Round after round while somebody waits."""
         mine: asyncio.Future[None] | None
         while (mine := self._next) is not None:
@@ -235,7 +235,7 @@ class _Lane:
             return self._conn
         self.close()
         self._conn = conn = await connect(self._source.address, primary=True, silence_s=SILENCE_S)
-        ours, theirs = await arun(_run_id(), conn.send), await self._source.ask(_run_id())
+        ours, theirs = await arun(_run_id(), conn.send), await self._source.run(_run_id())
         if ours != theirs:
             raise LostError(str(self._source.address), "another server answers there now", wrote=False)
         self._beside = beside

@@ -15,7 +15,7 @@ from braidstream.model import keys
 from braidstream.model.command import Command
 from braidstream.model.strand import Strand
 from braidstream.protocol.plan import Batch, Plan
-from braidstream.replication.endpoint import Asked
+from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.state import LOCAL
 
 AT_ONCE: Final = 250
@@ -24,14 +24,14 @@ _PREFIXES: Final = b" ".join(LOCAL)
 
 
 async def differing(
-    names: Sequence[bytes], writers: Sequence[int], source: Asked, target: Asked
+    names: Sequence[bytes], writers: Sequence[int], source: PlanRunner, target: PlanRunner
 ) -> list[bytes]:
     """The streams that the target may have something to learn of, or whose groups in the source moved on."""
     found = list[bytes]()
     for at in range(0, len(names), AT_ONCE):
         some = names[at : at + AT_ONCE]
         commands = [glance_command(name, writers) for name in some]
-        ours, theirs = await asyncio.gather(source.ask(_ask(commands)), target.ask(_ask(commands)))
+        ours, theirs = await asyncio.gather(source.run(_ask(commands)), target.run(_ask(commands)))
         found += [
             name for name, here, there in zip(some, ours, theirs, strict=True) if not _alike(here, there)
         ]

@@ -32,7 +32,7 @@ from braidstream.protocol.plan import Batch, Plan, send_one
 from braidstream.protocol.retries import TRIES
 from braidstream.protocol.stream_view import View
 from braidstream.replication import compare, ship
-from braidstream.replication.endpoint import Asked
+from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.loss import Loss
 from braidstream.replication.state import Extent, State, read_journal, read_state
 
@@ -44,8 +44,8 @@ MESSAGES_AT_ONCE: Final = 50
 class Pair:
     """A region, and the peer that is asked for what it lost. writer: the peer's."""
 
-    home: Asked
-    peer: Asked
+    home: PlanRunner
+    peer: PlanRunner
     region: Region
     writer: int
 
@@ -63,17 +63,17 @@ class Pair:
         behind = self._is_behind(ours, theirs)
         if not wanted and not behind:
             return Loss()
-        there = await self.home.ask(_are_there(wanted))
+        there = await self.home.run(_are_there(wanted))
         missing = [strand for strand, here in zip(suspects, there, strict=False) if not here]
         if all(there) and not behind:
             return Loss()
         everyone = self._everyone
-        theirs = await self.peer.ask(read_state(ours.name, theirs.registry.strands, everyone))
+        theirs = await self.peer.run(read_state(ours.name, theirs.registry.strands, everyone))
         # The peer's journal may have grown. Check its new tail before our state is read, so a trim in between
         # is seen as a trim.
         journal = self._journal_suspect(ours, theirs)
-        lacks_journal = journal is not None and not all(await self.home.ask(_are_there([journal])))
-        ours = await self.home.ask(read_state(ours.name, theirs.registry.strands, everyone))
+        lacks_journal = journal is not None and not all(await self.home.run(_are_there([journal])))
+        ours = await self.home.run(read_state(ours.name, theirs.registry.strands, everyone))
         found, common = dict[Strand, list[bytes]](), dict[Strand, Id]()
         for strand in missing:
             lost, before = await self._lost_of(strand, ours, theirs)
@@ -115,7 +115,7 @@ class Pair:
         if not absent:
             return [], common
         # Read after the listing, so that what was trimmed or deleted before it is explained.
-        ours = await self.home.ask(read_state(ours.name, theirs.registry.strands, self._everyone))
+        ours = await self.home.run(read_state(ours.name, theirs.registry.strands, self._everyone))
         deleted, certain = await self._deleted(strand, ours, theirs)
         here = ours.strands.get(strand)
         if _is_over(ours, strand) or (not certain and here is not None and here.deleted >= copy.tail):
@@ -131,9 +131,9 @@ class Pair:
     async def _absent(self, strand: Strand, ours: State, copy: Extent) -> tuple[list[bytes], Id]:
         """Entries of the peer that we lack, newest first, back to one that we have or that is explained."""
         absent, end = list[bytes](), copy.tail
-        while end is not None and (page := await self.peer.ask(compare.list_back(strand, end))):
+        while end is not None and (page := await self.peer.run(compare.list_back(strand, end))):
             low, high = ids.native(page[-1]), ids.native(page[0])
-            kept = set(await self.home.ask(compare.list_between(strand, low, high)))
+            kept = set(await self.home.run(compare.list_between(strand, low, high)))
             for native in page:
                 if native in kept or self._is_accounted_for(ours, strand, ids.native(native), copy):
                     return absent, ids.native(native)
@@ -174,7 +174,7 @@ class Pair:
             at = theirs.journal_ends([writer])[writer]
             certain = certain and not theirs.is_beyond(ours, writer)
             while True:
-                page, _ = await self.home.ask(read_journal(ours.name, writer, at, PAGE))
+                page, _ = await self.home.run(read_journal(ours.name, writer, at, PAGE))
                 for _, words in page:
                     registration, natives = deletions(words)
                     if registration == strand.registration:
@@ -194,7 +194,7 @@ class Pair:
         acked, done, natives = _acknowledged(theirs, strand), 0, loss.entries[strand]
         for first in range(0, len(natives), PAGE):
             part = natives[first : first + PAGE]
-            page = await self.peer.ask(_between(strand, part[0], part[-1]))
+            page = await self.peer.run(_between(strand, part[0], part[-1]))
             wanted = set(part)
             entries = [entry for entry in page if entry[0] in wanted and len(entry[1]) <= ship.WIDEST]
             for batch, _ in ship.batches(entries, ship.sizes_of(entries)):
@@ -204,18 +204,18 @@ class Pair:
     async def pass_on(self, ours: State, there: Region) -> int | None:
         """What came back to us, to a peer that had gone on without it. None: deletions come first."""
         everyone = self._everyone
-        theirs = await self.peer.ask(read_state(ours.name, ours.registry.strands, everyone))
-        ours = await self.home.ask(read_state(ours.name, ours.registry.strands, everyone))
+        theirs = await self.peer.run(read_state(ours.name, ours.registry.strands, everyone))
+        ours = await self.home.run(read_state(ours.name, ours.registry.strands, everyone))
         lacking = dict[Strand, list[bytes]]()
         for strand in ours.strands:
             copy, mended = theirs.strands.get(strand), ours.mended(strand)
             if mended and copy and copy.first and strand.writer == self.region.writer:
                 first, last = mended[0], min(mended[1], copy.last)
-                has = set(await self.peer.ask(compare.list_between(strand, first, last)))
+                has = set(await self.peer.run(compare.list_between(strand, first, last)))
                 new = theirs.is_new_after(strand)
                 lacking[strand] = [
                     native
-                    for native in await self.home.ask(compare.list_between(strand, first, last))
+                    for native in await self.home.run(compare.list_between(strand, first, last))
                     if native not in has and not new <= ids.native(native) < copy.first
                 ]
         if not any(lacking.values()):
@@ -231,7 +231,7 @@ class Pair:
     async def _mend(self, strand: Strand, batch: ship.Page, acked: dict[bytes, bytes], loss: Loss) -> int:
         for left in reversed(range(TRIES)):
             try:
-                return await self.home.ask(_mend(strand, batch, acked, loss))
+                return await self.home.run(_mend(strand, batch, acked, loss))
             except ReplyError as error:
                 if error.code != "BSSTALE" or not left:
                     raise
@@ -258,16 +258,16 @@ class Pair:
 
     async def _delete_absent(self, strand: Strand, upto: Id) -> int:
         gone, at = 0, ids.ZERO
-        while page := await self.home.ask(compare.list_ids(strand, at, upto)):
+        while page := await self.home.run(compare.list_ids(strand, at, upto)):
             end = ids.native(page[-1])
-            # Asked after the page: what came back meanwhile, over another link, is known by then.
-            mended = (await self.home.ask(read_state(strand.name, [strand], []))).mended(strand)
-            kept = set(await self.peer.ask(compare.list_between(strand, at, end)))
+            # PlanRunner after the page: what came back meanwhile, over another link, is known by then.
+            mended = (await self.home.run(read_state(strand.name, [strand], []))).mended(strand)
+            kept = set(await self.peer.run(compare.list_between(strand, at, end)))
             absent = [native for native in page if native not in kept and not _within(native, mended)]
             for first in range(0, len(absent), DROPPED_AT_ONCE):
                 part = absent[first : first + DROPPED_AT_ONCE]
                 drop = drop_command(View(self.region), strand, part, (b"KEEPREF", b""))
-                replies = await self.home.ask(send_one(drop))
+                replies = await self.home.run(send_one(drop))
                 gone += replies.count(1)
             following = ids.after(end)
             if len(page) < compare.AT_ONCE or following is None:
@@ -280,29 +280,29 @@ class Pair:
         writer, name, strands = self.region.writer, ours.name, ours.registry.strands
         upto, at = theirs.journal_ends([writer])[writer], ids.ZERO
         while True:
-            page, _ = await self.peer.ask(read_journal(name, writer, at, PAGE))
-            there = await self.home.ask(
+            page, _ = await self.peer.run(read_journal(name, writer, at, PAGE))
+            there = await self.home.run(
                 _are_there([(keys.journal(name, writer), _id(each)) for each in page])
             )
             for entry in [each for each, here in zip(page, there, strict=True) if not here]:
-                await self.home.ask(send_one(redo_command(name, writer, strands, entry, upto, write=True)))
+                await self.home.run(send_one(redo_command(name, writer, strands, entry, upto, write=True)))
             if len(page) < PAGE:
                 break
             at = _id(page[-1])
         for words in [words async for words in self._messages(theirs)]:
-            await self.home.ask(send_one(redo_command(name, writer, strands, (b"0-1", words), upto)))
+            await self.home.run(send_one(redo_command(name, writer, strands, (b"0-1", words), upto)))
         if upto > ids.ZERO:
-            await self.home.ask(send_one(redo_command(name, writer, strands, None, upto, peer=self.writer)))
+            await self.home.run(send_one(redo_command(name, writer, strands, None, upto, peer=self.writer)))
 
     async def _messages(self, theirs: State) -> AsyncIterator[list[bytes]]:
         """The messages that the peer knows, in the words of a journal."""
         settings, name = theirs.registry.idempotence, theirs.name
         if settings is None:
             return
-        about = await self.peer.ask(send_one(("HGETALL", keys.about(name))))
+        about = await self.peer.run(send_one(("HGETALL", keys.about(name))))
         for producer in [each[1:] for each in about[::2] if each.startswith(b"=")]:
             where = keys.known_messages(name, settings.era, producer)
-            for pairs in _chunks(await self.peer.ask(_known(*where)), 2 * MESSAGES_AT_ONCE):
+            for pairs in _chunks(await self.peer.run(_known(*where)), 2 * MESSAGES_AT_ONCE):
                 yield messages(settings, producer, pairs)
 
 

@@ -1,4 +1,4 @@
-"""Is a server the region that the file says, and may two regions talk? Asked before anything is sent.
+"""Is a server the region that the file says, and may two regions talk? PlanRunner before anything is sent.
 
 Every refusal is a ConfigError: waiting does not help, somebody has to change a file or a server.
 """
@@ -10,7 +10,7 @@ from braidstream.errors import ConfigError, ReplyError
 from braidstream.model import keys
 from braidstream.model.region_config import Region
 from braidstream.protocol.plan import Batch, Plan
-from braidstream.replication.endpoint import Asked
+from braidstream.replication.endpoint import PlanRunner
 
 CLAIM_S: Final = 15
 RENEW_S: Final = 5.0
@@ -42,12 +42,12 @@ def check_pair(here: Region, there: Region) -> None:
             )
 
 
-async def claim(target: Asked, here: Region) -> None:
+async def claim(target: PlanRunner, here: Region) -> None:
     """Only one server replicates to a region under one number: two would give the same IDs to two entries.
 
     A claim ends by itself, so that a server which replaces another one waits CLAIM_S at most.
     """
-    holder = await target.ask(_claim(here))
+    holder = await target.run(_claim(here))
     if holder not in (None, here.identity.encode()):
         raise ConfigError(
             f"another server replicates to this peer as region {here.id} ({here.name}). Two servers with one "
@@ -55,7 +55,7 @@ async def claim(target: Asked, here: Region) -> None:
         )
 
 
-async def keep_claim(target: Asked, here: Region) -> None:
+async def keep_claim(target: PlanRunner, here: Region) -> None:
     while True:
         await asyncio.sleep(RENEW_S)
         await claim(target, here)

@@ -68,12 +68,12 @@ class Leases:
 
     async def renew(self) -> None:
         """Show that we live, see who else does, and take our share of the shards."""
-        counts = await self.engine.ask(_count_up(self.id))
+        counts = await self.engine.run(_count_up(self.id))
         dead = self._look(counts)
         living = sorted(counts.keys() - dead)
         self._hold(frozenset(range(living.index(self.id), SHARDS, len(living))))
         if dead:
-            await self.engine.ask(_forget(*dead))
+            await self.engine.run(_forget(*dead))
         self._refusal = ""
 
     def _look(self, counts: dict[bytes, bytes]) -> set[bytes]:
@@ -96,7 +96,7 @@ class Leases:
     async def release(self) -> None:
         """Leave at once: the others need not wait."""
         with contextlib.suppress(LostError, ReplyError):
-            await self.engine.ask(_forget(self.id))
+            await self.engine.run(_forget(self.id))
 
 
 def _count_up(me: bytes) -> Plan[dict[bytes, bytes]]:

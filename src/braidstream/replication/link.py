@@ -31,7 +31,7 @@ from braidstream.observability.events import emit
 from braidstream.protocol.plan import send_one
 from braidstream.protocol.retries import Retries
 from braidstream.replication import compare
-from braidstream.replication.endpoint import Asked
+from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.flow import Flow, Window
 from braidstream.replication.heal import Pair
 from braidstream.replication.loss import Loss
@@ -97,8 +97,8 @@ class Link:
 
     def __init__(
         self,
-        source: Asked,
-        target: Asked,
+        source: PlanRunner,
+        target: PlanRunner,
         *,
         here: Region,
         there: Region,
@@ -164,13 +164,13 @@ class Link:
         writers = self._writers() if relay else [own]
         if self.heals and (known.marks is None or known.owes):
             await self._heal(name, known, progress)
-        ours = await self.source.ask(read_state(name, self._likely(name), writers, home=own))
+        ours = await self.source.run(read_state(name, self._likely(name), writers, home=own))
         progress.restless = ours.restless
         if (home := ours.strands.get(Strand(name, keys.MINTED, own))) is not None:
             self.highest_ms = max(self.highest_ms, home.last[0])
         if self.heals and ours.marks(own) != known.marks:
             raise ReplyError("BSMOVED a strand was made anew meanwhile")
-        theirs = await self.target.ask(read_state(name, ours.registry.strands, writers))
+        theirs = await self.target.run(read_state(name, ours.registry.strands, writers))
         if not relay and any(theirs.is_beyond(ours, writer) for writer in writers):
             # Strands will be compared. What others wrote must be there first: a deletion takes what has come.
             await self._round(name, progress, relay=True)
@@ -201,12 +201,12 @@ class Link:
         Acknowledgements are not noted before that: they would count over the hole.
         """
         own = self.here.writer
-        ours = await self.source.ask(read_state(name, self._likely(name), [own], met=True))
-        theirs = await self.target.ask(read_state(name, ours.registry.strands, [own]))
+        ours = await self.source.run(read_state(name, self._likely(name), [own], met=True))
+        theirs = await self.target.run(read_state(name, ours.registry.strands, [own]))
         pair = Pair(self.source, self.target, self.here, self.there.writer)
         if loss := await pair.find_loss(ours, theirs):
             progress.healed += await self._restore(pair, loss, ours, theirs)
-            ours = await self.source.ask(read_state(name, self._likely(name), [own]))
+            ours = await self.source.run(read_state(name, self._likely(name), [own]))
         known.owes = False
         if any(ours.mended(strand) for strand in ours.strands):
             passed_on = await pair.pass_on(ours, self.there)
@@ -236,7 +236,7 @@ class Link:
             for strand in loss.entries:  # what we lack of it was not deleted here
                 cut = ids.text(ours.registry.cuts.get(strand, ids.ZERO))
                 with contextlib.suppress(ReplyError):
-                    await self.source.ask(
+                    await self.source.run(
                         send_one(("HSETNX", keys.meta(name), MetaField.LOST + strand.label, cut))
                     )
         facts = {"entries": loss.count, "restored": done, "journal": loss.journal}
@@ -248,8 +248,8 @@ class Link:
         back, own, progress = self._back(), self.here.writer, Progress()
         entries = (await back.sync(name, relay=True)).entries
         await self._heal(name, self._recall(name), progress)
-        ours = await self.source.ask(read_state(name, self._likely(name), [own]))
-        theirs = await self.target.ask(read_state(name, ours.registry.strands, [own]))
+        ours = await self.source.run(read_state(name, self._likely(name), [own]))
+        theirs = await self.target.run(read_state(name, ours.registry.strands, [own]))
         pair = Pair(self.source, self.target, self.here, self.there.writer)
         await pair.redo_journal(ours, theirs)
         return entries + progress.healed
@@ -259,8 +259,8 @@ class Link:
 
     async def give_back(self, name: bytes, without: Collection[Strand] = ()) -> None:
         """To a target that lost it: the meta, and what it wrote itself, where that follows what it has."""
-        ours = await self.source.ask(read_state(name, self._likely(name), []))
-        theirs = await self.target.ask(read_state(name, ours.registry.strands, []))
+        ours = await self.source.run(read_state(name, self._likely(name), []))
+        theirs = await self.target.run(read_state(name, ours.registry.strands, []))
         if lacks(theirs, ours):
             theirs = await self._merge(ours, theirs, [])
         wrote = {
@@ -314,7 +314,7 @@ class Link:
         """Tell the target what the source knows; its state after that."""
         while True:
             merge = merge_command(ours, theirs, self.there.writers, home=self.there.writer)
-            done, theirs = await self.target.ask(merge_and_read(merge, ours, writers))
+            done, theirs = await self.target.run(merge_and_read(merge, ours, writers))
             if done:
                 return theirs
 
@@ -332,11 +332,11 @@ class Link:
                 since = ours.is_new_after(strand)
                 if since <= copy.first:
                     trim = ("XTRIM", strand.key, "MINID", "=", ids.text(below))
-                    progress.trimmed += await self.target.ask(send_one(trim))
+                    progress.trimmed += await self.target.run(send_one(trim))
                 elif since < below and (upto := ids.before(below)):
-                    gone = await self.target.ask(compare.list_between(strand, since, upto))
+                    gone = await self.target.run(compare.list_between(strand, since, upto))
                     if gone:
-                        progress.trimmed += await self.target.ask(compare.drop(strand, gone))
+                        progress.trimmed += await self.target.run(compare.drop(strand, gone))
 
     async def _journal(self, writer: int, ours: State, theirs: State, progress: Progress) -> None:
         """Deletions of single entries, and messages, in their order.
@@ -354,23 +354,23 @@ class Link:
                     return
                 progress.deletions += gone
                 at = (journal.first and ids.before(journal.first)) or journal.last
-                await self.target.ask(send_one(("FCALL", "bs_journal_skip", 1, where, ids.text(at))))
+                await self.target.run(send_one(("FCALL", "bs_journal_skip", 1, where, ids.text(at))))
             at = await self._replay(writer, theirs, at, progress)
         if journal and copy and copy.first and journal.first and copy.first < journal.first:
-            await self.target.ask(send_one(("XTRIM", where, "MINID", "=", ids.text(journal.first))))
+            await self.target.run(send_one(("XTRIM", where, "MINID", "=", ids.text(journal.first))))
         if writer == self.here.writer:
             progress.journal = at
 
     async def _replay(self, writer: int, theirs: State, at: Id, progress: Progress) -> Id:
         name, strands = theirs.name, theirs.registry.strands
         while True:
-            page, extent = await self.source.ask(read_journal(name, writer, at, JOURNAL_PAGE))
+            page, extent = await self.source.run(read_journal(name, writer, at, JOURNAL_PAGE))
             if not page:
                 return at
             if extent.forgot_after(at):
                 raise ReplyError("BSMOVED the journal has overflowed meanwhile")
             apply = apply_command(name, (writer, self.there.writer), strands, page, at)
-            done = await self.target.ask(send_one(apply))
+            done = await self.target.run(send_one(apply))
             progress.deletions += done
             if done:
                 at = ids.native(page[done - 1][0])

@@ -20,7 +20,7 @@ from braidstream.model.ids import Id
 from braidstream.model.strand import Strand, facts
 from braidstream.protocol.lookup import registry_of
 from braidstream.protocol.plan import Batch, Plan
-from braidstream.replication.endpoint import Asked
+from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.ship import Appetite, Page, page_command, sizes_of
 
 # How many pages of a strand are under way or wait to be sent.
@@ -37,10 +37,10 @@ class Reading:
 
     __slots__ = ("answer", "count", "read")
 
-    def __init__(self, source: Asked, strand: Strand, after: Id, count: int) -> None:
+    def __init__(self, source: PlanRunner, strand: Strand, after: Id, count: int) -> None:
         self.count = count
         self.read: asyncio.Future[tuple[list[int], Id]] = asyncio.get_running_loop().create_future()
-        self.answer = asyncio.ensure_future(source.ask(self._page(strand, after)))
+        self.answer = asyncio.ensure_future(source.run(self._page(strand, after)))
         self.answer.add_done_callback(self._ended)
 
     def _page(self, strand: Strand, after: Id) -> Plan[Answer]:
@@ -64,7 +64,7 @@ class Reading:
 class Pages:
     """Reads from one engine. Nothing is kept: a page is shared while it is on its way."""
 
-    def __init__(self, source: Asked) -> None:
+    def __init__(self, source: PlanRunner) -> None:
         self._source = source
         self._flying: dict[tuple[bytes, Id, int], Reading] = {}
 

@@ -49,7 +49,7 @@ async def _ask_peer(source: Endpoint, here: Region, peer: tuple[str, int, Addres
                 endpoint = Endpoint(address, PEER_REPLY_BYTES)
                 try:
                     await endpoint.connect()
-                    check_region(await endpoint.ask(read_region()), (number, name), address)
+                    check_region(await endpoint.run(read_region()), (number, name), address)
                     await _raise_above(source, endpoint, here.writer)
                     return True
                 except Exception:  # also a reply that nobody understands
@@ -67,13 +67,13 @@ async def _raise_above(source: Endpoint, known_by: Endpoint, writer: int) -> Non
     """Streams that only the peer knows are not looked at: a daemon's user there may not SCAN."""
     async for names in all_streams(source):
         strands = [Strand(name, keys.MINTED, writer) for name in names]
-        looks = await known_by.ask(_all(state_command(each.name, (each,), ()) for each in strands))
+        looks = await known_by.run(_all(state_command(each.name, (each,), ()) for each in strands))
         raises = list[Command]()
         for strand, reply in zip(strands, looks, strict=True):
             end = parse_state(strand.name, (strand,), (), reply).end(strand) or ids.ZERO
             where = (keys.meta(strand.name), strand.key)
             raises.append(("FCALL", "bs_strand_raise", 2, *where, ids.text(end)))
-        await source.ask(_all(raises))
+        await source.run(_all(raises))
 
 
 def _all(commands: Iterable[Command]) -> Plan[Replies]:

@@ -17,13 +17,13 @@ from braidstream.errors import ReplyError
 from braidstream.model.ids import CLOCK_BOUND_MS
 from braidstream.observability.events import emit
 from braidstream.protocol.plan import Batch, Plan
-from braidstream.replication.endpoint import Asked
+from braidstream.replication.endpoint import PlanRunner
 
 EVERY_S: Final = 60.0
 TOLD_MS: Final = 1_000
 
 
-async def watch_clock(source: Asked, target: Asked, *, peer: str, writer: int) -> None:
+async def watch_clock(source: PlanRunner, target: PlanRunner, *, peer: str, writer: int) -> None:
     """Until the link ends. `peer`, `writer`: the target's name, and its number."""
     while True:
         ahead_ms, error_ms = await measure(source, target)
@@ -33,21 +33,21 @@ async def watch_clock(source: Asked, target: Asked, *, peer: str, writer: int) -
             event = "clock.apart" if beyond else "clock.skew"
             emit(event, peer=peer, peer_ahead_s=f"{ahead_ms / 1000:+.1f}")
         with contextlib.suppress(ReplyError):  # full, or read-only: there is a next minute
-            await source.ask(note_behind(writer, max(0, -ahead_ms) if beyond else 0))
+            await source.run(note_behind(writer, max(0, -ahead_ms) if beyond else 0))
         await asyncio.sleep(EVERY_S)
 
 
-async def measure(source: Asked, target: Asked) -> tuple[int, int]:
+async def measure(source: PlanRunner, target: PlanRunner) -> tuple[int, int]:
     """By how many milliseconds the target's clock is ahead of the source's, and how wrong that may be."""
     ours, theirs = await _read(source), await _read(target)
     return round(theirs[0] - ours[0]), round(theirs[1] + ours[1])
 
 
-async def _read(engine: Asked) -> tuple[float, float]:
+async def _read(engine: PlanRunner) -> tuple[float, float]:
     """An engine's clock minus our own monotonic one, and how wrong that may be. Milliseconds."""
     clock = asyncio.get_running_loop().time
     before = clock()
-    seconds, micros = await engine.ask(_time())
+    seconds, micros = await engine.run(_time())
     after = clock()
     middle = (before + after) / 2
     return int(seconds) * 1000 + int(micros) / 1000 - middle * 1000, (after - before) * 500

@@ -126,11 +126,11 @@ def _live(server: Server, part: Range, shape: Shape, root: Path) -> Iterator[pa.
     rows, cursor = Rows(shape, part.strand), part.start
     count = max(1, min(PAGE_ROWS, PAGE_BYTES // max(1, part.size)))
     with server.wire(part.strand.key) as wire:
-        page, asked_from = columns.parse(wire.receive(wire.ask(_page(part, cursor, count)))), cursor
+        page, asked_from = columns.parse(wire.receive(wire.send(_page(part, cursor, count)))), cursor
         while True:
             cursor = page.id(-1) if len(page) else part.end
             head: Command = ("XRANGE", part.strand.key, "-", ids.text(asked_from), "COUNT", 1)
-            mark = wire.ask(head, _page(part, cursor, count))
+            mark = wire.send(head, _page(part, cursor, count))
             made = rows.batch(page) if len(page) else None
             reply = wire.receive(mark)
             if not columns.take_first(reply):

@@ -80,7 +80,7 @@ class End:
     def __init__(self, network: "Network", line: Line, region: int) -> None:
         self.network, self.line, self.region = network, line, region
 
-    async def ask(self, plan: Plan[T]) -> T:
+    async def run(self, plan: Plan[T]) -> T:
         return await arun(plan, self._send)
 
     async def _send(self, batch: Batch) -> Replies:

@@ -65,7 +65,7 @@ def _walk(
         while most is None or count < most:
             wanted = page_rows if most is None else min(page_rows, most - count)
             low, high = b"(" + ids.text(position), ids.text(backlog.end)
-            page = columns.parse(wire.receive(wire.ask(("XRANGE", strand.key, low, high, "COUNT", wanted))))
+            page = columns.parse(wire.receive(wire.send(("XRANGE", strand.key, low, high, "COUNT", wanted))))
             sums = size + np.cumsum(page.sizes)
             fits = len(page) if room is None else int(np.searchsorted(sums, room, side="right"))
             if not fits and must_move and not count and len(page):

@@ -72,10 +72,10 @@ def _pages(server: Server, part: Range, rows: Rows) -> Iterator[pa.RecordBatch]:
     cursor, guard = part.start, _Guard(server, part)
     count = max(1, min(PAGE_ROWS, PAGE_BYTES // max(1, part.size)))
     with server.wire(part.strand.key) as wire:
-        reply = wire.receive(wire.ask(_page(part, cursor, count)))
+        reply = wire.receive(wire.send(_page(part, cursor, count)))
         while True:
             guess = columns.last_id(reply)
-            mark = None if guess is None else wire.ask(*guard.head(cursor), _page(part, guess, count))
+            mark = None if guess is None else wire.send(*guard.head(cursor), _page(part, guess, count))
             page = columns.parse(reply)
             if cursor == part.start:
                 guard.check_start(page)
@@ -86,7 +86,7 @@ def _pages(server: Server, part: Range, rows: Rows) -> Iterator[pa.RecordBatch]:
             if end != guess:  # a value that looked like an entry
                 if mark is not None:
                     wire.receive(mark)
-                mark = wire.ask(*guard.head(cursor), _page(part, end, count))
+                mark = wire.send(*guard.head(cursor), _page(part, end, count))
             cursor = end
             count = max(1, min(PAGE_ROWS, PAGE_BYTES * len(page) // max(1, len(reply))))
             yield rows.batch(page)
