@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from braidstream.model.ids import Id, floor_of, mint, writer_of
+from braidstream.model.ids import Id, floor_of, user_of, writer_of
 
 Entry = tuple[str, Id]  # ("s1:0", (110, 0)): strand s of writer 1, first life, native ID 110-0
 Visible = frozenset[Entry]
@@ -19,7 +19,7 @@ def user_id(entry: Entry) -> Id:
     """The ID that users know an entry by."""
     strand, native = entry
     writer = int(strand[1:].partition(":")[0])
-    return mint(native, writer) if strand.startswith("s") else native
+    return user_of(native, writer) if strand.startswith("s") else native
 
 
 def minted_entry(entry: Id) -> Entry:

@@ -182,7 +182,7 @@ def _registry(view: View, said: Nodes, name: bytes) -> Registry:
 def say_every_function(said: Nodes, name: bytes) -> None:
     """Every engine function at least once, on a stream that is made and deleted here."""
     view = view_of_one()
-    home = view.minted(name)
+    home = view.home(name)
     assert said(Batch([ensure_command(home)])) == [1]
     undo = ("FCALL", "bs_strand_undo_ensure", 2, keys.meta(name), home.key, home.label)
     assert said(Batch([undo, ensure_command(home)])) == [1, 1]

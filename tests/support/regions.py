@@ -8,7 +8,7 @@ from braidstream import lua as functions
 from braidstream.admin.membership import initialise, tune_id_mode
 from braidstream.model.ids import ZERO, Id, text
 from braidstream.model.meta import Registry
-from braidstream.model.strand import Strand, There
+from braidstream.model.strand import CopyTarget, Strand
 from braidstream.protocol.lookup import registry_of
 from braidstream.protocol.plan import Batch, Plan
 from tests.support.servers import Engine
@@ -31,5 +31,5 @@ def apply(strand: Strand, entries: Iterable[tuple[Id, Sequence[bytes]]], after: 
     listed = [(text(native), fields) for native, fields in entries]
     [reply] = yield Batch([registry_of(strand.name)])
     bell = Registry.parse(strand.name, reply).bell
-    [applied] = yield Batch([strand.apply(after, listed, ZERO, There(bell=bell))])
+    [applied] = yield Batch([strand.apply(after, listed, ZERO, CopyTarget(bell=bell))])
     return int(applied)

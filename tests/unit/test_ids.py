@@ -28,7 +28,7 @@ natives = st.tuples(numbers, _sequences).filter(lambda native: native != ZERO)
 @given(natives, writers)
 @example((1589929244828, 5), 2)
 def test_an_id_names_its_writer_and_leads_back_to_the_native(native: Id, writer: int) -> None:
-    user = ids.mint(native, writer)
+    user = ids.user_of(native, writer)
     assert ids.writer_of(user) == writer
     assert Strand(b"orders", "s", writer).exact(user) == native
 
@@ -37,7 +37,7 @@ def test_an_id_names_its_writer_and_leads_back_to_the_native(native: Id, writer:
 @example((5, LIMIT), 3)
 @example((5, MAX), 3)
 def test_minting_text_is_minting(native: Id, writer: int) -> None:
-    assert ids.minted_text(ids.text(native), writer) == ids.text(ids.mint(native, writer))
+    assert ids.user_text(ids.text(native), writer) == ids.text(ids.user_of(native, writer))
 
 
 @given(positions, writers)
@@ -46,7 +46,7 @@ def test_every_id_that_names_a_writer_is_the_image_of_one_native(user: Id, write
     native = Strand(b"orders", "s", writer).exact(user)
     assert native is not None
     if native != ZERO:
-        assert ids.mint(native, writer) == user
+        assert ids.user_of(native, writer) == user
 
 
 @given(positions, writers, writers)
@@ -63,12 +63,12 @@ def test_a_chosen_id_stands_as_it_is(user: Id) -> None:
 
 @given(natives, natives, writers)
 def test_minting_keeps_the_order(one: Id, other: Id, writer: int) -> None:
-    assert (one < other) == (ids.mint(one, writer) < ids.mint(other, writer))
+    assert (one < other) == (ids.user_of(one, writer) < ids.user_of(other, writer))
 
 
 @given(natives, natives, writers, writers)
 def test_two_writers_never_mint_the_same_id(one: Id, other: Id, writer: int, another: int) -> None:
-    same = ids.mint(one, writer) == ids.mint(other, another)
+    same = ids.user_of(one, writer) == ids.user_of(other, another)
     assert same == (one == other and writer == another)
 
 
@@ -77,18 +77,18 @@ def test_two_writers_never_mint_the_same_id(one: Id, other: Id, writer: int, ano
 @example((5, LIMIT - 1), (6, 0), 1)
 @example((4, LIMIT - 1), (5, 0), 1)
 def test_floor_is_the_greatest_native_whose_image_is_not_after(native: Id, user: Id, writer: int) -> None:
-    assert (ids.mint(native, writer) <= user) == (native <= ids.floor_of(user, writer))
+    assert (ids.user_of(native, writer) <= user) == (native <= ids.floor_of(user, writer))
 
 
 @given(natives, positions, writers)
 @example((5, LIMIT - 1), (5, MAX), 1)
 def test_ceil_is_the_least_native_whose_image_is_not_before(native: Id, user: Id, writer: int) -> None:
-    assert (ids.mint(native, writer) >= user) == (native >= ids.ceil_of(user, writer))
+    assert (ids.user_of(native, writer) >= user) == (native >= ids.ceil_of(user, writer))
 
 
 @given(natives, writers)
 def test_floor_and_ceil_of_an_image_are_its_native(native: Id, writer: int) -> None:
-    image = ids.mint(native, writer)
+    image = ids.user_of(native, writer)
     assert ids.ceil_of(image, writer) == ids.floor_of(image, writer) == native
 
 
@@ -103,17 +103,17 @@ def test_what_the_engine_mints_after_a_rest_has_an_image_after_the_id(
     following = ids.after(ids.rest_of(user, writer))
     if following is not None:  # else the strand is exhausted, and the engine says so
         assert following[1] + later < LIMIT
-        assert ids.mint((following[0], following[1] + later), writer) > user
+        assert ids.user_of((following[0], following[1] + later), writer) > user
 
 
 @given(positions, writers)
 def test_a_strand_at_rest_does_not_look_longer_than_the_id(user: Id, writer: int) -> None:
-    assert ids.mint(ids.rest_of(user, writer), writer) <= user
+    assert ids.user_of(ids.rest_of(user, writer), writer) <= user
 
 
 @given(natives, positions, writers)
 def test_a_strand_at_rest_is_past_all_that_is_not_after_the_id(native: Id, user: Id, writer: int) -> None:
-    if ids.mint(native, writer) <= user:
+    if ids.user_of(native, writer) <= user:
         assert native <= ids.rest_of(user, writer)
 
 

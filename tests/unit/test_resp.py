@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from braidstream.model.ids import minted_text
+from braidstream.model.ids import user_text
 from braidstream.net.resp import (
     Limits,
     Parser,
@@ -20,7 +20,7 @@ from braidstream.net.resp import (
     encode,
     split_words,
 )
-from braidstream.protocol.append import minted_reply, uniform_appends
+from braidstream.protocol.append import packed_reply, uniform_appends
 
 LIMITS = Limits(bulk=5000, words=300, buffered=30_000)
 # Words with line ends in them, words larger than the short way takes, empty words.
@@ -240,4 +240,4 @@ def test_appends_alike_are_told_from_what_only_looks_like_them() -> None:
 @given(native=st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 3000)), writer=st.integers(1, 1023))
 def test_the_reply_to_an_append_is_its_user_id(native: tuple[int, int], writer: int) -> None:
     text = b"%d-%d" % native
-    assert minted_reply(text, writer) == bulk(minted_text(text, writer))
+    assert packed_reply(text, writer) == bulk(user_text(text, writer))

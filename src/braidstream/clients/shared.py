@@ -61,7 +61,7 @@ class Session:
         if self.stale(conn):
             if self._is_new(conn):
                 region, server = yield from read_server()
-                self.cache.meet(region, server, time.monotonic())
+                self.cache.check_server(region, server, time.monotonic())
                 self.may_express = sends_text_as_encoded(conn)
             else:
                 region = yield from read_region()
@@ -108,7 +108,7 @@ class Session:
         if not isinstance(args[1], str | bytes) or not self.may_express:
             return
         view, cache = self.view(), self.cache
-        home = view.minted(argv[1])
+        home = view.home(argv[1])
         cache.remember_home(args[1], home)
         if len(args) > 3 and args[2] in (b"IDMP", b"IDMPAUTO") and isinstance(args[3], str | bytes):
             known, journal_writer = view.recall(argv[1]), view.region.journal_writer

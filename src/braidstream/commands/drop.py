@@ -86,7 +86,7 @@ def shares(view: View, argv: Argv) -> bool:
     """Whether XDELEX or XACKDEL is done in its first batch, as far as we know."""
     if any(option(word) == b"ACKED" for word in argv):
         return False  # what is not there has to be compared with where the groups stand
-    strands = view.recall(argv[1]).strands or (view.minted(argv[1]),)
+    strands = view.recall(argv[1]).strands or (view.home(argv[1]),)
     return has_natively(view, strands)
 
 

@@ -167,7 +167,7 @@ def overwrite(view: View, argv: Argv) -> Plan[Any]:
     streams = (yield from _look(argv[1:2]))[1]
     if not streams[argv[1]]:
         native = tuple(argv)
-    elif tells_old_value(argv):
+    elif returns_old_value(argv):
         fail(WRONGTYPE)
     elif unless_there:
         return None
@@ -177,7 +177,7 @@ def overwrite(view: View, argv: Argv) -> Plan[Any]:
     return reply
 
 
-def tells_old_value(argv: Argv) -> bool:
+def returns_old_value(argv: Argv) -> bool:
     """Whether an overwriting command answers with what was there: SET ... GET."""
     return argv[0].upper() == b"SET" and b"GET" in map(option, argv[3:])
 
@@ -187,7 +187,7 @@ def describe(view: View, argv: Argv) -> Plan[Any]:
     if len(argv) != 3:
         [reply] = yield Batch([tuple(argv)], resend=True)
         return reply
-    strands = view.recall(argv[2]).strands or (view.minted(argv[2]),)
+    strands = view.recall(argv[2]).strands or (view.home(argv[2]),)
     commands = [(*argv[:2], key) for key in (argv[2], *(strand.key for strand in strands))]
     replies = yield Batch([*commands, registry_of(argv[2])], resend=True)
     registry = view.learn(argv[2], replies.pop())
@@ -202,7 +202,7 @@ def watch(view: View, argv: Argv) -> Plan[Any]:
     replies = yield Batch([tuple(argv), ("WATCH", *map(keys.meta, names)), *map(registry_of, names)])
     strands = dict[bytes, None]()
     for name, reply in zip(names, replies[2:], strict=True):
-        for strand in (*view.learn(name, reply).strands, view.minted(name), view.chosen(name)):
+        for strand in (*view.learn(name, reply).strands, view.home(name), view.chosen(name)):
             strands[strand.key] = None
     yield Batch([("WATCH", *strands)])
     return b"OK"

@@ -25,10 +25,11 @@ from braidstream.errors import RefusedError, ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.idempotence import Settings, iid_of
+from braidstream.model.ids import user_text
 from braidstream.model.meta import Registry
 from braidstream.model.strand import Strand
 from braidstream.model.strand import facts as strand_facts
-from braidstream.protocol.append import ensure_command, minted_id, native_command
+from braidstream.protocol.append import ensure_command, native_command
 from braidstream.protocol.lookup import (
     afresh,
     exists,
@@ -66,7 +67,7 @@ def add_all(view: View, name: bytes, specs: Sequence[Add]) -> Plan[Results]:
     If another client changes the settings or deletes the stream between two calls, only the messages that
     were not appended are sent again: in the new era the others would not be known.
     """
-    home, results, todo = view.minted(name), dict[int, Any](), list(range(len(specs)))
+    home, results, todo = view.home(name), dict[int, Any](), list(range(len(specs)))
     nomkstream = all(spec.nomkstream for spec in specs)
     create = view.needs_create(home) and not (nomkstream and not view.recall(name).exists)
     retries = Retries(f"others kept deleting {name!r}, or changing its settings")
@@ -219,7 +220,7 @@ def native_call(home: Strand, producer: Any) -> Command:
 def user_id(answer: bytes, writer: int) -> bytes:
     """`ms-n` or `+ms-n` is in our strand; `ms-n:w` is known, and stands in the strand of w."""
     native, known, owner = answer.lstrip(b"+").partition(b":")
-    return minted_id(native, int(owner) if known else writer)
+    return user_text(native, int(owner) if known else writer)
 
 
 def _trim(view: View, home: Strand, spec: Add, told: list[Any]) -> Plan[None]:
@@ -282,7 +283,7 @@ def configure(view: View, argv: Argv) -> Plan[bytes]:
     if known.exists:
         view.expect_settings(name, known.settings.changed(duration, maxsize))
     words = tuple(b"" if value is None else value for value in (duration, maxsize))
-    where = (keys.meta(name),) if view.region.journal_writer else (keys.meta(name), view.minted(name).key)
+    where = (keys.meta(name),) if view.region.journal_writer else (keys.meta(name), view.home(name).key)
     call: Command = ("FCALL", "bs_idempotence_configure", len(where), *where, *words)
     replies = yield Batch([call, *type_check(view, name)], attempt=True)
     reply, *kind = replies
@@ -309,7 +310,7 @@ def record(view: View, argv: Argv) -> Plan[bytes]:
         fail("ERR idempotent ID must be non-empty")
     if not (yield from look(view, name)).exists:
         fail("ERR no such key")
-    home = view.minted(name)
+    home = view.home(name)
     native = home.exact(entry)
     if view.region.journal_writer:
         raise _not_recorded()

@@ -219,7 +219,7 @@ def adoption(view: View, made: Copy, holds: tuple[int, Id], groups: Sequence[byt
     """
     source, target, aside, move = made.source, made.target, made.aside, made.move
     here, there = view.recall(source), view.recall(target)
-    minted, chosen = view.minted(target), view.chosen(target)
+    minted, chosen = view.home(target), view.chosen(target)
     if chosen in there.strands:
         chosen = chosen.next_life  # the deletion ends its present life
     plain = (target,) if made.replaces or keys.shares_slot(target) else ()

@@ -148,7 +148,7 @@ def _by_our_clock(view: View, strand: Strand, head: list[Any]) -> list[Entry]:
     its entries would never be the oldest, and what others have just added would be.
     """
     entries = strand.entries(head)
-    if not strand.is_minted:
+    if not strand.has_generated_ids:
         return entries
     behind_ms = dict(view.region.behind_ms).get(strand.writer, 0)
     ahead_ms = view.recall(strand.name).ahead_ms.get(strand.label, -behind_ms)

@@ -8,10 +8,10 @@ from braidstream.commands.trim import cap, trim_options
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
-from braidstream.model.ids import Id
+from braidstream.model.ids import Id, user_text
 from braidstream.model.meta import bell
 from braidstream.model.strand import Strand, facts
-from braidstream.protocol.append import minted_id, native_command
+from braidstream.protocol.append import native_command
 from braidstream.protocol.append_plan import append
 from braidstream.protocol.braid import ask
 from braidstream.protocol.identify import read_region
@@ -53,18 +53,18 @@ def add(view: View, argv: Argv) -> Plan[bytes | None]:
 
 
 def _add_minted(view: View, name: bytes, spec: Add, entry: bytes) -> Plan[bytes | None]:
-    home = view.minted(name)
+    home = view.home(name)
     natively = None if spec.trim is None or spec.trim.policy != b"KEEPREF" else spec.trim
     command = native_command(home.key, (*trim_options(natively, home), entry, *spec.fields))
     if spec.trim is None:
         native = yield from append(view, home, command, nomkstream=spec.nomkstream)
-        return native and minted_id(native, home.writer)
+        return native and user_text(native, home.writer)
     # The cap counts the whole stream. The home strand is trimmed with the append; are there others?
     native = yield from append(view, home, command, registry_of(name), nomkstream=spec.nomkstream)
     if native is not None and (natively is None or view.recall(name).strands != (home,)):
         view.forget(name)
         yield from cap(view, name, spec.trim)
-    return native and minted_id(native, home.writer)
+    return native and user_text(native, home.writer)
 
 
 def shares(view: View, argv: Argv) -> bool:
@@ -73,7 +73,7 @@ def shares(view: View, argv: Argv) -> bool:
         name, spec = argv[1], parse_add(argv)
     except ReplyError:
         return True
-    known, home = view.recall(name), view.minted(name)
+    known, home = view.recall(name), view.home(name)
     if _is_minted(view, spec):
         simple = spec.trim is None or spec.trim.policy == b"KEEPREF"
         return simple and (spec.trim is None or set(known.strands) <= {home})
@@ -114,7 +114,7 @@ def _add_chosen(view: View, name: bytes, spec: Add) -> Plan[bytes | None]:
         chosen = view.chosen(name)
         command = _chosen_command(view, chosen, entry, spec)
         if not spec.nomkstream or view.recall(name).exists:
-            view.expect(view.minted(name))
+            view.expect(view.home(name))
             view.expect(chosen)
         [reply] = yield Batch([command], attempt=True)
         if not isinstance(reply, ReplyError):
@@ -132,11 +132,11 @@ def _add_chosen(view: View, name: bytes, spec: Add) -> Plan[bytes | None]:
 
 
 def _chosen_keys(view: View, chosen: Strand) -> tuple[bytes, bytes, bytes]:
-    return keys.meta(chosen.name), view.minted(chosen.name).key, chosen.key
+    return keys.meta(chosen.name), view.home(chosen.name).key, chosen.key
 
 
 def _chosen_command(view: View, chosen: Strand, entry: Id, spec: Add) -> Command:
-    name, minted = chosen.name, view.minted(chosen.name)
+    name, minted = chosen.name, view.home(chosen.name)
     below = ids.before(entry)
     assert below is not None, "0-0 is refused before"
     plain = (name,) if keys.shares_slot(name) else ()
@@ -190,7 +190,7 @@ def set_id(view: View, argv: Argv) -> Plan[bytes]:
         if not ends:
             raise ReplyError("ERR no such key")
         _check_setid(spec, ends)
-        minted, chosen = view.minted(name), view.chosen(name)
+        minted, chosen = view.home(name), view.chosen(name)
         stamp = view.recall(name).bell
         where = (*_chosen_keys(view, chosen), *bell(name, stamp))
         strands = (minted.label, chosen.label, chosen.life, ids.text(spec.id), ids.text(minted.rest(spec.id)))
@@ -230,7 +230,7 @@ def _split_added(view: View, added: int | None, ends: Ends) -> tuple[bytes | int
         return b"", b""
     minted = chosen = others = 0
     for strand, (_, info) in ends.items():
-        if strand == view.minted(strand.name):
+        if strand == view.home(strand.name):
             minted = info[b"length"]
         elif strand == view.chosen(strand.name):
             chosen = info[b"length"]

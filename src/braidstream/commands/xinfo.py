@@ -39,7 +39,7 @@ def info(view: View, argv: Argv) -> Plan[Any]:
     if not answers:
         raise ReplyError("ERR no such key")
     infos = {strand: facts(reply) for strand, reply in answers}
-    own = infos.get(view.minted(name)) or next(iter(infos.values()))
+    own = infos.get(view.home(name)) or next(iter(infos.values()))
     produced = yield from produce.facts(name, registry, asked, own)
     if len(argv) == 3:
         return flat({**_common(registry, infos), **produced, **_ends(registry, infos)})

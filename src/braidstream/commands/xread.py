@@ -262,7 +262,7 @@ def _look_by_memory(view: View, spec: Read) -> Plan[tuple[bool, list[Any] | None
     starts: Starts = []
     for name, word in zip(spec.names, spec.positions, strict=True):
         position = ids.LAST if word == b"$" else strict_id(word)
-        strands = view.recall(name).strands or (view.minted(name),)
+        strands = view.recall(name).strands or (view.home(name),)
         starts.append((name, Frontier.below(position, strands), position))
     missing = [name for name in spec.names if type_check(view, name)]
     checks = [("TYPE", name) for name in missing]
@@ -328,7 +328,7 @@ def _with_unborn(view: View, name: bytes, frontier: Frontier, position: Id) -> t
     known = {strand.label: strand for strand in (*view.recall(name).cuts, *frontier)}
     possible = [*frontier]
     for writer in view.region.writers:
-        minted, chosen = Strand(name, keys.MINTED, writer), Strand(name, keys.CHOSEN, writer)
+        minted, chosen = Strand(name, keys.GENERATED, writer), Strand(name, keys.CHOSEN, writer)
         current = known.get(chosen.label)
         possible += [minted, current.next_life if current else chosen]
     return name, _joined(frontier, tuple(dict.fromkeys(possible)), position), position

@@ -75,7 +75,7 @@ class Database:
     async def _ask(self) -> None:
         try:
             region, server = await arun(read_server(), self.lane.send)
-            self.cache.meet(region, server, time.monotonic())
+            self.cache.check_server(region, server, time.monotonic())
             self.cache.learn_region(require_current(region.require_open()), time.monotonic())
         except NotARegionError:
             self._absent_until = time.monotonic() + REGION_FRESH_S
@@ -122,4 +122,4 @@ class Database:
             for name in words[1:]:
                 self.cache.homes.pop(name, None)
         elif command == b"XADD":
-            self.cache.remember_home(words[1], self.view().minted(words[1]))
+            self.cache.remember_home(words[1], self.view().home(words[1]))

@@ -19,7 +19,7 @@ from braidstream.errors import BraidError, LostError, ReplyError
 from braidstream.gateway.client_state import Client
 from braidstream.net.resp import Parser, Words, error_line
 from braidstream.net.wire import Connection
-from braidstream.protocol.append import minted_reply, packed_run, splice
+from braidstream.protocol.append import packed_reply, packed_run, splice
 from braidstream.protocol.plan import Replies
 
 
@@ -117,7 +117,7 @@ class Express:
         gone: list[int] = []
         for reply in replies[ensured:] if ensured else replies:
             if type(reply) is bytes:
-                out.append(minted_reply(reply, writer))
+                out.append(packed_reply(reply, writer))
                 continue
             if reply is None:
                 gone.append(len(out))

@@ -133,7 +133,7 @@ async def _overwrite(client: Client, words: Words) -> bytes:
         return error_line(error)
     if result is None:
         return NULL[client.session.resp]
-    return bulk(result) if keyspace.tells_old_value(words) else b"+OK\r\n"
+    return bulk(result) if keyspace.returns_old_value(words) else b"+OK\r\n"
 
 
 async def _plans(client: Client, most: int) -> None:

@@ -35,7 +35,7 @@ local function floor_after(home, label, id, now)
   local kind, writer = split_label(string.match(label, '^[^:]+'))
   local own = tonumber(writer_of(home))
   if #seq > 15 then return ms .. '-' .. MAX_SEQ end
-  if kind == KIND.MINTED then
+  if kind == KIND.GENERATED then
     if tonumber(writer) >= own then return id end
     return seq == '0' and end_of_millisecond_before(ms) or ms .. '-' .. predecessor(seq)
   end

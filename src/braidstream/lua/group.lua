@@ -98,7 +98,7 @@ local function group_create(keys, args)
     if is_chosen(strand.label) then
       enter(meta, strand.key, strand.label, strand.life, bell)
     elseif redis.call('EXISTS', strand.key) == 0 then
-      make(meta, strand.key, strand.label, strand.label == KIND.MINTED .. writer, bell)
+      make(meta, strand.key, strand.label, strand.label == KIND.GENERATED .. writer, bell)
     end
   end
   local from = positions(strands)

@@ -314,7 +314,7 @@ local function apply_messages(meta, named, words)
   if not theirs then return false end
   local function strand_of(value)
     local id, writer = string.match(value, '^(%d+%-%d+):(%d+)')
-    local label = id and KIND.MINTED .. writer
+    local label = id and KIND.GENERATED .. writer
     if not label or not is_strand(label, '0') then return nil end
     return strand_named(meta, named, label .. ':0'), id, label .. ':0'
   end
@@ -329,7 +329,7 @@ local function apply_messages(meta, named, words)
   local own = named[JOURNAL.OWN]
   local writer = writer_of(own)
   where.about = named[JOURNAL.ABOUT]
-  where.own = { writer = writer, journal = own, key = named[KIND.MINTED .. writer .. ':0'] }
+  where.own = { writer = writer, journal = own, key = named[KIND.GENERATED .. writer .. ':0'] }
   where.own.found = redis.call('HMGET', meta, META.IDEMPOTENCE, META.NATIVE)
   for _, value in ipairs(idempotence_record(where, settings, producer, messages, now_ms())) do
     local strand, id, label = strand_of(value)

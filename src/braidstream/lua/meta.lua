@@ -9,7 +9,7 @@ local function split_field(field) return string.match(field, '^(%a:)(.*)$') end
 -- Of the label of a strand, its kind and its writer; nil for any other field.
 local function split_label(field)
   local kind, writer = string.match(field, '^(%a)(%d+)$')
-  if kind == KIND.MINTED or kind == KIND.CHOSEN then return kind, writer end
+  if kind == KIND.GENERATED or kind == KIND.CHOSEN then return kind, writer end
 end
 
 local function is_chosen(label) return split_label(label) == KIND.CHOSEN end

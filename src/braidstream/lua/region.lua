@@ -56,11 +56,11 @@ local DOUBTS_KEPT = 8
      that finds such a note may have forgotten IDs that it would count up again. So clients wait (braid.py) until
      the daemon has raised the home strands above what the peers have. ]]
 local function note_minted(config, run, highest, raised, now)
-  local ms, by, ahead = string.match(redis.call('HGET', config, CONFIG.MINTED) or '', '^(%d+) (.*) ([+-])$')
+  local ms, by, ahead = string.match(redis.call('HGET', config, CONFIG.GENERATED) or '', '^(%d+) (.*) ([+-])$')
   ms = math.max(tonumber(ms or 0), tonumber(highest))
   local waits = by and by ~= run and not raised and (ahead == '+' or ms >= now)
   if waits then run, ahead = by, '+' else ahead = ms >= now and '+' or '-' end
-  redis.call('HSET', config, CONFIG.MINTED, string.format('%.0f', ms) .. ' ' .. run .. ' ' .. ahead)
+  redis.call('HSET', config, CONFIG.GENERATED, string.format('%.0f', ms) .. ' ' .. run .. ' ' .. ahead)
   return waits and 1 or 0
 end
 

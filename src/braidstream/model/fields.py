@@ -50,7 +50,7 @@ class ConfigField:
     RUN: Final = b"run"
     ALIVE: Final = b"alive"
     DOUBTS: Final = b"doubts"
-    MINTED: Final = b"minted"
+    GENERATED: Final = b"minted"
 
 
 def named(table: type) -> Iterator[tuple[str, bytes]]:

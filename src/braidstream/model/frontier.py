@@ -21,7 +21,7 @@ from types import MappingProxyType
 from braidstream.model import ids
 from braidstream.model.ids import Id
 from braidstream.model.keys import PLAIN
-from braidstream.model.strand import Strand, labelled
+from braidstream.model.strand import Strand, strand_of_label
 
 Positions = dict[str, dict[str, str]]
 
@@ -58,7 +58,7 @@ def place_of_text(name: bytes, text: str) -> Strand | None:
         return None
     if text == PLAIN:
         return Strand(name, PLAIN, 0)
-    return labelled(name, found[1].encode(), int(found[2] or 0))
+    return strand_of_label(name, found[1].encode(), int(found[2] or 0))
 
 
 @dataclass(frozen=True, slots=True)

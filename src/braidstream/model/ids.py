@@ -92,17 +92,17 @@ def before(entry: Id) -> Id | None:
     return (ms - 1, MAX) if ms > 0 else None
 
 
-def minted_seq(n: Any, writer: int) -> Any:
+def user_seq(n: Any, writer: int) -> Any:
     """The sequence that users see instead of a native one; of a numpy column at once too."""
     return n << WRITER_BITS | writer
 
 
-def unmint(entry: Id) -> Id:
+def native_of(entry: Id) -> Id:
     """The native ID of a minted one, whoever its writer is."""
     return entry[0], entry[1] >> WRITER_BITS
 
 
-def minted_entries(reply: Iterable[Any], writer: int) -> list[tuple[int, int, int, list[bytes]]]:
+def generated_entries(reply: Iterable[Any], writer: int) -> list[tuple[int, int, int, list[bytes]]]:
     """Entries as the engine sends them, with the IDs that users see: (ms, seq, writer, fields)."""
     return [
         (int(ms), int(n) << WRITER_BITS | writer, writer, fields)
@@ -120,23 +120,23 @@ def chosen_entries(reply: Iterable[Any], writer: int) -> list[tuple[int, int, in
     ]
 
 
-def mint(entry: Id, writer: int) -> Id:
+def user_of(entry: Id, writer: int) -> Id:
     """The user ID of a native one. A full millisecond reads as the end of what fits into one."""
     ms, n = entry
     if n >= LIMIT:
-        return ms, minted_seq(FULL, writer)
+        return ms, user_seq(FULL, writer)
     if entry == ZERO:
         return ZERO  # the last ID of a strand that never had an entry
-    return ms, minted_seq(n, writer)
+    return ms, user_seq(n, writer)
 
 
-def minted_text(native_text: bytes, writer: int) -> bytes:
+def user_text(native_text: bytes, writer: int) -> bytes:
     """The user ID of a native one, text to text. On the path of every append."""
     dash = native_text.index(b"-") + 1
     n = int(native_text[dash:])
     if n >= LIMIT:
-        return text(mint(native(native_text), writer))
-    return b"%b%d" % (native_text[:dash], minted_seq(n, writer))
+        return text(user_of(native(native_text), writer))
+    return b"%b%d" % (native_text[:dash], user_seq(n, writer))
 
 
 def writer_of(entry: Id) -> int:

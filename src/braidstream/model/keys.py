@@ -34,7 +34,7 @@ DAEMONS: Final = b"bs:daemons"
 PREFIX: Final = b"bs:"
 
 Kind = Literal["s", "c", "p"]
-MINTED: Final = "s"  # a strand with IDs of the engine
+GENERATED: Final = "s"  # a strand with IDs of the engine
 CHOSEN: Final = "c"  # a strand with IDs that users chose
 PLAIN: Final = "p"  # a plain stream, as without braidstream: its key is its name, its IDs are as they are
 
@@ -74,7 +74,7 @@ def shares_slot(name: bytes) -> bool:
 
 def kind_of(text: bytes) -> Kind:
     """The kind of a strand, as keys and labels write it."""
-    return MINTED if text == MINTED.encode() else CHOSEN
+    return GENERATED if text == GENERATED.encode() else CHOSEN
 
 
 def of_writer(writer: int) -> bytes:

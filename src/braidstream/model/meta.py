@@ -19,12 +19,12 @@ from braidstream.model.command import Command
 from braidstream.model.fields import MetaField
 from braidstream.model.idempotence import Settings
 from braidstream.model.ids import Id
-from braidstream.model.strand import Strand, labelled
+from braidstream.model.strand import Strand, strand_of_label
 
 REMEMBERED: Final = 10_000
 
 _DEFAULTS: Final = Settings()
-_KINDS: Final = (keys.MINTED.encode(), keys.CHOSEN.encode())
+_KINDS: Final = (keys.GENERATED.encode(), keys.CHOSEN.encode())
 _GROUPS: Final = (MetaField.GROUP, MetaField.GROUP_MOVED)
 _TOLD: Final = b" told"
 _LABEL = re.compile(rb"\A([sc])([0-9]+)\Z")
@@ -138,7 +138,7 @@ def _registered(name: bytes, label: bytes, value: bytes) -> tuple[Strand, Id, bo
     if state_of is None or not _LABEL.match(label):
         return None
     life, state, cut = state_of.groups()
-    return labelled(name, label, int(life)), ids.native(cut), state == b"+"
+    return strand_of_label(name, label, int(life)), ids.native(cut), state == b"+"
 
 
 def _ordered(strands: Iterable[Strand]) -> tuple[Strand, ...]:

@@ -86,11 +86,11 @@ class Region:
                 if field.startswith(ConfigField.BEHIND)
             ),
             doubts=tuple(_window(each) for each in config.get(ConfigField.DOUBTS, b"").split()),
-            minted=_minted(config.get(ConfigField.MINTED, b"0 - -")),
+            minted=_minted(config.get(ConfigField.GENERATED, b"0 - -")),
             fenced=ConfigField.FENCED in config,
         )
 
-    def may_mint_again(self, server: ServerInfo) -> bool:
+    def may_repeat_ids(self, server: ServerInfo) -> bool:
         """Whether another process serves the region than the one whose IDs were ahead of its clock.
 
         It may have forgotten some, and would count them up again: its daemon raises the home strands first.

@@ -12,7 +12,7 @@ from typing import Any, Final
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
-from braidstream.model.keys import CHOSEN, MINTED, PLAIN
+from braidstream.model.keys import CHOSEN, GENERATED, PLAIN
 
 # An entry on its way to the user: (ms, seq, writer, fields). The first three order it.
 Entry = tuple[int, int, int, list[bytes]]
@@ -24,7 +24,7 @@ def facts(reply: list[Any]) -> dict[bytes, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class There:
+class CopyTarget:
     """What an append to a copy needs to know of the region where the copy is.
 
     home: its writer; what it mints from then on is above what was appended.
@@ -35,7 +35,7 @@ class There:
     bell: bytes = b""
 
 
-_NOWHERE: Final = There()
+_NOWHERE: Final = CopyTarget()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,11 @@ class Strand:
         return Strand(self.name, self.kind, self.writer, self.life + 1)
 
     @property
-    def is_minted(self) -> bool:
-        return self.kind == MINTED
+    def has_generated_ids(self) -> bool:
+        return self.kind == GENERATED
 
     @property
-    def is_chosen(self) -> bool:
+    def has_chosen_ids(self) -> bool:
         return self.kind == CHOSEN
 
     @property
@@ -79,31 +79,31 @@ class Strand:
 
     def user(self, native: Id) -> Id:
         """The ID users see."""
-        return ids.mint(native, self.writer) if self.kind == MINTED else native
+        return ids.user_of(native, self.writer) if self.kind == GENERATED else native
 
     def native(self, user: Id) -> Id:
         """The native ID of one of its entries."""
-        return ids.unmint(user) if self.kind == MINTED else user
+        return ids.native_of(user) if self.kind == GENERATED else user
 
     def deleted(self, native: Id) -> Id:
         """Its max-deleted-entry-id as users see it. XSETID cannot take one away; it leaves 0-1 for none."""
-        return ids.ZERO if self.kind == MINTED and native == (0, 1) else self.user(native)
+        return ids.ZERO if self.kind == GENERATED and native == (0, 1) else self.user(native)
 
     def floor(self, user: Id) -> Id:
         """The last native position at or before a user ID."""
-        return ids.floor_of(user, self.writer) if self.kind == MINTED else user
+        return ids.floor_of(user, self.writer) if self.kind == GENERATED else user
 
     def rest(self, user: Id) -> Id:
         """The last ID to give the strand so that it goes on after a user ID."""
-        return ids.rest_of(user, self.writer) if self.kind == MINTED else user
+        return ids.rest_of(user, self.writer) if self.kind == GENERATED else user
 
     def ceil(self, user: Id) -> Id:
         """The first native position at or after a user ID."""
-        return ids.ceil_of(user, self.writer) if self.kind == MINTED else user
+        return ids.ceil_of(user, self.writer) if self.kind == GENERATED else user
 
     def exact(self, user: Id) -> Id | None:
         """The native ID that an entry with this user ID would have here; None if it cannot stand here."""
-        if self.kind == MINTED and ids.writer_of(user) != self.writer:
+        if self.kind == GENERATED and ids.writer_of(user) != self.writer:
             return None
         return self.native(user)
 
@@ -121,7 +121,11 @@ class Strand:
         )
 
     def apply(
-        self, after: Id, entries: Iterable[tuple[bytes, Sequence[bytes]]], upto: Id, there: There = _NOWHERE
+        self,
+        after: Id,
+        entries: Iterable[tuple[bytes, Sequence[bytes]]],
+        upto: Id,
+        there: CopyTarget = _NOWHERE,
     ) -> Command:
         """Append entries of the writer's own strand, which follow `after` there, to our copy of it.
 
@@ -131,7 +135,7 @@ class Strand:
         for native, fields in entries:
             words += (native, len(fields), *fields)
         where = [keys.meta(self.name), self.key]
-        if there.home and self != (own := Strand(self.name, MINTED, there.home)):
+        if there.home and self != (own := Strand(self.name, GENERATED, there.home)):
             where.append(own.key)
         if there.bell:
             where.append(keys.bell(self.name, there.bell))
@@ -140,11 +144,11 @@ class Strand:
 
     def entries(self, reply: list[Any]) -> list[Entry]:
         """A page of entries, with the IDs users see."""
-        read = ids.minted_entries if self.kind == MINTED else ids.chosen_entries
+        read = ids.generated_entries if self.kind == GENERATED else ids.chosen_entries
         return read(reply, self.writer)
 
 
-def labelled(name: bytes, label: bytes, life: int) -> Strand:
+def strand_of_label(name: bytes, label: bytes, life: int) -> Strand:
     """The strand that the registry of a stream lists under a label."""
     return Strand(name, keys.kind_of(label[:1]), int(label[1:]), life)
 

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from braidstream.model import keys
 from braidstream.model.command import COUNTS, HEADS, Command, bulk, pack_one
-from braidstream.model.ids import minted_text
+from braidstream.model.ids import user_text
 from braidstream.model.meta import bell
 from braidstream.model.strand import Strand
 
@@ -175,17 +175,14 @@ def uniform_appends(data: bytes) -> tuple[bytes, bytes, int, int] | None:
 
 # Replies
 
-# The ID that users see, of the native one in the reply: text to text.
-minted_id: Final = minted_text
 
-
-def minted_reply(native: bytes, writer: int) -> bytes:
-    """The same as the bytes of a reply."""
+def packed_reply(native: bytes, writer: int) -> bytes:
+    """The ID that users see, as the bytes of a reply. `ids.user_text` makes its text."""
     if native[13:14] == b"-":  # milliseconds have 13 digits until the year 2286
         tail = _tails(writer).get(native[14:])
         if tail is not None:
             return b"%b%b%b" % (tail[0], native[:14], tail[1])
-    return bulk(minted_id(native, writer))
+    return bulk(user_text(native, writer))
 
 
 @cache
@@ -193,6 +190,6 @@ def _tails(writer: int) -> dict[bytes, tuple[bytes, bytes]]:
     """By the sequence of a native ID: what comes before the milliseconds in the reply, and what after."""
     tails = dict[bytes, tuple[bytes, bytes]]()
     for n in range(_TAILS):
-        text = minted_id(b"0-%d" % n, writer)[2:]
+        text = user_text(b"0-%d" % n, writer)[2:]
         tails[b"%d" % n] = b"$%d\r\n" % (14 + len(text)), text + b"\r\n"
     return tails

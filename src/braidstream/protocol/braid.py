@@ -35,7 +35,7 @@ def ask_also(
     view: View, name: bytes, make: Callable[[Strand], Command], also: Sequence[Command]
 ) -> Plan[tuple[Registry, list[tuple[Strand, Any]], list[Any]]]:
     """`ask`, and what `also` got, errors among it."""
-    strands = view.recall(name).strands or (view.minted(name),)
+    strands = view.recall(name).strands or (view.home(name),)
     while True:
         commands = [*map(make, strands), registry_of(name), *also, *type_check(view, name)]
         replies = yield Batch(
@@ -49,7 +49,7 @@ def ask_also(
         registry = view.learn(name, reply)
         if not reply and any(answer for answer in asked.values() if not isinstance(answer, ReplyError)):
             # The registry was lost (evicted, say) while the home strand is there.
-            yield Batch([ensure_command(view.minted(name))])
+            yield Batch([ensure_command(view.home(name))])
         elif all(strand in asked for strand in registry.strands):
             if not registry.exists:
                 yield from refuse_other_types(name, *kind)

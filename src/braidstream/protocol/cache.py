@@ -76,11 +76,11 @@ class StreamCache:
 
     # The region
 
-    def meet(self, region: Region, server: ServerInfo, now_s: float) -> None:
+    def check_server(self, region: Region, server: ServerInfo, now_s: float) -> None:
         """The process behind a new connection. LOADING while it may mint IDs again: its daemon raises
         its home strands first. Not for ever, in case that no daemon runs."""
         self.commands = server.commands
-        if not region.may_mint_again(server):
+        if not region.may_repeat_ids(server):
             self._held_at_s = None
             return
         self._held_at_s = now_s if self._held_at_s is None else self._held_at_s

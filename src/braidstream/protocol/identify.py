@@ -47,7 +47,7 @@ def read_server() -> Plan[tuple[Region, ServerInfo]]:
     """Ask the server who it is, and what it can do. One round trip.
 
     Who may not ask for commands does without them. Who may not ask for INFO does not notice that another
-    process serves the region (Region.may_mint_again).
+    process serves the region (Region.may_repeat_ids).
     """
     commands: list[Command] = [
         ("HGETALL", CONFIG),

@@ -52,15 +52,15 @@ class View:
         """Which of the newer commands the engine has."""
         return self.cache.commands
 
-    def minted(self, name: bytes) -> Strand:
+    def home(self, name: bytes) -> Strand:
         """The home strand of a stream."""
-        return Strand(name, keys.MINTED, self.region.writer)
+        return Strand(name, keys.GENERATED, self.region.writer)
 
     def chosen(self, name: bytes) -> Strand:
         """The home strand for chosen IDs: in its present life, or in the one that it would begin."""
         known = self.recall(name)
         for strand in known.cuts:
-            if strand.is_chosen and strand.writer == self.region.writer:
+            if strand.has_chosen_ids and strand.writer == self.region.writer:
                 return strand if strand in known.strands else strand.next_life
         return Strand(name, keys.CHOSEN, self.region.writer)
 

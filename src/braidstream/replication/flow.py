@@ -15,7 +15,7 @@ from typing import Final
 from braidstream.errors import ReplyError
 from braidstream.model import ids
 from braidstream.model.ids import Id
-from braidstream.model.strand import Strand, There
+from braidstream.model.strand import CopyTarget, Strand
 from braidstream.protocol.plan import Plan
 from braidstream.replication import ship
 from braidstream.replication.endpoint import PlanRunner
@@ -67,8 +67,8 @@ class Flow:
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
-    def there(self) -> There:
-        return There(self.home, self.bell)
+    def there(self) -> CopyTarget:
+        return CopyTarget(self.home, self.bell)
 
     def start(self, strand: Strand, end: Id, width: int) -> None:
         """A strand flows from here on, after `end`."""

@@ -43,7 +43,7 @@ def _ask(commands: Sequence[Command]) -> Plan[list[object]]:
 
 
 def glance_command(name: bytes, writers: Sequence[int]) -> Command:
-    strands = [Strand(name, keys.MINTED, writer) for writer in writers]
+    strands = [Strand(name, keys.GENERATED, writer) for writer in writers]
     where = (
         keys.meta(name),
         *(strand.key for strand in strands),

@@ -166,7 +166,7 @@ class Link:
             await self._heal(name, known, progress)
         ours = await self.source.run(read_state(name, self._likely(name), writers, home=own))
         progress.restless = ours.restless
-        if (home := ours.strands.get(Strand(name, keys.MINTED, own))) is not None:
+        if (home := ours.strands.get(Strand(name, keys.GENERATED, own))) is not None:
             self.highest_ms = max(self.highest_ms, home.last[0])
         if self.heals and ours.marks(own) != known.marks:
             raise ReplyError("BSMOVED a strand was made anew meanwhile")
@@ -308,7 +308,7 @@ class Link:
         return [writer for writer in (*self.here.writers, *self.here.left) if writer != self.there.writer]
 
     def _likely(self, name: bytes) -> list[Strand]:
-        return [Strand(name, keys.MINTED, writer) for writer in self.here.writers]
+        return [Strand(name, keys.GENERATED, writer) for writer in self.here.writers]
 
     async def _merge(self, ours: State, theirs: State, writers: list[int]) -> State:
         """Tell the target what the source knows; its state after that."""

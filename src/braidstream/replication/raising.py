@@ -7,7 +7,7 @@ While the IDs of a region are ahead of its clock (its own was wrong, or a peer's
     home, restored  11:00:00.000-4        would count 5 6 7 once more, for other entries
     home, raised    11:00:00.000-max      goes on with 11:00:00.001-0
 
-Clients wait for it (Region.may_mint_again). Where IDs are not ahead, the clock is enough: nothing is done.
+Clients wait for it (Region.may_repeat_ids). Where IDs are not ahead, the clock is enough: nothing is done.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ async def _ask_peer(source: Endpoint, here: Region, peer: tuple[str, int, Addres
 async def _raise_above(source: Endpoint, known_by: Endpoint, writer: int) -> None:
     """Streams that only the peer knows are not looked at: a daemon's user there may not SCAN."""
     async for names in all_streams(source):
-        strands = [Strand(name, keys.MINTED, writer) for name in names]
+        strands = [Strand(name, keys.GENERATED, writer) for name in names]
         looks = await known_by.run(_all(state_command(each.name, (each,), ()) for each in strands))
         raises = list[Command]()
         for strand, reply in zip(strands, looks, strict=True):

@@ -8,7 +8,7 @@ from braidstream.errors import ReplyError
 from braidstream.model import ids
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
-from braidstream.model.strand import Strand, There
+from braidstream.model.strand import CopyTarget, Strand
 from braidstream.protocol.append import native_command
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication.state import read_state
@@ -69,13 +69,13 @@ def is_wide(part: Page) -> bool:
     return len(part) == 1 and len(part[0][1]) > WIDEST
 
 
-def append(strand: Strand, after: Id, part: Page, upto: Id, there: There) -> Plan[int]:
+def append(strand: Strand, after: Id, part: Page, upto: Id, there: CopyTarget) -> Plan[int]:
     """Append a batch to the copy of a strand, one round trip."""
     [applied] = yield Batch([strand.apply(after, part, upto, there)])
     return int(applied)
 
 
-def append_wide(strand: Strand, after: Id, part: Page, there: There) -> Plan[int]:
+def append_wide(strand: Strand, after: Id, part: Page, there: CopyTarget) -> Plan[int]:
     """One entry that Lua cannot take. Nothing else of the strand is on its way meanwhile.
 
     It is native, so the guard against a gap comes first: the copy must stand where the entry follows.

@@ -155,7 +155,7 @@ class State:
 
     def marks(self, writer: int) -> dict[bytes, bytes]:
         """What a region says of losses of its own strands."""
-        labels = [Strand(self.name, kind, writer).label for kind in (keys.MINTED, keys.CHOSEN)]
+        labels = [Strand(self.name, kind, writer).label for kind in (keys.GENERATED, keys.CHOSEN)]
         own = {mark + label for mark in (MetaField.NEW, MetaField.MENDED, MetaField.LOST) for label in labels}
         return {field: value for field, value in self.meta.items() if field in own}
 
@@ -183,7 +183,7 @@ def state_command(
     mark = b"=" if met else b""
     labels = (mark + strand.registration if home or met else b"" for strand in strands)
     function = "bs_braid_state" if home or met else "bs_braid_look"
-    own = Strand(name, keys.MINTED, home)
+    own = Strand(name, keys.GENERATED, home)
     place = (strands.index(own) + 1,) if own in strands else ()
     return ("FCALL", function, len(where), *where, *labels, *(b"" for _ in journals), *place)
 
@@ -257,7 +257,7 @@ def merge_command(source: State, target: State, writers: Sequence[int], *, home:
 
     writers: whose strands a group waits on; home: the target's own among them.
     """
-    make = [Strand(source.name, keys.MINTED, writer) for writer in writers]
+    make = [Strand(source.name, keys.GENERATED, writer) for writer in writers]
     strands = list(dict.fromkeys([*target.registry.strands, *make]))
     own, turns = given(source.name, target.registry)
     where = (keys.meta(source.name), *(strand.key for strand in strands), *own)

@@ -96,7 +96,7 @@ def _start(word: bytes, create: bool) -> Id | None:
 
 def _wanted(view: View, name: bytes, registry: Registry) -> tuple[Strand, ...]:
     """The strands a new group stands on: those there are, and those that are likely to come."""
-    likely = [Strand(name, keys.MINTED, writer) for writer in view.region.writers]
+    likely = [Strand(name, keys.GENERATED, writer) for writer in view.region.writers]
     if view.region.id_mode != "strict":
         likely.append(view.chosen(name))
     labels = {strand.label for strand in registry.strands}

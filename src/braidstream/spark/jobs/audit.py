@@ -228,13 +228,13 @@ class Auditor:
         """Chosen IDs that another strand of the stream has too, in the same region."""
         found = list[Anomaly]()
         for region, here in standings.by_region.items():
-            chosen = [strand for strand in here.registry.strands if strand.is_chosen]
+            chosen = [strand for strand in here.registry.strands if strand.has_chosen_ids]
             for strand in chosen:
                 others = [each for each in here.registry.strands if each != strand]
                 for user in self.ask(region, _users(strand), strand.key):
                     for other in others:
                         native = other.exact(user)
-                        if native is None or (other.is_chosen and other.writer < strand.writer):
+                        if native is None or (other.has_chosen_ids and other.writer < strand.writer):
                             continue
                         where = ids.text(native)
                         if self.ask(

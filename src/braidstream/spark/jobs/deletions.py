@@ -28,7 +28,7 @@ from braidstream.model.fields import ConfigField
 from braidstream.model.frontier import name_of_text, name_text, place_of_text, place_text
 from braidstream.model.ids import Id
 from braidstream.model.journal import deletions
-from braidstream.model.strand import Strand, labelled
+from braidstream.model.strand import Strand, strand_of_label
 from braidstream.protocol.plan import Batch, Plan, send_one
 from braidstream.protocol.retries import TRIES
 from braidstream.spark.lake import distribute, files
@@ -229,6 +229,6 @@ def _deletions(name: bytes, words: list[bytes]) -> Iterator[Named]:
     if not natives:
         return
     label, _, life = registration.partition(b":")
-    strand = labelled(name, label, int(life))
+    strand = strand_of_label(name, label, int(life))
     for native in natives:
         yield name_text(name), place_text(strand), files.position(strand.user(ids.native(native)))

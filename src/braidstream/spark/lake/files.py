@@ -93,7 +93,7 @@ class LakeRows(Rows):
             return pa.array([position(user) for user in users], pa.binary())
         pair = np.empty((len(page), 2), ">u8")
         pair[:, 0] = page.ms
-        pair[:, 1] = ids.minted_seq(page.seq, self.strand.writer) if self.strand.is_minted else page.seq
+        pair[:, 1] = ids.user_seq(page.seq, self.strand.writer) if self.strand.has_generated_ids else page.seq
         return pa.Array.from_buffers(pa.binary(16), len(page), [None, pa.py_buffer(pair.tobytes())]).cast(
             pa.binary()
         )

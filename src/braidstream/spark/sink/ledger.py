@@ -180,7 +180,7 @@ def target(server: Server, stream: bytes) -> Strand:
         if not known:
             return Strand(stream, keys.PLAIN, 0)
         region = yield from read_region()
-        return Strand(stream, keys.MINTED, region.writer)
+        return Strand(stream, keys.GENERATED, region.writer)
 
     return server.run(asked(), keys.CONFIG)
 
@@ -198,7 +198,7 @@ def append(wire: Wire, strand: Strand, chunk: bytes, marks: Iterable[Command] = 
 
 
 def _ensure(wire: Wire, strand: Strand) -> list[Command]:
-    if not strand.is_minted:
+    if not strand.has_generated_ids:
         return []
     [stamp] = wire.call(("HGET", keys.meta(strand.name), "bell"))
     return [ensure_command(strand, stamp if isinstance(stamp, bytes) else b"")]
@@ -242,7 +242,7 @@ class Publisher:
         if published >= len(self.places):
             wire.call(("UNWATCH",))
             return len(self.places)
-        if kind not in ((b"none",) if self.strand.is_minted else (b"none", b"stream")):
+        if kind not in ((b"none",) if self.strand.has_generated_ids else (b"none", b"stream")):
             raise SinkError(
                 f"{self.strand.name!r} is no stream but another kind of key. Nothing was appended."
             )
@@ -256,7 +256,7 @@ class Publisher:
     def _append(self, wire: Wire, chunk: bytes, published: int) -> bool:
         mark = b"%d:%d:%d" % (self.batch, published, len(self.places))
         marks: list[Command] = [("SET", self.mark_key, mark)]
-        if self.strand.is_minted and published == len(self.places) and not self.book.forgets:
+        if self.strand.has_generated_ids and published == len(self.places) and not self.book.forgets:
             # It travels with the registry (lua/merge.lua), so other regions come to know of it.
             marks.append(("HSET", keys.meta(self.strand.name), MetaField.SINK + self.book.sink, mark))
         return append(wire, self.strand, self._readdressed(chunk), marks)

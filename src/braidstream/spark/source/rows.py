@@ -141,7 +141,7 @@ class Rows:
         if isinstance(page, Irregular):
             users = [self.strand.user((ms, seq)) for ms, seq, _ in page.entries]
             return pa.array([ids.text(user).decode() for user in users], pa.string())
-        if not self.strand.is_minted:
+        if not self.strand.has_generated_ids:
             return page.ids().cast(pa.string())
         if not len(page):
             return pa.array([], pa.string())
@@ -151,8 +151,8 @@ class Rows:
         """The users' sequences, in digits. They are small and come again and again: each is written once."""
         most = int(page.seq.max())
         if most >= len(page):
-            return pa.array(ids.minted_seq(page.seq, self.strand.writer)).cast(pa.string())
-        written = pa.array(ids.minted_seq(np.arange(most + 1), self.strand.writer)).cast(pa.string())
+            return pa.array(ids.user_seq(page.seq, self.strand.writer)).cast(pa.string())
+        written = pa.array(ids.user_seq(np.arange(most + 1), self.strand.writer)).cast(pa.string())
         return written.take(pa.array(page.seq))
 
     def _fields(self, page: Page) -> pa.Array:
