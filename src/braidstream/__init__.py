@@ -52,7 +52,7 @@ from braidstream import (
     sentinel as sentinel,
 )
 from braidstream.cluster import RedisCluster as RedisCluster
-from braidstream.net.compat import rest_of as _rest_of
+from braidstream.net.compat import fall_back_to as _fall_back_to
 from braidstream.clients.sync import Redis as Redis
 from braidstream.exceptions import (
     BraidError as BraidError,
@@ -83,7 +83,7 @@ if TYPE_CHECKING:  # newer than the oldest redis-py that is supported
         get_channel_type as get_channel_type,
     )
 else:
-    __getattr__ = _rest_of(_redis)
+    __getattr__ = _fall_back_to(_redis)
 
 __version__ = _version("braidstream")
 __all__ = sorted(

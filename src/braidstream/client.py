@@ -12,10 +12,10 @@ from redis.client import (
     PubSubWorkerThread as PubSubWorkerThread,
 )
 
-from braidstream.net.compat import rest_of
+from braidstream.net.compat import fall_back_to
 from braidstream.clients.sync import Pipeline as Pipeline, Redis as Redis
 
 StrictRedis = Redis
 
 if not TYPE_CHECKING:
-    __getattr__ = rest_of(redis.client)
+    __getattr__ = fall_back_to(redis.client)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import redis.cluster
 from redis.cluster import ClusterNode as ClusterNode
 
-from braidstream.net.compat import rest_of
+from braidstream.net.compat import fall_back_to
 from braidstream.clients.raised import cluster_refused
 
 
@@ -23,4 +23,4 @@ class RedisCluster(redis.cluster.RedisCluster):
 
 
 if not TYPE_CHECKING:
-    __getattr__ = rest_of(redis.cluster)
+    __getattr__ = fall_back_to(redis.cluster)

@@ -11,7 +11,7 @@ from redis.sentinel import (
     SlaveNotFoundError as SlaveNotFoundError,
 )
 
-from braidstream.net.compat import rest_of
+from braidstream.net.compat import fall_back_to
 from braidstream.clients.sync import Redis as Redis
 from braidstream.clients.sentinel_clients import SentinelClients
 
@@ -23,4 +23,4 @@ class Sentinel(SentinelClients, redis.sentinel.Sentinel):
 
 
 if not TYPE_CHECKING:
-    __getattr__ = rest_of(redis.sentinel)
+    __getattr__ = fall_back_to(redis.sentinel)

@@ -39,7 +39,7 @@ from braidstream.asyncio import (
 from braidstream.asyncio.cluster import RedisCluster as RedisCluster
 from braidstream.asyncio.sentinel import Sentinel as Sentinel
 from braidstream.clients.aio import Redis as Redis
-from braidstream.net.compat import rest_of as _rest_of
+from braidstream.net.compat import fall_back_to as _fall_back_to
 
 if TYPE_CHECKING:  # newer than the oldest redis-py that is supported
     from redis.asyncio import (
@@ -49,7 +49,7 @@ if TYPE_CHECKING:  # newer than the oldest redis-py that is supported
         Subscription as Subscription,
     )
 else:
-    __getattr__ = _rest_of(_redis)
+    __getattr__ = _fall_back_to(_redis)
 
 
 __all__ = sorted({*_redis.__all__, "client", "cluster", "connection", "retry", "sentinel"})

@@ -10,9 +10,9 @@ from redis.asyncio.client import (
 )
 
 from braidstream.clients.aio import Pipeline as Pipeline, Redis as Redis
-from braidstream.net.compat import rest_of
+from braidstream.net.compat import fall_back_to
 
 StrictRedis = Redis
 
 if not TYPE_CHECKING:
-    __getattr__ = rest_of(redis.asyncio.client)
+    __getattr__ = fall_back_to(redis.asyncio.client)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import redis.asyncio.cluster
 from redis.asyncio.cluster import ClusterNode as ClusterNode
 
-from braidstream.net.compat import rest_of
+from braidstream.net.compat import fall_back_to
 from braidstream.clients.raised import cluster_refused
 
 
@@ -20,4 +20,4 @@ class RedisCluster(redis.asyncio.cluster.RedisCluster):
 
 
 if not TYPE_CHECKING:
-    __getattr__ = rest_of(redis.asyncio.cluster)
+    __getattr__ = fall_back_to(redis.asyncio.cluster)

@@ -12,7 +12,7 @@ from redis.asyncio.sentinel import (
 )
 
 from braidstream.clients.aio import Redis as Redis
-from braidstream.net.compat import rest_of
+from braidstream.net.compat import fall_back_to
 from braidstream.clients.sentinel_clients import SentinelClients
 
 
@@ -23,4 +23,4 @@ class Sentinel(SentinelClients, redis.asyncio.sentinel.Sentinel):
 
 
 if not TYPE_CHECKING:
-    __getattr__ = rest_of(redis.asyncio.sentinel)
+    __getattr__ = fall_back_to(redis.asyncio.sentinel)

@@ -167,7 +167,7 @@ class Backends:
             next((True for parks in list(self._owners.values()) if parks()), False)
         self._owners[client] = park
         try:
-            at = await self._address.located()
+            at = await self._address.resolve()
             own = await wire.open_socket(at, lambda: Own(at, sinks, on_lost))
             self._owns.add(own)
             return own

@@ -1,11 +1,11 @@
-"""Where an engine is: URLs read, in one place. Sentinel addresses too.
+"""Parses the URLs of engines, in one place, and shows them without their secrets. Connections: wire.py.
 
     redis://user:password@host:6379/0                               one server; rediss:// for TLS; unix://
     redis+sentinel://user:password@host:26379,host:26379/service/0  the primary that the sentinels name
     rediss+sentinel://...                                           TLS to the sentinels and to the servers
 
-The user and the password are for the servers. The sentinels' own are options: `?sentinel_username=...` and
-`sentinel_password`. Other options are redis-py's.
+The user and the password are for the servers. `?sentinel_username=...` and `sentinel_password` are for the
+sentinels. All other options are redis-py's.
 """
 
 import ssl
@@ -26,13 +26,15 @@ from braidstream.net.sentinels import Place, Sentinels
 SENTINEL_PORT: Final = 26379
 _SCHEMES: Final = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
 _NO: Final = ("false", "no", "0", "off", "n", "f")
+# Shown in place of a URL that may hold a secret.
+_HIDDEN: Final = "the given URL"
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where an engine is and who we are there. The password is not shown.
+    """Where an engine is, and the user we log in as. repr() hides the password.
 
-    With `sentinels`, host and port say nothing: the sentinels are asked for every connection.
+    With `sentinels`, host and port are not used: each new connection gets them from the sentinels.
     """
 
     host: str = "localhost"
@@ -55,14 +57,14 @@ class Address:
         return self.host, self.port
 
     def as_user(self, user: str | bytes | None, password: str | bytes | None) -> "Address":
-        """The same place, somebody else; None is nobody yet."""
+        """The same server with another user; None: not logged in."""
         return replace(self, user=user, password=password)
 
     def in_db(self, db: int) -> "Address":
         return replace(self, db=db)
 
-    async def located(self) -> "Address":
-        """The address of one server. LostError if no sentinel knows it."""
+    async def resolve(self) -> "Address":
+        """The address of one server. Raises LostError if no sentinel knows it."""
         if self.sentinels is None:
             return self
         host, port = await self.sentinels.primary()
@@ -71,7 +73,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class SentinelUrl:
-    """A sentinel URL taken apart. server: a URL with the same user, database and options, without a host."""
+    """The parts of a sentinel URL. server: a URL with its user, database and options, and a dummy host."""
 
     places: tuple[tuple[str, int], ...]
     service: str
@@ -81,7 +83,7 @@ class SentinelUrl:
 
 
 def split_sentinel(url: str) -> SentinelUrl | None:
-    """None if it is another kind of URL; ValueError if it cannot be read."""
+    """None if it is another kind of URL. Raises ValueError if it is invalid."""
     scheme, _, rest = url.partition("://")
     if scheme not in _SCHEMES:
         return None
@@ -107,9 +109,9 @@ def _place(text: str) -> tuple[str, int]:
 
 
 def parse_address(url: str) -> Address:
-    """An address from a URL as redis-py takes it, or of sentinels: see the top of the file.
+    """The address of a redis-py URL or a sentinel URL: see the top of the file.
 
-    ConfigError if it cannot be used; it repeats nothing of the URL, which may hold a password.
+    Raises ConfigError if it is invalid. The text contains nothing of the URL, which may hold a password.
     """
     try:
         return _parse(url)
@@ -153,7 +155,7 @@ def _parse(url: str) -> Address:
 
 
 class _Pool(redis.sentinel.SentinelConnectionPool):
-    """redis-py's pool, that closes its connections to the sentinels too."""
+    """redis-py's pool. It also closes its connections to the sentinels."""
 
     def disconnect(self, inuse_connections: bool = True) -> None:
         super().disconnect(inuse_connections)
@@ -177,34 +179,33 @@ def sentinel_pool(url: str, options: Mapping[str, Any], *, is_async: bool = Fals
         return None
     kind: Any = redis.asyncio.sentinel.Sentinel if is_async else redis.sentinel.Sentinel
     pool: Any = _AsyncPool if is_async else _Pool
-    words = {**options, **parse_url(group.server)}  # type: ignore[no-untyped-call]
-    tls = {name: value for name, value in words.items() if name.startswith("ssl_")}
-    if words.pop("connection_class", None) is not None:
-        tls["ssl"] = words["ssl"] = True
+    server = {**options, **parse_url(group.server)}  # type: ignore[no-untyped-call]
+    sentinel = {name: value for name, value in server.items() if name.startswith(("ssl_", "socket_"))}
+    if server.pop("connection_class", None) is not None:
+        sentinel["ssl"] = server["ssl"] = True
     for name in ("host", "port"):
-        words.pop(name, None)
+        server.pop(name, None)
     login = {"username": group.user, "password": group.password}
-    patience = {name: words[name] for name in words if name.startswith("socket_")}
-    asked = {**patience, **tls, **{name: value for name, value in login.items() if value is not None}}
-    return pool(group.service, kind(group.places, sentinel_kwargs=asked), **words)
+    sentinel |= {name: value for name, value in login.items() if value is not None}
+    return pool(group.service, kind(group.places, sentinel_kwargs=sentinel), **server)
 
 
 def shown(url: str) -> str:
-    """The address without its secrets; where it cannot be read for sure, nothing of it."""
+    """The address without its secrets. If they cannot be separated with certainty: nothing of it."""
     try:
         group = split_sentinel(url)
         if group is not None:
             places = ",".join(f"{host}:{port}" for host, port in group.places)
             found = f"{url.partition('://')[0]}://{places}/{group.service}"
-            return "the given URL" if "@" in found else found
+            return _HIDDEN if "@" in found else found
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError:
-        return "the given URL"
+        return _HIDDEN
     if "@" in parts.path + parts.query + parts.fragment:
-        return "the given URL"
+        return _HIDDEN
     if parts.scheme == "unix" and parts.path:
         return f"unix://{parts.path}"
     if not host:
-        return "the given URL"
+        return _HIDDEN
     return f"{parts.scheme}://{host}{f':{port}' if port else ''}{parts.path}"

@@ -1,7 +1,7 @@
-"""Servers reached for bulk work: plans on any node of a cluster, and raw connections for pages of bytes.
+"""Servers and clusters for bulk work (Spark): plans by key, and connections that carry raw bytes.
 
-redis-py opens, secures and authenticates a connection. Then a `Wire` sends and receives bytes on its
-socket itself: a reply of thousands of entries need not become Python objects to become columns.
+redis-py opens and authenticates a connection. Then a `Wire` sends and receives bytes on its socket, so a
+reply of thousands of entries becomes columns without becoming Python objects first. Clients do not use this.
 """
 
 import secrets
@@ -36,11 +36,11 @@ class Server:
     def __init__(self, url: str, options: dict[str, Any] | None = None) -> None:
         typed = {name: _typed(name, value) for name, value in (options or {}).items()}
         is_cluster = bool(typed.pop("cluster", False))
-        # RESP2: the page parser and the plans know its shapes. Lost connections are retried here.
+        # RESP2, because the page parser reads only that. redis-py retries lost connections.
         settings = {"retry": Retry(ExponentialBackoff(cap=1.0), TRIES), **QUICK_HELLO, **typed}
         settings["protocol"] = 2
         group = split_sentinel(url)
-        # One that cannot be read is told now, of a cluster too.
+        # Fails now if the URL is invalid, also for a cluster.
         parse_url(group.server if group else url)  # type: ignore[no-untyped-call]
         self.url = url
         self._settings = settings
@@ -53,7 +53,7 @@ class Server:
         elif not is_cluster:
             self._client = redis.Redis.from_url(url, **settings)
         if self._client is not None:
-            self._client.connection_pool.make_connection()  # not connected: an unknown option is told now
+            self._client.connection_pool.make_connection()  # fails now on an unknown option; opens no socket
 
     def close(self) -> None:
         for each in (self._client, self._cluster):
@@ -61,7 +61,7 @@ class Server:
                 each.close()
 
     def _nodes(self) -> Any:
-        """The cluster. It is asked for its nodes when it is first used."""
+        """The cluster, connected on first use."""
         if self._cluster is None:
             try:
                 self._cluster = redis.RedisCluster.from_url(self.url, **self._settings)
@@ -84,7 +84,7 @@ class Server:
         return cluster.get_redis_connection(cluster.get_node_from_key(key)).connection_pool
 
     def run(self, plan: Plan[T], key: bytes) -> T:
-        """Run a plan where a key lives."""
+        """Run a plan on the server that holds a key."""
         return _run(self._pool(key), plan)
 
     def run_everywhere(self, make: Any) -> list[Any]:
@@ -93,7 +93,7 @@ class Server:
 
     @contextmanager
     def wire(self, key: bytes) -> Iterator["Wire"]:
-        """A raw connection to where a key lives. It is closed when an error leaves the block."""
+        """A raw connection to the server that holds a key. It is closed if the block raises."""
         pool = self._pool(key)
         conn = pool.get_connection()
         try:
@@ -135,14 +135,11 @@ class Wire:
         self._buffer = bytearray(CHUNK)
 
     def send(self, *commands: Command) -> bytes:
-        """Send commands; the mark that ends their replies. Read them with `receive`."""
-        mark = secrets.token_hex(16).encode()
-        packed = self.conn.pack_commands([*commands, ("ECHO", mark)])
-        socket_of(self.conn).sendall(b"".join(packed))
-        return b"$32\r\n%s\r\n" % mark
+        """Send commands. Returns the mark that ends their replies, for `receive`."""
+        return self._send_packed(self.conn.pack_commands(commands))
 
     def call(self, *commands: Command) -> list[Any]:
-        """Commands in one round trip; errors come back as values."""
+        """Run commands in one round trip. Errors are returned as values."""
         self.conn.send_packed_command(self.conn.pack_commands(commands))
         replies = list[Any]()
         for _ in commands:
@@ -153,15 +150,17 @@ class Wire:
         return replies
 
     def exchange(self, before: Iterable[Command], packed: bytes, after: Iterable[Command]) -> bytearray:
-        """Commands, then commands that are bytes already, then more commands: all their replies, as bytes."""
-        mark = secrets.token_hex(16).encode()
+        """Send commands, then packed commands, then more commands. Returns all replies as bytes."""
         pack = self.conn.pack_commands
-        end = [*after, ("ECHO", mark)]
-        socket_of(self.conn).sendall(b"".join((*pack([*before]), packed, *pack(end))))
-        return self.receive(b"$32\r\n%s\r\n" % mark)
+        return self.receive(self._send_packed((*pack([*before]), packed, *pack([*after]))))
+
+    def _send_packed(self, parts: Iterable[bytes]) -> bytes:
+        mark = secrets.token_hex(16).encode()
+        socket_of(self.conn).sendall(b"".join((*parts, *self.conn.pack_command("ECHO", mark))))
+        return b"$32\r\n%s\r\n" % mark
 
     def receive(self, mark: bytes) -> bytearray:
-        """Everything up to the mark. The mark is random, so no entry can hold it."""
+        """All bytes before the mark. The mark is random, so no entry contains it."""
         buffer, filled = self._buffer, 0
         recv_into = socket_of(self.conn).recv_into
         while True:

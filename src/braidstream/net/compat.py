@@ -1,9 +1,9 @@
-"""Where we depend on how redis-py is made, in one file: its private names, and what its versions differ in.
+"""Every private name of redis-py that we use, and the differences between its versions.
 
-No other file uses one. `sync.py` and `aio.py` override four private methods of redis-py's clients, each with
-the same signature in every supported version:
+No other file uses private names, except that `sync.py` and `aio.py` override four methods of redis-py's
+clients. Each has the same signature in every supported version:
 
-    _send_command_parse_response    one command over one connection: the seam
+    _send_command_parse_response    one command over one connection
     _execute_command                one command with its retries (sync only; asyncio's is public)
     _execute_pipeline               a pipeline over one connection
     _execute_transaction            a MULTI over one connection
@@ -27,7 +27,7 @@ try:
 except ImportError:  # older redis-py
     QUICK_HELLO: dict[str, Any] = {}
 else:
-    # redis-py looks its version up in its package for every connection, a millisecond, unless it is told.
+    # Without this, redis-py reads its version from its package for every connection, which takes 1 ms.
     QUICK_HELLO = {"driver_info": DriverInfo()}
 
 
@@ -41,10 +41,10 @@ _CODES = {kind: code for code, kind in BaseParser.EXCEPTION_CLASSES.items() if i
 
 
 def error_line(error: Exception) -> str:
-    """The error reply that redis-py made an exception of, with its code.
+    """The error reply behind an exception of redis-py, with its code.
 
-    redis-py cuts off the codes it knows. Newer versions keep them in `status_code`. In older ones the class
-    tells the code, and a text that is left without one was an "ERR".
+    redis-py removes the codes it knows. Newer versions keep them in `status_code`. In older ones the class
+    implies the code, and a text without a code had "ERR".
     """
     text = str(error)
     code = getattr(error, "status_code", None) or _CODES.get(type(error))
@@ -53,17 +53,17 @@ def error_line(error: Exception) -> str:
     return f"{code} {text}" if code and not text.startswith(code) else text
 
 
-def _beneath(conn: Any) -> Any:
-    """The connection itself, where redis-py's client-side cache stands before it."""
+def _unwrapped(conn: Any) -> Any:
+    """The connection itself, if redis-py's client-side cache wraps it."""
     return getattr(conn, "_conn", conn)
 
 
 def encoder_of(conn: Any) -> Any:
-    return _beneath(conn).encoder
+    return _unwrapped(conn).encoder
 
 
 def sends_text_as_encoded(conn: Any) -> bool:
-    """Whether the connection encodes text as its encoder does. With hiredis it always sends UTF-8."""
+    """Whether the connection sends text as its encoder encodes it. With hiredis it always sends UTF-8."""
     encoder = encoder_of(conn)
     return lookup(encoder.encoding).name == "utf-8" and not encoder.encoding_errors.startswith("surrogate")
 
@@ -71,8 +71,7 @@ def sends_text_as_encoded(conn: Any) -> bool:
 def packed(conn: Any, commands: Iterable[tuple[Any, ...]]) -> list[bytes]:
     """Commands as the connection would send them.
 
-    redis-py looks at each word in Python, and that takes longer than packing it. What hiredis does not take
-    is left to redis-py.
+    hiredis packs them if it can, because redis-py checks each word in Python, which is slower.
     """
     if not _packs_as_hiredis(conn):
         return conn.pack_commands(commands)  # type: ignore[no-any-return]
@@ -90,7 +89,7 @@ def packed(conn: Any, commands: Iterable[tuple[Any, ...]]) -> list[bytes]:
 
 
 def _packs_as_hiredis(conn: Any) -> bool:
-    """Whether text is sent as UTF-8, and no other packer was chosen. Asked once of each connection."""
+    """Whether the connection packs commands as hiredis does. Checked once per connection."""
     packs: bool | None = getattr(conn, "braid_packs", None)
     if packs is None:
         probe: Any = ("SET", "\N{SNOWMAN}", b"\xff", 1, 1.5)
@@ -103,13 +102,13 @@ def _packs_as_hiredis(conn: Any) -> bool:
 
 
 def socket_of(conn: Any) -> Any:
-    """A connection's socket, or an asyncio connection's writer. It is another one after a reconnect."""
-    conn = _beneath(conn)
+    """A connection's socket, or an asyncio connection's writer. It changes with each reconnect."""
+    conn = _unwrapped(conn)
     return getattr(conn, "_sock", None) or getattr(conn, "_writer", None)
 
 
 def closed_by_server(conn: Any) -> bool:
-    """Whether the server has closed an asyncio connection that still counts as connected."""
+    """Whether the server has closed an asyncio connection that redis-py still treats as connected."""
     return conn._reader is not None and bool(conn._reader.at_eof())
 
 
@@ -117,7 +116,7 @@ _TAKES_TIMEOUT = "timeout" in signature(AbstractConnection.read_response).parame
 
 
 def read_within(conn: Any, timeout: float) -> Any:
-    """A reply that may take longer than the socket's own timeout, undecoded. Not for asyncio."""
+    """Read an undecoded reply with a timeout other than the socket's. Not for asyncio."""
     if _TAKES_TIMEOUT:
         return conn.read_response(disable_decoding=True, timeout=timeout)
     if not conn.can_read(timeout=timeout):
@@ -126,13 +125,13 @@ def read_within(conn: Any, timeout: float) -> Any:
 
 
 def is_connected(conn: Any) -> bool:
-    """Whether a connection stands. Older redis-py tells it of asyncio connections only."""
-    told = getattr(conn, "is_connected", None)
-    return _beneath(conn)._sock is not None if told is None else bool(told)
+    """Whether a connection is open. Older redis-py has `is_connected` for asyncio only."""
+    reported = getattr(conn, "is_connected", None)
+    return _unwrapped(conn)._sock is not None if reported is None else bool(reported)
 
 
-def rest_of(module: ModuleType) -> Callable[[str], Any]:
-    """A module's `__getattr__`: names that it has not are redis-py's, whatever the version has."""
+def fall_back_to(module: ModuleType) -> Callable[[str], Any]:
+    """A `__getattr__` for our modules: a name that ours does not define comes from redis-py's."""
 
     def public(name: str) -> Any:
         if name.startswith("_"):

@@ -1,4 +1,4 @@
-"""Replies in the shape that plans know (RESP2), and results in the shape that RESP3 sends."""
+"""Converts replies to the shape that plans expect (RESP2), and results to the shape of RESP3. No parsing."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from braidstream.net.compat import error_line
 
 
 def resp2(command: Command, reply: Any) -> Any:
-    """A reply in the shape plans know, whatever protocol it came by."""
+    """A reply of either protocol in the shape of RESP2."""
     if isinstance(reply, exceptions.ResponseError):
         return reply_error(reply)
     if isinstance(reply, dict) and command[0] in ("XREAD", "XREADGROUP"):
@@ -21,19 +21,19 @@ def resp2(command: Command, reply: Any) -> Any:
 
 
 def _flattened(value: Any) -> Any:
-    """Maps as the flat arrays that RESP2 sends, however deep."""
+    """Maps as flat arrays, at any depth."""
     if isinstance(value, dict):
         return [_flattened(word) for pair in value.items() for word in pair]
     return [_flattened(each) for each in value] if isinstance(value, list) else value
 
 
 def reply_error(error: exceptions.ResponseError) -> ReplyError:
-    """The error line that redis-py made an exception of."""
+    """The error reply behind an exception of redis-py."""
     return ReplyError(error_line(error))
 
 
 def mapped(info: list[Any]) -> Any:
-    """XINFO as RESP3 sends it: the flat arrays that start with a fact's name are maps."""
+    """XINFO in the shape of RESP3: flat arrays that start with a field name become maps."""
     if info and info[0] in (b"length", b"name") and len(info) % 2 == 0:
         pairs = zip(info[::2], info[1::2], strict=True)
         return {name: mapped(value) if _holds_maps(name, value) else value for name, value in pairs}

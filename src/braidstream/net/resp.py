@@ -1,13 +1,13 @@
-"""The wire, without I/O: what clients say (hostile until parsed), where replies end, how results are written.
+"""RESP without I/O: parses the commands of clients (untrusted), finds where replies end, encodes results.
 
-Clients send arrays of bulk strings, or a line of words. The usual chunk holds whole commands of small
-words. It is split at line ends, and the lengths it claims are compared with the lengths that came out:
+Clients send arrays of bulk strings, or a line of words. The usual chunk contains complete commands of small
+words. It is split at line ends, and the lengths that it declares are compared with the lengths of the parts:
 
     *2 | $3 | GET | $1 | k | *1 | $4 | PING |          heads  $3 $1   words  GET k
 
-Where they agree, the split is what a parser by lengths would have found. Where they do not (a line end
-within a word, a large word, a torn command) the rest is parsed by lengths, word by word, as the engine
-does, with the engine's limits and the engine's words for what is wrong.
+If they are equal, the split is what a parser by lengths would find. If not (a line end within a word, a large
+word, an incomplete command), the rest is parsed by lengths, word by word, as the engine does, with the
+engine's limits and error texts.
 """
 
 import re
@@ -29,7 +29,7 @@ _BLANKS: Final = b" \t\n\v\f\r\0"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much one client may ask for at once."""
+    """Limits of one client's command."""
 
     bulk: int = 512 * 1024 * 1024
     words: int = 1024 * 1024
@@ -37,11 +37,11 @@ class Limits:
 
 
 class _Broken(Exception):
-    """What came is no command, and nobody can tell where the next one starts."""
+    """A protocol error. It is unknown where the next command starts."""
 
 
 class Parser:
-    """Bytes of one client in, commands out. After a protocol error nothing more is read: see `error`."""
+    """Bytes of one client in, commands out. After a protocol error (`error`) it ignores all input."""
 
     def __init__(self, limits: Limits) -> None:
         self.error: str | None = None
@@ -49,19 +49,19 @@ class Parser:
         small = limits.bulk < len(HEADS) or limits.words < len(COUNTS)
         self._heads, self._counts = ([], {}) if small else (HEADS, COUNTS)
         self._rest = bytearray()
-        self._at = 0  # so much of the rest is parsed: 0 between two calls
+        self._at = 0  # how much of _rest is parsed; 0 between calls
         self._words: Words = []
-        self._left = 0  # words that the command still lacks
-        self._bulk = -1  # length of the word that is on its way
+        self._left = 0  # words that are missing from the command
+        self._bulk = -1  # length of the incomplete word
         self._size = 0  # bytes of the words so far
 
     @property
     def is_clean(self) -> bool:
-        """Whether a command starts with the next byte, and the limits are the usual ones."""
+        """Whether the next byte starts a command, and the limits are not smaller than usual."""
         return not (self._rest or self._left or self.error) and bool(self._counts)
 
     def feed(self, data: bytes) -> list[Words]:
-        """The commands that are complete now. What came is split once, so the cost is in proportion to it."""
+        """The commands that are complete now. Each byte is split once, so the cost is linear."""
         commands: list[Words] = []
         if self.error is not None:
             return commands
@@ -75,7 +75,7 @@ class Parser:
             while (command := self._parse()) is not None:
                 if command:
                     commands.append(command)
-                if not is_split:  # the command that was torn is whole
+                if not is_split:  # the command that was incomplete
                     is_split = True
                     self._rest = bytearray(self._split(bytes(memoryview(self._rest)[self._at :]), commands))
                     self._at = 0
@@ -87,7 +87,7 @@ class Parser:
         return commands
 
     def _split(self, data: bytes, commands: list[Words]) -> bytes:
-        """Whole commands of small words; the rest is returned."""
+        """Take complete commands of small words. Returns the rest."""
         tokens = data.split(b"\r\n")
         at, end = 0, len(tokens) - 1
         while at < end:
@@ -105,7 +105,7 @@ class Parser:
         return data if at == 0 else b"\r\n".join(tokens[at:])
 
     def _parse(self) -> Words | None:
-        """One command by lengths; [] for one that says nothing, None if it is not complete, or `error`."""
+        """Parse one command by lengths; [] if it is empty, None if it is not complete."""
         if not self._left:
             if self._at >= len(self._rest):
                 return None
@@ -180,7 +180,7 @@ _NAMED: Final = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"b": b"\b", b"a": b"\a"
 
 
 def split_words(line: bytes) -> Words | None:
-    """A line of words as one types them, quotes and escapes as the engine reads them; None if unbalanced."""
+    """Split an inline command, with quotes and escapes as in the engine; None if quotes are unbalanced."""
     words, at = Words(), 0
     while True:
         while at < len(line) and line[at] in _BLANKS:
@@ -211,9 +211,9 @@ def _unescaped(found: "re.Match[bytes]") -> bytes:
 
 
 class Scanner:
-    """Where the replies of an engine end, without building them. Works on any chunks, in constant memory.
+    """Finds where replies end without building them, in chunks of any size and in constant memory.
 
-    A reply is a number of values still to come: each value takes one away, an aggregate adds its parts.
+    It counts the values still to come: each value subtracts one, an aggregate adds its parts.
     """
 
     def __init__(self) -> None:
@@ -221,7 +221,7 @@ class Scanner:
 
     @property
     def at_end(self) -> bool:
-        """Whether no reply is half read."""
+        """Whether no reply is incomplete."""
         return not (self._pending or self._line)
 
     def feed(self, data: bytes) -> list[tuple[int, int]]:
@@ -248,7 +248,7 @@ class Scanner:
         return ends
 
     def _head(self, line: bytes) -> bool:
-        """Take the first line of a value; whether the value ends with it."""
+        """Read the first line of a value. Returns whether the value ends with it."""
         kind = line[0]
         if not self._pending:
             self._pending, self._kind = 1, kind
@@ -264,7 +264,7 @@ class Scanner:
 
 
 def elements(reply: bytes) -> list[bytes]:
-    """The parts of an array reply, each as it was sent."""
+    """The parts of an array reply, each as raw bytes."""
     start = reply.index(b"\n") + 1
     body = reply[start:]
     ends = [end for end, _ in Scanner().feed(body)]
@@ -272,19 +272,19 @@ def elements(reply: bytes) -> list[bytes]:
 
 
 class Status(str):
-    """A short text that goes out as `+text`."""
+    """A text that is encoded as `+text`."""
 
     __slots__ = ()
 
 
 class Pairs(list[Any]):
-    """[key, value] pairs that go out as a map; a key may come twice."""
+    """[key, value] pairs that are encoded as a map. Keys may repeat."""
 
     __slots__ = ()
 
 
 class NoArray:
-    """Nothing, where an array would stand."""
+    """A null array."""
 
 
 NULL: Final = {2: b"$-1\r\n", 3: b"_\r\n"}
@@ -292,7 +292,7 @@ NULL_ARRAY: Final = {2: b"*-1\r\n", 3: b"_\r\n"}
 
 
 def error_line(error: BraidError) -> bytes:
-    """An error as it goes out. Ours have no code in their text."""
+    """An error reply. The text of our own errors has no code, so it is added."""
     text = getattr(error, "text", None) or f"{error.code} {error}"
     if "Function not found" in text:
         text = "LIBRARY the engine lacks the braidstream functions. Load them with: braid init --url URL"
@@ -300,7 +300,7 @@ def error_line(error: BraidError) -> bytes:
 
 
 def encode(value: Any, resp: int, null: bytes) -> bytes:
-    """A result as the engine would send it: bytes, int, None, lists, maps, Status, errors."""
+    """Encode a result as the engine would send it: bytes, int, None, lists, maps, Status, errors."""
     parts = list[bytes]()
     _encode(value, resp, null, parts.append)
     return b"".join(parts)

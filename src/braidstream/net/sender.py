@@ -1,6 +1,6 @@
-"""Sends the batches of a plan over a connection of redis-py, and knows whether a write may be lost.
+"""Sends the batches of a plan over a connection of redis-py, and tracks whether a write may be lost.
 
-`Sender` and `AsyncSender` are the same text. Keep them side by side.
+`Sender` and `AsyncSender` do the same. Change both together.
 """
 
 import asyncio
@@ -13,20 +13,20 @@ from braidstream.net.reply_shape import resp2
 from braidstream.protocol.exchange import unpack, wire
 from braidstream.protocol.plan import Batch, Replies
 
-# A server that is starting up, or asks for a password, has done nothing: no reply is lost.
+# The server executed nothing: it is still loading, or requires a password.
 REFUSALS: Final = (exceptions.BusyLoadingError, exceptions.AuthenticationError)
 LOST: Final = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
 
 
 class NotResentError(Exception):
-    """A connection was lost after a write was sent. Not a redis error, so redis-py does not retry it."""
+    """The connection was lost after a write was sent. Not a redis-py error, so redis-py does not retry it."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))
         self.error = error
 
     def for_user(self) -> BaseException:
-        """The same kind of error redis-py raises, saying what is not known."""
+        """The error that redis-py would raise; its text says that the write may have been applied."""
         text = (
             f"{self.error}. A write had been sent and its reply is lost: it may or may not have been "
             "applied. braidstream does not send a write twice."
@@ -40,7 +40,7 @@ class Sender:
     """Sends batches over one connection, and remembers whether a write was among them."""
 
     def __init__(self, conn: Any, *, watching: bool = False) -> None:
-        # A new connection in the middle of a plan, or under a WATCH, would have forgotten what it stood for.
+        # Only the first batch may connect: a new connection would have lost the plan's WATCH.
         self.conn, self.wrote, self.may_connect = conn, False, not watching
 
     def __call__(self, batch: Batch) -> Replies:
@@ -67,7 +67,7 @@ class Sender:
 
 
 def connect(conn: Any, may: bool = True) -> None:
-    """Make sure that what is sent next is sent."""
+    """Connect if the connection is not open."""
     if is_connected(conn):
         return
     if not may:
@@ -79,7 +79,7 @@ class AsyncSender:
     """Sends batches over one connection, and remembers whether a write was among them."""
 
     def __init__(self, conn: Any, *, watching: bool = False) -> None:
-        # A new connection in the middle of a plan, or under a WATCH, would have forgotten what it stood for.
+        # Only the first batch may connect: a new connection would have lost the plan's WATCH.
         self.conn, self.wrote, self.may_connect = conn, False, not watching
 
     async def __call__(self, batch: Batch) -> Replies:
@@ -101,7 +101,7 @@ class AsyncSender:
         try:
             if timeout is None:
                 return await self.conn.read_response(disable_decoding=True)
-            # Asked for a timeout, redis-py answers None in time and leaves the reply for the next reader.
+            # Ours expires first: redis-py's timeout returns None and leaves the reply to the next reader.
             async with asyncio.timeout(timeout):
                 return await self.conn.read_response(disable_decoding=True, timeout=2 * timeout)
         except TimeoutError as error:
@@ -111,7 +111,7 @@ class AsyncSender:
 
 
 async def aconnect(conn: Any, may: bool = True) -> None:
-    """Make sure that what is sent next is sent. redis-py may hand out a connection that the server closed."""
+    """Connect if the connection is not open. redis-py's pool may return one that the server has closed."""
     if is_connected(conn) and closed_by_server(conn):
         await conn.disconnect(nowait=True)
     if is_connected(conn):
@@ -122,7 +122,7 @@ async def aconnect(conn: Any, may: bool = True) -> None:
 
 
 def read_timeout(conn: Any, batch: Batch) -> float | None:
-    """How long the last reply may take: the socket's own timeout, and the time the engine may block."""
+    """The socket's timeout plus the time that the engine may block; None: the socket's timeout applies."""
     if batch.block_ms is None or conn.socket_timeout is None:
         return None
     return float(conn.socket_timeout) + batch.block_ms / 1000

@@ -1,8 +1,8 @@
-"""Who the primary is: sentinels are asked, all at once, and the newest configuration wins.
+"""Finds the primary: queries all sentinels at once, and the newest configuration wins. No failover logic.
 
-During a failover they differ: the one that leads it knows the new primary first, one that was cut off may
-still name the old one. Each configuration has an epoch, so no vote is needed. The answer is kept for a
-moment: many connections are made at once after a failover.
+During a failover sentinels differ: the leader knows the new primary first, and a partitioned one may still
+name the old one. Each configuration has an epoch, so no vote is needed. The result is cached briefly, because
+many clients reconnect at once after a failover.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ from braidstream.errors import LostError, ReplyError
 
 Place = tuple[str, int]
 
-ANSWER_WITHIN_S: Final = 1.0
-KEPT_S: Final = 0.5
+TIMEOUT_S: Final = 1.0
+CACHE_S: Final = 0.5
 
 
 @dataclass(frozen=True, order=True, slots=True)
-class Opinion:
-    """What sentinels say: the primary by the newest configuration, and whether a failover is going on."""
+class Report:
+    """What sentinels report: the primary of a configuration, and whether a failover is in progress."""
 
     epoch: int
     primary: Place
@@ -31,9 +31,9 @@ class Opinion:
 
 
 @dataclass(slots=True)
-class _Memory:
+class _Cached:
     at: float = float("-inf")
-    answer: Opinion | LostError | None = None
+    report: Report | LostError | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -46,36 +46,36 @@ class Sentinels:
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     tls: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
-    _memory: _Memory = field(default_factory=_Memory, repr=False, compare=False)
+    _cached: _Cached = field(default_factory=_Cached, repr=False, compare=False)
 
     def __str__(self) -> str:
         return f"{self.service} (sentinels {','.join(f'{host}:{port}' for host, port in self.places)})"
 
     async def primary(self) -> Place:
-        """Where the primary is now. LostError if no sentinel knows."""
+        """The primary's address. Raises LostError if no sentinel knows it."""
         return (await self.query()).primary
 
-    async def query(self) -> Opinion:
-        """What all of them say together. LostError if none answers."""
-        memory = self._memory
-        async with memory.lock:
-            if time.monotonic() - memory.at > KEPT_S:
-                memory.answer = await self._query_all()
-                memory.at = time.monotonic()
-        if isinstance(memory.answer, LostError):
-            raise LostError(str(self), memory.answer.why, wrote=False)
-        assert memory.answer is not None
-        return memory.answer
+    async def query(self) -> Report:
+        """The newest report of all sentinels. Raises LostError if none answers."""
+        cached = self._cached
+        async with cached.lock:
+            if time.monotonic() - cached.at > CACHE_S:
+                cached.report = await self._query_all()
+                cached.at = time.monotonic()
+        if isinstance(cached.report, LostError):
+            raise LostError(str(self), cached.report.why, wrote=False)
+        assert cached.report is not None
+        return cached.report
 
-    async def _query_all(self) -> Opinion | LostError:
-        said = await asyncio.gather(*map(self._query, self.places), return_exceptions=True)
-        if known := [answer for answer in said if isinstance(answer, Opinion)]:
-            return replace(max(known), failing_over=any(answer.failing_over for answer in known))
-        return LostError(str(self), "; ".join(str(each) or type(each).__name__ for each in said), wrote=False)
+    async def _query_all(self) -> Report | LostError:
+        results = await asyncio.gather(*map(self._query, self.places), return_exceptions=True)
+        if reports := [each for each in results if isinstance(each, Report)]:
+            return replace(max(reports), failing_over=any(each.failing_over for each in reports))
+        why = "; ".join(str(each) or type(each).__name__ for each in results)
+        return LostError(str(self), why, wrote=False)
 
-    async def _query(self, place: Place) -> Opinion:
-        """One sentinel's opinion."""
-        async with asyncio.timeout(ANSWER_WITHIN_S):
+    async def _query(self, place: Place) -> Report:
+        async with asyncio.timeout(TIMEOUT_S):
             reader, writer = await asyncio.open_connection(*place, ssl=self.tls)
             try:
                 commands: list[tuple[str, ...]] = [
@@ -90,7 +90,7 @@ class Sentinels:
                 writer.close()
         pairs = dict(zip(facts[::2], facts[1::2], strict=True))
         primary = address[0].decode(), int(address[1])
-        return Opinion(int(pairs[b"config-epoch"]), primary, b"failover_in_progress" in pairs[b"flags"])
+        return Report(int(pairs[b"config-epoch"]), primary, b"failover_in_progress" in pairs[b"flags"])
 
 
 def _pack(words: tuple[str, ...]) -> bytes:

@@ -4,9 +4,9 @@
      send(batch) ---+--> one write per turn of the loop --+--> its replies
      send(batch) ---+      hiredis parses the answers     +--> its replies
 
-Whoever sends waits while too much is under way, so memory stays bounded. A connection that is lost fails
-every batch in flight with `LostError`, which says whether a write may have been applied; it is never used
-again. A plan that WATCHes or blocks needs a connection of its own, or others' batches would come in between.
+`send` waits while too much is in flight, so memory stays bounded. If the connection is lost, every batch in
+flight fails with `LostError`, which says whether a write may have been applied. A lost connection is not
+reopened: the caller makes a new one. A plan that WATCHes or blocks needs a connection of its own.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ from braidstream.net.sentinels import Place
 from braidstream.protocol.exchange import unpack, wire
 from braidstream.protocol.plan import Batch, Replies
 
-# How much may be under way: batches, and bytes not yet given to the socket.
+# How much may be in flight: batches, and bytes not yet written to the socket.
 IN_FLIGHT: Final = 10_000
 UNSENT: Final = 4_000_000
 CONNECT_WITHIN_S: Final = 10.0
 _FOR_EVER: Final = float("inf")
 
-# What a server says that is no primary, or no longer one.
+# Error codes of a server that is not the primary (any more).
 DEMOTED: Final = ("READONLY", "MASTERDOWN")
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
@@ -41,19 +41,19 @@ Push = Callable[[list[Any]], None]
 Done = Callable[[Replies | LostError], None]
 
 
-def greeting(address: Address, protocol: int, *, asks_role: bool = False) -> list[Command]:
-    """What a new connection says first. The reply to HELLO tells the server's role."""
+def _handshake_commands(address: Address, protocol: int, *, needs_role: bool) -> list[Command]:
+    """The first commands of a new connection. The reply to HELLO contains the server's role."""
     login = (address.user or "default", address.password or "")
-    says = list[Command]()
-    if protocol == 3 or asks_role:
+    commands = list[Command]()
+    if protocol == 3 or needs_role:
         auth = () if address.password is None else ("AUTH", *login)
-        says.append(("HELLO", protocol, *auth))
+        commands.append(("HELLO", protocol, *auth))
     elif address.password is not None:
-        # One word, as servers without users know it, where no user is given.
-        says.append(("AUTH", *(login if address.user else login[1:])))
+        # Without a user: AUTH password, which servers without ACLs also accept.
+        commands.append(("AUTH", *(login if address.user else login[1:])))
     if address.db:
-        says.append(("SELECT", address.db))
-    return says
+        commands.append(("SELECT", address.db))
+    return commands
 
 
 async def connect(
@@ -65,21 +65,22 @@ async def connect(
     silence_s: float | None = None,
     most_bytes: int | None = None,
 ) -> "Connection":
-    """Connect, log in and select the database. LostError if nobody answers, ReplyError if we are refused.
+    """Connect, log in and select the database.
 
-    primary: a replica is nobody to talk to; where sentinels name the server, it never is. on_push: gets
-    RESP3 push messages. silence_s: a connection that owes us replies and says nothing for so long is given
-    up. most_bytes: so is one whose reply is larger than that.
+    Raises LostError if the server does not answer, ReplyError if it refuses.
+    primary: refuse a replica; always so if sentinels name the server. on_push: gets RESP3 push messages.
+    silence_s: close if replies are due and nothing arrives for so long. most_bytes: the same if a reply is
+    larger.
     """
     primary = primary or address.sentinels is not None
-    at = await address.located()
+    at = await address.resolve()
     conn = await open_socket(
         at, lambda: Connection(str(at), on_push, silence_s=silence_s, most_bytes=most_bytes)
     )
     conn.place = at.place
     try:
         async with asyncio.timeout(CONNECT_WITHIN_S):
-            await _greet(conn, at, greeting(at, protocol, asks_role=primary))
+            await _handshake(conn, at, _handshake_commands(at, protocol, needs_role=primary))
     except TimeoutError:
         conn.close()
         raise LostError(str(at), "it does not answer", wrote=False) from None
@@ -89,20 +90,20 @@ async def connect(
     return conn
 
 
-async def _greet(conn: "Connection", address: Address, says: list[Command]) -> None:
-    if not says:
+async def _handshake(conn: "Connection", address: Address, commands: list[Command]) -> None:
+    if not commands:
         return
-    replies = await conn.send(Batch(says, resend=True, attempt=True))
+    replies = await conn.send(Batch(commands, resend=True, attempt=True))
     for reply in replies:
-        # Whoever has not logged in may come in: the server judges each of its commands.
+        # Without a password, NOAUTH is not an error here: the server checks each command later.
         if isinstance(reply, ReplyError) and (reply.code != "NOAUTH" or address.password is not None):
             raise reply
-    if says[0][0] == "HELLO" and is_replica(replies[0]):
+    if commands[0][0] == "HELLO" and is_replica(replies[0]):
         raise LostError(str(address), "it is a replica", wrote=False)
 
 
 def is_replica(hello: Any) -> bool:
-    """Whether a reply to HELLO is a replica's."""
+    """Whether a reply to HELLO comes from a replica."""
     if not isinstance(hello, list):
         return False
     return dict(zip(hello[::2], hello[1::2], strict=False)).get(b"role") in (b"replica", b"slave")
@@ -123,7 +124,7 @@ async def open_socket(address: Address, make: Callable[[], P]) -> P:
 
 
 class _Flight:
-    """Commands that were sent, and the replies that came so far. One for every append: kept bare."""
+    """Commands that were sent, and their replies so far. Every append has one, so it is kept small."""
 
     __slots__ = ("block_s", "done", "need", "replies", "since", "writes")
 
@@ -155,10 +156,8 @@ class Connection(asyncio.Protocol):
         self._full = False
         self._room: deque[asyncio.Future[None]] = deque()
 
-    # What others call
-
     async def send(self, batch: Batch) -> Replies:
-        """One batch, one round trip: what `plan.arun` asks for. It may share it with batches of others."""
+        """Send one batch in one round trip, as `plan.arun` needs. Batches of other callers may share it."""
         while self.is_full and self.lost is None:
             await self._wait_for_room()
         commands = wire(batch)
@@ -181,9 +180,9 @@ class Connection(asyncio.Protocol):
     def post(
         self, data: bytes, need: int, done: Done, *, writes: bool = True, block_ms: int | None = None
     ) -> None:
-        """Packed commands, sent at the end of this turn of the loop; `done` gets their replies as parsed.
+        """Send packed commands at the end of this turn of the loop. `done` is called with the parsed replies.
 
-        No back-pressure here: look at `is_full` first.
+        This applies no back-pressure: check `is_full` first.
         """
         if self.lost is not None:
             done(LostError(self.name, self.lost.why, wrote=False))
@@ -198,7 +197,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_full(self) -> bool:
-        """Whether the engine takes no more at the moment."""
+        """Whether the connection accepts no more at the moment."""
         return self._full or len(self._flights) >= IN_FLIGHT or self._unsent >= UNSENT
 
     @property
@@ -206,10 +205,10 @@ class Connection(asyncio.Protocol):
         return len(self._flights)
 
     def close(self, why: str = "we closed it") -> None:
-        """End it now. What is in flight fails."""
+        """Close now. Batches in flight fail."""
         self._fail(why)
 
-    # What asyncio calls
+    # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's is no subclass
@@ -258,7 +257,7 @@ class Connection(asyncio.Protocol):
         self._full = False
         self._make_room()
 
-    # Our own
+    # Private
 
     def _flush(self) -> None:
         out, self._out, self._unsent = self._out, [], 0
@@ -271,7 +270,7 @@ class Connection(asyncio.Protocol):
         if self.lost is not None:
             return
         self.lost = LostError(self.name, why, wrote=False)
-        self._reader = hiredis.Reader()  # what it had of a reply goes
+        self._reader = hiredis.Reader()  # drops an incomplete reply
         if self._silence_s is not None:
             self._watchdog.cancel()
         self._transport.abort()
