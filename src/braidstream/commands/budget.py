@@ -70,11 +70,11 @@ class Budget:
     def _is_limited(self) -> bool:
         return self.count is not None or self.size is not None
 
-    def take(self, woven: list[Entry], *numbers: int) -> list[Entry]:
+    def take(self, merged: list[Entry], *numbers: int) -> list[Entry]:
         """As many of these entries as fit."""
         if not self._is_limited:
-            return woven
-        return list(takewhile(lambda entry: self.fits(ids.text(entry[:2]), entry[3], *numbers), woven))
+            return merged
+        return list(takewhile(lambda entry: self.fits(ids.text(entry[:2]), entry[3], *numbers), merged))
 
 
 def _bulk(word: bytes) -> int:

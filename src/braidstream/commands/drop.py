@@ -9,10 +9,10 @@ from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
-from braidstream.model.merge import certain
+from braidstream.model.merge import merge_certain
 from braidstream.model.meta import Registry
 from braidstream.model.strand import Strand, facts
-from braidstream.protocol.braid import ask
+from braidstream.protocol.braid import read_strands
 from braidstream.protocol.lookup import look
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
@@ -135,7 +135,7 @@ def drop_command(view: View, strand: Strand, natives: list[bytes], how: tuple[by
 
 def trim_asking(view: View, name: bytes, spec: Trim) -> Plan[int]:
     """Trim with DELREF or ACKED: the oldest go first, but for those that a group still needs."""
-    _, lengths = yield from ask(view, name, lambda strand: strand.xlen())
+    _, lengths = yield from read_strands(view, name, lambda strand: strand.xlen())
     total = sum(length for _, length in lengths)
     most = total if spec.maxlen is None else total - spec.maxlen
     if spec.limit:
@@ -143,9 +143,9 @@ def trim_asking(view: View, name: bytes, spec: Trim) -> Plan[int]:
     end = ids.LAST if spec.minid is None else ids.before(spec.minid)
     removed, start = 0, ids.ZERO
     while removed < most and end is not None:
-        registry, pages = yield from ask(view, name, _page(start, end))
+        registry, pages = yield from read_strands(view, name, _page(start, end))
         entries = {strand: strand.entries(page) for strand, page in pages}
-        oldest = certain(entries.values(), [page for page in entries.values() if len(page) == AT_ONCE])
+        oldest = merge_certain(entries.values(), [page for page in entries.values() if len(page) == AT_ONCE])
         batch = oldest[: most - removed]
         if not batch:
             break

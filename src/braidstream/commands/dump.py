@@ -24,7 +24,7 @@ from braidstream.model.ids import Id
 from braidstream.model.meta import Registry, group_start
 from braidstream.model.strand import facts
 from braidstream.protocol import braid
-from braidstream.protocol.lookup import afresh, registry_of
+from braidstream.protocol.lookup import read_registry, registry_of
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
 
@@ -49,7 +49,7 @@ def _may_be_stream(payload: bytes) -> bool:
 def dump(view: View, argv: Argv) -> Plan[bytes | None]:
     """DUMP: O(n) for a stream, copies every entry; retries if the stream changes meanwhile."""
     name = argv[1]
-    if not (yield from afresh(view, name)).exists:
+    if not (yield from read_registry(view, name)).exists:
         return (yield from _native(argv))
     view.carriage.refuse_watch("DUMP")
     view = view.alone().under_watch()
@@ -130,7 +130,7 @@ def restore(view: View, argv: Argv) -> Plan[bytes]:
     replace = b"REPLACE" in map(option, argv[4:])
     if _may_be_stream(argv[3]) and (yield from _restore_stream(view, argv, replace)):
         return b"OK"
-    is_stream = (yield from afresh(view, argv[1])).exists
+    is_stream = (yield from read_registry(view, argv[1])).exists
     if is_stream and not replace:
         fail(_BUSY)
     [reply] = yield Batch([tuple(argv)])

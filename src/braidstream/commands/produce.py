@@ -31,10 +31,10 @@ from braidstream.model.strand import Strand
 from braidstream.model.strand import facts as strand_facts
 from braidstream.protocol.append import ensure_command, native_command
 from braidstream.protocol.lookup import (
-    afresh,
     exists,
     is_stale,
     look,
+    read_registry,
     refuse_other_types,
     refuse_unseen_types,
     registry_of,
@@ -86,7 +86,7 @@ def add_all(view: View, name: bytes, specs: Sequence[Add]) -> Plan[Results]:
         replies = yield batch
         if ensure and is_stale(replies[0]):
             view.forget(name)
-            yield from afresh(view, name)
+            yield from read_registry(view, name)
             continue
         _raise_errors(replies[: len(ensure)])
         answers, stale = _answers(replies[len(ensure) :][: len(calls)], sizes)

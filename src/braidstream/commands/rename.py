@@ -1,4 +1,4 @@
-"""RENAME, RENAMENX, COPY: a stream's entries, woven, become the chosen strand of another name.
+"""RENAME, RENAMENX, COPY: a stream's entries, merged, become the chosen strand of another name.
 
     orders    s1  1-1     4-1                        old    c1  1-1  2-2  3-0  4-1
               s2      2-2           -- RENAME -->                (IDs as users know them)
@@ -21,7 +21,7 @@ from braidstream.errors import RefusedError, ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
-from braidstream.model.meta import Registry, given
+from braidstream.model.meta import Registry, named_keys
 from braidstream.model.strand import facts
 from braidstream.protocol.append import native_command
 from braidstream.protocol.braid import delete
@@ -223,8 +223,8 @@ def adoption(view: View, made: Copy, holds: tuple[int, Id], groups: Sequence[byt
     if chosen in there.strands:
         chosen = chosen.next_life  # the deletion ends its present life
     plain = (target,) if made.replaces or keys.shares_slot(target) else ()
-    own, words = given(target, there, there.strands)
-    moved, moved_words = given(source, here, here.strands)
+    own, words = named_keys(target, there, there.strands)
+    moved, moved_words = named_keys(source, here, here.strands)
     from_source = (keys.meta(source), *moved) if move else ()
     where = (keys.meta(target), minted.key, aside, chosen.key, *own, *from_source, *plain)
     return (

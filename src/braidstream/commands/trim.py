@@ -11,9 +11,9 @@ from braidstream.errors import WRITES_REFUSED, ReplyError
 from braidstream.model import ids
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
-from braidstream.model.merge import certain
+from braidstream.model.merge import merge_certain
 from braidstream.model.strand import Entry, Strand
-from braidstream.protocol.lookup import exists, find, look, refuse_other_types, registry_of
+from braidstream.protocol.lookup import exists, find_registry, look, refuse_other_types, registry_of
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
 
@@ -54,7 +54,7 @@ def shares(view: View, argv: Argv) -> bool:
 
 
 def trim_all(view: View, name: bytes, spec: Trim) -> Plan[int]:
-    strands = (yield from find(view, name)).strands
+    strands = (yield from find_registry(view, name)).strands
     if not strands:
         yield from refuse_other_types(name)
         return 0
@@ -107,7 +107,7 @@ def _trim_to_length(view: View, name: bytes, spec: Trim) -> Plan[int]:
     assert spec.maxlen is not None
     removed, page = 0, NODE
     while True:
-        strands = (yield from find(view, name)).strands
+        strands = (yield from find_registry(view, name)).strands
         if not strands:
             yield from refuse_other_types(name)
             return removed
@@ -165,7 +165,7 @@ def _cuts(
     None is past the last ID of all: the whole strand goes.
     """
     full = [entries for entries in pages.values() if len(entries) == page]
-    oldest = certain(pages.values(), full)[:over]
+    oldest = merge_certain(pages.values(), full)[:over]
     taken = {id(entry) for entry in oldest}
     cuts = {}
     for strand, entries in pages.items():

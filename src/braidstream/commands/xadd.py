@@ -13,10 +13,10 @@ from braidstream.model.meta import bell
 from braidstream.model.strand import Strand, facts
 from braidstream.protocol.append import native_command
 from braidstream.protocol.append_plan import append
-from braidstream.protocol.braid import ask
+from braidstream.protocol.braid import read_strands
 from braidstream.protocol.identify import read_region
 from braidstream.protocol.lookup import (
-    find,
+    find_registry,
     refuse_other_types,
     refuse_unseen_types,
     registry_of,
@@ -106,7 +106,7 @@ def _add_chosen(view: View, name: bytes, spec: Add) -> Plan[bytes | None]:
     assert spec.id is not None
     _refuse_huge(spec)
     yield from refuse_unseen_types(view, name)
-    yield from find(view, name)
+    yield from find_registry(view, name)
     retries = Retries(f"others kept adding to {name!r} in the same millisecond")
     while True:
         retries.count()
@@ -128,7 +128,7 @@ def _add_chosen(view: View, name: bytes, spec: Add) -> Plan[bytes | None]:
         again = reply.code == "BSSTALE" or (spec.auto_seq and "equal or smaller" in reply.text)
         if not again:
             raise reply
-        yield from find(view, name)
+        yield from find_registry(view, name)
 
 
 def _chosen_keys(view: View, chosen: Strand) -> tuple[bytes, bytes, bytes]:
@@ -161,7 +161,7 @@ def _chosen_command(view: View, chosen: Strand, entry: Id, spec: Add) -> Command
 
 def _ends(view: View, name: bytes) -> "Plan[Ends]":
     """Where our own strands end, and what XINFO says of every strand."""
-    registry, answers = yield from ask(view, name, lambda strand: strand.xinfo())
+    registry, answers = yield from read_strands(view, name, lambda strand: strand.xinfo())
     found = {}
     for strand, reply in answers:
         info = facts(reply)

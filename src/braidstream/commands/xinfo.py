@@ -8,10 +8,10 @@ from braidstream.commands.groups import group_status
 from braidstream.commands.groups.group_status import Info, flat
 from braidstream.errors import ReplyError
 from braidstream.model import ids
-from braidstream.model.merge import bodies, weave
+from braidstream.model.merge import merge_pages, reply_entries
 from braidstream.model.meta import Registry
 from braidstream.model.strand import Entry, Strand, facts
-from braidstream.protocol.braid import ask_also
+from braidstream.protocol.braid import read_strands_with
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
 
@@ -33,7 +33,7 @@ def info(view: View, argv: Argv) -> Plan[Any]:
     # In a MULTI what follows would change the answer; elsewhere most streams have no producers to ask for.
     used = view.recall(name).idempotence is not None
     also = (produce.about_command(name),) if used and not view.carriage.may_look_again else ()
-    registry, answers, asked = yield from ask_also(
+    registry, answers, asked = yield from read_strands_with(
         view, name, lambda strand: strand.xinfo(*_full(argv)), also
     )
     if not answers:
@@ -44,9 +44,11 @@ def info(view: View, argv: Argv) -> Plan[Any]:
     if len(argv) == 3:
         return flat({**_common(registry, infos), **produced, **_ends(registry, infos)})
     count = _full_count(argv, typed)
-    woven = weave((strand.entries(each[b"entries"]) for strand, each in infos.items()), count or None)
+    merged = merge_pages((strand.entries(each[b"entries"]) for strand, each in infos.items()), count or None)
     groups = yield from group_status.full(registry, infos, count)
-    return flat({**_common(registry, infos), **produced, b"entries": bodies(woven), b"groups": groups})
+    return flat(
+        {**_common(registry, infos), **produced, b"entries": reply_entries(merged), b"groups": groups}
+    )
 
 
 def _full(argv: Argv) -> tuple[bytes | str | int, ...]:
@@ -88,15 +90,15 @@ def _common(registry: Registry, infos: dict[Strand, Info]) -> Info:
 
 
 def _ends(registry: Registry, infos: dict[Strand, Info]) -> Info:
-    def woven(end: bytes, *, reverse: bool) -> list[Entry]:
+    def merged(end: bytes, *, reverse: bool) -> list[Entry]:
         pages = (strand.entries([each[end]]) for strand, each in infos.items() if each[end])
-        return weave(pages, 1, reverse=reverse)
+        return merge_pages(pages, 1, reverse=reverse)
 
-    first, last = woven(b"first-entry", reverse=False), woven(b"last-entry", reverse=True)
+    first, last = merged(b"first-entry", reverse=False), merged(b"last-entry", reverse=True)
     return {
         b"groups": len(registry.groups),
-        b"first-entry": bodies(first)[0] if first else None,
-        b"last-entry": bodies(last)[0] if last else None,
+        b"first-entry": reply_entries(first)[0] if first else None,
+        b"last-entry": reply_entries(last)[0] if last else None,
     }
 
 

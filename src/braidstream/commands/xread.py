@@ -20,10 +20,10 @@ from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.frontier import Frontier
 from braidstream.model.ids import Id
-from braidstream.model.merge import bodies, certain, weave
+from braidstream.model.merge import merge_certain, merge_pages, reply_entries
 from braidstream.model.meta import Registry
 from braidstream.model.strand import Entry, Strand, strand_of
-from braidstream.protocol.braid import ask
+from braidstream.protocol.braid import read_strands
 from braidstream.protocol.lookup import refuse_other_types, registry_of, type_check
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
@@ -36,7 +36,7 @@ MANY: Final = 50
 
 def length(view: View, argv: Argv) -> Plan[int]:
     """XLEN: the sum over the strands. One round trip if the strands are cached."""
-    _, lengths = yield from ask(view, argv[1], lambda strand: strand.xlen())
+    _, lengths = yield from read_strands(view, argv[1], lambda strand: strand.xlen())
     return sum(count for _, count in lengths)
 
 
@@ -58,13 +58,15 @@ def _range(view: View, argv: Argv, *, reverse: bool) -> Plan[list[Any] | None]:
     strands = view.recall(argv[1]).strands
     if count is not None and count >= MANY and len(strands) > 1 and view.carriage.may_look_again:
         return (yield from _range_by_rounds(view, argv[1], (start, end), count, reverse=reverse))
-    registry, pages = yield from ask(
+    registry, pages = yield from read_strands(
         view, argv[1], lambda strand: strand.xrange(start, end, count, reverse=reverse)
     )
     if count == 0:
         # The engine answers a null array for COUNT 0 where the stream exists.
         return None if registry.exists else []
-    return bodies(weave((strand.entries(page) for strand, page in pages), count, reverse=reverse))
+    return reply_entries(
+        merge_pages((strand.entries(page) for strand, page in pages), count, reverse=reverse)
+    )
 
 
 def _range_by_rounds(
@@ -81,13 +83,13 @@ def _range_by_rounds(
     share = min(even + 3 * isqrt(even) + 10, count)  # an even share, what chance adds, and a little
     while True:
         parts = partial(_rest, pages, between, share, reverse)
-        _, answers = yield from ask(view, name, parts)
+        _, answers = yield from read_strands(view, name, parts)
         more = {strand: strand.entries(page) for strand, page in answers}
         pages = {strand: pages.get(strand, []) + page for strand, page in more.items()}
         unfinished = [pages[strand] for strand, page in more.items() if len(page) == share]
-        woven = certain(pages.values(), unfinished, reverse=reverse)
-        if len(woven) >= count or not unfinished:
-            return bodies(woven[:count])
+        merged = merge_certain(pages.values(), unfinished, reverse=reverse)
+        if len(merged) >= count or not unfinished:
+            return reply_entries(merged[:count])
         share = min(2 * share, count)
 
 
@@ -228,7 +230,7 @@ def _start(name: bytes, word: bytes, strands: tuple[Strand, ...]) -> tuple[bytes
 
 
 def _end_of(view: View, name: bytes) -> Plan[tuple[Frontier, Id]]:
-    registry, answers = yield from ask(view, name, lambda strand: strand.xinfo())
+    registry, answers = yield from read_strands(view, name, lambda strand: strand.xinfo())
     at, end = dict[Strand, Id](), ids.ZERO
     for strand, reply in answers:
         last = ids.native(reply[reply.index(b"last-generated-id") + 1])
@@ -239,10 +241,10 @@ def _end_of(view: View, name: bytes) -> Plan[tuple[Frontier, Id]]:
 
 def _before_last(view: View, name: bytes) -> Plan[tuple[bytes, Frontier, Id]]:
     """`+`: just before the last entry, so that it alone is read; the end where there is none."""
-    registry, answers = yield from ask(
+    registry, answers = yield from read_strands(
         view, name, lambda strand: strand.xrange(ids.ZERO, ids.LAST, 1, reverse=True)
     )
-    newest = weave((strand.entries(page) for strand, page in answers), 1, reverse=True)
+    newest = merge_pages((strand.entries(page) for strand, page in answers), 1, reverse=True)
     if not newest:
         frontier, end = yield from _end_of(view, name)
         return name, frontier, end
@@ -294,7 +296,7 @@ def _answer(spec: Read, reply: list[Any]) -> list[Any] | None:
         pages.setdefault(strand.name, []).append(strand.entries(page))
     answer, budget = list[Any](), Budget(spec.max_count, spec.max_size)
     for name in spec.names:
-        answer += budget.page(name, bodies(weave(pages.get(name, []), spec.count)))
+        answer += budget.page(name, reply_entries(merge_pages(pages.get(name, []), spec.count)))
     return answer or None
 
 

@@ -7,11 +7,11 @@ import hiredis
 
 Command = tuple[bytes | str | int, ...]
 
-# How a short word and a command of few words begin on the wire.
+# RESP prefixes: `$<length>` of a short word, `*<words>` of a short command.
 HEADS: Final = [b"$%d" % length for length in range(4096)]
 COUNTS: Final = {b"*%d" % count: count for count in range(1, 257)}
 
-pack_one: Final[Callable[[Command], bytes]] = hiredis.pack_command  # type: ignore[assignment]  # its stub errs
+pack_one: Final[Callable[[Command], bytes]] = hiredis.pack_command  # type: ignore[assignment]  # the stub is wrong
 
 
 def pack(commands: Iterable[Command]) -> bytes:

@@ -1,15 +1,15 @@
-"""A frontier: a position in every strand. The cursor of readers, groups, links and Spark alike.
+"""A frontier: one position in every strand. Readers, groups, links and Spark use it as their cursor.
 
-One ID is no position in a stream that several regions write: an entry with a smaller ID may still
-arrive. A frontier keeps one native ID for each strand, so nothing is skipped. A strand that it does
-not name is read from the start.
+One ID is not enough for a stream that several regions write: an entry with a smaller ID may still
+arrive. A frontier keeps one native ID for each strand, so readers skip nothing. They read a strand
+that it does not name from the start.
 
 As JSON, in Spark's checkpoints among others, it is `{stream: {strand: native ID}}`:
 
     {"orders": {"s1": "1794702853882-4", "s2": "1794702853880-0", "c1.2": "7-1"}, "plain": {"p": "5-0"}}
 
-`s1`, `c1` are the labels of the registry, `.2` is a chosen strand's life, `p` a plain stream. This form is
-stored: it may gain members, and what it has keeps its meaning (tests/spark/offset.json).
+`s1` and `c1` are labels of the registry, `.2` is the life of a chosen strand, `p` is a plain stream. The form
+is stored: new members may be added, existing ones keep their meaning (tests/spark/offset.json).
 """
 
 import re
@@ -30,7 +30,7 @@ _PLACE = re.compile(r"(?:p|([sc][1-9][0-9]{0,3})(?:\.([1-9][0-9]{0,8}))?)\Z")
 
 
 def name_text(name: bytes) -> str:
-    """A stream's name as text: as it is, or `base64:...` where it is not UTF-8."""
+    """The name of a stream as text; `base64:...` if it is not UTF-8."""
     try:
         text = name.decode()
     except UnicodeDecodeError:
@@ -45,14 +45,14 @@ def name_of_text(text: str) -> bytes:
 
 
 def place_text(strand: Strand) -> str:
-    """A strand within its stream."""
+    """The name of a strand within its stream."""
     if strand.is_plain:
         return PLAIN
     return strand.label.decode() + (f".{strand.life}" if strand.life else "")
 
 
 def place_of_text(name: bytes, text: str) -> Strand | None:
-    """The strand that a place names; None if it is no place."""
+    """The strand of a name that `place_text` made; None for other texts."""
     found = _PLACE.match(text)
     if found is None:
         return None
@@ -63,7 +63,7 @@ def place_of_text(name: bytes, text: str) -> Strand | None:
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """{strand: last native ID seen}. Joins are by maximum, so they commute and repeat harmlessly."""
+    """{strand: last native ID seen}. Joins take the maximum, so they are commutative and idempotent."""
 
     at: Mapping[Strand, Id]
 
@@ -84,15 +84,15 @@ class Frontier:
 
     @staticmethod
     def below(user: Id, strands: tuple[Strand, ...]) -> "Frontier":
-        """Where one user ID stands in each strand: everything at or before it counts as seen."""
+        """The frontier at a user ID: everything up to it counts as seen."""
         return Frontier({strand: strand.floor(user) for strand in strands})
 
     def join(self, other: "Frontier") -> "Frontier":
-        """The further of both, strand by strand."""
+        """The later position of both, for each strand."""
         return Frontier({strand: max(self[strand], other[strand]) for strand in (*self, *other)})
 
     def advance(self, strand: Strand, native: Id) -> "Frontier":
-        """The same, having seen one strand up to `native`."""
+        """This frontier with one strand seen up to `native`."""
         return self.join(Frontier({strand: native}))
 
     @property
@@ -105,13 +105,15 @@ class Frontier:
 
     @staticmethod
     def parse(positions: Mapping[str, Mapping[str, str]]) -> "Frontier":
-        """From the JSON form. ValueError says what is wrong."""
+        """Read the JSON form. ValueError if it is malformed."""
         at = dict[Strand, Id]()
         for text, places in positions.items():
             name = name_of_text(text)
             for place, position in places.items():
                 strand, native = place_of_text(name, place), ids.parse(str(position).encode())
                 if strand is None or native is None:
-                    raise ValueError(f"{place}: {position} of stream {text} is no strand and native ID")
+                    raise ValueError(
+                        f"{place}: {position} of stream {text} is not a strand and its native ID"
+                    )
                 at[strand] = native
         return Frontier(at)

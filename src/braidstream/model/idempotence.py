@@ -1,7 +1,7 @@
-"""Idempotent production: what a stream's settings say, and which message an entry is by its content.
+"""Settings of idempotent production, and the message ID that IDMPAUTO computes from the content.
 
-Each change of a setting, and each deletion of the stream, begins the next *era*: what was known of
-messages before is forgotten. `since` is the era in which the stream last began, where its counts start.
+Each change of a setting, and each deletion of the stream, begins a new *era*; messages of earlier eras are
+forgotten. `since` is the era in which the stream was last created; its counters start there.
 """
 
 import re
@@ -14,7 +14,7 @@ _TEXT = re.compile(rb"\A([0-9]+):([0-9]+):([0-9]+):([0-9]+)\Z")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the registry says in its field `idmp`: `<era>:<duration s>:<maxsize>:<since>`."""
+    """The registry field `idmp`: `<era>:<duration s>:<maxsize>:<since>`."""
 
     era: int = 0
     duration_s: int = 100
@@ -31,11 +31,11 @@ class Settings:
         return b"%d:%d:%d:%d" % (self.era, self.duration_s, self.maxsize, self.since)
 
     def deleted(self) -> "Settings":
-        """After a deletion of the stream."""
+        """The settings after the stream is deleted."""
         return Settings(era=self.era + 1, since=self.era + 1)
 
     def changed(self, duration_s: int | None, maxsize: int | None) -> "Settings":
-        """After XCFGSET. Setting what is set changes nothing."""
+        """The settings after XCFGSET. Equal values do not begin a new era."""
         new = replace(
             self,
             duration_s=self.duration_s if duration_s is None else duration_s,
@@ -47,11 +47,10 @@ class Settings:
 def iid_of(fields: Sequence[bytes]) -> bytes:
     """The ID that IDMPAUTO gives to a message: 16 bytes that depend on its pairs and not on their order.
 
-    BLAKE2b over the sorted pairs, each with the lengths of its field and value before it. Sorted, because
-    adding up hashes of pairs (the other way to forget the order) is open to pairs chosen to add up to the
-    same; with lengths, because `ab` `c` is not `a` `bc`. BLAKE2b is in Python's own library, in C, takes
-    about a microsecond, and nobody can make two messages with one ID. It is part of what is stored: a
-    client that hashed otherwise would not recognise the messages of this one.
+    BLAKE2b over the sorted pairs, each preceded by the lengths of its field and value. Sorting is safer than
+    adding up the hashes of pairs, which allows forged collisions. The lengths distinguish `ab` `c` from
+    `a` `bc`. BLAKE2b is collision-resistant, part of Python's library, and takes about a microsecond.
+    The hash is stored: a client with another hash would not recognise these messages.
     """
     pairs = zip(fields[::2], fields[1::2], strict=True)
     parts = sorted(b"%d:%d:%b%b" % (len(field), len(value), field, value) for field, value in pairs)

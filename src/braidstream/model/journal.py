@@ -1,6 +1,6 @@
-"""The journal of a writer: what it deleted and which messages it accepted, for the peers. One native stream.
+"""The journal of a writer: a native stream with its deletions and accepted messages, for the peers.
 
-The engine functions write it (lua/journal.lua). The words of an entry:
+The engine functions write it (lua/journal.lua). An entry is one of:
 
     del  "<label:life> <native ID> ..."                 these entries were deleted
     idmp <settings> by <producer> (<iid> <ms-n:w>)...   these messages were accepted
@@ -15,12 +15,12 @@ from braidstream.model.idempotence import Settings
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
 
-# Its native ID, and its words.
+# (native ID, words)
 JournalEntry = tuple[bytes, list[bytes]]
 
 
 class JournalWord:
-    """What stands in an entry; and what the functions call the keys that an entry about messages needs."""
+    """Words of an entry, and the names by which the functions find the keys that `idmp` needs."""
 
     DELETED: Final = b"del"
     MESSAGES: Final = b"idmp"
@@ -32,7 +32,7 @@ class JournalWord:
 
 
 def deletions(words: Sequence[bytes]) -> tuple[bytes, list[bytes]]:
-    """The registration of a strand, and the entries deleted in it; none if the words say something else."""
+    """(registration of a strand, IDs deleted in it); no IDs if the entry is of another kind."""
     if words[0] != JournalWord.DELETED:
         return b"", []
     registration, *natives = words[1].split(b" ")
@@ -40,7 +40,7 @@ def deletions(words: Sequence[bytes]) -> tuple[bytes, list[bytes]]:
 
 
 def messages(settings: Settings, producer: bytes, known: Iterable[bytes]) -> list[bytes]:
-    """The words that say: these messages were accepted. known: iid, `ms-n:w`, iid, ..."""
+    """The words of an `idmp` entry. known: iid, `ms-n:w`, iid, ..."""
     return [JournalWord.MESSAGES, settings.text, JournalWord.BY, producer, *known]
 
 
@@ -51,8 +51,8 @@ def apply_command(
     entries: Iterable[JournalEntry],
     after: Id,
 ) -> Command:
-    """Do what a peer's journal says. writers: its own and the target's; strands: those that are there."""
-    where, named, words = _given(name, writers, strands, entries)
+    """Apply a peer's journal. writers: the peer's and the target's. strands: those that exist."""
+    where, named, words = _arguments(name, writers, strands, entries)
     return ("FCALL", "bs_journal_apply", len(where), *where, *named, ids.text(after), *words)
 
 
@@ -66,15 +66,18 @@ def redo_command(
     write: bool = False,
     peer: int = 0,
 ) -> Command:
-    """Do again what a peer's copy of our journal says. write: also into our journal. peer: it has no more."""
-    where, named, words = _given(name, (writer, writer), strands, [entry] if entry else [])
+    """Apply a peer's copy of our journal again.
+
+    write: also append it to our journal. peer: that was all this peer has.
+    """
+    where, named, words = _arguments(name, (writer, writer), strands, [entry] if entry else [])
     return ("FCALL", "bs_journal_redo", len(where), *where, *named, ids.text(upto), int(write), peer, *words)
 
 
-def _given(
+def _arguments(
     name: bytes, writers: tuple[int, int], strands: Iterable[Strand], entries: Iterable[JournalEntry]
 ) -> tuple[Command, Command, Command]:
-    """The keys that entries need, what each is, and the entries, as the functions read them."""
+    """The arguments of the functions: keys, the name of each key, and the entries."""
     writer, own = writers
     named = {strand.registration: strand.key for strand in strands}
     words = list[bytes | int]()

@@ -1,29 +1,29 @@
-"""Every Redis key we touch, and the way back from a key to the stream it belongs to.
+"""Every Redis key that braidstream uses, and the stream that a key belongs to.
 
-    bs:config                 hash    who this region is
-    bs:<w>:s:<tag>            stream  strand of writer w: minted IDs
-    bs:<w>:c:<tag>            stream  strand of writer w: IDs the user chose
-    bs:<w>:c.<g>:<tag>        stream  the same, g-th life: a stream that was deleted may start over
+    bs:config                 hash    the identity of this region
+    bs:<w>:s:<tag>            stream  strand of writer w: generated IDs
+    bs:<w>:c:<tag>            stream  strand of writer w: IDs that users chose
+    bs:<w>:c.<g>:<tag>        stream  the same in life g: a deleted stream may start over
     bs:<w>:j:<tag>            stream  journal of writer w
     bs:meta:<tag>             hash    the stream's strands and where each was cut (model/meta.py)
-    bs:bell:<stamp>:<tag>     stream  empty; goes away when the groups of the stream change (strand.lua)
-    bs:turn:<n>:<tag>:<group> stream  one entry: whose turn it is to look out (xreadgroup/blocking.py)
-    bs:daemons                hash    the region's replication daemons: a count that goes up while each lives
-    bs:claim:<w>              string  which server replicates to this region as writer w; expires
+    bs:bell:<stamp>:<tag>     stream  empty; deleted when the groups of the stream change (strand.lua)
+    bs:turn:<n>:<tag>:<group> stream  one entry: which consumer waits on the strands (xreadgroup/blocking.py)
+    bs:daemons                hash    the region's daemons: each increments a counter while it runs
+    bs:claim:<w>              string  the server that replicates to this region as writer w; expires
     bs:copy:<token>:<tag>     stream  a copy being made; becomes a `c` strand (commands/rename.py)
     bs:idmp:<tag>             hash    producers of the stream, and counts (see lua/idempotence.lua)
-    bs:i.<era>:<n>:<tag><producer>   hash   messages of a producer that are known; n is the tag's length
-    bs:q.<era>:<n>:<tag><producer>   list   the same in the order they came
-    bs:stage:<token>:<tag>    list    rows a Spark task has written, not committed yet (spark/sink/ledger.py)
+    bs:i.<era>:<n>:<tag><producer>   hash   known messages of a producer; n is the length of the tag
+    bs:q.<era>:<n>:<tag><producer>   list   the same, in the order of arrival
+    bs:stage:<token>:<tag>    list    rows that a Spark task has staged (spark/sink/ledger.py)
     bs:sink:<id>:<tag>        string  how far a Spark sink has published to this stream
     bs:sink:{<id>}            hash    which batch of a Spark sink is decided
 
-All keys of one stream share a slot, and no two names share a key. <tag> has three forms, told apart
-by their first byte:
+All keys of one stream share a slot, and no two names share a key. <tag> has three forms. The first byte
+says which:
 
     {orders}            a name without a hash tag: the whole name is the tag, same slot as the plain key
-    +a{tag}b            a name with a tag of its own: kept, so streams a user put together stay together
-    !{!}}odd            empty, or starting with `}`: braces around it would not make a tag
+    +a{tag}b            a name with its own hash tag: kept, so that streams of one tag share a slot
+    !{!}}odd            an empty name, or one that starts with `}`: braces around it would not make a tag
 """
 
 import re
@@ -34,9 +34,9 @@ DAEMONS: Final = b"bs:daemons"
 PREFIX: Final = b"bs:"
 
 Kind = Literal["s", "c", "p"]
-GENERATED: Final = "s"  # a strand with IDs of the engine
+GENERATED: Final = "s"  # a strand with IDs that the engine generates
 CHOSEN: Final = "c"  # a strand with IDs that users chose
-PLAIN: Final = "p"  # a plain stream, as without braidstream: its key is its name, its IDs are as they are
+PLAIN: Final = "p"  # a plain stream, not managed by braidstream: its key is its name
 
 _OWN_TAG = re.compile(rb"\A[^{]*\{[^}]+\}", re.DOTALL)
 _STRAND = re.compile(rb"\Abs:([1-9][0-9]{0,3}):(s|c)(?:\.([1-9][0-9]*))?:([{+!].*)\Z", re.DOTALL)
@@ -53,7 +53,7 @@ _SINK = b"bs:sink:"
 
 
 def tag(name: bytes) -> bytes:
-    """The part of a key that carries the stream's name and decides its slot."""
+    """The part of a key that contains the stream's name and decides its slot."""
     if _OWN_TAG.match(name):
         return b"+" + name
     if not name or name.startswith(b"}"):
@@ -68,17 +68,17 @@ def name_of_tag(text: bytes) -> bytes:
 
 
 def shares_slot(name: bytes) -> bool:
-    """Whether the plain key `name` lies in the slot of the stream's own keys."""
+    """Whether the plain key `name` has the slot of the stream's own keys."""
     return bool(_OWN_TAG.match(name)) or (bool(name) and b"}" not in name)
 
 
 def kind_of(text: bytes) -> Kind:
-    """The kind of a strand, as keys and labels write it."""
+    """The kind of a strand, from a key or a label."""
     return GENERATED if text == GENERATED.encode() else CHOSEN
 
 
 def of_writer(writer: int) -> bytes:
-    """How the keys of a writer's strands and journals begin."""
+    """The prefix of the keys of a writer's strands and journals."""
     return PREFIX + b"%d:" % writer
 
 
@@ -106,7 +106,7 @@ def bell(name: bytes, stamp: bytes) -> bytes:
 
 
 def turn(name: bytes, group: bytes) -> bytes:
-    """The length tells where the name ends and the group begins."""
+    """The length of the tag separates it from the group."""
     return b"%b%d:%b:%b" % (_TURN, len(tag(name)), tag(name), group)
 
 
@@ -115,7 +115,7 @@ def copy(name: bytes, token: bytes) -> bytes:
 
 
 def is_left_over(key: bytes) -> bool:
-    """Whether a key means nothing once its stream is deleted: a copy being made, a producer's messages."""
+    """Whether FLUSHDB may unlink a key: an unfinished copy, or the messages of a producer."""
     return key.startswith((_COPY, _ABOUT)) or _KNOWN.match(key) is not None
 
 
@@ -124,9 +124,9 @@ def about(name: bytes) -> bytes:
 
 
 def known_messages(name: bytes, era: int, producer: bytes) -> tuple[bytes, bytes]:
-    """What is known of a producer's messages: the map and the queue.
+    """The known messages of a producer: (map, queue).
 
-    The tag comes before the producer, so that the stream decides the slot; its length says where it ends.
+    The tag comes before the producer, so the stream decides the slot. Its length separates the two.
     """
     rest = b"%d:%d:%b%b" % (era, len(tag(name)), tag(name), producer)
     return b"bs:i." + rest, b"bs:q." + rest
@@ -137,7 +137,7 @@ def stage(name: bytes, token: bytes) -> bytes:
 
 
 def sink(identity: bytes, name: bytes) -> bytes:
-    """How far a sink has published to one stream: in that stream's slot."""
+    """How far a sink has published to one stream. It has that stream's slot."""
     return _SINK + identity + b":" + tag(name)
 
 
@@ -146,7 +146,7 @@ def sink_ledger(identity: bytes) -> bytes:
 
 
 def name_of_meta(key: bytes) -> bytes | None:
-    """The stream a meta key belongs to; None for any other key."""
+    """The stream of a registry key; None for any other key."""
     return name_of_tag(key[len(META) :]) if key.startswith(META) else None
 
 
@@ -166,7 +166,7 @@ def parse_journal(key: bytes) -> tuple[bytes, int] | None:
 
 
 def is_ours(key: bytes) -> bool:
-    """Whether a key is part of our storage, hidden from KEYS and SCAN."""
+    """Whether a key belongs to braidstream. KEYS and SCAN hide it."""
     if key in (CONFIG, DAEMONS) or key.startswith((META, _BELL, _TURN, _COPY, _CLAIM, _ABOUT, _STAGE, _SINK)):
         return True
     return any(form.match(key) for form in (_STRAND, _JOURNAL, _KNOWN))

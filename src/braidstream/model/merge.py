@@ -1,11 +1,11 @@
-"""Weave: merge the strands' pages into one order. Pure functions.
+"""Merges pages of several strands into one page in ID order. Pure functions.
 
     s1   1-1        4-1   5-1
     s2        2-2               6-2       ->   1-1  2-2  3-0  4-1  5-1  6-2
     c1              3-0
 
-Pages are sorted runs, so sorting their concatenation is the merge (timsort finds the runs). Entries
-with one ID in several strands stand next to each other, by writer.
+Each page is sorted, so sorting their concatenation merges them (timsort detects the runs). Entries of
+several strands with the same ID are ordered by writer.
 """
 
 from bisect import bisect_left, bisect_right
@@ -17,36 +17,38 @@ from braidstream.model.ids import TEXT
 from braidstream.model.strand import Entry
 
 
-def weave(pages: Iterable[list[Entry]], count: int | None = None, *, reverse: bool = False) -> list[Entry]:
-    """One sorted page of all; at most `count` entries of it."""
+def merge_pages(
+    pages: Iterable[list[Entry]], count: int | None = None, *, reverse: bool = False
+) -> list[Entry]:
+    """All entries sorted, or the first `count` of them."""
     filled = [page for page in pages if page]
-    woven = filled[0] if len(filled) == 1 else sorted(chain.from_iterable(filled), reverse=reverse)
-    return woven if count is None else woven[:count]
+    merged = filled[0] if len(filled) == 1 else sorted(chain.from_iterable(filled), reverse=reverse)
+    return merged if count is None else merged[:count]
 
 
-def certain(
+def merge_certain(
     pages: Iterable[list[Entry]], unfinished: Iterable[list[Entry]], *, reverse: bool = False
 ) -> list[Entry]:
-    """What is known for sure of the whole order: up to the first end of a page that may go on.
+    """The merged entries that no unread entry can precede: up to where the first unfinished page ends.
 
-    1 3 5 |        6 is not certain: after 5, the first page may hold a smaller one
+    1 3 5 |        6 is left out: the rest of the first page may contain a smaller ID
     2 4 6
     """
-    woven = weave(pages, reverse=reverse)
+    merged = merge_pages(pages, reverse=reverse)
     ends = [page[-1] for page in unfinished if page]
     if not ends:
-        return woven
+        return merged
     if reverse:
         ms, seq, writer, _ = max(ends)
-        return woven[: bisect_right(woven, (-ms, -seq, -writer), key=_from_the_end)]
+        return merged[: bisect_right(merged, (-ms, -seq, -writer), key=_from_the_end)]
     ms, seq, writer, _ = min(ends)
-    return woven[: bisect_left(woven, (ms, seq, writer + 1, []))]
+    return merged[: bisect_left(merged, (ms, seq, writer + 1, []))]
 
 
 def _from_the_end(entry: Entry) -> tuple[int, int, int]:
     return -entry[0], -entry[1], -entry[2]
 
 
-def bodies(woven: list[Entry]) -> list[Any]:
-    """What the user gets: [id, fields] of each."""
-    return [[TEXT % (ms, seq), fields] for ms, seq, _, fields in woven]
+def reply_entries(merged: list[Entry]) -> list[Any]:
+    """Entries as the user gets them: [id, fields] of each."""
+    return [[TEXT % (ms, seq), fields] for ms, seq, _, fields in merged]

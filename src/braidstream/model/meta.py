@@ -1,11 +1,11 @@
-"""The registry of a stream: which strands it has, in which life, where its groups start.
+"""The registry of a stream, parsed: which strands it has, in which life, and where its groups start.
 
-`bs:meta:<tag>` is the registry, written only by the engine functions:
+Only the engine functions write it. The hash `bs:meta:<tag>`:
 
-    s1 -> 0:+:0-0        strand s of writer 1, first life, there
-    s2 -> 0:-:7-3        strand s of writer 2, deleted when it ended at 7-3
-    c1 -> 2:+:0-0        strand c of writer 1, third life, there
-    g:jobs, h:jobs       a group, and where it starts on strands that come later (h: since XGROUP SETID)
+    s1 -> 0:+:0-0        strand s of writer 1, first life, exists
+    s2 -> 0:-:7-3        strand s of writer 2, deleted when its last ID was 7-3
+    c1 -> 2:+:0-0        strand c of writer 1, third life, exists
+    g:jobs, h:jobs       a group, and where it starts on later strands (h: since XGROUP SETID)
 """
 
 import re
@@ -21,31 +21,32 @@ from braidstream.model.idempotence import Settings
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand, strand_of_label
 
-REMEMBERED: Final = 10_000
+# The most streams that a client remembers.
+CACHE_LIMIT: Final = 10_000
 
 _DEFAULTS: Final = Settings()
 _KINDS: Final = (keys.GENERATED.encode(), keys.CHOSEN.encode())
 _GROUPS: Final = (MetaField.GROUP, MetaField.GROUP_MOVED)
-_TOLD: Final = b" told"
+_USER_COUNTED: Final = b" told"
 _LABEL = re.compile(rb"\A([sc])([0-9]+)\Z")
 _STATE = re.compile(rb"\A([0-9]+):([+-]):([0-9]+-[0-9]+)\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """What the registry of one stream says: every strand's cut, which are there, where each group starts.
+    """The registry of one stream: the cut of every strand, the strands that exist, where each group starts.
 
-    told: groups whose count of entries read was told by a user (ENTRIESREAD), so it proves nothing.
-    bell: a stamp that changes whenever a group is placed, or joined by a strand.
-    idempotence: its settings; None where it was never used.
-    native: the engine itself knows the messages, in this era, as long as the region has no peers.
-    ahead_ms: by label, how far the last entry of a strand was ahead of our clock when it came, if too far.
+    user_counted: groups whose entries-read count a user set (ENTRIESREAD), so the lag cannot rely on it.
+    bell: a stamp that changes whenever a group is created, moved or destroyed, or gets another strand.
+    idempotence: its settings; None if the stream never used it.
+    native: the engine itself deduplicates messages in this era, as long as the region has no peers.
+    ahead_ms: by label, how far a strand's last entry was ahead of our clock on arrival, if beyond the bound.
     """
 
     cuts: dict[Strand, Id] = field(default_factory=dict)
     strands: tuple[Strand, ...] = ()
     groups: dict[bytes, Id] = field(default_factory=dict)
-    told: frozenset[bytes] = frozenset()
+    user_counted: frozenset[bytes] = frozenset()
     bell: bytes = b""
     idempotence: Settings | None = None
     native: bool = False
@@ -54,7 +55,7 @@ class Registry:
     @staticmethod
     def parse(name: bytes, reply: list[Any]) -> "Registry":
         cuts, there, groups = dict[Strand, Id](), list[Strand](), dict[bytes, Id]()
-        told, bell, idempotence, native = set[bytes](), b"", None, b""
+        user_counted, bell, idempotence, native = set[bytes](), b"", None, b""
         ahead_ms = dict[bytes, int]()
         for label, value in zip(reply[::2], reply[1::2], strict=True):
             if label.startswith(_KINDS):
@@ -67,8 +68,8 @@ class Registry:
                 rest = label[len(_GROUPS[0]) :]
                 if label.startswith(_GROUPS[1]) or rest not in groups:
                     groups[rest] = ids.native(value.split(b" ", 1)[0])
-                if value.endswith(_TOLD):
-                    told.add(rest)
+                if value.endswith(_USER_COUNTED):
+                    user_counted.add(rest)
             elif label.startswith(MetaField.AHEAD_MS):
                 ahead_ms[label[len(MetaField.AHEAD_MS) :]] = int(value)
             elif label == MetaField.BELL:
@@ -77,10 +78,16 @@ class Registry:
                 idempotence = Settings.parse(value)
             elif label == MetaField.NATIVE:
                 native = value
-        ordered = dict(sorted(groups.items()))
-        natively = idempotence is not None and native == b"%d" % idempotence.era
+        is_native = idempotence is not None and native == b"%d" % idempotence.era
         return Registry(
-            cuts, _ordered(there), ordered, frozenset(told), bell, idempotence, natively, ahead_ms
+            cuts,
+            _ordered(there),
+            dict(sorted(groups.items())),
+            frozenset(user_counted),
+            bell,
+            idempotence,
+            is_native,
+            ahead_ms,
         )
 
     @property
@@ -92,11 +99,11 @@ class Registry:
         return self.idempotence or _DEFAULTS
 
     def end(self, strand: Strand, last: Id) -> Id:
-        """The user ID a strand ends at; 0-0 if nothing came since its cut."""
+        """The last user ID of a strand; 0-0 if it has had no entry since its cut."""
         return ids.ZERO if self.cuts.get(strand) == last else strand.user(last)
 
     def with_strand(self, strand: Strand) -> "Registry":
-        """The same, with a strand (in this life) there."""
+        """This registry with a strand (in this life) that exists."""
         cuts = {each: cut for each, cut in self.cuts.items() if each.label != strand.label}
         others = [each for each in self.strands if each.label != strand.label]
         cuts[strand] = self.cuts.get(strand, ids.ZERO)
@@ -104,36 +111,36 @@ class Registry:
 
 
 def bell(name: bytes, stamp: bytes) -> tuple[bytes, ...]:
-    """The bell with this stamp, as the last key of a function. Without a stamp we know of none."""
+    """The key of the bell with this stamp, the last key of a function call; no key without a stamp."""
     return (keys.bell(name, stamp),) if stamp else ()
 
 
-def given(
+def named_keys(
     name: bytes, registry: Registry, strands: Iterable[Strand] = ()
 ) -> tuple[tuple[bytes, ...], Command]:
-    """Strands, the turns of all groups and the bell: the keys, and what they are, as functions read them."""
+    """The keys of strands, of all groups' turns and of the bell; and their names, as functions read them."""
     named = {strand.registration: strand.key for strand in strands}
     named.update({MetaField.GROUP + group: keys.turn(name, group) for group in registry.groups})
     return (*named.values(), *bell(name, registry.bell)), (len(named), *named, registry.bell)
 
 
-def group_start(start: Id, *, told: bool = False) -> bytes:
-    """Where a group starts on strands that are created later, in the form that needs no arithmetic in Lua."""
+def group_start(start: Id, *, user_counted: bool = False) -> bytes:
+    """Where a group starts on later strands, translated so that Lua needs no arithmetic."""
     bound = ids.writer_of(start)
     low, high = ids.floor_of(start, bound), ids.floor_of(start, bound + 1)
     words = b"%b %b %b %d" % (ids.text(start), ids.text(low), ids.text(high), bound)
-    return words + _TOLD if told else words
+    return words + _USER_COUNTED if user_counted else words
 
 
 def acked(value: bytes) -> dict[bytes, bytes]:
-    """Up to where a group has acknowledged each strand, by its registration."""
+    """Up to where a group has acknowledged each strand, by registration."""
     words = value.split()
     return dict(zip(words[::2], words[1::2], strict=False))
 
 
-@lru_cache(maxsize=REMEMBERED)
+@lru_cache(maxsize=CACHE_LIMIT)
 def _registered(name: bytes, label: bytes, value: bytes) -> tuple[Strand, Id, bool] | None:
-    """A strand's line in the registry: which, its cut, whether it is there. They change rarely."""
+    """A strand's field in the registry: (strand, cut, whether it exists). It changes rarely."""
     state_of = _STATE.match(value)
     if state_of is None or not _LABEL.match(label):
         return None

@@ -1,4 +1,4 @@
-"""What `bs:config` says: which region a server is."""
+"""The hash `bs:config`, parsed: which region a server is."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,7 +13,7 @@ ID_MODES: Final = ("strict", "semi-strict", "liberal")
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """The process that a connection leads to. commands: which of the newer ones it has."""
+    """The server process behind a connection. commands: the newer commands that it has."""
 
     commands: frozenset[bytes] = frozenset()
     run_id: bytes = b""
@@ -23,15 +23,15 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Who the server is: what `bs:config` says.
+    """The identity and the settings of a region.
 
-    left: writers of regions that were removed for good. topology: grows with every change of the others.
-    identity: of the server that was made this region; its replicas and backups have it too.
-    behind_ms: writers whose clock is behind ours by more than the bound, and how far.
-    doubts: from when to when (ms) what was written may be lost, because another process serves it since.
-    minted: the highest ms of an ID of ours, the run ID of the server that minted it, and whether that was
-    ahead of its clock.
-    fenced: it is being brought back after a loss, and serves no client until then.
+    left: writers of regions that were removed for good. topology: counts changes of the writers.
+    identity: of the server that was made this region; its replicas and backups share it.
+    behind_ms: writers whose clock is behind ours by more than the bound, and by how much.
+    doubts: time windows (ms) whose entries may be lost, because another process has served the region since.
+    last_generated: (the highest ms of our IDs, the run ID of the server that generated it, whether that was
+    ahead of its clock).
+    fenced: the region lost its data and refuses clients until it is restored.
     """
 
     id: int
@@ -45,7 +45,7 @@ class Region:
     behind_ms: tuple[tuple[int, int], ...] = ()
     identity: str = ""
     doubts: tuple[tuple[int, int], ...] = ()
-    minted: tuple[int, bytes, bool] = (0, b"", False)
+    last_generated: tuple[int, bytes, bool] = (0, b"", False)
     fenced: bool = False
 
     @property
@@ -86,21 +86,22 @@ class Region:
                 if field.startswith(ConfigField.BEHIND)
             ),
             doubts=tuple(_window(each) for each in config.get(ConfigField.DOUBTS, b"").split()),
-            minted=_minted(config.get(ConfigField.GENERATED, b"0 - -")),
+            last_generated=_last_generated(config.get(ConfigField.GENERATED, b"0 - -")),
             fenced=ConfigField.FENCED in config,
         )
 
     def may_repeat_ids(self, server: ServerInfo) -> bool:
-        """Whether another process serves the region than the one whose IDs were ahead of its clock.
+        """Whether the region's IDs were ahead of the clock and another process serves it now.
 
-        It may have forgotten some, and would count them up again: its daemon raises the home strands first.
+        That process may have lost the latest IDs and would generate them again. The daemon must raise the
+        home strands first.
         """
-        ms, by, ahead = self.minted
+        ms, by, ahead = self.last_generated
         is_other = server.is_primary and server.run_id not in (b"", by)
         return bool(ms) and is_other and (ahead or ms >= server.now_ms)
 
     def require_open(self) -> "Region":
-        """Itself, for whoever serves clients; while it is fenced LOADING: clients try again later."""
+        """This region; LOADING while it is fenced, so that clients retry later."""
         if self.fenced:
             raise ReplyError(
                 f"LOADING region {self.id} ({self.name}) lost its data and is being restored from its "
@@ -109,7 +110,7 @@ class Region:
         return self
 
 
-def _minted(text: bytes) -> tuple[int, bytes, bool]:
+def _last_generated(text: bytes) -> tuple[int, bytes, bool]:
     ms, _, rest = text.partition(b" ")
     by, _, ahead = rest.rpartition(b" ")
     return int(ms), by, ahead == b"+"

@@ -1,7 +1,7 @@
-"""One writer's native stream: builds its commands, reads its replies, never sends.
+"""A strand, the native stream of one writer: builds its commands and reads its replies. It sends nothing.
 
-A strand of kind `s` holds minted IDs: native inside, translated here. A strand of kind `c` holds IDs
-that users chose, as they are, and may start over in a next *life* once it was deleted.
+A strand of kind `s` has generated IDs, which are translated here. A strand of kind `c` has IDs that users
+chose, untranslated. Once it was deleted it starts over in a new *life*, under another key.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,33 +14,33 @@ from braidstream.model.command import Command
 from braidstream.model.ids import Id
 from braidstream.model.keys import CHOSEN, GENERATED, PLAIN
 
-# An entry on its way to the user: (ms, seq, writer, fields). The first three order it.
+# An entry under its user ID: (ms, seq, writer, fields). It sorts by the first three.
 Entry = tuple[int, int, int, list[bytes]]
 
 
 def facts(reply: list[Any]) -> dict[bytes, Any]:
-    """What the engine tells in pairs (HGETALL, XINFO), by name."""
+    """A reply of names and values (HGETALL, XINFO) as a dict."""
     return dict(zip(reply[::2], reply[1::2], strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class CopyTarget:
-    """What an append to a copy needs to know of the region where the copy is.
+    """The region whose copy of a strand is appended to.
 
-    home: its writer; what it mints from then on is above what was appended.
-    bell: the stamp of the stream's bell there. A copy that is made, and has groups to join, takes it.
+    home: its writer; IDs that it generates later are above the appended ones.
+    bell: the stamp of the stream's bell there, needed if the copy is new and has groups to join.
     """
 
     home: int = 0
     bell: bytes = b""
 
 
-_NOWHERE: Final = CopyTarget()
+_NO_TARGET: Final = CopyTarget()
 
 
 @dataclass(frozen=True, slots=True)
 class Strand:
-    """A writer's share of a stream."""
+    """The part of a stream that one writer has written."""
 
     name: bytes
     kind: keys.Kind
@@ -58,7 +58,7 @@ class Strand:
 
     @property
     def registration(self) -> bytes:
-        """How a function checks that we know the strand as the registry does."""
+        """Label and life: functions compare it with the registry to detect a stale caller."""
         return b"%s:%d" % (self.label, self.life)
 
     @property
@@ -78,7 +78,7 @@ class Strand:
         return self.kind == PLAIN
 
     def user(self, native: Id) -> Id:
-        """The ID users see."""
+        """The user ID of a native one."""
         return ids.user_of(native, self.writer) if self.kind == GENERATED else native
 
     def native(self, user: Id) -> Id:
@@ -86,7 +86,7 @@ class Strand:
         return ids.native_of(user) if self.kind == GENERATED else user
 
     def deleted(self, native: Id) -> Id:
-        """Its max-deleted-entry-id as users see it. XSETID cannot take one away; it leaves 0-1 for none."""
+        """The user ID of its max-deleted-entry-id. XSETID cannot clear it; 0-1 means none."""
         return ids.ZERO if self.kind == GENERATED and native == (0, 1) else self.user(native)
 
     def floor(self, user: Id) -> Id:
@@ -94,7 +94,7 @@ class Strand:
         return ids.floor_of(user, self.writer) if self.kind == GENERATED else user
 
     def rest(self, user: Id) -> Id:
-        """The last ID to give the strand so that it goes on after a user ID."""
+        """The last ID that makes the strand continue after a user ID."""
         return ids.rest_of(user, self.writer) if self.kind == GENERATED else user
 
     def ceil(self, user: Id) -> Id:
@@ -102,7 +102,7 @@ class Strand:
         return ids.ceil_of(user, self.writer) if self.kind == GENERATED else user
 
     def exact(self, user: Id) -> Id | None:
-        """The native ID that an entry with this user ID would have here; None if it cannot stand here."""
+        """The native ID of a user ID in this strand; None if the strand cannot contain it."""
         if self.kind == GENERATED and ids.writer_of(user) != self.writer:
             return None
         return self.native(user)
@@ -125,37 +125,37 @@ class Strand:
         after: Id,
         entries: Iterable[tuple[bytes, Sequence[bytes]]],
         upto: Id,
-        there: CopyTarget = _NOWHERE,
+        target: CopyTarget = _NO_TARGET,
     ) -> Command:
-        """Append entries of the writer's own strand, which follow `after` there, to our copy of it.
+        """Append entries, which follow `after` in the writer's own strand, to a copy of it.
 
-        upto: where the source stands after them: further than the last, if what followed was deleted.
+        upto: the last ID of the source; beyond the last entry if later ones were deleted.
         """
         words = list[bytes | str | int]()
         for native, fields in entries:
             words += (native, len(fields), *fields)
         where = [keys.meta(self.name), self.key]
-        if there.home and self != (own := Strand(self.name, GENERATED, there.home)):
+        if target.home and self != (own := Strand(self.name, GENERATED, target.home)):
             where.append(own.key)
-        if there.bell:
-            where.append(keys.bell(self.name, there.bell))
-        which = (self.label, self.life, ids.text(after), ids.text(upto), there.bell)
+        if target.bell:
+            where.append(keys.bell(self.name, target.bell))
+        which = (self.label, self.life, ids.text(after), ids.text(upto), target.bell)
         return ("FCALL", "bs_strand_apply", len(where), *where, *which, *words)
 
     def entries(self, reply: list[Any]) -> list[Entry]:
-        """A page of entries, with the IDs users see."""
+        """A page of entries under their user IDs."""
         read = ids.generated_entries if self.kind == GENERATED else ids.chosen_entries
         return read(reply, self.writer)
 
 
 def strand_of_label(name: bytes, label: bytes, life: int) -> Strand:
-    """The strand that the registry of a stream lists under a label."""
+    """The strand of a label in the registry."""
     return Strand(name, keys.kind_of(label[:1]), int(label[1:]), life)
 
 
 @lru_cache(maxsize=10_000)
 def strand_of(key: bytes) -> Strand:
-    """The strand that lies at a key. A reader meets the same few again and again."""
+    """The strand at a key. Cached, because a reader uses the same few keys."""
     place = keys.parse_strand(key)
     assert place is not None, key
     return Strand(*place)

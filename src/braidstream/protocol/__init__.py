@@ -1,1 +1,1 @@
-"""The conversation with an engine, without I/O: plans, and what a client remembers of a stream."""
+"""The conversation with an engine, without I/O: plans, batches, and the cache of streams."""

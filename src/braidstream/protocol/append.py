@@ -1,18 +1,18 @@
-"""The plain append: what it is, how it is sent, what its reply means, and what creates a missing strand.
+"""The plain append: which XADD is one, how it is sent, how to read its reply, how to create a missing strand.
 
     user      XADD orders * amount 7                        1589929244828-5121
     native    XADD bs:1:s:{orders} NOMKSTREAM * amount 7    1589929244828-5, or nil: the strand is missing
     ensure    FCALL bs_strand_ensure ...                    creates the strand if it is missing
 
-A carrier takes the form that costs it least:
+Each caller uses the cheapest form for it:
 
     plan      `native_command`          XADD of any shape; append_plan.py creates a missing strand
-    client    `command_of`              the words, from the arguments of redis-py's xadd()
-    gateway   `packed_run`, `splice`    bytes: of parsed commands, or received bytes with another name
+    client    `command_of`              words, from the arguments of redis-py's xadd()
+    gateway   `packed_run`, `splice`    bytes: of parsed commands, or received bytes with the name replaced
     Spark     `row_start`               bytes: in a MULTI after `ensure_command`, so without NOMKSTREAM
 
-The forms may not differ: tests/client/test_one_append.py sends the same appends by every carrier and
-compares what arrives at the engine.
+All forms must send the same: tests/client/test_one_append.py appends in each of them and compares what the
+engine receives.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ from braidstream.model.ids import user_text
 from braidstream.model.meta import bell
 from braidstream.model.strand import Strand
 
-# Native IDs of one millisecond that are translated by a table.
+# So many native IDs of a millisecond are translated by a table.
 _TAILS: Final = 1024
 # Words of a row before its fields: XADD key *
 ROW_WORDS: Final = 3
@@ -34,7 +34,7 @@ ROW_WORDS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where plain appends to a stream go. ensure: what creates the strand, as bytes."""
+    """The strand that plain appends to a stream go to. ensure: the bytes of the command that creates it."""
 
     strand: Strand
     key: bytes = field(init=False)
@@ -57,13 +57,13 @@ def is_plain(words: Sequence[bytes]) -> bool:
 
 
 def native_command(key: bytes, words: Iterable[Any]) -> Command:
-    """An append to a strand that does not create it. words: everything after the key."""
+    """An append that does not create the strand. words: everything after the key."""
     return ("XADD", key, "NOMKSTREAM", *words)
 
 
 def command_of(args: tuple[Any, ...], homes: Homes) -> Command | None:
-    """The native command for arguments as redis-py's xadd() makes them; None if that is not a plain append,
-    or its home strand is not known."""
+    """The native command for the arguments of redis-py's xadd(); None if it is not a plain append, or its
+    home strand is not cached."""
     if args[0] != "XADD" or len(args) < 5 or args[2] != "*" or not len(args) % 2:
         return None
     try:
@@ -74,19 +74,19 @@ def command_of(args: tuple[Any, ...], homes: Homes) -> Command | None:
 
 
 def ensure_command(strand: Strand, stamp: bytes = b"") -> Command:
-    """Create a strand if it is missing. To join groups takes the stamp of the bell (else BSSTALE)."""
+    """Create a strand if it is missing. BSSTALE if it has groups and `stamp` is not that of the bell."""
     plain = (strand.name,) if keys.shares_slot(strand.name) else ()
     where = (keys.meta(strand.name), strand.key, *plain, *bell(strand.name, stamp))
     return ("FCALL", "bs_strand_ensure", len(where), *where, strand.label, *((stamp,) if stamp else ()))
 
 
 def undo_command(strand: Strand) -> Command:
-    """Delete a strand that was created for an append that was refused, if it is still empty."""
+    """Delete a strand if it is still empty: it was created for an append that was refused."""
     return ("FCALL", "bs_strand_undo_ensure", 2, keys.meta(strand.name), strand.key, strand.label)
 
 
 def ensure_commands(args: Iterable[tuple[Any, ...]], homes: Homes) -> list[Command]:
-    """Create each strand of a pipeline once: to repeat single appends later would change their order."""
+    """Create each strand of a pipeline, first: repeating single appends would change their order."""
     strands = {homes[each[1]].strand: None for each in args if each[0] == "XADD"}
     return list(map(ensure_command, strands))
 
@@ -95,11 +95,11 @@ def ensure_commands(args: Iterable[tuple[Any, ...]], homes: Homes) -> list[Comma
 
 
 def packed_run(commands: Iterable[list[bytes]], homes: Homes) -> tuple[list[list[bytes]], list[bytes]]:
-    """The plain appends at the head of parsed commands, to strands that are known; and their bytes."""
+    """The leading plain appends to cached strands among parsed commands, and their bytes."""
     run: list[list[bytes]] = []
     packed: list[bytes] = []
     for words in commands:
-        # `is_plain`, inlined: this is the path of every append through a gateway.
+        # `is_plain`, inlined: every append through a gateway takes this path.
         if len(words) < 5 or words[2] != b"*" or not len(words) & 1 or words[0].upper() != b"XADD":
             break
         home = homes.get(words[1])
@@ -111,9 +111,9 @@ def packed_run(commands: Iterable[list[bytes]], homes: Homes) -> tuple[list[list
 
 
 def splice(data: bytes, homes: Homes) -> tuple[bytes, int] | None:
-    """Received bytes that are nothing but uniform appends: as they are sent, and how many appends they are.
+    """For received bytes that are nothing but uniform appends: (bytes to send, number of appends).
 
-    One `ensure` comes first. In each append the strand's key takes the place of the name.
+    One `ensure` comes first. In each append the strand's key replaces the name.
     """
     uniform = uniform_appends(data)
     if uniform is None:
@@ -127,7 +127,7 @@ def splice(data: bytes, homes: Homes) -> tuple[bytes, int] | None:
 
 
 def row_start(key: bytes) -> bytes:
-    """The bytes of `XADD key *` without the count of words. The strand is created by a command before it."""
+    """The bytes of `XADD key *` without the number of words. A command before it creates the strand."""
     return _start(key) + b"$1\r\n*\r\n"
 
 
@@ -136,10 +136,10 @@ def _start(key: bytes) -> bytes:
 
 
 def uniform_appends(data: bytes) -> tuple[bytes, bytes, int, int] | None:
-    """Whether bytes are several plain appends to one name, complete, of equal length in words, nothing else.
+    """Check that bytes are two or more complete plain appends to one name, each with as many words.
 
-    Then: how each of them begins, up to the name; the name; how many words each has; how many there are.
-    Checked by columns, so a command of many costs a fraction of what it costs alone.
+    Returns (bytes of each up to and including the name, name, words in each, number of appends); None for
+    other bytes. It compares columns of words, which costs a fraction of parsing each command.
     """
     tokens = data.split(b"\r\n")
     count = COUNTS.get(tokens[0])
@@ -169,7 +169,7 @@ def uniform_appends(data: bytes) -> tuple[bytes, bytes, int, int] | None:
     except IndexError:
         return None
     start = b"\r\n".join(tokens[:5]) + b"\r\n"
-    # Fields and values could spell the same. Then it is not known which is which.
+    # Fields and values could contain the same bytes; then `replace` would change them.
     return (start, name, count, times) if data.count(start) == times else None
 
 
@@ -177,7 +177,7 @@ def uniform_appends(data: bytes) -> tuple[bytes, bytes, int, int] | None:
 
 
 def packed_reply(native: bytes, writer: int) -> bytes:
-    """The ID that users see, as the bytes of a reply. `ids.user_text` makes its text."""
+    """The user ID of a native one as a RESP reply (`ids.user_text` returns the text alone)."""
     if native[13:14] == b"-":  # milliseconds have 13 digits until the year 2286
         tail = _tails(writer).get(native[14:])
         if tail is not None:
@@ -187,7 +187,7 @@ def packed_reply(native: bytes, writer: int) -> bytes:
 
 @cache
 def _tails(writer: int) -> dict[bytes, tuple[bytes, bytes]]:
-    """By the sequence of a native ID: what comes before the milliseconds in the reply, and what after."""
+    """By native sequence: the bytes of the reply before the milliseconds, and after them."""
     tails = dict[bytes, tuple[bytes, bytes]]()
     for n in range(_TAILS):
         text = user_text(b"0-%d" % n, writer)[2:]

@@ -1,4 +1,4 @@
-"""The plan of an append: it creates a missing strand, and starts over when others interfere."""
+"""The plan of an append: creates a missing strand, and retries if other clients interfere."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,9 +8,9 @@ from braidstream.model.command import Command
 from braidstream.model.strand import Strand
 from braidstream.protocol.append import ensure_command, undo_command
 from braidstream.protocol.lookup import (
-    afresh,
     exists,
     is_stale,
+    read_registry,
     refuse_other_types,
     refuse_unseen_types,
     type_check,
@@ -23,9 +23,9 @@ from braidstream.protocol.stream_view import View
 def append(
     view: View, home: Strand, command: Command, *also: Command, nomkstream: bool = False
 ) -> Plan[bytes | None]:
-    """A native append, after the creation of the strand where it needs one. `also` may read the registry.
+    """Append natively; create the strand if it is missing. `also`: a read of the registry, or nothing.
 
-    Returns the native ID; None if the stream does not exist and `nomkstream` forbids to create it.
+    Returns the native ID; None if the stream does not exist and `nomkstream` is set.
     """
     known = view.recall(home.name)
     if not view.needs_create(home) or (nomkstream and not known.exists):
@@ -45,15 +45,17 @@ def _create_and_append(
 ) -> Plan[bytes | None]:
     yield from refuse_unseen_types(view, home.name)
     view.mark_created(home)
-    again = 0  # how often another client deleted the strand before the append
-    retries = Retries(f"others kept deleting {home.name!r} while we wrote to it")
+    attempt = 0  # how often another client deleted the strand before the append
+    retries = Retries(f"other clients kept deleting {home.name!r} during the append")
     while True:
         retries.count()
         ensure = ensure_command(home, view.recall(home.name).bell)
-        replies = yield Batch([ensure, command, *also], atomic=view.carriage.create_step(again), attempt=True)
+        replies = yield Batch(
+            [ensure, command, *also], atomic=view.carriage.create_step(attempt), attempt=True
+        )
         if is_stale(replies[0]) and replies[1] is None:
             view.forget(home.name)
-            yield from afresh(view, home.name)
+            yield from read_registry(view, home.name)
             continue
         for reply in replies:
             if isinstance(reply, ReplyError):
@@ -64,10 +66,10 @@ def _create_and_append(
             view.learn(home.name, replies[2])
         if replies[1] is not None:
             return replies[1]  # type: ignore[no-any-return]
-        again += 1
+        attempt += 1
 
 
 def _undo_create(home: Strand, replies: list[Any]) -> Plan[None]:
-    """The append was refused: delete the strand if it was created for it, and is still empty."""
+    """The append was refused: delete the strand if we created it and it is still empty."""
     if replies[0] == 1:
         yield Batch([undo_command(home)])

@@ -1,15 +1,15 @@
-"""What a client or a gateway remembers of a region and its streams.
+"""The cache that a client or a gateway keeps of a region and its streams.
 
-Everything here can be read again from the engine. One lifecycle for all of it:
+Everything here can be read again from the engine. All of it has one lifecycle:
 
-    learn_region    the region was read. Another writer: everything is forgotten. Other peers: the homes are.
-    remember        one stream was read, or a command expects what it will be
-    forget          one stream is not as we remember it
+    learn_region    the region was read. Another writer: drop everything. Other peers: drop the homes.
+    remember        one stream was read, or a command predicts its next state
+    forget          the cached state of one stream is stale
     forget_all      the connection may lead to another engine or database
 
-None of them disturbs a plan in flight: it sees the cache through a `View`, which keeps every registry that
-the plan has relied on. To forget is to put new tables in place of the old ones, never to empty those: what
-another thread holds stays complete. tests/client/test_cache.py shows it.
+None of these disturbs a plan in flight: it uses the cache through a `View`, which keeps every registry that
+the plan has relied on. Tables are replaced, never emptied, so that other threads keep complete ones.
+tests/client/test_cache.py shows it.
 """
 
 from collections import OrderedDict
@@ -20,26 +20,26 @@ from braidstream.errors import ReplyError
 from braidstream.model.command import Command
 from braidstream.model.idempotence import Settings
 from braidstream.model.ids import Id
-from braidstream.model.meta import REMEMBERED, Registry
+from braidstream.model.meta import CACHE_LIMIT, Registry
 from braidstream.model.region_config import Region, ServerInfo
 from braidstream.model.strand import Strand
 from braidstream.protocol.append import Home
 
-# How old the knowledge of the region may be. `braid tune` reaches running clients within it.
+# The cached region expires after this time. `braid tune` reaches running clients within it.
 REGION_FRESH_S: Final = 1.0
-# So long clients wait for the daemon of a region whose server may mint IDs again.
+# How long clients wait for the daemon, if the server may generate IDs a second time.
 HELD_S: Final = 15.0
 _NOTHING: Final = Registry()
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a client remembers of a group, valid until the bell of the stream rings.
+    """The cached state of a group, valid until the bell of the stream changes.
 
-    at: where the group was; it may be further by now, never behind.
+    at: the position of the group; by now it may be further ahead, never behind.
     busy: the strands that had entries for it.
     alone: no other consumer had read when we last looked.
-    ahead: of some strands, the next entries after that place; by now some may be deleted or delivered.
+    ahead: for some strands, the next entries after `at`; by now some may be deleted or delivered.
     """
 
     bell: bytes
@@ -50,13 +50,13 @@ class Reading:
 
 
 class StreamCache:
-    """One client's, gateway database's or pipeline's memory.
+    """The cache of one client, of one database of a gateway, or of one pipeline.
 
-    registries: of streams, by name.
-    homes: where plain appends go, by the name as the user writes it (text or bytes).
-    calls, settings: of idempotent producers, the call up to the message, and settings other than the default.
-    native: streams whose messages the engine itself knows; empty while the region has peers.
-    readings: positions of groups, by stream and group.
+    registries: by stream name.
+    homes: the strands for plain appends, by name as the user writes it (text or bytes).
+    calls, settings: for idempotent producers: the call up to the message, and non-default settings.
+    native: streams whose messages the engine itself deduplicates; empty while the region has peers.
+    readings: the state of groups, by stream and group.
     """
 
     registries: OrderedDict[bytes, Registry]
@@ -66,7 +66,7 @@ class StreamCache:
     native: set[bytes]
     readings: dict[tuple[bytes, bytes], Reading]
 
-    def __init__(self, *, limit: int | None = REMEMBERED) -> None:
+    def __init__(self, *, limit: int | None = CACHE_LIMIT) -> None:
         self.region: Region | None = None
         self.commands: frozenset[bytes] = frozenset()
         self._read_at_s = float("-inf")
@@ -77,8 +77,8 @@ class StreamCache:
     # The region
 
     def check_server(self, region: Region, server: ServerInfo, now_s: float) -> None:
-        """The process behind a new connection. LOADING while it may mint IDs again: its daemon raises
-        its home strands first. Not for ever, in case that no daemon runs."""
+        """Check the process behind a new connection. While it may generate IDs a second time, raise LOADING
+        until the daemon has raised its home strands; for HELD_S at most, in case no daemon runs."""
         self.commands = server.commands
         if not region.may_repeat_ids(server):
             self._held_at_s = None
@@ -122,13 +122,13 @@ class StreamCache:
         self.registries.pop(name, None)
 
     def remember_home(self, name: str | bytes, strand: Strand) -> None:
-        """An append has succeeded: the strand is there."""
-        if len(self.homes) >= REMEMBERED or len(self.calls) >= REMEMBERED:
+        """An append has succeeded, so the strand exists."""
+        if len(self.homes) >= CACHE_LIMIT or len(self.calls) >= CACHE_LIMIT:
             self.forget_homes()
         self.homes[name] = Home(strand)
 
     def remember_reading(self, name: bytes, group: bytes, reading: Reading) -> None:
-        if len(self.readings) >= REMEMBERED:
+        if len(self.readings) >= CACHE_LIMIT:
             self.readings = {}
         self.readings[name, group] = reading
 
@@ -147,13 +147,13 @@ class StreamCache:
     # Copies
 
     def for_pipeline(self) -> "StreamCache":
-        """The cache of one pipeline: it looks every stream up again, and what it expects is its own."""
+        """An empty cache for one pipeline: it looks up every stream, and its predictions are private."""
         own = StreamCache(limit=None)
         own.region, own.commands, own.readings = self.region, self.commands, self.readings
         return own
 
     def copy(self) -> "StreamCache":
-        """The same registries; from now on each changes alone."""
+        """A copy with the same registries."""
         own = self.for_pipeline()
         own.registries = OrderedDict(self.registries)
         return own

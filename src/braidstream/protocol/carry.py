@@ -1,10 +1,10 @@
 """How the batches of a command reach the engine: alone, in a pipeline, in a MULTI, or under WATCH.
 
-Commands never read it; they put questions to it.
+Commands do not read its fields. They call its methods.
 
                 may look again    may block    may use MULTI    creates a missing strand
     alone       yes               yes          yes              when an append returns nil
-    pipeline    no                yes, last    yes              before the first append, unless it is known
+    pipeline    no                yes, last    yes              before the first append, unless cached
     MULTI       no                no           it is in one     before the first append, always
     WATCH       yes               yes          no               when an append returns nil
 
@@ -22,8 +22,8 @@ from braidstream.model.strand import Strand
 class Carriage:
     """How one command is carried, or all commands of one pipeline.
 
-    pipelined: batches of several commands share a round trip, so each should be done in its first batch.
-    in_multi: that round trip is one MULTI. What the commands rely on is WATCHed.
+    pipelined: several commands share a round trip, so each should finish in its first batch.
+    in_multi: that round trip is one MULTI. The registries of its streams are WATCHed.
     watching: the connection WATCHes keys, for the user or for a plan.
     created: strands that earlier commands of this MULTI create.
     plain_keys: names that the pipeline found to be keys of another type.
@@ -37,12 +37,12 @@ class Carriage:
 
     @property
     def may_look_again(self) -> bool:
-        """Whether a plan may read something more before it is done."""
+        """Whether a plan may send another batch before it is done."""
         return not self.pipelined
 
     @property
     def has_looked(self) -> bool:
-        """Whether the streams were looked up a moment ago, for all commands at once."""
+        """Whether the pipeline has just looked up the streams of all its commands."""
         return self.pipelined
 
     @property
@@ -51,20 +51,20 @@ class Carriage:
 
     @property
     def is_all_or_nothing(self) -> bool:
-        """Whether the engine does all commands of the batch or none, and no command may follow it."""
+        """Whether the engine runs all commands of the batch or none, and no further batch may follow."""
         return self.in_multi
 
     def one_step(self, commands: int) -> bool:
-        """Whether to send so many commands in a MULTI. Not under WATCH: EXEC would end it."""
+        """Whether to send this many commands in a MULTI. Not under WATCH, which EXEC would end."""
         return commands > 1 and not self.watching
 
     def create_step(self, attempt: int) -> bool:
-        """Whether to create a strand and append to it in a MULTI. A pipeline sends the two with the commands
-        around them at first: to create a strand twice is harmless."""
+        """Whether to create a strand and append to it in a MULTI. A pipeline first tries it without MULTI:
+        creating a strand is idempotent."""
         return self.one_step(2) and (attempt > 0 or not self.pipelined)
 
     def needs_create(self, home: Strand, known: tuple[Strand, ...]) -> bool:
-        """Whether to create the strand before an append. In a MULTI there is no second try."""
+        """Whether to create the strand before an append. A MULTI cannot retry."""
         if self.in_multi:
             return home not in self.created
         return self.pipelined and home not in known
@@ -89,7 +89,7 @@ class Carriage:
         self.expect_no_plain_key(name)
 
     def alone(self) -> "Carriage":
-        """For a plan that goes on by itself, after the round trip that it shared."""
+        """For a plan that continues alone, after the round trip that it shared."""
         return replace(self, pipelined=False)
 
     def under_watch(self) -> "Carriage":
@@ -97,7 +97,7 @@ class Carriage:
         return replace(self, watching=True)
 
     def refuse_watch(self, command: str) -> None:
-        """A plan that WATCHes keys itself would end the WATCH of the user."""
+        """Refuse a plan that WATCHes keys itself: it would end the WATCH of the user."""
         if self.watching:
             why = "it watches keys itself, and would end your WATCH"
             raise RefusedError(f"{command} of a stream under WATCH", why, "Run it before WATCH or after EXEC")

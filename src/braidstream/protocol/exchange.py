@@ -1,4 +1,4 @@
-"""A batch on the wire: the commands that are sent for it, and what the plan gets for the replies."""
+"""A batch on the wire: the commands to send for it, and the replies as its plan gets them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,30 +8,30 @@ from braidstream.errors import ReplyError
 from braidstream.model.command import Command
 from braidstream.protocol.plan import Batch, Replies
 
-# A reply as a plan knows it, from what the driver's connection read.
+# Converts a reply from the form that a connection reads to the form that plans expect.
 Shape = Callable[[Command, Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange(Batch):
-    """Commands of a pipeline, native ones among them. Replies come back as the connection read them."""
+    """Commands of a pipeline, including native ones. Replies are returned as the connection reads them."""
 
     attempt: bool = True
 
 
 def wire(batch: Batch) -> list[Command]:
-    """What is sent for a batch."""
+    """The commands to send for a batch."""
     return [("MULTI",), *batch.commands, ("EXEC",)] if batch.atomic else list(batch.commands)
 
 
 def unpack(batch: Batch, replies: Replies, shape: Shape) -> Replies:
-    """What the plan gets for what the connection read."""
+    """The replies as the plan gets them, from those that the connection read."""
     if batch.atomic:
         *queued, last = (shape(command, reply) for command, reply in zip(wire(batch), replies, strict=True))
         if isinstance(last, ReplyError):
             raise next((each for each in queued if isinstance(each, ReplyError)), last)
         if last is None:
-            return None  # type: ignore[return-value]  # only plans that WATCH can see it
+            return None  # type: ignore[return-value]  # only plans that WATCH get it
         replies = last
     if isinstance(batch, Exchange):
         return replies

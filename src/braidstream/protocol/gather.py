@@ -1,13 +1,13 @@
-"""Commands of a pipeline or MULTI, as one plan over the plans of its commands.
+"""A pipeline or MULTI: one plan over the plans of its commands.
 
     XADD a *      first batches      +--------------------------------+
     GET k         ------------->     | XADD bs:1:s:{a} ...  GET k ...  |   one round trip
     XRANGE a - +                     +--------------------------------+
-                  <-- replies: each plan gets its own; who has more to say goes on, one by one
+                  <-- replies: each plan gets its own; plans with further batches continue one by one
 
-A command that cannot share (RENAME, a blocking read) closes the round trip it is in. Before the
-first one, the strands that the commands rely on are looked up, all at once. Inside MULTI they are
-WATCHed too, so that the plans cannot be wrong by the time of EXEC.
+A command that cannot share (RENAME, a blocking read) ends the round trip it is in. Before the first round
+trip, the pipeline looks up all streams of its commands at once. Inside MULTI it also WATCHes them, so EXEC
+fails if they have changed.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,10 +32,10 @@ Argv = list[bytes]
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """How commands in a row share one plan, as messages of one producer do.
+    """How consecutive commands share one plan, as messages of one producer do.
 
-    part: what a command brings; None if it cannot share.
-    fits: whether the second may share the plan of the first.
+    part: the command as the shared plan takes it; None if it cannot share.
+    fits: whether the second part may join the plan of the first.
     """
 
     part: Callable[[Argv], Any]
@@ -44,7 +44,7 @@ class Joining:
 
 
 class CommandSpec(Protocol):
-    """What a pipeline has to know of a command. commands/table.py describes the fields."""
+    """What a pipeline needs to know about a command. commands/table.py describes the fields."""
 
     @property
     def shape(self) -> str: ...
@@ -63,7 +63,7 @@ class CommandSpec(Protocol):
 
 
 class NotQueuedError(ReplyError):
-    """A command that cannot stand inside MULTI: nothing of it is done. Which one, counted from 1."""
+    """A command that MULTI cannot contain; nothing was run. number: which one, counted from 1."""
 
     def __init__(self, error: ReplyError, number: int) -> None:
         super().__init__(error.text)
@@ -72,10 +72,10 @@ class NotQueuedError(ReplyError):
 
 @dataclass(slots=True)
 class Queued:
-    """A command of a pipeline: native, or a plan that has said its first batch.
+    """A command of a pipeline: native, or a plan with its first batch.
 
-    more: it may go on after that, so what follows it must wait.
-    parts, joined: commands that share the plan of the first of them.
+    more: the plan may have further batches, so the commands after it must wait.
+    parts, joined: the parts of a shared plan, and the other commands that share it.
     """
 
     args: Sequence[Any]
@@ -89,11 +89,11 @@ class Queued:
     joined: list["Queued"] = field(default_factory=list)
 
     def start(self, view: View) -> None:
-        """Hear the plan's first batch. Its refusal is the result, as an error reply would be."""
+        """Get the first batch of the plan. If the plan refuses, the error is the result."""
         if self.spec is None:
             return
-        fits = self.spec.arity_error(self.argv) is not None
-        self.more = not (fits or (self.spec.multi and self.spec.shares(view, self.argv)))
+        malformed = self.spec.arity_error(self.argv) is not None
+        self.more = not (malformed or (self.spec.multi and self.spec.shares(view, self.argv)))
         try:
             if self.joined and self.spec.joining is not None:
                 self.plan = self.spec.joining.plan(view, self.argv[1], self.parts)
@@ -117,7 +117,7 @@ class Queued:
         return list(self.batch.commands) if in_multi else wire(self.batch)
 
     def finish(self, replies: Replies) -> Plan[None]:
-        """Take the replies to the first batch, and go on to the result."""
+        """Pass the replies of the first batch to the plan, and run it to its result."""
         if self.spec is None:
             self.result = replies[0]
         elif self.plan is not None:
@@ -144,44 +144,44 @@ class Queued:
                 return stop.value
             try:
                 error, replies = None, (yield batch)
-            except ReplyError as refused:  # thrown to us by the driver; it is this plan's to handle
+            except ReplyError as refused:  # the driver throws it; this plan handles it
                 error = refused
 
 
 def pipeline(view: View, queued: list[Queued], shape: Shape) -> Plan[None]:
-    """All commands in order, in as few round trips as can be. Each then has its result, or its error."""
+    """Run all commands in order, in as few round trips as possible. Each gets its result or its error."""
     yield from _look_up(view, queued)
-    together, speakers = list[Queued](), _joined(view, queued)
-    for at, item in enumerate(speakers):
+    together, planned = list[Queued](), _joined(view, queued)
+    for at, item in enumerate(planned):
         item.start(view)
         together.append(item)
         if item.more:
             yield from _send(together, shape)
-            yield from _look_up(view, speakers[at + 1 :])
+            yield from _look_up(view, planned[at + 1 :])
             together = []
     yield from _send(together, shape)
 
 
 def _joined(view: View, queued: list[Queued]) -> list[Queued]:
-    """The commands that have a plan: of those in a row that share one, the first."""
-    speakers = list[Queued]()
+    """The commands with a plan of their own. The first of several that share a plan stands for all."""
+    planned = list[Queued]()
     for item in queued:
         joining = None if item.spec is None else item.spec.joining
         part = None if joining is None else joining.part(item.argv)
         item.parts, item.joined = [] if part is None else [part], []
-        last = speakers[-1] if speakers else None
+        last = planned[-1] if planned else None
         if joining is None or part is None or last is None or not last.parts:
-            speakers.append(item)
+            planned.append(item)
         elif last.argv[1] == item.argv[1] and joining.fits(view, last.parts[0], part):
             last.parts.append(part)
             last.joined.append(item)
         else:
-            speakers.append(item)
-    return speakers
+            planned.append(item)
+    return planned
 
 
 def _look_up(view: View, queued: list[Queued]) -> Plan[None]:
-    """Learn the strands of the streams, afresh: nothing can be said twice here. A plain XADD needs none."""
+    """Read the registries of all streams, because the plans cannot retry. A plain XADD needs none."""
     names = dict[bytes, None]()
     view.carriage.note_plain_keys(())
     for item in queued:
@@ -199,13 +199,13 @@ def _look_up(view: View, queued: list[Queued]) -> Plan[None]:
 
 
 def _send(queued: list[Queued], shape: Shape) -> Plan[None]:
-    """One round trip for all; the last may have more to say."""
+    """One round trip for all. Only the last may have further batches."""
     commands = [item.wire(in_multi=False) for item in queued]
     flat = [command for each in commands for command in each]
     replies = (yield Exchange(flat, resend=_may_resend(queued))) if flat else []
     at = 0
-    for item, said in zip(queued, commands, strict=True):
-        mine, at = replies[at : at + len(said)], at + len(said)
+    for item, sent in zip(queued, commands, strict=True):
+        mine, at = replies[at : at + len(sent)], at + len(sent)
         if item.plan is not None and item.batch is not None:
             try:
                 mine = unpack(item.batch, mine, shape)
@@ -219,7 +219,7 @@ def _send(queued: list[Queued], shape: Shape) -> Plan[None]:
 
 
 def _may_resend(queued: list[Queued]) -> bool:
-    """Reads may be sent again, and messages. A native command among messages may do something twice."""
+    """Whether all may be sent twice: reads, or messages without native commands between them."""
     native = any(item.spec is None for item in queued)
     messages = any(item.parts for item in queued)
     return not (native and messages) and all(
@@ -230,8 +230,8 @@ def _may_resend(queued: list[Queued]) -> bool:
 def transaction(
     view_of: Callable[[], View], queued: list[Queued], shape: Shape, *, watching: bool
 ) -> Plan[bool]:
-    """All commands in one MULTI. False if a key that the user WATCHes has changed: nothing was done."""
-    changed = f"others changed these streams {_WATCH_TRIES} times. Nothing was done"
+    """Run all commands in one MULTI. False if a key that the user WATCHes has changed: nothing was run."""
+    changed = f"other clients changed these streams {_WATCH_TRIES} times. Nothing was done"
     retries = Retries(changed, most=_WATCH_TRIES)
     while True:
         retries.count()
@@ -243,21 +243,21 @@ def transaction(
             if not watching:
                 yield Batch([("UNWATCH",)])
             raise
-        speakers = _joined(view, queued)
-        for item in speakers:
+        planned = _joined(view, queued)
+        for item in planned:
             item.start(view)
-        said = [item.wire(in_multi=True) for item in speakers]
-        resend = not watching and any(item.parts for item in queued) and _may_resend(speakers)
-        replies = yield Exchange([command for each in said for command in each], atomic=True, resend=resend)
+        sent = [item.wire(in_multi=True) for item in planned]
+        resend = not watching and any(item.parts for item in queued) and _may_resend(planned)
+        replies = yield Exchange([command for each in sent for command in each], atomic=True, resend=resend)
         if replies is not None:
-            yield from _finish_all(speakers, said, replies, shape)
+            yield from _finish_all(planned, sent, replies, shape)
             return True
         if watching:
             return False
 
 
 def refusal(view: View, spec: CommandSpec, argv: list[bytes]) -> ReplyError | None:
-    """Why a command cannot be queued in a MULTI, if so."""
+    """The error if a command cannot be queued in a MULTI."""
     error = spec.arity_error(argv)
     if error is None and not (spec.multi and spec.fits_multi(view, argv)):
         name = argv[0].decode("ascii", "replace").upper()
@@ -273,10 +273,10 @@ def _refuse(view: View, queued: list[Queued]) -> None:
 
 
 def _finish_all(
-    queued: list[Queued], said: list[list[Command]], replies: Replies, shape: Shape
+    queued: list[Queued], sent: list[list[Command]], replies: Replies, shape: Shape
 ) -> Plan[None]:
     at = 0
-    for item, commands in zip(queued, said, strict=True):
+    for item, commands in zip(queued, sent, strict=True):
         mine, at = replies[at : at + len(commands)], at + len(commands)
         if item.spec is not None:
             mine = [shape(command, reply) for command, reply in zip(commands, mine, strict=True)]

@@ -1,4 +1,4 @@
-"""Ask a server which region it is, and what it can do."""
+"""Reads which region a server is, and which newer commands it has."""
 
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ INFO_CLUSTER: Final = ("INFO", "cluster")
 
 
 def read_region() -> Plan[Region]:
-    """Ask the server who it is. One round trip."""
+    """Which region the server is. One round trip."""
     try:
         [reply] = yield Batch([("HGETALL", CONFIG)], resend=True)
     except ReplyError as error:
@@ -23,17 +23,17 @@ def read_region() -> Plan[Region]:
 
 
 def _as_cluster(error: ReplyError) -> BraidError:
-    """Only a node of a cluster sends elsewhere."""
+    """ClusterError if the reply shows that the server is a node of a cluster."""
     return ClusterError() if error.code in ("MOVED", "ASK", "CLUSTERDOWN") else error
 
 
 def is_cluster(info: Any) -> bool:
-    """Whether a server is a node of a cluster, by what it said to INFO_CLUSTER; not if it may not say so."""
+    """Whether a reply to INFO_CLUSTER is that of a node of a cluster. False if the user lacks the right."""
     return isinstance(info, bytes) and b"cluster_enabled:1" in info
 
 
 def refuse_cluster() -> Plan[None]:
-    """A region is one server. One round trip."""
+    """Raise ClusterError on a node of a cluster: a region is one server. One round trip."""
     [info] = yield Batch([INFO_CLUSTER], resend=True, attempt=True)
     if is_cluster(info):
         raise ClusterError
@@ -44,10 +44,10 @@ def info_facts(info: bytes) -> dict[bytes, bytes]:
 
 
 def read_server() -> Plan[tuple[Region, ServerInfo]]:
-    """Ask the server who it is, and what it can do. One round trip.
+    """Which region the server is, and which newer commands it has. One round trip.
 
-    Who may not ask for commands does without them. Who may not ask for INFO does not notice that another
-    process serves the region (Region.may_repeat_ids).
+    A user without the right to COMMAND INFO does without the newer commands. One without the right to INFO
+    does not notice that another process serves the region (Region.may_repeat_ids).
     """
     commands: list[Command] = [
         ("HGETALL", CONFIG),

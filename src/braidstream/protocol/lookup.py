@@ -1,4 +1,4 @@
-"""Look up a stream: its registry, whether it exists, and whether a plain key has its name."""
+"""Looks up a stream: its registry, whether it exists, and whether a plain key has its name."""
 
 from typing import Any, Final
 
@@ -16,26 +16,26 @@ def registry_of(name: bytes) -> Command:
     return ("HGETALL", keys.meta(name))
 
 
-def afresh(view: View, name: bytes) -> Plan[Registry]:
-    """The registry as it is now; in a pipeline it was looked up a moment ago, for all commands at once."""
+def read_registry(view: View, name: bytes) -> Plan[Registry]:
+    """The registry, read now. In a pipeline: from its lookup, a moment ago."""
     if view.carriage.has_looked and view.remembers(name):
         return view.recall(name)
     [reply] = yield Batch([registry_of(name)], resend=True)
     return view.learn(name, reply)
 
 
-def find(view: View, name: bytes) -> Plan[Registry]:
-    """The registry of a stream: from memory, or in one round trip.
+def find_registry(view: View, name: bytes) -> Plan[Registry]:
+    """The registry of a stream: cached, or read in one round trip.
 
-    That a stream does not exist is remembered only within a pipeline, which has just looked.
+    Only a pipeline, which has just looked, caches that a stream does not exist.
     """
     known = view.recall(name)
-    return known if known.exists else (yield from afresh(view, name))
+    return known if known.exists else (yield from read_registry(view, name))
 
 
 def look(view: View, name: bytes) -> Plan[Registry]:
-    """The registry, afresh. A stream that does not exist may be another kind of key: WRONGTYPE."""
-    registry = yield from afresh(view, name)
+    """The registry, read now. WRONGTYPE if the name is a key of another type."""
+    registry = yield from read_registry(view, name)
     if not registry.exists:
         yield from refuse_other_types(name)
     return registry
@@ -48,9 +48,9 @@ def exists(name: bytes) -> Plan[bool]:
 
 
 def refuse_unseen_types(view: View, name: bytes) -> Plan[None]:
-    """The functions check for a plain key of the name; not where it lies in another slot. Then we do.
+    """WRONGTYPE if a plain key has the name, where the functions cannot check it: in another slot.
 
-    In a pipeline it was looked up before: an append that will be refused must not be counted on.
+    In a pipeline the lookup has checked it: later commands must not expect an append that will be refused.
     """
     if view.carriage.has_looked:
         if view.carriage.is_plain_key(name):
@@ -60,12 +60,12 @@ def refuse_unseen_types(view: View, name: bytes) -> Plan[None]:
 
 
 def type_check(view: View, name: bytes) -> list[Command]:
-    """In a pipeline other commands follow at once, so the type of a missing stream is asked along."""
+    """TYPE of a missing stream, sent along in a pipeline: later commands may change the type."""
     return [("TYPE", name)] if view.carriage.has_looked and not view.recall(name).exists else []
 
 
 def refuse_other_types(name: bytes, kind: bytes | None = None) -> Plan[None]:
-    """A stream that does not exist: is there another kind of key with its name?"""
+    """WRONGTYPE if a name that is not a stream is a key of another type."""
     if kind is None:
         [kind] = yield Batch([("TYPE", name)], resend=True)
     if kind != b"none":
@@ -73,5 +73,5 @@ def refuse_other_types(name: bytes, kind: bytes | None = None) -> Plan[None]:
 
 
 def is_stale(reply: Any) -> bool:
-    """Whether a function did nothing, because the registry is not as we knew it."""
+    """Whether a function refused because our cached registry is stale. It changed nothing."""
     return isinstance(reply, ReplyError) and reply.code == "BSSTALE"

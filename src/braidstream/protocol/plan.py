@@ -1,8 +1,8 @@
-"""Plans: what to say to the engine and what to make of the answers, without any I/O.
+"""Plans: which commands to send to the engine and how to use the replies, without any I/O.
 
 A plan is a generator. It yields a `Batch` of native commands, receives their replies (RESP2-shaped,
-bytes), and returns its result. `run` and `arun` are the only two loops; clients, gateway and tests
-give them a way to send.
+bytes), and returns its result. `run` and `arun` are the only two loops. Clients, gateway and tests pass
+them a function that sends a batch.
 
     plan          run                 send
      |  Batch      |                   |
@@ -28,11 +28,11 @@ Replies = list[Any]
 class Batch:
     """Native commands for one round trip.
 
-    atomic: in a MULTI, so nothing of others comes between them. If a key that the plan WATCHes has
-        changed by then, nothing was done and the replies are None.
-    resend: sending it twice is as good as once, so a driver may retry it after a lost connection.
-    attempt: error replies come back as values instead of being thrown into the plan.
-    block_ms: how long the engine may keep the last command waiting.
+    atomic: in a MULTI, so no command of another client runs between them. If a key that the plan WATCHes has
+        changed, nothing was run and the replies are None.
+    resend: it is idempotent, so a driver may retry it after a lost connection.
+    attempt: error replies are returned as values instead of thrown into the plan.
+    block_ms: how long the last command may block.
     """
 
     commands: Sequence[Command]
@@ -46,13 +46,13 @@ Plan = Generator[Batch, Replies, T]
 
 
 def first_error(batch: Batch, replies: Replies | None) -> ReplyError | None:
-    """The error to throw into the plan that asked, if any."""
+    """The error to throw into the plan, if any."""
     if batch.attempt or replies is None:
         return None
     return next((reply for reply in replies if isinstance(reply, ReplyError)), None)
 
 
-# Writes that an engine whose memory is full does not refuse. Each of them is whole by itself.
+# Writes that an engine accepts when its memory is full. Each is complete without the others.
 _RELIEVING: Final = frozenset(("XTRIM", "XDEL", "XACK", "XREADGROUP", "XCLAIM", "XPENDING", "HGETALL"))
 _RELIEVING_TOO: Final = frozenset((("FCALL", "bs_entry_drop"), ("XGROUP", "DELCONSUMER")))
 
@@ -62,10 +62,10 @@ def _relieves(command: Command) -> bool:
 
 
 def without_multi(batch: Batch, refused: ReplyError) -> Batch | None:
-    """What to send instead of a MULTI that was refused, with nothing of it done; None if that is the answer.
+    """The batch to send instead of a MULTI that was refused before it ran; None if the error stands.
 
-    When memory is full, Redis refuses every command between MULTI and EXEC, reads and deletions too. Outside
-    it takes them. That they are one step matters little then: nobody can add anything meanwhile.
+    When memory is full, Redis refuses every command between MULTI and EXEC, even reads and deletions. Outside
+    of MULTI it accepts them. Atomicity matters little then: no client can add anything.
     """
     if refused.code != "OOM" or not batch.atomic:
         return None
@@ -75,13 +75,13 @@ def without_multi(batch: Batch, refused: ReplyError) -> Batch | None:
 
 
 def send_one(command: Command, *, resend: bool = False) -> Plan[Any]:
-    """One command: its reply. An error is raised."""
+    """Send one command and return its reply. An error reply is raised."""
     [reply] = yield Batch([command], resend=resend)
     return reply
 
 
 def run(plan: Plan[T], send: Callable[[Batch], Replies]) -> T:
-    """Drive a plan to its result. Each batch it yields is one round trip."""
+    """Run a plan to its result. Each batch is one round trip."""
     step: Callable[[Any], Batch] = plan.send
     value: Any = None
     while True:
@@ -101,7 +101,7 @@ def run(plan: Plan[T], send: Callable[[Batch], Replies]) -> T:
 
 
 async def arun(plan: Plan[T], send: Callable[[Batch], Awaitable[Replies]]) -> T:
-    """`run`, with one await."""
+    """`run` for asyncio."""
     step: Callable[[Any], Batch] = plan.send
     value: Any = None
     while True:

@@ -1,4 +1,4 @@
-"""Bounded attempts. A step that relied on stale knowledge changed nothing: look again, and do it again.
+"""Bounded retries. A step that relied on a stale cache changed nothing: read again, and retry.
 
 Each failure means that another client has made progress, so a few attempts are enough. Nothing waits here:
 `back_off` (replication/endpoint.py) waits between attempts to connect.
@@ -13,19 +13,19 @@ from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
 
 TRIES: Final = 16
-# What the functions answer if the caller's view of a stream is stale. They changed nothing.
+# Errors of the functions for a caller whose view of a stream is stale. They changed nothing.
 STALE: Final = ("BSSTALE", "BSNOKEY", "BSNOGROUP")
 
 
 def contended(what: str) -> ReplyError:
-    """What a user gets when other clients were faster every time."""
+    """The error if other clients were faster every time."""
     return ReplyError(f"ERR {what}. Try again.")
 
 
 class Retries:
-    """At most so many attempts in a row, then the error.
+    """At most `most` attempts in a row, then the error.
 
-    retries = Retries("others kept deleting it")
+    retries = Retries("other clients kept deleting it")
     while True:
         retries.count()
         ...
@@ -40,21 +40,21 @@ class Retries:
         self._left = most
 
     def count(self) -> int:
-        """An attempt begins: how many there were before. Raises the error if it would be one too many."""
+        """Begin an attempt: returns the number of earlier ones. Raises the error if it is one too many."""
         if self._left == 0:
             raise self._error(self._what)
         self._left -= 1
         return self._most - self._left - 1
 
     def reset(self) -> None:
-        """The last attempt got somewhere: the count starts over."""
+        """The last attempt made progress: start counting again."""
         self._left = self._most
 
 
 def until_current(view: View, name: bytes, make: Callable[[], Plan[Command | None]]) -> Plan[Any]:
-    """Call a function of the engine with what is known of a stream; if that was stale, look and call again.
+    """Call a function of the engine with the cached state of a stream; if that was stale, read it and retry.
 
-    make: looks, and builds the call; None if there is nothing to do.
+    make: builds the call; None if there is nothing to do.
     """
     retries = Retries(f"the strands of {name.decode(errors='replace')!r} kept changing")
     while True:

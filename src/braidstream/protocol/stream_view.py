@@ -1,4 +1,4 @@
-"""The streams of a region as one command sees them: what its client remembers of them, and expects."""
+"""The streams of a region as one command sees them: cached, or predicted within a pipeline."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,12 +14,12 @@ from braidstream.protocol.carry import Carriage
 
 @dataclass(slots=True)
 class View:
-    """The region, and its streams as far as they are known.
+    """The region, and its streams as far as they are cached.
 
-    cache: what the client remembers; its other commands learn and forget meanwhile.
-    seen: the registries that this command relies on, until it looks again or forgets them itself.
+    cache: the client's cache; other commands change it concurrently.
+    seen: the registries that this command relies on, until it reads or forgets them itself.
     carriage: how its batches reach the engine.
-    producer: the client is an idempotent producer of this name: what it appends may be sent again.
+    producer: the name of an idempotent producer, whose appends may be sent again.
     """
 
     region: Region
@@ -36,11 +36,11 @@ class View:
         return View(cache.region, cache.for_pipeline() if how.has_looked else cache, how, producer)
 
     def apart(self) -> "View":
-        """For one command of a pipeline: what the others learn meanwhile is not of its moment."""
+        """For one command of a pipeline: later commands must not change its registries."""
         return replace(self, cache=self.cache.copy(), seen={}) if self.carriage.has_looked else self
 
     def alone(self) -> "View":
-        """For a plan that goes on by itself, after the round trip that it shared."""
+        """For a plan that continues alone, after the round trip that it shared."""
         return replace(self, carriage=self.carriage.alone())
 
     def under_watch(self) -> "View":
@@ -49,7 +49,7 @@ class View:
 
     @property
     def commands(self) -> frozenset[bytes]:
-        """Which of the newer commands the engine has."""
+        """The newer commands that the engine has."""
         return self.cache.commands
 
     def home(self, name: bytes) -> Strand:
@@ -57,17 +57,17 @@ class View:
         return Strand(name, keys.GENERATED, self.region.writer)
 
     def chosen(self, name: bytes) -> Strand:
-        """The home strand for chosen IDs: in its present life, or in the one that it would begin."""
+        """The home strand for chosen IDs: in its current life, or in the next one if it was deleted."""
         known = self.recall(name)
         for strand in known.cuts:
             if strand.has_chosen_ids and strand.writer == self.region.writer:
                 return strand if strand in known.strands else strand.next_life
         return Strand(name, keys.CHOSEN, self.region.writer)
 
-    # What is known
+    # Cached state
 
     def recall(self, name: bytes) -> Registry:
-        """What we remember of a stream, be it nothing."""
+        """The cached registry of a stream; an empty one if it is not cached."""
         found = self.seen.get(name)
         if found is None:
             found = self.cache.registry(name)
@@ -76,7 +76,7 @@ class View:
         return found
 
     def remembers(self, name: bytes) -> bool:
-        """Whether the stream was looked up, though it may not exist."""
+        """Whether the stream was looked up. It may not exist."""
         return name in self.cache.registries
 
     def learn(self, name: bytes, reply: list[Any]) -> Registry:
@@ -93,20 +93,20 @@ class View:
         self.cache.remember(name, registry)
 
     def reading(self, name: bytes, group: bytes) -> Reading | None:
-        """What we remember of a group, if no bell rang since."""
+        """The cached state of a group, if the bell has not changed."""
         known = self.cache.readings.get((name, group))
         return known if known is not None and known.bell == self.recall(name).bell else None
 
-    def note(self, name: bytes, group: bytes, reading: Reading) -> None:
+    def remember_reading(self, name: bytes, group: bytes, reading: Reading) -> None:
         self.cache.remember_reading(name, group, reading)
 
     def forget_reading(self, name: bytes, group: bytes) -> None:
         self.cache.forget_reading(name, group)
 
-    # What will be
+    # Predicted state
 
     def needs_create(self, home: Strand) -> bool:
-        """Whether to create a strand before an append to it."""
+        """Whether to create a strand before an append."""
         return self.carriage.needs_create(home, self.recall(home.name).strands)
 
     def mark_created(self, home: Strand) -> None:
@@ -114,11 +114,11 @@ class View:
         self.expect(home)
 
     def expect(self, strand: Strand) -> None:
-        """A strand will be there by the time the next command runs."""
+        """A strand will exist when the next command runs."""
         self._remember(strand.name, self.recall(strand.name).with_strand(strand))
 
     def expect_deleted(self, name: bytes) -> None:
-        """Nothing of that name will be there by the time the next command runs."""
+        """Nothing of that name will exist when the next command runs."""
         self.carriage.expect_deleted(name)
         known = self.recall(name)
         if known.exists:
@@ -126,11 +126,11 @@ class View:
             self._remember(name, Registry(known.cuts, idempotence=settings))
 
     def expect_settings(self, name: bytes, settings: Settings) -> None:
-        """The settings of idempotence will be these."""
+        """The stream will have these settings of idempotence."""
         known = self.recall(name)
         native = known.native and known.settings == settings
         self._remember(name, replace(known, idempotence=settings, native=native))
 
     def expect_native(self, name: bytes) -> None:
-        """The engine itself knows the messages."""
+        """The engine itself deduplicates the messages."""
         self._remember(name, replace(self.recall(name), native=True))

@@ -17,7 +17,7 @@ from braidstream.model.command import Command
 from braidstream.model.fields import MetaField
 from braidstream.model.ids import Id
 from braidstream.model.journal import JournalEntry
-from braidstream.model.meta import Registry, given
+from braidstream.model.meta import Registry, named_keys
 from braidstream.model.strand import Strand, facts
 from braidstream.protocol.plan import Batch, Plan
 
@@ -259,7 +259,7 @@ def merge_command(source: State, target: State, writers: Sequence[int], *, home:
     """
     make = [Strand(source.name, keys.GENERATED, writer) for writer in writers]
     strands = list(dict.fromkeys([*target.registry.strands, *make]))
-    own, turns = given(source.name, target.registry)
+    own, turns = named_keys(source.name, target.registry)
     where = (keys.meta(source.name), *(strand.key for strand in strands), *own)
     words = list[bytes | int]()
     for strand in strands:

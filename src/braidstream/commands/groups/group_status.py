@@ -7,7 +7,7 @@ trimmed. The engine only knows it while its counters say so; where they do not, 
 from collections.abc import Iterable
 from typing import Any, Final
 
-from braidstream.commands.groups.pending import NOBODY, deliveries
+from braidstream.commands.groups.pending import STAND_IN, deliveries
 from braidstream.commands.groups.xgroup import no_group
 from braidstream.errors import ReplyError
 from braidstream.model import ids
@@ -15,7 +15,7 @@ from braidstream.model.command import Command
 from braidstream.model.ids import Id
 from braidstream.model.meta import Registry
 from braidstream.model.strand import Strand, facts
-from braidstream.protocol.braid import ask
+from braidstream.protocol.braid import read_strands
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
 
@@ -29,7 +29,7 @@ def flat(info: Info) -> list[Any]:
 
 def groups(view: View, name: bytes) -> Plan[list[Any]]:
     """XINFO GROUPS key. Three round trips; more where entries must be counted for the lag."""
-    registry, answers = yield from ask(view, name, lambda strand: strand.xinfo())
+    registry, answers = yield from read_strands(view, name, lambda strand: strand.xinfo())
     if not answers:
         raise ReplyError("ERR no such key")
     strands = {strand: facts(reply) for strand, reply in answers}
@@ -50,7 +50,7 @@ def groups(view: View, name: bytes) -> Plan[list[Any]]:
                     b"pending": sum(row[b"pending"] for row in rows.values()),
                     b"last-delivered-id": ids.text(last_delivered(registry, group, rows)),
                     b"entries-read": entries_read(strands, rows),
-                    b"lag": (yield from lag(strands, rows, group in registry.told)),
+                    b"lag": (yield from lag(strands, rows, group in registry.user_counted)),
                 }
             )
         )
@@ -113,7 +113,7 @@ def after(strand: Strand, native: Id, count: int) -> Command:
 
 def consumers(view: View, name: bytes, group: bytes) -> Plan[list[Any]]:
     """XINFO CONSUMERS key group: a consumer is one, on however many strands. Two round trips."""
-    registry, answers = yield from ask(view, name, lambda strand: strand.xinfo())
+    registry, answers = yield from read_strands(view, name, lambda strand: strand.xinfo())
     if not answers:
         raise ReplyError("ERR no such key")
     if group not in registry.groups:
@@ -128,7 +128,7 @@ def _consumers(strands: Iterable[Strand], group: bytes) -> Plan[dict[bytes, Info
     found = dict[bytes, Info]()
     for reply in replies:
         for row in map(facts, reply):
-            if row[b"name"] == NOBODY:
+            if row[b"name"] == STAND_IN:
                 continue
             known = found.setdefault(row[b"name"], row)
             if known is not row:
@@ -165,7 +165,7 @@ def full(registry: Registry, infos: dict[Strand, Info], count: int) -> Plan[list
                     b"name": group,
                     b"last-delivered-id": ids.text(last_delivered(registry, group, rows)),
                     b"entries-read": entries_read(infos, rows),
-                    b"lag": (yield from lag(ends, rows, group in registry.told)),
+                    b"lag": (yield from lag(ends, rows, group in registry.user_counted)),
                     b"pel-count": sum(row[b"pel-count"] for row in rows.values()),
                     **_nacked(rows.values()),
                     b"pending": _pending(((strand, row[b"pending"]) for strand, row in rows.items()), count),
@@ -180,7 +180,7 @@ def _nacked(rows: Iterable[Info]) -> Info:
     """How many entries were given back, on engines that tell it."""
     if not all(b"nacked-count" in row for row in rows):
         return {}
-    stand_ins = (who for row in rows for who in map(facts, row[b"consumers"]) if who[b"name"] == NOBODY)
+    stand_ins = (who for row in rows for who in map(facts, row[b"consumers"]) if who[b"name"] == STAND_IN)
     native = sum(row[b"nacked-count"] for row in rows)
     return {b"nacked-count": native + sum(who[b"pel-count"] for who in stand_ins)}
 
@@ -200,20 +200,20 @@ def _pending(pages: Iterable[tuple[Strand, list[Any]]], count: int) -> list[Any]
         for strand, page in pages
         for entry, *rest, count in page
     ]
-    woven = sorted(rows, key=lambda row: row[:2])
-    return [[ids.text(entry), *rest] for entry, _, rest in (woven[:count] if count else woven)]
+    merged = sorted(rows, key=lambda row: row[:2])
+    return [[ids.text(entry), *rest] for entry, _, rest in (merged[:count] if count else merged)]
 
 
 def _owner(row: list[Any]) -> list[Any]:
     """[consumer, time], or the time alone; an entry that was given back has neither."""
-    return [b"", 0] if row[0] == NOBODY else row
+    return [b"", 0] if row[0] == STAND_IN else row
 
 
 def _full_consumers(rows: dict[Strand, Info], count: int) -> list[Any]:
     found = dict[bytes, dict[Strand, Info]]()
     for strand, row in rows.items():
         for consumer in map(facts, row[b"consumers"]):
-            if consumer[b"name"] == NOBODY:
+            if consumer[b"name"] == STAND_IN:
                 continue
             found.setdefault(consumer[b"name"], {})[strand] = consumer
     answer = []

@@ -10,7 +10,7 @@ from typing import Any
 
 from braidstream.commands.arguments import Argv, fail, integer, option, shown, strict_id
 from braidstream.commands.groups.claims import GIVEN_BACK_MS
-from braidstream.commands.groups.pending import FATAL, MOST_DELIVERIES, NOBODY, no_group
+from braidstream.commands.groups.pending import FATAL, MOST_DELIVERIES, STAND_IN, no_group
 from braidstream.model import ids
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
@@ -96,7 +96,7 @@ def _to_stand_in(
             counts[place] = nack.deliveries(counts.get(place, rows[0][3] if rows else 0), most)
             since: Command = ("IDLE", GIVEN_BACK_MS - at, "RETRYCOUNT", counts[place])
             force = ("FORCE",) if nack.force else ()
-            commands.append(("XCLAIM", strand.key, group, NOBODY, 0, text, *since, *force, "JUSTID"))
+            commands.append(("XCLAIM", strand.key, group, STAND_IN, 0, text, *since, *force, "JUSTID"))
         elif native:
             commands.append(nack.native(strand, group, [text]))
     if commands:

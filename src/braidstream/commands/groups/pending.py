@@ -10,12 +10,12 @@ from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
-from braidstream.protocol.lookup import find, look, refuse_other_types, registry_of
+from braidstream.protocol.lookup import find_registry, look, refuse_other_types, registry_of
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
 
 # Who owns an entry that was given back: a consumer that no client has. Users see an empty name.
-NOBODY: Final = b"\0" + keys.PREFIX + b"nobody"
+STAND_IN: Final = b"\0" + keys.PREFIX + b"nobody"
 # XNACK FATAL: the largest count there is. The engine gets one that it can still count on from.
 MOST_DELIVERIES: Final = 2**63 - 1
 FATAL: Final = 2**62
@@ -34,7 +34,7 @@ class Row(NamedTuple):
     @property
     def is_given_back(self) -> bool:
         """By a stand-in, or natively: then the engine knows of no owner and no time."""
-        return self.consumer == NOBODY or self.idle < 0
+        return self.consumer == STAND_IN or self.idle < 0
 
 
 def deliveries(count: int) -> int:
@@ -66,7 +66,7 @@ def tell(
     """Commands to every strand that may hold some of the IDs; what they answer. One round trip where the
     strands are known, and another for those that came to be."""
     found, asked = list[Any](), set[Strand]()
-    strands = (yield from find(view, name)).strands
+    strands = (yield from find_registry(view, name)).strands
     if not strands:
         yield from refuse_other_types(name)
     while strands:
@@ -167,6 +167,6 @@ def _summary(view: View, strands: tuple[Strand, ...], group: bytes) -> Plan[list
                 consumers[consumer] = consumers.get(consumer, 0) + int(number)
     if not total:
         return [0, None, None, None]
-    consumers.pop(NOBODY, None)
+    consumers.pop(STAND_IN, None)
     counts = [[consumer, b"%d" % number] for consumer, number in sorted(consumers.items())]
     return [total, ids.text(min(first)), ids.text(max(last)), counts]

@@ -120,7 +120,7 @@ def _command(
         words += [strand.label, strand.life, begin, count if len(strands) == 1 or read is None else b""]
     own = keys.turn(name, group), *bell(name, stamp)
     where = (keys.meta(name), *(strand.key for strand in strands), *own)
-    later = group_start(start or ids.ZERO, told=read is not None)
+    later = group_start(start or ids.ZERO, user_counted=read is not None)
     return ("FCALL", function, len(where), *where, group, later, flag, stamp, *words)
 
 

@@ -23,7 +23,7 @@ from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.fields import MetaField
 from braidstream.model.ids import Id
-from braidstream.model.merge import bodies
+from braidstream.model.merge import reply_entries
 from braidstream.model.strand import Strand
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
@@ -135,7 +135,7 @@ def _given(here: Wait, reply: list[Any] | None) -> list[Any]:
         mine = {strand: page for strand, page in pages.items() if strand.name == name}
         if mine:
             heads.took(here.view, name, here.spec.group, mine)
-            answer.append([name, bodies(handout.woven(mine))])
+            answer.append([name, reply_entries(handout.merged(mine))])
     return answer
 
 

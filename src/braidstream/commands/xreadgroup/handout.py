@@ -26,7 +26,7 @@ from braidstream.errors import ReplyError
 from braidstream.model import ids, keys, meta
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
-from braidstream.model.merge import bodies, weave
+from braidstream.model.merge import merge_pages, reply_entries
 from braidstream.model.strand import Entry, Strand
 from braidstream.protocol.lookup import refuse_other_types
 from braidstream.protocol.plan import Batch, Plan
@@ -126,9 +126,9 @@ def xreadgroup(
     return ("XREADGROUP", "GROUP", spec.group, spec.consumer, *options, "STREAMS", *streams)
 
 
-def woven(pages: Mapping[Strand, list[Any]]) -> list[Entry]:
+def merged(pages: Mapping[Strand, list[Any]]) -> list[Entry]:
     """What native reads have found, in ID order."""
-    return weave([strand.entries(page) for strand, page in pages.items()])
+    return merge_pages([strand.entries(page) for strand, page in pages.items()])
 
 
 def _new_and_claimed(view: View, spec: ReadGroup, name: bytes, budget: Budget) -> Plan[list[Any] | None]:
@@ -137,7 +137,7 @@ def _new_and_claimed(view: View, spec: ReadGroup, name: bytes, budget: Budget) -
     None if there is nothing.
     """
     if not spec.limited:
-        return bodies((yield from new(view, spec, name))) or None
+        return reply_entries((yield from new(view, spec, name))) or None
     budget.begin(name)
     found: list[Any] | None
     if budget.spent:
@@ -198,7 +198,7 @@ def _limited(view: View, spec: ReadGroup, name: bytes, budget: Budget) -> Plan[l
         return found  # what is claimed is given
     if budget.size is None:
         budget.used += len(fresh)
-    return found + [[*entry, *extra] for entry in bodies(fresh)]
+    return found + [[*entry, *extra] for entry in reply_entries(fresh)]
 
 
 def _told_empty(view: View, spec: ReadGroup, name: bytes) -> Plan[list[Any] | None]:
@@ -223,7 +223,7 @@ def _how_many_fit(view: View, spec: ReadGroup, name: bytes, budget: Budget) -> P
     if not reply:
         return 1  # a read that finds nothing makes the consumer
     numbers = () if spec.claim_ms is None else (0, 0)
-    return len(budget.take(woven(dict(heads.by_strand(reply)))[:page], *numbers))
+    return len(budget.take(merged(dict(heads.by_strand(reply)))[:page], *numbers))
 
 
 def new(view: View, spec: ReadGroup, name: bytes) -> Plan[list[Entry]]:
@@ -232,7 +232,7 @@ def new(view: View, spec: ReadGroup, name: bytes) -> Plan[list[Entry]]:
     if spec.count is None or len(strands) == 1:
         where = [*(strand.key for strand in strands), *bell(view, name)]
         [reply] = yield Batch([xreadgroup(spec, where, spec.count)])
-        return woven(dict(heads.by_strand(reply)))
+        return merged(dict(heads.by_strand(reply)))
     known, pages = heads.quiet(view, name, spec.group), None
     if known is not None:
         pages = yield from _of_one(view, spec, *known)
@@ -245,7 +245,7 @@ def new(view: View, spec: ReadGroup, name: bytes) -> Plan[list[Entry]]:
         replies = yield Batch(commands, atomic=view.carriage.one_step(len(commands)))
         pages = dict(page for reply in replies for page in heads.by_strand(reply))
     heads.took(view, name, spec.group, pages)
-    return woven(pages)
+    return merged(pages)
 
 
 def _of_one(
@@ -283,7 +283,7 @@ def _history(view: View, spec: ReadGroup, name: bytes, since: Id, budget: Budget
             shares, since = dict.fromkeys(strands[:1], count), ids.before(ids.LAST) or since
     commands = [_xreadgroup_own(spec, strand, since, share) for strand, share in shares.items()]
     replies = yield Batch(commands, atomic=view.carriage.one_step(len(commands)))
-    found = bodies(woven(dict(page for reply in replies for page in heads.by_strand(reply))))
+    found = reply_entries(merged(dict(page for reply in replies for page in heads.by_strand(reply))))
     budget.used += len(found) if budget.size is None else 0
     budget.end(len(found))
     return found

@@ -23,7 +23,7 @@ from braidstream.errors import ReplyError
 from braidstream.model import ids
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
-from braidstream.model.merge import certain
+from braidstream.model.merge import merge_certain
 from braidstream.model.meta import Registry
 from braidstream.model.strand import Entry, Strand, facts, strand_of
 from braidstream.protocol.cache import Reading
@@ -51,7 +51,7 @@ def shares(view: View, name: bytes, group: bytes, count: int) -> Plan[dict[Stran
     pages = yield from _heads(view, name, group, count)
     if len(pages) < 2:
         return dict.fromkeys(pages or view.recall(name).strands[:1], count)
-    taken = {id(entry) for entry in certain(pages.values(), ())[:count]}
+    taken = {id(entry) for entry in merge_certain(pages.values(), ())[:count]}
     numbers = {strand: sum(id(entry) in taken for entry in page) for strand, page in pages.items()}
     return {strand: number for strand, number in numbers.items() if number}
 
@@ -73,7 +73,7 @@ def next_one(view: View, name: bytes, group: bytes) -> Plan[Strand | None]:
     if len(pages) != 1 or head[:1] != (known[first],) or _position(rows, group) != reading.at[first]:
         return None
     ahead = {**reading.ahead, first: head}
-    view.note(name, group, Reading(reading.bell, reading.at, reading.busy, reading.alone, ahead))
+    view.remember_reading(name, group, Reading(reading.bell, reading.at, reading.busy, reading.alone, ahead))
     return first
 
 
@@ -89,7 +89,7 @@ def took(view: View, name: bytes, group: bytes, pages: Mapping[Strand, list[Any]
         if (rest := tuple(native for native in some if native > at[strand]))
     }
     busy = tuple(ahead) if len(ahead) == 1 else known.busy
-    view.note(name, group, Reading(known.bell, at, busy, known.alone, ahead))
+    view.remember_reading(name, group, Reading(known.bell, at, busy, known.alone, ahead))
 
 
 def positions(view: View, name: bytes, group: bytes) -> Plan[dict[Strand, Id]]:
@@ -98,7 +98,7 @@ def positions(view: View, name: bytes, group: bytes) -> Plan[dict[Strand, Id]]:
     if reading is not None:
         return reading.at
     at = yield from now(view, name, group)
-    view.note(name, group, Reading(view.recall(name).bell, at, view.recall(name).strands))
+    view.remember_reading(name, group, Reading(view.recall(name).bell, at, view.recall(name).strands))
     return at
 
 
@@ -143,7 +143,7 @@ def _heads(view: View, name: bytes, group: bytes, count: int) -> Plan[Pages]:
     busy = tuple(pages) or view.recall(name).strands[:1]
     ahead = {strand: tuple(ids.native(entry) for entry, _ in head) for strand, head in heads.items()}
     memory = Reading(view.recall(name).bell, at, busy, alone, ahead if count == 1 else {})
-    view.note(name, group, memory)
+    view.remember_reading(name, group, memory)
     return pages
 
 
@@ -151,7 +151,7 @@ def _read_on(pages: Pages, heads: dict[Strand, list[Any]], page: int, count: int
     """Where a strand's page was full, what follows it may belong to the next COUNT."""
     while True:
         full = {strand: head for strand, head in heads.items() if len(head) == page}
-        if not full or len(certain(pages.values(), [pages[strand] for strand in full])) >= count:
+        if not full or len(merge_certain(pages.values(), [pages[strand] for strand in full])) >= count:
             return
         ends = {strand: ids.native(head[-1][0]) for strand, head in full.items()}
         [reply] = yield Batch([xread(ends, page)], resend=True)

@@ -1,9 +1,9 @@
-"""Weave: whatever the strands, the same as putting all entries in one heap and sorting it."""
+"""Merged pages equal all entries of all strands, sorted at once."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from braidstream.model.merge import bodies, certain, weave
+from braidstream.model.merge import merge_certain, merge_pages, reply_entries
 from braidstream.model.strand import Entry
 
 # Few milliseconds and sequences, so that entries of several writers meet.
@@ -20,15 +20,15 @@ def _pages(strands: dict[int, set[tuple[int, int]]], *, reverse: bool) -> list[l
 
 
 @given(_strands, _counts, st.booleans())
-def test_weaving_is_merging(
+def test_pages_are_merged_in_order(
     strands: dict[int, set[tuple[int, int]]], count: int | None, reverse: bool
 ) -> None:
     naive = sorted(
         ((*entry, writer) for writer, found in strands.items() for entry in found), reverse=reverse
     )
-    woven = weave(_pages(strands, reverse=reverse), count, reverse=reverse)
-    assert [entry[:3] for entry in woven] == naive[:count]
-    assert bodies(woven) == [[b"%d-%d" % (ms, seq), fields] for ms, seq, _, fields in woven]
+    merged = merge_pages(_pages(strands, reverse=reverse), count, reverse=reverse)
+    assert [entry[:3] for entry in merged] == naive[:count]
+    assert reply_entries(merged) == [[b"%d-%d" % (ms, seq), fields] for ms, seq, _, fields in merged]
 
 
 @given(_strands, st.integers(0, 40), st.booleans())
@@ -36,7 +36,7 @@ def test_pages_of_the_count_are_enough(
     strands: dict[int, set[tuple[int, int]]], count: int, reverse: bool
 ) -> None:
     whole = _pages(strands, reverse=reverse)
-    assert weave([page[:count] for page in whole], count, reverse=reverse) == weave(
+    assert merge_pages([page[:count] for page in whole], count, reverse=reverse) == merge_pages(
         whole, count, reverse=reverse
     )
 
@@ -49,14 +49,14 @@ def test_what_is_certain_is_the_beginning_of_the_whole(
     whole = _pages(strands, reverse=reverse)
     heads = [page[:share] for page in whole]
     unfinished = [page for page in heads if len(page) == share]
-    known = certain(heads, unfinished, reverse=reverse)
-    assert known == weave(whole, reverse=reverse)[: len(known)]
+    known = merge_certain(heads, unfinished, reverse=reverse)
+    assert known == merge_pages(whole, reverse=reverse)[: len(known)]
     assert len(known) >= (share if unfinished else sum(map(len, whole)))
 
 
 def test_entries_with_one_id_stand_together_by_writer() -> None:
     strands = {9: {(1, 0), (2, 0)}, 3: {(2, 0), (3, 0)}}
-    assert [entry[:3] for entry in weave(_pages(strands, reverse=False))] == [
+    assert [entry[:3] for entry in merge_pages(_pages(strands, reverse=False))] == [
         (1, 0, 9),
         (2, 0, 3),
         (2, 0, 9),
