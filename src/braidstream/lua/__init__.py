@@ -1,8 +1,8 @@
 """The Redis Functions library: its text, and the plans that load it and make a database a region.
 
 The library is one text, joined from the .lua files beside this one. Its version is a number that
-only grows. Loading compares and replaces under WATCH, so of two clients that load at once the newer
-one wins, whatever the order.
+only grows. Loading compares and replaces under WATCH: if two clients load at once, the newer library
+wins.
 """
 
 from collections.abc import Iterator
@@ -30,14 +30,14 @@ _PARTS: Final = (
 
 @cache
 def source(version: int = VERSION) -> str:
-    """The library as the engine gets it."""
+    """The library's text, as it is loaded into the engine."""
     folder = resources.files(__package__)
     parts = [folder.joinpath(f"{part}.lua").read_text(encoding="utf-8") for part in _PARTS]
     return "\n".join((f"#!lua name={NAME}", f"local VERSION = {version}", *_shared(), *parts))
 
 
 def _shared() -> Iterator[str]:
-    """What Lua and Python both name, as Lua."""
+    """Constants that Python and Lua share, as Lua."""
     yield f"local CLOCK_BOUND_MS, WRITERS, KEY_PREFIX = {CLOCK_BOUND_MS}, {WRITERS}, '{PREFIX.decode()}'"
     yield f"local KIND = {{ GENERATED = '{GENERATED}', CHOSEN = '{CHOSEN}' }}"
     for table, fields in (("META", MetaField), ("CONFIG", ConfigField), ("JOURNAL", JournalWord)):
@@ -69,9 +69,9 @@ def require_current(region: Region) -> Region:
 def load(text: str | None = None, *, version: int = VERSION) -> Plan[int]:
     """Bring the engine to this library, in place and under load. Returns the version it had before.
 
-    Loading the same version again changes nothing; but functions are the server's, and each database
-    that is a region notes which it relies on. A newer library stays: replacing it would break the
-    clients that need it, so an older client is told to upgrade.
+    Loading the same version again changes nothing, except that each database that is a region records
+    the version it relies on (functions belong to the server). A newer library is kept, because other
+    clients need it; the older client gets an error that says to upgrade.
     """
     retries = Retries(
         f"others kept changing {CONFIG.decode()} while the functions were loaded. Try again.",

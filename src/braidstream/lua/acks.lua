@@ -1,5 +1,5 @@
---[[ Acknowledgements travel as positions: `k:<group>` says how far every entry of each strand is
-     acknowledged. An entry that was acknowledged before one that is still pending waits for it.
+--[[ Acknowledgements are replicated as positions: in `k:<group>`, for each strand, the ID up to which every
+     entry is acknowledged. An acknowledged entry behind one that is still pending waits for it.
 
          delivered    1  2  3  4  5         k moves to 2: the last entry before the first pending one
          acknowledged x  x     x            (4 follows once 3 is acknowledged) ]]
@@ -14,8 +14,8 @@ local function acked_text(acked)
   return table.concat(words, ' ')
 end
 
--- What peers have acknowledged is acknowledged here, and is not delivered here any more.
-local function take_acks(meta, strands, group, theirs)
+-- Apply a peer's acknowledgements: acknowledge pending entries here, and do not deliver the others.
+local function apply_acks(meta, strands, group, theirs)
   local known = redis.call('HGET', meta, META.GROUP_ACKED .. group) or ''
   local acked, finished = acked_of(known), true
   for id, upto in pairs(theirs) do
@@ -40,7 +40,8 @@ local function take_acks(meta, strands, group, theirs)
   return finished
 end
 
--- Never beyond what was delivered: a user may have jumped back (XGROUP SETID), to read what was jumped over.
+-- Up to where a group has acknowledged everything here. Never beyond its position: a user may have moved it
+-- back (XGROUP SETID) to read entries again.
 local function acked_here(strand, info)
   local delivered = info['last-delivered-id']
   if info.pending == 0 then return delivered end
@@ -50,9 +51,10 @@ local function acked_here(strand, info)
   return less(delivered, before[1]) and delivered or before[1]
 end
 
--- What the groups of one strand have acknowledged, noted in `groups`; whether one of them has more to do.
+-- Collect in `groups` what the groups of one strand have acknowledged. Returns whether one has unread or
+-- pending entries.
 local function note_acks(meta, key, id, last, groups)
-  local restless = false
+  local busy = false
   for _, info in ipairs(groups_of(key, {})) do
     local group = groups[info.name]
     if not group then
@@ -68,30 +70,30 @@ local function note_acks(meta, key, id, last, groups)
     if less(group.acked[id] or '0-0', upto) and less(base, upto) then
       group.acked[id], group.moved = upto, true
     end
-    restless = restless or info.pending > 0 or less(info['last-delivered-id'], last)
+    busy = busy or info.pending > 0 or less(info['last-delivered-id'], last)
   end
-  return restless
+  return busy
 end
 
---[[ `n:<label>`: where a strand of ours is new. `?` when it is made; the first entry when a link first looks at it.
-     Peers have nothing of it then, so what one has below that ID was not trimmed here: this engine lost it. ]]
+--[[ `n:<label>`: where a strand of ours began. `?` at its creation; its first entry when a link first reads it.
+     Peers have none of its entries then. If a peer later has entries below that ID, they were not trimmed here:
+     this engine lost them. ]]
 local function settle_new(meta, label, first, last)
   if redis.call('HGET', meta, META.NEW .. label) ~= '?' then return end
   redis.call('HSET', meta, META.NEW .. label, first ~= '' and first or following(last))
 end
 
---[[ braid_state: what a link needs to know of a stream, in one moment.
+--[[ braid_state: everything a link needs to know about a stream, in one atomic read.
      FCALL bs_braid_state n <meta> <stream key>... <label:life or empty>... [<home strand's place>]
      Returns the meta; for each key {last ID, first ID, length, entries added, bytes of the last entry,
-     ID of the last entry, highest deleted ID}, or nil where it is missing; and 1 if a group has entries to be read
-     or acknowledged.
-     On the way acknowledgements of the strands that are named by a label go to `k:<group>`, and the home strand,
-     the first, second ... of the keys after the meta, is moved up to what they have ahead of the clock: the
-     clock may have stepped back since that came. `=` before the labels says instead that a link meets the stream for
-     the first time.
-     FCALL bs_braid_look, the same with no label at all, writes nothing. ]]
+     ID of the last entry, highest deleted ID}, or nil if it does not exist; and 1 if a group has unread or
+     pending entries.
+     It also writes the acknowledgements of labelled strands to `k:<group>`, and raises the home strand (named by
+     its place among the keys after the meta) to entries ahead of the clock, in case the clock stepped back
+     since they arrived. `=` before a label: a link reads the stream for the first time; neither is done then.
+     FCALL bs_braid_look is the same without labels and writes nothing. ]]
 local function braid_state(keys, args)
-  local meta, found, groups, restless = keys[1], {}, {}, false
+  local meta, found, groups, busy = keys[1], {}, {}, false
   local home, highest, now = args[#keys] and keys[1 + args[#keys]], nil, nil
   for at = 2, #keys do
     local key, id = keys[at], args[at - 1]
@@ -103,9 +105,9 @@ local function braid_state(keys, args)
       for _, word in ipairs(facts['last-entry'] and facts['last-entry'][2] or {}) do width = width + #word end
       local tail, deleted = facts['last-entry'] and facts['last-entry'][1] or '', facts['max-deleted-entry-id'] or '0-0'
       found[#found + 1] = { last, first, facts.length, facts['entries-added'] or 0, width, tail, deleted }
-      local met = string.match(id, '^=(%a%d+):')
-      if met then settle_new(meta, met, first, last) end
-      if id ~= '' and not met then restless = note_acks(meta, key, id, last, groups) or restless end
+      local first_read = string.match(id, '^=(%a%d+):')
+      if first_read then settle_new(meta, first_read, first, last) end
+      if id ~= '' and not first_read then busy = note_acks(meta, key, id, last, groups) or busy end
       if home and id ~= '' and key ~= home then
         now = now or now_ms()
         local floor = floor_after(home, id, last, now)
@@ -115,11 +117,11 @@ local function braid_state(keys, args)
       found[#found + 1] = false
     end
   end
-  if highest then move_home_on(meta, home, highest) end
+  if highest then raise_home(meta, home, highest) end
   for name, group in pairs(groups) do
     if group.moved and redis.call('HEXISTS', meta, META.GROUP .. name) == 1 then
       redis.call('HSET', meta, META.GROUP_ACKED .. name, acked_text(group.acked))
     end
   end
-  return { redis.call('HGETALL', meta), found, restless and 1 or 0 }
+  return { redis.call('HGETALL', meta), found, busy and 1 or 0 }
 end

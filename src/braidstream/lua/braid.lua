@@ -1,9 +1,9 @@
---[[ A stream as a whole: its deletion, its adoption of a copy. It exists while one of its strands does. ]]
+--[[ A stream as a whole: deletion, and adoption of a copy. A stream exists while one of its strands does. ]]
 
---[[ The keys of a stream, by what they are: `<n> (<label:life> or g:<group>) * n <stamp>`. Each has a key, a
-     strand or the turn of a group; after them comes the bell, where there is a stamp. Returns what is at `key`
-     and `at`, and where both end. ]]
-local function stream_given(keys, key, args, at)
+--[[ Read the names of a stream's keys from the arguments: `<n> (<label:life> or g:<group>) * n <stamp>`. Each
+     names a key: a strand, or the turn of a group. After them comes the bell's key, unless the stamp is empty.
+     Reads from `key` in keys and `at` in args; returns also the positions after both. ]]
+local function read_stream_keys(keys, key, args, at)
   local named, last = {}, at + tonumber(args[at])
   for place = at + 1, last do
     named[args[place]], key = keys[key], key + 1
@@ -16,14 +16,14 @@ local function stream_given(keys, key, args, at)
 end
 
 --[[ braid_delete: DEL. FCALL bs_braid_delete n <meta> <its keys> <writer> <what they are> [<command> <name>]
-     <command>, with the name: only for a user who may also delete the plain key so, for that is what was said.
-     Returns 1 if the stream existed. The strands' last IDs go to the registry. Groups that peers make
-     meanwhile die of it as well: the writer's count of deletions goes up (merge.lua); 0 is no writer,
-     the region has no peers.
+     <command> and name: NOPERM unless the user may run this command on the plain key.
+     Returns 1 if the stream existed. The strands' last IDs are saved in the registry. The writer's count of
+     deletions goes up, which also deletes groups that peers create concurrently (merge.lua); writer 0 means
+     that the region has no peers.
 
-     The caller names every strand that may be there, and the turn of every group. If the registry has one
-     more, or groups and another bell, nothing is done (BSSTALE): the caller looks again.
-     Why a function: between taking the keys away and noting their last IDs, nobody may append. ]]
+     The caller names every strand and the turn of every group. BSSTALE if the registry has another one, or
+     if there are groups and the bell is stale; nothing is done, and the caller reads the registry again.
+     Why a function: no append may come between the deletion of the keys and the saving of their last IDs. ]]
 local DELETED_WITH_STREAM = {
   [META.GROUP] = true,
   [META.GROUP_MOVED] = true,
@@ -34,7 +34,7 @@ local DELETED_WITH_STREAM = {
   [META.MENDED] = true,
 }
 
--- What deletes them; or nil, and the error.
+-- Check everything, then return a function that deletes; or nil and the error.
 local function delete_strands(meta, writer, given)
   local strands, groups, turns, moved, named = {}, {}, {}, {}, given.named
   local fields = redis.call('HGETALL', meta)
@@ -66,11 +66,11 @@ local function delete_strands(meta, writer, given)
       if last then
         existed = 1
         redis.call('UNLINK', strand.key)
-        -- Peers may have been moved on by the same ID, and would not come back: only alone can we.
-        if writer == '0' and less(this_moment(), last) then last = really_last(meta, label, last) end
+        -- Peers may have been raised by the same ID and would not go back, so only a region without peers does.
+        if writer == '0' and less(this_moment(), last) then last = last_before_future(meta, label, last) end
       end
       if moved[label] then redis.call('HSET', meta, META.FUTURE .. label, '') end
-      -- Of a copy that was lost nothing was seen, so nothing is deleted but what was before.
+      -- A lost copy of another writer's strand: this deletes nothing beyond its cut.
       local own = writer == '0' or select(2, split_label(label)) == writer
       local lost = own and after_loss(strand.cut) or strand.cut
       register(meta, label, strand.life, '-', last or lost)
@@ -85,27 +85,27 @@ local function delete_strands(meta, writer, given)
 end
 
 local function braid_delete(keys, args)
-  local given, _, at = stream_given(keys, 2, args, 2)
+  local given, _, at = read_stream_keys(keys, 2, args, 2)
   local command, name = args[at], args[at + 1]
   if command and not redis.acl_check_cmd(command, name) then return no_permission(string.lower(command)) end
   local delete, refused = delete_strands(keys[1], args[1], given)
   return refused or delete()
 end
 
---[[ braid_adopt: a finished copy becomes the stream: the `c` strand, in a life in which it was never used.
+--[[ braid_adopt: a finished copy becomes the stream: its `c` strand, in a new life.
      FCALL bs_braid_adopt n <meta> <s> <copy> <c> <its keys> [<source's meta> <its keys>] [<name>]
            <s label> <c label> <life> <floor> <length of the copy> <writer>
            <what its keys are> <what the source's are, or -1> <0|1: name>
            (<group of the copy> <where it starts on other strands>)...
-     What the stream was is deleted, and so is the source where one is given (RENAME), and a plain key.
+     Deletes the stream's previous content, the source if there is one (RENAME), and a plain key.
      Everything is checked before the first write. Returns OK.
-     Why a function: a half of it would lose a stream. ]]
+     Why a function: half of it would lose a stream. ]]
 local function braid_adopt(keys, args)
   local meta, copy, c = keys[1], keys[3], keys[4]
   if redis.call('EXISTS', copy) == 0 or redis.call('XLEN', copy) ~= tonumber(args[5]) then
     return redis.error_reply('BSCOPY the copy is not what it was')
   end
-  local given, key, at = stream_given(keys, 5, args, 7)
+  local given, key, at = read_stream_keys(keys, 5, args, 7)
   local bell = given.bell
   if is_stale(meta, bell) then return redis.error_reply(STALE_GROUPS) end
   local delete, refused = delete_strands(meta, args[6], given)
@@ -114,7 +114,7 @@ local function braid_adopt(keys, args)
     at = at + 1
   else
     local source_meta, source = keys[key], nil
-    source, key, at = stream_given(keys, key + 1, args, at)
+    source, key, at = read_stream_keys(keys, key + 1, args, at)
     if not refused then delete_source, refused = delete_strands(source_meta, args[6], source) end
   end
   refused = refused or denied(copy, 'RENAME', 'HSETNX', 'XSETID', 'XGROUP CREATE', 'XGROUP DESTROY')
@@ -126,8 +126,8 @@ local function braid_adopt(keys, args)
   begin_life(meta, args[2], args[3])
   register(meta, args[2], args[3], '+', '0-0')
   for group = at + 1, #args, 2 do note_group(meta, args[group], args[group + 1], bell) end
-  move_minted_on(keys, args[1], args[4], bell)
-  -- With peers, what never held an entry and has no group is nothing: it could not exist elsewhere.
-  if args[6] ~= '0' then vanish(meta, { [args[2] .. ':' .. args[3]] = c, [args[1] .. ':0'] = keys[2] }) end
+  raise_generated(keys, args[1], args[4], bell)
+  -- With peers, a stream without entries and groups could not exist in every region: remove it.
+  if args[6] ~= '0' then remove_empty_strands(meta, { [args[2] .. ':' .. args[3]] = c, [args[1] .. ':0'] = keys[2] }) end
   return redis.status_reply('OK')
 end

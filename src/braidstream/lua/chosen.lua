@@ -1,22 +1,22 @@
---[[ IDs the user chose go, as they are, to the writer's `c` strand. Within a region IDs ascend,
-     whichever strand they go to:
+--[[ Entries with user-chosen IDs go, with these IDs, to the writer's `c` strand. Within a region IDs ascend
+     over both strands:
 
-        s (minted)   1-0 ----------- 5-0                 last native ID moved on to the floor of 7-3,
-        c (chosen)          3-1             7-3          so that the next minted ID sorts after it
+        s (generated)   1-0 ----------- 5-0                 last native ID raised to the floor of 7-3,
+        c (chosen)             3-1             7-3          so that the next generated ID sorts after it
 
-     Native and user IDs of `s` differ, and only the client can translate. It sends two natives:
-       bound   the last native of `s` whose image is below the chosen ID: `s` must not be past it
-       floor   the last native of `s` whose image is not above it: `s` is moved on to it
+     Native and user IDs of `s` differ, and only the client translates. It sends two native IDs:
+       bound   the last native ID of `s` whose user ID is below the chosen ID: `s` must not be past it
+       floor   the last native ID of `s` whose user ID is not above it: `s` is raised to it
 
-     A stream that was deleted starts over: smaller IDs are free again. A strand cannot go back, so
-     after a deletion the `c` strand begins its next life, under a key of its own. ]]
+     After a deletion a stream starts over: smaller IDs are allowed again. A native stream cannot go back, so
+     after a deletion the `c` strand begins its next life, in a new key. ]]
 
 local SMALLER = 'ERR The ID specified in XADD is equal or smaller than the target stream top item'
 local EXHAUSTED = 'ERR The stream has exhausted the last possible ID, unable to add more items'
 
---[[ Whether `life` is the one in which the `c` strand can be written: the present one, or the one that
-     begins now. If its key was lost behind our back, copies elsewhere may know IDs of it that we do
-     not: that life ends here. ]]
+--[[ Whether the `c` strand can be written in `life`: the present life, or the next one after a deletion. If
+     its key was lost (evicted, expired), copies in other regions may have IDs that we do not know: then that
+     life ends here. ]]
 local function is_current(meta, c, label, life)
   local has_life, state, cut = registered(meta, label)
   if not has_life then return life == '0' end
@@ -28,13 +28,13 @@ local function is_current(meta, c, label, life)
   return has_life == life
 end
 
--- A mark of an earlier life says nothing of the IDs of this one.
+-- Reset the mark of an earlier life: it does not apply to the IDs of this one.
 local function begin_life(meta, label, life)
   local has_life = registered(meta, label)
   if has_life and has_life ~= life then redis.call('HSET', meta, META.NEW .. label, '0-0') end
 end
 
-local function enter(meta, c, label, life, bell)
+local function ensure_chosen(meta, c, label, life, bell)
   if redis.call('EXISTS', c) == 0 then
     begin_life(meta, label, life)
     create_empty(c)
@@ -43,24 +43,24 @@ local function enter(meta, c, label, life, bell)
   end
 end
 
-local function move_minted_on(keys, label, floor, bell)
-  if redis.call('EXISTS', keys[2]) == 0 then make(keys[1], keys[2], label, true, bell) end
+local function raise_generated(keys, label, floor, bell)
+  if redis.call('EXISTS', keys[2]) == 0 then create_strand(keys[1], keys[2], label, true, bell) end
   register_again(keys[1], label, '0')
   local last = last_of(keys[2])
   if not less(last, floor) then return end
   if less(this_moment(), floor) then
-    redis.call('HSET', keys[1], META.FUTURE .. label, really_last(keys[1], label, last) .. ' ' .. floor)
+    redis.call('HSET', keys[1], META.FUTURE .. label, last_before_future(keys[1], label, last) .. ' ' .. floor)
   end
   redis.call('XSETID', keys[2], floor)
 end
 
--- Why the `c` strand cannot be written, `s` not moved on, or one of them not be made.
+-- The error if the caller lacks a right to write `c`, to raise `s`, or to create one of them; else nil.
 local function writing_refused(meta, s, c, s_label, bell)
   local refused = denied(meta, 'XSETID', 'HSET', 'HSETNX', 'TIME')
   if not refused and redis.call('EXISTS', c) == 0 then
     refused = denied(meta, 'XADD', 'XGROUP CREATE', 'XGROUP DESTROY') or joining_refused(meta, bell)
   end
-  if not refused and redis.call('EXISTS', s) == 0 then refused = making_refused(meta, s_label, bell) end
+  if not refused and redis.call('EXISTS', s) == 0 then refused = create_refused(meta, s_label, bell) end
   return refused
 end
 
@@ -76,11 +76,11 @@ end
      FCALL bs_chosen_add n <meta> <s> <c> [<name>] [<bell>]
            <s label> <c label> <life of c> <id> <bound> <floor> <NOMKSTREAM or empty> <stamp> <field> <value>...
      Returns the ID; nil if NOMKSTREAM is given and the stream does not exist.
-     Why a function: the check and the two strands must agree. ]]
+     Why a function: the check and the writes to two strands must be one step. ]]
 local function chosen_add(keys, args)
   local meta, s, c = keys[1], keys[2], keys[3]
   local s_label, c_label, life, id, bound = args[1], args[2], args[3], args[4], args[5]
-  local bell = bell_given(keys, args[8])
+  local bell = take_bell(keys, args[8])
   if keys[4] and redis.call('EXISTS', keys[4]) == 1 then
     return redis.error_reply('WRONGTYPE Operation against a key holding the wrong kind of value')
   end
@@ -93,10 +93,10 @@ local function chosen_add(keys, args)
   local refused = writing_refused(meta, s, c, s_label, bell)
   if refused then return refused end
   if not registered(meta, c_label) then redis.call('HSET', meta, META.NEW .. c_label, id) end
-  enter(meta, c, c_label, life, bell)
+  ensure_chosen(meta, c, c_label, life, bell)
   local reply = redis.pcall('XADD', c, id, unpack(args, 9))
   if type(reply) == 'table' and reply.err then return reply end
-  move_minted_on(keys, s_label, args[6], bell)
+  raise_generated(keys, s_label, args[6], bell)
   return reply
 end
 
@@ -110,22 +110,22 @@ local function counters(added, deleted)
   return options
 end
 
---[[ chosen_setid: XSETID. The last ID moves on, on both strands; it never moves back.
+--[[ chosen_setid: XSETID. Raises the last ID of both strands; it never lowers one.
      FCALL bs_chosen_setid n <meta> <s> <c> [<bell>] <s label> <c label> <life of c> <id> <floor>
            <s entries added> <c entries added> <max deleted> <max deleted of s> <stamp>  (empty where not given)
-     Returns OK. The counters are the whole stream's: the client has split them over the strands. ]]
+     Returns OK. The client has split the stream's counters over the strands. ]]
 local function chosen_setid(keys, args)
   local meta, s, c, c_label, life, id = keys[1], keys[2], keys[3], args[2], args[3], args[4]
-  local bell = bell_given(keys, args[10])
+  local bell = take_bell(keys, args[10])
   if not is_current(meta, c, c_label, life) then return redis.error_reply('BSSTALE ' .. c_label) end
   if less(id, last_of(c) or '0-0') then
     return redis.error_reply('ERR The ID specified in XSETID is smaller than the target stream top item')
   end
   local refused = writing_refused(meta, s, c, args[1], bell)
   if refused then return refused end
-  enter(meta, c, c_label, life, bell)
+  ensure_chosen(meta, c, c_label, life, bell)
   redis.call('XSETID', c, id, unpack(counters(args[7], args[8])))
-  move_minted_on(keys, args[1], args[5], bell)
+  raise_generated(keys, args[1], args[5], bell)
   local rest = counters(args[6], args[9])
   if #rest > 0 then redis.call('XSETID', s, last_of(s), unpack(rest)) end
   return redis.status_reply('OK')

@@ -1,13 +1,13 @@
---[[ A hybrid logical clock, by the engine's own means. `XADD *` mints above the clock and above the last ID of
-     its strand. So that it mints above every entry that this region has seen, the last ID of the home strand
-     is moved up to entries that are ahead of the clock:
+--[[ A hybrid logical clock. `XADD *` generates an ID above the engine's clock and above the last ID of the
+     strand. It must also be above every entry that this region has received, so the functions raise the last
+     ID of the home strand to received entries that are ahead of the clock:
 
         clock here       10:00:00.000
         entry of s1      10:00:07.123-4       from a region whose clock is 7 s ahead
         home strand s2   10:00:07.123-3       its next ID is 10:00:07.123-4 of writer 2: above that entry
 
-     Entries that are not ahead need nothing. Those that are ahead by more than CLOCK_BOUND_MS are ignored: a
-     broken clock must not carry all regions into the far future. ]]
+     Entries that are ahead by more than CLOCK_BOUND_MS are ignored: a broken clock must not move all regions
+     into the far future. ]]
 local function now_ms()
   local now = redis.call('TIME')
   return now[1] * 1000 + math.floor(now[2] / 1000)
@@ -21,14 +21,14 @@ end
 
 local function end_of_millisecond_before(ms) return predecessor(ms) .. '-' .. MAX_SEQ end
 
--- Ahead of the clock: the engine would mint below it by itself.
+-- Ahead of the clock, within the bound: without a raised home strand the engine would generate a smaller ID.
 local function is_ahead(id, now)
   local ms = tonumber(string.match(id, '^%d+'))
   return ms >= now and ms <= now + CLOCK_BOUND_MS
 end
 
---[[ The last ID of a home strand that mints after entry `id` of strand `label`, and is itself not above that
-     entry; nil if the clock alone will do, or if the entry is too far ahead. ]]
+--[[ The last ID that the home strand needs so that its next ID sorts after entry `id` of strand `label`;
+     itself not above that entry. nil if the clock is already past it, or if the entry is too far ahead. ]]
 local function floor_after(home, label, id, now)
   if not is_ahead(id, now) then return nil end
   local ms, seq = string.match(id, '^(%d+)-(%d+)$')

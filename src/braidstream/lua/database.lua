@@ -1,9 +1,7 @@
---[[ Other databases of the server. ]]
-
---[[ database_flush: FLUSHALL's share of the others. FCALL bs_database_flush 1 bs:config <number>...
-     A database that is a region keeps who it is; if it holds more than that, nothing is done (BSREGION): its
-     streams must be deleted there, their last IDs noted. Returns OK.
-     Why a function: a connection that others share cannot SELECT. ]]
+--[[ database_flush: FLUSHALL in the other databases. FCALL bs_database_flush 1 bs:config <number>...
+     A region's bs:config is kept. BSREGION if a region has other keys; nothing is done: its streams must be
+     deleted there, so that their last IDs are saved. Returns OK.
+     Why a function: a shared connection cannot SELECT. ]]
 local function database_flush(keys, args)
   local plain = {}
   for _, number in ipairs(args) do

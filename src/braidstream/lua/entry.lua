@@ -1,4 +1,4 @@
---[[ Entries and those who still need them: deletion that asks the groups first.
+--[[ Deletion of entries that depends on consumer groups.
 
      FCALL bs_entry_drop 1|2 <strand> [<journal>] <policy> <=group or empty> <n> <group to leave out> * n
            <label:life> <id>...
@@ -6,12 +6,12 @@
 
        KEEPREF   delete the entry; pending lists keep its ID
        DELREF    delete it, and take it out of every pending list
-       ACKED     delete it only if every group was given it and has acknowledged it
+       ACKED     delete it only if it was delivered to every group and acknowledged by each
 
      With a group (XACKDEL) the entry is acknowledged there first; -1 if it was not pending.
-     With a journal (the region has peers) what was deleted is written there.
-     Why a function: between asking and deleting, nobody may be given the entry; and what was there
-     to be deleted is what peers delete.
+     With a journal (the region has peers) deleted IDs are written there.
+     Why a function: no consumer may get the entry between the check and the deletion, and peers must delete
+     exactly the entries that were deleted here.
      The caller sends at most a few hundred IDs at once. ]]
 
 local function groups_of(strand, left_out)
@@ -24,8 +24,8 @@ local function groups_of(strand, left_out)
   return found
 end
 
--- `counts`: the ID belongs to this strand, so a group that stands below it has not read it. An entry that
--- is gone may still be pending.
+-- `counts`: the ID belongs to this strand, so a group with a lower position has not read it. A deleted entry
+-- may still be pending.
 local function is_needed(strand, id, groups, counts)
   for _, group in ipairs(groups) do
     if counts and less(group['last-delivered-id'], id) then return true end

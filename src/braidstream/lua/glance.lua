@@ -1,7 +1,7 @@
---[[ A short look at a stream, for sweeps over many: two regions whose answers are equal have nothing to tell each
-     other about it. ]]
+--[[ A digest of a stream, for sweeps over many streams: if it is equal in two regions, there is nothing to
+     replicate between them. ]]
 
--- Whether a group has entries to be read or acknowledged, or acknowledged some that the meta does not name yet.
+-- Whether a group has unread or pending entries, or acknowledgements that the registry does not have yet.
 local function has_news(key, id, last, fields)
   for _, info in ipairs(groups_of(key, {})) do
     local delivered = info['last-delivered-id']
@@ -12,9 +12,10 @@ local function has_news(key, id, last, fields)
 end
 
 --[[ braid_glance: FCALL_RO bs_braid_glance n <meta> <stream key>... <local prefix> <label:life, empty for a journal>...
-     Returns a digest of what regions share: the meta (without the fields that start with a local prefix, given
-     as one word, separated by blanks), and of each strand its last ID, its first entry and its length, of each
-     journal its last ID. `!` follows if groups have news, or if a strand is ahead of the clock here. Returns '' if the stream has other strands too. ]]
+     Returns a digest of the replicated state: the registry (without fields that start with a local prefix; the
+     prefixes are one argument, separated by blanks), each strand's last ID, first entry and length, and each
+     journal's last ID. Appends `!` if groups have news, or if a strand is ahead of the clock here. Returns '' if
+     the stream has a strand that the caller did not name. ]]
 local function braid_glance(keys, args)
   local reply, fields, words = redis.call('HGETALL', keys[1]), {}, {}
   local named = {}

@@ -1,19 +1,19 @@
---[[ Groups: made, moved and destroyed on all strands at once.
+--[[ Groups: created, moved and destroyed on all strands at once.
 
      FCALL bs_group_<verb> n <meta> <strand>... <turn> [<bell>]
            <group> <start> <flag> <stamp> (<label> <life> <from> <entries read>)...
-     One quadruple for each strand key, in order. If the registry has a strand that is not named, or another
-     bell, nothing is done (BSSTALE).
+     One quadruple for each strand key, in order. BSSTALE if the registry has another strand or the bell is
+     stale; nothing is done.
 
-     <turn>: where the consumers of the group that look out one at a time hand their turn on
+     <turn>: the key by which blocked consumers of the group pass on their turn to wait
      (commands/xreadgroup/blocking.py). ]]
 
 local STALE_STREAM = 'BSSTALE the strands or the groups of this stream have changed'
 
--- The strands, the turn and the bell; or nil.
+-- The strands, the turn and the bell; nil if the caller's knowledge is stale.
 local function strands_of(keys, args)
   local named, strands = {}, {}
-  local bell = bell_given(keys, args[4])
+  local bell = take_bell(keys, args[4])
   for at = 2, #keys - 1 do
     local first = 5 + (at - 2) * 4
     strands[#strands + 1] =
@@ -29,7 +29,7 @@ local function strands_of(keys, args)
   return strands, keys[#keys], bell
 end
 
--- Where each strand's group begins, as `<label:life> <native>` ...
+-- The group's position in each strand, as `<label:life> <native>` ...
 local function positions(strands)
   local words = {}
   for _, strand in ipairs(strands) do
@@ -42,13 +42,15 @@ local function positions(strands)
 end
 
 local function forget_group(meta, group, turn, bell)
-  redis.call('HDEL', meta, META.GROUP .. group, META.GROUP_SEEN .. group, META.GROUP_ACKED .. group, META.GROUP_BASE .. group, META.GROUP_MOVED .. group)
+  for _, prefix in ipairs({ META.GROUP, META.GROUP_SEEN, META.GROUP_ACKED, META.GROUP_BASE, META.GROUP_MOVED }) do
+    redis.call('HDEL', meta, prefix .. group)
+  end
   redis.call('UNLINK', turn)
   ring(meta, bell)
 end
 
---[[ Without a group, a strand in which nothing came since its cut is nothing. ]]
-local function vanish(meta, named)
+--[[ If the stream has no groups, delete strands to which nothing was appended since their cut. ]]
+local function remove_empty_strands(meta, named)
   local fields = redis.call('HGETALL', meta)
   if has_groups(fields) then return end
   for at = 1, #fields, 2 do
@@ -67,16 +69,17 @@ local function entries_read(strand)
   return { 'ENTRIESREAD', strand.read }
 end
 
--- A group is made here and now: whoever made it has seen the deletions that are known.
+-- Register a group that is created here and now; its creator has seen every deletion known here.
 local function note_group(meta, group, start, bell)
   redis.call('HSET', meta, META.GROUP .. group, start)
   ring(meta, bell)
-  local seen = (redis.call('HGET', meta, META.DELETIONS) or '') .. '/' .. (redis.call('HGET', meta, META.GROUP_DELETIONS .. group) or '')
+  local stream_deletions = redis.call('HGET', meta, META.DELETIONS) or ''
+  local seen = stream_deletions .. '/' .. (redis.call('HGET', meta, META.GROUP_DELETIONS .. group) or '')
   if seen ~= '/' then redis.call('HSET', meta, META.GROUP_SEEN .. group, seen) end
 end
 
---[[ group_create: <flag> is our writer, MKSTREAM may follow. Strands that are named and not there are made:
-     a waiting reader can only wait for what is there. Returns OK. ]]
+--[[ group_create: <flag> is our writer, MKSTREAM may follow. Creates named strands that are missing: a blocked
+     reader can only wait on existing keys. Returns OK. ]]
 local function group_create(keys, args)
   local meta, group, start = keys[1], args[1], args[2]
   local writer, mkstream = string.match(args[3], '^(%d+)(.*)$')
@@ -91,14 +94,14 @@ local function group_create(keys, args)
     if is_chosen(strand.label) and not is_current(meta, strand.key, strand.label, strand.life) then
       return redis.error_reply('BSSTALE ' .. strand.label)
     end
-    if redis.call('EXISTS', strand.key) == 0 then refused = refused or making_refused(meta, strand.label, bell) end
+    if redis.call('EXISTS', strand.key) == 0 then refused = refused or create_refused(meta, strand.label, bell) end
   end
   if refused then return refused end
   for _, strand in ipairs(strands) do
     if is_chosen(strand.label) then
-      enter(meta, strand.key, strand.label, strand.life, bell)
+      ensure_chosen(meta, strand.key, strand.label, strand.life, bell)
     elseif redis.call('EXISTS', strand.key) == 0 then
-      make(meta, strand.key, strand.label, strand.label == KIND.GENERATED .. writer, bell)
+      create_strand(meta, strand.key, strand.label, strand.label == KIND.GENERATED .. writer, bell)
     end
   end
   local from = positions(strands)
@@ -106,14 +109,14 @@ local function group_create(keys, args)
     redis.call('XGROUP', 'CREATE', strand.key, group, strand.from, unpack(entries_read(strand)))
   end
   note_group(meta, group, start, bell)
-  -- `$` is here, where each strand ends now: in the other regions the group starts at the same entries.
+  -- `$` is the end of each strand in this region: the group starts at the same entries in the other regions.
   if from ~= '' and strands[1].from == '$' then redis.call('HSET', meta, META.GROUP_ACKED .. group, from) end
   return redis.status_reply('OK')
 end
 
---[[ group_setid: move the group, on every strand. Returns OK. It stays in this region: nothing is told to
-     the peers before something beyond is acknowledged (`b:<group>`, see acks.lua), and `h:<group>` is
-     where it starts on later strands, here. ]]
+--[[ group_setid: move the group, on every strand. Returns OK. The move is local to this region: peers get no
+     acknowledgements up to the new position (`b:<group>`, see acks.lua), and `h:<group>` is where the group
+     starts on strands that are created later here. ]]
 local function group_setid(keys, args)
   local meta, group, start = keys[1], args[1], args[2]
   local strands, _, bell = strands_of(keys, args)
@@ -129,9 +132,9 @@ local function group_setid(keys, args)
   return redis.status_reply('OK')
 end
 
---[[ group_destroy: <flag> is the writer, or empty where the region has no peers. Returns 1 if it was there.
-     With peers, a stream that never held an entry and has lost its last group is gone: only entries and
-     groups travel, so nothing else can make it exist everywhere. ]]
+--[[ group_destroy: <flag> is the writer, or empty in a region without peers. Returns 1 if the group existed.
+     With peers, a stream that never had an entry is deleted with its last group: only entries and groups are
+     replicated, so an empty stream could not exist in every region. ]]
 local function group_destroy(keys, args)
   local meta, group = keys[1], args[1]
   local strands, turn, bell = strands_of(keys, args)
@@ -145,12 +148,13 @@ local function group_destroy(keys, args)
     count_deletion(meta, META.GROUP_DELETIONS .. group, args[3])
     local named = {}
     for _, strand in ipairs(strands) do named[strand.label .. ':' .. strand.life] = strand.key end
-    vanish(meta, named)
+    remove_empty_strands(meta, named)
   end
   return 1
 end
 
-local function hang(key, group, start)
+-- Create a key with this group, unless it has the group. Returns whether it was created.
+local function ensure_group(key, group, start)
   if redis.call('EXISTS', key) == 1 then
     for _, info in ipairs(redis.call('XINFO', 'GROUPS', key)) do
       if info[2] == group then return false end
@@ -160,16 +164,16 @@ local function hang(key, group, start)
   return true
 end
 
---[[ group_wait: FCALL bs_group_wait n <meta> [<turn>] [<bell>] <group> <stamp>. The registry, a bell that will
-     tell when it is no longer true, and a turn that nobody has had. If the registry has another stamp, it is
-     told and nothing is done.
-     Why a function: a ring between looking and hanging the bell would go unheard. ]]
+--[[ group_wait: prepare a blocking read. FCALL bs_group_wait n <meta> [<turn>] [<bell>] <group> <stamp>
+     Returns the registry. Creates the bell's key, whose deletion wakes the reader when the registry changes, and
+     the group's turn, if they are missing. Writes nothing if the stamp is stale.
+     Why a function: a ring between the read and the creation of the key would be missed. ]]
 local function group_wait(keys, args)
-  local group, bell = args[1], bell_given(keys, args[2])
+  local group, bell = args[1], take_bell(keys, args[2])
   local meta, turn = keys[1], keys[2]
   if bell.key and not is_stale(meta, bell) and redis.call('HEXISTS', meta, META.GROUP .. group) == 1 then
-    hang(bell.key, group, '$')
-    if turn and hang(turn, group, '0') then redis.call('XADD', turn, '*', 'turn', '1') end
+    ensure_group(bell.key, group, '$')
+    if turn and ensure_group(turn, group, '0') then redis.call('XADD', turn, '*', 'turn', '1') end
   end
   return redis.call('HGETALL', meta)
 end

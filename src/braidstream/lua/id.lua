@@ -19,7 +19,7 @@ local function less(a, b)
   return less_number(a_seq, b_seq)
 end
 
--- The next ID of all possible ones: where a cut ends, the rest begins.
+-- The smallest ID above `id`.
 local function following(id)
   local ms, seq = string.match(id, '^(%d+)-(%d+)$')
   if seq == MAX_SEQ then return successor(ms) .. '-0' end

@@ -1,21 +1,21 @@
---[[ Idempotent production: which messages of which producer are in the stream already.
+--[[ Idempotent production: which messages of which producer are already in the stream.
 
        bs:meta:<tag>  idmp -> <era>:<duration s>:<max size>:<since>       the settings; absent: 0:100:100:0
-       map    (hash)   <iid> -> <ms-n>:<w>[:<received>]      '' -> up to which IDs tell the time
+       map    (hash)   <iid> -> <ms-n>:<w>[:<received>]      '' -> until when an ID counts as a time
        queue  (list)   <iid> <iid> ...                        in the order they were accepted
-       about  (hash)   =<producer> -> <era>:<listed at>       added, duplicates -> counts;  since -> of what
+       about  (hash)   =<producer> -> <era>:<listed at>       added, duplicates -> counts;  since -> of which era
 
-     Map and queue are one producer's, and carry the era in their names. Forgetting all IDs of a stream is
-     to begin the next era: nothing looks at the old keys any more, and their time to live ends them.
-     <since> is the era in which the stream was last deleted: its counts start over there.
+     Each producer has a map and a queue, with the era in their names. To forget all messages of a stream, a
+     function begins the next era: the old keys are no longer read, and expire.
+     <since> is the era in which the stream was last deleted: its counters restarted there.
 
-     An ID says when the message was received, unless the stream's last ID is ahead of the clock. So an ID
-     is believed up to half a duration after the time was last asked; the field '' says until when. Beyond it
-     the time is asked, and kept beside an ID that is ahead. However far IDs run ahead, no message counts as
-     received more than half the duration too late.
+     An entry's ID is also the time at which its message was received, unless the stream's last ID is ahead of
+     the clock. To save a TIME call, IDs up to half a duration after the last TIME call are trusted as times; the
+     field '' keeps that limit. Beyond it the function calls TIME, and stores the time beside an ID that is
+     ahead. So no message counts as received more than half the duration too late.
 
-     What is over the size goes in steps of a few, so that most calls do not pay for it. Whoever finds an
-     ID in the map removes what is over first, so the answer is exact. ]]
+     Messages over the size limit are removed in steps of a few, so that most calls do not pay for it. A lookup
+     that finds an ID in the map first removes all that are over the limit, so its answer is exact. ]]
 local IDMP_STEP = 16
 local IDMP_PRUNED_AT_ONCE = 10
 
@@ -24,7 +24,7 @@ local function is_expired(value, now, duration)
   return math.abs(now - (received ~= '' and received or ms)) > duration
 end
 
--- An ID with the time beside it, where it does not tell the time itself.
+-- The value for the map: with the time beside the ID if the two differ by more than a second.
 local function stamped(value, now)
   return math.abs(string.match(value, '^%d+') - now) > 1000 and value .. ':' .. now or value
 end
@@ -46,7 +46,7 @@ local function forget_expired(map, queue, now, duration)
   forget_oldest(map, queue, count)
 end
 
---[[ What the map still says of an ID that was found in it; nil if its time or its place is over. ]]
+--[[ The map's value for an ID that was found in it; nil if it has expired or is over the size limit. ]]
 local function still_known(where, settings, iid, waiting, now)
   forget_oldest(where.map, where.queue, redis.call('LLEN', where.queue) + waiting - settings.size)
   local value = redis.call('HGET', where.map, iid)
@@ -56,10 +56,9 @@ local function still_known(where, settings, iid, waiting, now)
   return nil
 end
 
---[[ Keep map and queue for as long as their IDs count, and list the producer. Of the others listed, a few
-     that are over are struck off. ]]
+--[[ Extend the time to live of map and queue, and list the producer. Also removes a few expired producers. ]]
 local function keep_alive(where, settings, producer, now)
-  -- A value this long makes a hash a hash table from the start: looking up costs half of what a list does.
+  -- A value this long makes the engine use a hash table from the start: a lookup costs half of one in a listpack.
   redis.call('HSET', where.map, '', (now + settings.duration / 2) .. string.rep(' ', 65))
   redis.call('PEXPIREAT', where.map, now + 2 * settings.duration)
   redis.call('PEXPIREAT', where.queue, now + 2 * settings.duration)
@@ -79,15 +78,15 @@ local function forget_surplus(where, settings, length, now)
   forget_expired(where.map, where.queue, now or now_ms(), settings.duration)
 end
 
---[[ Whether an ID is so early that it tells the time. `believed`: the field ''. Both have 13 digits until the
-     year 2286, and then comparing them as text is a tenth of the whole call cheaper than as numbers. ]]
-local function tells_time(id, believed)
+--[[ Whether an ID can be trusted as a time. `believed`: the field ''. Both have 13 digits until the year 2286;
+     comparing them as text instead of numbers saves a tenth of the whole call. ]]
+local function is_time(id, believed)
   if not believed then return false end
   if string.byte(id, 14) == 45 and string.byte(believed, 14) == 32 then return id < believed end
   return string.match(id, '^%d+') - believed <= 0
 end
 
---[[ What most calls are: one message, not known, and its ID tells the time. ]]
+--[[ The common case: one message, not a duplicate, and its ID counts as a time. ]]
 local function remember_one(keys, args, id)
   local value = id .. ':' .. args[2]
   redis.call('HSET', keys[3], args[4], value)
@@ -99,7 +98,7 @@ local function remember_one(keys, args, id)
   if keys[6] then journal_messages(keys[6], args[1], args[3], args[4], value) end
 end
 
---[[ Take what was accepted into map and queue. `new`: iid, value, iid, value, ... ]]
+--[[ Store accepted messages in map and queue. `new`: iid, value, iid, value, ... ]]
 local function remember(where, settings, producer, iids, new, now)
   redis.call('HSET', where.map, unpack(new))
   local length = redis.call('RPUSH', where.queue, unpack(iids))
@@ -109,8 +108,9 @@ local function remember(where, settings, producer, iids, new, now)
   if not believed or math.abs(believed - now) > settings.duration / 2 then keep_alive(where, settings, producer, now) end
 end
 
---[[ How the engine itself knows messages here: 'alone', 'left' (settings.lua), or nil. `found`: idmp and native of
-     the registry. The first message of a stream decides; so does the first that comes with a journal. ]]
+--[[ Whether the engine deduplicates natively (settings.lua): 'alone' it does; 'left' it did, and may still
+     remember messages; nil it does not. `found`: idmp and native of the registry. The first message of a stream
+     sets the state, and the first one with a journal (the region got peers) ends native deduplication. ]]
 local function native_state(keys, text, found)
   if found[1] and not found[2] or not engine_can(keys[2]) then return nil end
   local alone, settings = not keys[6], read_settings(text)
@@ -126,7 +126,7 @@ local function native_state(keys, text, found)
   return alone and 'alone' or 'left'
 end
 
--- The settings of a stream; `idmp` and `native` of its registry. Only an engine that can has the second.
+-- The settings of a stream; `idmp` and `native` of its registry. Old engines never have the second.
 local function facts_of(meta)
   local facts = may_know_messages() and redis.call('HMGET', meta, META.IDEMPOTENCE, META.NATIVE)
     or { redis.call('HGET', meta, META.IDEMPOTENCE) }
@@ -139,7 +139,7 @@ local function append(keys, args, start, native)
   return redis.pcall('XADD', keys[2], 'NOMKSTREAM', 'IDMP', args[3], args[start], unpack(args, first, last))
 end
 
---[[ The engine knows the messages of this stream: it looks up, appends and remembers. ]]
+--[[ The engine deduplicates the messages of this stream itself. ]]
 local function add_natively(keys, args, starts)
   local answers = {}
   for which, start in ipairs(starts) do
@@ -183,17 +183,17 @@ local function add_each(keys, args, starts, found, how)
   return answers
 end
 
---[[ idempotence_add: append messages, each unless it is known.
+--[[ idempotence_add: append messages that are not duplicates.
      FCALL bs_idempotence_add 5|6 <meta> <strand> <map> <queue> <about> [<journal>]
            <settings> <writer> <producer> (<iid> <n> <word of XADD after NOMKSTREAM> * n)...
-     Returns for each message: `ms-n` its native ID; `ms-n:w` known, this is the ID it has, of writer w;
-     `+ms-n` its native ID, new or known: the engine knows it, and the caller may say XADD IDMP without us;
-     nil the strand is not there; `-ERR ...` why XADD refused.
+     Returns for each message: `ms-n` appended, its native ID; `ms-n:w` a duplicate of the entry with this ID of
+     writer w; `+ms-n` appended or a duplicate: the engine deduplicates natively, and the caller may send XADD
+     IDMP directly; nil the strand does not exist; `-ERR ...` the error of XADD.
 
-     Other settings than the caller knows: nothing is done (BSSTALE <settings>). With a journal (the region
-     has peers) what was accepted is written there.
-     The caller sends at most as many messages as the size, and a few dozen at once.
-     Why a function: looking up, appending and remembering are one step. ]]
+     BSSTALE <settings> if the caller has other settings; nothing is done. With a journal (the region has peers)
+     accepted messages are written there.
+     The caller sends at most as many messages as the size limit, and a few dozen at once.
+     Why a function: the lookup, the append and the storing of the ID are one step. ]]
 local function idempotence_add(keys, args)
   local text, facts = facts_of(keys[1])
   if args[1] ~= text then return redis.error_reply('BSSTALE ' .. text) end
@@ -210,11 +210,11 @@ local function idempotence_add(keys, args)
   return add_each(keys, args, starts, found, { native = native })
 end
 
---[[ idempotence_one: append one message, unless it is known.
+--[[ idempotence_one: append one message if it is not a duplicate.
      FCALL bs_idempotence_one 5|6 <meta> <strand> <map> <queue> <about> [<journal>]
            <settings> <writer> <producer> <iid> <word of XADD after NOMKSTREAM>...
-     Returns what idempotence_add returns for one message; the error, if XADD refused.
-     Why beside idempotence_add: most calls are for one message, and without lists they cost a fifth less. ]]
+     Returns what idempotence_add returns for one message, or the error of XADD.
+     Why beside idempotence_add: most calls have one message, and without lists they cost a fifth less. ]]
 local function idempotence_one(keys, args)
   local text, facts = facts_of(keys[1])
   if args[1] ~= text then return redis.error_reply('BSSTALE ' .. text) end
@@ -223,7 +223,7 @@ local function idempotence_one(keys, args)
   if not native and not found[2] then
     id = redis.pcall('XADD', keys[2], 'NOMKSTREAM', unpack(args, 5))
     if type(id) ~= 'string' then return id end
-    if tells_time(id, found[1]) then
+    if is_time(id, found[1]) then
       remember_one(keys, args, id)
       return id
     end
@@ -235,9 +235,9 @@ local function idempotence_one(keys, args)
   return refused and redis.error_reply(refused) or answers[1]
 end
 
---[[ idempotence_mark: XIDMPRECORD, an entry that is there is a message of this name.
+--[[ idempotence_mark: XIDMPRECORD: record an existing entry as this message.
      FCALL bs_idempotence_mark 2 <meta> <strand> <producer> <iid> <id>
-     Only where the engine itself knows the messages; else BSOURS, and nothing is done. ]]
+     Only if the engine deduplicates natively; else BSOURS, and nothing is done. ]]
 local function idempotence_mark(keys, args)
   local found = redis.call('HMGET', keys[1], META.IDEMPOTENCE, META.NATIVE)
   if not engine_can(keys[2]) then return redis.error_reply('BSOURS this engine knows no messages') end
@@ -259,9 +259,9 @@ local function before(a, b)
   return less_number(a_writer, b_writer)
 end
 
---[[ Whether the engine knows a message that map and queue do not know: its ID. It can only be asked by an append,
-     which is taken back if it was one. Only while it may know some (settings.lua). ]]
-local function engine_knows(where, settings, producer, iid)
+--[[ The ID of a message that the engine remembers and map and queue do not; else nil. The only way to query the
+     engine is an append; if it appends, the entry is deleted again. Only in the state 'left' (settings.lua). ]]
+local function native_duplicate(where, settings, producer, iid)
   local own = where.own
   if not own.key or native_state({ where.meta, own.key, nil, nil, nil, own.journal }, settings.text, own.found) ~= 'left' then
     return nil
@@ -273,9 +273,9 @@ local function engine_knows(where, settings, producer, iid)
   redis.call('XDEL', own.key, id)
 end
 
---[[ Messages that a peer accepted. `messages`: iid, `ms-n:w`, iid, ... If one is known here by another entry,
-     two regions accepted it while apart, and the smaller ID counts everywhere. Returns the entries that go:
-     `ms-n:w` ... ]]
+--[[ Store messages that a peer accepted. `messages`: iid, `ms-n:w`, iid, ... If this region has the message as
+     another entry, two regions accepted it during a partition, and the entry with the smaller ID stays
+     everywhere. Returns the entries to delete: `ms-n:w` ... ]]
 local function idempotence_record(where, settings, producer, messages, now)
   local wanted, iids, new, goes = {}, {}, {}, {}
   for at = 1, #messages, 2 do wanted[#wanted + 1] = messages[at] end
@@ -284,7 +284,7 @@ local function idempotence_record(where, settings, producer, messages, now)
     local value = string.match(messages[2 * at], '^%d+%-%d+:%d+')
     local known = found[at] and still_known(where, settings, iid, #iids, now)
     if not known then
-      local native = engine_knows(where, settings, producer, iid)
+      local native = native_duplicate(where, settings, producer, iid)
       if native and native ~= value then
         local ours_stays = before(native, value)
         goes[#goes + 1] = ours_stays and value or native
@@ -303,9 +303,9 @@ local function idempotence_record(where, settings, producer, messages, now)
   return goes
 end
 
---[[ In a journal: idmp <settings> by <producer> (<iid> <ms-n:w>)...   these messages were accepted.
-     It waits until the entries are here. Messages of an era that is over here are forgotten already. Where
-     one of two entries goes, whoever notices deletes it and says so in his own journal: the others may have
+--[[ Journal entry: idmp <settings> by <producer> (<iid> <ms-n:w>)...   these messages were accepted.
+     It waits until their entries have arrived here. Messages of an older era are ignored. The region that finds
+     two entries of one message deletes one and writes that into its own journal: the other regions may have
      forgotten the message by then.
      The caller names the keys `map:<era>:<producer>`, `queue:<era>:<producer>`, `about`, and `journal`, our own. ]]
 local function apply_messages(meta, named, words)
@@ -342,7 +342,7 @@ JOURNAL_VERBS[JOURNAL.MESSAGES] = apply_messages
 local function count_known(where, settings, now)
   local length = redis.call('LLEN', where.queue)
   local low, high = math.max(0, length - settings.size), length
-  while low < high do -- the first that is not expired: they stand in the order they came
+  while low < high do -- find the first that is not expired; the queue is in order of arrival
     local middle = math.floor((low + high) / 2)
     local value = redis.call('HGET', where.map, redis.call('LINDEX', where.queue, middle))
     if value and not is_expired(value, now, settings.duration) then high = middle else low = middle + 1 end
@@ -351,7 +351,7 @@ local function count_known(where, settings, now)
 end
 
 --[[ idempotence_count: FCALL_RO bs_idempotence_count n (<map> <queue>)... <settings>
-     Returns how many of these producers are known, and how many of their messages. ]]
+     Returns how many of these producers have unexpired messages, and how many messages. ]]
 local function idempotence_count(keys, args)
   local settings, now, producers, known = read_settings(args[1]), now_ms(), 0, 0
   for at = 1, #keys, 2 do

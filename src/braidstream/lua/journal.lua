@@ -1,5 +1,5 @@
---[[ The journal of a writer: its deletions of single entries, for the peers. Everything else travels as
-     state. It is bounded: a peer that is further behind compares the strands instead. ]]
+--[[ The journal of a writer: its deletions of single entries, for the peers. Everything else is replicated as
+     state. The journal is bounded: a peer that is further behind compares the strands instead. ]]
 local JOURNAL_LENGTH = 10000
 
 local function write_journal(key, ...)
@@ -14,7 +14,7 @@ local function journal_messages(key, settings, producer, ...)
   write_journal(key, JOURNAL.MESSAGES, settings, JOURNAL.BY, producer, ...)
 end
 
--- The strand and the IDs; nil if the words say something else.
+-- The strand and the IDs; nil if the words are no deletion.
 local function read_deletions(words)
   local strand, rest = string.match(words[1] == JOURNAL.DELETED and words[2] or '', '^(%S+) (.+)$')
   if not strand then return nil end
@@ -23,22 +23,22 @@ local function read_deletions(words)
   return strand, ids
 end
 
--- The settings, the producer and the messages: iid, `ms-n:w`, iid, ...; nil if they are no such words.
+-- The settings, the producer and the messages: iid, `ms-n:w`, iid, ...; nil if the words are malformed.
 local function read_messages(words)
   if #words < 6 or #words % 2 == 1 then return nil end
   return words[2], words[4], { unpack(words, 5) }
 end
 
---[[ journal_apply: do what a peer's journal says, and keep a copy of it.
+--[[ journal_apply: apply entries of a peer's journal, and append them to our copy of it.
      FCALL bs_journal_apply n <meta> <journal> <strand>... <strands> (<label:life>)... <after> (<id> <n> <word> * n)...
-     Returns how many entries are done here; fewer than were sent if one has to wait.
+     Returns how many entries are applied here; fewer than were sent if one has to wait.
 
-       del  <label:life> <id> <id> ...     these entries were seen and deleted
+       del  <label:life> <id> <id> ...     these entries were deleted
        idmp ...                            these messages were accepted, see idempotence.lua
 
-     An entry that names what has not arrived here yet waits, and so does everything after it: if the
-     deletion came first, the entry would come back. <after> guards against gaps, as in strand_apply.
-     Why a function: effect and position are one. ]]
+     A journal entry about stream entries that have not arrived here waits, and so do all after it: if the
+     deletion came first, the stream entry would come back. <after> guards against gaps, as in strand_apply.
+     Why a function: the effect and the position in the journal must be one step. ]]
 local function strand_named(meta, named, id)
   local label, life = string.match(id, '^(%a%d+):(%d+)$')
   if not label or not split_label(label) then return nil end
@@ -92,13 +92,13 @@ local function journal_apply(keys, args)
   return done
 end
 
---[[ journal_skip: this region was compared with the writer's whole state instead: its journal up to <id> is done.
+--[[ journal_skip: the link compared whole strands instead: the writer's journal up to <id> counts as applied.
      FCALL bs_journal_skip 1 <journal> <id>
-     One entry counts as added and gone, so that who reads on from here knows that something is missing. ]]
+     The copy shows one entry added and deleted, so that its readers detect the gap. ]]
 local function journal_skip(keys, args)
   local copy, id = keys[1], args[1]
   if redis.call('EXISTS', copy) == 0 then create_empty(copy) end
-  if not less(last_of(copy), id) then return 0 end -- another link was faster: others may need what it brought
+  if not less(last_of(copy), id) then return 0 end -- another link was faster: keep what it applied, for others
   redis.call('XTRIM', copy, 'MAXLEN', '0')
   redis.call('XSETID', copy, id, 'ENTRIESADDED', '1', 'MAXDELETEDID', id)
   return 1

@@ -1,5 +1,5 @@
---[[ What the library offers. `allow-oom`: deleting must work when memory is full,
-     also deletions that come from peers: what such a function adds is small beside what it takes away. ]]
+--[[ The registered functions. `allow-oom`: deletions, also replicated ones, must work when memory is full; such
+     a function frees more than it adds. ]]
 redis.register_function('bs_strand_ensure', strand_ensure)
 redis.register_function('bs_strand_undo_ensure', strand_undo_ensure)
 redis.register_function('bs_strand_apply', strand_apply)

@@ -1,10 +1,11 @@
---[[ What this engine lost comes back from a peer (replication/heal.py decides what that is). ]]
+--[[ Restores entries that this engine lost from a peer's copy (replication/heal.py decides which). ]]
 
 local MENDED_AT_ONCE = 10000
 local XDEL_AT_ONCE = 1000
 
---[[ Take the rest of a node out. A node keeps deleted entries, and XTRIM stops at one whose ID is too large: in a
-     node that goes on with smaller IDs it would trim nothing. So the node must go. Returns what was in it. ]]
+--[[ Delete the rest of the last radix-tree node. A node keeps deleted entries, and XTRIM stops at one whose ID is
+     too large: if smaller IDs followed in the same node, XTRIM would trim nothing there. Returns the deleted
+     entries. ]]
 local function take_node_out(key)
   local nodes, taken = stream_info(key)['radix-tree-keys'], {}
   while true do
@@ -17,9 +18,9 @@ local function take_node_out(key)
   return taken
 end
 
---[[ Take entries out at the end of a stream, and let it go on before them. XDEL notes the highest ID that it
-     deleted, and no last ID may be below that: so the note goes first, then the last ID.
-     Returns entries before them that had to be taken out too. ]]
+--[[ Delete entries at the end of a stream and lower its last ID to the entry before them. The last ID may not be
+     below the highest deleted ID, so that is reset first.
+     Returns earlier entries that had to be deleted too. ]]
 local function take_end_out(key, entries, last)
   for first = 1, #entries, XDEL_AT_ONCE do
     local ids = {}
@@ -46,9 +47,9 @@ local function merged(a, b)
   return all
 end
 
---[[ Groups that stand beyond what was put back go back before it, but not before what was acknowledged: then
-     their consumers are given it, and once more what they were given since. ]]
-local function groups_back(strand, before, acked, last)
+--[[ Move groups that are past the restored entries back before them, but not before what was acknowledged. Their
+     consumers get the restored entries, and again those delivered since. Returns whether a group moved. ]]
+local function rewind_groups(strand, before, acked, last)
   local moved = false
   for _, info in ipairs(groups_of(strand, {})) do
     local to = acked[info.name] or before
@@ -61,7 +62,7 @@ local function groups_back(strand, before, acked, last)
   return moved
 end
 
--- The strand is whole again: what its absence said no longer needs a mark. `m:` tells links what came back.
+-- The strand is complete again: remove the marks of the loss. `m:` tells links which range was restored.
 local function note_mended(meta, label, life, first, last)
   local known = redis.call('HGET', meta, META.LOST .. label)
   if known then register(meta, label, life, '+', known) end
@@ -76,8 +77,8 @@ end
 
 local JOURNALS_AT_ONCE = 1000
 
---[[ Entries of a strand that journals here name since the positions that the caller had seen: they were deleted
-     meanwhile, and must not come back. nil: more has happened than one call may read. ]]
+--[[ Entries of a strand that the journals here deleted after the caller's positions: they must not be restored.
+     nil if the journals have more new entries than one call may read. ]]
 local function deleted_since(journals, positions, strand)
   local deleted = {}
   for at, key in ipairs(journals) do
@@ -93,19 +94,19 @@ local function deleted_since(journals, positions, strand)
   return deleted
 end
 
---[[ strand_mend: put entries back into the middle of a strand.
+--[[ strand_mend: restore entries in the middle of a strand.
      FCALL bs_strand_mend n <meta> <strand> <journal>... [<bell>] <label> <life> <stamp> <common> <journals> <position>...
            <groups> (<group> <acknowledged up to>)... (<id> <n> <field or value> * n)...
-     Returns how many were put back; what is there already stays as it is. What is below the cut, or was deleted
-     since the journals ended at these positions, stays deleted. <common>: what is here after it is new to the peer.
-     BSSTALE: the strand is in another life or gone, or the bell has another stamp, or too much was deleted. BSLATER: more
-     entries follow than one call may move, or one that is too wide.
+     Returns how many were restored; existing entries stay as they are. Entries below the cut, or deleted by the
+     journals after these positions, stay deleted. <common>: entries here after this ID are new to the peer.
+     BSSTALE: the strand is deleted or in another life, the bell is stale, or too many entries were deleted.
+     BSLATER: more entries follow than one call may move, or one is too wide.
 
-     A native stream takes nothing in its middle. So what follows is taken out, and everything is added in order.
-     Pending lists and groups name entries by their IDs, so they stay true.
-     Why a function: nobody may read, append or delete in between. ]]
+     A native stream accepts no entry in its middle. So the entries that follow are deleted, and all are appended
+     in order. Pending lists and groups refer to entries by ID, so they stay valid.
+     Why a function: no client may read, append or delete in between. ]]
 local function strand_mend(keys, args)
-  local meta, strand, label, life, bell = keys[1], keys[2], args[1], args[2], bell_given(keys, args[3])
+  local meta, strand, label, life, bell = keys[1], keys[2], args[1], args[2], take_bell(keys, args[3])
   local common, journals, positions, acked, at = args[4], { unpack(keys, 3) }, {}, {}, 6
   if not is_id(common) then return redis.error_reply('BSBATCH malformed ID') end
   for _ = 1, tonumber(args[5]) do
@@ -166,16 +167,17 @@ local function strand_mend(keys, args)
     if deleted == '0-0' then deleted = '0-1' end
     redis.call('XSETID', strand, last, 'ENTRIESADDED', facts['entries-added'] + #lost, 'MAXDELETEDID', deleted)
   end
-  if groups_back(strand, before, acked, upto) then ring(meta, bell) end
+  if rewind_groups(strand, before, acked, upto) then ring(meta, bell) end
   note_mended(meta, label, life, new and less(new[1], lost[1][1]) and new[1] or lost[1][1], upto)
   return #lost
 end
 
---[[ journal_redo: what a peer's copy of our own journal says and ours does not say any more is done again.
+--[[ journal_redo: apply again what a peer's copy of our own journal has and our journal has lost.
      FCALL bs_journal_redo n <meta> <journal> <strand>... <strands> (<label:life>)... <upto> <0|1: write> <peer, or 0>
            (<id> <n> <word> * n)...
-     With a peer's writer: that was all that it has, which `j:<writer>` notes. With 1 it is written into our journal anew, for those peers that had not read it. The journal goes on after <upto>, so that
-     no peer takes what comes next for something that it has done. Returns how many were done. ]]
+     With a peer's writer: this was the rest of its copy, and `j:<writer>` records that. With 1 the entries are
+     also appended to our journal, for peers that had not read them. The journal continues after <upto>, so that
+     no peer mistakes the next entry for one that it has applied. Returns how many were applied. ]]
 local function journal_redo(keys, args)
   local meta, copy, named, count = keys[1], keys[2], {}, tonumber(args[1])
   for at = 1, count do named[args[1 + at]] = keys[2 + at] end

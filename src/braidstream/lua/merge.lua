@@ -1,17 +1,17 @@
---[[ Two regions' knowledge of a stream becomes one. Everything in `meta` that peers share is a lattice, so
-     merging commutes, repeats harmlessly and needs no order:
+--[[ Merges two regions' registries of a stream. Every replicated field is a lattice, so merging is commutative,
+     associative and idempotent. The winner of two values:
 
        s1, c1     <life>:<state>:<cut>    the later life; in one life the higher cut: all up to it is deleted
        x          1.2,3.1                 deletions of the whole stream, by writer: the higher count
-       x:<group>  2.1                     destructions of a group, the same
-       v:<group>  1.2/2.1 /               what each maker of the group had seen, as `x/x:<group>`: all of them
-       g:<group>                          where the group starts on strands that come later: the one here
+       x:<group>  2.1                     deletions of a group: likewise
+       v:<group>  1.2/2.1 /               deletions each creator of the group had seen, as `x/x:<group>`: all kept
+       g:<group>                          where the group starts on strands created later: our own
        k:<group>  s1:0 7-3 c1:2 9-0       acknowledged without a gap: the furthest
        q:<sink>   7:3:9                   of a Spark sink's batch 7, 3 of 9 chunks are in the stream: the later
        idmp       1:100:100:0             settings of idempotent production: the later era (settings.lua)
 
-     A group lives while one of its makers had seen every deletion that is known (delete wins). What is
-     pending, delivered or set by XGROUP SETID stays where it is, and so do `b:` and `l:`. ]]
+     A group exists while one of its creators had seen every known deletion (delete wins). Pending entries,
+     delivered positions and XGROUP SETID are local to a region, and so are `b:` and `l:`. ]]
 
 local function read_meta(fields, first)
   local state = { strands = {}, lost = {}, groups = {}, x = {}, gone = {}, sinks = {} }
@@ -53,7 +53,7 @@ local function read_meta(fields, first)
   return state
 end
 
--- Of what makers had seen, those that cover every deletion known; of two the lesser adds nothing.
+-- The creators' vectors that cover every known deletion, without those that another one includes.
 local function surviving(text, x, gone)
   local kept = {}
   for stream, own in string.gmatch(text, '([%d.,]*)/([%d.,]*)') do
@@ -76,7 +76,7 @@ local function surviving(text, x, gone)
   return table.concat(words, ' ')
 end
 
--- The deletion of strand `label` up to their cut, or of the life that we still have.
+-- Apply the peer's deletion of strand `label`: up to its cut, or the whole life if the peer has a later one.
 local function merge_cut(meta, label, ours, theirs, named)
   local cut = theirs.cut
   if not ours then
@@ -139,11 +139,11 @@ local function same(a, b) return covers(a, b) and covers(b, a) end
 
 --[[ braid_merge: FCALL bs_braid_merge n <meta> <strand>... <turn>... [<bell>]
            <strands> (<label> <life> <0|1|2>)... <turns> g:<group>... <stamp> (<field> <value>)...
-     The strands are all that may be there; 1 marks those to make when a group comes and they are missing (a
-     waiting reader can only wait for what is there), 2 the one of these that is our own. The fields are the peer's meta. Returns 1; 0 if something is
-     left to do, because many pending entries are acknowledged now: send it again.
-     If a strand or a group is there that is not named, or another bell, nothing is done (BSSTALE).
-     Why a function: a half of it would show what never was. ]]
+     The caller names every strand that may exist. 1 and 2 mark strands to create if the stream has a group and
+     they are missing (a blocked reader can only wait on existing keys); 2 is our own. The fields are the peer's
+     registry. Returns 1; 0 if more pending entries must be acknowledged than one call may: call it again.
+     BSSTALE if there is a strand or a group that is not named, or if the bell is stale; nothing is done.
+     Why a function: a half-merged registry would show a state that no region ever had. ]]
 local function braid_merge(keys, args)
   local meta, count, named, makes = keys[1], tonumber(args[1]), {}, {}
   for at = 1, count do
@@ -152,7 +152,7 @@ local function braid_merge(keys, args)
     local make_it = args[3 * at + 1]
     if make_it ~= '0' then makes[#makes + 1] = { key = keys[1 + at], label = label, own = make_it == '2' } end
   end
-  local given, _, first = stream_given(keys, 2 + count, args, 2 + 3 * count)
+  local given, _, first = read_stream_keys(keys, 2 + count, args, 2 + 3 * count)
   local theirs, wrong = read_meta(args, first)
   if not theirs then return redis.error_reply('BSBATCH the peer\'s ' .. wrong .. ' cannot be read') end
   local ours = read_meta(redis.call('HGETALL', meta), 1)
@@ -171,7 +171,9 @@ local function braid_merge(keys, args)
     for name, counts in pairs(side.gone) do gone[name] = joined(gone[name] or {}, counts) end
   end
   for name, counts in pairs(gone) do
-    if not same(counts, ours.gone[name] or {}) then redis.call('HSET', meta, META.GROUP_DELETIONS .. name, vector_text(counts)) end
+    if not same(counts, ours.gone[name] or {}) then
+      redis.call('HSET', meta, META.GROUP_DELETIONS .. name, vector_text(counts))
+    end
   end
   for sink, mark in pairs(theirs.sinks) do
     if later_mark(mark, ours.sinks[sink]) then redis.call('HSET', meta, META.SINK .. sink, mark) end
@@ -202,15 +204,15 @@ local function braid_merge(keys, args)
   end
   if next(ours.groups) then
     for _, strand in ipairs(makes) do
-      if redis.call('EXISTS', strand.key) == 0 then make(meta, strand.key, strand.label, strand.own, given.bell) end
+      if redis.call('EXISTS', strand.key) == 0 then create_strand(meta, strand.key, strand.label, strand.own, given.bell) end
     end
     strands = there_now(meta, named)
   end
-  vanish(meta, named)
+  remove_empty_strands(meta, named)
   local finished = true
   for name, group in pairs(theirs.groups) do
     if ours.groups[name] and same(theirs.x, x) and same(theirs.gone[name] or {}, gone[name] or {}) then
-      finished = take_acks(meta, strands, name, group.acked) and finished
+      finished = apply_acks(meta, strands, name, group.acked) and finished
     end
   end
   return finished and 1 or 0

@@ -1,12 +1,12 @@
 --[[ The registry of a stream: how its fields are read. META names them (model/fields.py); beside those there is one field
      for each strand, by its label: `s2` or `c2` -> `<life>:<state>:<cut>`
-       +   the key is there; a strand that still ends at its cut has had nothing since it was re-made
-       -   deleted; the cut is the last ID it had ]]
+       +   the key exists; if its last ID is still the cut, nothing was appended since it was created again
+       -   deleted; the cut is its last ID before the deletion ]]
 
--- Of a field with a prefix, the prefix and what follows it.
+-- Splits a field into its prefix and the rest; nil without a prefix.
 local function split_field(field) return string.match(field, '^(%a:)(.*)$') end
 
--- Of the label of a strand, its kind and its writer; nil for any other field.
+-- Splits a strand's label into kind and writer; nil for any other field.
 local function split_label(field)
   local kind, writer = string.match(field, '^(%a)(%d+)$')
   if kind == KIND.GENERATED or kind == KIND.CHOSEN then return kind, writer end
@@ -16,7 +16,7 @@ local function is_chosen(label) return split_label(label) == KIND.CHOSEN end
 
 local function read_strand(value) return string.match(value, '^(%d+):([+-]):(%d+%-%d+)$') end
 
--- Of a strand that is there, its life and its cut; nil for any other field.
+-- Life and cut of a strand that exists; nil for a deleted strand and for any other field.
 local function strand_there(field, value)
   if not split_label(field) then return nil end
   local life, state, cut = read_strand(value)
@@ -32,7 +32,7 @@ local function register(meta, label, life, state, cut)
   redis.call('HSET', meta, label, life .. ':' .. state .. ':' .. cut)
 end
 
--- The key is there: if the registry does not know it, it was lost.
+-- Called when the key exists: if the registry lacks it, the registry lost the field.
 local function register_again(meta, label, life) redis.call('HSETNX', meta, label, life .. ':+:0-0') end
 
 -- The writer of a strand's or a journal's key.

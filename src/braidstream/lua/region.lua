@@ -1,4 +1,4 @@
---[[ Which writers there are, and which will never write again: `writers` and `left` in bs:config. ]]
+--[[ Which writers exist, and which have left for good: `writers` and `left` in bs:config. ]]
 
 local function numbers_of(text)
   local found = {}
@@ -24,21 +24,21 @@ local function config_fields(config, ...)
 end
 
 --[[ region_writers: FCALL bs_region_writers 1 bs:config <meet or part> <writer>...
-     meet: these write too, but for those that have left. part: these have left for good.
-     Returns bs:config as it is then; nothing is changed where it is no region, or cannot be read.
-     Why a function: of two that tell a region at once, neither may undo what the other told. ]]
+     meet: add these writers, except those that have left. part: these have left for good.
+     Returns bs:config afterwards; changes nothing if the database is no region or the fields are malformed.
+     Why a function: two concurrent calls must not undo each other. ]]
 local function region_writers(keys, args)
   local config = keys[1]
-  local told = config_fields(config, CONFIG.WRITER, CONFIG.WRITERS, CONFIG.LEFT)
-  local writers, left = numbers_of(told[2]), numbers_of(told[3])
-  if not told[1] or not writers or not left then return redis.call('HGETALL', config) end
+  local found = config_fields(config, CONFIG.WRITER, CONFIG.WRITERS, CONFIG.LEFT)
+  local own, writers, left = tonumber(found[1]), numbers_of(found[2]), numbers_of(found[3])
+  if not own or not writers or not left then return redis.call('HGETALL', config) end
   local before = { numbers_text(writers), numbers_text(left) }
-  writers[tonumber(told[1])] = true
+  writers[own] = true
   for at = 2, #args do
     local group = args[1] == 'part' and left or writers
     group[tonumber(args[at])] = true
   end
-  if left[tonumber(told[1])] then return redis.error_reply('BSSELF this is the region itself') end
+  if left[own] then return redis.error_reply('BSSELF this is the region itself') end
   for number in pairs(left) do writers[number] = nil end
   local after = { numbers_text(writers), numbers_text(left) }
   if after[1] ~= before[1] or after[2] ~= before[2] then
@@ -48,14 +48,14 @@ local function region_writers(keys, args)
   return redis.call('HGETALL', config)
 end
 
--- So many windows are kept; older ones become one. IDs may be ahead of the clock by so much (clock.lua).
+-- How many windows are kept; the oldest ones are joined.
 local DOUBTS_KEPT = 8
 
---[[ What the daemon notes of the IDs that this region mints: `minted` -> `<ms> <run id> <+ or ->`. The highest
-     milliseconds of a home strand, the process that minted it, and whether that was ahead of the clock then. Another process
-     that finds such a note may have forgotten IDs that it would count up again. So clients wait (braid.py) until
-     the daemon has raised the home strands above what the peers have. ]]
-local function note_minted(config, run, highest, raised, now)
+--[[ The highest ID that this region has generated: `minted` -> `<ms> <run id> <+ or ->`: the milliseconds of a home
+     strand, the server process that generated it, and whether that was ahead of the clock. If another process
+     serves the region now, it may have lost IDs and generate them again. So clients wait (protocol/cache.py) until
+     the daemon has raised the home strands above the peers' copies. Returns 1 while clients must wait. ]]
+local function note_generated(config, run, highest, raised, now)
   local ms, by, ahead = string.match(redis.call('HGET', config, CONFIG.GENERATED) or '', '^(%d+) (.*) ([+-])$')
   ms = math.max(tonumber(ms or 0), tonumber(highest))
   local waits = by and by ~= run and not raised and (ahead == '+' or ms >= now)
@@ -65,19 +65,18 @@ local function note_minted(config, run, highest, raised, now)
 end
 
 --[[ region_alive: FCALL bs_region_alive 1 bs:config <run id of the server> [<highest ms of a home strand> <0|1: raised>]
-     The daemon of a region calls it every few seconds. `run` and `alive` say which process served the region
-     when it last did. If another one does now, whatever was written in between may be lost: that window goes
-     to `doubts`, `<ms>-<ms>` ... What is missing of it was not trimmed (replication/heal.py).
-     The fields are part of the data, so a replica that lagged or a backup brings back old ones.
-     Returns {1 while clients wait until the home strands are raised, 1 while the region is fenced}. ]]
+     The daemon of a region calls it every few seconds. `run` and `alive` record the server process and the time of
+     the last call. If another process serves the region now, writes since that time may be lost: the window is
+     added to `doubts`, `<ms>-<ms>` ..., and entries missing in it were lost, not trimmed (replication/heal.py).
+     The fields are part of the data, so a lagging replica or a backup restores old values.
+     Returns {1 while clients must wait until the home strands are raised, 1 while the region is fenced}. ]]
 local function region_alive(keys, args)
-  local told = config_fields(keys[1], CONFIG.REGION, CONFIG.RUN, CONFIG.ALIVE, CONFIG.DOUBTS, CONFIG.FENCED)
-  local time = redis.call('TIME')
-  if not told[1] then return { 0, 0 } end
-  local now = time[1] * 1000 + math.floor(time[2] / 1000)
-  if told[2] and told[2] ~= args[1] then
-    local windows, since = {}, tonumber(told[3])
-    for window in string.gmatch(told[4] or '', '%d+%-%d+') do windows[#windows + 1] = window end
+  local found = config_fields(keys[1], CONFIG.REGION, CONFIG.RUN, CONFIG.ALIVE, CONFIG.DOUBTS, CONFIG.FENCED)
+  if not found[1] then return { 0, 0 } end
+  local now = now_ms()
+  if found[2] and found[2] ~= args[1] then
+    local windows, since = {}, tonumber(found[3])
+    for window in string.gmatch(found[4] or '', '%d+%-%d+') do windows[#windows + 1] = window end
     windows[#windows + 1] = string.format('%.0f-%.0f', since, math.max(now, since) + CLOCK_BOUND_MS)
     while #windows > DOUBTS_KEPT do
       local first, second = table.remove(windows, 1), windows[1]
@@ -86,5 +85,5 @@ local function region_alive(keys, args)
     redis.call('HSET', keys[1], CONFIG.DOUBTS, table.concat(windows, ' '))
   end
   redis.call('HSET', keys[1], CONFIG.RUN, args[1], CONFIG.ALIVE, string.format('%.0f', now))
-  return { note_minted(keys[1], args[1], args[2] or '0', args[3] == '1', now), told[5] and 1 or 0 }
+  return { note_generated(keys[1], args[1], args[2] or '0', args[3] == '1', now), found[5] and 1 or 0 }
 end

@@ -1,13 +1,13 @@
---[[ Rights. A function acts with those of its caller, and what it has written stays when a later command
-     is refused. So whoever takes something away, or makes a strand or a group, asks first for every command
-     it will need.
+--[[ ACL checks. A function runs with the rights of its caller, and its writes stay when a later command is
+     refused. So a function that deletes, or that creates a strand or a group, first checks every command it
+     will run.
 
      denied(key, 'UNLINK', 'XGROUP DESTROY', ...) returns the error to reply with, or nil. ]]
 local function no_permission(words)
   return redis.error_reply("NOPERM this user has no permissions to run the '" .. words .. "' command")
 end
 
--- The words after the key. Since 8.6.2 Redis checks the rights of complete commands only.
+-- Arguments after the key. Since 8.6.2 Redis checks complete commands only.
 local AFTER_KEY = {
   HDEL = { 'f' },
   HGET = { 'f' },

@@ -1,6 +1,6 @@
 --[[ The settings of idempotent production, in a stream's meta: idmp -> <era>:<duration s>:<max size>:<since>.
-     Each change begins the next era, and nothing is known any more of what was before (idempotence.lua).
-     <since> is the era in which the stream was last deleted: its counts start over there. ]]
+     Each change begins the next era, and all messages of earlier eras are forgotten (idempotence.lua).
+     <since> is the era in which the stream was last deleted: its counters restarted there. ]]
 local IDMP_DEFAULTS = '0:100:100:0'
 
 local function read_settings(text)
@@ -9,15 +9,15 @@ local function read_settings(text)
   return { text = text, era = era, duration = duration * 1000, size = tonumber(size), since = since }
 end
 
---[[ While the region has no peers, an engine that can (Redis 8.6.2 and newer) knows the messages itself, in the
-     strand: XADD strand NOMKSTREAM IDMP <producer> <iid> * ... Map and queue are not used then.
+--[[ While the region has no peers, Redis 8.6.2 and newer deduplicates messages itself, in the strand:
+     XADD strand NOMKSTREAM IDMP <producer> <iid> * ... Map and queue are not used then.
 
-       native -> <era>            in this era, and clients say that XADD without any function
-       native -> <era>:<ms>       until then; since this time there are peers (or were). Map and queue are used, and
-                                  the engine is asked as well for as long as it may know a message that they do not
+       native -> <era>            in this era; clients send that XADD directly, without a function
+       native -> <era>:<ms>       until that time; then the region got peers. Map and queue are used, and the
+                                  engine is queried too while it may remember a message that they lack
 
-     It starts with an era, when nothing is known, so a message is never known in one place and asked for in the
-     other. `native` is this region's own and does not travel (decision 0017). ]]
+     Native deduplication starts only with a new era, when no message is remembered, so no message is stored in
+     one place and looked up in the other. `native` is local to this region (decision 0017). ]]
 local NATIVE_MARGIN_MS = 10000 -- how much longer than REGION_FRESH_S a client may believe that it has no peers
 
 local function may_know_messages() return (redis.REDIS_VERSION_NUM or 0) >= 0x080602 end
@@ -29,7 +29,7 @@ end
 
 local function settings_of(meta) return read_settings(redis.call('HGET', meta, META.IDEMPOTENCE) or IDMP_DEFAULTS) end
 
---[[ Of two regions' settings the later era counts; in one era a deletion before a change, then the greater. ]]
+--[[ Merge two regions' settings: the later era wins; within an era the later deletion, then the greater values. ]]
 local function merge_settings(meta, text)
   local ours, theirs = settings_of(meta), read_settings(text)
   local order = { 'era', 'since', 'duration', 'size' }
@@ -45,8 +45,8 @@ local function merge_settings(meta, text)
 end
 
 --[[ idempotence_configure: XCFGSET. FCALL bs_idempotence_configure 1|2 <meta> [<strand>] <duration or empty> <size or empty>
-     Returns OK; BSNOKEY if the stream does not exist. What changes a setting forgets every ID.
-     <strand>, the region's own, is given where it has no peers. ]]
+     Returns OK; BSNOKEY if the stream does not exist. A changed setting forgets every message.
+     <strand>, the home strand, is passed by a region without peers. ]]
 local function idempotence_configure(keys, args)
   if not exists(keys[1]) then return redis.error_reply('BSNOKEY the stream does not exist') end
   local known = redis.call('HGET', keys[1], META.IDEMPOTENCE)
@@ -70,7 +70,7 @@ local function idempotence_configure(keys, args)
   return redis.status_reply('OK')
 end
 
---[[ A stream that is deleted forgets its IDs, its settings and its counts. `alone`: the region has no peers. ]]
+--[[ Deleting a stream resets its messages, settings and counters. `alone`: the region has no peers. ]]
 local function forget_idempotence(meta, alone)
   if not redis.call('HGET', meta, META.IDEMPOTENCE) then return end
   local era = successor(settings_of(meta).era)

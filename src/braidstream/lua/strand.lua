@@ -1,8 +1,8 @@
---[[ A strand: the native stream of one writer. A native key that goes away forgets its last ID, and the
-     engine would mint that ID again. So whoever takes a strand away notes its last ID in the registry,
-     in the same step, and whoever makes it again gives it back. ]]
+--[[ A strand: the native stream of one writer. When a native key is deleted, the engine forgets its last ID
+     and could generate that ID again. So a function that deletes a strand saves the last ID in the registry
+     in the same step, and the function that creates the strand again restores it. ]]
 
--- What XINFO STREAM says, by name.
+-- XINFO STREAM as a table.
 local function stream_info(key)
   local info, facts = redis.call('XINFO', 'STREAM', key), {}
   for at = 1, #info, 2 do facts[info[at]] = info[at + 1] end
@@ -21,10 +21,10 @@ local function create_empty(key)
   redis.call('XGROUP', 'DESTROY', key, 'bs')
 end
 
---[[ A group is a native group on every strand of the stream. The registry keeps where it starts, for
-     strands that come to be later: `g:<name>` -> `<user ID> <native> <native> <writer>`. Of the two
-     natives the first is for writers up to that number, the second for those above: the client has
-     translated, there is no arithmetic here. ` told` may follow: a user gave ENTRIESREAD. A `c` strand takes the user ID as it is. ]]
+--[[ A group is a native group on every strand of the stream. For strands that are created later the registry
+     keeps its start: `g:<name>` -> `<user ID> <native> <native> <writer>`. The first native ID is for `s`
+     strands of writers up to that number, the second for those above; the client has computed both. A `c`
+     strand starts at the user ID. A trailing ` told` means that the user passed ENTRIESREAD. ]]
 local function start_of(value, label)
   local user, low, high, bound = string.match(value, '^(%S+) (%S+) (%S+) (%d+)')
   local kind, writer = split_label(label)
@@ -32,23 +32,23 @@ local function start_of(value, label)
   return tonumber(writer) <= tonumber(bound) and low or high
 end
 
--- What is acknowledged without a gap, in any region: `k:<group>` -> `<label:life> <native>` ... (merge.lua)
+-- Acknowledged without a gap, in any region: `k:<group>` -> `<label:life> <native>` ... (merge.lua)
 local function acked_of(value)
   local acked = {}
   for strand, id in string.gmatch(value or '', '(%S+) (%S+)') do acked[strand] = id end
   return acked
 end
 
---[[ The bell of a stream rings when a strand joins its groups, and when a group is made, moved or destroyed:
-     what others remember of the groups is no longer true. `bell` in the registry is a stamp, new at each
-     ring. Consumers that wait in the engine wait on a key with that stamp too (group_wait makes it): taking
-     it away wakes them, and whoever comes late with an old stamp finds no such key.
+--[[ The bell of a stream invalidates what clients have cached about its groups. It rings when a strand joins
+     the groups, and when a group is created, moved or destroyed. `bell` in the registry is a stamp, new at
+     each ring. Blocked consumers also wait on a key named after the stamp (group_wait creates it): deleting
+     the key wakes them, and a consumer that arrives with an old stamp finds no key.
 
-     A function touches no key that it was not given. So the caller names the bell it knows: the stamp is an
-     argument (empty: it knows none), the key is the last one. Who is about to ring first asks `is_stale`. ]]
+     A function may touch only the keys in its KEYS. So the caller passes the bell that it has cached: the
+     stamp as an argument (empty for none), the key as the last one. Check `is_stale` before a ring. ]]
 local STALE_GROUPS = 'BSSTALE the groups of this stream have changed'
 
-local function bell_given(keys, stamp)
+local function take_bell(keys, stamp)
   return { stamp = stamp, key = stamp ~= '' and table.remove(keys) or nil }
 end
 
@@ -67,7 +67,7 @@ local function has_groups(fields)
   return false
 end
 
--- Why a strand cannot join the groups there are: the caller does not know the bell.
+-- The error if the stream has groups and the caller's bell is stale; else nil.
 local function joining_refused(meta, bell)
   if has_groups(redis.call('HGETALL', meta)) and is_stale(meta, bell) then return redis.error_reply(STALE_GROUPS) end
 end
@@ -88,7 +88,7 @@ local function join_groups(meta, key, label, life, bell)
   if next(groups) then ring(meta, bell) end
 end
 
--- Everything of a strand up to here was deleted.
+-- Everything in the strand up to this ID was deleted.
 local function deleted_upto(meta, label, cut) return redis.call('HGET', meta, META.LOST .. label) or cut end
 
 local function end_of(key, cut)
@@ -99,16 +99,16 @@ end
 
 local function this_moment() return string.format('%.0f', now_ms()) .. '-' .. MAX_SEQ end
 
---[[ Where a strand ends that an ID chosen in the future moved on, and that has minted nothing since: where it
-     was before. `f:<label>` -> `<native before> <native moved to>` (chosen.lua). Where there are no peers, deletion
-     goes back to it, so that IDs chosen in the future, once deleted, hold nobody up. ]]
-local function really_last(meta, label, last)
+--[[ A user-chosen ID in the future raises the `s` strand too; `f:<label>` -> `<native before> <native after>`
+     (chosen.lua). If the strand has generated nothing since, this returns its last ID before that. A deletion
+     in a region without peers goes back to it, so that deleted IDs of the future block no later ones. ]]
+local function last_before_future(meta, label, last)
   local before, floor = string.match(redis.call('HGET', meta, META.FUTURE .. label) or '', '^(%S+) (%S+)$')
   return floor == last and before or last
 end
 
--- After all that a strand whose key was lost can have minted: after this moment, and after the
--- millisecond that follows its last such start (it may have minted ahead of the clock there).
+-- An ID above every ID that a strand can have generated before its key was lost: after this millisecond, and
+-- after the millisecond that follows its last start (it may have generated ahead of the clock there).
 local function after_loss(cut)
   local start = string.match(this_moment(), '^%d+')
   local again = successor(string.match(cut, '^%d+'))
@@ -116,8 +116,8 @@ local function after_loss(cut)
   return start .. '-' .. MAX_SEQ
 end
 
--- The home strand goes on from `floor`, if it is not further. Where there is none yet, `ahead` keeps it.
-local function move_home_on(meta, home, floor)
+-- Raise the home strand's last ID to `floor`. If the strand does not exist yet, save the floor in `ahead`.
+local function raise_home(meta, home, floor)
   local last = last_of(home)
   if last and less(last, floor) then
     redis.call('XSETID', home, floor)
@@ -126,12 +126,13 @@ local function move_home_on(meta, home, floor)
   end
 end
 
---[[ After a peer's entries up to `last` came. What is ahead of our clock beyond the bound is not followed; `o:<label>`
-     says by how many milliseconds it was ahead when it came, so that caps find the oldest (commands/trim.py). ]]
+--[[ Called after a peer's entries up to `last` were applied. Entries ahead of our clock beyond the bound do not
+     raise the home strand; `o:<label>` then keeps by how many milliseconds they were ahead on arrival, so that
+     MAXLEN finds the oldest entries (commands/trim.py). ]]
 local function follow_clock(meta, home, label, last)
   local now, field = now_ms(), META.AHEAD_MS .. label
   local floor, known = floor_after(home, label, last, now), redis.call('HGET', meta, field)
-  if floor then move_home_on(meta, home, floor) end
+  if floor then raise_home(meta, home, floor) end
   local ahead = tonumber(string.match(last, '^%d+')) - now
   if ahead > CLOCK_BOUND_MS then
     if not known or math.abs(known - ahead) > 1000 then redis.call('HSET', meta, field, string.format('%.0f', ahead)) end
@@ -140,14 +141,14 @@ local function follow_clock(meta, home, label, last)
   end
 end
 
--- Where a home strand starts that is made now: above the entries that are ahead of the clock.
+-- Where a home strand created now starts: above received entries that are ahead of the clock.
 local function start_ahead(meta, cut)
   local ahead = redis.call('HGET', meta, META.AHEAD)
   if ahead and less(cut or '0-0', ahead) and tonumber(string.match(ahead, '^%d+')) >= now_ms() then return ahead end
   return cut
 end
 
--- Where the engine knows the messages (settings.lua), its settings are those of the stream.
+-- Duration and size for XCFGSET, if the engine itself deduplicates (settings.lua) and they are not the defaults.
 local function native_settings(meta)
   local native = redis.call('HGET', meta, META.NATIVE)
   if not native then return nil end
@@ -155,16 +156,16 @@ local function native_settings(meta)
   if native == era and (duration ~= '100' or size ~= '100') then return duration, size end
 end
 
---[[ Make the key of a strand and register it: a new one, one that was deleted (it gets its last ID
-     back), or one that was evicted, expired or deleted behind our back. A copy of another writer's
-     that was lost is copied again; our own must not mint an ID twice. ]]
-local function make(meta, strand, label, own, bell)
+--[[ Create the key of a strand and register it. It is new, or it was deleted by us (its last ID is restored),
+     or it was lost: evicted, expired or deleted by a native command. A lost copy of another writer's strand
+     is replicated again; a lost strand of our own must not generate an ID twice. ]]
+local function create_strand(meta, strand, label, own, bell)
   local life, state, cut = registered(meta, label)
   create_empty(strand)
-  -- This engine knows of none before it. If a peer does, this engine lost it: see settle_new (acks.lua).
+  -- Never registered here. If a peer has entries of it, this engine lost them: see settle_new (acks.lua).
   if not life and own then redis.call('HSET', meta, META.NEW .. label, '?') end
   if state == '+' and own then
-    -- What peers have of it was not deleted: `l:<label>` keeps the cut that is one.
+    -- Lost, not deleted: `l:<label>` keeps the cut of the last real deletion, and peers keep their entries.
     redis.call('HSETNX', meta, META.LOST .. label, cut)
     cut = after_loss(cut)
   end
@@ -176,9 +177,9 @@ local function make(meta, strand, label, own, bell)
   register(meta, label, life or '0', '+', cut or '0-0')
 end
 
--- Why `make` cannot be done: the caller lacks a right, or does not know the bell. Half a strand would take
--- appends that nobody sees.
-local function making_refused(meta, label, bell)
+-- The error if `create_strand` would fail: a missing right or a stale bell. A strand without its registry
+-- entry would accept appends that no reader sees.
+local function create_refused(meta, label, bell)
   local _, state, cut = registered(meta, label)
   local needs, fields = { 'XGROUP CREATE', 'XGROUP DESTROY', 'HSET' }, redis.call('HGETALL', meta)
   if cut and (state == '+' or cut ~= '0-0') then needs[#needs + 1] = 'XSETID' end
@@ -199,29 +200,29 @@ end
 
 --[[ strand_ensure: create and register a strand before its first append, if it is missing.
      FCALL bs_strand_ensure n <meta> <strand> [<name>] [<bell>] <label> [<stamp>]
-     Returns 1 if it was created, 0 if it existed. BSSTALE if it has groups to join and the bell is another.
+     Returns 1 if it was created, 0 if it existed. BSSTALE if the stream has groups and the bell is stale.
 
-     <name> is the plain key of the same name; if one exists the stream cannot (WRONGTYPE).
-     Why a function: two clients may be first at once, and the registry must agree with the keys. ]]
+     <name> is the plain key of the same name; WRONGTYPE if it exists.
+     Why a function: two clients may append the first entry at once, and the registry must agree with the keys. ]]
 local function strand_ensure(keys, args)
   local meta, strand, label = keys[1], keys[2], args[1]
   if redis.call('EXISTS', strand) == 1 then
     register_again(meta, label, '0')
     return 0
   end
-  local bell = bell_given(keys, args[2] or '')
+  local bell = take_bell(keys, args[2] or '')
   if keys[3] and redis.call('EXISTS', keys[3]) == 1 then
     return redis.error_reply('WRONGTYPE Operation against a key holding the wrong kind of value')
   end
-  local refused = making_refused(meta, label, bell)
+  local refused = create_refused(meta, label, bell)
   if refused then return refused end
-  make(meta, strand, label, true, bell)
+  create_strand(meta, strand, label, true, bell)
   return 1
 end
 
 --[[ strand_undo_ensure: delete a strand that was created for an append that was refused.
      FCALL bs_strand_undo_ensure 2 <meta> <strand> <label>
-     Returns 1; 0 if something was appended since, by anyone. ]]
+     Returns 1; 0 if any client appended since. ]]
 local function strand_undo_ensure(keys, args)
   local meta, strand, label = keys[1], keys[2], args[1]
   local life, state, cut = registered(meta, label)
@@ -236,19 +237,19 @@ end
 --[[ strand_apply: append what a peer has to our copy of a strand.
      FCALL bs_strand_apply n <meta> <strand> [<home>] [<bell>]
            <label> <life> <after> <upto> <stamp> (<id> <n> <field or value> * n)...
-     Returns how many entries were new. BSSTALE if a new copy has groups to join and the bell is another.
+     Returns how many entries were new. BSSTALE if a new copy must join groups and the bell is stale.
 
-     <home> is our own strand: what we mint from now on is above what has come, also where that is ahead of our
-     clock.
+     <home> is our own strand: it is raised, so that IDs generated from now on are above the applied entries,
+     also if those are ahead of our clock.
 
-     <after> is the ID the batch follows at its source. If our copy ends before it, something is
-     missing in between: nothing is applied (BSGAP), the link starts again from our last ID.
-     <upto> is where the source stands after the batch: further than its last entry if what followed
-     was deleted there. What the copy has already is skipped, so a batch may be sent twice. The first
-     refusal ends the batch: appending a later entry would shut the refused one out for ever.
+     <after> is the ID before the batch at its source. If our copy ends below it, entries are missing in
+     between: nothing is applied (BSGAP), and the link continues from our last ID.
+     <upto> is the source's position after the batch: above its last entry if later entries were deleted
+     there. Entries that the copy has are skipped, so a batch may be sent twice. The first refused entry ends
+     the batch: after a later entry the refused one could never be appended.
 
      Why a function: a pipeline cannot stop at its first error. ]]
-local WIDEST = 7800 -- unpack takes no more; wider entries come natively (replication/ship.py)
+local WIDEST = 7800 -- the limit of unpack; wider entries are sent as native commands (replication/ship.py)
 
 local function is_strand(label, life)
   return split_label(label) and string.match(label, '^%a[1-9]%d?%d?%d?$') and string.match(life, '^%d+$')
@@ -270,7 +271,7 @@ end
 
 local function strand_apply(keys, args)
   local meta, strand, label, life, after, upto = keys[1], keys[2], args[1], args[2], args[3], args[4]
-  local bell = bell_given(keys, args[5])
+  local bell = take_bell(keys, args[5])
   if not is_strand(label, life) then
     return redis.error_reply('BSBATCH ' .. label .. ' in life ' .. life .. ' is no strand')
   end
@@ -284,7 +285,7 @@ local function strand_apply(keys, args)
     end
     state, cut = nil, nil -- a later life begins here
   end
-  -- A copy that was deleted ends at its cut; one that was lost is copied again from there.
+  -- A deleted copy ends at its cut; a lost copy is replicated again from there.
   local last = last_of(strand) or (state and deleted_upto(meta, label, cut)) or '0-0'
   if less(last, after) then
     return redis.error_reply('BSGAP our copy ends at ' .. last .. ', the batch follows ' .. after)
@@ -299,14 +300,14 @@ local function strand_apply(keys, args)
     if last ~= '0-0' then redis.call('XSETID', strand, last) end
     join_groups(meta, strand, label, life, bell)
     register(meta, label, life, '+', last)
-    -- What is below was never in this copy: it says nothing of it to others.
+    -- Entries below the batch were never in this copy, so peers must not read their absence as a trim.
     redis.call('HSET', meta, META.NEW .. label, starts[1] and args[starts[1]] or following(ends))
   else
     register_again(meta, label, life)
   end
   local applied = 0
   for _, start in ipairs(starts) do
-    -- Once one is new, so are those after it: they ascend, or the engine refuses them.
+    -- After the first new entry all are new: IDs ascend, or the engine refuses them.
     if applied > 0 or less(last, args[start]) then
       local stop = start + 1 + tonumber(args[start + 1])
       local reply = redis.pcall('XADD', strand, args[start], unpack(args, start + 2, stop))
@@ -320,9 +321,9 @@ local function strand_apply(keys, args)
 end
 
 --[[ strand_raise: FCALL bs_strand_raise 2 <meta> <home strand> <floor>
-     This engine may have forgotten what it minted last, and a peer knows the strand up to <floor>. If that, or the
-     last ID here, is not below the clock, the strand goes on after its whole millisecond: what was forgotten was
-     counted up in it. Returns 1 if it was moved. ]]
+     Called when this engine may have lost its latest IDs and a peer has the strand up to <floor>. If the floor
+     or the last ID here is not below the clock, the strand continues after that whole millisecond, because the
+     lost IDs may be in it. Returns 1 if the strand was raised. ]]
 local function strand_raise(keys, args)
   local meta, home, floor = keys[1], keys[2], args[1]
   if not is_id(floor) then return redis.error_reply('BSBATCH ' .. floor .. ' is no ID') end
@@ -330,6 +331,6 @@ local function strand_raise(keys, args)
   local ms = string.match(less(last, floor) and floor or last, '^%d+')
   local raised = tonumber(ms) < now_ms() and floor or ms .. '-' .. MAX_SEQ
   if not less(last, raised) then return 0 end
-  move_home_on(meta, home, raised)
+  raise_home(meta, home, raised)
   return 1
 end

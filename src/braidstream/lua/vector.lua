@@ -1,5 +1,5 @@
---[[ Deletions are counted by writer, `1.2,3.1`: two by writer 1, one by writer 3. A group lives only while
-     what its maker had seen covers every deletion known here. Counts merge by maximum. ]]
+--[[ Version vectors: deletions counted by writer. `1.2,3.1` means two by writer 1, one by writer 3. A group
+     exists only while its creator's vector covers every deletion known here. Vectors merge by maximum. ]]
 
 local function vector_of(text)
   local counts = {}
@@ -29,7 +29,7 @@ local function joined(a, b)
   return counts
 end
 
--- One more deletion by a writer. Writer 0 is a region without peers: nobody to tell.
+-- Count one more deletion by a writer. Writer 0 is a region without peers: no count is needed.
 local function count_deletion(meta, field, writer)
   if writer == '0' then return end
   local counts, number = vector_of(redis.call('HGET', meta, field)), tonumber(writer)
