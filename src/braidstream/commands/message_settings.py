@@ -1,0 +1,152 @@
+"""XCFGSET, XIDMPRECORD, and the fields of XINFO STREAM for idempotent production."""
+
+from typing import Any, Final
+
+from braidstream.commands.arguments import Argv, fail, integer, option, strict_id
+from braidstream.errors import RefusedError, ReplyError
+from braidstream.model import ids, keys
+from braidstream.model.command import Command
+from braidstream.model.idempotence import Settings
+from braidstream.model.meta import Registry
+from braidstream.model.strand import facts as strand_facts
+from braidstream.protocol.lookup import look, refuse_other_types, type_check
+from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.stream_view import View
+
+
+def configure(view: View, argv: Argv) -> Plan[bytes]:
+    """XCFGSET: how long messages are remembered, and how many per producer. A change forgets all of them."""
+    name = argv[1]
+    try:
+        duration, maxsize = _settings(argv)
+    except ReplyError:
+        if not (yield from look(view, name)).exists:  # the engine checks the key first
+            fail("ERR no such key")
+        raise
+    known = view.recall(name)
+    if known.exists:
+        view.expect_settings(name, known.settings.changed(duration, maxsize))
+    words = tuple(b"" if value is None else value for value in (duration, maxsize))
+    where = (keys.meta(name),) if view.region.journal_writer else (keys.meta(name), view.home(name).key)
+    call: Command = ("FCALL", "bs_idempotence_configure", len(where), *where, *words)
+    replies = yield Batch([call, *type_check(view, name)], attempt=True)
+    reply, *kind = replies
+    if view.carriage.may_look_again:
+        view.forget(name)
+    if isinstance(reply, ReplyError):
+        if reply.code != "BSNOKEY":
+            raise reply
+        yield from refuse_other_types(name, *kind)
+        fail("ERR no such key")
+    return b"OK"
+
+
+def record(view: View, argv: Argv) -> Plan[bytes]:
+    """XIDMPRECORD: records an existing entry as the message with this ID.
+
+    Only if the engine deduplicates natively: without peers, on engines that have the command.
+    """
+    name, producer, iid = argv[1:4]
+    entry = strict_id(argv[4])
+    if not producer:
+        fail("ERR producer ID must be non-empty")
+    if not iid:
+        fail("ERR idempotent ID must be non-empty")
+    if not (yield from look(view, name)).exists:
+        fail("ERR no such key")
+    home = view.home(name)
+    native = home.exact(entry)
+    if view.region.journal_writer:
+        raise _not_recorded()
+    if native is None:
+        fail("ERR No such message in stream")
+    words = (2, keys.meta(name), home.key, producer, iid, ids.text(native))
+    [reply] = yield Batch([("FCALL", "bs_idempotence_mark", *words)], attempt=True)
+    view.forget(name)
+    if isinstance(reply, ReplyError):
+        raise _not_recorded() if reply.code == "BSOURS" else reply
+    return b"OK"
+
+
+def _not_recorded() -> RefusedError:
+    why = "with peers, or with messages of earlier settings, the engine alone cannot recognise duplicates"
+    return RefusedError("XIDMPRECORD", why, "Use XADD IDMP")
+
+
+_OPTIONS: Final = {
+    b"IDMP-DURATION": (86_400, "IDMP-DURATION must be between 1 and 86400 seconds"),
+    b"IDMP-MAXSIZE": (10_000, "IDMP-MAXSIZE must be between 1 and 10000 entries"),
+}
+
+
+def _settings(argv: Argv) -> tuple[int | None, int | None]:
+    found = dict[bytes, int]()
+    for at in range(2, len(argv), 2):
+        word = option(argv[at])
+        if word not in _OPTIONS or at + 1 == len(argv):
+            fail("ERR syntax error")
+        if word in found:
+            fail(f"ERR {word.decode()} specified multiple times")
+        most, text = _OPTIONS[word]
+        value = integer(argv[at + 1])
+        found[word] = value if 1 <= value <= most else fail(f"ERR {text}")
+    if not found:
+        fail("ERR At least one parameter must be specified")
+    return found.get(b"IDMP-DURATION"), found.get(b"IDMP-MAXSIZE")
+
+
+_FACTS: Final = (
+    b"idmp-duration",
+    b"idmp-maxsize",
+    b"pids-tracked",
+    b"iids-tracked",
+    b"iids-added",
+    b"iids-duplicates",
+)
+# XINFO STREAM counts the messages of at most this many producers, this many per call.
+_COUNTED: Final = 10_000
+_COUNTED_AT_ONCE: Final = 500
+
+
+def about_command(name: bytes) -> Command:
+    return ("HGETALL", keys.about(name))
+
+
+def facts(
+    name: bytes, registry: Registry, about: list[Any], native: dict[bytes, Any]
+) -> Plan[dict[bytes, Any]]:
+    """The fields that XINFO STREAM adds for idempotent production. One or two round trips.
+
+    about: the reply to `about_command`, if the caller has it already.
+    native: XINFO STREAM of the home strand, or of another if there is none. Its fields are used if the engine
+    deduplicates natively, and for streams without messages on engines that always show them.
+    """
+    settings = registry.idempotence
+    if settings is None or registry.native:
+        return {fact: native[fact] for fact in _FACTS if fact in native}
+    [reply] = about or (yield Batch([about_command(name)], resend=True))
+    if isinstance(reply, ReplyError):
+        raise reply
+    known = strand_facts(reply)
+    listed = [
+        field[1:]
+        for field, value in known.items()
+        if field.startswith(b"=") and value.startswith(b"%d:" % settings.era)
+    ]
+    producers = messages = 0
+    commands = _count_commands(name, settings, listed[:_COUNTED])
+    for count in (yield Batch(commands, resend=True)) if commands else ():
+        producers, messages = producers + count[0], messages + count[1]
+    current = known.get(b"since") == b"%d" % settings.since
+    counts = [int(known.get(field, 0)) if current else 0 for field in (b"added", b"duplicates")]
+    values = (settings.duration_s, settings.maxsize, producers, messages, *counts)
+    return dict(zip(_FACTS, values, strict=True))
+
+
+def _count_commands(name: bytes, settings: Settings, producers: list[bytes]) -> list[Command]:
+    commands = list[Command]()
+    for at in range(0, len(producers), _COUNTED_AT_ONCE):
+        known = (keys.known_messages(name, settings.era, each) for each in producers[at:][:_COUNTED_AT_ONCE])
+        where = [key for pair in known for key in pair]
+        commands.append(("FCALL_RO", "bs_idempotence_count", len(where), *where, settings.text))
+    return commands
