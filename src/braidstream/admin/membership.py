@@ -12,12 +12,12 @@ from braidstream.model.region_config import ID_MODES, Region
 from braidstream.protocol.identify import info_facts, read_region
 from braidstream.protocol.plan import Batch, Plan
 
-# What changes by less is not noted anew.
+# Smaller changes of a clock difference are not written.
 NOTED_MS: Final = 1_000
 
 
 def initialise(region: int, name: str, *, fenced: bool = False) -> Plan[Region]:
-    """Write `bs:config`, once. Again with the same words changes nothing. fenced: no client is served yet."""
+    """Write `bs:config`, once; repeating it changes nothing. fenced: serve no client yet."""
     if not 1 <= region <= LAST_WRITER:
         raise BraidError(
             f"region {region} is not between 1 and {LAST_WRITER}. Give each region its own number there."
@@ -34,7 +34,7 @@ def initialise(region: int, name: str, *, fenced: bool = False) -> Plan[Region]:
             writers = (ConfigField.WRITER, region, ConfigField.WRITERS, region, ConfigField.TOPOLOGY, 1)
             fence = (ConfigField.FENCED, 1) if fenced else ()
             yield Batch([("HSET", CONFIG, *who, *writers, *fence)], atomic=True)
-            continue  # whoever was first, it is read now
+            continue  # read what this or another client has written
         yield Batch([("UNWATCH",)])
         break
     if (known.id, known.name) != (region, name):
@@ -43,14 +43,14 @@ def initialise(region: int, name: str, *, fenced: bool = False) -> Plan[Region]:
 
 
 def _identify() -> Plan[Region]:
-    """Note which server was made this region. A replica that is promoted has the same note."""
+    """Record which server became this region. A promoted replica has the same record."""
     [info] = yield Batch([("INFO", "server")], resend=True)
     yield Batch([("HSET", CONFIG, ConfigField.IDENTITY, info_facts(info)[b"run_id"])])
     return (yield from read_region())
 
 
 def _refuse_eviction() -> Plan[None]:
-    """An evicted strand forgets its last ID. INFO tells the policy also where CONFIG is forbidden."""
+    """Refuse eviction: an evicted strand loses its last ID. INFO works also where CONFIG is forbidden."""
     [info] = yield Batch([("INFO", "memory")], resend=True)
     policy = info_facts(info).get(b"maxmemory_policy", b"noeviction").decode()
     if policy.startswith("allkeys"):
@@ -68,23 +68,23 @@ def set_fence(up: bool) -> Plan[Region]:
 
 
 def meet(writers: Iterable[int]) -> Plan[Region]:
-    """Tell a region which writers there are. Running clients follow within a second.
+    """Add writers to a region. Running clients follow within a second.
 
-    A region that knows them is told nothing: it may take no writes at the moment.
+    Writes nothing if the region has them already: it may refuse writes at the moment.
     """
     wanted, known = set(writers), (yield from read_region())
     if wanted <= {*known.writers, *known.left}:
         return known
-    return (yield from _tell_writers("meet", wanted))
+    return (yield from _change_writers("meet", wanted))
 
 
 def part(writers: Iterable[int]) -> Plan[Region]:
-    """Tell a region which writers will never write again. What they wrote stays."""
-    return (yield from _tell_writers("part", writers))
+    """Mark writers as gone for good. Their entries stay."""
+    return (yield from _change_writers("part", writers))
 
 
-def _tell_writers(verb: str, writers: Iterable[int]) -> Plan[Region]:
-    """One step in the engine: others may tell the region at the same time. Telling it twice is harmless."""
+def _change_writers(verb: str, writers: Iterable[int]) -> Plan[Region]:
+    """One function call, safe beside concurrent ones. It is idempotent, so it may be resent."""
     [reply] = yield Batch(
         [("FCALL", "bs_region_writers", 1, CONFIG, verb, *writers)], resend=True, attempt=True
     )
@@ -99,11 +99,11 @@ def _tell_writers(verb: str, writers: Iterable[int]) -> Plan[Region]:
 
 
 def show_alive(highest_ms: int = 0, *, raised: bool = False) -> Plan[tuple[bool, bool]]:
-    """Note which process serves the region now, and how far its IDs are. If it is another one than before,
-    what was written since the last note may be lost (Region.doubts).
+    """Record which process serves the region now, and its highest generated ID. If the process has changed,
+    writes since the last record may be lost (Region.doubts).
 
-    Returns whether clients wait until its home strands are raised (`raised` says that they are), and whether
-    the region is fenced. A server that takes no writes is asked again later.
+    Returns whether clients must wait until the home strands are raised (`raised`: they are), and whether the
+    region is fenced. Does nothing if the server refuses writes; the daemon calls it again.
     """
     [info] = yield Batch([("INFO", "server")], resend=True, attempt=True)
     if isinstance(info, ReplyError):
@@ -116,7 +116,7 @@ def show_alive(highest_ms: int = 0, *, raised: bool = False) -> Plan[tuple[bool,
 
 
 def note_behind(writer: int, behind_ms: int) -> Plan[None]:
-    """Note how far a peer's clock is behind ours; 0 if it is not. Written if it has changed much."""
+    """Record by how much a peer's clock is behind ours; 0 if it is not. Small changes are not written."""
     known = dict((yield from read_region()).behind_ms).get(writer, 0)
     if not behind_ms and known:
         yield Batch([("HDEL", CONFIG, ConfigField.BEHIND + b"%d" % writer)])
@@ -125,7 +125,7 @@ def note_behind(writer: int, behind_ms: int) -> Plan[None]:
 
 
 def tune_id_mode(mode: str) -> Plan[Region]:
-    """Choose which IDs XADD takes in this region. Running clients follow within a second."""
+    """Set which IDs XADD accepts in this region. Running clients follow within a second."""
     if mode not in ID_MODES:
         raise BraidError(f"{mode!r} is no ID mode. Choose one of: {', '.join(ID_MODES)}.")
     yield from read_region()

@@ -68,7 +68,7 @@ class Trim:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Whose message an XADD is, and which; the ID is None where the content tells (IDMPAUTO)."""
+    """Producer and ID of a message. The ID is None if it follows from the content (IDMPAUTO)."""
 
     producer: bytes
     iid: bytes | None
@@ -88,24 +88,24 @@ class Add:
 
 
 class _Options:
-    """What XADD and XTRIM collect before the ID or the end."""
+    """Options of XADD and XTRIM, as far as they are parsed."""
 
     def __init__(self) -> None:
         self.strategy: bytes | None = None
         self.maxlen: int | None = None
         self.minid: Id | None = None
-        self.approx = self.limit_given = self.nomkstream = False
+        self.approx = self.has_limit = self.nomkstream = False
         self.limit = 0
         self.policy: bytes | None = None
         self.left_out = tuple[bytes, ...]()
 
     def take(self, argv: Argv, at: int) -> int | None:
-        """Read the option at `at`; its last word's place, or None if it is no option."""
+        """Parse the option at `at`. Returns the index of its last word, or None if it is no option."""
         word, more = option(argv[at]), len(argv) - 1 - at
         if word in (b"MAXLEN", b"MINID") and more:
             return self._threshold(argv, at, word)
         if word == b"LIMIT" and more:
-            self.limit, self.limit_given = integer(argv[at + 1]), True
+            self.limit, self.has_limit = integer(argv[at + 1]), True
             if self.limit < 0:
                 fail("ERR The LIMIT argument must be >= 0.")
             return at + 1
@@ -115,7 +115,7 @@ class _Options:
         return self._left_out(argv, at) if word == b"ACKED" else at
 
     def _left_out(self, argv: Argv, at: int) -> int:
-        """ACKED EXCEPT numgroups group ...: groups that nobody waits for any more. An extension of ours."""
+        """ACKED EXCEPT numgroups group ...: groups to ignore. An extension of ours."""
         if at + 2 >= len(argv) or option(argv[at + 1]) != b"EXCEPT":
             return at
         number = integer(argv[at + 2])
@@ -145,11 +145,11 @@ class _Options:
             fail("ERR syntax error, LIMIT cannot be used without specifying a trimming strategy")
         if required and self.strategy is None:
             fail("ERR syntax error, XTRIM must be called with a trimming strategy")
-        if self.limit_given and not self.approx:
+        if self.has_limit and not self.approx:
             fail("ERR syntax error, LIMIT cannot be used without the special ~ option")
         if self.strategy is None:
             return None
-        limit = self.limit if self.limit_given else None
+        limit = self.limit if self.has_limit else None
         policy = self.policy or b"KEEPREF"
         return Trim(self.maxlen, self.minid, self.approx, limit, policy, self.left_out)
 
@@ -189,8 +189,8 @@ _MESSAGE: Final = {b"IDMP": ("producer ID", "idempotent ID"), b"IDMPAUTO": ("pro
 
 
 def _message(argv: Argv, at: int, word: bytes) -> Message:
-    for given, what in zip(argv[at + 1 :], _MESSAGE[word], strict=False):
-        if not given:
+    for value, what in zip(argv[at + 1 :], _MESSAGE[word], strict=False):
+        if not value:
             fail(f"ERR syntax error, {word.decode()} requires a non-empty {what}")
     return Message(argv[at + 1], argv[at + 2] if word == b"IDMP" else None)
 
@@ -276,7 +276,7 @@ def parse_setid(argv: Argv) -> SetId:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """XREAD, parsed. Positions are still words: what they mean depends on the stream."""
+    """XREAD, parsed. Positions stay words: `$` and `+` depend on the stream."""
 
     names: list[bytes]
     positions: list[bytes]
@@ -308,7 +308,7 @@ def read_names(argv: Argv) -> Argv:
 
 
 class UnbalancedError(Exception):
-    """As many streams as IDs are needed. The engines word this error differently, so they are asked."""
+    """Streams and IDs differ in number. Engines word this error differently, so the engine answers."""
 
 
 def parse_read(argv: Argv) -> Read:
@@ -351,7 +351,7 @@ def positive(word: bytes, name: str) -> int:
 
 def parse_ids(argv: Argv, at: int) -> tuple[bytes, list[bytes]]:
     """... [KEEPREF|DELREF|ACKED] IDS numids id ... -> the policy, and the IDs unparsed. In any order."""
-    policy, given = None, None
+    policy, words = None, None
     while at < len(argv):
         word = option(argv[at])
         if word in REF_POLICIES and policy is None:
@@ -360,10 +360,12 @@ def parse_ids(argv: Argv, at: int) -> tuple[bytes, list[bytes]]:
             number = integer(argv[at + 1], _NUMBER_OF_IDS)
             if number < 1:
                 fail(_NUMBER_OF_IDS)
-            given = argv[at + 2 : at + 2 + number]
-            if len(given) != number:
+            words = argv[at + 2 : at + 2 + number]
+            if len(words) != number:
                 fail("ERR The `numids` parameter must match the number of arguments")
             at += 2 + number
         else:
             fail(SYNTAX)
-    return policy or b"KEEPREF", fail("ERR IDS option is required") if given is None else given
+    if words is None:
+        fail("ERR IDS option is required")
+    return policy or b"KEEPREF", words

@@ -10,16 +10,16 @@ from typing import Any, Final
 from braidstream.model import ids
 from braidstream.model.strand import Entry
 
-# Where what was taken cannot be given back, MAXSIZE is kept by looking first: at so many entries at once.
+# A delivery cannot be undone, so MAXSIZE is checked before it, on this many entries at once.
 PEEK: Final = 100
 _HEAD: Final = len(b"*2\r\n")
 _NIL: Final = len(b"*-1\r\n")
 
 
 class Budget:
-    """What may still be put into a reply. The first entry always fits.
+    """How much may still be added to a reply. The first entry always fits.
 
-    used: entries in the reply. size: MAXSIZE, if given.
+    used: entries in the reply. size: MAXSIZE, or None.
     """
 
     def __init__(self, count: int | None, size: int | None) -> None:
@@ -28,7 +28,7 @@ class Budget:
 
     @property
     def spent(self) -> bool:
-        """Whether no further entry, nor a further stream, comes into the reply."""
+        """Whether the reply takes no further entry and no further stream."""
         if self.count is not None and self.used >= self.count:
             return True
         return self.size is not None and self.used > 0 and self._bytes >= self.size
@@ -44,7 +44,7 @@ class Budget:
         self._bytes += _HEAD + _bulk(name)
 
     def end(self, entries: int | None) -> None:
-        """All entries of a stream are told: the reply says how many. None: it says nothing of the stream."""
+        """A stream is finished, with so many entries. None: the reply leaves the stream out."""
         self._bytes = self._before if entries is None else self._bytes + _array(entries)
 
     def fits(self, entry: bytes, fields: list[bytes] | None, *numbers: int) -> bool:

@@ -1,4 +1,4 @@
-"""Deletion that asks the groups: XDELEX, XACKDEL, and trimming with DELREF or ACKED."""
+"""Deletion that depends on consumer groups: XDELEX, XACKDEL, and trimming with DELREF or ACKED."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -17,7 +17,7 @@ from braidstream.protocol.lookup import look
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
 
-# The function looks at every group for every ID, so it gets a few at a time.
+# IDs per call: the function checks every group for every ID.
 AT_ONCE: Final = 200
 
 
@@ -27,18 +27,18 @@ def delete_ex(view: View, argv: Argv) -> Plan[list[int]]:
     try:
         policy, words = parse_ids(argv, 2)
     except ReplyError:
-        yield from look(view, name)  # the engine looks at the type of the key first
+        yield from look(view, name)  # the engine checks the type of the key first
         raise
     registry = yield from look(view, name)
     if not registry.exists:
         return [-1] * len(words)
     wanted = [strict_id(word) for word in words]
-    if has_natively(view, registry.strands):
-        answers = yield from _natively(registry.strands[0], ("XDELEX",), policy, wanted)
+    if is_native(view, registry.strands):
+        answers = yield from _run_native(registry.strands[0], ("XDELEX",), policy, wanted)
     else:
         answers = yield from _drop(view, registry.strands, wanted, (policy,))
     if policy == b"ACKED" and registry.groups and -1 in answers:
-        # What is nowhere counts as not yet read above where a group stands.
+        # A missing ID above a group's position counts as not yet read.
         lowest = yield from _lowest(registry)
         answers = [
             2 if answer == -1 and lowest < entry else answer
@@ -72,26 +72,26 @@ def acknowledge_and_delete(view: View, argv: Argv) -> Plan[list[int]]:
     if argv[2] not in registry.groups:
         return [-1] * len(words)
     wanted = [strict_id(word) for word in words]
-    if has_natively(view, registry.strands):
-        return (yield from _natively(registry.strands[0], ("XACKDEL", argv[2]), policy, wanted))
+    if is_native(view, registry.strands):
+        return (yield from _run_native(registry.strands[0], ("XACKDEL", argv[2]), policy, wanted))
     return (yield from _drop(view, registry.strands, wanted, (policy, argv[2])))
 
 
-def has_natively(view: View, strands: tuple[Strand, ...]) -> bool:
-    """Whether the engine's own XDELEX and XACKDEL do: one strand, and no peer to tell what was deleted."""
+def is_native(view: View, strands: tuple[Strand, ...]) -> bool:
+    """Whether the engine's own XDELEX and XACKDEL can be used: one strand, and no peers."""
     return b"XDELEX" in view.commands and len(strands) == 1 and not view.region.journal_writer
 
 
 def shares(view: View, argv: Argv) -> bool:
-    """Whether XDELEX or XACKDEL is done in its first batch, as far as we know."""
+    """Whether XDELEX or XACKDEL needs one batch only, judged by the cache."""
     if any(option(word) == b"ACKED" for word in argv):
-        return False  # what is not there has to be compared with where the groups stand
+        return False  # missing IDs are compared with the groups' positions in a second batch
     strands = view.recall(argv[1]).strands or (view.home(argv[1]),)
-    return has_natively(view, strands)
+    return is_native(view, strands)
 
 
-def _natively(strand: Strand, words: tuple[Any, ...], policy: bytes, wanted: list[Id]) -> Plan[list[int]]:
-    """What is not of this strand is not there."""
+def _run_native(strand: Strand, words: tuple[Any, ...], policy: bytes, wanted: list[Id]) -> Plan[list[int]]:
+    """One native command. IDs that cannot be in this strand answer -1."""
     here = [native for entry in wanted if (native := strand.exact(entry)) is not None]
     command: Command = (words[0], strand.key, *words[1:], policy, "IDS", len(here), *map(ids.text, here))
     replies = iter((yield Batch([command]))[0] if here else ())
@@ -117,24 +117,24 @@ def _drop(
             natives = [ids.text(native) for _, native in part]
             [reply] = yield Batch([drop_command(view, strand, natives, (policy, acker, *left_out))])
             for (at, _), answer in zip(part, reply, strict=True):
-                answers[at] = max(answers[at], answer)  # where an ID stands twice, kept once is kept
+                answers[at] = max(answers[at], answer)  # if two strands have the ID and one keeps it: 2
     return answers
 
 
 def drop_command(view: View, strand: Strand, natives: list[bytes], how: tuple[bytes, ...]) -> Command:
-    """Delete entries of one strand. With peers the journal says so, in the same step.
+    """Delete entries of one strand; with peers, also write the deletion to the journal, in the same step.
 
-    how: the policy, the group that acknowledges (after a `=`) or nothing, the groups that are not asked.
+    how: the policy, the group that acknowledges (after a `=`) or nothing, the groups to ignore.
     """
     policy, acker, *left_out = how
-    told = (keys.journal(strand.name, view.region.journal_writer),) if view.region.journal_writer else ()
-    where = (strand.key, *told)
+    journal = (keys.journal(strand.name, view.region.journal_writer),) if view.region.journal_writer else ()
+    where = (strand.key, *journal)
     words = (policy, acker, len(left_out), *left_out, strand.registration, *natives)
     return ("FCALL", "bs_entry_drop", len(where), *where, *words)
 
 
-def trim_asking(view: View, name: bytes, spec: Trim) -> Plan[int]:
-    """Trim with DELREF or ACKED: the oldest go first, but for those that a group still needs."""
+def trim_by_groups(view: View, name: bytes, spec: Trim) -> Plan[int]:
+    """Trim with DELREF or ACKED: remove the oldest entries, except those that a group still needs."""
     _, lengths = yield from read_strands(view, name, lambda strand: strand.xlen())
     total = sum(length for _, length in lengths)
     most = total if spec.maxlen is None else total - spec.maxlen
@@ -164,7 +164,7 @@ def trim_asking(view: View, name: bytes, spec: Trim) -> Plan[int]:
 
 
 def trims_natively(view: View, spec: Trim) -> bool:
-    """Whether the engine itself asks the groups, and no peer is to be told."""
+    """Whether the engine's own XTRIM knows the policies, and no peers need a journal."""
     return b"XDELEX" in view.commands and not spec.left_out and not view.region.journal_writer
 
 

@@ -1,4 +1,4 @@
-"""DUMP and RESTORE of streams: one native stream under the user's IDs, with groups and what is pending.
+"""DUMP and RESTORE of streams: one native stream with the user's IDs, groups and pending entries.
 
     DUMP      s1  1-1     4-1                  aside  1-1  2-2  3-0  4-1   --> DUMP aside --> bytes
               s2      2-2       -- copied -->         groups, consumers, pending entries
@@ -6,8 +6,8 @@
 
     RESTORE   bytes --> RESTORE aside --> adopted as the chosen strand, its groups with it (as by RENAME)
 
-Of entries that share one ID only one is dumped. A group that stands at several places, one for each strand,
-is dumped where the first entry stands that it was not given: some may be given twice, none is skipped.
+Of entries that share one ID only one is dumped. A group has a position in each strand; the dump has one
+position, before the first entry that was not delivered: some entries may be delivered twice, none is skipped.
 """
 
 from typing import Any, Final
@@ -15,7 +15,7 @@ from typing import Any, Final
 from braidstream.commands.arguments import Argv, fail, option, shown
 from braidstream.commands.groups import group_status
 from braidstream.commands.groups.pending import Query, rows_of
-from braidstream.commands.rename import PAGE, TRIES, Copy, adoption, fill, restless, token
+from braidstream.commands.rename import PAGE, TRIES, Copy, adoption, fail_changing, fill, token
 from braidstream.commands.xreadgroup import heads
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.model import ids, keys
@@ -28,7 +28,7 @@ from braidstream.protocol.lookup import read_registry, registry_of
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
 
-# How a payload begins: the types that engines have used for a stream, and for anything else.
+# The first byte of a payload: the types that engines have used for a stream, and for anything else.
 _STREAM: Final = frozenset((0x0F, 0x13, 0x15, 0x1A, 0x1B))
 _OTHER: Final = frozenset((*range(0, 8), *range(9, 0x1A))) - _STREAM
 _BUSY: Final = "BUSYKEY Target key name already exists."
@@ -36,13 +36,13 @@ _UNREADABLE: Final = ("ERR DUMP payload", "ERR Bad data format")
 
 
 def is_plain(view: View, argv: Argv) -> bool:
-    """Whether the call is the engine's own: what it names is no stream, nor becomes one."""
+    """Whether the engine can run the call itself: the name is no stream and does not become one."""
     becomes = argv[0].upper() == b"RESTORE" and _may_be_stream(argv[3])
     return not becomes and not view.recall(argv[1]).exists
 
 
 def _may_be_stream(payload: bytes) -> bool:
-    """Whether it is one, or of a type that came after this version: then the engine says which."""
+    """Whether the payload is a stream, or of a type that is newer than this code: then the engine decides."""
     return payload != b"" and payload[0] not in _OTHER
 
 
@@ -71,17 +71,17 @@ def dump(view: View, argv: Argv) -> Plan[bytes | None]:
         if done is not None:
             return bytes(done[0])
     yield Batch([("UNLINK", aside)])
-    restless(name)
+    fail_changing(name)
 
 
 def _native(argv: Argv) -> Plan[bytes | None]:
-    """What is no stream is the engine's own."""
+    """DUMP of a plain key."""
     [reply] = yield Batch([tuple(argv)], resend=True)
     return None if reply is None else bytes(reply)
 
 
 def _fill_groups(view: View, registry: Registry, name: bytes, aside: bytes) -> Plan[None]:
-    """Make the groups on the copy: where they stand, their consumers, and what is pending."""
+    """Create the groups on the copy, with positions, consumers and pending entries."""
     for info in map(facts, (yield from group_status.groups(view, name))):
         group, read = info[b"name"], info[b"entries-read"]
         place = yield from _place(view, name, group, ids.native(info[b"last-delivered-id"]))
@@ -97,7 +97,7 @@ def _fill_groups(view: View, registry: Registry, name: bytes, aside: bytes) -> P
 
 
 def _place(view: View, name: bytes, group: bytes, delivered: Id) -> Plan[Id]:
-    """Before the first entry that the group was not given; else where it stands."""
+    """The position before the first entry that was not delivered; at most the last delivered ID."""
     at = yield from heads.now(view, name, group)
     pages = yield Batch([group_status.after(strand, place, 1) for strand, place in at.items()], resend=True)
     firsts = [strand.user(ids.native(page[0][0])) for strand, page in zip(at, pages, strict=True) if page]
@@ -140,7 +140,7 @@ def restore(view: View, argv: Argv) -> Plan[bytes]:
 
 
 def _restore_stream(view: View, argv: Argv, replace: bool) -> Plan[bool]:
-    """Restore it aside, and make that the stream. False, and nothing was done, if it is something else."""
+    """Restore into a temporary key and adopt it. False, and nothing is changed, if it is no stream."""
     name = argv[1]
     view.carriage.refuse_watch("RESTORE")
     aside = keys.copy(name, (yield from token()))

@@ -40,7 +40,7 @@ def _matches(tokens: list[Token], name: bytes) -> bool:
 
 
 def _tokens(pattern: bytes) -> list[Token]:
-    """What each place of a name may be: a set of bytes, or (a star) anything."""
+    """The pattern as tokens: a set of bytes for one byte, or a star."""
     tokens, at = list[Token](), 0
     while at < len(pattern):
         char = pattern[at : at + 1]

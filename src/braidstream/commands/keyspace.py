@@ -1,7 +1,7 @@
 """Commands on keys, where a key may be a stream: DEL, EXISTS, TYPE, TTL, SCAN, KEYS, FLUSHDB and kin.
 
-A name is looked for twice: as a plain key, by the native command, and as a stream. Plain keys are
-served as ever, so code that mixes both needs no second client.
+Each name is looked up as a plain key, by the native command, and as a stream. Plain keys work as in
+the engine, so code that uses both needs no second client.
 """
 
 from collections.abc import Iterable
@@ -20,13 +20,13 @@ from braidstream.protocol.lookup import WRONGTYPE, registry_of
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
 
-# They replace whatever has the name.
+# Commands that replace a key of any type.
 OVERWRITING: Final = frozenset((b"SET", b"SETEX", b"PSETEX"))
-# The engine refuses it, but asks for the right before it looks: FLUSHDB is done by its parts here.
+# An invalid option, to check the user's right to FLUSHDB: the engine checks rights first, then refuses it.
 _NO_OPTION: Final = b"MAY-I"
 # RANDOMKEY: how many round trips, and how many keys in each.
 _PICKS, _PICKED = 3, 20
-# How many keys are looked at in one round trip.
+# Keys per round trip.
 _PAGE: Final = 1_000
 OBJECT: Final = {b"HELP": (2, 2), **dict.fromkeys((b"ENCODING", b"FREQ", b"IDLETIME", b"REFCOUNT"), (3, 3))}
 
@@ -34,31 +34,32 @@ OBJECT: Final = {b"HELP": (2, 2), **dict.fromkeys((b"ENCODING", b"FREQ", b"IDLET
 def delete(view: View, argv: Argv) -> Plan[int]:
     """DEL, UNLINK: for a stream, the registry keeps the last IDs.
 
-    One name takes one round trip where the strands are known; otherwise two. A user who may not delete
+    One name takes one round trip if the strands are cached; otherwise two. A user who may not delete
     the plain keys deletes no stream.
     """
     if not is_deleted_at_once(view, argv):
         plain, streams = yield from _delete(view, argv[1:], [tuple(argv)])
         return int(plain[0]) + streams
-    asked = [(name, view.recall(name)) for name in dict.fromkeys(argv[1:])]
+    cached = [(name, view.recall(name)) for name in dict.fromkeys(argv[1:])]
     commands = [
         delete_command(name, known, view.region.journal_writer, argv[0])
         if known.exists
         else registry_of(name)
-        for name, known in asked
+        for name, known in cached
     ]
-    for name, _ in asked:
+    for name, _ in cached:
         view.expect_deleted(name)
     replies = yield Batch([tuple(argv), *commands], attempt=True)
     if isinstance(replies[0], ReplyError):
-        for name, _ in asked:
+        for name, _ in cached:
             view.forget(name)
         raise replies[0]
-    return int(replies[0]) + (yield from _deleted(view, asked, replies[1:]))
+    return int(replies[0]) + (yield from _deleted(view, cached, replies[1:]))
 
 
 def is_deleted_at_once(view: View, argv: Argv) -> bool:
-    """One name: the function asks for the right. Inside MULTI the engine refuses all of it, or nothing."""
+    """Whether one batch is enough: for one name the function checks the user's rights, and a MULTI is refused
+    as a whole."""
     return view.carriage.is_all_or_nothing or len(argv) == 2
 
 
@@ -67,19 +68,19 @@ def _delete(view: View, names: Iterable[bytes], native: list[Command]) -> Plan[t
     distinct = list(dict.fromkeys(names))
     replies = yield Batch([*native, *map(registry_of, distinct)])
     plain, registries = replies[: len(native)], replies[len(native) :]
-    asked = [(name, view.learn(name, reply)) for name, reply in zip(distinct, registries, strict=True)]
-    there = [(name, known) for name, known in asked if known.exists]
-    commands = [delete_command(name, known, view.region.journal_writer) for name, known in there]
+    found = [(name, view.learn(name, reply)) for name, reply in zip(distinct, registries, strict=True)]
+    existing = [(name, registry) for name, registry in found if registry.exists]
+    commands = [delete_command(name, registry, view.region.journal_writer) for name, registry in existing]
     for name in distinct:
         view.expect_deleted(name)
     answers = (yield Batch(commands, attempt=True)) if commands else []
-    return plain, (yield from _deleted(view, there, answers))
+    return plain, (yield from _deleted(view, existing, answers))
 
 
-def _deleted(view: View, asked: list[tuple[bytes, Registry]], answers: list[Any]) -> Plan[int]:
-    """How many streams were deleted; those that we did not know, or not rightly, are looked for again."""
+def _deleted(view: View, cached: list[tuple[bytes, Registry]], answers: list[Any]) -> Plan[int]:
+    """How many streams were deleted. If a registry was missing or stale in the cache, delete again."""
     streams = 0
-    for (name, known), reply in zip(asked, answers, strict=True):
+    for (name, known), reply in zip(cached, answers, strict=True):
         if isinstance(reply, ReplyError):
             view.forget(name)
             if reply.code != "BSSTALE":
@@ -150,7 +151,7 @@ def expire(view: View, argv: Argv) -> Plan[Any]:
 
 
 def _is_past(argv: Argv) -> bool:
-    """Whether an expiry takes a plain key away at once, as far as one can tell without a clock."""
+    """Whether an expiry surely deletes a plain key at once; there is no clock here."""
     try:
         value = integer(argv[2])
     except ReplyError:
@@ -162,14 +163,14 @@ def _is_past(argv: Argv) -> bool:
 
 def overwrite(view: View, argv: Argv) -> Plan[Any]:
     """SET, SETEX, PSETEX of a name that is a stream: the stream is deleted. Not one step."""
-    unless_there = argv[0].upper() == b"SET" and b"NX" in map(option, argv[3:])
+    only_new = argv[0].upper() == b"SET" and b"NX" in map(option, argv[3:])
     native = tuple(word for at, word in enumerate(argv) if at < 3 or option(word) != b"XX")
     streams = (yield from _look(argv[1:2]))[1]
     if not streams[argv[1]]:
         native = tuple(argv)
     elif returns_old_value(argv):
         fail(WRONGTYPE)
-    elif unless_there:
+    elif only_new:
         return None
     [reply] = yield Batch([native])
     if streams[argv[1]] and reply is not None:
@@ -178,7 +179,7 @@ def overwrite(view: View, argv: Argv) -> Plan[Any]:
 
 
 def returns_old_value(argv: Argv) -> bool:
-    """Whether an overwriting command answers with what was there: SET ... GET."""
+    """Whether an overwriting command returns the old value: SET ... GET."""
     return argv[0].upper() == b"SET" and b"GET" in map(option, argv[3:])
 
 
@@ -217,7 +218,7 @@ def _existing(names: Iterable[bytes]) -> Plan[list[bytes]]:
 
 
 def _refuse_cluster(argv: Argv, info: Any = None) -> Plan[None]:
-    """What covers all keys would cover those of one node only, and not say so."""
+    """Refuse a command over all keys on a cluster node: it would cover the keys of this node only."""
     if info is None:
         [info] = yield Batch([INFO_CLUSTER], resend=True, attempt=True)
     if is_cluster(info):
@@ -291,11 +292,11 @@ def scan(view: View, argv: Argv) -> Plan[list[Any]]:
     """SCAN: returns each stream once, under its own name."""
     options = dict(zip(map(option, argv[2::2]), argv[3::2], strict=False))
     count: Command = ("COUNT", options[b"COUNT"]) if b"COUNT" in options else ()
-    # The engine judges the words as they are; what it finds there is not looked at.
+    # The first SCAN only checks the arguments; its keys are ignored.
     commands: list[Command] = [("SCAN", *argv[1:]), ("SCAN", argv[1], *count), INFO_CLUSTER]
-    judged, found, info = yield Batch(commands, resend=True, attempt=True)
+    checked, found, info = yield Batch(commands, resend=True, attempt=True)
     yield from _refuse_cluster(argv, info)
-    for reply in (judged, found):
+    for reply in (checked, found):
         if isinstance(reply, ReplyError):
             raise reply
     cursor, listed = found
@@ -312,14 +313,14 @@ def scan(view: View, argv: Argv) -> Plan[list[Any]]:
 def flush(view: View, argv: Argv) -> Plan[bytes]:
     """FLUSHDB, FLUSHALL: deletes plain keys and streams, keeps the region's identity.
 
-    Not one step: what others write meanwhile may stay. FLUSHALL is refused while another database is a
-    region that holds keys.
+    Not atomic: keys that other clients write meanwhile may stay. FLUSHALL is refused while another
+    database is a region that holds keys.
     """
     if len(argv) > 2 or (len(argv) == 2 and argv[1].upper() not in (b"ASYNC", b"SYNC")):
         fail("ERR syntax error")
-    [asked] = yield Batch([(argv[0], _NO_OPTION)], resend=True, attempt=True)
-    if isinstance(asked, ReplyError) and asked.code == "NOPERM":
-        raise asked
+    [checked] = yield Batch([(argv[0], _NO_OPTION)], resend=True, attempt=True)
+    if isinstance(checked, ReplyError) and checked.code == "NOPERM":
+        raise checked
     yield from _refuse_cluster(argv)
     if argv[0].upper() == b"FLUSHALL":
         yield from _flush_other_databases()

@@ -4,10 +4,10 @@
               s2      2-2           -- RENAME -->                (IDs as users know them)
               c1          3-0
 
-The copy is made aside, page by page, under a key of its own, and adopted by one function that also
-deletes what the new name was (and, for RENAME, the old stream). The source is WATCHed meanwhile: if
-it changes, the copy starts again. Groups do not come along, and of entries that share one ID only
-one does (AA-12, AA-25 of docs/design/requirements.md).
+The entries are copied page by page into a temporary key. One function then turns this key into the new
+stream and deletes what had the new name before (and, for RENAME, the old stream). The source is WATCHed
+meanwhile: if it changes, the copy starts again. Groups are not copied, and of entries that share one ID
+only the first is (AA-12, AA-25 of docs/design/requirements.md).
 """
 
 import dataclasses
@@ -52,13 +52,14 @@ def rename_if_new(view: View, argv: Argv) -> Plan[int]:
 
 
 def _is_stream(argv: Argv) -> Plan[bool]:
-    """Whether the source is a stream; an error if the user may not say this of the plain key.
+    """Whether the source is a stream; an error if the user may not run this command on the plain key.
 
-    The engine asks for the right first, and of a key and itself none of these commands does anything.
+    To check that, the command is run from the key to itself: it has no effect, and the engine checks the
+    rights first.
     """
     command, source = argv[0], argv[1]
-    asked, reply = yield Batch([(command, source, source), registry_of(source)], resend=True, attempt=True)
-    for each in (asked, reply):
+    checked, reply = yield Batch([(command, source, source), registry_of(source)], resend=True, attempt=True)
+    for each in (checked, reply):
         if isinstance(each, ReplyError) and (each is reply or each.code == "NOPERM"):
             raise each
     return Registry.parse(source, reply).exists
@@ -113,7 +114,7 @@ def _database() -> Plan[int]:
 
 
 def _copy(view: View, source: bytes, target: bytes, *, move: bool, replace: bool) -> Plan[bool]:
-    """Make the target what the source is; False if it exists and may not be replaced."""
+    """Copy or move the source to the target; False if the target exists and may not be replaced."""
     view.carriage.refuse_watch("RENAME and COPY")
     view = view.under_watch()
     aside = keys.copy(target, (yield from token()))
@@ -142,10 +143,10 @@ def _copy(view: View, source: bytes, target: bytes, *, move: bool, replace: bool
         if done:
             return True
     yield Batch([("UNLINK", aside)])
-    restless(source)
+    fail_changing(source)
 
 
-def restless(name: bytes) -> NoReturn:
+def fail_changing(name: bytes) -> NoReturn:
     raise ReplyError(
         f"ERR {shown(name)!r} was written {TRIES} times while it was copied. "
         "Stop the writers for a moment and try again."
@@ -174,7 +175,7 @@ def _attempt(view: View, copied: Copy) -> Plan[bool]:
 
 
 def token() -> Plan[bytes]:
-    """A name nobody else uses for a copy now: this connection, this moment."""
+    """A unique name for a temporary copy: this connection and the time."""
     time, client = yield Batch([("TIME",), ("CLIENT", "ID")], resend=True)
     return b"%d.%b.%b" % (client, time[0], time[1])
 
@@ -200,7 +201,7 @@ def fill(view: View, source: bytes, aside: bytes) -> Plan[tuple[int, Id]]:
         if last == ids.LAST:
             break
         start = b"(" + ids.text(last)
-    # Facts and pages were read at different moments. If that matters, the WATCH ends this attempt.
+    # Counters and pages were read at different times. If the source changed in between, the WATCH fails.
     end = max(last, ids.native(known[b"last-generated-id"]))
     deleted = min(end, ids.native(known[b"max-deleted-entry-id"]))
     added = max(length, known[b"entries-added"])
@@ -209,33 +210,33 @@ def fill(view: View, source: bytes, aside: bytes) -> Plan[tuple[int, Id]]:
 
 
 def adoption(view: View, made: Copy, holds: tuple[int, Id], groups: Sequence[bytes] = ()) -> Command:
-    """The command that makes the copy the stream, and unmakes what was.
+    """The command that turns the copy into the stream and deletes the old content.
 
     holds: how many entries the copy has, and its last ID.
-    groups: those that came with the copy, each followed by where it starts on other strands.
+    groups: the groups of the copy, each followed by its start on other strands.
 
-    A plain key of the name may lie in another slot. On one server the function takes it along all the same; a
-    cluster refuses the whole call (CROSSSLOT), and nothing is done.
+    A plain key of the name may be in another slot. A single server accepts that; a cluster refuses the whole
+    call (CROSSSLOT), and nothing is done.
     """
     source, target, aside, move = made.source, made.target, made.aside, made.move
     here, there = view.recall(source), view.recall(target)
-    minted, chosen = view.home(target), view.chosen(target)
+    home, chosen = view.home(target), view.chosen(target)
     if chosen in there.strands:
         chosen = chosen.next_life  # the deletion ends its present life
     plain = (target,) if made.replaces or keys.shares_slot(target) else ()
     own, words = named_keys(target, there, there.strands)
     moved, moved_words = named_keys(source, here, here.strands)
     from_source = (keys.meta(source), *moved) if move else ()
-    where = (keys.meta(target), minted.key, aside, chosen.key, *own, *from_source, *plain)
+    where = (keys.meta(target), home.key, aside, chosen.key, *own, *from_source, *plain)
     return (
         "FCALL",
         "bs_braid_adopt",
         len(where),
         *where,
-        minted.label,
+        home.label,
         chosen.label,
         chosen.life,
-        ids.text(minted.rest(holds[1])),
+        ids.text(home.rest(holds[1])),
         holds[0],
         view.region.journal_writer,
         *words,

@@ -4,7 +4,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from braidstream.commands import drop, dump, keyspace, produce, rename, trim, xadd, xinfo, xread
+from braidstream.commands import (
+    drop,
+    dump,
+    keyspace,
+    message_settings,
+    produce,
+    rename,
+    trim,
+    xadd,
+    xinfo,
+    xread,
+)
 from braidstream.commands.arguments import Argv, option, read_names, shown, wrong_arity
 from braidstream.commands.groups import claims, nack, pending, xgroup
 from braidstream.commands.xreadgroup import deliver
@@ -26,9 +37,9 @@ def _always(view: View, argv: Argv) -> bool:
 class Spec:
     """One command.
 
-    multi: it may stand inside a MULTI; `fits_multi` says whether this very call may.
-    shares: whether its first batch is its last, so that it can share a round trip with those after it.
-    joining: how several in a row share one plan.
+    multi: it may run inside a MULTI; `fits_multi` decides for one call.
+    shares: whether a call needs one batch only, so that it can share a round trip with those after it.
+    joining: how consecutive calls share one plan.
     """
 
     grammar: str
@@ -58,7 +69,7 @@ class Spec:
         return None
 
     def arity_error(self, argv: Argv) -> ReplyError | None:
-        """What the engine would refuse before it looks at anything: it is not even queued in a MULTI."""
+        """The error that the engine finds before it reads a key: in a MULTI the command is not queued."""
         command = argv[0].decode("ascii", "replace")
         if len(argv) < self.least or (self.most is not None and len(argv) > self.most):
             return wrong_arity(command)
@@ -241,6 +252,8 @@ TABLE: Final[dict[bytes, Spec]] = {
         shares=nack.is_native,
         fits_multi=nack.is_native,
     ),
-    b"XCFGSET": Spec("key [IDMP-DURATION seconds] [IDMP-MAXSIZE messages]", produce.configure, _first, 2),
-    b"XIDMPRECORD": Spec("key producer iid id", produce.record, _first, 5, 5),
+    b"XCFGSET": Spec(
+        "key [IDMP-DURATION seconds] [IDMP-MAXSIZE messages]", message_settings.configure, _first, 2
+    ),
+    b"XIDMPRECORD": Spec("key producer iid id", message_settings.record, _first, 5, 5),
 }

@@ -1,12 +1,12 @@
-"""XTRIM, XDEL: what takes entries out. Caps count the whole stream, not one strand."""
+"""XTRIM, XDEL: the commands that remove entries. MAXLEN counts the whole stream, not one strand."""
 
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 from braidstream.commands.arguments import Argv, Trim, option, parse_trim, strict_id
-from braidstream.commands.drop import AT_ONCE, drop_command, trim_asking, trims_natively
-from braidstream.commands.groups.pending import tell
+from braidstream.commands.drop import AT_ONCE, drop_command, trim_by_groups, trims_natively
+from braidstream.commands.groups.pending import send_to_holders
 from braidstream.errors import WRITES_REFUSED, ReplyError
 from braidstream.model import ids
 from braidstream.model.command import Command
@@ -19,7 +19,7 @@ from braidstream.protocol.stream_view import View
 
 # One round of trimming to a length reads at most this many entries of each strand.
 PAGE: Final = 1_000
-# What `~` may leave: the engine drops whole nodes, of 100 entries unless it was told otherwise.
+# How many entries `~` may leave: the engine drops whole nodes, of 100 entries by default.
 NODE: Final = 100
 
 
@@ -43,7 +43,7 @@ def trim(view: View, argv: Argv) -> Plan[int]:
 
 
 def shares(view: View, argv: Argv) -> bool:
-    """Whether XTRIM is done in its first batch, as far as we know."""
+    """Whether XTRIM needs one batch only, judged by the cache."""
     if any(option(word) in (b"DELREF", b"ACKED") for word in argv[2:]):
         try:
             spec = parse_trim(argv)
@@ -59,7 +59,7 @@ def trim_all(view: View, name: bytes, spec: Trim) -> Plan[int]:
         yield from refuse_other_types(name)
         return 0
     if spec.policy != b"KEEPREF" and not (trims_natively(view, spec) and len(strands) == 1):
-        return (yield from trim_asking(view, name, spec))
+        return (yield from trim_by_groups(view, name, spec))
     if spec.maxlen and len(strands) > 1:
         return (yield from _trim_to_length(view, name, spec))
     if spec.limit and len(strands) > 1:
@@ -76,8 +76,8 @@ def trim_all(view: View, name: bytes, spec: Trim) -> Plan[int]:
 
 
 def cap(view: View, name: bytes, spec: Trim) -> Plan[None]:
-    """The cap of an append that is done. An engine that takes no writes since then does not undo the append:
-    whoever is told so would send it again. The next append caps."""
+    """Trim after an append. If the engine refuses writes by now, ignore that: the append is done, and an
+    error would make the caller repeat it. The next append trims."""
     try:
         yield from trim_all(view, name, spec)
     except ReplyError as error:
@@ -86,7 +86,7 @@ def cap(view: View, name: bytes, spec: Trim) -> Plan[None]:
 
 
 def _trim_with_limit(strands: tuple[Strand, ...], spec: Trim) -> Plan[int]:
-    """LIMIT counts the whole stream: what one strand has used up is not left for the next."""
+    """LIMIT counts the whole stream: each strand gets what the strands before it have left."""
     assert spec.limit is not None
     removed = 0
     for strand in strands:
@@ -99,10 +99,10 @@ def _trim_with_limit(strands: tuple[Strand, ...], spec: Trim) -> Plan[int]:
 
 
 def _trim_to_length(view: View, name: bytes, spec: Trim) -> Plan[int]:
-    """The oldest of all strands go first, so their heads are compared: a page of each, round by round.
+    """Remove the oldest entries of all strands: compare a page of each strand, round by round.
 
-    s1   1 2 3 | 8 9      pages of 3: everything up to 7 is known, because the page of c1
-    c1   4 6 7 | 12       ends there; of those the oldest are cut, each strand by its own MINID
+    s1   1 2 3 | 8 9      pages of 3: the order is certain up to 7, because the page of c1
+    c1   4 6 7 | 12       ends there; the oldest of those are removed, in each strand by its own MINID
     """
     assert spec.maxlen is not None
     removed, page = 0, NODE
@@ -142,10 +142,10 @@ def _cut_command(strand: Strand, cut: Id | None, spec: Trim) -> Command:
 
 
 def _by_our_clock(view: View, strand: Strand, head: list[Any]) -> list[Entry]:
-    """Entries, dated by the clock of this region, so that the oldest can be found.
+    """Entries with their times converted to the clock of this region, to find the oldest.
 
-    As long as clocks are within the bound (0016), IDs are such dates. If a writer's clock is further ahead,
-    its entries would never be the oldest, and what others have just added would be.
+    While clocks are within the bound (decision 0016), IDs need no conversion. If a writer's clock is further
+    ahead, its entries would never be the oldest, and new entries of other writers would be removed first.
     """
     entries = strand.entries(head)
     if not strand.has_generated_ids:
@@ -160,9 +160,9 @@ def _by_our_clock(view: View, strand: Strand, head: list[Any]) -> list[Entry]:
 def _cuts(
     heads: dict[Strand, list[Any]], pages: dict[Strand, list[Entry]], page: int, over: int
 ) -> dict[Strand, Id | None]:
-    """The native MINID of each strand that takes out the oldest `over` entries, as far as the heads tell.
+    """The native MINID for each strand that removes the oldest `over` entries, or as many as the pages show.
 
-    None is past the last ID of all: the whole strand goes.
+    None: remove the whole strand, because its last entry has the largest possible ID.
     """
     full = [entries for entries in pages.values() if len(entries) == page]
     oldest = merge_certain(pages.values(), full)[:over]
@@ -173,7 +173,7 @@ def _cuts(
         if count:
             head = heads[strand]
             kept = ids.native(head[count][0]) if count < len(head) else None
-            # Up to the first that stays, so that deleted entries in between do not hold their node.
+            # Up to the first entry that stays, so that deleted entries in between do not keep their node.
             cuts[strand] = kept or ids.after(ids.native(head[count - 1][0]))
     return cuts
 
@@ -183,17 +183,17 @@ def delete_entries(view: View, argv: Argv) -> Plan[int]:
     try:
         wanted = [strict_id(word) for word in argv[2:]]
     except ReplyError:
-        # As in the engine, bad IDs matter only where the stream exists.
+        # Like the engine, refuse bad IDs only if the stream exists.
         if (yield from exists(argv[1])):
             raise
         yield from refuse_other_types(argv[1])
         return 0
-    replies = yield from tell(view, argv[1], wanted, partial(_delete, view))
+    replies = yield from send_to_holders(view, argv[1], wanted, partial(_delete, view))
     return sum(gone if isinstance(gone, int) else gone.count(1) for gone in replies)
 
 
 def _delete(view: View, strand: Strand, natives: list[bytes]) -> list[Command]:
-    """Natively; where the region has peers by the function that tells them."""
+    """Native XDEL; with peers, the function that also writes the deletion to the journal."""
     if not view.region.journal_writer:
         return [("XDEL", strand.key, *natives)]
     return [

@@ -1,4 +1,4 @@
-"""XADD and XSETID: what moves a stream's end."""
+"""XADD and XSETID: the commands that change a stream's last ID."""
 
 from typing import Any
 
@@ -29,19 +29,19 @@ from braidstream.protocol.stream_view import View
 def add(view: View, argv: Argv) -> Plan[bytes | None]:
     """XADD: one native XADD, one round trip. The first write to a stream takes one more.
 
-    A chosen ID goes through a function instead: one round trip where the strands are known.
+    An ID that the user chose goes through a function instead: one round trip if the strands are cached.
     """
     name, spec = argv[1], parse_add(argv)
     if spec.message is not None:
         _refuse_huge(spec)
         return (yield from produce.add(view, name, spec))
     if spec.id is None:
-        return (yield from _add_minted(view, name, spec, b"*"))
+        return (yield from _add_generated(view, name, spec, b"*"))
     if spec.seq and view.region.id_mode == "strict" and view.carriage.may_look_again:
-        # We are about to refuse: do so by the mode of this moment, not of a second ago.
+        # Before a refusal, read the mode again: the cached one may be stale.
         view.region = yield from read_region()
-    if _is_minted(view, spec):
-        return (yield from _add_minted(view, name, spec, b"%d-*" % spec.id[0]))
+    if _is_generated(view, spec):
+        return (yield from _add_generated(view, name, spec, b"%d-*" % spec.id[0]))
     if view.region.id_mode == "strict":
         raise RefusedError(
             "XADD",
@@ -52,14 +52,14 @@ def add(view: View, argv: Argv) -> Plan[bytes | None]:
     return (yield from _add_chosen(view, name, spec))
 
 
-def _add_minted(view: View, name: bytes, spec: Add, entry: bytes) -> Plan[bytes | None]:
+def _add_generated(view: View, name: bytes, spec: Add, entry: bytes) -> Plan[bytes | None]:
     home = view.home(name)
     natively = None if spec.trim is None or spec.trim.policy != b"KEEPREF" else spec.trim
     command = native_command(home.key, (*trim_options(natively, home), entry, *spec.fields))
     if spec.trim is None:
         native = yield from append(view, home, command, nomkstream=spec.nomkstream)
         return native and user_text(native, home.writer)
-    # The cap counts the whole stream. The home strand is trimmed with the append; are there others?
+    # MAXLEN counts the whole stream. The append trims the home strand; other strands need a second step.
     native = yield from append(view, home, command, registry_of(name), nomkstream=spec.nomkstream)
     if native is not None and (natively is None or view.recall(name).strands != (home,)):
         view.forget(name)
@@ -68,28 +68,29 @@ def _add_minted(view: View, name: bytes, spec: Add, entry: bytes) -> Plan[bytes 
 
 
 def shares(view: View, argv: Argv) -> bool:
-    """Whether XADD is done in its first batch, as far as we know."""
+    """Whether XADD needs one batch only, judged by the cache."""
     try:
         name, spec = argv[1], parse_add(argv)
     except ReplyError:
         return True
     known, home = view.recall(name), view.home(name)
-    if _is_minted(view, spec):
+    if _is_generated(view, spec):
         simple = spec.trim is None or spec.trim.policy == b"KEEPREF"
         return simple and (spec.trim is None or set(known.strands) <= {home})
     return not spec.auto_seq and spec.trim is None
 
 
 def fits_multi(view: View, argv: Argv) -> bool:
-    """Whether XADD can stand in a MULTI. A cap over several strands is brought about after EXEC."""
+    """Whether XADD can run in a MULTI. Strands other than the home strand are trimmed after EXEC."""
     try:
         spec = parse_add(argv)
     except ReplyError:
         return True
-    return _is_minted(view, spec) or not spec.auto_seq
+    return _is_generated(view, spec) or not spec.auto_seq
 
 
-def _is_minted(view: View, spec: Add) -> bool:
+def _is_generated(view: View, spec: Add) -> bool:
+    """Whether the engine generates the ID, or its sequence number."""
     return spec.id is None or (not spec.seq and view.region.id_mode != "liberal")
 
 
@@ -136,9 +137,9 @@ def _chosen_keys(view: View, chosen: Strand) -> tuple[bytes, bytes, bytes]:
 
 
 def _chosen_command(view: View, chosen: Strand, entry: Id, spec: Add) -> Command:
-    name, minted = chosen.name, view.home(chosen.name)
+    name, home = chosen.name, view.home(chosen.name)
     below = ids.before(entry)
-    assert below is not None, "0-0 is refused before"
+    assert below is not None, "parse_add refuses 0-0"
     plain = (name,) if keys.shares_slot(name) else ()
     stamp = view.recall(name).bell
     where = (*_chosen_keys(view, chosen), *plain, *bell(name, stamp))
@@ -147,12 +148,12 @@ def _chosen_command(view: View, chosen: Strand, entry: Id, spec: Add) -> Command
         "bs_chosen_add",
         len(where),
         *where,
-        minted.label,
+        home.label,
         chosen.label,
         chosen.life,
         ids.text(entry),
-        ids.text(minted.rest(below)),
-        ids.text(minted.rest(entry)),
+        ids.text(home.rest(below)),
+        ids.text(home.rest(entry)),
         b"NOMKSTREAM" if spec.nomkstream else b"",
         stamp,
         *spec.fields,
@@ -160,7 +161,7 @@ def _chosen_command(view: View, chosen: Strand, entry: Id, spec: Add) -> Command
 
 
 def _ends(view: View, name: bytes) -> "Plan[Ends]":
-    """Where our own strands end, and what XINFO says of every strand."""
+    """The last ID of every strand, and its XINFO STREAM."""
     registry, answers = yield from read_strands(view, name, lambda strand: strand.xinfo())
     found = {}
     for strand, reply in answers:
@@ -170,7 +171,7 @@ def _ends(view: View, name: bytes) -> "Plan[Ends]":
 
 
 def _next_in(view: View, name: bytes, ms: int) -> Plan[Id]:
-    """The ID that `ms-*` stands for in liberal mode: the next of that millisecond, as the engine counts."""
+    """The ID for `ms-*` in liberal mode: the next one in that millisecond, as the engine counts."""
     ends = yield from _ends(view, name)
     ours = [end for strand, (end, _) in ends.items() if strand.writer == view.region.writer]
     last = max(ours, default=ids.ZERO)
@@ -190,12 +191,12 @@ def set_id(view: View, argv: Argv) -> Plan[bytes]:
         if not ends:
             raise ReplyError("ERR no such key")
         _check_setid(spec, ends)
-        minted, chosen = view.home(name), view.chosen(name)
+        home, chosen = view.home(name), view.chosen(name)
         stamp = view.recall(name).bell
         where = (*_chosen_keys(view, chosen), *bell(name, stamp))
-        strands = (minted.label, chosen.label, chosen.life, ids.text(spec.id), ids.text(minted.rest(spec.id)))
+        strands = (home.label, chosen.label, chosen.life, ids.text(spec.id), ids.text(home.rest(spec.id)))
         added = _split_added(view, spec.entries_added, ends)
-        deleted = _split_deleted(minted, spec.max_deleted, ends)
+        deleted = _split_deleted(home, spec.max_deleted, ends)
         return ("FCALL", "bs_chosen_setid", len(where), *where, *strands, *added, *deleted, stamp)
 
     yield from until_current(view, name, command)
@@ -225,25 +226,25 @@ def _check_setid(spec: SetId, ends: Ends) -> None:
 
 
 def _split_added(view: View, added: int | None, ends: Ends) -> tuple[bytes | int, bytes | int]:
-    """ENTRIESADDED counts the whole stream: what the other strands count is left to the chosen strand."""
+    """ENTRIESADDED counts the whole stream: the chosen strand gets what the other strands do not count."""
     if added is None:
         return b"", b""
-    minted = chosen = others = 0
+    home = chosen = others = 0
     for strand, (_, info) in ends.items():
         if strand == view.home(strand.name):
-            minted = info[b"length"]
+            home = info[b"length"]
         elif strand == view.chosen(strand.name):
             chosen = info[b"length"]
         else:
             others += info[b"entries-added"]
-    return minted, max(chosen, added - minted - others)
+    return home, max(chosen, added - home - others)
 
 
-def _split_deleted(minted: Strand, wanted: Id | None, ends: Ends) -> tuple[bytes, bytes]:
-    """MAXDELETEDID stands in the chosen strand; the minted one must not know a larger one."""
+def _split_deleted(home: Strand, wanted: Id | None, ends: Ends) -> tuple[bytes, bytes]:
+    """MAXDELETEDID is stored in the chosen strand; the home strand must not have a larger one."""
     if wanted is None:
         return b"", b""
-    own = ids.native(ends[minted][1][b"max-deleted-entry-id"]) if minted in ends else ids.ZERO
-    below = minted.floor(wanted)
-    # 0-0 would mean that none is given.
+    own = ids.native(ends[home][1][b"max-deleted-entry-id"]) if home in ends else ids.ZERO
+    below = home.floor(wanted)
+    # The engine reads 0-0 as "no MAXDELETEDID".
     return ids.text(wanted), ids.text(max(below, (0, 1))) if own > below else b""

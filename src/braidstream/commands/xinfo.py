@@ -1,8 +1,8 @@
-"""XINFO: what a stream says of itself. The strands' answers, merged into one of the engine's shape."""
+"""XINFO: the strands' answers, merged into one of the engine's shape."""
 
 from typing import Any, Final
 
-from braidstream.commands import produce
+from braidstream.commands import message_settings
 from braidstream.commands.arguments import Argv, fail, integer, option, shown
 from braidstream.commands.groups import group_status
 from braidstream.commands.groups.group_status import Info, flat
@@ -30,17 +30,17 @@ def info(view: View, argv: Argv) -> Plan[Any]:
         return (yield from group_status.groups(view, name))
     if which == b"CONSUMERS":
         return (yield from group_status.consumers(view, name, argv[3]))
-    # In a MULTI what follows would change the answer; elsewhere most streams have no producers to ask for.
+    # In a MULTI everything must be in one batch. Elsewhere a second batch is better: few streams need it.
     used = view.recall(name).idempotence is not None
-    also = (produce.about_command(name),) if used and not view.carriage.may_look_again else ()
-    registry, answers, asked = yield from read_strands_with(
+    also = (message_settings.about_command(name),) if used and not view.carriage.may_look_again else ()
+    registry, answers, about = yield from read_strands_with(
         view, name, lambda strand: strand.xinfo(*_full(argv)), also
     )
     if not answers:
         raise ReplyError("ERR no such key")
     infos = {strand: facts(reply) for strand, reply in answers}
     own = infos.get(view.home(name)) or next(iter(infos.values()))
-    produced = yield from produce.facts(name, registry, asked, own)
+    produced = yield from message_settings.facts(name, registry, about, own)
     if len(argv) == 3:
         return flat({**_common(registry, infos), **produced, **_ends(registry, infos)})
     count = _full_count(argv, typed)
@@ -52,7 +52,7 @@ def info(view: View, argv: Argv) -> Plan[Any]:
 
 
 def _full(argv: Argv) -> tuple[bytes | str | int, ...]:
-    """What to ask the strands; if the words are wrong that is said once the key was found."""
+    """The options for the strands; none if the words are wrong, because the key is checked first."""
     if argv[1].upper() != b"STREAM" or len(argv) == 3:
         return ()
     try:
@@ -70,7 +70,7 @@ def _full_count(argv: Argv, typed: str) -> int:
 
 
 def _common(registry: Registry, infos: dict[Strand, Info]) -> Info:
-    """Sums, and the furthest IDs. The trees are counted as if the strands shared one root."""
+    """Sums, and the highest IDs. The trees are counted as if the strands shared one root."""
     last = max(registry.end(strand, ids.native(each[b"last-generated-id"])) for strand, each in infos.items())
     deleted = max(strand.deleted(ids.native(each[b"max-deleted-entry-id"])) for strand, each in infos.items())
     firsts = [
@@ -103,7 +103,7 @@ def _ends(registry: Registry, infos: dict[Strand, Info]) -> Info:
 
 
 def shares(view: View, argv: Argv) -> bool:
-    """Whether XINFO is done in its first batch: STREAM is; what tells of groups or producers asks further."""
+    """Whether XINFO needs one batch only: STREAM does; groups and producers need more."""
     if option(argv[1]) == b"STREAM" and len(argv) == 3:
         known = view.recall(argv[2])
         return known.idempotence is None or known.native

@@ -1,4 +1,4 @@
-"""XRANGE, XREVRANGE, XREAD, XLEN: what looks at entries."""
+"""XRANGE, XREVRANGE, XREAD, XLEN: the commands that read entries."""
 
 from dataclasses import replace
 from functools import partial
@@ -28,9 +28,9 @@ from braidstream.protocol.lookup import refuse_other_types, registry_of, type_ch
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
 
-# A blocked reader looks up from time to time, for strands of regions that joined meanwhile.
+# A blocked reader returns to us after this time, to find strands of regions that joined meanwhile.
 BLOCK_SLICE_MS: Final = 60_000
-# From this COUNT on, a range over several strands does not ask each strand for all of it.
+# From this COUNT on, a range over several strands does not read COUNT entries of each strand.
 MANY: Final = 50
 
 
@@ -43,7 +43,7 @@ def length(view: View, argv: Argv) -> Plan[int]:
 def read_range(view: View, argv: Argv) -> Plan[list[Any] | None]:
     """XRANGE: one snapshot of all strands, merged by ID. One round trip if the strands are cached.
 
-    A COUNT of 50 or more over several strands asks each for its share, in one or more rounds.
+    A COUNT of 50 or more over several strands reads a share of each, in one or more rounds.
     """
     return (yield from _range(view, argv, reverse=False))
 
@@ -72,15 +72,15 @@ def _range(view: View, argv: Argv, *, reverse: bool) -> Plan[list[Any] | None]:
 def _range_by_rounds(
     view: View, name: bytes, between: tuple[Id, Id], count: int, *, reverse: bool
 ) -> Plan[list[Any]]:
-    """A large page over several strands: a share of each strand, and more where that was not enough.
+    """A large page over several strands: a share of each strand, and more rounds if that is not enough.
 
-    Every round asks every strand, as one snapshot. What a strand holds before the end of a page does
-    not grow any more, so nothing is missing that was there in the last round; what was deleted between
+    Every round reads every strand, as one snapshot. A strand gets no new entries before the end of its
+    page, so the result has every entry that existed in the last round; entries that were deleted between
     two rounds may still be in it.
     """
     pages = dict[Strand, list[Entry]]()
     even = count // max(len(view.recall(name).strands), 1)
-    share = min(even + 3 * isqrt(even) + 10, count)  # an even share, what chance adds, and a little
+    share = min(even + 3 * isqrt(even) + 10, count)  # an even share, three standard deviations, and a little
     while True:
         parts = partial(_rest, pages, between, share, reverse)
         _, answers = yield from read_strands(view, name, parts)
@@ -96,7 +96,7 @@ def _range_by_rounds(
 def _rest(
     pages: dict[Strand, list[Entry]], between: tuple[Id, Id], share: int, reverse: bool, strand: Strand
 ) -> Command:
-    """What a strand holds beyond the page we have of it."""
+    """The command that reads a strand after the page we have of it."""
     low, high = between
     if pages.get(strand):
         last = pages[strand][-1][:2]
@@ -113,14 +113,14 @@ def _rest(
 def read(view: View, argv: Argv) -> Plan[list[Any] | None]:
     """XREAD: one native XREAD over all strands of all streams. One round trip if the strands are cached.
 
-    BLOCK: a first look without waiting, then one native blocking read over every strand that may
-    come to be. One ID is a position in every strand; entries that arrive later with a smaller ID
-    are skipped (AA-14 of docs/design/requirements.md).
+    BLOCK: a first read without waiting, then one native blocking read over every strand that exists or
+    may be created. One ID is a position in every strand; entries that arrive later with a smaller ID are
+    skipped (AA-14 of docs/design/requirements.md).
     """
     try:
         spec = parse_read(argv)
     except UnbalancedError:
-        yield from _engine_says(argv)
+        yield from _engine_error(argv)
         return None
     yield from _check_positions(spec)
     if len(set(spec.names)) < len(spec.names):
@@ -131,7 +131,7 @@ def read(view: View, argv: Argv) -> Plan[list[Any] | None]:
 def _read(view: View, spec: Read) -> Plan[list[Any] | None]:
     blocks = spec.block_ms is not None and view.carriage.may_block
     if b"+" not in spec.positions and not (blocks and b"$" in spec.positions):
-        current, found = yield from _look_by_memory(view, spec)
+        current, found = yield from _look_cached(view, spec)
         if current and (found is not None or not blocks):
             return found
     registries = yield from _find_all(view, spec.names)
@@ -143,12 +143,12 @@ def _read(view: View, spec: Read) -> Plan[list[Any] | None]:
 
 
 def shares(view: View, argv: Argv) -> bool:
-    """Whether XREAD is done in its first batch, as far as we know."""
+    """Whether XREAD needs one batch only, judged by the cache."""
     return fits_multi(view, argv) and not any(option(word) == b"BLOCK" for word in argv)
 
 
 def fits_multi(view: View, argv: Argv) -> bool:
-    """Whether XREAD can stand in a MULTI: not with `+`, nor with a stream named twice."""
+    """Whether XREAD can run in a MULTI: not with `+`, nor with a stream named twice."""
     try:
         spec = parse_read(argv)
     except (ReplyError, UnbalancedError):
@@ -172,13 +172,14 @@ def _read_repeated(view: View, spec: Read) -> Plan[list[Any] | None]:
     return (yield from _read(view, replace(spec, names=list(first), positions=list(first.values()))))
 
 
-def _engine_says(argv: Argv) -> Plan[None]:
+def _engine_error(argv: Argv) -> Plan[None]:
+    """Raise the error with which the engine refuses these words."""
     [reply] = yield Batch([tuple(argv)], resend=True, attempt=True)
     raise reply if isinstance(reply, ReplyError) else ReplyError("ERR syntax error")
 
 
 def _check_positions(spec: Read) -> Plan[None]:
-    """Refuse a bad ID, but as the engine does only after the types of the keys up to it."""
+    """Refuse a bad ID; like the engine, after the types of the keys up to it."""
     for at, word in enumerate(spec.positions):
         error = None
         if word == b">":
@@ -189,7 +190,7 @@ def _check_positions(spec: Read) -> Plan[None]:
         elif word not in (b"$", b"+") and ids.parse(word) is None:
             error = "ERR Invalid stream ID specified as stream command argument"
         if error is not None:
-            # In one batch: inside a MULTI, what follows may change the types.
+            # In one batch: inside a MULTI, later commands may change the types.
             kinds = yield Batch([("TYPE", name) for name in spec.names[: at + 1]], resend=True)
             for name, kind in zip(spec.names, kinds, strict=False):
                 yield from refuse_other_types(name, kind)
@@ -210,7 +211,7 @@ Starts = list[tuple[bytes, Frontier, Id]]
 
 
 def _starts(view: View, spec: Read, registries: dict[bytes, Registry]) -> Plan[Starts]:
-    """Where each stream is read from: a frontier, and the user ID for strands that come to be later."""
+    """Where to read each stream from: a frontier, and the user ID for strands that are created later."""
     starts: Starts = []
     for name, word in zip(spec.names, spec.positions, strict=True):
         strands = registries[name].strands
@@ -240,7 +241,7 @@ def _end_of(view: View, name: bytes) -> Plan[tuple[Frontier, Id]]:
 
 
 def _before_last(view: View, name: bytes) -> Plan[tuple[bytes, Frontier, Id]]:
-    """`+`: just before the last entry, so that it alone is read; the end where there is none."""
+    """`+`: just before the last entry, so that only this one is read; the end of an empty stream."""
     registry, answers = yield from read_strands(
         view, name, lambda strand: strand.xrange(ids.ZERO, ids.LAST, 1, reverse=True)
     )
@@ -259,8 +260,8 @@ def _look(spec: Read, starts: Starts, block_ms: int | None) -> Plan[list[Any] | 
     return _answer(spec, reply or [])
 
 
-def _look_by_memory(view: View, spec: Read) -> Plan[tuple[bool, list[Any] | None]]:
-    """Read the strands we remember; whether that was all of them comes with it."""
+def _look_cached(view: View, spec: Read) -> Plan[tuple[bool, list[Any] | None]]:
+    """Read the cached strands: (whether those are all strands, the answer)."""
     starts: Starts = []
     for name, word in zip(spec.names, spec.positions, strict=True):
         position = ids.LAST if word == b"$" else strict_id(word)
@@ -305,10 +306,10 @@ def _wait(view: View, spec: Read, starts: Starts) -> Plan[list[Any] | None]:
     left = spec.block_ms
     while True:
         turn = BLOCK_SLICE_MS if not spec.block_ms else min(left, BLOCK_SLICE_MS)
-        waited = [_with_unborn(view, *start) for start in starts]
+        waited = [_with_possible(view, *start) for start in starts]
         [reply] = yield Batch([_xread(spec, waited, turn)], resend=True, block_ms=turn)
         found = _answer(spec, reply or [])
-        if reply is None:  # the time is up; a strand that was made empty also wakes us
+        if reply is None:  # timeout; the creation of an empty strand also wakes us
             left -= turn
         if found is not None or (spec.block_ms and left <= 0):
             return found
@@ -325,12 +326,12 @@ def _joined(frontier: Frontier, strands: tuple[Strand, ...], position: Id) -> Fr
     )
 
 
-def _with_unborn(view: View, name: bytes, frontier: Frontier, position: Id) -> tuple[bytes, Frontier, Id]:
-    """The frontier, and every strand that any writer may start while we wait."""
+def _with_possible(view: View, name: bytes, frontier: Frontier, position: Id) -> tuple[bytes, Frontier, Id]:
+    """The frontier, with every strand that any writer may create while we wait."""
     known = {strand.label: strand for strand in (*view.recall(name).cuts, *frontier)}
     possible = [*frontier]
     for writer in view.region.writers:
-        minted, chosen = Strand(name, keys.GENERATED, writer), Strand(name, keys.CHOSEN, writer)
+        generated, chosen = Strand(name, keys.GENERATED, writer), Strand(name, keys.CHOSEN, writer)
         current = known.get(chosen.label)
-        possible += [minted, current.next_life if current else chosen]
+        possible += [generated, current.next_life if current else chosen]
     return name, _joined(frontier, tuple(dict.fromkeys(possible)), position), position

@@ -1,4 +1,4 @@
-"""XCLAIM, XAUTOCLAIM, and the claims of XREADGROUP: pending entries that change hands."""
+"""XCLAIM, XAUTOCLAIM, and XREADGROUP CLAIM: pending entries get a new owner."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -16,15 +16,15 @@ from braidstream.protocol.lookup import look
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
 
-# XREADGROUP CLAIM looks at so many idle entries of each strand to find those idle longest.
+# XREADGROUP CLAIM reads up to this many idle entries of each strand to find those idle longest.
 SCANNED: Final = 1_000
-# What was given back is idle for fifty years: enough for whoever claims, and first come, first served.
+# An entry returned by XNACK gets an idle time of fifty years: more than any min-idle, and in order of return.
 GIVEN_BACK_MS: Final = 50 * 365 * 24 * 3600 * 1000
 # About how many milliseconds it is since 1970: as many digits.
 SINCE_1970_MS: Final = 10**12
 # Options, and how many words follow each.
 _CLAIM_OPTIONS: Final = {b"FORCE": 0, b"JUSTID": 0, b"IDLE": 1, b"TIME": 1, b"RETRYCOUNT": 1, b"LASTID": 1}
-# XAUTOCLAIM takes no larger COUNT: the engine sets aside an ID for each.
+# The largest COUNT of XAUTOCLAIM: the engine allocates an ID for each.
 _MOST_CLAIMED: Final = (2**63 - 1) // 16
 
 
@@ -71,19 +71,19 @@ def _claim(
     wanted: list[Id],
     options: ClaimOptions,
 ) -> Plan[list[Any]]:
-    """Native claims on the strands that may hold the IDs; the answer in the order they were asked for."""
-    asked = places(strands, wanted)
-    held = [strand for strand, _ in asked]
-    if options.last is not None or not asked:
-        # The position moves, and the consumer is made, also where none of the IDs can stand.
+    """Native claims on the strands that may contain the IDs; the answer in the order of the IDs."""
+    targets = places(strands, wanted)
+    held = [strand for strand, _ in targets]
+    if options.last is not None or not targets:
+        # LASTID moves the position in every strand, and a claim without hits still creates the consumer.
         idle = strands if options.last is not None else strands[:1]
-        asked += [(strand, [b"0-0"]) for strand in idle if strand not in held]
+        targets += [(strand, [b"0-0"]) for strand in idle if strand not in held]
     commands: list[Command] = []
-    for strand, here in asked:
+    for strand, here in targets:
         last: Command = () if options.last is None else ("LASTID", ids.text(strand.floor(options.last)))
         commands.append(("XCLAIM", strand.key, *who, *here, *options.words, *last))
     replies = yield Batch(commands, atomic=view.carriage.one_step(len(commands)))
-    queues = {strand: deque(reply) for (strand, _), reply in zip(asked, replies, strict=True)}
+    queues = {strand: deque(reply) for (strand, _), reply in zip(targets, replies, strict=True)}
     found = list[Any]()
     for entry in wanted:
         for strand in held:
@@ -151,7 +151,7 @@ def claim_idle(view: View, argv: Argv) -> Plan[list[Any]]:
         for strand, reply in zip(by_strand, replies, strict=True)
         for each in reply
     }
-    # What was not claimed is deleted, or another consumer was faster.
+    # A row that was not claimed is deleted, or another consumer was faster.
     gone |= yield from _deleted([row for row in taken if (row.strand, row.id) not in claimed])
     entries, deleted = list[Any](), list[bytes]()
     for row in taken:
@@ -184,14 +184,13 @@ def _by_strand(rows: list[Row]) -> dict[Strand, list[bytes]]:
 def claim_idle_entries(
     view: View, strands: tuple[Strand, ...], who: tuple[bytes, bytes, int], count: int | None, budget: Budget
 ) -> Plan[list[Any]]:
-    """XREADGROUP CLAIM: pending entries that nobody owns, then those idle longest, for this consumer.
+    """XREADGROUP CLAIM: pending entries without an owner, then those idle longest, for this consumer.
 
-    Each is [id, fields, idle, deliveries], as it was before. One that was deleted from the stream stays as
-    it is, and the next takes its place.
+    Each is [id, fields, idle, deliveries] from before the claim. A deleted entry is skipped.
     """
     query = Query(ids.ZERO, ids.LAST, SCANNED, who[2])
     rows = yield from rows_of(view, strands, who[0], query)
-    # Of those that were given back natively, the engine does not tell which was first.
+    # For entries that a native XNACK returned, the engine keeps no order.
     waiting = sorted(rows, key=lambda row: (not row.is_given_back, row.idle >= 0, -row.idle, row.id))
     found = list[Any]()
     while waiting and not budget.spent:
@@ -206,9 +205,9 @@ def claim_idle_entries(
 
 
 def that_fit(rows: list[Row], budget: Budget, *, claimed: bool) -> Plan[list[Row]]:
-    """Look at the entries before taking them: as many as fit into the reply.
+    """Read the entries before claiming them; return as many rows as fit into the reply.
 
-    claimed: one that was deleted is left out, else it is told as [id, nil].
+    claimed: leave deleted entries out; else they count as [id, nil].
     """
     pages = (yield Batch([_xrange(row) for row in rows], resend=True)) if rows else []
     chosen = list[Row]()
@@ -229,7 +228,7 @@ def milliseconds(time: list[bytes]) -> int:
 
 
 def native_idle(idle: int, now: list[bytes]) -> int:
-    """How long the engine says that an entry was idle; what a stand-in had, since 1970."""
+    """The idle time for the user; since 1970 if the entry was owned by the stand-in consumer."""
     has_stand_in = GIVEN_BACK_MS * 99 // 100 < idle < GIVEN_BACK_MS * 11 // 10
     return milliseconds(now) if has_stand_in else idle
 
@@ -292,5 +291,5 @@ def _claim_idle_natively(
 
 
 def shares(view: View, argv: Argv) -> bool:
-    """Whether XAUTOCLAIM is done in its first batch, once the strands are known."""
+    """Whether XAUTOCLAIM needs one batch only, judged by the cache."""
     return len(view.recall(argv[1]).strands) <= 1

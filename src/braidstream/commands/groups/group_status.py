@@ -1,7 +1,7 @@
-"""Where groups and consumers stand: XINFO GROUPS, XINFO CONSUMERS, and the groups of XINFO STREAM FULL.
+"""Positions of groups and consumers: XINFO GROUPS, XINFO CONSUMERS, and the groups of XINFO STREAM FULL.
 
-The lag here is the number of entries that the group has not been given, whatever was deleted or
-trimmed. The engine only knows it while its counters say so; where they do not, entries are counted.
+The lag is the exact number of undelivered entries, also after deletions and trims. The engine's counters
+are used where they are exact; else the entries are counted.
 """
 
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ def flat(info: Info) -> list[Any]:
 
 
 def groups(view: View, name: bytes) -> Plan[list[Any]]:
-    """XINFO GROUPS key. Three round trips; more where entries must be counted for the lag."""
+    """XINFO GROUPS key. Three round trips; more if entries must be counted for the lag."""
     registry, answers = yield from read_strands(view, name, lambda strand: strand.xinfo())
     if not answers:
         raise ReplyError("ERR no such key")
@@ -63,32 +63,32 @@ def last_delivered(registry: Registry, group: bytes, rows: dict[Strand, Info]) -
 
 
 def entries_read(strands: dict[Strand, Info], rows: dict[Strand, Info]) -> int | None:
-    """What the strands that ever had an entry count; not known if one of them does not know."""
+    """The sum over strands that ever had an entry; None if one of them has no count."""
     counts = [row[b"entries-read"] for strand, row in rows.items() if strands[strand][b"entries-added"]]
     if not counts:
         counts = [row[b"entries-read"] for row in rows.values()][:1]
     return None if None in counts else sum(counts)
 
 
-def lag(strands: dict[Strand, Info], rows: dict[Strand, Info], told: bool) -> Plan[int]:
-    """How many entries stand after the group's position, in all strands."""
+def lag(strands: dict[Strand, Info], rows: dict[Strand, Info], user_counted: bool) -> Plan[int]:
+    """How many entries follow the group's position, in all strands. user_counted: a user set ENTRIESREAD."""
     total = 0
     for strand, row in rows.items():
         position, info = ids.native(row[b"last-delivered-id"]), strands[strand]
-        known = known_lag(position, row, info, told)
+        known = known_lag(position, row, info, user_counted)
         total += (yield from _count_after(strand, position)) if known is None else known
     return total
 
 
-def known_lag(position: Id, row: Info, info: Info, told: bool) -> int | None:
-    """The lag in one strand, where ends and counters tell it."""
+def known_lag(position: Id, row: Info, info: Info, user_counted: bool) -> int | None:
+    """The lag in one strand, if it follows from first and last entry or from the counters."""
     if not info[b"length"] or position >= ids.native(info[b"last-entry"][0]):
         return 0
     if position < ids.native(info[b"first-entry"][0]):
         return int(info[b"length"])
     read = row[b"entries-read"]
-    if told or read is None or info[b"entries-added"] != info[b"length"]:
-        return None  # the engine's counters miss what was removed before it was read
+    if user_counted or read is None or info[b"entries-added"] != info[b"length"]:
+        return None  # the counters do not show entries that were removed before they were read
     ahead = int(info[b"entries-added"]) - int(read)
     return ahead if 0 < ahead < info[b"length"] else None
 
@@ -104,7 +104,7 @@ def _count_after(strand: Strand, position: Id) -> Plan[int]:
 
 
 def after(strand: Strand, native: Id, count: int) -> Command:
-    """A page of what follows a native ID."""
+    """A page of the entries after a native ID."""
     if native == ids.LAST:
         return ("XRANGE", strand.key, b"+", b"-")  # nothing
     start = b"-" if native == ids.ZERO else b"(" + ids.text(native)
@@ -112,7 +112,7 @@ def after(strand: Strand, native: Id, count: int) -> Command:
 
 
 def consumers(view: View, name: bytes, group: bytes) -> Plan[list[Any]]:
-    """XINFO CONSUMERS key group: a consumer is one, on however many strands. Two round trips."""
+    """XINFO CONSUMERS key group: each consumer once, over all strands. Two round trips."""
     registry, answers = yield from read_strands(view, name, lambda strand: strand.xinfo())
     if not answers:
         raise ReplyError("ERR no such key")
@@ -137,7 +137,7 @@ def _consumers(strands: Iterable[Strand], group: bytes) -> Plan[dict[bytes, Info
 
 
 def _joined(one: Info, other: Info) -> Info:
-    """One consumer on two strands: what it holds is added, when it was last seen is the later."""
+    """One consumer on two strands: pending entries are added, the shorter idle time counts."""
     joined = {
         **one,
         b"pending": one[b"pending"] + other[b"pending"],
@@ -177,7 +177,7 @@ def full(registry: Registry, infos: dict[Strand, Info], count: int) -> Plan[list
 
 
 def _nacked(rows: Iterable[Info]) -> Info:
-    """How many entries were given back, on engines that tell it."""
+    """How many entries were returned by XNACK, on engines that show it."""
     if not all(b"nacked-count" in row for row in rows):
         return {}
     stand_ins = (who for row in rows for who in map(facts, row[b"consumers"]) if who[b"name"] == STAND_IN)
@@ -186,7 +186,7 @@ def _nacked(rows: Iterable[Info]) -> Info:
 
 
 def _ends(info: Info) -> Info:
-    """FULL shows the first entries only; the last one is where the strand ends, if it was not deleted."""
+    """FULL shows the first entries only, so the last generated ID stands in for the last entry."""
     entries = info[b"entries"]
     if not entries:
         return info
@@ -205,7 +205,7 @@ def _pending(pages: Iterable[tuple[Strand, list[Any]]], count: int) -> list[Any]
 
 
 def _owner(row: list[Any]) -> list[Any]:
-    """[consumer, time], or the time alone; an entry that was given back has neither."""
+    """[consumer, time], or the time alone; an entry without an owner has neither."""
     return [b"", 0] if row[0] == STAND_IN else row
 
 

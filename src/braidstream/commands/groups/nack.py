@@ -1,8 +1,8 @@
-"""XNACK: pending entries that are given back.
+"""XNACK: consumers return pending entries to the group.
 
-An entry that was given back belongs to nobody and may be claimed at once, who was given back first before the
-others. With one strand the engine does it, where it can. Else a stand-in gets the entries, at a moment fifty
-years ago: that tells, for all strands, who was first.
+A returned entry has no owner and can be claimed at once, in the order of return. With one strand the engine's
+own XNACK is used, if it has one. Else the entries are claimed for a stand-in consumer, with an idle time of
+about fifty years that keeps the order over all strands.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Nack:
     force: bool
 
     def deliveries(self, count: int, most: int) -> int:
-        """What becomes of a delivery count; `most` is the largest."""
+        """The new delivery count; `most` is the largest."""
         if self.retry is not None:
             return min(self.retry, most)
         return {b"SILENT": max(count - 1, 0), b"FAIL": count}.get(self.mode, most)
@@ -42,15 +42,14 @@ class Nack:
 
 
 def is_native(view: View, argv: Argv) -> bool:
-    """Whether the engine's own XNACK does, as far as we know."""
+    """Whether the engine's own XNACK can be used, judged by the cache."""
     return b"XNACK" in view.commands and len(view.recall(argv[1]).strands) <= 1
 
 
 def give_back(view: View, argv: Argv) -> Plan[int]:
     """XNACK: returns entries to the group. The reply is their number.
 
-    SILENT takes back the delivery from the count, FATAL makes it the largest there is. Two round trips; three
-    with a stand-in.
+    SILENT decrements the delivery count, FATAL sets it to the maximum. Two or three round trips.
     """
     name, group = argv[1], argv[2]
     registry = yield from look(view, name)
@@ -61,36 +60,38 @@ def give_back(view: View, argv: Argv) -> Plan[int]:
         [strand] = registry.strands
         natives = [ids.text(native) for entry in nack.ids if (native := strand.exact(entry)) is not None]
         return sum((yield Batch([nack.native(strand, group, natives)]))) if natives else 0
-    asked = [
+    places = [
         (strand, ids.text(native))
         for entry in nack.ids
         for strand in registry.strands
         if (native := strand.exact(entry)) is not None
     ]
     looks = list[Command]()
-    for strand, text in asked:
+    for strand, text in places:
         looks += [("XPENDING", strand.key, group, text, text, 1), ("XRANGE", strand.key, text, text)]
     replies = (yield Batch(looks, resend=True)) if looks else []
     return (
-        yield from _to_stand_in(view, group, nack, list(zip(asked, replies[::2], replies[1::2], strict=True)))
+        yield from _to_stand_in(
+            view, group, nack, list(zip(places, replies[::2], replies[1::2], strict=True))
+        )
     )
 
 
 def _to_stand_in(
     view: View, group: bytes, nack: Nack, found: list[tuple[tuple[Strand, bytes], list[Any], list[Any]]]
 ) -> Plan[int]:
-    """`found`: the places of the IDs, what is pending there, and the entry.
+    """Claim entries for the stand-in consumer. `found`: place, pending row and entry of each ID.
 
-    Of a pending entry that was deleted a claim would take it off the pending list, so it stays with its
-    consumer, unless the engine has XNACK.
+    A claim of a deleted entry would remove it from the pending list, so it stays with its consumer, unless
+    the engine has XNACK.
     """
     native = b"XNACK" in view.commands
-    most = MOST_DELIVERIES if native else FATAL  # an engine with XNACK counts no further than that
-    commands, counts, given = list[Command](), dict[tuple[Strand, bytes], int](), 0
+    most = MOST_DELIVERIES if native else FATAL  # an engine with XNACK does not count beyond that
+    commands, counts, returned = list[Command](), dict[tuple[Strand, bytes], int](), 0
     for at, (place, rows, there) in enumerate(found):
         if not rows and not (nack.force and there):
             continue
-        given += 1
+        returned += 1
         strand, text = place
         if there:
             counts[place] = nack.deliveries(counts.get(place, rows[0][3] if rows else 0), most)
@@ -101,7 +102,7 @@ def _to_stand_in(
             commands.append(nack.native(strand, group, [text]))
     if commands:
         yield Batch(commands, atomic=view.carriage.one_step(len(commands)))
-    return given
+    return returned
 
 
 def _parse(argv: Argv) -> Nack:

@@ -14,15 +14,15 @@ from braidstream.protocol.lookup import find_registry, look, refuse_other_types,
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
 
-# Who owns an entry that was given back: a consumer that no client has. Users see an empty name.
+# The owner of an entry returned by XNACK: a consumer that no client uses. Users see an empty name.
 STAND_IN: Final = b"\0" + keys.PREFIX + b"nobody"
-# XNACK FATAL: the largest count there is. The engine gets one that it can still count on from.
+# XNACK FATAL: the largest delivery count. The engine stores a smaller one, which it can still increment.
 MOST_DELIVERIES: Final = 2**63 - 1
 FATAL: Final = 2**62
 
 
 class Row(NamedTuple):
-    """One pending entry, as XPENDING tells it; it sorts by ID."""
+    """One row of XPENDING; it sorts by ID."""
 
     id: Id
     writer: int
@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
     @property
     def is_given_back(self) -> bool:
-        """By a stand-in, or natively: then the engine knows of no owner and no time."""
+        """Whether XNACK returned it: to the stand-in, or natively (then it has no owner and no time)."""
         return self.consumer == STAND_IN or self.idle < 0
 
 
@@ -56,16 +56,18 @@ def acknowledge(view: View, argv: Argv) -> Plan[int]:
         if group in registry.groups:
             raise
         return 0
-    replies = yield from tell(view, name, wanted, lambda strand, here: [("XACK", strand.key, group, *here)])
+    replies = yield from send_to_holders(
+        view, name, wanted, lambda strand, here: [("XACK", strand.key, group, *here)]
+    )
     return sum(replies)
 
 
-def tell(
+def send_to_holders(
     view: View, name: bytes, wanted: list[Id], make: Callable[[Strand, list[bytes]], list[Command]]
 ) -> Plan[list[Any]]:
-    """Commands to every strand that may hold some of the IDs; what they answer. One round trip where the
-    strands are known, and another for those that came to be."""
-    found, asked = list[Any](), set[Strand]()
+    """Send commands to every strand that may contain some of the IDs; returns the replies. One round trip if
+    the strands are cached, and another for strands created since."""
+    found, done = list[Any](), set[Strand]()
     strands = (yield from find_registry(view, name)).strands
     if not strands:
         yield from refuse_other_types(name)
@@ -73,16 +75,16 @@ def tell(
         commands = [command for strand, here in places(strands, wanted) for command in make(strand, here)]
         replies = yield Batch([*commands, registry_of(name)], atomic=view.carriage.one_step(len(commands)))
         found += replies[:-1]
-        asked.update(strands)
+        done.update(strands)
         registry = view.learn(name, replies[-1])
-        strands = tuple(strand for strand in registry.strands if strand not in asked)
+        strands = tuple(strand for strand in registry.strands if strand not in done)
         if not registry.exists:
             yield from refuse_other_types(name)
     return found
 
 
 def places(strands: Iterable[Strand], wanted: list[Id]) -> list[tuple[Strand, list[bytes]]]:
-    """The strands that may hold some of the IDs, and which, as natives."""
+    """The strands that may contain some of the IDs, each with those as native IDs."""
     found = []
     for strand in strands:
         here = [ids.text(native) for entry in wanted if (native := strand.exact(entry)) is not None]

@@ -1,7 +1,7 @@
 """XGROUP: groups and their consumers. A group is a native group on every strand of the stream.
 
-So pending lists, delivery counts and idle times are the engine's own, and a group's position is a
-frontier: an entry that arrives late from another region is still delivered.
+So the engine keeps pending lists, delivery counts and idle times, and a group's position is a frontier:
+an entry that arrives late from another region is still delivered.
 """
 
 from typing import Any, Final, NoReturn
@@ -45,12 +45,12 @@ def manage(view: View, argv: Argv) -> Plan[Any]:
 
 
 def no_group(name: bytes, group: bytes) -> NoReturn:
-    """NOGROUP, in the words of XGROUP and XINFO."""
+    """NOGROUP, as XGROUP and XINFO word it."""
     fail(f"NOGROUP No such consumer group '{shown(group)}' for key name '{shown(name)}'")
 
 
 def _place(view: View, argv: Argv, create: bool) -> Plan[bytes]:
-    """Make a group, or move it."""
+    """XGROUP CREATE and SETID."""
     name, group, word = argv[2], argv[3], argv[4]
     mkstream, read, at = False, None, 5
     while at < len(argv):
@@ -67,7 +67,7 @@ def _place(view: View, argv: Argv, create: bool) -> Plan[bytes]:
     def command() -> Plan[Command | None]:
         nonlocal mkstream
         registry = yield from look(view, name)
-        # With peers it may exist elsewhere: whether one is first is not known here.
+        # With peers the stream may exist in another region, which is not known here.
         mkstream = mkstream or (create and view.region.journal_writer > 0)
         if not registry.exists and not mkstream:
             fail(_KEY_NEEDED)
@@ -86,7 +86,7 @@ def _place(view: View, argv: Argv, create: bool) -> Plan[bytes]:
 
 
 def _start(word: bytes, create: bool) -> Id | None:
-    """Where a group begins; None for `$`. SETID, unlike CREATE, also takes - and +."""
+    """A group's start; None for `$`. SETID, unlike CREATE, also accepts - and +."""
     if option(word) == b"$":
         return None
     if not create and word in (b"-", b"+"):
@@ -95,7 +95,7 @@ def _start(word: bytes, create: bool) -> Id | None:
 
 
 def _wanted(view: View, name: bytes, registry: Registry) -> tuple[Strand, ...]:
-    """The strands a new group stands on: those there are, and those that are likely to come."""
+    """The strands for a new group: existing ones, and those that are likely to be created."""
     likely = [Strand(name, keys.GENERATED, writer) for writer in view.region.writers]
     if view.region.id_mode != "strict":
         likely.append(view.chosen(name))
@@ -138,7 +138,7 @@ def _destroy(view: View, name: bytes, group: bytes) -> Plan[int]:
 
 
 def _consumer(view: View, argv: Argv, create: bool) -> Plan[int]:
-    """A consumer is there if one strand has it; it is made on one, and taken from all."""
+    """XGROUP CREATECONSUMER and DELCONSUMER: a consumer is created on one strand, deleted on all."""
     name, group, consumer = argv[2:5]
     registry = yield from look(view, name)
     if not registry.exists:

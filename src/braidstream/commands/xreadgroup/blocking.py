@@ -1,16 +1,17 @@
 """XREADGROUP BLOCK: how a consumer waits. The engine serves blocked readers first come, first served.
 
-    COUNT                     each waits with
-    none, or >= strands       XREADGROUP of every strand, COUNT divided among them: who is first takes. The
-                              stream's bell is waited on too; it goes away when a strand comes to be.
-    less than the strands     Several strands might give one each, which would be too many. So one consumer
-                              at a time looks out, with XREAD; the others wait for their turn, natively:
+    COUNT                     each consumer waits with
+    none, or >= strands       XREADGROUP of every strand, COUNT divided among them; the engine picks the
+                              consumer. It also waits on the stream's bell, a key that is deleted when a
+                              strand is created.
+    less than the strands     Several strands might return one entry each: more than COUNT. So one consumer
+                              at a time, the lookout, waits with XREAD; the others wait for their turn:
 
          turn  --XREADGROUP-->  lookout  --XREAD-->  entry  --XREADGROUP, and XADD turn-->  next lookout
 
-The turn is an entry of a stream beside the strands. It is passed on under the ID that follows its own,
-which the engine refuses if there is a newer one: two turns become one again. If a lookout dies its turn is
-lost. Those who wait look for themselves every five seconds; who finds something makes a new turn.
+The turn is an entry in a stream of its own. The lookout passes it on with the next ID, which the engine
+refuses if there is a newer turn: so two turns become one again. If a lookout crashes, its turn is lost. The
+waiting consumers read every five seconds; one that finds an entry creates a new turn.
 """
 
 from dataclasses import replace
@@ -28,18 +29,18 @@ from braidstream.model.strand import Strand
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
 
-# A waiting consumer looks up from time to time, and goes to the end of the queue. Who waits without taking
-# does not hear the bell, and looks up more often.
+# How long one native wait lasts; then the consumer checks the stream again and goes to the end of the queue.
+# An XREAD does not wait on the bell, so it is shorter.
 QUEUE_SLICE_MS: Final = 5_000
 LISTEN_SLICE_MS: Final = 1_000
-# How often a wait may be disturbed (strands re-made, say) before it says so.
-STIRRED: Final = 20
+# How many errors (strands created again, say) one wait survives.
+MOST_ERRORS: Final = 20
 
 Answer = list[Any] | None
 
 
 class Wait:
-    """One wait: how much time is left, and whether it is our turn to look out (the turn's ID)."""
+    """One wait: the time left, and the ID of the turn if this consumer is the lookout."""
 
     def __init__(self, view: View, spec: ReadGroup) -> None:
         assert spec.block_ms is not None
@@ -56,7 +57,7 @@ class Wait:
 
     @property
     def is_few(self) -> bool:
-        """Whether a native read of all strands could give too many."""
+        """Whether a native read of all strands could return more than COUNT."""
         count = self.spec.count
         return self.spec.limited or (count is not None and count < len(self.strands))
 
@@ -70,19 +71,21 @@ class Wait:
 
 
 def wait(view: View, spec: ReadGroup) -> Plan[Answer]:
-    """Until something comes or the time is over; where COUNT is small, up to five seconds longer."""
-    here, stirred, waited = Wait(view, spec), 0, False
+    """Wait for entries until the timeout; with a small COUNT up to five seconds longer."""
+    here, errors, waited = Wait(view, spec), 0, False
     if not all(view.recall(name).exists for name in here.names):
-        yield from handout.look(here.view, spec)  # a pipeline may have forgotten what it counted on
+        yield from handout.look(
+            here.view, spec
+        )  # an earlier command of a pipeline may have cleared the cache
     while not here.over:
         try:
             found = yield from _how(here)
         except ReplyError as error:
-            # A strand, the group, the bell or the turn is not there. A look says which; we wait on if we can.
-            stirred += 1
-            if stirred > STIRRED:
+            # A strand, the group, the bell or the turn is missing. Look again: raise, or continue the wait.
+            errors += 1
+            if errors > MOST_ERRORS:
                 raise
-            waited = waited or here.is_few or error.code != "NOGROUP"  # else it was gone before we came
+            waited = waited or here.is_few or error.code != "NOGROUP"  # else it was missing from the start
             yield from look_again(here.view, spec, turn=here.in_turn, waited=waited)
             continue
         if found:
@@ -94,15 +97,15 @@ def wait(view: View, spec: ReadGroup) -> Plan[Answer]:
 
 
 def look_again(view: View, spec: ReadGroup, *, turn: bool = False, waited: bool = True) -> Plan[None]:
-    """Something changed since we looked. If the stream was deleted while a reader waited, it gets the error
-    that this engine has for that."""
+    """Read the registry again after an error. If the stream was deleted while a reader waited, raise the
+    error that this engine has for that."""
     try:
         yield from handout.look(view, spec, turn=turn)
     except ReplyError:
         gone = [name for name in spec.names if not view.recall(name).exists]
         if spec.block_ms is None or not gone or not waited:
             raise
-        # With peers a stream without entries ends with its last group; that is no deletion of the stream.
+        # With peers, destroying the last group removes an empty stream; that is no deletion of the stream.
         destroyed = ("HEXISTS", keys.meta(gone[0]), MetaField.GROUP_DELETIONS + spec.group)
         server, ended = yield Batch([("INFO", "server"), destroyed], resend=True, attempt=True)
         if isinstance(server, bytes) and b"redis_version:7.0." in server and not ended:
@@ -117,7 +120,7 @@ def _how(here: Wait) -> Plan[Answer]:
 
 
 def _take(here: Wait) -> Plan[Answer]:
-    """Wait for entries of our own."""
+    """Wait natively on all strands."""
     count = None if here.spec.count is None else here.spec.count // len(here.strands)
     bells = [bell for name in here.names for bell in handout.bell(here.view, name)]
     time_ms = here.slice_ms(QUEUE_SLICE_MS)
@@ -125,34 +128,34 @@ def _take(here: Wait) -> Plan[Answer]:
     [reply] = yield Batch([handout.xreadgroup(here.spec, where, count, time_ms)], block_ms=time_ms)
     if not reply:
         here.left_ms -= time_ms
-    return _given(here, reply)
+    return _delivered(here, reply)
 
 
-def _given(here: Wait, reply: list[Any] | None) -> list[Any]:
-    """What a native read gave, stream by stream."""
+def _delivered(here: Wait, reply: list[Any] | None) -> list[Any]:
+    """The reply of a native read, by stream."""
     pages, answer = dict(heads.by_strand(reply)), list[Any]()
     for name in here.names:
         mine = {strand: page for strand, page in pages.items() if strand.name == name}
         if mine:
-            heads.took(here.view, name, here.spec.group, mine)
+            heads.note_delivered(here.view, name, here.spec.group, mine)
             answer.append([name, reply_entries(handout.merged(mine))])
     return answer
 
 
 def _read(here: Wait) -> Plan[Answer]:
-    """What is there, as without BLOCK."""
+    """Read as without BLOCK."""
     yield from handout.look(here.view, here.spec)
     return (yield from handout.read_all(here.view, here.spec))
 
 
 def _listen(here: Wait) -> Plan[Answer]:
-    """Wait without taking, then read: other consumers may be faster."""
+    """Wait with XREAD, then read: another consumer may be faster."""
     heard = yield from _hear(here)
     return (yield from _read_heard(here, heard))
 
 
 def _read_heard(here: Wait, heard: dict[Strand, list[Any]]) -> Plan[Answer]:
-    """What is there. If something was heard and nothing is, the group is further than we thought."""
+    """Read after XREAD found `heard`. If those are gone, the cached position of the group is stale."""
     found = yield from _read(here)
     if heard and not found:
         for name in here.names:
@@ -161,7 +164,7 @@ def _read_heard(here: Wait, heard: dict[Strand, list[Any]]) -> Plan[Answer]:
 
 
 def _hear(here: Wait) -> Plan[dict[Strand, list[Any]]]:
-    """Wait until a strand has something after where the group was."""
+    """Wait until a strand has entries after the group's cached position."""
     at = dict[Strand, Id]()
     for name in here.names:
         at.update((yield from heads.positions(here.view, name, here.spec.group)))
@@ -173,25 +176,25 @@ def _hear(here: Wait) -> Plan[dict[Strand, list[Any]]]:
 
 
 def _queue(here: Wait) -> Plan[Answer]:
-    """Wait for our turn to look out."""
+    """Wait for our turn to be the lookout."""
     turn, time_ms = keys.turn(here.names[0], here.spec.group), here.slice_ms(QUEUE_SLICE_MS)
     spec = replace(here.spec, noack=True)
     [reply] = yield Batch([handout.xreadgroup(spec, [turn], 1, time_ms)], block_ms=time_ms)
-    if reply and reply[0][1]:  # it may be gone again: see heads.by_strand
+    if reply and reply[0][1]:  # the page may be empty: see heads.by_strand
         here.turn = reply[0][1][0][0]
-        # Whoever had the turn has taken something, so the group is further than we remember.
+        # The previous lookout has read entries, so the cached position of the group is stale.
         here.view.forget_reading(here.names[0], here.spec.group)
         return None
     here.left_ms -= time_ms
     found = yield from _read(here)
     if found:
-        # Whoever looks out should have had it. If they are gone, their turn is lost: here is another.
+        # The lookout should have had it. If it has crashed, its turn is lost: create another.
         yield Batch([("XADD", turn, "NOMKSTREAM", "MAXLEN", 1, "*", "turn", 1)], attempt=True)
     return found
 
 
 def _look_out(here: Wait) -> Plan[Answer]:
-    """It is our turn: the next entry is ours, and with it goes the turn to the next."""
+    """We are the lookout: wait for the next entry, read it, and pass the turn on."""
     pages = yield from _hear(here)
     if len(pages) != 1:
         found = yield from _read_heard(here, pages)
@@ -206,9 +209,9 @@ def _look_out(here: Wait) -> Plan[Answer]:
     here.turn = b""
     known = here.view.reading(strand.name, here.spec.group)
     if not reply and known is not None and known.at[strand] < ids.native(seen):
-        # Another client took it, so the group is further than we thought.
+        # Another client read it, so the cached position is stale.
         here.view.forget_reading(strand.name, here.spec.group)
-    return _given(here, reply)
+    return _delivered(here, reply)
 
 
 def _pass_on(here: Wait) -> Command:

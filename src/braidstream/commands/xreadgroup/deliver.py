@@ -1,4 +1,4 @@
-"""XREADGROUP: what is there is handed out at once (handout.py); else the consumer waits (waiting.py)."""
+"""XREADGROUP: returns entries at once if there are any (handout.py), else waits (blocking.py)."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def read_group(view: View, argv: Argv) -> Plan[list[Any] | None]:
     except ReplyError as error:
         if error.code != "NOGROUP":
             raise
-        # Something went away since we looked: now the look says so, by the names users know.
+        # Something was deleted since we looked: look again, for an error with the user's names.
         view = view.alone()
         yield from look_again(view, spec)
         answer = yield from handout.read_all(view, spec)
@@ -40,14 +40,14 @@ def read_group(view: View, argv: Argv) -> Plan[list[Any] | None]:
 
 
 def _is_one_read(view: View, spec: ReadGroup) -> bool:
-    """Whether the read that waits gives what is there as well, all of it that was asked for."""
+    """Whether one blocking read also returns existing entries, up to COUNT."""
     if len(spec.names) > 1 or spec.limited:
         return False
     return spec.count is None or len(view.recall(spec.names[0]).strands) == 1
 
 
 def _is_known(view: View, spec: ReadGroup) -> bool:
-    """Whether our memory will do: one read, which the engine refuses as a whole if the bell has rung."""
+    """Whether the cache is enough: one read, which the engine refuses as a whole if the bell has rung."""
     if spec.positions != [b">"] or spec.limited:
         return False
     known = view.recall(spec.names[0])
@@ -55,12 +55,12 @@ def _is_known(view: View, spec: ReadGroup) -> bool:
 
 
 def shares(view: View, argv: Argv) -> bool:
-    """Whether XREADGROUP is done in its first batch, once the strands are known."""
+    """Whether XREADGROUP needs one batch only, judged by the cache."""
     return fits_multi(view, argv) and not any(option(word) == b"BLOCK" for word in argv)
 
 
 def fits_multi(view: View, argv: Argv) -> bool:
-    """Whether one batch will do. In a MULTI nothing waits, so BLOCK does not matter there."""
+    """Whether one batch is enough. In a MULTI, BLOCK does not wait."""
     try:
         spec = parse(argv)
     except ReplyError:

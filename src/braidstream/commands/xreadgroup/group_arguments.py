@@ -1,4 +1,4 @@
-"""The words of XREADGROUP, parsed in the engine's order, refused in its words."""
+"""The arguments of XREADGROUP, parsed in the engine's order, refused with its error texts."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -7,7 +7,7 @@ from typing import Final
 from braidstream.commands.arguments import Argv, fail, integer, option, positive
 from braidstream.model import ids
 
-# How many bytes of words may be remembered.
+# Command lines up to this many bytes are cached.
 SHORT: Final = 500
 NOT_IDLE: Final = "ERR min-idle-time is not an integer or out of range"
 
@@ -29,12 +29,12 @@ class ReadGroup:
 
     @property
     def limited(self) -> bool:
-        """Whether the whole reply is capped, or claims come first: then it takes more than native reads."""
+        """Whether the reply has a cap over all streams, or claims: then native reads are not enough."""
         return self.claim_ms is not None or self.max_count is not None or self.max_size is not None
 
 
 def parse(argv: Argv) -> ReadGroup | None:
-    """A consumer says the same words again and again, so short ones are parsed once."""
+    """The parsed command. A consumer repeats the same words, so short ones are parsed once."""
     return _parsed_before(tuple(argv)) if sum(map(len, argv)) < SHORT else _parse(argv)
 
 
@@ -47,7 +47,7 @@ def _parse(argv: Argv) -> ReadGroup | None:
     """XREADGROUP GROUP group consumer [COUNT n] [MAXCOUNT n] [MAXSIZE bytes] [BLOCK ms] [CLAIM min-idle]
     [NOACK] STREAMS key ... id ...
 
-    None where streams and IDs are not balanced: the engines word that differently, so they are asked.
+    None if streams and IDs differ in number: engines word that error differently, so the engine answers.
     """
     group = consumer = count = block_ms = claim_ms = max_count = max_size = None
     noack, at = False, 1

@@ -1,15 +1,15 @@
-"""What one XREADGROUP hands out, without waiting: new entries, or a consumer's own pending ones again.
+"""What one XREADGROUP returns without waiting: new entries, or a consumer's own pending ones again.
 
-New entries (`>`). Each strand has its own position, so nothing is skipped, whatever arrives late.
+New entries (`>`). The group has a position in each strand, so late entries are not skipped.
 
     one strand                    native XREADGROUP, one round trip
     no COUNT                      native, over all strands
     COUNT, several strands        1. how many of which strand come next? (heads.py)
-                                  2. so many from this strand, so many from that: native, in one MULTI
+                                  2. a native read of each strand with its number, in one MULTI
 
-At most COUNT come back, whoever reads at the same time: step 2 asks for numbers, not for IDs. What
-another consumer took meanwhile is taken from what follows. Each read names the stream's bell beside the
-strands: if a strand came to be since we looked, or a group was moved, the engine refuses the whole read.
+Step 2 reads numbers of entries, not IDs, so concurrent consumers never make it return more than COUNT: it
+returns the entries after those that another consumer got. Each read also names the stream's bell: if a
+strand was created since step 1, or a group was moved, the engine refuses the whole read.
 """
 
 from collections.abc import Iterable, Mapping
@@ -35,9 +35,9 @@ from braidstream.protocol.stream_view import View
 
 
 def look(view: View, spec: ReadGroup, *, turn: bool = False) -> Plan[None]:
-    """Learn the registries, make sure of the bells (and of the turn), and refuse what the engine would.
+    """Read the registries, create the bells (and the turn), and raise the errors that the engine would.
 
-    A pipeline has looked a moment ago, and does without bells.
+    A pipeline has just read the registries, and uses no bells.
     """
     names = [] if view.carriage.has_looked else list(dict.fromkeys(spec.names))
     for _ in range(TRIES):
@@ -46,7 +46,7 @@ def look(view: View, spec: ReadGroup, *, turn: bool = False) -> Plan[None]:
         before = [view.recall(name).bell for name in names]
         replies = yield Batch([_wait_command(view, spec, name, turn) for name in names], resend=True)
         found = [view.learn(name, reply) for name, reply in zip(names, replies, strict=True)]
-        # A bell is hung only by who knows its stamp.
+        # The function creates a bell only if our stamp is current: repeat with the new stamp.
         names = [
             name
             for name, stamp, registry in zip(names, before, found, strict=True)
@@ -63,12 +63,12 @@ def _wait_command(view: View, spec: ReadGroup, name: bytes, turn: bool) -> Comma
 
 
 def bell(view: View, name: bytes) -> list[bytes]:
-    """Named in a read, it makes the engine refuse if our strands are not all there are."""
+    """The bell's key: the engine refuses a read that names it if our list of strands is stale."""
     return [] if view.carriage.has_looked else [keys.bell(name, view.recall(name).bell)]
 
 
 def _check(view: View, spec: ReadGroup) -> Plan[None]:
-    """As the engine does, each key is checked together with its ID, in order."""
+    """Check each key together with its ID, in the engine's order."""
     for name, word in zip(spec.names, spec.positions, strict=True):
         if not view.recall(name).exists:
             yield from refuse_other_types(name)
@@ -87,7 +87,7 @@ def _check(view: View, spec: ReadGroup) -> Plan[None]:
 
 
 def read_all(view: View, spec: ReadGroup) -> Plan[list[Any]]:
-    """Each stream in turn, as the view knows its strands."""
+    """Read each stream in turn, with the cached strands."""
     answer, budget, taken = list[Any](), Budget(spec.max_count, spec.max_size), False
     for name, word in zip(spec.names, spec.positions, strict=True):
         if budget.spent:
@@ -98,12 +98,12 @@ def read_all(view: View, spec: ReadGroup) -> Plan[list[Any]]:
             except ReplyError as error:
                 if error.code != "NOGROUP" or not taken:
                     raise
-                return answer  # what was taken is given: the next read looks again
+                return answer  # already delivered, so return it; the next call refreshes the registry
             taken = taken or bool(found)
             if found is not None:
                 answer.append([name, found])
         else:
-            spec = replace(spec, claim_ms=None)  # as in the engine, from here on nothing is claimed
+            spec = replace(spec, claim_ms=None)  # like the engine, claim nothing from here on
             answer.append([name, (yield from _history(view, spec, name, strict_id(word), budget))])
     return answer
 
@@ -127,21 +127,21 @@ def xreadgroup(
 
 
 def merged(pages: Mapping[Strand, list[Any]]) -> list[Entry]:
-    """What native reads have found, in ID order."""
+    """Replies of native reads, in ID order."""
     return merge_pages([strand.entries(page) for strand, page in pages.items()])
 
 
 def _new_and_claimed(view: View, spec: ReadGroup, name: bytes, budget: Budget) -> Plan[list[Any] | None]:
-    """What `>` gives: with CLAIM, idle pending entries first, each with its idle time and deliveries.
+    """Entries for `>`: with CLAIM, idle pending entries first, each with its idle time and deliveries.
 
-    None if there is nothing.
+    None if there are none.
     """
     if not spec.limited:
         return reply_entries((yield from new(view, spec, name))) or None
     budget.begin(name)
     found: list[Any] | None
     if budget.spent:
-        found = yield from _told_empty(view, spec, name)
+        found = yield from _empty_page(view, spec, name)
     elif claims_natively(view, spec):
         found = (yield from _with_claims(view, spec, name, budget)) or None
     else:
@@ -151,8 +151,8 @@ def _new_and_claimed(view: View, spec: ReadGroup, name: bytes, budget: Budget) -
 
 
 def claims_natively(view: View, spec: ReadGroup) -> bool:
-    """Whether the engine's own CLAIM does; an engine with XNACK has it. Of several strands only inside MULTI,
-    where nothing else can, and without COUNT: then all that is there is claimed."""
+    """Whether to use the engine's own CLAIM (engines with XNACK have it): for one strand; for several only
+    inside MULTI, where there is no other way, and without COUNT, so that all idle entries are claimed."""
     if spec.claim_ms is None or spec.max_size is not None or b"XNACK" not in view.commands:
         return False
     unlimited = view.carriage.is_all_or_nothing and spec.count is None and spec.max_count is None
@@ -195,15 +195,15 @@ def _limited(view: View, spec: ReadGroup, name: bytes, budget: Budget) -> Plan[l
     except ReplyError as error:
         if error.code != "NOGROUP" or not found:
             raise
-        return found  # what is claimed is given
+        return found  # already claimed, so return it
     if budget.size is None:
         budget.used += len(fresh)
     return found + [[*entry, *extra] for entry in reply_entries(fresh)]
 
 
-def _told_empty(view: View, spec: ReadGroup, name: bytes) -> Plan[list[Any] | None]:
-    """The name of the stream filled MAXSIZE. The engine then tells it without entries, if it has any for the
-    consumer, and makes the consumer."""
+def _empty_page(view: View, spec: ReadGroup, name: bytes) -> Plan[list[Any] | None]:
+    """The stream's name alone filled MAXSIZE. Like the engine, create the consumer and return no
+    entries; None if there were none to return."""
     strands, last = view.recall(name).strands, ids.before(ids.LAST)
     assert last is not None
     at = yield from heads.now(view, name, spec.group)
@@ -216,12 +216,12 @@ def _told_empty(view: View, spec: ReadGroup, name: bytes) -> Plan[list[Any] | No
 
 
 def _how_many_fit(view: View, spec: ReadGroup, name: bytes, budget: Budget) -> Plan[int]:
-    """MAXSIZE: look at the next entries before taking them; what was given cannot be taken back."""
+    """MAXSIZE: read the next entries with XREAD first, because a delivery cannot be undone."""
     at = yield from heads.now(view, name, spec.group)
     page = min(spec.count or PEEK, PEEK)
     [reply] = yield Batch([heads.xread(at, page)], resend=True)
     if not reply:
-        return 1  # a read that finds nothing makes the consumer
+        return 1  # a read that finds nothing creates the consumer
     numbers = () if spec.claim_ms is None else (0, 0)
     return len(budget.take(merged(dict(heads.by_strand(reply)))[:page], *numbers))
 
@@ -233,9 +233,9 @@ def new(view: View, spec: ReadGroup, name: bytes) -> Plan[list[Entry]]:
         where = [*(strand.key for strand in strands), *bell(view, name)]
         [reply] = yield Batch([xreadgroup(spec, where, spec.count)])
         return merged(dict(heads.by_strand(reply)))
-    known, pages = heads.quiet(view, name, spec.group), None
-    if known is not None:
-        pages = yield from _of_one(view, spec, *known)
+    one_busy, pages = heads.one_busy(view, name, spec.group), None
+    if one_busy is not None:
+        pages = yield from _of_one(view, spec, *one_busy)
     elif spec.count == 1:
         pages = yield from _next_one(view, spec, name)
     if pages is None:
@@ -244,26 +244,26 @@ def new(view: View, spec: ReadGroup, name: bytes) -> Plan[list[Entry]]:
         commands = [xreadgroup(spec, [strand.key, *bells], share) for strand, share in shares.items()]
         replies = yield Batch(commands, atomic=view.carriage.one_step(len(commands)))
         pages = dict(page for reply in replies for page in heads.by_strand(reply))
-    heads.took(view, name, spec.group, pages)
+    heads.note_delivered(view, name, spec.group, pages)
     return merged(pages)
 
 
 def _of_one(
     view: View, spec: ReadGroup, busy: Strand, others: dict[Strand, Id]
 ) -> Plan[dict[Strand, list[Any]] | None]:
-    """COUNT of one strand, if the others have nothing after these positions; else None, nothing taken."""
+    """COUNT entries of one strand, if the others have none after these positions; else None, nothing read."""
     [news] = yield Batch([heads.xread(others, 1)], resend=True)
     return None if news else (yield from _of(view, spec, busy))
 
 
 def _next_one(view: View, spec: ReadGroup, name: bytes) -> Plan[dict[Strand, list[Any]] | None]:
-    """COUNT 1, where memory tells which strand it is in; else None, nothing taken."""
+    """COUNT 1, if the cache knows the strand of the next entry; else None, nothing read."""
     strand = yield from heads.next_one(view, name, spec.group)
     return None if strand is None else (yield from _of(view, spec, strand))
 
 
 def _of(view: View, spec: ReadGroup, strand: Strand) -> Plan[dict[Strand, list[Any]]]:
-    """COUNT of one strand."""
+    """COUNT entries of one strand."""
     [reply] = yield Batch([xreadgroup(spec, [strand.key, *bell(view, strand.name)], spec.count)])
     return dict(heads.by_strand(reply))
 
@@ -279,7 +279,7 @@ def _history(view: View, spec: ReadGroup, name: bytes, since: Id, budget: Budget
             rows = yield from that_fit(rows[:PEEK], budget, claimed=False)
         shares = {strand: share for strand in strands if (share := sum(row.strand == strand for row in rows))}
         if not shares:
-            # Nothing, but the read makes the consumer.
+            # No entries, but the read creates the consumer.
             shares, since = dict.fromkeys(strands[:1], count), ids.before(ids.LAST) or since
     commands = [_xreadgroup_own(spec, strand, since, share) for strand, share in shares.items()]
     replies = yield Batch(commands, atomic=view.carriage.one_step(len(commands)))

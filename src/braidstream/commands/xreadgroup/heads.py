@@ -1,18 +1,19 @@
-"""What a group is given next: how many entries of which strands are the next COUNT in ID order.
+"""The next entries of a group: how many entries of which strands are the next COUNT in ID order.
 
-Only the engine knows where a group is (XINFO GROUPS), and only reading tells what comes next. Both cost,
-so a client remembers (`Reading` in protocol/cache.py) and checks just what could make it wrong:
+Finding out takes XINFO GROUPS for the group's positions and XREAD for the entries after them (heads). To
+save that, the client caches both (`Reading` in protocol/cache.py) and checks only what may be stale:
 
-    one strand had news         are the others still quiet? XREAD over them, from where the group was.
-                                It may be further by now, never behind, so nothing after the old place is
-                                nothing after the new one: take COUNT of the one.
-    several had                 XINFO GROUPS of all, and their heads from where the group was. If it is
-                                still there the heads are right; if not, they are asked for again.
-    several had, COUNT 1        heads only grow: of the strands whose heads we know, ask the one with the
-                                smallest whether it is still so, and all the others whether they have one.
+    one strand had entries      Do the others still have none? XREAD over them, from the cached positions.
+                                Positions only move forward, so if there is nothing after an old position,
+                                there is nothing after the new one: read COUNT of the one strand.
+    several had                 XINFO GROUPS of all, and their heads from the cached positions. If the
+                                positions are still the same the heads are right, else XREAD again.
+    several had, COUNT 1        Heads only grow. Of the strands whose heads are cached, check the one with
+                                the smallest head; of the others, check whether they have entries now.
 
-Nothing is taken here. Who takes names the bell of the stream too (handout.py): if a strand came to be
-since, or a group was moved, the engine refuses. docs/decisions/0008-group-reads-look-first.md has figures.
+Nothing is delivered here. The read that follows also names the stream's bell (handout.py): if a strand was
+created since, or a group was moved, the engine refuses. docs/decisions/0008-group-reads-look-first.md has
+figures.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,12 +32,12 @@ from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
 
 Pages = dict[Strand, list[Entry]]
-# COUNT 1 looks at the next entry of a strand and the one after it, which is the next when this one is taken.
+# COUNT 1 reads the next two entries of a strand: the second is the head for the next call.
 AHEAD: Final = 2
 
 
-def quiet(view: View, name: bytes, group: bytes) -> tuple[Strand, dict[Strand, Id]] | None:
-    """The one strand that had news, and where the group was in the others; None if it was not so."""
+def one_busy(view: View, name: bytes, group: bytes) -> tuple[Strand, dict[Strand, Id]] | None:
+    """If only one strand had entries last time: that strand, and the group's positions in the others."""
     reading = view.reading(name, group)
     if reading is None or len(reading.busy) != 1:
         return None
@@ -46,7 +47,7 @@ def quiet(view: View, name: bytes, group: bytes) -> tuple[Strand, dict[Strand, I
 def shares(view: View, name: bytes, group: bytes, count: int) -> Plan[dict[Strand, int]]:
     """How many entries of each strand are the next COUNT. One round trip, or more.
 
-    If nothing is there, one strand gets the whole COUNT: a read that finds nothing makes the consumer.
+    If there are none, one strand gets the whole COUNT: a read that finds nothing creates the consumer.
     """
     pages = yield from _heads(view, name, group, count)
     if len(pages) < 2:
@@ -57,14 +58,14 @@ def shares(view: View, name: bytes, group: bytes, count: int) -> Plan[dict[Stran
 
 
 def next_one(view: View, name: bytes, group: bytes) -> Plan[Strand | None]:
-    """COUNT 1: the strand of the next entry, where memory tells it and is right. No round trip, or one."""
+    """COUNT 1: the strand of the next entry, if the cache knows it and is current. No round trip, or one."""
     reading = view.reading(name, group)
     known = {} if reading is None else {strand: some[0] for strand, some in reading.ahead.items() if some}
     if reading is None or not known:
         return None
     first = min(known, key=lambda strand: (strand.user(known[strand]), strand.writer))
-    asked = {strand: at for strand, at in reading.at.items() if strand == first or strand not in known}
-    commands: list[Command] = [_xinfo_groups(first), xread(asked, AHEAD)]
+    checked = {strand: at for strand, at in reading.at.items() if strand == first or strand not in known}
+    commands: list[Command] = [_xinfo_groups(first), xread(checked, AHEAD)]
     rows, found = yield Batch(commands, resend=True, attempt=True)
     if isinstance(rows, ReplyError) or isinstance(found, ReplyError):
         return None
@@ -77,8 +78,8 @@ def next_one(view: View, name: bytes, group: bytes) -> Plan[Strand | None]:
     return first
 
 
-def took(view: View, name: bytes, group: bytes, pages: Mapping[Strand, list[Any]]) -> None:
-    """Native reads have moved the group on."""
+def note_delivered(view: View, name: bytes, group: bytes, pages: Mapping[Strand, list[Any]]) -> None:
+    """Update the cached positions after native reads."""
     known = view.reading(name, group)
     if known is None or not pages:
         return
@@ -93,7 +94,7 @@ def took(view: View, name: bytes, group: bytes, pages: Mapping[Strand, list[Any]
 
 
 def positions(view: View, name: bytes, group: bytes) -> Plan[dict[Strand, Id]]:
-    """Where the group was when we last looked, or is now. No round trip, or one."""
+    """The group's position in each strand, cached if possible. No round trip, or one."""
     reading = view.reading(name, group)
     if reading is not None:
         return reading.at
@@ -103,19 +104,19 @@ def positions(view: View, name: bytes, group: bytes) -> Plan[dict[Strand, Id]]:
 
 
 def now(view: View, name: bytes, group: bytes) -> Plan[dict[Strand, Id]]:
-    """Where the group is. One round trip."""
+    """The group's current position in each strand. One round trip."""
     at, _ = yield from _look(view, name, group, None)
     return at
 
 
 def xread(at: Mapping[Strand, Id], count: int, *block: str | int) -> Command:
-    """A native read from a position in every strand. It takes nothing."""
+    """A native XREAD from a position in every strand. It delivers nothing."""
     where = (*(strand.key for strand in at), *(ids.text(native) for native in at.values()))
     return ("XREAD", "COUNT", count, *block, "STREAMS", *where)
 
 
 def by_strand(reply: list[Any] | None) -> Iterator[tuple[Strand, list[Any]]]:
-    """What a native read over strands has found, page by page.
+    """The pages of a native read over strands, without empty ones.
 
     Redis 7.0 wakes a reader for an entry that is deleted in the same step, and then sends an empty page.
     """
@@ -125,7 +126,7 @@ def by_strand(reply: list[Any] | None) -> Iterator[tuple[Strand, list[Any]]]:
 
 
 def _heads(view: View, name: bytes, group: bytes, count: int) -> Plan[Pages]:
-    """At least the next COUNT entries that the group was not given, or all there are."""
+    """At least the next COUNT undelivered entries, or all there are."""
     reading = view.reading(name, group)
     expected = len(reading.busy) if reading is not None else len(view.recall(name).strands)
     even = count // max(expected, 1)
@@ -148,7 +149,7 @@ def _heads(view: View, name: bytes, group: bytes, count: int) -> Plan[Pages]:
 
 
 def _read_on(pages: Pages, heads: dict[Strand, list[Any]], page: int, count: int) -> Plan[None]:
-    """Where a strand's page was full, what follows it may belong to the next COUNT."""
+    """Read further in strands whose page was full: more of their entries may be among the next COUNT."""
     while True:
         full = {strand: head for strand, head in heads.items() if len(head) == page}
         if not full or len(merge_certain(pages.values(), [pages[strand] for strand in full])) >= count:
@@ -163,7 +164,7 @@ def _read_on(pages: Pages, heads: dict[Strand, list[Any]], page: int, count: int
 def _look(
     view: View, name: bytes, group: bytes, along: Command | None
 ) -> Plan[tuple[dict[Strand, Id], list[Any] | None]]:
-    """Where the group is in every strand, and the reply to one more command of the same moment."""
+    """The group's position in every strand, and the reply to one more command of the same batch."""
     registry = view.recall(name)
     commands = [_xinfo_groups(strand) for strand in registry.strands]
     more = [] if along is None else [along]
@@ -181,7 +182,7 @@ def _placed(registry: Registry, group: bytes, replies: list[Any]) -> dict[Strand
         if position is not None:
             at[strand] = position
     if len(at) != len(registry.strands):
-        raise ReplyError("NOGROUP the group went away while we looked")
+        raise ReplyError("NOGROUP the group was destroyed meanwhile")
     return at
 
 
@@ -190,7 +191,7 @@ def _xinfo_groups(strand: Strand) -> Command:
 
 
 def _position(rows: list[Any], group: bytes) -> Id | None:
-    """Where a group is, by XINFO GROUPS."""
+    """A group's position, from XINFO GROUPS."""
     for row in map(facts, rows):
         if row[b"name"] == group:
             return ids.native(row[b"last-delivered-id"])
