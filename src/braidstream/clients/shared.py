@@ -108,6 +108,8 @@ class Session:
         if not isinstance(args[1], str | bytes) or not self.may_express:
             return
         view, cache = self.view(), self.cache
+        if view.is_native(argv[1]):
+            return
         home = view.home(argv[1])
         cache.remember_home(args[1], home)
         if len(args) > 3 and args[2] in (b"IDMP", b"IDMPAUTO") and isinstance(args[3], str | bytes):

@@ -9,6 +9,7 @@ from braidstream.commands import (
     dump,
     keyspace,
     message_settings,
+    native,
     produce,
     rename,
     trim,
@@ -59,6 +60,8 @@ class Spec:
         error = self.arity_error(argv) or self._storage_error(argv)
         if error is not None:
             raise error
+        if argv[0][:1] in (b"X", b"x"):
+            return native.routed(view, argv, self.names(argv), self.build)
         return self.build(view, argv)
 
     def _storage_error(self, argv: Argv) -> ReplyError | None:

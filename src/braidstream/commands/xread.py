@@ -1,5 +1,6 @@
 """XRANGE, XREVRANGE, XREAD, XLEN: the commands that read entries."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from math import isqrt
@@ -21,10 +22,9 @@ from braidstream.model.command import Command
 from braidstream.model.frontier import Frontier
 from braidstream.model.ids import Id
 from braidstream.model.merge import merge_certain, merge_pages, reply_entries
-from braidstream.model.meta import Registry
-from braidstream.model.strand import Entry, Strand, strand_of
+from braidstream.model.strand import Entry, Strand, facts, strand_of
 from braidstream.protocol.braid import read_strands
-from braidstream.protocol.lookup import refuse_other_types, registry_of, type_check
+from braidstream.protocol.lookup import find_natives, refuse_other_types, registry_of, type_check
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
 
@@ -134,9 +134,13 @@ def _read(view: View, spec: Read) -> Plan[list[Any] | None]:
         current, found = yield from _look_cached(view, spec)
         if current and (found is not None or not blocks):
             return found
-    registries = yield from _find_all(view, spec.names)
-    starts = yield from _starts(view, spec, registries)
-    found = yield from _look(spec, starts, None)
+    strands = yield from _find_all(view, spec.names)
+    starts = yield from _starts(view, spec, strands)
+    try:
+        found = yield from _look(spec, starts, None)
+    except ReplyError as error:
+        starts = yield from _start_again(view, starts, error)
+        found = yield from _look(spec, starts, None)
     if found is None and blocks:
         found = yield from _wait(view, spec, starts)
     return found
@@ -197,24 +201,56 @@ def _check_positions(spec: Read) -> Plan[None]:
             raise ReplyError(error)
 
 
-def _find_all(view: View, names: list[bytes]) -> Plan[dict[bytes, Registry]]:
+Strands = dict[bytes, tuple[Strand, ...]]
+
+
+def _find_all(view: View, names: list[bytes]) -> Plan[Strands]:
+    """The strands of each stream. A native stream is its own only strand."""
     distinct = list(dict.fromkeys(names))
     replies = yield Batch([registry_of(name) for name in distinct], resend=True)
     found = {name: view.learn(name, reply) for name, reply in zip(distinct, replies, strict=True)}
-    for name, registry in found.items():
-        if not registry.exists:
-            yield from refuse_other_types(name)
-    return found
+    missing = [name for name, registry in found.items() if not registry.exists]
+    if missing:
+        yield from find_natives(view, missing)
+        for name in missing:
+            if not view.is_native(name) and not view.recall(name).exists:
+                yield from refuse_other_types(name)
+    return {name: _strands(view, name) for name in distinct}
+
+
+def _strands(view: View, name: bytes) -> tuple[Strand, ...]:
+    known = view.recall(name).strands
+    return (view.native_strand(name),) if not known and view.is_native(name) else known
 
 
 Starts = list[tuple[bytes, Frontier, Id]]
 
 
-def _starts(view: View, spec: Read, registries: dict[bytes, Registry]) -> Plan[Starts]:
+def _start_again(view: View, starts: Starts, error: ReplyError) -> Plan[Starts]:
+    """The same positions after a native stream was adopted: its key is another. Else the error."""
+    if error.code != "WRONGTYPE":
+        raise error
+    strands = yield from _find_all(view, [name for name, _, _ in starts])
+    changed: Starts = []
+    for name, frontier, position in starts:
+        if _is_native(frontier) == _is_native(strands[name]):
+            changed.append((name, _joined(frontier, strands[name], position), position))
+        else:
+            changed.append((name, Frontier.below(position, strands[name]), position))
+    if changed == starts:
+        raise error
+    return changed
+
+
+def _is_native(strands: Iterable[Strand]) -> bool:
+    return any(strand.is_plain for strand in strands)
+
+
+def _starts(view: View, spec: Read, found: Strands) -> Plan[Starts]:
     """Where to read each stream from: a frontier, and the user ID for strands that are created later."""
     starts: Starts = []
     for name, word in zip(spec.names, spec.positions, strict=True):
-        strands = registries[name].strands
+        strands = found[name]
         if word == b"$" or (word == b"+" and not strands):
             frontier, end = yield from _end_of(view, name)
             starts.append((name, frontier, end))
@@ -231,6 +267,13 @@ def _start(name: bytes, word: bytes, strands: tuple[Strand, ...]) -> tuple[bytes
 
 
 def _end_of(view: View, name: bytes) -> Plan[tuple[Frontier, Id]]:
+    if view.is_native(name):
+        strand = view.native_strand(name)
+        [reply] = yield Batch([strand.xinfo()], resend=True, attempt=True)
+        if not isinstance(reply, ReplyError):
+            last = ids.native(facts(reply)[b"last-generated-id"])
+            return Frontier({strand: last}), last
+        view.note_native(name, False)  # it is gone, or adopted
     registry, answers = yield from read_strands(view, name, lambda strand: strand.xinfo())
     at, end = dict[Strand, Id](), ids.ZERO
     for strand, reply in answers:
@@ -242,15 +285,20 @@ def _end_of(view: View, name: bytes) -> Plan[tuple[Frontier, Id]]:
 
 def _before_last(view: View, name: bytes) -> Plan[tuple[bytes, Frontier, Id]]:
     """`+`: just before the last entry, so that only this one is read; the end of an empty stream."""
-    registry, answers = yield from read_strands(
-        view, name, lambda strand: strand.xrange(ids.ZERO, ids.LAST, 1, reverse=True)
-    )
+    if view.is_native(name):
+        strand = view.native_strand(name)
+        [page] = yield Batch([strand.xrange(ids.ZERO, ids.LAST, 1, reverse=True)], resend=True)
+        answers = [(strand, page)]
+    else:
+        _, answers = yield from read_strands(
+            view, name, lambda strand: strand.xrange(ids.ZERO, ids.LAST, 1, reverse=True)
+        )
     newest = merge_pages((strand.entries(page) for strand, page in answers), 1, reverse=True)
     if not newest:
         frontier, end = yield from _end_of(view, name)
         return name, frontier, end
     position = ids.before(newest[0][:2]) or ids.ZERO
-    return name, Frontier.below(position, registry.strands), position
+    return name, Frontier.below(position, tuple(strand for strand, _ in answers)), position
 
 
 def _look(spec: Read, starts: Starts, block_ms: int | None) -> Plan[list[Any] | None]:
@@ -265,16 +313,16 @@ def _look_cached(view: View, spec: Read) -> Plan[tuple[bool, list[Any] | None]]:
     starts: Starts = []
     for name, word in zip(spec.names, spec.positions, strict=True):
         position = ids.LAST if word == b"$" else strict_id(word)
-        strands = view.recall(name).strands or (view.home(name),)
+        strands = _strands(view, name) or (view.home(name),)
         starts.append((name, Frontier.below(position, strands), position))
-    missing = [name for name in spec.names if type_check(view, name)]
+    missing = [name for name in spec.names if type_check(view, name) and not view.is_native(name)]
     checks = [("TYPE", name) for name in missing]
     commands = [_xread(spec, starts, None), *map(registry_of, spec.names), *checks]
     replies = yield Batch(commands, resend=True)
     registries = {name: view.learn(name, replies[at]) for at, name in enumerate(spec.names, 1)}
     kinds = dict(zip(missing, replies[1 + len(spec.names) :], strict=True))
     for name, registry in registries.items():
-        if not registry.exists:
+        if not registry.exists and not view.is_native(name):
             yield from refuse_other_types(name, kinds.get(name))
     current = all(set(registries[name].strands) <= set(frontier) for name, frontier, _ in starts)
     return current, _answer(spec, replies[0] or [])
@@ -307,15 +355,19 @@ def _wait(view: View, spec: Read, starts: Starts) -> Plan[list[Any] | None]:
     while True:
         turn = BLOCK_SLICE_MS if not spec.block_ms else min(left, BLOCK_SLICE_MS)
         waited = [_with_possible(view, *start) for start in starts]
-        [reply] = yield Batch([_xread(spec, waited, turn)], resend=True, block_ms=turn)
+        try:
+            [reply] = yield Batch([_xread(spec, waited, turn)], resend=True, block_ms=turn)
+        except ReplyError as error:
+            starts = yield from _start_again(view, starts, error)
+            continue
         found = _answer(spec, reply or [])
         if reply is None:  # timeout; the creation of an empty strand also wakes us
             left -= turn
         if found is not None or (spec.block_ms and left <= 0):
             return found
-        registries = yield from _find_all(view, spec.names)
+        strands = yield from _find_all(view, spec.names)
         starts = [
-            (name, _joined(frontier, registries[name].strands, position), position)
+            (name, _joined(frontier, strands[name], position), position)
             for name, frontier, position in starts
         ]
 

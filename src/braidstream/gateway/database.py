@@ -121,5 +121,5 @@ class Database:
         if command in (b"DEL", b"UNLINK"):
             for name in words[1:]:
                 self.cache.homes.pop(name, None)
-        elif command == b"XADD":
+        elif command == b"XADD" and words[1] not in self.cache.natives:
             self.cache.remember_home(words[1], self.view().home(words[1]))

@@ -13,7 +13,8 @@ DISCARD would end a WATCH of the client's, so under WATCH the commands are judge
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from braidstream.errors import BraidError, LostError, RefusedError
+from braidstream.commands.table import Spec
+from braidstream.errors import BraidError, LostError, RefusedError, ReplyError
 from braidstream.gateway.client_state import Client
 from braidstream.gateway.guard import multi_refusal
 from braidstream.gateway.own_connection import Own, parse
@@ -26,6 +27,7 @@ from braidstream.net.wire import pack
 from braidstream.protocol import gather
 from braidstream.protocol.carry import Carriage
 from braidstream.protocol.gather import Queued
+from braidstream.protocol.lookup import find_natives
 from braidstream.protocol.plan import arun
 
 _QUEUED: Final = b"+QUEUED\r\n"
@@ -104,9 +106,11 @@ async def _queue_plan(client: Client, multi: Multi, words: Words) -> bytes:
     assert spec is not None
     try:
         await client.database.refresh_if_due()
-        error: BraidError | None = gather.refusal(
-            client.database.view(Carriage(pipelined=True, in_multi=True)), spec, words
-        )
+        error: BraidError | None = _refusal(client, spec, words)
+        if error is not None and spec.arity_error(words) is None:
+            # On a native stream it is the engine's own. Is the name one?
+            await arun(find_natives(client.database.view(), spec.names(words)), client.send)
+            error = _refusal(client, spec, words)
     except BraidError as trouble:
         error = trouble
     multi.ours = True
@@ -115,6 +119,10 @@ async def _queue_plan(client: Client, multi: Multi, words: Words) -> bytes:
         return error_line(error)
     multi.queued.append(words)
     return _QUEUED
+
+
+def _refusal(client: Client, spec: Spec, words: Words) -> ReplyError | None:
+    return gather.refusal(client.database.view(Carriage(pipelined=True, in_multi=True)), spec, words)
 
 
 def _end(client: Client) -> None:

@@ -155,7 +155,6 @@ def strand_of_label(name: bytes, label: bytes, life: int) -> Strand:
 
 @lru_cache(maxsize=10_000)
 def strand_of(key: bytes) -> Strand:
-    """The strand at a key. Cached, because a reader uses the same few keys."""
+    """The strand at a key; a native stream if the key is not ours. Cached: readers use the same few keys."""
     place = keys.parse_strand(key)
-    assert place is not None, key
-    return Strand(*place)
+    return Strand(key, PLAIN, 0) if place is None else Strand(*place)

@@ -57,6 +57,8 @@ class StreamCache:
     calls, settings: for idempotent producers: the call up to the message, and non-default settings.
     native: streams whose messages the engine itself deduplicates; empty while the region has peers.
     readings: the state of groups, by stream and group.
+    natives: names that were native streams of the engine when somebody last looked. A hint: whoever relies on
+        it must notice that it is no longer true.
     """
 
     registries: OrderedDict[bytes, Registry]
@@ -65,6 +67,7 @@ class StreamCache:
     settings: dict[bytes, Settings]
     native: set[bytes]
     readings: dict[tuple[bytes, bytes], Reading]
+    natives: set[bytes]
 
     def __init__(self, *, limit: int | None = CACHE_LIMIT) -> None:
         self.region: Region | None = None
@@ -72,6 +75,7 @@ class StreamCache:
         self._read_at_s = float("-inf")
         self._held_at_s: float | None = None
         self._limit = limit
+        self._parent: StreamCache | None = None
         self.forget_all()
 
     # The region
@@ -135,13 +139,22 @@ class StreamCache:
     def forget_reading(self, name: bytes, group: bytes) -> None:
         self.readings.pop((name, group), None)
 
+    def note_native(self, name: bytes, is_native: bool) -> None:
+        """Whether a name is a native stream. A pipeline's cache tells the client's."""
+        if not is_native:
+            self.natives.discard(name)
+        elif len(self.natives) < CACHE_LIMIT:
+            self.natives.add(name)
+        if self._parent is not None:
+            self._parent.note_native(name, is_native)
+
     # All of it
 
     def forget_homes(self) -> None:
         self.homes, self.calls, self.settings, self.native = {}, {}, {}, set()
 
     def forget_all(self) -> None:
-        self.registries, self.readings = OrderedDict(), {}
+        self.registries, self.readings, self.natives = OrderedDict(), {}, set()
         self.forget_homes()
 
     # Copies
@@ -150,6 +163,7 @@ class StreamCache:
         """An empty cache for one pipeline: it looks up every stream, and its predictions are private."""
         own = StreamCache(limit=None)
         own.region, own.commands, own.readings = self.region, self.commands, self.readings
+        own.homes, own.natives, own._parent = self.homes, set(self.natives), self
         return own
 
     def copy(self) -> "StreamCache":

@@ -167,7 +167,7 @@ def _joined(view: View, queued: list[Queued]) -> list[Queued]:
     planned = list[Queued]()
     for item in queued:
         joining = None if item.spec is None else item.spec.joining
-        part = None if joining is None else joining.part(item.argv)
+        part = None if joining is None or is_native(view, item.spec, item.argv) else joining.part(item.argv)
         item.parts, item.joined = [] if part is None else [part], []
         last = planned[-1] if planned else None
         if joining is None or part is None or last is None or not last.parts:
@@ -181,11 +181,11 @@ def _joined(view: View, queued: list[Queued]) -> list[Queued]:
 
 
 def _look_up(view: View, queued: list[Queued]) -> Plan[None]:
-    """Read the registries of all streams, because the plans cannot retry. A plain XADD needs none."""
+    """Read the registries of all streams: the plans cannot retry. Appends to cached strands need none."""
     names = dict[bytes, None]()
     view.carriage.note_plain_keys(())
     for item in queued:
-        if item.spec is not None and not (is_plain(item.argv) and shares_slot(item.argv[1])):
+        if item.spec is not None and not _is_known_append(view, item.argv):
             names.update(dict.fromkeys(item.spec.names(item.argv)))
     if names and view.carriage.is_all_or_nothing:
         yield Batch([("WATCH", *map(meta, names))], resend=True)
@@ -194,8 +194,15 @@ def _look_up(view: View, queued: list[Queued]) -> Plan[None]:
         replies = yield Batch([*map(registry_of, names), *types], resend=True)
         for name, reply in zip(names, replies, strict=False):
             view.learn(name, reply)
-        kinds = zip(names, replies[len(names) :], strict=True)
-        view.carriage.note_plain_keys(name for name, kind in kinds if kind != b"none")
+        kinds = dict(zip(names, replies[len(names) :], strict=True))
+        view.carriage.note_plain_keys(name for name, kind in kinds.items() if kind != b"none")
+        for name, kind in kinds.items():
+            view.note_native(name, kind == b"stream" and not view.recall(name).exists)
+
+
+def _is_known_append(view: View, argv: list[bytes]) -> bool:
+    """Whether a command is a plain append to a stream of ours: it creates its strand, and needs no lookup."""
+    return is_plain(argv) and shares_slot(argv[1]) and argv[1] in view.cache.homes
 
 
 def _send(queued: list[Queued], shape: Shape) -> Plan[None]:
@@ -256,9 +263,19 @@ def transaction(
             return False
 
 
+def is_native(view: View, spec: CommandSpec | None, argv: list[bytes]) -> bool:
+    """Whether a stream command is the engine's own: it names native streams only, as far as we know."""
+    if spec is None or argv[0][:1] not in (b"X", b"x"):
+        return False
+    names = spec.names(argv)
+    return bool(names) and all(map(view.is_native, names))
+
+
 def refusal(view: View, spec: CommandSpec, argv: list[bytes]) -> ReplyError | None:
     """The error if a command cannot be queued in a MULTI."""
     error = spec.arity_error(argv)
+    if error is None and is_native(view, spec, argv):
+        return None
     if error is None and not (spec.multi and spec.fits_multi(view, argv)):
         name = argv[0].decode("ascii", "replace").upper()
         why = "it takes several round trips here"

@@ -1,5 +1,6 @@
 """Looks up a stream: its registry, whether it exists, and whether a plain key has its name."""
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from braidstream.errors import ReplyError
@@ -70,6 +71,23 @@ def refuse_other_types(name: bytes, kind: bytes | None = None) -> Plan[None]:
         [kind] = yield Batch([("TYPE", name)], resend=True)
     if kind != b"none":
         raise ReplyError(WRONGTYPE)
+
+
+def find_natives(view: View, names: Iterable[bytes]) -> Plan[bool]:
+    """Look which names are native streams. Whether another try of a command may find what this one did not:
+    some became native streams, or are streams of ours by now. One round trip."""
+    distinct = list(dict.fromkeys(names))
+    types: list[Command] = [("TYPE", name) for name in distinct]
+    replies = yield Batch([*map(registry_of, distinct), *types], resend=True)
+    found = zip(distinct, replies[: len(distinct)], replies[len(distinct) :], strict=True)
+    return any([_note_kind(view, *each) for each in found])
+
+
+def _note_kind(view: View, name: bytes, reply: list[Any], kind: bytes) -> bool:
+    exists, before = view.learn(name, reply).exists, view.is_native(name)
+    is_native = kind == b"stream" and not exists
+    view.note_native(name, is_native)
+    return exists or is_native != before
 
 
 def is_stale(reply: Any) -> bool:

@@ -103,6 +103,17 @@ class View:
     def forget_reading(self, name: bytes, group: bytes) -> None:
         self.cache.forget_reading(name, group)
 
+    def is_native(self, name: bytes) -> bool:
+        """Whether a name was a native stream of the engine when somebody last looked."""
+        return name in self.cache.natives
+
+    def note_native(self, name: bytes, is_native: bool) -> None:
+        self.cache.note_native(name, is_native)
+
+    def native_strand(self, name: bytes) -> Strand:
+        """A native stream, read as the only strand of its name."""
+        return Strand(name, keys.PLAIN, 0)
+
     # Predicted state
 
     def needs_create(self, home: Strand) -> bool:
@@ -120,6 +131,7 @@ class View:
     def expect_deleted(self, name: bytes) -> None:
         """Nothing of that name will exist when the next command runs."""
         self.carriage.expect_deleted(name)
+        self.cache.natives.discard(name)
         known = self.recall(name)
         if known.exists:
             settings = known.idempotence and known.idempotence.deleted()

@@ -1,0 +1,248 @@
+"""Stream commands on native streams: streams of the engine that nobody has adopted (admin/adopt.py).
+
+    XADD orders ...   --- is `orders` known as a native stream?  --yes-->  the command, unchanged
+                      `-- no: the plan. WRONGTYPE?  --> look; if it is a native stream, start again
+
+So appends to streams of ours cost nothing more. A native stream costs one lookup when it is first named.
+What is known may be stale: the stream may be adopted or deleted at any moment. The command that finds it
+gone changes nothing, and its plan runs instead:
+
+    adopted     the name is fenced: a key of another type, so the engine answers WRONGTYPE
+    deleted     nothing creates the native stream again: XADD is sent with NOMKSTREAM, XGROUP CREATE without
+                MKSTREAM
+
+XREAD over native streams and ours is one native XREAD (xread.py). XREADGROUP is one for each stream.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from braidstream.commands.arguments import Argv, option, shown
+from braidstream.commands.xreadgroup import deliver, heads
+from braidstream.commands.xreadgroup.blocking import LISTEN_SLICE_MS, QUEUE_SLICE_MS
+from braidstream.commands.xreadgroup.group_arguments import ReadGroup, parse
+from braidstream.errors import RefusedError, ReplyError
+from braidstream.model import ids
+from braidstream.model.command import Command
+from braidstream.model.ids import Id
+from braidstream.model.meta import Registry
+from braidstream.model.strand import Strand, facts
+from braidstream.protocol.lookup import find_natives, registry_of
+from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.stream_view import View
+
+Build = Callable[[View, Argv], Plan[Any]]
+
+_TRIES: Final = 8
+_READS: Final = frozenset((b"XLEN", b"XRANGE", b"XREVRANGE", b"XREAD", b"XINFO", b"XPENDING"))
+# How engines tell a reader that waits that its stream or group is gone, or the key is another now.
+_GONE: Final = ("WRONGTYPE", "UNBLOCKED", "NOGROUP")
+_NO_KEY: Final = "ERR The XGROUP subcommand requires the key to exist"
+
+
+class _NotNativeError(Exception):
+    """A name is no native stream, or not any more. Nothing was changed. argv: what is left to do."""
+
+    def __init__(self, argv: Argv) -> None:
+        super().__init__()
+        self.argv = argv
+
+
+def routed(view: View, argv: Argv, names: Argv, build: Build) -> Plan[Any]:
+    """A stream command: the engine's own on native streams, else its plan."""
+    command = argv[0].upper()
+    for left in reversed(range(_TRIES)):
+        try:
+            if _passes(view, argv, names):
+                return (yield from _pass(view, argv, names))
+            if command == b"XREADGROUP" and any(map(view.is_native, names)):
+                return (yield from _read_groups(view, argv))
+            return (yield from build(view, argv))
+        except _NotNativeError as gone:
+            argv = gone.argv
+        except ReplyError as error:
+            if error.code != "WRONGTYPE" or view.carriage.is_all_or_nothing or not left:
+                raise
+            view = view.alone()
+            if not (yield from find_natives(view, names)):
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _passes(view: View, argv: Argv, names: Argv) -> bool:
+    """Whether the engine answers the command as it is. An XREAD that waits also waits for an adoption."""
+    waits = argv[0].upper() == b"XREAD" and view.carriage.may_block and _block_at(argv) is not None
+    return bool(names) and all(map(view.is_native, names)) and not waits
+
+
+def _pass(view: View, argv: Argv, names: Argv) -> Plan[Any]:
+    if view.carriage.is_all_or_nothing:  # the registry is WATCHed: nobody adopts it before EXEC
+        [reply] = yield Batch([_command(argv)])
+        return reply
+    at = _block_at(argv)
+    if at is not None:
+        return (yield from _wait(view, argv, names, at))
+    replies = yield Batch(
+        [*map(registry_of, names), _careful(argv)], resend=argv[0].upper() in _READS, attempt=True
+    )
+    reply = replies.pop()
+    if _is_gone(argv, reply) or (not _has_added(argv, reply) and _is_braided(names, replies)):
+        raise _forgotten(view, names, argv)
+    if isinstance(reply, ReplyError):
+        raise reply
+    return reply
+
+
+def _careful(argv: Argv) -> Command:
+    """The command, so that it does not create a stream."""
+    command = argv[0].upper()
+    if command == b"XADD":
+        return ("XADD", argv[1], "NOMKSTREAM", *argv[2:])
+    if command == b"XGROUP":
+        return ("XGROUP", *argv[1:5], *(word for word in argv[5:] if option(word) != b"MKSTREAM"))
+    return _command(argv)
+
+
+def _command(argv: Argv) -> Command:
+    """The command as it is; its name in the form that the shape of its reply is known by."""
+    return (argv[0].decode("ascii").upper(), *argv[1:])
+
+
+def _is_gone(argv: Argv, reply: Any) -> bool:
+    if isinstance(reply, ReplyError):
+        return reply.code == "WRONGTYPE" or reply.text.startswith(_NO_KEY)
+    return reply is None and argv[0].upper() == b"XADD"
+
+
+def _has_added(argv: Argv, reply: Any) -> bool:
+    return argv[0].upper() == b"XADD" and isinstance(reply, bytes)
+
+
+def _is_braided(names: Argv, replies: list[Any]) -> bool:
+    """Whether one of the names is a stream of ours by now."""
+    for name, reply in zip(names, replies, strict=False):
+        if isinstance(reply, ReplyError):
+            raise reply
+        if Registry.parse(name, reply).exists:
+            return True
+    return False
+
+
+def _forgotten(view: View, names: Argv, argv: Argv) -> _NotNativeError:
+    for name in names:
+        view.note_native(name, False)
+    return _NotNativeError(argv)
+
+
+def _block_at(argv: Argv) -> int | None:
+    """Where the milliseconds of BLOCK are among the words; None without BLOCK."""
+    if argv[0].upper() not in (b"XREAD", b"XREADGROUP"):
+        return None
+    streams = next((at for at, word in enumerate(argv) if option(word) == b"STREAMS"), len(argv))
+    return next((at + 1 for at, word in enumerate(argv[:streams]) if option(word) == b"BLOCK"), None)
+
+
+def _wait(view: View, argv: Argv, names: Argv, at: int) -> Plan[Any]:
+    """XREADGROUP BLOCK, in slices. If the stream is adopted meanwhile, the plan waits for what is left."""
+    spec = parse(argv)
+    if spec is None or spec.block_ms is None:
+        [reply] = yield Batch([_command(argv)])
+        return reply
+    left_ms = spec.block_ms
+    while True:
+        turn = min(left_ms, QUEUE_SLICE_MS) if spec.block_ms else QUEUE_SLICE_MS
+        now = [*argv[:at], b"%d" % turn, *argv[at + 1 :]]
+        replies = yield Batch([*map(registry_of, names), _command(now)], attempt=True, block_ms=turn)
+        reply = replies.pop()
+        rest = [*argv[:at], b"%d" % left_ms, *argv[at + 1 :]]
+        if isinstance(reply, ReplyError):
+            if reply.code in _GONE and (yield from find_natives(view, names)):
+                raise _NotNativeError(rest)
+            raise reply
+        if reply is not None:
+            return reply
+        left_ms -= turn
+        if spec.block_ms and left_ms <= 0:
+            return None
+        if _is_braided(names, replies):
+            raise _forgotten(view, names, rest)
+
+
+# XREADGROUP over native streams and ours
+
+
+def _read_groups(view: View, argv: Argv) -> Plan[list[Any] | None]:
+    """Each stream in turn, as if it were the only one. If there is nothing: wait, then read."""
+    spec = parse(argv)
+    if spec is None:
+        return (yield from deliver.read_group(view, argv))
+    if spec.max_size is not None:
+        why = "some of the streams are native streams, others are braidstream's"
+        raise RefusedError("XREADGROUP with MAXSIZE", why, "Read them one by one, or adopt them: braid adopt")
+    view = view.alone()
+    left_ms, waits = spec.block_ms, spec.block_ms is not None and view.carriage.may_block
+    yield from _check_groups(view, spec)
+    while True:
+        found = yield from _read_each(view, spec)
+        if found or not waits or left_ms is None or any(word != b">" for word in spec.positions):
+            return found or None
+        if spec.block_ms and left_ms <= 0:
+            return None
+        turn = min(left_ms, LISTEN_SLICE_MS) if spec.block_ms else LISTEN_SLICE_MS
+        at = yield from _positions(view, spec)
+        [heard] = yield Batch([heads.xread(at, 1, "BLOCK", turn)], block_ms=turn, resend=True, attempt=True)
+        if heard is None:
+            left_ms -= turn
+        elif isinstance(heard, ReplyError):
+            yield from find_natives(view, spec.names)
+        for name in spec.names:
+            view.forget_reading(name, spec.group)
+
+
+def _read_each(view: View, spec: ReadGroup) -> Plan[list[Any]]:
+    answer, most = list[Any](), spec.max_count
+    for name, word in zip(spec.names, spec.positions, strict=True):
+        count = min((cap for cap in (spec.count, most) if cap is not None), default=None)
+        words = [b"XREADGROUP", b"GROUP", spec.group, spec.consumer]
+        words += [] if count is None else [b"COUNT", b"%d" % count]
+        words += [] if spec.claim_ms is None else [b"CLAIM", b"%d" % spec.claim_ms]
+        words += [b"NOACK"] if spec.noack else []
+        try:
+            found = yield from routed(view, [*words, b"STREAMS", name, word], [name], deliver.read_group)
+        except ReplyError:
+            if not answer:
+                raise
+            return answer  # already delivered, so return it
+        answer += found or []
+        if most is not None:
+            most -= sum(len(page) for _, page in found or [])
+            if most <= 0:
+                break
+    return answer
+
+
+def _check_groups(view: View, spec: ReadGroup) -> Plan[None]:
+    """Refuse before anything is delivered, as the engine does."""
+    yield from find_natives(view, spec.names)
+    for name in spec.names:
+        groups = (yield from _native_groups(name)) if view.is_native(name) else view.recall(name).groups
+        if spec.group not in groups:
+            where = f"No such key '{shown(name)}' or consumer group '{shown(spec.group)}'"
+            raise ReplyError(f"NOGROUP {where} in XREADGROUP with GROUP option")
+
+
+def _native_groups(name: bytes) -> Plan[dict[bytes, Id]]:
+    """The groups of a native stream, and where each is."""
+    [reply] = yield Batch([("XINFO", "GROUPS", name)], resend=True)
+    return {info[b"name"]: ids.native(info[b"last-delivered-id"]) for info in map(facts, reply)}
+
+
+def _positions(view: View, spec: ReadGroup) -> Plan[dict[Strand, Id]]:
+    """Where the group is in every stream."""
+    at = dict[Strand, Id]()
+    for name in dict.fromkeys(spec.names):
+        if view.is_native(name):
+            at[view.native_strand(name)] = (yield from _native_groups(name))[spec.group]
+        else:
+            at.update((yield from heads.positions(view, name, spec.group)))
+    return at
