@@ -26,7 +26,9 @@ def test_a_killed_engine_with_an_append_only_file_comes_back_with_its_data(flavo
 
 
 def test_braid_up_waits_until_an_engine_has_loaded_its_data(flavour: Flavour, tmp_path: Path) -> None:
-    with Engine(flavour, args=["--appendonly", "yes", "--dir", str(tmp_path)]) as engine:
+    with Engine(
+        flavour, args=["--appendonly", "yes", "--appendfsync", "always", "--dir", str(tmp_path)]
+    ) as engine:
         with engine.client() as client:
             pipe = client.pipeline(transaction=False)
             for number in range(5_000):

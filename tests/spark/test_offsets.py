@@ -38,7 +38,7 @@ def test_what_a_stored_offset_means() -> None:
 
 @pytest.mark.parametrize("stored", [{"orders": {"x1": "1-1"}}, {"orders": {"s1": "soon"}}])
 def test_a_frontier_that_cannot_be_read_is_refused(stored: dict[str, dict[str, str]]) -> None:
-    with pytest.raises(ValueError, match="is no strand and native ID"):
+    with pytest.raises(ValueError, match="is not a strand and its native ID"):
         Frontier.parse(stored)
 
 

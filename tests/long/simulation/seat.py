@@ -19,7 +19,7 @@ from braidstream.model.meta import Registry
 from braidstream.model.region_config import Region
 from braidstream.net.reply_shape import resp2
 from braidstream.net.wire import pack
-from braidstream.protocol.braid import ask
+from braidstream.protocol.braid import read_strands
 from braidstream.protocol.exchange import unpack, wire
 from braidstream.protocol.identify import read_region
 from braidstream.protocol.lookup import registry_of
@@ -110,7 +110,7 @@ class Seat:
 
     def look(self, name: str) -> tuple[bool, dict[Entry, bytes]]:
         """Whether a stream exists here, and every entry in it with its value."""
-        plan = ask(self.eyes, name.encode(), lambda strand: strand.xrange(ids.ZERO, ids.LAST))
+        plan = read_strands(self.eyes, name.encode(), lambda strand: strand.xrange(ids.ZERO, ids.LAST))
         registry, pages = self.run(plan)
         found = {
             (strand.registration.decode(), ids.native(native)): fields[1]
