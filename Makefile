@@ -89,6 +89,15 @@ fuzz: ## atheris on the gateway's parser, then a million hostile cases at a runn
 crowd: ## 10,000 idle and 500 busy clients at one gateway
 	BRAID_IDLE=10000 BRAID_BUSY=500 $(PYTHON) -m pytest -q -s tests/gateway/test_gateway_crowd.py --timeout 0
 
+docs: ## build the documentation site into site/, with every link checked
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet --strict
+
+docs-serve: ## the site at http://127.0.0.1:8000, built again when a page changes
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs serve
+
+drawings: ## docs/drawings/*.pikchr become the SVG files beside them
+	cd scripts/drawings && npm install --silent --no-audit --no-fund --no-package-lock && node draw.mjs
+
 docs-reference: ## write the generated pages of docs/reference
 	$(PYTHON) -m scripts.reference
 

@@ -25,13 +25,18 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
+def _prose(text: str) -> str:
+    """A cell whose brackets are no links."""
+    return _cell(text).replace("[", "\\[")
+
+
 def commands() -> str:
     """Every command that runs as a plan."""
     rows = []
     for name, spec in TABLE.items():
         what = (inspect.getdoc(spec.build) or "").splitlines()[0]
         multi = "yes" if spec.multi else "no"
-        rows.append(f"| `{name.decode()}` | `{_cell(spec.grammar)}` | {multi} | {_cell(what)} |")
+        rows.append(f"| `{name.decode()}` | `{_cell(spec.grammar)}` | {multi} | {_prose(what)} |")
     intro = (
         "On a stream, these commands act on all its [strands](../glossary.md#strand). On a plain key\n"
         "they work as in Redis. All other commands pass to the engine unchanged. Replies and error texts\n"

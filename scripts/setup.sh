@@ -86,7 +86,7 @@ install_venv() {
     # -c does not reach the isolated build, these two do (the second is what newer pips read).
     PIP_CONSTRAINT="$PWD/constraints.txt" PIP_BUILD_CONSTRAINT="$PWD/constraints.txt" \
         .venv/bin/pip install --quiet --disable-pip-version-check --root-user-action=ignore \
-        -c constraints.txt -e '.[dev,spark]'
+        -c constraints.txt -e '.[dev,docs,spark]'
     echo "$want" >"$stamp"
 }
 
