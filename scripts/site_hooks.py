@@ -1,7 +1,8 @@
 """Hooks of mkdocs: files outside docs/ that pages link to become pages of the site.
 
-Pages link to examples, to the README and to the changelog by relative paths, so that the links also work in the
-repository. mkdocs knows only docs/. These hooks add each linked file as a page under `repository/` and rewrite the link:
+Pages link to examples, to the README and to the changelog by relative paths, so that the links also work in
+the repository. mkdocs knows only docs/. These hooks add each linked file as a page under `repository/` and
+rewrite the link:
 
     docs/guides/groups.md   [worker](../../examples/worker.py)  ->  ../repository/examples/worker.py.md
 
@@ -18,7 +19,14 @@ from mkdocs.structure.pages import Page
 
 _ROOT = Path(__file__).resolve().parent.parent
 _LINK = re.compile(r"(\]\()([^)#\s:]+)(#[^)\s]*)?(\))")
-_SHOWN = {".py": "python", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml", ".json": "json", ".service": "ini"}
+_SHOWN = {
+    ".py": "python",
+    ".toml": "toml",
+    ".yml": "yaml",
+    ".yaml": "yaml",
+    ".json": "json",
+    ".service": "ini",
+}
 _PLACE = "repository"
 
 
@@ -58,14 +66,19 @@ def _content(page: str) -> str:
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """List every decision in the navigation, in the order of their numbers."""
-    pages = sorted(path.relative_to(config.docs_dir).as_posix() for path in Path(config.docs_dir, "decisions").glob("*.md"))
+    pages = sorted(
+        path.relative_to(config.docs_dir).as_posix()
+        for path in Path(config.docs_dir, "decisions").glob("*.md")
+    )
     design = next(tab for tab in config.nav or [] if "Design" in tab)
     design["Design"].append({"Decisions": pages})
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    found = {page for file in files.documentation_pages() for page in _targets(file.src_uri, file.content_string)}
+    found = {
+        page for file in files.documentation_pages() for page in _targets(file.src_uri, file.content_string)
+    }
     done: set[str] = set()
     while found - done:
         page = min(found - done)
@@ -89,4 +102,3 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"{before}{posixpath.relpath(place, here)}{anchor or ''}{after}"
 
     return _LINK.sub(rewritten, markdown)
-
