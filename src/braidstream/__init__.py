@@ -54,6 +54,9 @@ from braidstream import (
 from braidstream.cluster import RedisCluster as RedisCluster
 from braidstream.net.compat import fall_back_to as _fall_back_to
 from braidstream.clients.sync import Redis as Redis
+from braidstream.consumers.held import Reject as Reject
+from braidstream.consumers.message import Message as Message
+from braidstream.consumers.threads import Consumer as Consumer
 from braidstream.exceptions import (
     BraidError as BraidError,
     LibraryError as LibraryError,
@@ -90,10 +93,13 @@ __all__ = sorted(
     {
         *_redis.__all__,
         "BraidError",
+        "Consumer",
         "LibraryError",
+        "Message",
         "NotARegionError",
         "RefusedError",
         "RegionTakenError",
+        "Reject",
         "asyncio",
         "backoff",
         "client",

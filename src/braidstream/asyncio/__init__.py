@@ -39,6 +39,7 @@ from braidstream.asyncio import (
 from braidstream.asyncio.cluster import RedisCluster as RedisCluster
 from braidstream.asyncio.sentinel import Sentinel as Sentinel
 from braidstream.clients.aio import Redis as Redis
+from braidstream.consumers.tasks import Consumer as Consumer
 from braidstream.net.compat import fall_back_to as _fall_back_to
 
 if TYPE_CHECKING:  # newer than the oldest redis-py that is supported
@@ -52,7 +53,7 @@ else:
     __getattr__ = _fall_back_to(_redis)
 
 
-__all__ = sorted({*_redis.__all__, "client", "cluster", "connection", "retry", "sentinel"})
+__all__ = sorted({*_redis.__all__, "Consumer", "client", "cluster", "connection", "retry", "sentinel"})
 
 StrictRedis = Redis
 

@@ -1,7 +1,7 @@
 """`braidstream.asyncio.Redis`: the same text as `sync.py`, with awaits. Keep the two side by side."""
 
 import inspect
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import redis.asyncio
@@ -119,10 +119,17 @@ class Redis(_Plans, shared.Idempotence, redis.asyncio.Redis):  # type: ignore[mi
 
     async def run_plan(self, plan: Plan[T]) -> T:
         """Run a plan of your own on a connection from the pool."""
+        return await self._run_on_one(lambda conn: plan)
+
+    async def converse(self, make: shared.Conversation[T]) -> T:
+        """Run a plan over plans of commands: their replies are bytes, and redis-py does not parse them."""
+        return await self._run_on_one(lambda conn: self.session.viewed(conn, make))
+
+    async def _run_on_one(self, make: Callable[[Any], Plan[T]]) -> T:
         await self.initialize()
         conn = await self.connection_pool.get_connection()  # type: ignore[no-untyped-call]
         try:
-            return await self._run(conn, plan)
+            return await self._run(conn, make(conn))
         except NotResentError as lost:
             raise lost.for_user() from None
         finally:

@@ -6,9 +6,9 @@ own response callbacks. So methods, pools, TLS, pipelines and parsing stay redis
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import redis.asyncio
 from redis import exceptions
@@ -36,6 +36,10 @@ from braidstream.protocol.stream_view import View
 
 # Commands after which a connection may stand before another database, or queues what it gets.
 MOVES: Final = frozenset(("SELECT", "SWAPDB", "RESET", "MULTI", "EXEC", "DISCARD"))
+
+T = TypeVar("T")
+# Makes a plan, given a function that returns the view of the streams for a way to carry commands.
+Conversation = Callable[[Callable[[Carriage | None], View]], Plan[T]]
 
 
 class Session:
@@ -72,6 +76,11 @@ class Session:
         """One command, on a connection."""
         yield from self.refresh(conn)
         return (yield from spec.plan(self.view(Carriage(watching=watching)), argv))
+
+    def viewed(self, conn: Any, make: "Conversation[T]") -> Plan[T]:
+        """A plan over the plans of several commands, on a connection."""
+        yield from self.refresh(conn)
+        return (yield from make(self.view))
 
     def doubt(self, conn: Any) -> None:
         """Something is not as we remember, like a strand that is gone: read everything again."""

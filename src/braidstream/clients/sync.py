@@ -1,5 +1,6 @@
 """`braidstream.Redis`: redis-py's client, its stream commands run as plans. `aio.py` is its twin."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import redis
@@ -116,9 +117,16 @@ class Redis(_Plans, shared.Idempotence, redis.Redis):
 
     def run_plan(self, plan: Plan[T]) -> T:
         """Run a plan of your own on a connection from the pool."""
+        return self._run_on_one(lambda conn: plan)
+
+    def converse(self, make: shared.Conversation[T]) -> T:
+        """Run a plan over plans of commands: their replies are bytes, and redis-py does not parse them."""
+        return self._run_on_one(lambda conn: self.session.viewed(conn, make))
+
+    def _run_on_one(self, make: Callable[[Any], Plan[T]]) -> T:
         conn = self.connection_pool.get_connection()
         try:
-            return self._run(conn, plan)
+            return self._run(conn, make(conn))
         except NotResentError as lost:
             raise lost.for_user() from None
         finally:

@@ -80,6 +80,13 @@ EVENTS: Final = {
         logging.ERROR,
         "a command caused an unexpected error; its client was disconnected. Report it as a bug",
     ),
+    "consumer.ready": (logging.INFO, "a consumer joined its group and takes entries"),
+    "consumer.stopped": (logging.INFO, "a consumer finished what it had started, and left its group"),
+    "consumer.failed": (logging.WARNING, "a handler failed; the entry is handled again after retry_in_s"),
+    "consumer.dead": (logging.ERROR, "an entry failed for the last time and goes to the dead letters"),
+    "consumer.unreached": (logging.WARNING, "a consumer cannot reach its engine, or was refused; retrying"),
+    "consumer.refused": (logging.WARNING, "the engine refused a part of a consumer's work; retrying"),
+    "consumer.claimed": (logging.INFO, "a consumer took over entries of one that is gone"),
     "config.changed": (logging.INFO, "the list of regions changed"),
     "config.broken": (logging.WARNING, "the changed file is invalid; the old list stays in use"),
 }

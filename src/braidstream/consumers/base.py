@@ -1,0 +1,149 @@
+"""What both consumers share: arguments, the handler, logs, when to do what."""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any, Final, TypeVar
+
+from braidstream.consumers.handler import Handler
+from braidstream.consumers.held import Failure, Held, Reject, Work
+from braidstream.consumers.in_hand import InHand
+from braidstream.consumers.settings import Settings, own_name, stream_names
+from braidstream.consumers.turn import Turns
+from braidstream.errors import ReplyError
+from braidstream.net.sender import LOST
+from braidstream.observability.events import emit
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# How long a read waits for new entries, and so how long it takes at most until a signal stops it.
+BLOCK_MS: Final = 1000
+# The longest pause between attempts to reach the engine.
+_MOST_PAUSE_S: Final = 5.0
+
+
+def settings_of(arguments: dict[str, Any]) -> Settings:
+    """Settings from the arguments of a constructor, by their names."""
+    given = {each.name: arguments[each.name] for each in fields(Settings)}
+    given["streams"] = stream_names(given["streams"])
+    given["name"] = given["name"] or own_name()
+    return Settings(**given)
+
+
+class ConsumerBase:
+    """The state of one consumer."""
+
+    # Errors that pass when the engine comes back.
+    unreachable = LOST
+
+    def __init__(self, settings: Settings, body: str | None) -> None:
+        self.settings, self._body = settings, body
+        self._handler: Handler | None = None
+        self.hand = InHand(settings, random.random, time.monotonic())
+        self.turns = Turns(settings, self.hand)
+        self.must_join = False
+        self._failures = 0
+        self._resume_at = 0.0
+        self._has_run = False
+        self._stop_at: float | None = None
+
+    def handler(self, function: F) -> F:
+        """Decorator: the function that handles entries."""
+        if self._handler is not None:
+            raise ValueError("this consumer has a handler already. Make one consumer for each handler.")
+        self.check_handler(function)
+        self._handler = Handler(function, is_batch=self.settings.batch is not None, body=self._body)
+        return function
+
+    def check_handler(self, function: Callable[..., Any]) -> None:
+        """Refuse what the consumer cannot call."""
+
+    @property
+    def wanted(self) -> Handler:
+        if self._handler is None:
+            raise ValueError("this consumer has no handler. Decorate a function with @consumer.handler.")
+        return self._handler
+
+    def begin(self) -> None:
+        """A consumer runs once."""
+        _ = self.wanted
+        if self._has_run:
+            raise ValueError("this consumer has run already. Make another one.")
+        self._has_run = True
+
+    # Handlers
+
+    def prepare(self, work: Work) -> tuple[tuple[Any, ...] | None, dict[Held, Reject]]:
+        """The arguments of the handler, None if all of the work is invalid; and what is invalid."""
+        handler = self.wanted
+        rejected = dict[Held, Reject]()
+        messages, models = [], []
+        for held in work:
+            try:
+                models.append(handler.decode(held.message) if handler.decodes else None)
+                messages.append(held.message)
+            except Reject as error:
+                rejected[held] = error
+        return (handler.arguments(messages, models) if messages else None), rejected
+
+    def too_late(self) -> TimeoutError:
+        return TimeoutError(f"the handler did not end within {self.settings.timeout} s")
+
+    def finished(self, work: Work, error: BaseException | None, rejected: dict[Held, Reject]) -> None:
+        for failure in self.hand.finished(work, error, rejected, time.monotonic()):
+            _tell(failure)
+
+    # The engine
+
+    def tell_refused(self, refused: dict[str, ReplyError]) -> None:
+        for what, error in refused.items():
+            emit("consumer.refused", group=self.settings.group, what=what, why=str(error))
+
+    def took(self, reply: Sequence[Any]) -> None:
+        """The reply to a read."""
+        self.reached()
+        now = time.monotonic()
+        for stream, entries in reply:
+            self.hand.taken(stream, entries, now)
+
+    def reached(self) -> None:
+        self._failures = 0
+
+    def unreached(self, error: BaseException) -> float:
+        """The engine cannot be reached, or refuses. Returns how long to wait."""
+        self._failures += 1
+        self.must_join = self.must_join or "NOGROUP" in str(error)
+        emit("consumer.unreached", group=self.settings.group, why=str(error))
+        self.hand.unreached(time.monotonic())
+        full: float = min(_MOST_PAUSE_S, 0.05 * 2.0 ** min(self._failures, 10))
+        return full * (0.5 + random.random() / 2)
+
+    def pause(self, error: BaseException) -> None:
+        """Leave the engine alone for a while."""
+        self._resume_at = time.monotonic() + self.unreached(error)
+
+    def may_read(self, now: float) -> bool:
+        if self._stop_at is not None or now < self._resume_at or self.must_join or self.hand.must_recover:
+            return False
+        return self.hand.room > 0
+
+    def may_turn(self, now: float, *, is_reading: bool) -> bool:
+        """After a lost reply a turn waits for the running read: what that gets is not lost."""
+        if now < self._resume_at or (self.hand.must_recover and is_reading):
+            return False
+        return self.must_join or self.turns.is_due(now)
+
+    def next_time(self, now: float) -> float:
+        """When to look again, if nothing happens before."""
+        return max(self.turns.next_time(now), self._resume_at)
+
+
+def _tell(failure: Failure) -> None:
+    message = failure.held.message
+    why = f"{type(failure.error).__name__}: {failure.error}"
+    facts = {"stream": message.stream, "id": message.id, "attempt": message.attempt, "why": why}
+    if failure.delay is None:
+        emit("consumer.dead", **facts)
+    else:
+        emit("consumer.failed", **facts, retry_in_s=round(failure.delay, 3))

@@ -1,0 +1,54 @@
+"""Dead letters: entries that failed too often, as they stand in their stream.
+
+    dead.stream    the stream it was taken from
+    dead.id        its ID there
+    dead.group     the group that could not handle it
+    dead.consumer  the consumer that gave up
+    dead.attempts  how many attempts there were
+    dead.reason    why the last one failed
+
+Then the fields of the entry follow, as they were.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+_PREFIX: Final = b"dead."
+_NAMES: Final = ("stream", "id", "group", "consumer", "attempts", "reason")
+# A longer reason is cut.
+_MOST_REASON: Final = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """What is known of an entry that failed too often. words: its fields and values in turn."""
+
+    stream: str
+    id: str
+    group: str
+    consumer: str
+    attempts: int
+    reason: str
+    words: tuple[bytes, ...]
+
+    def to_words(self) -> list[bytes]:
+        """The fields and values of the dead letter, in turn."""
+        found = list[bytes]()
+        for name in _NAMES:
+            text = str(getattr(self, name))[:_MOST_REASON]
+            found += [_PREFIX + name.encode(), text.encode("utf-8", "backslashreplace")]
+        return [*found, *self.words]
+
+
+def parse(words: Sequence[bytes]) -> DeadLetter | None:
+    """A dead letter, by the fields and values of its entry. None if the entry is none."""
+    head = dict(zip(words[: 2 * len(_NAMES) : 2], words[1 : 2 * len(_NAMES) : 2], strict=True))
+    told = [head.get(_PREFIX + name.encode()) for name in _NAMES]
+    if any(each is None for each in told):
+        return None
+    stream, id, group, consumer, attempts, reason = (
+        each.decode("utf-8", "replace") for each in told if each is not None
+    )
+    number = int(attempts) if attempts.isdecimal() else 0
+    return DeadLetter(stream, id, group, consumer, number, reason, tuple(words[2 * len(_NAMES) :]))

@@ -1,0 +1,103 @@
+"""What a handler wants, by its annotations: the message, a model made of its fields, or a list of them.
+
+def handle(message: Message) -> None
+def handle(order: Order) -> None                      a dataclass, a pydantic model, a TypedDict
+def handle(order: Order, message: Message) -> None    both
+def handle(orders: list[Order]) -> None               with batch=
+"""
+
+import inspect
+import typing
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from braidstream.consumers.held import Reject
+from braidstream.consumers.message import Message
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
+
+
+class Handler:
+    """A user's function, and how its arguments are made of messages.
+
+    decode: makes of a message what the function wants of it; None if it wants messages only.
+    """
+
+    def __init__(self, function: Callable[..., Any], *, is_batch: bool, body: str | None) -> None:
+        self.function = function
+        self.is_batch, self._body = is_batch, body
+        kinds = _annotations(function)
+        if is_batch:
+            kinds = [_item(kind, function) for kind in kinds]
+        self._wants_message = [kind is Message or kind is inspect.Parameter.empty for kind in kinds]
+        models = [kind for kind, plain in zip(kinds, self._wants_message, strict=True) if not plain]
+        if not kinds or len(models) > 1 or len(kinds) > 2 or (len(kinds) == 2 and not models):
+            raise TypeError(
+                f"{function!r} must take the message, a model of its fields, or both: "
+                "def handle(order: Order, message: Message)."
+            )
+        self._adapter = _adapter(models[0]) if models else None
+
+    @property
+    def decodes(self) -> bool:
+        return self._adapter is not None
+
+    def decode(self, message: Message) -> Any:
+        """The model of a message. Raises Reject if it is invalid: another attempt would not help."""
+        from pydantic import ValidationError
+
+        assert self._adapter is not None
+        try:
+            if self._body is None:
+                return self._adapter.validate_python(message.fields)
+            body = message.raw.get(self._body.encode())
+            if body is None:
+                raise Reject(f"it has no field {self._body!r}")
+            return self._adapter.validate_json(body)
+        except ValidationError as error:
+            raise Reject(_shown(error)) from error
+        except UnicodeDecodeError as error:
+            raise Reject(f"its fields are not UTF-8: {error}") from error
+
+    def arguments(self, messages: list[Message], models: list[Any]) -> tuple[Any, ...]:
+        """What the function is called with."""
+        if self.is_batch:
+            return tuple(messages if plain else models for plain in self._wants_message)
+        return tuple(messages[0] if plain else models[0] for plain in self._wants_message)
+
+
+def _adapter(kind: Any) -> "TypeAdapter[Any]":
+    from pydantic import TypeAdapter  # it takes long to import, and many handlers need none
+
+    return TypeAdapter(kind)
+
+
+def _annotations(function: Callable[..., Any]) -> list[Any]:
+    """The types of the parameters that must be given."""
+    target = function if inspect.isroutine(function) else type(function).__call__
+    hints = typing.get_type_hints(target)
+    wanted = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [
+        hints.get(name, inspect.Parameter.empty)
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind in wanted and parameter.default is inspect.Parameter.empty
+    ]
+
+
+def _item(kind: Any, function: Callable[..., Any]) -> Any:
+    if kind is inspect.Parameter.empty:
+        return kind
+    arguments = typing.get_args(kind)
+    if typing.get_origin(kind) not in (list, Sequence) or len(arguments) != 1:
+        raise TypeError(f"{function!r} handles batches, so it must take a list: list[Message].")
+    return arguments[0]
+
+
+def _shown(error: "ValidationError") -> str:
+    """Without the values: they may be secret, and stand in the entry anyway."""
+    found = [
+        f"{'.'.join(map(str, each['loc'])) or 'entry'}: {each['msg']}"
+        for each in error.errors(include_url=False, include_input=False, include_context=False)
+    ]
+    return "; ".join(found)

@@ -1,0 +1,50 @@
+"""One entry that a consumer has in hand, and how handling it can fail."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from braidstream.consumers.message import Message
+
+
+class Reject(Exception):
+    """Raise it in a handler to move the entry to the dead letters at once, without further attempts."""
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """One entry in hand.
+
+    attempts: how many were started.
+    is_counted: the engine counts the next attempt already.
+    lease: until when no other consumer claims it.
+    is_lost: another consumer has claimed it.
+    is_again: the running attempt was counted on its own, before it started.
+    """
+
+    message: Message
+    stream: bytes
+    id: bytes
+    attempts: int
+    is_counted: bool
+    lease: float
+    is_running: bool = False
+    is_lost: bool = False
+    is_again: bool = False
+    key: Hashable = None
+
+    @property
+    def place(self) -> tuple[bytes, bytes]:
+        return self.stream, self.id
+
+
+# What a handler gets at once: one entry, or a batch.
+Work = list[Held]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an entry was not handled. delay: seconds until the next attempt; None if it is dead."""
+
+    held: Held
+    error: BaseException
+    delay: float | None

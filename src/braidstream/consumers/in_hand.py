@@ -1,0 +1,318 @@
+"""The entries that a consumer has in hand, and what happens to each next. No I/O, no clock, no threads.
+
+    taken -----> ready -----------------> running --ok--> done --acknowledged--> gone
+    claimed --\                            |   ^
+               --> due --counted--> ready -+   |  failed: waits for its next attempt, then due again
+                    ^                      |   |
+                    +------ waiting <------+---+  failed `retries` times, or rejected: dead --moved--> gone
+
+`turn.py` talks to the engine about them; `threads.py` and `tasks.py` run the handlers.
+
+How attempts are counted. The engine counts deliveries, and that number survives a crash of the process.
+
+    prefetch=0    entries are taken only for idle handlers. Delivered means started: count = attempts.
+    prefetch>0    entries are taken ahead. A first delivery does not mean that the handler was started, so
+                  it is not held against the entry: count = attempts + 1.
+
+Every later attempt is counted in the engine (`due`) before it starts.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from typing import Any, Final
+
+from braidstream.consumers.held import Failure, Held, Reject, Work
+from braidstream.consumers.key_lanes import KeyLanes
+from braidstream.consumers.message import Message
+from braidstream.consumers.pace import Pace
+from braidstream.consumers.settings import Settings
+
+# At least so many entries may wait for their next attempt, or for their key, before no more are taken.
+_MOST_WAITING: Final = 1000
+# Claims are tried at least this often.
+_CLAIM_EVERY_S: Final = 5.0
+# XNACK FATAL sets the count to 2**63 - 1. Such an entry counts as failed for good.
+_FATAL: Final = 2**62
+CRASHED: Final = "the process that handled it crashed, or lost its connection for too long"
+
+
+class InHand:
+    """All entries in hand. Only one thread may use it."""
+
+    def __init__(self, settings: Settings, dice: Callable[[], float], now: float) -> None:
+        self.settings, self._dice = settings, dice
+        self.held = dict[tuple[bytes, bytes], Held]()
+        self.ready = deque[Held]()
+        self.due = deque[Held]()
+        self.done = list[Held]()
+        self.dead = list[tuple[Held, str]]()
+        self.uncounted = list[Held]()
+        self.lanes = KeyLanes() if settings.key is not None else None
+        self.is_stopping = False
+        self.must_recover = False
+        # Claims that were sent, and whose reply has not come: the delivery count of each entry.
+        self.claiming = dict[tuple[bytes, bytes], int]()
+        self.next_beat = now + settings.claim_after / 3
+        self.next_claim = now + dice() * self._claim_every
+        self._waiting: list[tuple[float, int, Held]] = []
+        self._numbers = count()
+        self._running = self._again_running = 0
+        self._oldest_ready: float | None = None
+        self._pace = Pace(now)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether a delivery means that the handler was started."""
+        return self.settings.prefetch == 0
+
+    @property
+    def _claim_every(self) -> float:
+        return min(self.settings.claim_after / 2, _CLAIM_EVERY_S)
+
+    @property
+    def _size(self) -> int:
+        """How many entries a handler gets at most."""
+        return self.settings.batch or 1
+
+    # What comes in
+
+    def taken(self, stream: bytes, entries: Iterable[Sequence[Any]], now: float) -> int:
+        """New entries of a stream, [id, [field, value, ...]]. Returns how many."""
+        name, lease = stream.decode(), now + self.settings.claim_after
+        before = len(self.held)
+        for entry, words in entries:
+            if (stream, entry) not in self.held and words is not None:
+                held = Held(Message(name, entry.decode(), words), stream, entry, 0, True, lease)
+                self.held[stream, entry] = held
+                self._queue(held, self.ready)
+        if self.is_exact:
+            idle = (self.settings.concurrency - self._running) * self._size
+            for _ in range(len(self.ready) - max(idle, 0)):
+                self._uncount(self.ready.pop())
+        if self.ready and self._oldest_ready is None:
+            self._oldest_ready = now
+        return len(self.held) - before
+
+    def claimed(
+        self, stream: bytes, entries: Iterable[Sequence[Any]], deliveries: int, now: float, *, ours: bool
+    ) -> int:
+        """Entries that were pending, all delivered so often. Returns how many.
+
+        ours: they were pending for this consumer, because a reply was lost. They were never started.
+        """
+        name, lease = stream.decode(), now + self.settings.claim_after
+        before = len(self.held)
+        for entry, words in entries:
+            if (stream, entry) in self.held:
+                continue
+            known = self.claiming.pop((stream, entry), None)
+            attempts = deliveries if self.is_exact else deliveries - 1
+            if ours and known is None and deliveries == 1:
+                attempts = 0
+            attempts = max(attempts, 0)
+            message = Message(name, entry.decode(), words)
+            held = Held(message, stream, entry, attempts, False, lease)
+            self.held[stream, entry] = held
+            if attempts >= self.settings.retries:
+                held.attempts = min(attempts, self.settings.retries) if attempts >= _FATAL else attempts
+                self._bury(held, CRASHED)
+            else:
+                self._queue(held, self.due)
+        return len(self.held) - before
+
+    def _uncount(self, held: Held) -> None:
+        """It was delivered and cannot start at once: the engine shall not count that as an attempt."""
+        held.is_counted = False
+        self.uncounted.append(held)
+        self.due.append(held)
+
+    def _queue(self, held: Held, where: deque[Held]) -> None:
+        if self.lanes is None:
+            where.append(held)
+            return
+        try:
+            held.key = self.settings.key_of(held.message)
+            hash(held.key)
+        except Exception as error:
+            self._bury(held, f"key= failed: {error!r}")
+            return
+        self.lanes.add(held)
+        if self.is_exact and held.is_counted:
+            held.is_counted = False
+            self.uncounted.append(held)
+
+    # What goes out
+
+    def next_work(self, now: float) -> list[Work]:
+        """What handlers shall start with now, in this order."""
+        found = list[Work]()
+        if self.is_stopping:
+            return found
+        size = self._size
+        most = self.settings.concurrency + self.ahead // size
+        while self.ready and self._running < most:
+            if not self._is_full(size, now):
+                break
+            work = [self.ready.popleft() for _ in range(min(size, len(self.ready)))]
+            found.append(self._start(work))
+        if not self.ready:
+            self._oldest_ready = None
+        return found
+
+    def _is_full(self, size: int, now: float) -> bool:
+        """Whether a batch may start: it has its size, or has waited long enough."""
+        if len(self.ready) >= size or not self.settings.batch_wait or self._oldest_ready is None:
+            return True
+        return now >= self._oldest_ready + self.settings.batch_wait
+
+    @property
+    def _countable(self) -> int:
+        busy = self._running if self.is_exact else self._again_running
+        return 0 if self.is_stopping else min(max(self.settings.concurrency - busy, 0), len(self.due))
+
+    @property
+    def can_count(self) -> bool:
+        return self._countable > 0
+
+    def countable(self) -> list[Held]:
+        """Entries whose next attempt may start as soon as the engine has counted it."""
+        return [self.due.popleft() for _ in range(self._countable)]
+
+    def counted(self, held: Held) -> Work:
+        """The engine has counted the next attempt."""
+        held.is_counted = held.is_again = True
+        self._again_running += 1
+        return self._start([held])
+
+    def not_counted(self, held: Held) -> None:
+        """The engine was not reached: later."""
+        self.due.appendleft(held)
+
+    def _start(self, work: Work) -> Work:
+        self._running += 1
+        for held in work:
+            held.attempts += 1
+            held.message.attempt = held.attempts
+            held.is_running = True
+        return work
+
+    def count_to_store(self, held: Held) -> int:
+        """The delivery count that says that its next attempt has started."""
+        return held.attempts + (1 if self.is_exact else 2)
+
+    # What handlers say
+
+    def finished(
+        self, work: Work, error: BaseException | None, rejected: dict[Held, Reject], now: float
+    ) -> list[Failure]:
+        """A handler is done with its work. error: of all of it; rejected: those that it could not get."""
+        self._running -= 1
+        self._again_running -= work[0].is_again
+        failures = list[Failure]()
+        for held in work:
+            held.is_running = held.is_counted = held.is_again = False
+            if (mine := rejected.get(held, error)) is None:
+                self.done.append(held)
+            elif not held.is_lost:
+                failures.append(self._failed(held, mine, now))
+            else:
+                self.forget(held)
+        self._pace.note(len(work), now)
+        return failures
+
+    def _failed(self, held: Held, error: BaseException, now: float) -> Failure:
+        if isinstance(error, Reject):
+            self._bury(held, f"rejected: {error}")
+            return Failure(held, error, None)
+        if held.attempts >= self.settings.retries:
+            self._bury(held, f"{type(error).__name__}: {error}")
+            return Failure(held, error, None)
+        delay = self.settings.delay(held.attempts, self._dice)
+        heapq.heappush(self._waiting, (now + delay, next(self._numbers), held))
+        return Failure(held, error, delay)
+
+    def _bury(self, held: Held, reason: str) -> None:
+        self.dead.append((held, reason))
+
+    def wake(self, now: float) -> None:
+        """Entries become due: those that have waited for their next attempt, or for their key."""
+        while self._waiting and self._waiting[0][0] <= now:
+            held = heapq.heappop(self._waiting)[2]
+            if not held.is_lost:
+                self.due.append(held)
+        if self.lanes is not None:
+            for held in self.lanes.startable():
+                (self.ready if held.is_counted else self.due).append(held)
+
+    # What the engine says
+
+    def forget(self, held: Held) -> None:
+        """It is acknowledged, moved to the dead letters, or lost."""
+        self.held.pop(held.place, None)
+        if self.lanes is not None:
+            self.lanes.remove(held)
+
+    def lost(self, held: Held) -> None:
+        """Another consumer has claimed it. If its handler runs and succeeds, it is acknowledged anyway."""
+        held.is_lost = True
+        if not held.is_running and held not in self.done:
+            for queue in (self.ready, self.due):
+                if held in queue:
+                    queue.remove(held)
+            self.dead = [each for each in self.dead if each[0] is not held]
+            self.forget(held)
+
+    def kept(self, held: Held, now: float) -> None:
+        held.lease = now + self.settings.claim_after
+
+    def unreached(self, now: float) -> None:
+        """The connection was lost: replies may be lost too. Others get time to extend what they hold."""
+        self.must_recover = True
+        self.next_claim = max(self.next_claim, now + self.settings.claim_after / 2)
+
+    # When and how much
+
+    @property
+    def ahead(self) -> int:
+        """How many entries are taken beyond those that handlers work on: about as many as they finish in a
+        tenth of a second, so that slow handlers leave entries to other processes."""
+        return min(self.settings.prefetch, self._pace.ahead)
+
+    @property
+    def room(self) -> int:
+        """How many entries may be taken now."""
+        active = self._running * self._size + len(self.ready) + len(self.due)
+        if len(self.held) - active >= max(_MOST_WAITING, 10 * self.settings.concurrency):
+            return 0
+        return max(self.settings.concurrency * self._size + self.ahead - active, 0)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing runs, and the engine knows all results."""
+        return not (self._running or self.done or self.dead)
+
+    def leftovers(self) -> list[Held]:
+        """Entries that no handler has, and that wait for nothing in the engine: they are given back."""
+        settled = {*self.done, *(held for held, _ in self.dead)}
+        return [held for held in self.held.values() if not held.is_running and held not in settled]
+
+    def next_time(self, now: float) -> float:
+        """When to look again, if nothing happens before."""
+        times = [self.next_beat, self.next_claim]
+        if self._waiting:
+            times.append(self._waiting[0][0])
+        if self._oldest_ready is not None and self.settings.batch_wait:
+            times.append(self._oldest_ready + self.settings.batch_wait)
+        if self.lanes is not None and self.lanes.next_scan is not None:
+            times.append(self.lanes.next_scan)
+        return max(min(times), now)
+
+    def after_claim(self, now: float, *, again: bool) -> None:
+        """again: there may be more."""
+        wait = 0.0 if again else self._claim_every * (0.75 + self._dice() / 2)
+        self.next_claim = now + wait
+
+    def after_beat(self, now: float) -> None:
+        self.next_beat = now + self.settings.claim_after / 3

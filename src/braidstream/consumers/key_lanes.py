@@ -1,0 +1,91 @@
+"""Order per key: entries of one key run one after the other, in ID order, in whichever process.
+
+Within a process each key has a lane, and only the head of a lane runs. Between processes the group's pending
+list decides: an entry may start only if no other consumer has an earlier entry of its key pending. Entries of
+one strand are delivered in order and stay pending until they are handled, also while their consumer is dead,
+so no earlier entry can be overlooked. Waiting goes to smaller IDs only: there is no deadlock.
+
+`turn.py` reads the pending list (`saw`); until it has done so after an entry was taken, the entry waits.
+"""
+
+from bisect import insort
+from collections.abc import Hashable, Iterable
+from typing import Final
+
+from braidstream.consumers.held import Held
+from braidstream.model import ids
+from braidstream.model.ids import Id
+
+# How often the pending list is read while an entry waits for another process.
+SCAN_S: Final = (0.005, 0.1)
+
+Lane = tuple[bytes, Hashable]
+
+
+class KeyLanes:
+    """The lanes of all keys in hand."""
+
+    def __init__(self) -> None:
+        self._lanes = dict[Lane, list[tuple[Id, Held]]]()
+        self._unseen = set[Held]()
+        self._blocked = set[Held]()
+        self._clear = set[Held]()
+        self._started = set[Held]()
+        self._pause = SCAN_S[0]
+        self.next_scan: float | None = None
+
+    def add(self, held: Held) -> None:
+        insort(
+            self._lanes.setdefault((held.stream, held.key), []), (number(held), held), key=lambda it: it[0]
+        )
+        self._unseen.add(held)
+        self.next_scan = 0.0
+
+    def remove(self, held: Held) -> None:
+        """It is acknowledged, moved or lost: the next of its lane may run."""
+        lane = self._lanes.get((held.stream, held.key))
+        if lane is not None:
+            lane[:] = [each for each in lane if each[1] is not held]
+            if not lane:
+                del self._lanes[held.stream, held.key]
+        for group in (self._unseen, self._blocked, self._clear, self._started):
+            group.discard(held)
+
+    def startable(self) -> list[Held]:
+        """Heads of lanes that may start, each once."""
+        found = [held for held in self._clear if self._lanes[held.stream, held.key][0][1] is held]
+        for held in found:
+            self._clear.discard(held)
+            self._started.add(held)
+        return sorted(found, key=number)
+
+    def in_question(self, stream: bytes) -> list[Held]:
+        """Entries of a stream that must not start before the pending list was read."""
+        return [held for held in (*self._unseen, *self._blocked) if held.stream == stream]
+
+    def saw(self, asked: list[Held], foreign: Iterable[tuple[Id, Hashable]], now: float) -> None:
+        """The pending list was read. foreign: entries of other consumers, with their keys."""
+        first = dict[Hashable, Id]()
+        for entry, key in foreign:
+            first[key] = min(first.get(key, entry), entry)
+        moved = False
+        for held in asked:
+            if held not in self._unseen and held not in self._blocked:
+                continue
+            self._unseen.discard(held)
+            before = first.get(held.key)
+            if before is not None and before < number(held):
+                self._blocked.add(held)
+            else:
+                self._blocked.discard(held)
+                self._clear.add(held)
+                moved = True
+        self._pause = SCAN_S[0] if moved else min(self._pause * 2, SCAN_S[1])
+        self.next_scan = now + self._pause if self._blocked or self._unseen else None
+
+
+def number(entry: Held | bytes) -> Id:
+    """The ID of an entry, to compare."""
+    parsed = ids.parse(entry if isinstance(entry, bytes) else entry.id)
+    assert parsed is not None, "the engine made this ID"
+    return parsed

@@ -1,0 +1,92 @@
+"""The arguments of a consumer, checked."""
+
+import math
+import os
+import secrets
+import socket
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from braidstream.consumers.message import Message
+
+# The value of `key=`: a field, or a function of the message.
+Key = str | Callable[[Message], Hashable]
+
+# The longest exponent: 2**64 times any delay is over every cap.
+_EXPONENTS: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """See `Consumer` for what each means."""
+
+    streams: tuple[str, ...]
+    group: str
+    name: str
+    concurrency: int
+    retries: int
+    dead_letter: str | None
+    backoff: float
+    max_backoff: float
+    timeout: float | None
+    claim_after: float
+    prefetch: int
+    key: Key | None
+    batch: int | None
+    batch_wait: float
+    start: str
+    stop_timeout: float
+
+    def __post_init__(self) -> None:
+        if not self.streams or not all(self.streams) or len(set(self.streams)) < len(self.streams):
+            raise ValueError(f"streams: name one stream or several different ones, not {self.streams!r}.")
+        if not self.group:
+            raise ValueError("group: the group needs a name.")
+        _require(self.concurrency >= 1, "concurrency", "at least 1", self.concurrency)
+        _require(self.retries >= 1, "retries", "at least 1, which means no second attempt", self.retries)
+        _require(0 <= self.backoff <= self.max_backoff, "backoff", "0 to max_backoff", self.backoff)
+        _require(math.isfinite(self.max_backoff), "max_backoff", "finite", self.max_backoff)
+        _require(self.timeout is None or self.timeout > 0, "timeout", "more than 0", self.timeout)
+        _require(self.claim_after >= 0.1, "claim_after", "at least 0.1", self.claim_after)
+        _require(self.prefetch >= 0, "prefetch", "0 or more", self.prefetch)
+        _require(self.batch is None or self.batch >= 1, "batch", "at least 1", self.batch)
+        _require(self.batch_wait >= 0, "batch_wait", "0 or more", self.batch_wait)
+        _require(self.stop_timeout >= 0, "stop_timeout", "0 or more", self.stop_timeout)
+        if self.batch is not None and self.key is not None:
+            raise ValueError("key and batch: a consumer handles batches, or keeps order per key, not both.")
+        if self.dead_letter in self.streams:
+            raise ValueError(f"dead_letter: {self.dead_letter} is read by this consumer. Use another stream.")
+
+    def dead_stream(self, stream: str) -> str:
+        """Where entries of a stream go that failed too often."""
+        return self.dead_letter if self.dead_letter is not None else f"{stream}.dead"
+
+    def delay(self, failures: int, dice: Callable[[], float]) -> float:
+        """Seconds until the next attempt: doubled with each failure, then 50 % to 100 % of that.
+
+        dice: returns a number from 0 to 1.
+        """
+        full: float = min(self.max_backoff, self.backoff * 2.0 ** min(failures - 1, _EXPONENTS))
+        return full * (0.5 + dice() / 2)
+
+    def key_of(self, message: Message) -> Hashable:
+        """What the order is kept of. Only with `key`."""
+        if isinstance(self.key, str):
+            return message.raw.get(self.key.encode())
+        assert self.key is not None
+        return self.key(message)
+
+
+def _require(holds: bool, name: str, rule: str, value: Any) -> None:
+    if not holds:
+        raise ValueError(f"{name}: {value!r} given, it must be {rule}.")
+
+
+def stream_names(streams: str | Sequence[str]) -> tuple[str, ...]:
+    return (streams,) if isinstance(streams, str) else tuple(streams)
+
+
+def own_name() -> str:
+    """A consumer name that no other process has, also not after a restart."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"

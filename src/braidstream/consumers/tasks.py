@@ -1,0 +1,248 @@
+"""`braidstream.asyncio.Consumer`: handlers run in tasks. `threads.py` is its twin; keep the two side by side.
+
+taker task     reads new entries, as many as the keeper allows
+keeper         the task of `run()`: owns all state, acknowledges, extends, claims, moves dead letters
+worker tasks   run handlers
+"""
+
+import asyncio
+import contextlib
+import inspect
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from braidstream.clients.aio import Redis
+from braidstream.clients.sync import ServerError
+from braidstream.consumers.base import BLOCK_MS, ConsumerBase, settings_of
+from braidstream.consumers.held import Held, Reject, Work
+from braidstream.consumers.settings import Key
+from braidstream.consumers.turn import join, take
+from braidstream.observability.events import emit
+
+
+class Consumer(ConsumerBase):
+    """A worker of a consumer group, for asyncio. Handlers are coroutines.
+
+    client: where the streams are. The consumer uses two of its connections.
+    streams: a stream, or several.
+    group: created if it is missing, from `start` on: "0" for all entries, "$" for new ones.
+    name: of this consumer in the group. Every running consumer needs its own; the default is unique.
+    concurrency: how many handlers run at once.
+    retries: an entry that has failed so many times goes to the dead letters.
+    dead_letter: the stream of dead letters; by default the name of the stream and ".dead".
+    backoff, max_backoff: seconds until the second attempt, doubled for each further one, up to a maximum.
+    timeout: seconds after which a handler counts as failed.
+    claim_after: seconds after which entries of a silent consumer are taken over. The same in all processes.
+    prefetch: how many entries may be taken ahead at most. 0: none, and each crash counts as an attempt.
+    key: keeps the order of entries with the same key: a field, or a function of the message.
+    batch: the handler gets a list of up to so many entries. batch_wait: seconds to wait for more of them.
+    body: the field that has the whole message as JSON, for handlers with a model.
+    stop_timeout: how many seconds running handlers get to finish when the consumer is stopped.
+    """
+
+    def __init__(
+        self,
+        client: Redis,
+        streams: str | Sequence[str],
+        *,
+        group: str,
+        name: str | None = None,
+        concurrency: int = 8,
+        retries: int = 5,
+        dead_letter: str | None = None,
+        backoff: float = 1.0,
+        max_backoff: float = 60.0,
+        timeout: float | None = None,
+        claim_after: float = 60.0,
+        prefetch: int = 100,
+        key: Key | None = None,
+        batch: int | None = None,
+        batch_wait: float = 0.0,
+        body: str | None = None,
+        start: str = "0",
+        stop_timeout: float = 25.0,
+    ) -> None:
+        super().__init__(settings_of(locals()), body)
+        self._client = client
+        self._work, self._urgent = asyncio.Queue[Work](), deque[Work]()
+        self._events = deque[Any]()
+        self._bell = asyncio.Event()
+        self._permits = asyncio.Queue[int]()
+        self._is_reading = self._is_hurried = False
+
+    def check_handler(self, function: Callable[..., Any]) -> None:
+        called = function if inspect.isroutine(function) else type(function).__call__
+        if not inspect.iscoroutinefunction(called):
+            raise TypeError(
+                f"{function!r} must be a coroutine: async def. Use braidstream.Consumer for others."
+            )
+
+    async def run(self, *, signals: bool = True) -> None:
+        """Handle entries until `stop()` is called, or SIGTERM or SIGINT arrives.
+
+        A second signal does not wait for running handlers.
+
+        signals: whether to react to signals. In other threads than the main thread it never does.
+        """
+        self.begin()
+        with self._signals(signals):
+            await self._join()
+            tasks = [asyncio.create_task(self._take_all())]
+            tasks += [asyncio.create_task(self._work_all()) for _ in range(self.settings.concurrency)]
+            try:
+                await self._keep()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+        emit("consumer.stopped", group=self.settings.group, name=self.settings.name)
+
+    def stop(self) -> None:
+        """Take no more entries, finish what runs, acknowledge it, and let `run()` return."""
+        self._is_hurried = self._stop_at is not None
+        if self._stop_at is None:
+            self._stop_at = time.monotonic() + self.settings.stop_timeout
+        self._bell.set()
+
+    @contextlib.contextmanager
+    def _signals(self, wanted: bool) -> Iterator[None]:
+        loop, both = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
+        before = [signal.getsignal(each) for each in both]
+        try:
+            for each in both if wanted else ():
+                loop.add_signal_handler(each, self.stop)
+        except (ValueError, RuntimeError, NotImplementedError):
+            wanted = False  # not the main thread, or Windows
+        try:
+            yield
+        finally:
+            for each, handler in zip(both, before, strict=True):
+                if wanted:
+                    loop.remove_signal_handler(each)
+                    signal.signal(each, handler)
+
+    async def _join(self) -> None:
+        while self._stop_at is None:
+            try:
+                await self._client.converse(join(self.settings))
+                emit("consumer.ready", group=self.settings.group, name=self.settings.name)
+                return
+            except self.unreachable as error:
+                await asyncio.sleep(self.unreached(error))
+
+    # The taker
+
+    async def _take_all(self) -> None:
+        while True:
+            most = await self._permits.get()
+            try:
+                reply = await self._client.converse(take(self.settings, most, BLOCK_MS))
+            except (ServerError, OSError) as error:
+                self._say(error)
+            else:
+                self._say(reply or ())
+
+    def _say(self, event: Any) -> None:
+        self._events.append(event)
+        self._bell.set()
+
+    # The workers
+
+    async def _work_all(self) -> None:
+        while True:
+            work = self._urgent.popleft() if self._urgent else await self._work.get()
+            if not work:
+                if not self._urgent:
+                    continue
+                work = self._urgent.popleft()
+            error, rejected = await self._run_work(work)
+            self._say((work, error, rejected))
+
+    async def _run_work(self, work: Work) -> tuple[BaseException | None, dict[Held, Reject]]:
+        arguments, rejected = self.prepare(work)
+        if arguments is not None:
+            try:
+                if self.settings.timeout is None:
+                    await self.wanted.function(*arguments)
+                else:
+                    async with asyncio.timeout(self.settings.timeout) as limit:
+                        await self.wanted.function(*arguments)
+            except TimeoutError as error:
+                is_ours = self.settings.timeout is not None and limit.expired()
+                return (self.too_late() if is_ours else error), rejected
+            except (Exception, SystemExit, KeyboardInterrupt) as error:
+                return error, rejected
+        return None, rejected
+
+    # The keeper
+
+    async def _keep(self) -> None:
+        while not self._is_done():
+            await self._listen()
+            now = time.monotonic()
+            self._hand_out(now)
+            self._permit(now)
+            await self._turn(now)
+            self._hand_out(now)
+        try:
+            await self._client.converse(self.turns.leave())
+        except (ServerError, OSError) as error:
+            emit("consumer.unreached", group=self.settings.group, why=str(error))
+
+    def _is_done(self) -> bool:
+        if self._stop_at is None:
+            return False
+        self.hand.is_stopping = True
+        if self._is_hurried or time.monotonic() >= self._stop_at:
+            return True
+        return self.hand.is_idle and not self._is_reading
+
+    async def _listen(self) -> None:
+        """Wait for the next event, or for the time of the next task; then hear all that has happened."""
+        if not self._events:
+            now = time.monotonic()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(self.next_time(now) - now, 0.0)):
+                    await self._bell.wait()
+        self._bell.clear()
+        while self._events:
+            self._hear(self._events.popleft())
+
+    def _hear(self, event: Any) -> None:
+        if isinstance(event, tuple) and len(event) == 3:
+            self.finished(*event)
+            return
+        self._is_reading = False
+        if isinstance(event, Exception):
+            self.pause(event)
+        else:
+            self.took(event)
+
+    def _hand_out(self, now: float) -> None:
+        self.hand.wake(now)
+        for work in self.hand.next_work(now):
+            self._work.put_nowait(work)
+
+    def _permit(self, now: float) -> None:
+        if self.may_read(now) and not self._is_reading:
+            self._is_reading = True
+            self._permits.put_nowait(self.hand.room)
+
+    async def _turn(self, now: float) -> None:
+        if not self.may_turn(now, is_reading=self._is_reading):
+            return
+        try:
+            if self.must_join:
+                await self._client.converse(join(self.settings))
+                self.must_join = False
+            self.tell_refused(await self._client.converse(self.turns.turn(now)))
+            self.reached()
+        except (ServerError, OSError) as error:
+            self.pause(error)
+        for work in self.turns.counted:
+            self._urgent.append(work)
+            self._work.put_nowait([])  # wakes a worker
+        self.turns.counted.clear()

@@ -1,0 +1,232 @@
+"""`braidstream.Consumer`: handlers run in threads. `tasks.py` is its asyncio twin; keep the two side by side.
+
+    taker thread     reads new entries, as many as the keeper allows
+    keeper           the thread of `run()`: owns all state, acknowledges, extends, claims, moves dead letters
+    worker threads   run handlers
+
+They talk by queues only. `inbox` is the keeper's: what was taken, and what handlers say.
+"""
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from braidstream.clients.sync import Redis, ServerError
+from braidstream.consumers.base import BLOCK_MS, ConsumerBase, settings_of
+from braidstream.consumers.held import Held, Reject, Work
+from braidstream.consumers.settings import Key
+from braidstream.consumers.turn import join, take
+from braidstream.consumers.worker_thread import WorkerPool
+from braidstream.observability.events import emit
+
+
+class Consumer(ConsumerBase):
+    """A worker of a consumer group.
+
+    client: where the streams are. The consumer uses two of its connections.
+    streams: a stream, or several.
+    group: created if it is missing, from `start` on: "0" for all entries, "$" for new ones.
+    name: of this consumer in the group. Every running consumer needs its own; the default is unique.
+    concurrency: how many handlers run at once.
+    retries: an entry that has failed so many times goes to the dead letters.
+    dead_letter: the stream of dead letters; by default the name of the stream and ".dead".
+    backoff, max_backoff: seconds until the second attempt, doubled for each further one, up to a maximum.
+    timeout: seconds after which a handler counts as failed.
+    claim_after: seconds after which entries of a silent consumer are taken over. The same in all processes.
+    prefetch: how many entries may be taken ahead at most. 0: none, and each crash counts as an attempt.
+    key: keeps the order of entries with the same key: a field, or a function of the message.
+    batch: the handler gets a list of up to so many entries. batch_wait: seconds to wait for more of them.
+    body: the field that has the whole message as JSON, for handlers with a model.
+    stop_timeout: how many seconds running handlers get to finish when the consumer is stopped.
+    """
+
+    def __init__(
+        self,
+        client: Redis,
+        streams: str | Sequence[str],
+        *,
+        group: str,
+        name: str | None = None,
+        concurrency: int = 8,
+        retries: int = 5,
+        dead_letter: str | None = None,
+        backoff: float = 1.0,
+        max_backoff: float = 60.0,
+        timeout: float | None = None,
+        claim_after: float = 60.0,
+        prefetch: int = 100,
+        key: Key | None = None,
+        batch: int | None = None,
+        batch_wait: float = 0.0,
+        body: str | None = None,
+        start: str = "0",
+        stop_timeout: float = 25.0,
+    ) -> None:
+        super().__init__(settings_of(locals()), body)
+        self._client = client
+        self._inbox = SimpleQueue[Any]()
+        self._permits = SimpleQueue[int | None]()
+        self._pool = WorkerPool(concurrency, self._run_work, self._report)
+        self._is_reading = self._is_hurried = False
+
+    def run(self, *, signals: bool = True) -> None:
+        """Handle entries until `stop()` is called, or SIGTERM or SIGINT arrives.
+
+        A second signal does not wait for running handlers.
+
+        signals: whether to react to signals. In other threads than the main thread it never does.
+        """
+        self.begin()
+        taker = threading.Thread(target=self._take_all, daemon=True, name="braidstream-taker")
+        with self._signals(signals):
+            self._join()
+            self._pool.start()
+            taker.start()
+            try:
+                self._keep()
+            finally:
+                self._permits.put(None)
+                self._pool.stop()
+        emit("consumer.stopped", group=self.settings.group, name=self.settings.name)
+
+    def stop(self) -> None:
+        """Take no more entries, finish what runs, acknowledge it, and let `run()` return. Callable from any
+        thread, and from handlers."""
+        self._is_hurried = self._stop_at is not None
+        if self._stop_at is None:
+            self._stop_at = time.monotonic() + self.settings.stop_timeout
+        self._inbox.put(None)
+
+    @contextlib.contextmanager
+    def _signals(self, wanted: bool) -> Iterator[None]:
+        if not wanted or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        both = (signal.SIGTERM, signal.SIGINT)
+        before = [signal.signal(each, lambda *_: self.stop()) for each in both]
+        try:
+            yield
+        finally:
+            for each, handler in zip(both, before, strict=True):
+                signal.signal(each, handler)
+
+    def _join(self) -> None:
+        while self._stop_at is None:
+            try:
+                self._client.converse(join(self.settings))
+                emit("consumer.ready", group=self.settings.group, name=self.settings.name)
+                return
+            except self.unreachable as error:
+                time.sleep(self.unreached(error))
+
+    # The taker
+
+    def _take_all(self) -> None:
+        while (most := self._permits.get()) is not None:
+            try:
+                reply = self._client.converse(take(self.settings, most, BLOCK_MS))
+            except (ServerError, OSError) as error:
+                self._inbox.put(error)
+            else:
+                self._inbox.put(reply or ())
+
+    # The workers
+
+    def _run_work(self, work: Work) -> tuple[BaseException | None, dict[Held, Reject]]:
+        arguments, rejected = self.prepare(work)
+        if arguments is not None:
+            try:
+                self.wanted.function(*arguments)
+            except (Exception, SystemExit, KeyboardInterrupt) as error:
+                return error, rejected
+        return None, rejected
+
+    def _report(self, work: Work, error: BaseException | None, rejected: dict[Held, Reject]) -> None:
+        self._inbox.put((work, error, rejected))
+
+    # The keeper
+
+    def _keep(self) -> None:
+        while not self._is_done():
+            self._listen()
+            now = time.monotonic()
+            self._give_up_hanging(now)
+            self._hand_out(now)
+            self._permit(now)
+            self._turn(now)
+            self._hand_out(now)
+        try:
+            self._client.converse(self.turns.leave())
+        except (ServerError, OSError) as error:
+            emit("consumer.unreached", group=self.settings.group, why=str(error))
+
+    def _is_done(self) -> bool:
+        if self._stop_at is None:
+            return False
+        self.hand.is_stopping = True
+        if self._is_hurried or time.monotonic() >= self._stop_at:
+            return True
+        return self.hand.is_idle and not self._is_reading
+
+    def _listen(self) -> None:
+        """Wait for the next event, or for the time of the next task; then hear all that has happened."""
+        try:
+            event = self._inbox.get(timeout=self._patience())
+            while True:
+                self._hear(event)
+                event = self._inbox.get_nowait()
+        except Empty:
+            pass
+
+    def _patience(self) -> float:
+        now = time.monotonic()
+        until = self.next_time(now)
+        if self.settings.timeout is not None:
+            until = min(until, self._pool.next_overdue(self.settings.timeout, now))
+        return max(until - now, 0.0)
+
+    def _hear(self, event: Any) -> None:
+        if event is None:
+            return
+        if isinstance(event, tuple) and len(event) == 3:
+            self.finished(*event)
+            return
+        self._is_reading = False
+        if isinstance(event, Exception):
+            self.pause(event)
+        else:
+            self.took(event)
+
+    def _give_up_hanging(self, now: float) -> None:
+        if self.settings.timeout is not None:
+            for work in self._pool.overdue(self.settings.timeout, now):
+                self.finished(work, self.too_late(), {})
+
+    def _hand_out(self, now: float) -> None:
+        self.hand.wake(now)
+        for work in self.hand.next_work(now):
+            self._pool.put(work)
+
+    def _permit(self, now: float) -> None:
+        if self.may_read(now) and not self._is_reading:
+            self._is_reading = True
+            self._permits.put(self.hand.room)
+
+    def _turn(self, now: float) -> None:
+        if not self.may_turn(now, is_reading=self._is_reading):
+            return
+        try:
+            if self.must_join:
+                self._client.converse(join(self.settings))
+                self.must_join = False
+            self.tell_refused(self._client.converse(self.turns.turn(now)))
+            self.reached()
+        except (ServerError, OSError) as error:
+            self.pause(error)
+        for work in self.turns.counted:
+            self._pool.put(work, urgent=True)
+        self.turns.counted.clear()

@@ -1,0 +1,321 @@
+"""What a consumer says to the engine, as plans. `turn` does everything that is due; the two drivers call it.
+
+Each part changes `InHand` only after the engine has answered, so a turn that is cut off by a lost connection
+is simply taken again:
+
+- XACK twice does nothing the second time.
+- A dead letter and its acknowledgement are one MULTI. If the entry is no longer pending, it ran.
+- Counting an attempt sets the number, it does not add to it.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from braidstream.clients.shared import Conversation
+from braidstream.commands.table import TABLE
+from braidstream.consumers.dead_letters import DeadLetter
+from braidstream.consumers.held import Held, Work
+from braidstream.consumers.in_hand import InHand
+from braidstream.consumers.order_scan import OrderScan
+from braidstream.consumers.settings import Settings
+from braidstream.consumers.spoken import ViewOf, command
+from braidstream.errors import ReplyError
+from braidstream.net.reply_shape import resp2
+from braidstream.observability.events import emit
+from braidstream.protocol import gather
+from braidstream.protocol.carry import Carriage
+from braidstream.protocol.gather import Queued
+from braidstream.protocol.plan import Plan
+
+# IDs in one command, and dead letters in one MULTI.
+_AT_ONCE: Final = 1000
+_DEAD_AT_ONCE: Final = 50
+# How long a part rests after the engine refused it.
+_REST_S: Final = 1.0
+
+
+def join(settings: Settings) -> Conversation[None]:
+    """Create the group where it is missing."""
+
+    def plan(view_of: ViewOf) -> Plan[None]:
+        for stream in settings.streams:
+            try:
+                yield from command(
+                    view_of, "XGROUP", "CREATE", stream, settings.group, settings.start, "MKSTREAM"
+                )
+            except ReplyError as error:
+                if error.code != "BUSYGROUP":
+                    raise
+
+    return plan
+
+
+def take(settings: Settings, most: int, block_ms: int) -> Conversation[list[Any] | None]:
+    """New entries: [[stream, [[id, [field, value, ...]], ...]], ...]. At most so many of each stream."""
+    words = ("GROUP", settings.group, settings.name, "COUNT", most, "BLOCK", block_ms, "STREAMS")
+    ends = [">"] * len(settings.streams)
+    return lambda view_of: command(view_of, "XREADGROUP", *words, *settings.streams, *ends)
+
+
+class Turns:
+    """The conversation of one consumer, turn by turn."""
+
+    def __init__(self, settings: Settings, hand: InHand) -> None:
+        self.settings, self.hand = settings, hand
+        self.counted = list[Work]()
+        self._rests = dict[str, float]()
+        self._order = None if hand.lanes is None else OrderScan(settings, hand.held, hand.lanes)
+
+    def is_due(self, now: float) -> bool:
+        """Whether a turn has anything to do."""
+        return any(due and self._rests.get(name, 0) <= now for name, due, _ in self._parts(now))
+
+    def next_time(self, now: float) -> float:
+        """When a turn will have something to do, if nothing happens before."""
+        if self.is_due(now):
+            return now
+        rests = [until for until in self._rests.values() if until > now]
+        wanted = self.hand.next_time(now)
+        # A part that rests wants to run at once: its time is when it has rested.
+        return min(rests) if rests and wanted <= now else min([wanted, *rests])
+
+    def turn(self, now: float) -> Conversation[dict[str, ReplyError]]:
+        """Do what is due. Returns the parts that the engine refused; they are tried again later."""
+
+        def plan(view_of: ViewOf) -> Plan[dict[str, ReplyError]]:
+            refused = dict[str, ReplyError]()
+            for name, _, part in self._parts(now):
+                # Looked up again: an earlier part may have changed it.
+                is_due = next(due for each, due, _ in self._parts(now) if each == name)
+                if not is_due or self._rests.get(name, 0) > now:
+                    continue
+                try:
+                    yield from part(view_of, now)
+                except ReplyError as error:
+                    refused[name] = error
+                    self._rests[name] = now + _REST_S
+            return refused
+
+        return plan
+
+    def _parts(self, now: float) -> list[tuple[str, bool, Callable[[ViewOf, float], Plan[None]]]]:
+        hand = self.hand
+        return [
+            ("acknowledge", bool(hand.done), self._acknowledge),
+            ("recover", hand.must_recover, self._recover),
+            ("extend", now >= hand.next_beat, self._extend),
+            ("uncount", bool(hand.uncounted), self._uncount),
+            ("count", hand.can_count, self._count),
+            ("dead letters", bool(hand.dead), self._bury),
+            ("claim", now >= hand.next_claim and not hand.is_stopping, self._claim),
+            ("order", self._order is not None and self._order.is_due(now), self._scan),
+        ]
+
+    def _scan(self, view_of: ViewOf, now: float) -> Plan[None]:
+        assert self._order is not None
+        return self._order.scan(view_of, now)
+
+    def _acknowledge(self, view_of: ViewOf, now: float) -> Plan[None]:
+        done, hand = self.hand.done[:_AT_ONCE], self.hand
+        for stream, helds in _by_stream(done).items():
+            yield from command(view_of, "XACK", stream, self.settings.group, *(held.id for held in helds))
+            for held in helds:
+                hand.forget(held)
+        del hand.done[: len(done)]
+
+    def _bury(self, view_of: ViewOf, now: float) -> Plan[None]:
+        """Move entries to the dead letters; each that is still pending for this consumer."""
+        part = self.hand.dead[:_DEAD_AT_ONCE]
+        mine = set[tuple[bytes, bytes]]()
+        for held, _ in part:
+            rows = yield from self._pending(view_of, held.stream, held.id, held.id, 1)
+            mine |= {held.place for row in rows if row[1] == self.settings.name.encode()}
+        queued = list[Queued]()
+        for held, reason in part:
+            if held.place in mine:
+                letter = self._letter(held, reason)
+                argv = [b"XADD", self.settings.dead_stream(letter.stream).encode(), b"*", *letter.to_words()]
+                queued.append(Queued(argv, TABLE[b"XADD"], argv))
+                argv = [b"XACK", held.stream, self.settings.group.encode(), held.id]
+                queued.append(Queued(argv, TABLE[b"XACK"], argv))
+        if queued:
+            yield from gather.transaction(
+                lambda: view_of(Carriage(pipelined=True, in_multi=True)), queued, resp2, watching=False
+            )
+            for item in queued:
+                if isinstance(item.result, ReplyError):
+                    raise item.result
+        for held, _ in part:
+            self.hand.forget(held)
+        buried = {held for held, _ in part}
+        self.hand.dead = [each for each in self.hand.dead if each[0] not in buried]
+
+    def _letter(self, held: Held, reason: str) -> DeadLetter:
+        message, name = held.message, self.settings.name
+        return DeadLetter(
+            message.stream,
+            message.id,
+            self.settings.group,
+            name,
+            held.attempts,
+            reason,
+            tuple(message.words),
+        )
+
+    def _count(self, view_of: ViewOf, now: float) -> Plan[None]:
+        """Record that attempts start. A lease that ran out is not ours to count on."""
+        chosen = self.hand.countable()
+        by_count = defaultdict[tuple[bytes, int], list[Held]](list)
+        for held in chosen:
+            if held.lease <= now:
+                self.hand.next_beat = now
+                self.hand.not_counted(held)
+            else:
+                by_count[held.stream, self.hand.count_to_store(held)].append(held)
+        left = {held for helds in by_count.values() for held in helds}
+        try:
+            for (stream, number), helds in by_count.items():
+                kept = yield from self._claim_own(view_of, stream, helds, "RETRYCOUNT", number)
+                for held in helds:
+                    left.discard(held)
+                    if held.id in kept:
+                        self.hand.kept(held, now)
+                        self.counted.append(self.hand.counted(held))
+                    else:
+                        self.hand.lost(held)
+        finally:
+            for held in left:
+                self.hand.not_counted(held)
+
+    def _uncount(self, view_of: ViewOf, now: float) -> Plan[None]:
+        part = self.hand.uncounted[:_AT_ONCE]
+        for stream, helds in _by_stream(part).items():
+            fresh = [held for held in helds if held.attempts == 0 and not held.is_running]
+            if fresh:
+                yield from self._claim_own(view_of, stream, fresh, "RETRYCOUNT", 0)
+        del self.hand.uncounted[: len(part)]
+
+    def _claim_own(
+        self, view_of: ViewOf, stream: bytes, helds: Iterable[Held], *options: str | int
+    ) -> Plan[set[bytes]]:
+        """Claim what this consumer holds: resets the idle time. JUSTID: it does not count as a delivery."""
+        names = (self.settings.group, self.settings.name)
+        texts = [held.id for held in helds]
+        return set((yield from command(view_of, "XCLAIM", stream, *names, 0, *texts, *options, "JUSTID")))
+
+    def _extend(self, view_of: ViewOf, now: float) -> Plan[None]:
+        """Tell the engine that we still work on what we hold."""
+        hand = self.hand
+        for stream, helds in _by_stream(hand.held.values()).items():
+            if any(held.lease <= now for held in helds):
+                # We were away for so long that others may have claimed some.
+                own = {row[0] for row in (yield from self._own(view_of, stream))}
+                for held in [held for held in helds if held.id not in own]:
+                    helds.remove(held)
+                    hand.lost(held)
+            for at in range(0, len(helds), _AT_ONCE):
+                part = helds[at : at + _AT_ONCE]
+                kept = yield from self._claim_own(view_of, stream, part)
+                for held in part:
+                    if held.id in kept:
+                        hand.kept(held, now)
+                    else:
+                        hand.lost(held)
+        hand.after_beat(now)
+
+    def _claim(self, view_of: ViewOf, now: float) -> Plan[None]:
+        """Take over entries of consumers that are gone."""
+        hand, found, is_full = self.hand, 0, False
+        room = max(hand.room, self.settings.concurrency if hand.lanes is not None else 0)
+        idle = int(self.settings.claim_after * 1000)
+        for stream in self.settings.streams if room else ():
+            rows = yield from self._pending(view_of, stream.encode(), b"-", b"+", room, idle)
+            rows = [row for row in rows if (stream.encode(), row[0]) not in hand.held]
+            is_full = is_full or len(rows) == room
+            found += yield from self._adopt(view_of, stream.encode(), rows, idle, now, ours=False)
+        if found:
+            emit("consumer.claimed", group=self.settings.group, entries=found)
+        hand.after_claim(now, again=is_full and hand.room > 0)
+
+    def _recover(self, view_of: ViewOf, now: float) -> Plan[None]:
+        """A reply was lost, and with it perhaps entries that are now pending for us."""
+        for stream in self.settings.streams:
+            key = stream.encode()
+            rows = yield from self._own(view_of, key)
+            missing = [row for row in rows if (key, row[0]) not in self.hand.held]
+            yield from self._adopt(view_of, key, missing, 0, now, ours=True)
+        self.hand.claiming.clear()
+        self.hand.must_recover = False
+
+    def _adopt(
+        self, view_of: ViewOf, stream: bytes, rows: list[Any], idle: int, now: float, *, ours: bool
+    ) -> Plan[int]:
+        """Claim pending entries without changing their delivery counts."""
+        by_count = defaultdict[int, list[bytes]](list)
+        for entry, _, _, deliveries in rows:
+            by_count[deliveries].append(entry)
+            if not ours:
+                self.hand.claiming[stream, entry] = deliveries
+        found, names = 0, (self.settings.group, self.settings.name)
+        for deliveries, texts in by_count.items():
+            entries = yield from command(
+                view_of, "XCLAIM", stream, *names, idle, *texts, "RETRYCOUNT", deliveries
+            )
+            found += self.hand.claimed(stream, entries, deliveries, now, ours=ours)
+            for entry in texts if not ours else ():
+                self.hand.claiming.pop((stream, entry), None)
+        return found
+
+    def _pending(
+        self, view_of: ViewOf, stream: bytes, low: bytes, high: bytes, most: int, idle: int = 0
+    ) -> Plan[list[Any]]:
+        """Pending entries, [id, consumer, idle, deliveries]."""
+        since = ("IDLE", idle) if idle else ()
+        rows = yield from command(view_of, "XPENDING", stream, self.settings.group, *since, low, high, most)
+        return list(rows)
+
+    def _own(self, view_of: ViewOf, stream: bytes) -> Plan[list[Any]]:
+        """All entries that are pending for this consumer."""
+        found, low, names = list[Any](), b"-", (stream, self.settings.group)
+        while True:
+            rows = yield from command(view_of, "XPENDING", *names, low, "+", _AT_ONCE, self.settings.name)
+            found += rows
+            if len(rows) < _AT_ONCE:
+                return found
+            low = b"(" + rows[-1][0]
+
+    def leave(self) -> Conversation[int]:
+        """Give back what no handler has started, and leave the group. Returns how many were given back."""
+
+        def plan(view_of: ViewOf) -> Plan[int]:
+            given, hand = 0, self.hand
+            for stream, helds in _by_stream(hand.leftovers()).items():
+                own = {row[0] for row in (yield from self._own(view_of, stream))}
+                for mode, is_fresh in (("SILENT", True), ("FAIL", False)):
+                    texts = [
+                        held.id
+                        for held in helds
+                        if held.id in own and (hand.is_exact and held.is_counted) == is_fresh
+                    ]
+                    if texts:
+                        names = (stream, self.settings.group)
+                        yield from command(view_of, "XNACK", *names, mode, "IDS", len(texts), *texts)
+                        given += len(texts)
+                for held in helds:
+                    hand.forget(held)
+            for name in self.settings.streams:
+                # Deleting a consumer deletes what is pending for it.
+                if not (yield from self._own(view_of, name.encode())):
+                    who = (name, self.settings.group, self.settings.name)
+                    yield from command(view_of, "XGROUP", "DELCONSUMER", *who)
+            return given
+
+        return plan
+
+
+def _by_stream(helds: Iterable[Held]) -> dict[bytes, list[Held]]:
+    found = defaultdict[bytes, list[Held]](list)
+    for held in helds:
+        found[held.stream].append(held)
+    return found

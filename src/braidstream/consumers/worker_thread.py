@@ -1,0 +1,126 @@
+"""The threads that run handlers. A thread whose handler hangs is given up, and another takes its place."""
+
+import ctypes
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+from braidstream.consumers.held import Reject, Work
+
+# Runs the handler; returns the error of all of the work, and what was rejected of it.
+Run = Callable[[Work], tuple[BaseException | None, dict[Any, Reject]]]
+Report = Callable[[Work, BaseException | None, dict[Any, Reject]], None]
+
+
+class HandlerTimeout(BaseException):
+    """Raised inside a handler that has run for longer than `timeout`. Not an Exception: `except Exception` in
+    a handler does not catch it."""
+
+
+class Worker(threading.Thread):
+    """Takes work until it gets None, or is given up."""
+
+    def __init__(self, pool: "WorkerPool") -> None:
+        super().__init__(daemon=True, name="braidstream-handler")
+        self._pool, self._lock = pool, threading.Lock()
+        self.work: Work | None = None
+        self.started = 0.0
+        self._is_given_up = False
+
+    def run(self) -> None:
+        try:
+            while (work := self._pool.next()) is not None:
+                if work:
+                    self._handle(work)
+                if self._is_given_up:
+                    return
+        except HandlerTimeout:
+            pass  # it came late, after the handler: this thread is given up already
+
+    def _handle(self, work: Work) -> None:
+        self.started = time.monotonic()
+        self.work = work
+        try:
+            error, rejected = self._pool.run(work)
+        except HandlerTimeout as late:
+            error, rejected = late, {}
+        with self._lock:
+            self.work = None
+            if self._is_given_up:
+                return
+        self._pool.report(work, error, rejected)
+
+    def give_up(self, work: Work) -> bool:
+        """Stop waiting for the handler of some work; False if it has ended meanwhile.
+
+        The exception reaches the handler when it next runs Python code. If it hangs in a call of the system,
+        its thread stays until that call returns.
+        """
+        with self._lock:
+            if self.work is not work:
+                return False
+            self._is_given_up = True
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(self.ident or 0), ctypes.py_object(HandlerTimeout)
+            )
+        return True
+
+
+class WorkerPool:
+    """A number of workers, and the work that waits for them. `urgent` work comes first."""
+
+    def __init__(self, size: int, run: Run, report: Report) -> None:
+        self.run, self.report = run, report
+        self._queue = SimpleQueue[Work | None]()
+        self._urgent = deque[Work]()
+        self._workers = [Worker(self) for _ in range(size)]
+
+    def start(self) -> None:
+        for worker in self._workers:
+            worker.start()
+
+    def put(self, work: Work, *, urgent: bool = False) -> None:
+        if urgent:
+            self._urgent.append(work)
+            self._queue.put([])  # wakes a worker
+        else:
+            self._queue.put(work)
+
+    def next(self) -> Work | None:
+        """The next work; empty if there is none after all, None if the worker shall end."""
+        found = self._take_urgent()
+        if found is None:
+            found = self._queue.get()
+        if found is None or found:
+            return found
+        return self._take_urgent() or []
+
+    def _take_urgent(self) -> Work | None:
+        try:
+            return self._urgent.popleft()
+        except IndexError:
+            return None
+
+    def overdue(self, timeout: float, now: float) -> list[Work]:
+        """Give up the handlers that have run for too long; returns their work."""
+        found = list[Work]()
+        for at, worker in enumerate(self._workers):
+            work = worker.work
+            if work is not None and now - worker.started >= timeout and worker.give_up(work):
+                found.append(work)
+                self._workers[at] = Worker(self)
+                self._workers[at].start()
+        return found
+
+    def next_overdue(self, timeout: float, now: float) -> float:
+        """When to look again for handlers that have run for too long."""
+        running = [worker.started + timeout for worker in self._workers if worker.work is not None]
+        return min(running, default=now + timeout)
+
+    def stop(self) -> None:
+        """Idle workers end. Those whose handler hangs are daemons: they end with the process."""
+        for _ in self._workers:
+            self._queue.put(None)
