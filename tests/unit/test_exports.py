@@ -21,10 +21,13 @@ def test_our_own_names_are_these() -> None:
     """Besides redis-py's: tests/unit/test_redis_py.py."""
     assert set(braidstream.__all__) - set(redis.__all__) == {
         "BraidError",
+        "Consumer",
         "LibraryError",
+        "Message",
         "NotARegionError",
         "RefusedError",
         "RegionTakenError",
+        "Reject",
         "asyncio",
         "backoff",
         "client",

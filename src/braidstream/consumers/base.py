@@ -18,7 +18,7 @@ from braidstream.observability.events import emit
 F = TypeVar("F", bound=Callable[..., Any])
 
 # How long a read waits for new entries, and so how long it takes at most until a signal stops it.
-BLOCK_MS: Final = 1000
+BLOCK_MS: Final = 500
 # The longest pause between attempts to reach the engine.
 _MOST_PAUSE_S: Final = 5.0
 
@@ -47,6 +47,7 @@ class ConsumerBase:
         self._resume_at = 0.0
         self._has_run = False
         self._stop_at: float | None = None
+        self._is_hurried = False
 
     def handler(self, function: F) -> F:
         """Decorator: the function that handles entries."""
@@ -71,6 +72,32 @@ class ConsumerBase:
         if self._has_run:
             raise ValueError("this consumer has run already. Make another one.")
         self._has_run = True
+
+    def stop(self, *, now: bool = False) -> None:
+        """Take no more entries, finish what runs, acknowledge it, and let `run()` return.
+
+        now: do not wait for running handlers. Their entries stay pending, and another consumer claims them.
+        """
+        self._is_hurried = self._is_hurried or now
+        if self._stop_at is None:
+            self._stop_at = time.monotonic() + self.settings.stop_timeout
+        self.ring()
+
+    def stop_by_signal(self, *_: object) -> None:
+        """The second signal does not wait."""
+        self.stop(now=self._stop_at is not None)
+
+    def ring(self) -> None:
+        """Wake the keeper."""
+
+    def is_done(self, *, is_reading: bool) -> bool:
+        """Whether the keeper may end: it was stopped, and all is done or the time is over."""
+        if self._stop_at is None:
+            return False
+        self.hand.is_stopping = True
+        if self._is_hurried or time.monotonic() >= self._stop_at:
+            return True
+        return self.hand.is_idle and not is_reading
 
     # Handlers
 
@@ -98,6 +125,7 @@ class ConsumerBase:
 
     def tell_refused(self, refused: dict[str, ReplyError]) -> None:
         for what, error in refused.items():
+            self.must_join = self.must_join or error.code == "NOGROUP"
             emit("consumer.refused", group=self.settings.group, what=what, why=str(error))
 
     def took(self, reply: Sequence[Any]) -> None:

@@ -1,10 +1,12 @@
 """The entries that a consumer has in hand, and what happens to each next. No I/O, no clock, no threads.
 
-    taken -----> ready -----------------> running --ok--> done --acknowledged--> gone
-    claimed --\                            |   ^
-               --> due --counted--> ready -+   |  failed: waits for its next attempt, then due again
-                    ^                      |   |
-                    +------ waiting <------+---+  failed `retries` times, or rejected: dead --moved--> gone
+    taken ---> ready ---> running ---> done ---> acknowledged
+                 ^           |
+                 |           +-------> waiting for the next attempt ---> due
+    claimed ---> due         |
+                             +-------> dead ---> moved to the dead letters
+
+    due: ready as soon as the engine has counted the attempt
 
 `turn.py` talks to the engine about them; `threads.py` and `tasks.py` run the handlers.
 
@@ -286,7 +288,10 @@ class InHand:
         active = self._running * self._size + len(self.ready) + len(self.due)
         if len(self.held) - active >= max(_MOST_WAITING, 10 * self.settings.concurrency):
             return 0
-        return max(self.settings.concurrency * self._size + self.ahead - active, 0)
+        busy = self.settings.concurrency * self._size
+        room = busy + self.ahead - active
+        # As long as handlers have enough to do, few large reads are cheaper than many small ones.
+        return room if active < busy or room >= self.ahead // 2 else 0
 
     @property
     def is_idle(self) -> bool:

@@ -57,7 +57,7 @@ class Consumer(ConsumerBase):
         max_backoff: float = 60.0,
         timeout: float | None = None,
         claim_after: float = 60.0,
-        prefetch: int = 100,
+        prefetch: int = 1000,
         key: Key | None = None,
         batch: int | None = None,
         batch_wait: float = 0.0,
@@ -71,7 +71,7 @@ class Consumer(ConsumerBase):
         self._events = deque[Any]()
         self._bell = asyncio.Event()
         self._permits = asyncio.Queue[int]()
-        self._is_reading = self._is_hurried = False
+        self._is_reading = False
 
     def check_handler(self, function: Callable[..., Any]) -> None:
         called = function if inspect.isroutine(function) else type(function).__call__
@@ -100,11 +100,7 @@ class Consumer(ConsumerBase):
                 await asyncio.gather(*tasks, return_exceptions=True)
         emit("consumer.stopped", group=self.settings.group, name=self.settings.name)
 
-    def stop(self) -> None:
-        """Take no more entries, finish what runs, acknowledge it, and let `run()` return."""
-        self._is_hurried = self._stop_at is not None
-        if self._stop_at is None:
-            self._stop_at = time.monotonic() + self.settings.stop_timeout
+    def ring(self) -> None:
         self._bell.set()
 
     @contextlib.contextmanager
@@ -113,7 +109,7 @@ class Consumer(ConsumerBase):
         before = [signal.getsignal(each) for each in both]
         try:
             for each in both if wanted else ():
-                loop.add_signal_handler(each, self.stop)
+                loop.add_signal_handler(each, self.stop_by_signal)
         except (ValueError, RuntimeError, NotImplementedError):
             wanted = False  # not the main thread, or Windows
         try:
@@ -180,25 +176,16 @@ class Consumer(ConsumerBase):
     # The keeper
 
     async def _keep(self) -> None:
-        while not self._is_done():
-            await self._listen()
+        while not self.is_done(is_reading=self._is_reading):
             now = time.monotonic()
             self._hand_out(now)
-            self._permit(now)
             await self._turn(now)
             self._hand_out(now)
+            await self._listen()
         try:
             await self._client.converse(self.turns.leave())
         except (ServerError, OSError) as error:
             emit("consumer.unreached", group=self.settings.group, why=str(error))
-
-    def _is_done(self) -> bool:
-        if self._stop_at is None:
-            return False
-        self.hand.is_stopping = True
-        if self._is_hurried or time.monotonic() >= self._stop_at:
-            return True
-        return self.hand.is_idle and not self._is_reading
 
     async def _listen(self) -> None:
         """Wait for the next event, or for the time of the next task; then hear all that has happened."""
@@ -222,11 +209,10 @@ class Consumer(ConsumerBase):
             self.took(event)
 
     def _hand_out(self, now: float) -> None:
+        """Give work to the workers, and leave to the taker."""
         self.hand.wake(now)
         for work in self.hand.next_work(now):
             self._work.put_nowait(work)
-
-    def _permit(self, now: float) -> None:
         if self.may_read(now) and not self._is_reading:
             self._is_reading = True
             self._permits.put_nowait(self.hand.room)

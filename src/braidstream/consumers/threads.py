@@ -58,7 +58,7 @@ class Consumer(ConsumerBase):
         max_backoff: float = 60.0,
         timeout: float | None = None,
         claim_after: float = 60.0,
-        prefetch: int = 100,
+        prefetch: int = 1000,
         key: Key | None = None,
         batch: int | None = None,
         batch_wait: float = 0.0,
@@ -71,7 +71,7 @@ class Consumer(ConsumerBase):
         self._inbox = SimpleQueue[Any]()
         self._permits = SimpleQueue[int | None]()
         self._pool = WorkerPool(concurrency, self._run_work, self._report)
-        self._is_reading = self._is_hurried = False
+        self._is_reading = False
 
     def run(self, *, signals: bool = True) -> None:
         """Handle entries until `stop()` is called, or SIGTERM or SIGINT arrives.
@@ -93,12 +93,7 @@ class Consumer(ConsumerBase):
                 self._pool.stop()
         emit("consumer.stopped", group=self.settings.group, name=self.settings.name)
 
-    def stop(self) -> None:
-        """Take no more entries, finish what runs, acknowledge it, and let `run()` return. Callable from any
-        thread, and from handlers."""
-        self._is_hurried = self._stop_at is not None
-        if self._stop_at is None:
-            self._stop_at = time.monotonic() + self.settings.stop_timeout
+    def ring(self) -> None:
         self._inbox.put(None)
 
     @contextlib.contextmanager
@@ -107,7 +102,7 @@ class Consumer(ConsumerBase):
             yield
             return
         both = (signal.SIGTERM, signal.SIGINT)
-        before = [signal.signal(each, lambda *_: self.stop()) for each in both]
+        before = [signal.signal(each, self.stop_by_signal) for each in both]
         try:
             yield
         finally:
@@ -151,26 +146,17 @@ class Consumer(ConsumerBase):
     # The keeper
 
     def _keep(self) -> None:
-        while not self._is_done():
-            self._listen()
+        while not self.is_done(is_reading=self._is_reading):
             now = time.monotonic()
             self._give_up_hanging(now)
             self._hand_out(now)
-            self._permit(now)
             self._turn(now)
             self._hand_out(now)
+            self._listen()
         try:
             self._client.converse(self.turns.leave())
         except (ServerError, OSError) as error:
             emit("consumer.unreached", group=self.settings.group, why=str(error))
-
-    def _is_done(self) -> bool:
-        if self._stop_at is None:
-            return False
-        self.hand.is_stopping = True
-        if self._is_hurried or time.monotonic() >= self._stop_at:
-            return True
-        return self.hand.is_idle and not self._is_reading
 
     def _listen(self) -> None:
         """Wait for the next event, or for the time of the next task; then hear all that has happened."""
@@ -207,11 +193,10 @@ class Consumer(ConsumerBase):
                 self.finished(work, self.too_late(), {})
 
     def _hand_out(self, now: float) -> None:
+        """Give work to the workers, and leave to the taker."""
         self.hand.wake(now)
         for work in self.hand.next_work(now):
             self._pool.put(work)
-
-    def _permit(self, now: float) -> None:
         if self.may_read(now) and not self._is_reading:
             self._is_reading = True
             self._permits.put(self.hand.room)
