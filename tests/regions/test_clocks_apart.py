@@ -146,6 +146,35 @@ def test_a_cap_in_a_region_that_is_an_hour_ahead_keeps_what_another_has_just_add
         assert len(kept) == 100
 
 
+def test_a_cap_after_a_clock_was_set_right_keeps_what_another_has_just_added(flavour: Flavour) -> None:
+    """Entries that arrived while our clock was slow looked an hour ahead; they are not an hour old now."""
+    with Engine(flavour) as right, Engine(flavour, clock_s=0) as slow, fresh_world([right, slow]) as world:
+        add(world[2], "m")
+        slow.set_clock(-3600)
+        written = [add(world[1], "m") for _ in range(100)]
+        world.sync()
+        slow.set_clock(0)
+        for _ in range(50):
+            add(world[2], "m", maxlen=100, approximate=False)
+        kept = {id_of(entry) for entry, _ in world[2].xrange("m")}
+        assert set(written[50:]) <= kept
+        assert len(kept) == 100
+
+
+def test_a_cap_after_a_fast_clock_was_set_right_keeps_what_was_just_added(flavour: Flavour) -> None:
+    """The daemon noted that the other clock is behind; until it measures again, that is wrong."""
+    with Engine(flavour) as right, Engine(flavour) as other, fresh_world([right, other]) as world:
+        for _ in range(100):
+            add(world[2], "m")
+        world.sync()
+        world[1].run_plan(note_behind(2, 3_600_000))
+        with braidstream.Redis.from_url(right.url, decode_responses=True) as client:
+            written = {add(client, "m", maxlen=100, approximate=False) for _ in range(50)}
+        kept = {id_of(entry) for entry, _ in world[1].xrange("m")}
+        assert written <= kept
+        assert len(kept) == 100
+
+
 def test_a_cap_in_a_slow_region_keeps_what_was_just_added(world: World) -> None:
     for _ in range(100):
         add(world[1], "m")

@@ -113,18 +113,23 @@ def _trim_to_length(view: View, name: bytes, spec: Trim) -> Plan[int]:
             return removed
         lengths = [strand.xlen() for strand in strands]
         heads = [strand.xrange(ids.ZERO, ids.LAST, page) for strand in strands]
+        tails = [strand.xrange(ids.ZERO, ids.LAST, 1, reverse=True) for strand in _to_compare(view, strands)]
         # One snapshot: another trim in between would be counted twice.
-        commands = [*lengths, *heads, registry_of(name)]
+        commands = [*lengths, *heads, *tails, registry_of(name)]
         replies = yield Batch(commands, atomic=view.carriage.one_step(len(commands)), resend=True)
         if view.learn(name, replies[-1]).strands != strands:
             continue
-        over = sum(replies[: len(strands)]) - spec.maxlen
+        count = len(strands)
+        over = sum(replies[:count]) - spec.maxlen
         if over <= 0 or (spec.approx and over < NODE):
             return removed
         busy = {
-            strand: head for strand, head in zip(strands, replies[len(strands) : -1], strict=True) if head
+            strand: head for strand, head in zip(strands, replies[count : 2 * count], strict=True) if head
         }
-        pages = {strand: _by_our_clock(view, strand, head) for strand, head in busy.items()}
+        ahead_ms = _ahead_ms(view, dict(zip(strands, replies[2 * count : -1], strict=False)))
+        pages = {
+            strand: _by_our_clock(strand, head, ahead_ms.get(strand, 0)) for strand, head in busy.items()
+        }
         cuts = _cuts(busy, pages, page, over)
         commands = [_cut_command(strand, cut, spec) for strand, cut in cuts.items()]
         removed += sum((yield Batch(commands, atomic=view.carriage.one_step(len(commands)))))
@@ -141,20 +146,43 @@ def _cut_command(strand: Strand, cut: Id | None, spec: Trim) -> Command:
     return ("XTRIM", strand.key, "MINID", about, ids.text(cut), *limit)
 
 
-def _by_our_clock(view: View, strand: Strand, head: list[Any]) -> list[Entry]:
+def _to_compare(view: View, strands: tuple[Strand, ...]) -> tuple[Strand, ...]:
+    """The strands whose last entry must be known to date the entries: all if a clock is apart, else none."""
+    is_apart = view.region.behind_ms or view.recall(strands[0].name).ahead_ms
+    return strands if is_apart else ()
+
+
+def _ahead_ms(view: View, tails: dict[Strand, list[Any]]) -> dict[Strand, int]:
+    """By how many milliseconds the entries of each strand are ahead of what this region's clock gives.
+
+    The notes may be stale, because a clock was set right since. So a strand counts as ahead only if it is
+    ahead of our own strand, and as behind only if it is really far behind our own.
+    """
+    last = {strand: strand.user(ids.native(tail[0][0])) for strand, tail in tails.items() if tail}
+    own = next((last[strand] for strand in last if strand == view.home(strand.name)), None)
+    behind_ms = dict(view.region.behind_ms)
+    found = {}
+    for strand, id in last.items():
+        if not strand.has_generated_ids:
+            continue
+        noted = view.recall(strand.name).ahead_ms.get(strand.label, 0)
+        if noted and (own is None or id > own):
+            found[strand] = noted
+        elif own is not None and own[0] - id[0] > (noted := behind_ms.get(strand.writer, 0)) // 2:
+            found[strand] = -min(noted, own[0] - id[0])
+    return found
+
+
+def _by_our_clock(strand: Strand, head: list[Any], ahead_ms: int) -> list[Entry]:
     """Entries with their times converted to the clock of this region, to find the oldest.
 
     While clocks are within the bound (decision 0016), IDs need no conversion. If a writer's clock is further
     ahead, its entries would never be the oldest, and new entries of other writers would be removed first.
     """
     entries = strand.entries(head)
-    if not strand.has_generated_ids:
+    if not ahead_ms:
         return entries
-    behind_ms = dict(view.region.behind_ms).get(strand.writer, 0)
-    ahead_ms = view.recall(strand.name).ahead_ms.get(strand.label, -behind_ms)
-    return (
-        [(ms - ahead_ms, seq, writer, fields) for ms, seq, writer, fields in entries] if ahead_ms else entries
-    )
+    return [(ms - ahead_ms, seq, writer, fields) for ms, seq, writer, fields in entries]
 
 
 def _cuts(
