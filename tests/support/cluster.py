@@ -226,3 +226,11 @@ def say_every_function(said: Nodes, name: bytes) -> None:
     assert run(command(view, b"COPY", name, neighbour(name), b"REPLACE"), said) == 1
     assert said(Batch([delete_command(name, _registry(view, said, name), 0)])) == [1]
     run(command(view, b"DEL", neighbour(name)), said)
+    say_every_log_function(view, said, neighbour(name))
+
+
+def say_every_log_function(view: View, said: Nodes, name: bytes) -> None:
+    offset = run(command(view, b"TWRITE", name, b"tag", b"entry"), said)
+    assert run(command(view, b"TCFGSET", name, b"BACKLOG", b"10"), said) == b"OK"
+    assert run(command(view, b"TREAD", name, b"%d" % offset, b"10"), said) == [[offset, b"tag", b"entry"]]
+    run(command(view, b"DEL", name), said)

@@ -11,6 +11,7 @@ from redis.typing import KeyT
 
 from braidstream.clients import pipeline, shared
 from braidstream.clients.client_options import AsyncioOptions
+from braidstream.clients.log_commands import LogCommands
 from braidstream.clients.raised import for_user
 from braidstream.clients.shared import Session
 from braidstream.errors import BraidError
@@ -92,7 +93,7 @@ async def _awaited(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-class Redis(_Plans, shared.Idempotence, redis.asyncio.Redis):  # type: ignore[misc]
+class Redis(_Plans, shared.Idempotence, LogCommands, redis.asyncio.Redis):  # type: ignore[misc]
     """redis.asyncio.Redis on a braidstream region. Same constructor, same methods, and:
 
     idempotent: every XADD with `*` is a message the stream knows, so it is sent again when its reply is lost.
@@ -155,7 +156,7 @@ class Redis(_Plans, shared.Idempotence, redis.asyncio.Redis):  # type: ignore[mi
         return alone
 
 
-class Pipeline(_Plans, shared.Idempotence, redis.asyncio.client.Pipeline):  # type: ignore[misc]
+class Pipeline(_Plans, shared.Idempotence, LogCommands, redis.asyncio.client.Pipeline):  # type: ignore[misc]
     """redis-py's pipeline. Stream commands share its round trip, and its MULTI."""
 
     def __init__(self, session: Session, *args: Any) -> None:

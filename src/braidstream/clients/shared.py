@@ -14,6 +14,7 @@ import redis.asyncio
 from redis import exceptions
 from redis.client import EMPTY_RESPONSE, NEVER_DECODE
 
+from braidstream.clients import log_commands
 from braidstream.clients.producer import Producer
 from braidstream.commands.arguments import FUNCTION_ARGUMENTS
 from braidstream.commands.produce import call, is_numbered, native_call, user_id
@@ -266,7 +267,7 @@ def present_native(
     encoder = encoder_of(conn)
     if options.pop(NEVER_DECODE, None) is None and encoder.decode_responses:
         result = decode(encoder.encoding, encoder.encoding_errors, result)
-    callback = client.response_callbacks.get(args[0])
+    callback = client.response_callbacks.get(args[0]) or log_commands.CALLBACKS.get(args[0])
     return result if callback is None else callback(result, **options)
 
 

@@ -10,6 +10,7 @@ from redis.typing import KeyT
 
 from braidstream.clients import pipeline, shared
 from braidstream.clients.client_options import SyncOptions
+from braidstream.clients.log_commands import LogCommands
 from braidstream.clients.raised import for_user
 from braidstream.clients.shared import Session
 from braidstream.errors import BraidError
@@ -86,7 +87,7 @@ class _Plans:
         return self.execute_command("XCFGSET", name, *words)  # type: ignore[attr-defined,no-any-return]
 
 
-class Redis(_Plans, shared.Idempotence, redis.Redis):
+class Redis(_Plans, shared.Idempotence, LogCommands, redis.Redis):
     """redis.Redis on a braidstream region. Same constructor, same methods, and:
 
     idempotent: every XADD with `*` is a message the stream knows, so it is sent again when its reply is lost.
@@ -152,7 +153,7 @@ class Redis(_Plans, shared.Idempotence, redis.Redis):
         return alone
 
 
-class Pipeline(_Plans, shared.Idempotence, redis.client.Pipeline):
+class Pipeline(_Plans, shared.Idempotence, LogCommands, redis.client.Pipeline):
     """redis-py's pipeline. Stream commands share its round trip, and its MULTI."""
 
     def __init__(self, session: Session, *args: Any) -> None:

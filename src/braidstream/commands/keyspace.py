@@ -192,6 +192,8 @@ def describe(view: View, argv: Argv) -> Plan[Any]:
     commands = [(*argv[:2], key) for key in (argv[2], *(strand.key for strand in strands))]
     replies = yield Batch([*commands, registry_of(argv[2])], resend=True)
     registry = view.learn(argv[2], replies.pop())
+    if registry.is_log and registry.exists and option(argv[1]) == b"ENCODING":
+        return b"log"
     if replies[0] is None and any(strand not in strands for strand in registry.strands):
         replies = yield Batch([(*argv[:2], strand.key) for strand in registry.strands], resend=True)
     return next((reply for reply in replies if reply is not None), None)

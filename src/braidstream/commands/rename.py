@@ -130,6 +130,9 @@ def _copy(view: View, source: bytes, target: bytes, *, move: bool, replace: bool
         if not here.exists:
             yield Batch([("UNWATCH",)])
             raise ReplyError("ERR no such key")
+        if here.is_log or there.is_log:
+            yield Batch([("UNWATCH",)])
+            refuse_logs(source if here.is_log else target)
         try:
             yield Batch([("WATCH", *(strand.key for strand in here.strands)), ("UNLINK", aside)])
             done = yield from _attempt(view, Copy(source, target, aside, move, replaces=bool(replies[4])))
@@ -144,6 +147,11 @@ def _copy(view: View, source: bytes, target: bytes, *, move: bool, replace: bool
             return True
     yield Batch([("UNLINK", aside)])
     fail_changing(source)
+
+
+def refuse_logs(name: bytes) -> NoReturn:
+    why = f"'{shown(name)}' is a log, and its offsets belong to its name"
+    raise RefusedError("RENAME or COPY", why, "Read it with TREAD and write the entries with TWRITE")
 
 
 def fail_changing(name: bytes) -> NoReturn:

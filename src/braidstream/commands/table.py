@@ -19,6 +19,7 @@ from braidstream.commands import (
 )
 from braidstream.commands.arguments import Argv, option, read_names, shown, wrong_arity
 from braidstream.commands.groups import claims, nack, pending, xgroup
+from braidstream.commands.logs import tread, twrite
 from braidstream.commands.xreadgroup import deliver
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.model import keys
@@ -259,4 +260,15 @@ TABLE: Final[dict[bytes, Spec]] = {
         "key [IDMP-DURATION seconds] [IDMP-MAXSIZE messages]", message_settings.configure, _first, 2
     ),
     b"XIDMPRECORD": Spec("key producer iid id", message_settings.record, _first, 5, 5),
+    b"TWRITE": Spec(
+        "key tag entry | TWRITE key [BACKLOG count] ENTRIES tag entry [tag entry ...]",
+        twrite.write,
+        _first,
+        4,
+    ),
+    b"TREAD": Spec(
+        "key offset count [BLOCK ms] [WITHINFO] [SKIP]", tread.read, _first, 4, shares=tread.shares
+    ),
+    b"TEVICT": Spec("key offset | key -count", twrite.evict, _first, 3, 3, multi=False),
+    b"TCFGSET": Spec("key [PENDING count] [BACKLOG count]", twrite.configure, _first, 4),
 }

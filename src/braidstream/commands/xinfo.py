@@ -6,6 +6,7 @@ from braidstream.commands import message_settings
 from braidstream.commands.arguments import Argv, fail, integer, option, shown
 from braidstream.commands.groups import group_status
 from braidstream.commands.groups.group_status import Info, flat
+from braidstream.commands.logs.log_lookup import about_log
 from braidstream.errors import ReplyError
 from braidstream.model import ids
 from braidstream.model.merge import merge_pages, reply_entries
@@ -42,7 +43,8 @@ def info(view: View, argv: Argv) -> Plan[Any]:
     own = infos.get(view.home(name)) or next(iter(infos.values()))
     produced = yield from message_settings.facts(name, registry, about, own)
     if len(argv) == 3:
-        return flat({**_common(registry, infos), **produced, **_ends(registry, infos)})
+        log = about_log(name, registry, answers) if registry.is_log else {}
+        return flat({**_common(registry, infos), **produced, **log, **_ends(registry, infos)})
     count = _full_count(argv, typed)
     merged = merge_pages((strand.entries(each[b"entries"]) for strand, each in infos.items()), count or None)
     groups = yield from group_status.full(registry, infos, count)

@@ -381,9 +381,11 @@ def _joined(frontier: Frontier, strands: tuple[Strand, ...], position: Id) -> Fr
 def _with_possible(view: View, name: bytes, frontier: Frontier, position: Id) -> tuple[bytes, Frontier, Id]:
     """The frontier, with every strand that any writer may create while we wait."""
     known = {strand.label: strand for strand in (*view.recall(name).cuts, *frontier)}
-    possible = [*frontier]
+    possible, home = [*frontier], view.recall(name).home
+    epoch = 0 if home is None else home.number + 1
     for writer in view.region.writers:
         generated, chosen = Strand(name, keys.GENERATED, writer), Strand(name, keys.CHOSEN, writer)
         current = known.get(chosen.label)
         possible += [generated, current.next_life if current else chosen]
+        possible += [Strand(name, keys.LOG, writer, epoch)]
     return name, _joined(frontier, tuple(dict.fromkeys(possible)), position), position

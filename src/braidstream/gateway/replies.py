@@ -8,7 +8,9 @@ from braidstream.net.resp import NULL, NULL_ARRAY, NoArray, Pairs, Status, Words
 from braidstream.protocol.gather import CommandSpec
 
 # Where the engine sends "no array" for nothing, RESP2 can tell it from "no string".
-_NO_ARRAY: Final = frozenset((b"XREAD", b"XREADGROUP", b"XRANGE", b"XREVRANGE", b"XCLAIM", b"XAUTOCLAIM"))
+_NO_ARRAY: Final = frozenset(
+    (b"XREAD", b"XREADGROUP", b"XRANGE", b"XREVRANGE", b"XCLAIM", b"XAUTOCLAIM", b"TREAD")
+)
 _HELP: Final = frozenset((b"XINFO", b"XGROUP", b"OBJECT"))
 
 

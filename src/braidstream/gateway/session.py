@@ -32,6 +32,7 @@ BLOCKING: Final = frozenset(
 )
 # CLIENT subcommands after which the connection itself matters.
 _KEEPS: Final = frozenset((b"ID", b"INFO", b"TRACKING", b"CACHING", b"NO-EVICT", b"NO-TOUCH"))
+_LOG_COMMANDS: Final = frozenset((b"TWRITE", b"TREAD", b"TEVICT", b"TACK", b"TCFGSET"))
 _STATES: Final = frozenset((b"READONLY", b"READWRITE", b"ASKING"))
 
 
@@ -48,14 +49,14 @@ def spec_of(words: Words) -> Spec | None:
 
 
 def may_be_plain(words: Words) -> bool:
-    """Whether a command of the table means the same on plain keys: not the stream commands."""
-    return words[0][:1] not in (b"X", b"x")
+    """Whether a command of the table means the same on plain keys: not the stream and log commands."""
+    return words[0][:1] not in (b"X", b"x") and words[0].upper() not in _LOG_COMMANDS
 
 
 def blocks(words: Words) -> bool:
     """Whether a command may wait."""
     name = words[0].upper()
-    if name in (b"XREAD", b"XREADGROUP"):
+    if name in (b"XREAD", b"XREADGROUP", b"TREAD"):
         return any(word.upper() == b"BLOCK" for word in words)
     return name in BLOCKING
 

@@ -15,15 +15,15 @@ from braidstream.model.command import Command
 from braidstream.model.fields import ConfigField, MetaField, named
 from braidstream.model.ids import CLOCK_BOUND_MS, WRITERS
 from braidstream.model.journal import JournalWord
-from braidstream.model.keys import CHOSEN, CONFIG, GENERATED, PREFIX
+from braidstream.model.keys import CHOSEN, CONFIG, GENERATED, LOG, PREFIX
 from braidstream.model.region_config import Region
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.retries import Retries
 
-VERSION: Final = 7
+VERSION: Final = 8
 NAME: Final = "braidstream"
 _PARTS: Final = (
-    *("rights", "id", "meta", "clock", "vector", "strand", "chosen", "settings", "group", "braid"),
+    *("rights", "id", "meta", "clock", "vector", "strand", "chosen", "settings", "group", "log", "braid"),
     *("journal", "entry", "idempotence", "acks", "glance", "merge", "mend", "region", "database", "library"),
 )
 
@@ -39,7 +39,7 @@ def source(version: int = VERSION) -> str:
 def _shared() -> Iterator[str]:
     """Constants that Python and Lua share, as Lua."""
     yield f"local CLOCK_BOUND_MS, WRITERS, KEY_PREFIX = {CLOCK_BOUND_MS}, {WRITERS}, '{PREFIX.decode()}'"
-    yield f"local KIND = {{ GENERATED = '{GENERATED}', CHOSEN = '{CHOSEN}' }}"
+    yield f"local KIND = {{ GENERATED = '{GENERATED}', CHOSEN = '{CHOSEN}', LOG = '{LOG}' }}"
     for table, fields in (("META", MetaField), ("CONFIG", ConfigField), ("JOURNAL", JournalWord)):
         words = ", ".join(f"{name} = '{field.decode()}'" for name, field in named(fields))
         yield f"local {table} = {{ {words} }}"

@@ -105,10 +105,10 @@ local function braid_state(keys, args)
       for _, word in ipairs(facts['last-entry'] and facts['last-entry'][2] or {}) do width = width + #word end
       local tail, deleted = facts['last-entry'] and facts['last-entry'][1] or '', facts['max-deleted-entry-id'] or '0-0'
       found[#found + 1] = { last, first, facts.length, facts['entries-added'] or 0, width, tail, deleted }
-      local first_read = string.match(id, '^=(%a%d+):')
+      local first_read = string.match(id, '^=(%a[%d.]+):')
       if first_read then settle_new(meta, first_read, first, last) end
       if id ~= '' and not first_read then busy = note_acks(meta, key, id, last, groups) or busy end
-      if home and id ~= '' and key ~= home then
+      if home and id ~= '' and key ~= home and not logs.is_label(string.match(id, '^[^:]+')) then
         now = now or now_ms()
         local floor = floor_after(home, id, last, now)
         if floor and (not highest or less(highest, floor)) then highest = floor end

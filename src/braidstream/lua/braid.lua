@@ -72,7 +72,7 @@ local function delete_strands(meta, writer, given)
       if moved[label] then redis.call('HSET', meta, META.FUTURE .. label, '') end
       -- A lost copy of another writer's strand: this deletes nothing beyond its cut.
       local own = writer == '0' or select(2, split_label(label)) == writer
-      local lost = own and after_loss(strand.cut) or strand.cut
+      local lost = own and after_loss(label, strand.cut) or strand.cut
       register(meta, label, strand.life, '-', last or lost)
     end
     for _, group in ipairs(groups) do redis.call('HDEL', meta, group) end
@@ -80,6 +80,7 @@ local function delete_strands(meta, writer, given)
     if #turns > 0 then ring(meta, given.bell) end
     if existed == 1 then count_deletion(meta, META.DELETIONS, writer) end
     forget_idempotence(meta, writer == '0')
+    logs.forget_settings(meta, writer)
     return existed
   end
 end
@@ -107,6 +108,8 @@ local function braid_adopt(keys, args)
   end
   local given, key, at = read_stream_keys(keys, 5, args, 7)
   local bell = given.bell
+  local is_log_there = logs.refused(meta, 'RENAME, COPY and RESTORE')
+  if is_log_there then return is_log_there end
   if is_stale(meta, bell) then return redis.error_reply(STALE_GROUPS) end
   local delete, refused = delete_strands(meta, args[6], given)
   local delete_source

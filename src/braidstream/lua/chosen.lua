@@ -84,13 +84,15 @@ local function chosen_add(keys, args)
   if keys[4] and redis.call('EXISTS', keys[4]) == 1 then
     return redis.error_reply('WRONGTYPE Operation against a key holding the wrong kind of value')
   end
+  local refused = logs.refused(meta, 'XADD')
+  if refused then return refused end
   if args[7] ~= '' and not exists(meta) then return false end
   if not is_current(meta, c, c_label, life) then return redis.error_reply('BSSTALE ' .. c_label) end
   local last = last_of(c) or '0-0'
   local _, _, s_cut = registered(meta, s_label)
   if last == MAX_SEQ .. '-' .. MAX_SEQ then return redis.error_reply(EXHAUSTED) end
   if not less(last, id) or less(bound, end_of(s, s_cut)) then return redis.error_reply(SMALLER) end
-  local refused = writing_refused(meta, s, c, s_label, bell)
+  refused = writing_refused(meta, s, c, s_label, bell)
   if refused then return refused end
   if not registered(meta, c_label) then redis.call('HSET', meta, META.NEW .. c_label, id) end
   ensure_chosen(meta, c, c_label, life, bell)
@@ -117,11 +119,13 @@ end
 local function chosen_setid(keys, args)
   local meta, s, c, c_label, life, id = keys[1], keys[2], keys[3], args[2], args[3], args[4]
   local bell = take_bell(keys, args[10])
+  local refused = logs.refused(meta, 'XSETID')
+  if refused then return refused end
   if not is_current(meta, c, c_label, life) then return redis.error_reply('BSSTALE ' .. c_label) end
   if less(id, last_of(c) or '0-0') then
     return redis.error_reply('ERR The ID specified in XSETID is smaller than the target stream top item')
   end
-  local refused = writing_refused(meta, s, c, args[1], bell)
+  refused = writing_refused(meta, s, c, args[1], bell)
   if refused then return refused end
   ensure_chosen(meta, c, c_label, life, bell)
   redis.call('XSETID', c, id, unpack(counters(args[7], args[8])))

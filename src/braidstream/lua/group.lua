@@ -49,13 +49,15 @@ local function forget_group(meta, group, turn, bell)
   ring(meta, bell)
 end
 
---[[ If the stream has no groups, delete strands to which nothing was appended since their cut. ]]
+--[[ If the stream has no groups, delete strands to which nothing was appended since their cut. A log that
+     never had an entry stays. ]]
 local function remove_empty_strands(meta, named)
   local fields = redis.call('HGETALL', meta)
   if has_groups(fields) then return end
   for at = 1, #fields, 2 do
     local life, cut = strand_there(fields[at], fields[at + 1])
-    local key = life and named[fields[at] .. ':' .. life]
+    local is_kept = logs.is_label(fields[at]) and cut == '0-0'
+    local key = life and not is_kept and named[fields[at] .. ':' .. life]
     local last = key and last_of(key)
     if last and not less(cut, last) then
       redis.call('UNLINK', key)

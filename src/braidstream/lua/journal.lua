@@ -40,7 +40,7 @@ end
      deletion came first, the stream entry would come back. <after> guards against gaps, as in strand_apply.
      Why a function: the effect and the position in the journal must be one step. ]]
 local function strand_named(meta, named, id)
-  local label, life = string.match(id, '^(%a%d+):(%d+)$')
+  local label, life = string.match(id, '^(%a[%d.]+):(%d+)$')
   if not label or not split_label(label) then return nil end
   local has_life, state, cut = registered(meta, label)
   if not has_life or less_number(has_life, life) then return { ends = '0-0' } end

@@ -8,6 +8,8 @@
        g:<group>                          where the group starts on strands created later: our own
        k:<group>  s1:0 7-3 c1:2 9-0       acknowledged without a gap: the furthest
        q:<sink>   7:3:9                   of a Spark sink's batch 7, 3 of 9 chunks are in the stream: the later
+       home       0.1:1 1.2:1018          the epochs of a log: all of them (log.lua)
+       log        3.1:1000:0:0            settings of a log: the later version
        idmp       1:100:100:0             settings of idempotent production: the later era (settings.lua)
 
      A group exists while one of its creators had seen every known deletion (delete wins). Pending entries,
@@ -27,6 +29,10 @@ local function read_meta(fields, first)
     elseif field == META.IDEMPOTENCE then
       if not read_settings(value) then return nil, field end
       state.idmp = value
+    elseif field == META.HOMES then
+      state.homes = value
+    elseif field == META.LOG then
+      state.log = value
     elseif prefix == META.GROUP_DELETIONS then
       state.gone[name] = vector_of(value)
     elseif prefix == META.LOST then
@@ -80,7 +86,9 @@ end
 local function merge_cut(meta, label, ours, theirs, named)
   local cut = theirs.cut
   if not ours then
-    if cut ~= '0-0' or theirs.life ~= '0' then register(meta, label, theirs.life, '-', cut) end
+    local is_over = cut ~= '0-0' or theirs.life ~= '0'
+    if logs.is_label(label) then is_over = cut ~= '0-0' or not theirs.there end
+    if is_over then register(meta, label, theirs.life, '-', cut) end
     return
   end
   local key = ours.there and named[label .. ':' .. ours.life]
@@ -164,6 +172,8 @@ local function braid_merge(keys, args)
   end
   if is_stale(meta, given.bell) then return redis.error_reply(STALE_GROUPS) end
   if theirs.idmp then merge_settings(meta, theirs.idmp) end
+  if theirs.log then logs.merge_settings(meta, theirs.log) end
+  if theirs.homes then logs.merge_homes(meta, theirs.homes) end
   local x = joined(ours.x, theirs.x)
   if not same(x, ours.x) then redis.call('HSET', meta, META.DELETIONS, vector_text(x)) end
   local gone = {}
@@ -202,7 +212,9 @@ local function braid_merge(keys, args)
       redis.call('HSET', meta, META.GROUP_SEEN .. name, seen)
     end
   end
-  if next(ours.groups) then
+  local of_log = logs.is_log(meta)
+  if of_log then logs.seal_old_homes(meta, named, makes) end
+  if next(ours.groups) and not of_log then
     for _, strand in ipairs(makes) do
       if redis.call('EXISTS', strand.key) == 0 then create_strand(meta, strand.key, strand.label, strand.own, given.bell) end
     end

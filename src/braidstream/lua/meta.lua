@@ -1,5 +1,5 @@
 --[[ The registry of a stream: how its fields are read. META names them (model/fields.py); beside those there is one field
-     for each strand, by its label: `s2` or `c2` -> `<life>:<state>:<cut>`
+     for each strand, by its label: `s2` or `c2`, of a log `t<epoch>.2` -> `<life>:<state>:<cut>`
        +   the key exists; if its last ID is still the cut, nothing was appended since it was created again
        -   deleted; the cut is its last ID before the deletion ]]
 
@@ -10,7 +10,15 @@ local function split_field(field) return string.match(field, '^(%a:)(.*)$') end
 local function split_label(field)
   local kind, writer = string.match(field, '^(%a)(%d+)$')
   if kind == KIND.GENERATED or kind == KIND.CHOSEN then return kind, writer end
+  local epoch
+  kind, epoch, writer = string.match(field, '^(%a)(%d+)%.(%d+)$')
+  if kind == KIND.LOG then return kind, writer, epoch end
 end
+
+--[[ What is known of logs (log.lua), in one table: the main chunk has room for 200 locals. ]]
+local logs = {}
+
+function logs.is_label(label) return split_label(label) == KIND.LOG end
 
 local function is_chosen(label) return split_label(label) == KIND.CHOSEN end
 
@@ -37,3 +45,33 @@ local function register_again(meta, label, life) redis.call('HSETNX', meta, labe
 
 -- The writer of a strand's or a journal's key.
 local function writer_of(key) return string.match(key, '^' .. KEY_PREFIX .. '(%d+):') end
+
+--[[ A log (log.lua): a strand of it is there, or its home has one that has not come here yet. `home` lists its epochs,
+     the last one is where it is written. ]]
+function logs.home_label(homes)
+  local epoch, writer = string.match(homes or '', '(%d+)%.(%d+):%d+$')
+  if epoch then return KIND.LOG .. epoch .. '.' .. writer end
+end
+
+function logs.is_log(meta)
+  local fields = redis.call('HGETALL', meta)
+  local homes, known = nil, {}
+  for at = 1, #fields, 2 do
+    if fields[at] == META.HOMES then homes = fields[at + 1] end
+    if logs.is_label(fields[at]) then
+      known[fields[at]] = true
+      if strand_there(fields[at], fields[at + 1]) then return true end
+    end
+  end
+  local home = logs.home_label(homes)
+  return home ~= nil and not known[home]
+end
+
+-- Why a command that chooses IDs cannot run: the name is a log's.
+function logs.refused(meta, command)
+  if not logs.is_log(meta) then return nil end
+  local tag = string.match(meta, '^' .. KEY_PREFIX .. '%a+:(.*)$')
+  local name = string.match(tag, '^%+(.*)$') or string.match(tag, '^!{!}(.*)$') or string.sub(tag, 2, -2)
+  name = string.gsub(name, '[\r\n]', ' ')
+  return redis.error_reply('ERR ' .. command .. " refused by braidstream: '" .. name .. "' is a log, its offsets are generated. Use TWRITE.")
+end

@@ -28,7 +28,7 @@ end
 local function start_of(value, label)
   local user, low, high, bound = string.match(value, '^(%S+) (%S+) (%S+) (%d+)')
   local kind, writer = split_label(label)
-  if kind == KIND.CHOSEN then return user end
+  if kind ~= KIND.GENERATED then return user end
   return tonumber(writer) <= tonumber(bound) and low or high
 end
 
@@ -108,8 +108,14 @@ local function last_before_future(meta, label, last)
 end
 
 -- An ID above every ID that a strand can have generated before its key was lost: after this millisecond, and
--- after the millisecond that follows its last start (it may have generated ahead of the clock there).
-local function after_loss(cut)
+-- after the millisecond that follows its last start (it may have generated ahead of the clock there). In a log:
+-- the time in microseconds, which is more than the offsets that it can have given out.
+local function after_loss(label, cut)
+  if logs.is_label(label) then
+    local now, last = redis.call('TIME'), string.match(cut, '%d+$')
+    local start = now[1] .. string.format('%06d', now[2])
+    return '0-' .. (less_number(start, last) and last or start)
+  end
   local start = string.match(this_moment(), '^%d+')
   local again = successor(string.match(cut, '^%d+'))
   if less_number(start, again) then start = again end
@@ -167,12 +173,12 @@ local function create_strand(meta, strand, label, own, bell)
   if state == '+' and own then
     -- Lost, not deleted: `l:<label>` keeps the cut of the last real deletion, and peers keep their entries.
     redis.call('HSETNX', meta, META.LOST .. label, cut)
-    cut = after_loss(cut)
+    cut = after_loss(label, cut)
   end
-  local start = own and start_ahead(meta, cut) or cut
+  local start = own and not logs.is_label(label) and start_ahead(meta, cut) or cut
   if start and start ~= '0-0' then redis.call('XSETID', strand, start) end
   local duration, size = native_settings(meta)
-  if duration and own then redis.call('XCFGSET', strand, 'IDMP-DURATION', duration, 'IDMP-MAXSIZE', size) end
+  if duration and own and not logs.is_label(label) then redis.call('XCFGSET', strand, 'IDMP-DURATION', duration, 'IDMP-MAXSIZE', size) end
   join_groups(meta, strand, label, life or '0', bell)
   register(meta, label, life or '0', '+', cut or '0-0')
 end
@@ -214,7 +220,7 @@ local function strand_ensure(keys, args)
   if keys[3] and redis.call('EXISTS', keys[3]) == 1 then
     return redis.error_reply('WRONGTYPE Operation against a key holding the wrong kind of value')
   end
-  local refused = create_refused(meta, label, bell)
+  local refused = logs.refused(meta, 'XADD') or create_refused(meta, label, bell)
   if refused then return refused end
   create_strand(meta, strand, label, true, bell)
   return 1
@@ -252,7 +258,9 @@ end
 local WIDEST = 7800 -- the limit of unpack; wider entries are sent as native commands (replication/ship.py)
 
 local function is_strand(label, life)
-  return split_label(label) and string.match(label, '^%a[1-9]%d?%d?%d?$') and string.match(life, '^%d+$')
+  local kind, writer, epoch = split_label(label)
+  if not kind or not string.match(writer, '^[1-9]%d?%d?%d?$') then return nil end
+  return string.match(life, '^%d+$') and (kind ~= KIND.LOG or epoch == life)
 end
 
 local function is_id(text) return string.match(text or '', '^%d+-%d+$') end
@@ -316,7 +324,7 @@ local function strand_apply(keys, args)
     end
   end
   if less(last, upto) then redis.call('XSETID', strand, upto) end
-  if keys[3] then follow_clock(meta, keys[3], label, last) end
+  if keys[3] and not logs.is_label(label) then follow_clock(meta, keys[3], label, last) end
   return applied
 end
 
@@ -328,6 +336,11 @@ local function strand_raise(keys, args)
   local meta, home, floor = keys[1], keys[2], args[1]
   if not is_id(floor) then return redis.error_reply('BSBATCH ' .. floor .. ' is no ID') end
   local last = last_of(home) or '0-0'
+  if string.match(home, '^' .. KEY_PREFIX .. '%d+:' .. KIND.LOG .. '[.:]') then -- offsets do not follow the clock
+    if last == '0-0' or not less(last, floor) then return 0 end
+    redis.call('XSETID', home, floor)
+    return 1
+  end
   local ms = string.match(less(last, floor) and floor or last, '^%d+')
   local raised = tonumber(ms) < now_ms() and floor or ms .. '-' .. MAX_SEQ
   if not less(last, raised) then return 0 end

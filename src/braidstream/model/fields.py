@@ -9,7 +9,7 @@ from typing import Final
 
 
 class MetaField:
-    """`bs:meta:<tag>`, the registry of a stream. Each strand has a field too, by label: `s1`, `c2`."""
+    """`bs:meta:<tag>`, the registry of a stream. Each strand has a field too: `s1`, `c2`, `t0.1`."""
 
     GROUP: Final = b"g:"  # where a group starts on strands that are created later
     GROUP_MOVED: Final = b"h:"  # the same, since XGROUP SETID moved the group
@@ -21,6 +21,8 @@ class MetaField:
     SINK: Final = b"q:"  # how far a Spark sink has written
     IDEMPOTENCE: Final = b"idmp"  # settings of idempotent production
     NATIVE: Final = b"native"  # the era in which the engine itself deduplicates messages
+    HOMES: Final = b"home"  # the epochs of a log: where its home was, and from which offset on
+    LOG: Final = b"log"  # settings of a log
     BELL: Final = b"bell"  # a stamp that changes when the groups change
     AHEAD: Final = b"ahead"  # where a new home strand must start, if that is ahead of the clock
     AHEAD_MS: Final = b"o:"  # how far a strand's last entry is ahead of our clock, if beyond CLOCK_BOUND_MS

@@ -8,8 +8,9 @@ As JSON, in Spark's checkpoints among others, it is `{stream: {strand: native ID
 
     {"orders": {"s1": "1794702853882-4", "s2": "1794702853880-0", "c1.2": "7-1"}, "plain": {"p": "5-0"}}
 
-`s1` and `c1` are labels of the registry, `.2` is the life of a chosen strand, `p` is a plain stream. The form
-is stored: new members may be added, existing ones keep their meaning (tests/spark/offset.json).
+`s1` and `c1` are labels of the registry, `.2` is the life of a chosen strand, `p` is a plain stream. `t0.1`
+is what region 1 wrote of a log in epoch 0. The form is stored: new members may be added, existing ones keep
+their meaning (tests/spark/offset.json).
 """
 
 import re
@@ -26,7 +27,7 @@ from braidstream.model.strand import Strand, strand_of_label
 Positions = dict[str, dict[str, str]]
 
 _BASE64 = "base64:"
-_PLACE = re.compile(r"(?:p|([sc][1-9][0-9]{0,3})(?:\.([1-9][0-9]{0,8}))?)\Z")
+_PLACE = re.compile(r"(?:p|([sc][1-9][0-9]{0,3})(?:\.([1-9][0-9]{0,8}))?|t([0-9]{1,9})\.[1-9][0-9]{0,3})\Z")
 
 
 def name_text(name: bytes) -> str:
@@ -48,7 +49,7 @@ def place_text(strand: Strand) -> str:
     """The name of a strand within its stream."""
     if strand.is_plain:
         return PLAIN
-    return strand.label.decode() + (f".{strand.life}" if strand.life else "")
+    return strand.label.decode() + (f".{strand.life}" if strand.life and not strand.is_of_log else "")
 
 
 def place_of_text(name: bytes, text: str) -> Strand | None:
@@ -58,6 +59,8 @@ def place_of_text(name: bytes, text: str) -> Strand | None:
         return None
     if text == PLAIN:
         return Strand(name, PLAIN, 0)
+    if found[3]:
+        return strand_of_label(name, text.encode(), int(found[3]))
     return strand_of_label(name, found[1].encode(), int(found[2] or 0))
 
 

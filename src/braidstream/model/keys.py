@@ -4,6 +4,8 @@
     bs:<w>:s:<tag>            stream  strand of writer w: generated IDs
     bs:<w>:c:<tag>            stream  strand of writer w: IDs that users chose
     bs:<w>:c.<g>:<tag>        stream  the same in life g: a deleted stream may start over
+    bs:<w>:t:<tag>            stream  strand of a log: what writer w wrote as its home; IDs are 0-<offset>
+    bs:<w>:t.<epoch>:<tag>    stream  the same in a later epoch (model/offset_log.py)
     bs:<w>:j:<tag>            stream  journal of writer w
     bs:meta:<tag>             hash    the stream's strands and where each was cut (model/meta.py)
     bs:bell:<stamp>:<tag>     stream  empty; deleted when the groups of the stream change (strand.lua)
@@ -33,13 +35,14 @@ CONFIG: Final = b"bs:config"
 DAEMONS: Final = b"bs:daemons"
 PREFIX: Final = b"bs:"
 
-Kind = Literal["s", "c", "p"]
+Kind = Literal["s", "c", "t", "p"]
 GENERATED: Final = "s"  # a strand with IDs that the engine generates
 CHOSEN: Final = "c"  # a strand with IDs that users chose
+LOG: Final = "t"  # a strand of a log: its IDs are offsets
 PLAIN: Final = "p"  # a plain stream, not managed by braidstream: its key is its name
 
 _OWN_TAG = re.compile(rb"\A[^{]*\{[^}]+\}", re.DOTALL)
-_STRAND = re.compile(rb"\Abs:([1-9][0-9]{0,3}):(s|c)(?:\.([1-9][0-9]*))?:([{+!].*)\Z", re.DOTALL)
+_STRAND = re.compile(rb"\Abs:([1-9][0-9]{0,3}):(s|c|t)(?:\.([1-9][0-9]*))?:([{+!].*)\Z", re.DOTALL)
 _JOURNAL = re.compile(rb"\Abs:([1-9][0-9]{0,3}):j:([{+!].*)\Z", re.DOTALL)
 META: Final = b"bs:meta:"
 _BELL = b"bs:bell:"
@@ -50,6 +53,7 @@ _ABOUT = b"bs:idmp:"
 _KNOWN = re.compile(rb"\Abs:[iq]\.[0-9]+:[0-9]+:[{+!]")
 _STAGE = b"bs:stage:"
 _SINK = b"bs:sink:"
+_KINDS: Final[dict[bytes, Kind]] = {b"s": GENERATED, b"c": CHOSEN, b"t": LOG}
 
 
 def tag(name: bytes) -> bytes:
@@ -74,7 +78,7 @@ def shares_slot(name: bytes) -> bool:
 
 def kind_of(text: bytes) -> Kind:
     """The kind of a strand, from a key or a label."""
-    return GENERATED if text == GENERATED.encode() else CHOSEN
+    return _KINDS[text]
 
 
 def of_writer(writer: int) -> bytes:

@@ -5,6 +5,7 @@ Only the engine functions write it. The hash `bs:meta:<tag>`:
     s1 -> 0:+:0-0        strand s of writer 1, first life, exists
     s2 -> 0:-:7-3        strand s of writer 2, deleted when its last ID was 7-3
     c1 -> 2:+:0-0        strand c of writer 1, third life, exists
+    t0.1 -> 0:+:0-0      strand of a log, epoch 0, written by region 1; `home` and `log` (model/offset_log.py)
     g:jobs, h:jobs       a group, and where it starts on later strands (h: since XGROUP SETID)
 """
 
@@ -19,16 +20,18 @@ from braidstream.model.command import Command
 from braidstream.model.fields import MetaField
 from braidstream.model.idempotence import Settings
 from braidstream.model.ids import Id
+from braidstream.model.offset_log import Epoch, LogSettings, epochs_of
 from braidstream.model.strand import Strand, strand_of_label
 
 # The most streams that a client remembers.
 CACHE_LIMIT: Final = 10_000
 
 _DEFAULTS: Final = Settings()
-_KINDS: Final = (keys.GENERATED.encode(), keys.CHOSEN.encode())
+_LOG_DEFAULTS: Final = LogSettings()
+_KINDS: Final = (keys.GENERATED.encode(), keys.CHOSEN.encode(), keys.LOG.encode())
 _GROUPS: Final = (MetaField.GROUP, MetaField.GROUP_MOVED)
 _USER_COUNTED: Final = b" told"
-_LABEL = re.compile(rb"\A([sc])([0-9]+)\Z")
+_LABEL = re.compile(rb"\A(?:[sc][0-9]+|t[0-9]+\.[0-9]+)\Z")
 _STATE = re.compile(rb"\A([0-9]+):([+-]):([0-9]+-[0-9]+)\Z")
 
 
@@ -40,6 +43,7 @@ class Registry:
     bell: a stamp that changes whenever a group is created, moved or destroyed, or gets another strand.
     idempotence: its settings; None if the stream never used it.
     native: the engine itself deduplicates messages in this era, as long as the region has no peers.
+    epochs: of a log, also of one that was deleted; log: its settings.
     ahead_ms: by label, how far a strand's last entry was ahead of our clock on arrival, if beyond the bound.
     """
 
@@ -51,12 +55,14 @@ class Registry:
     idempotence: Settings | None = None
     native: bool = False
     ahead_ms: dict[bytes, int] = field(default_factory=dict)
+    epochs: tuple[Epoch, ...] = ()
+    log: LogSettings = _LOG_DEFAULTS
 
     @staticmethod
     def parse(name: bytes, reply: list[Any]) -> "Registry":
         cuts, there, groups = dict[Strand, Id](), list[Strand](), dict[bytes, Id]()
         user_counted, bell, idempotence, native = set[bytes](), b"", None, b""
-        ahead_ms = dict[bytes, int]()
+        ahead_ms, epochs, log = dict[bytes, int](), tuple[Epoch, ...](), _LOG_DEFAULTS
         for label, value in zip(reply[::2], reply[1::2], strict=True):
             if label.startswith(_KINDS):
                 if (found := _registered(name, label, value)) is not None:
@@ -78,6 +84,10 @@ class Registry:
                 idempotence = Settings.parse(value)
             elif label == MetaField.NATIVE:
                 native = value
+            elif label == MetaField.HOMES:
+                epochs = epochs_of(value)
+            elif label == MetaField.LOG:
+                log = LogSettings.parse(value)
         is_native = idempotence is not None and native == b"%d" % idempotence.era
         return Registry(
             cuts,
@@ -88,11 +98,28 @@ class Registry:
             idempotence,
             is_native,
             ahead_ms,
+            epochs,
+            log,
         )
 
     @property
     def exists(self) -> bool:
         return bool(self.strands)
+
+    @property
+    def is_log(self) -> bool:
+        """Whether it is a log: one that exists, or one whose entries have not arrived here yet."""
+        home = self.home
+        if home is None:
+            return False
+        known = {(strand.life, strand.writer) for strand in self.cuts if strand.is_of_log}
+        is_expected = (home.number, home.writer) not in known
+        return is_expected or any(strand.is_of_log for strand in self.strands)
+
+    @property
+    def home(self) -> Epoch | None:
+        """The epoch that a log is in; None if it never was one."""
+        return self.epochs[-1] if self.epochs else None
 
     @property
     def settings(self) -> Settings:
@@ -101,6 +128,11 @@ class Registry:
     def end(self, strand: Strand, last: Id) -> Id:
         """The last user ID of a strand; 0-0 if it has had no entry since its cut."""
         return ids.ZERO if self.cuts.get(strand) == last else strand.user(last)
+
+    def with_log(self, home: Strand) -> "Registry":
+        """This registry with the home strand of a log."""
+        epochs = self.epochs or (Epoch(home.life, home.writer),)
+        return replace(self.with_strand(home), epochs=epochs)
 
     def with_strand(self, strand: Strand) -> "Registry":
         """This registry with a strand (in this life) that exists."""
@@ -149,4 +181,4 @@ def _registered(name: bytes, label: bytes, value: bytes) -> tuple[Strand, Id, bo
 
 
 def _ordered(strands: Iterable[Strand]) -> tuple[Strand, ...]:
-    return tuple(sorted(strands, key=lambda strand: (strand.writer, strand.kind)))
+    return tuple(sorted(strands, key=lambda strand: (strand.writer, strand.kind, strand.life)))

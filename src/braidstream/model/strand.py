@@ -1,7 +1,8 @@
 """A strand, the native stream of one writer: builds its commands and reads its replies. It sends nothing.
 
 A strand of kind `s` has generated IDs, which are translated here. A strand of kind `c` has IDs that users
-chose, untranslated. Once it was deleted it starts over in a new *life*, under another key.
+chose, untranslated. Once it was deleted it starts over in a new *life*, under another key. A strand of kind
+`t` belongs to a log (model/offset_log.py): its IDs are offsets, untranslated, its life is an epoch.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +13,7 @@ from typing import Any, Final
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
-from braidstream.model.keys import CHOSEN, GENERATED, PLAIN
+from braidstream.model.keys import CHOSEN, GENERATED, LOG, PLAIN
 
 # An entry under its user ID: (ms, seq, writer, fields). It sorts by the first three.
 Entry = tuple[int, int, int, list[bytes]]
@@ -53,7 +54,9 @@ class Strand:
 
     @property
     def label(self) -> bytes:
-        """Its field in the stream's registry."""
+        """Its field in the stream's registry: `s1`, `c1`; `t0.1` in epoch 0 of a log."""
+        if self.kind == LOG:
+            return b"t%d.%d" % (self.life, self.writer)
         return b"%s%d" % (self.kind.encode(), self.writer)
 
     @property
@@ -72,6 +75,10 @@ class Strand:
     @property
     def has_chosen_ids(self) -> bool:
         return self.kind == CHOSEN
+
+    @property
+    def is_of_log(self) -> bool:
+        return self.kind == LOG
 
     @property
     def is_plain(self) -> bool:
@@ -149,8 +156,8 @@ class Strand:
 
 
 def strand_of_label(name: bytes, label: bytes, life: int) -> Strand:
-    """The strand of a label in the registry."""
-    return Strand(name, keys.kind_of(label[:1]), int(label[1:]), life)
+    """The strand of a label in the registry. In a log the label contains the life."""
+    return Strand(name, keys.kind_of(label[:1]), int(label[1:].rpartition(b".")[2]), life)
 
 
 @lru_cache(maxsize=10_000)

@@ -74,10 +74,14 @@ def command_of(args: tuple[Any, ...], homes: Homes) -> Command | None:
 
 
 def ensure_command(strand: Strand, stamp: bytes = b"") -> Command:
-    """Create a strand if it is missing. BSSTALE if it has groups and `stamp` is not that of the bell."""
+    """Create a strand if it is missing. BSSTALE if it has groups and `stamp` is not that of the bell.
+
+    That of a log also if its home is elsewhere.
+    """
+    function = "bs_log_ensure" if strand.is_of_log else "bs_strand_ensure"
     plain = (strand.name,) if keys.shares_slot(strand.name) else ()
     where = (keys.meta(strand.name), strand.key, *plain, *bell(strand.name, stamp))
-    return ("FCALL", "bs_strand_ensure", len(where), *where, strand.label, *((stamp,) if stamp else ()))
+    return ("FCALL", function, len(where), *where, strand.label, *((stamp,) if stamp else ()))
 
 
 def undo_command(strand: Strand) -> Command:

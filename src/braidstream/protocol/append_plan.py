@@ -1,4 +1,7 @@
-"""The plan of an append: creates a missing strand, and retries if other clients interfere."""
+"""The plan of an append: creates a missing strand, and retries if other clients interfere.
+
+A log takes several entries in one step (`append_run`).
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,25 +40,44 @@ def append(
         if nomkstream and not (view.carriage.may_look_again and (yield from exists(home.name))):
             yield from refuse_other_types(home.name, *replies[1 + len(also) :])
             return None
-    return (yield from _create_and_append(view, home, command, also))
+    [native] = yield from _create_and_append(view, home, [command], also)
+    return native
+
+
+def append_run(view: View, home: Strand, commands: Sequence[Command]) -> Plan[list[bytes]]:
+    """Append entries to a log, all or none, and without other entries in between. Returns their native IDs.
+
+    Raises BSSTALE if the home of the log is elsewhere, and the engine's error if the strand is sealed.
+    """
+    if not view.needs_create(home):
+        replies = yield Batch(commands, atomic=view.carriage.one_step(len(commands)), attempt=True)
+        for reply in replies:
+            if isinstance(reply, ReplyError):
+                raise reply
+        if replies[0] is not None:
+            return replies
+    return (yield from _create_and_append(view, home, commands, ()))
 
 
 def _create_and_append(
-    view: View, home: Strand, command: Command, also: Sequence[Command]
-) -> Plan[bytes | None]:
+    view: View, home: Strand, commands: Sequence[Command], also: Sequence[Command]
+) -> Plan[list[bytes]]:
     yield from refuse_unseen_types(view, home.name)
-    view.mark_created(home)
+    _expect_created(view, home)
     attempt = 0  # how often another client deleted the strand before the append
     retries = Retries(f"other clients kept deleting {home.name!r} during the append")
     while True:
         retries.count()
         ensure = ensure_command(home, view.recall(home.name).bell)
+        several = len(commands) > 1 and view.carriage.one_step(len(commands))
         replies = yield Batch(
-            [ensure, command, *also], atomic=view.carriage.create_step(attempt), attempt=True
+            [ensure, *commands, *also], atomic=several or view.carriage.create_step(attempt), attempt=True
         )
         if is_stale(replies[0]) and replies[1] is None:
             view.forget(home.name)
             yield from read_registry(view, home.name)
+            if home.is_of_log and view.log_home(home.name) != home:
+                raise replies[0]
             continue
         for reply in replies:
             if isinstance(reply, ReplyError):
@@ -63,10 +85,18 @@ def _create_and_append(
                 yield from _undo_create(home, replies)
                 raise reply
         if also:
-            view.learn(home.name, replies[2])
+            view.learn(home.name, replies[-1])
         if replies[1] is not None:
-            return replies[1]  # type: ignore[no-any-return]
+            return replies[1 : 1 + len(commands)]
         attempt += 1
+
+
+def _expect_created(view: View, home: Strand) -> None:
+    """The strand will exist when the next command runs."""
+    if home.is_of_log:
+        view.expect_log(home)
+    else:
+        view.mark_created(home)
 
 
 def _undo_create(home: Strand, replies: list[Any]) -> Plan[None]:

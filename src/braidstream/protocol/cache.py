@@ -53,6 +53,7 @@ class StreamCache:
     """The cache of one client, of one database of a gateway, or of one pipeline.
 
     registries: by stream name.
+    logs: names of logs among them. They are read again with the region: the home of a log may move.
     homes: the strands for plain appends, by name as the user writes it (text or bytes).
     calls, settings: for idempotent producers: the call up to the message, and non-default settings.
     native: streams whose messages the engine itself deduplicates; empty while the region has peers.
@@ -62,6 +63,7 @@ class StreamCache:
     """
 
     registries: OrderedDict[bytes, Registry]
+    logs: set[bytes]
     homes: dict[str | bytes, Home]
     calls: dict[tuple[Any, Any], Command]
     settings: dict[bytes, Settings]
@@ -96,6 +98,7 @@ class StreamCache:
 
     def learn_region(self, region: Region, now_s: float) -> None:
         known, self.region, self._read_at_s = self.region, region, now_s
+        self._forget_logs()
         if known is None:
             return
         if known.writer != region.writer:
@@ -119,11 +122,18 @@ class StreamCache:
         registries = self.registries
         registries.pop(name, None)
         registries[name] = registry
+        if registry.epochs:
+            self.logs.add(name)
         if self._limit is not None and len(registries) > self._limit:
             registries.popitem(last=False)
 
     def forget(self, name: bytes) -> None:
         self.registries.pop(name, None)
+
+    def _forget_logs(self) -> None:
+        for name in list(self.logs):
+            self.forget(name)
+        self.logs = set()
 
     def remember_home(self, name: str | bytes, strand: Strand) -> None:
         """An append has succeeded, so the strand exists."""
@@ -154,7 +164,8 @@ class StreamCache:
         self.homes, self.calls, self.settings, self.native = {}, {}, {}, set()
 
     def forget_all(self) -> None:
-        self.registries, self.readings, self.natives = OrderedDict(), {}, set()
+        self.registries, self.logs = OrderedDict(), set()
+        self.readings, self.natives = {}, set()
         self.forget_homes()
 
     # Copies

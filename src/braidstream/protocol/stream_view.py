@@ -64,6 +64,13 @@ class View:
                 return strand if strand in known.strands else strand.next_life
         return Strand(name, keys.CHOSEN, self.region.writer)
 
+    def log_home(self, name: bytes) -> Strand:
+        """The strand that a log is written to. It may be another region's."""
+        home = self.recall(name).home
+        if home is None:
+            return Strand(name, keys.LOG, self.region.writer)
+        return Strand(name, keys.LOG, home.writer, home.number)
+
     # Cached state
 
     def recall(self, name: bytes) -> Registry:
@@ -128,6 +135,11 @@ class View:
         """A strand will exist when the next command runs."""
         self._remember(strand.name, self.recall(strand.name).with_strand(strand))
 
+    def expect_log(self, home: Strand) -> None:
+        """A log with this home strand will exist when the next command runs."""
+        self.carriage.mark_created(home)
+        self._remember(home.name, self.recall(home.name).with_log(home))
+
     def expect_deleted(self, name: bytes) -> None:
         """Nothing of that name will exist when the next command runs."""
         self.carriage.expect_deleted(name)
@@ -135,7 +147,7 @@ class View:
         known = self.recall(name)
         if known.exists:
             settings = known.idempotence and known.idempotence.deleted()
-            self._remember(name, Registry(known.cuts, idempotence=settings))
+            self._remember(name, Registry(known.cuts, idempotence=settings, epochs=known.epochs))
 
     def expect_settings(self, name: bytes, settings: Settings) -> None:
         """The stream will have these settings of idempotence."""

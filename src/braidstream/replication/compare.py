@@ -83,7 +83,7 @@ async def _delete_missing_of(
     (ours, own), gone = seen, 0
     extent, since = ours.strands[strand], ours.is_new_after(strand)
     gone_upto = extent.last
-    if extent.first and strand.has_generated_ids and strand.writer == own:
+    if extent.first and not strand.has_chosen_ids and strand.writer == own:
         gone_upto = max(extent.first, await source.run(deleted_upto(strand)))
     at: Id | None = ids.ZERO
     while at is not None:

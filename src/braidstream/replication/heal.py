@@ -161,7 +161,7 @@ class Pair:
         if extent is None or native < ours.is_new_after(strand) or ours.is_lost(strand):
             return False
         doubts = self.region.doubts
-        if strand.has_chosen_ids and doubts:  # its IDs say nothing of when they were written
+        if not strand.has_generated_ids and doubts:  # its IDs say nothing of when they were written
             return False
         if any(first <= native[0] <= last for first, last in doubts):
             return False

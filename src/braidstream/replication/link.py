@@ -168,6 +168,8 @@ class Link:
         progress.restless = ours.restless
         if (home := ours.strands.get(Strand(name, keys.GENERATED, own))) is not None:
             self.highest_ms = max(self.highest_ms, home.last[0])
+        if any(strand.is_of_log and strand.writer == own for strand in ours.strands):
+            self.highest_ms = ids.FULL  # offsets are counted up, so they are always ahead of the clock
         if self.heals and ours.marks(own) != known.marks:
             raise ReplyError("BSMOVED a strand was made anew meanwhile")
         theirs = await self.target.run(read_state(name, ours.registry.strands, writers))

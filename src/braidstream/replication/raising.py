@@ -8,6 +8,7 @@ While the IDs of a region are ahead of its clock (its own was wrong, or a peer's
     home, raised    11:00:00.000-max      goes on with 11:00:00.001-0
 
 Clients wait for it (Region.may_repeat_ids). Where IDs are not ahead, the clock is enough: nothing is done.
+Offsets of logs do not follow the clock, so a log always continues after the last offset that a peer has.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from typing import Final
 
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
+from braidstream.model.ids import Id
 from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
 from braidstream.net.address import Address
@@ -68,13 +70,26 @@ async def _raise_above(source: Endpoint, known_by: Endpoint, writer: int) -> Non
     async for names in all_streams(source):
         strands = [Strand(name, keys.GENERATED, writer) for name in names]
         looks = await known_by.run(_all(state_command(each.name, (each,), ()) for each in strands))
-        raises = list[Command]()
-        for strand, reply in zip(strands, looks, strict=True):
-            end = parse_state(strand.name, (strand,), (), reply).end(strand) or ids.ZERO
-            where = (keys.meta(strand.name), strand.key)
-            raises.append(("FCALL", "bs_strand_raise", 2, *where, ids.text(end)))
-        await source.run(_all(raises))
+        states = [
+            parse_state(strand.name, (strand,), (), reply)
+            for strand, reply in zip(strands, looks, strict=True)
+        ]
+        ends = {strand: state.end(strand) for strand, state in zip(strands, states, strict=True)}
+        logs = [
+            Strand(state.name, keys.LOG, writer, home.number)
+            for state in states
+            if (home := state.registry.home) and home.writer == writer
+        ]
+        replies = await known_by.run(_all(state_command(each.name, (each,), ()) for each in logs))
+        for strand, reply in zip(logs, replies, strict=True):
+            ends[strand] = parse_state(strand.name, (strand,), (), reply).end(strand)
+        await source.run(_all(_raise(strand, end or ids.ZERO) for strand, end in ends.items()))
+
+
+def _raise(strand: Strand, end: Id) -> Command:
+    return ("FCALL", "bs_strand_raise", 2, keys.meta(strand.name), strand.key, ids.text(end))
 
 
 def _all(commands: Iterable[Command]) -> Plan[Replies]:
-    return (yield Batch([*commands]))
+    listed = [*commands]
+    return (yield Batch(listed)) if listed else []

@@ -156,6 +156,7 @@ class State:
     def marks(self, writer: int) -> dict[bytes, bytes]:
         """What a region says of losses of its own strands."""
         labels = [Strand(self.name, kind, writer).label for kind in (keys.GENERATED, keys.CHOSEN)]
+        labels += [known.label for known in self.registry.cuts if known.is_of_log and known.writer == writer]
         own = {mark + label for mark in (MetaField.NEW, MetaField.MENDED, MetaField.LOST) for label in labels}
         return {field: value for field, value in self.meta.items() if field in own}
 

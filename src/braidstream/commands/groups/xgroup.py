@@ -96,6 +96,8 @@ def _start(word: bytes, create: bool) -> Id | None:
 
 def _wanted(view: View, name: bytes, registry: Registry) -> tuple[Strand, ...]:
     """The strands for a new group: existing ones, and those that are likely to be created."""
+    if registry.is_log:
+        return registry.strands
     likely = [Strand(name, keys.GENERATED, writer) for writer in view.region.writers]
     if view.region.id_mode != "strict":
         likely.append(view.chosen(name))

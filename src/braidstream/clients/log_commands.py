@@ -1,0 +1,96 @@
+"""The methods of both clients for logs. In asyncio each returns an awaitable."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from redis.typing import EncodableT, KeyT
+
+
+class LogCommands:
+    """What the clients add to redis-py for logs. Each method sends one command."""
+
+    def twrite(
+        self,
+        name: KeyT,
+        tag: EncodableT | None = None,
+        entry: EncodableT | None = None,
+        *,
+        entries: Iterable[tuple[EncodableT, EncodableT]] | None = None,
+        backlog: int | None = None,
+    ) -> Any:
+        """Append an entry and return its offset; or append `entries` and return their offsets.
+
+        backlog: evict old entries, but keep at least so many.
+        """
+        if (tag is None) != (entry is None) or (tag is None) == (entries is None):
+            raise ValueError("pass a tag and an entry, or entries=[(tag, entry), ...]")
+        if entries is None and backlog is None:
+            return self._send_log("TWRITE", name, tag, entry)
+        pairs = [(tag, entry)] if entries is None else list(entries)
+        if not pairs:
+            raise ValueError("entries is empty")
+        words: list[Any] = [] if backlog is None else ["BACKLOG", backlog]
+        words += ["ENTRIES", *(word for pair in pairs for word in pair)]
+        return self._send_log("TWRITE", name, *words, **({"single": True} if entries is None else {}))
+
+    def tread(
+        self,
+        name: KeyT,
+        offset: int = 1,
+        count: int = 10,
+        *,
+        block: int | None = None,
+        withinfo: bool = False,
+        skip: bool = False,
+    ) -> Any:
+        """Entries from an offset on: a list of (offset, tag, entry), None where one was evicted.
+
+        block: wait so many milliseconds for an entry, 0 for ever. withinfo: return ((first, last), entries).
+        skip: leave out missing entries, and return the next ones instead.
+        """
+        words: list[Any] = []
+        if block is not None:
+            words += ["BLOCK", block]
+        if withinfo:
+            words.append("WITHINFO")
+        if skip:
+            words.append("SKIP")
+        return self._send_log("TREAD", name, offset, count, *words, withinfo=withinfo)
+
+    def tevict(self, name: KeyT, offset: int | None = None, *, keep: int | None = None) -> Any:
+        """Evict everything up to an offset, or all but the last `keep` entries. Returns how many went."""
+        if (offset is None) == (keep is None):
+            raise ValueError("pass an offset, or keep=")
+        if keep is not None:
+            # -0 would be offset 0, which evicts nothing.
+            return self._send_log("TEVICT", name, -keep if keep else "-0")
+        return self._send_log("TEVICT", name, offset)
+
+    def tcfgset(self, name: KeyT, *, pending: int | None = None, backlog: int | None = None) -> Any:
+        """Set how many entries a group may have pending, and how many entries stay at least (0: all)."""
+        words: list[Any] = [] if pending is None else ["PENDING", pending]
+        words += [] if backlog is None else ["BACKLOG", backlog]
+        return self._send_log("TCFGSET", name, *words)
+
+    def _send_log(self, *args: Any, **options: Any) -> Any:
+        return self.execute_command(*args, **options)  # type: ignore[attr-defined]
+
+
+def written(reply: Any, *, single: bool = False, **_: Any) -> Any:
+    """The offset, or the offsets, of TWRITE."""
+    return reply[0] if single and isinstance(reply, list) else reply
+
+
+def entries_read(reply: Any, *, withinfo: bool = False, **_: Any) -> Any:
+    """The entries of TREAD as tuples."""
+    if not isinstance(reply, list):
+        return ((1, 0), []) if withinfo else []
+    rows = [None if row is None else tuple(row) for row in reply]
+    return (rows[0], rows[1:]) if withinfo else rows
+
+
+CALLBACKS: Final = {
+    "TWRITE": written,
+    "TREAD": entries_read,
+    "TCFGSET": lambda reply, **_: reply in (b"OK", "OK"),
+}

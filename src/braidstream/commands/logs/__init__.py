@@ -1,0 +1,1 @@
+"""Logs (RCP 11): streams whose entries have dense offsets."""

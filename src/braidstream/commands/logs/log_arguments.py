@@ -1,0 +1,119 @@
+"""The words of the log commands, parsed. Options are case-blind, in any order after the positional words."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from braidstream.commands.arguments import SYNTAX, Argv, fail, integer, option, wrong_arity
+from braidstream.model.offset_log import LAST_OFFSET, MOST_PENDING
+
+# How many entries one TWRITE takes.
+MOST_ENTRIES: Final = 10_000
+_LONG_FORM: Final = (b"ENTRIES", b"BACKLOG")
+
+
+def _number(word: bytes, what: str, least: int = 0, most: int = LAST_OFFSET) -> int:
+    refusal = f"ERR {what} is not an integer or out of range"
+    value = integer(word, refusal)
+    return value if least <= value <= most else fail(refusal)
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """TWRITE. backlog: how many entries stay at least; None: as the log is set.
+
+    many: the long form, which answers a list of offsets.
+    """
+
+    entries: list[tuple[bytes, bytes]]
+    backlog: int | None = None
+    many: bool = False
+
+
+def parse_write(argv: Argv) -> Write:
+    """TWRITE key tag entry | TWRITE key [BACKLOG count] ENTRIES tag entry [tag entry ...]
+
+    Four words are the short form, even if the tag is `ENTRIES`.
+    """
+    if len(argv) == 4:
+        return Write([(argv[2], argv[3])])
+    at, backlog = 2, None
+    if option(argv[2]) not in _LONG_FORM:
+        raise wrong_arity("twrite")
+    while at < len(argv) and (word := option(argv[at])) != b"ENTRIES":
+        if word != b"BACKLOG" or at + 1 == len(argv):
+            fail(SYNTAX)
+        backlog, at = _number(argv[at + 1], "backlog"), at + 2
+    words = argv[at + 1 :]
+    if not words or len(words) % 2:
+        raise wrong_arity("twrite")
+    if len(words) > 2 * MOST_ENTRIES:
+        fail(f"ERR too many entries (at most {MOST_ENTRIES})")
+    return Write(list(zip(words[::2], words[1::2], strict=True)), backlog, many=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """TREAD. skip: leave out missing entries and go on to the next ones."""
+
+    offset: int
+    count: int
+    block_ms: int | None = None
+    with_info: bool = False
+    skip: bool = False
+
+
+def parse_read(argv: Argv) -> Read:
+    """TREAD key offset count [BLOCK ms] [WITHINFO] [SKIP]"""
+    offset, count = max(_number(argv[2], "offset"), 1), _number(argv[3], "count")
+    block_ms, flags, at = None, set[bytes](), 4
+    while at < len(argv):
+        word = option(argv[at])
+        if word == b"BLOCK" and at + 1 < len(argv):
+            block_ms = integer(argv[at + 1], "ERR timeout is not an integer or out of range")
+            if block_ms < 0:
+                fail("ERR timeout is negative")
+            at += 1
+        elif word in (b"WITHINFO", b"SKIP"):
+            flags.add(word)
+        else:
+            fail(SYNTAX)
+        at += 1
+    return Read(offset, count, block_ms, b"WITHINFO" in flags, b"SKIP" in flags)
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """TEVICT: everything up to an offset, or all but the last entries."""
+
+    upto: int | None = None
+    keep: int | None = None
+
+
+def parse_evict(argv: Argv) -> Evict:
+    """TEVICT key offset | -count"""
+    if argv[2].startswith(b"-"):
+        return Evict(keep=_number(argv[2][1:], "count"))
+    return Evict(upto=_number(argv[2], "offset"))
+
+
+@dataclass(frozen=True, slots=True)
+class Configure:
+    """TCFGSET. None: as it is."""
+
+    pending: int | None = None
+    backlog: int | None = None
+
+
+def parse_configure(argv: Argv) -> Configure:
+    """TCFGSET key [PENDING count] [BACKLOG count]"""
+    pending = backlog = None
+    if len(argv) % 2:
+        raise wrong_arity("tcfgset")
+    for word, value in zip(argv[2::2], argv[3::2], strict=True):
+        if option(word) == b"PENDING":
+            pending = _number(value, "pending", 1, MOST_PENDING)
+        elif option(word) == b"BACKLOG":
+            backlog = _number(value, "backlog")
+        else:
+            fail(SYNTAX)
+    return Configure(pending, backlog)

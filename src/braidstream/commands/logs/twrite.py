@@ -1,0 +1,137 @@
+"""TWRITE, TEVICT, TCFGSET: what changes a log.
+
+TWRITE is one native `XADD strand NOMKSTREAM 0-* t tag e entry`: the engine itself counts the offsets.
+Several entries are a MULTI of them, so their offsets follow each other.
+"""
+
+from typing import Final
+
+from braidstream.commands.arguments import Argv, fail, shown
+from braidstream.commands.logs.log_arguments import Write, parse_configure, parse_evict, parse_write
+from braidstream.commands.logs.log_lookup import Segment, find_log, infos, segments
+from braidstream.errors import ReplyError
+from braidstream.model import keys
+from braidstream.model.command import Command
+from braidstream.model.meta import Registry
+from braidstream.model.offset_log import ENTRY, TAG, offset_id, offset_of
+from braidstream.model.strand import Strand, facts
+from braidstream.protocol.append import ensure_command, native_command
+from braidstream.protocol.append_plan import append_run
+from braidstream.protocol.lookup import is_stale, read_registry
+from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.retries import Retries
+from braidstream.protocol.stream_view import View
+
+# An engine evicts so many offsets in about 2.5 ms; other commands run between two such steps.
+STEP: Final = 100_000
+_REFUSED: Final = "equal or smaller than the target stream top item"
+
+
+def write(view: View, argv: Argv) -> Plan[int | list[int]]:
+    """TWRITE: one round trip if the log is cached. The first write to a log takes two more."""
+    name, spec = argv[1], parse_write(argv)
+    retries = Retries(f"the home of log {name.decode(errors='replace')!r} kept moving")
+    while True:
+        retries.count()
+        registry = yield from find_log(view, name)
+        home = _home_here(view, name)
+        try:
+            natives = yield from append_run(view, home, _commands(home, spec, registry))
+        except ReplyError as error:
+            if not is_stale(error) and _REFUSED not in error.text:
+                raise
+            if view.carriage.may_look_again:
+                view.forget(name)
+                yield from read_registry(view, name)
+            if not view.carriage.may_look_again or (view.log_home(name) == home and not is_stale(error)):
+                fail(f"SEALED log '{shown(name)}' is moving to another region, try again")
+            continue
+        offsets = [offset_of(native) for native in natives]
+        return offsets if spec.many else offsets[0]
+
+
+def _home_here(view: View, name: bytes) -> Strand:
+    """The strand that is written in this region; an error if the home is another one."""
+    home = view.log_home(name)
+    if home.writer != view.region.writer:
+        fail(f"HOME {home.writer} log '{shown(name)}' is written in region {home.writer}")
+    return home
+
+
+def _commands(home: Strand, spec: Write, registry: Registry) -> list[Command]:
+    """The cap goes with the last entry only."""
+    backlog = registry.log.backlog if spec.backlog is None else spec.backlog
+    last = len(spec.entries) - 1
+    cap: Command = ("MAXLEN", "~", backlog) if backlog else ()
+    return [
+        native_command(home.key, (*(cap if at == last else ()), b"0-*", TAG, tag, ENTRY, entry))
+        for at, (tag, entry) in enumerate(spec.entries)
+    ]
+
+
+def evict(view: View, argv: Argv) -> Plan[int]:
+    """TEVICT: a round trip for each 100,000 offsets. It evicts in this region, and links in the others."""
+    name, spec = argv[1], parse_evict(argv)
+    registry = yield from find_log(view, name)
+    parts = [part for part in segments(name, registry) if part.strand in registry.strands]
+    if not parts:
+        return 0
+    if spec.upto is not None:
+        return (yield from _evict_upto(parts, spec.upto))
+    assert spec.keep is not None
+    return (yield from _evict_but(parts, spec.keep))
+
+
+def _evict_upto(parts: list[Segment], upto: int) -> Plan[int]:
+    replies = yield Batch([*infos(parts)], resend=True, attempt=True)
+    gone = 0
+    for part, reply in zip(parts, replies, strict=True):
+        head = None if isinstance(reply, ReplyError) else facts(reply)[b"first-entry"]
+        tail = None if isinstance(reply, ReplyError) else facts(reply)[b"last-entry"]
+        if head is None or tail is None:
+            continue
+        first, last = offset_of(head[0]), min(upto, offset_of(tail[0]))
+        for end in (*range(first + STEP, last, STEP), last):
+            if end >= first:
+                [removed] = yield Batch([("XTRIM", part.strand.key, "MINID", "=", offset_id(end + 1))])
+                gone += removed
+    return gone
+
+
+def _evict_but(parts: list[Segment], keep: int) -> Plan[int]:
+    """Keep at least so many entries: the newest segments first. Whole nodes go, of 100 entries."""
+    lengths = yield Batch([part.strand.xlen() for part in parts], resend=True)
+    gone = 0
+    for part, length in zip(reversed(parts), reversed(lengths), strict=True):
+        left = min(keep, length)
+        keep -= left
+        while left < length:
+            [removed] = yield Batch([("XTRIM", part.strand.key, "MAXLEN", "~", left, "LIMIT", STEP)])
+            gone += removed
+            if not removed:
+                break
+    return gone
+
+
+def configure(view: View, argv: Argv) -> Plan[bytes]:
+    """TCFGSET: one round trip if the log is cached. Creates the log if it does not exist."""
+    name, spec = argv[1], parse_configure(argv)
+    retries = Retries(f"other clients kept deleting {name.decode(errors='replace')!r}")
+    while True:
+        retries.count()
+        registry = yield from find_log(view, name)
+        words = [b"" if value is None else b"%d" % value for value in (spec.pending, spec.backlog, None)]
+        change: Command = ("FCALL", "bs_log_configure", 1, keys.meta(name), view.region.writer, *words)
+        commands = [change]
+        if not registry.is_log:
+            home = _home_here(view, name)
+            commands.insert(0, ensure_command(home, registry.bell))
+            view.expect_log(home)
+        replies = yield Batch(commands, attempt=True)
+        if view.carriage.may_look_again:
+            view.forget(name)
+        errors = [reply for reply in replies if isinstance(reply, ReplyError)]
+        if not errors:
+            return b"OK"
+        if not (is_stale(errors[0]) and view.carriage.may_look_again):
+            raise errors[0]

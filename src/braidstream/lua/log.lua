@@ -1,0 +1,134 @@
+--[[ Logs (RCP 11, model/offset_log.py): streams with dense offsets, which one region gives out, the home.
+
+       strand  t<epoch>.<w>, IDs 0-<offset>        `XADD strand NOMKSTREAM 0-* t <tag> e <entry>` counts by itself
+       home    0.1:1 1.2:1018                      epoch 0: region 1, from offset 1; epoch 1: region 2, from 1018
+       log     3.1:1000:0:0                        version 3 of the settings, by region 1: pending, backlog, max age
+
+     A strand whose last ID is 1-0 is sealed: the engine refuses every further 0-*. ]]
+do
+  local SEALED = '1-0'
+  local WRONG_TYPE = 'WRONGTYPE Operation against a key holding the wrong kind of value'
+  local DEFAULTS = ':1000:0:0'
+
+  local function epochs_of(text)
+    local epochs = {}
+    for epoch, writer, first in string.gmatch(text or '', '(%d+)%.(%d+):(%d+)') do
+      epochs[#epochs + 1] = { epoch = tonumber(epoch), writer = tonumber(writer), first = first }
+    end
+    return epochs
+  end
+
+  local function is_earlier(a, b)
+    if a.epoch ~= b.epoch then return a.epoch < b.epoch end
+    return a.writer < b.writer
+  end
+
+  local function epochs_text(epochs)
+    local words = {}
+    table.sort(epochs, is_earlier)
+    for at, each in ipairs(epochs) do words[at] = string.format('%d.%d:', each.epoch, each.writer) .. each.first end
+    return table.concat(words, ' ')
+  end
+
+  -- The epochs that either knows. One that both know begins at the same offset.
+  function logs.merge_homes(meta, theirs)
+    local known = redis.call('HGET', meta, META.HOMES) or ''
+    local epochs, seen = epochs_of(known), {}
+    for _, each in ipairs(epochs) do seen[each.epoch .. '.' .. each.writer] = true end
+    for _, each in ipairs(epochs_of(theirs)) do
+      if not seen[each.epoch .. '.' .. each.writer] then epochs[#epochs + 1] = each end
+    end
+    local text = epochs_text(epochs)
+    if text ~= known then redis.call('HSET', meta, META.HOMES, text) end
+  end
+
+  local function read_version(text)
+    local version, writer = string.match(text or '', '^(%d+)%.(%d+):%d+:%d+:%d+$')
+    return tonumber(version or 0), tonumber(writer or 0)
+  end
+
+  function logs.merge_settings(meta, theirs)
+    local version, writer = read_version(redis.call('HGET', meta, META.LOG))
+    local their_version, their_writer = read_version(theirs)
+    if their_version > version or (their_version == version and their_writer > writer) then
+      redis.call('HSET', meta, META.LOG, theirs)
+    end
+  end
+
+  -- A log that is deleted forgets its settings, not its offsets.
+  function logs.forget_settings(meta, writer)
+    local version = read_version(redis.call('HGET', meta, META.LOG))
+    if version > 0 then redis.call('HSET', meta, META.LOG, string.format('%d.%s', version + 1, writer) .. DEFAULTS) end
+  end
+
+  --[[ Our own strands of epochs that are over take no more entries: another region is the home. `makes` names
+       our home strand for generated IDs, and so our writer. ]]
+  function logs.seal_old_homes(meta, named, makes)
+    local own
+    for _, strand in ipairs(makes) do
+      if strand.own then own = select(2, split_label(strand.label)) end
+    end
+    local home = logs.home_label(redis.call('HGET', meta, META.HOMES))
+    for id, key in pairs(named) do
+      local label = string.match(id, '^[^:]+')
+      local kind, writer = split_label(label)
+      if kind == KIND.LOG and writer == own and label ~= home then
+        local last = last_of(key)
+        if last and less(last, SEALED) then redis.call('XSETID', key, SEALED) end
+      end
+    end
+  end
+
+  -- Where the strand of an epoch starts: just before its first offset.
+  local function start_epoch(meta, strand, label)
+    for _, each in ipairs(epochs_of(redis.call('HGET', meta, META.HOMES))) do
+      if KIND.LOG .. each.epoch .. '.' .. each.writer == label and each.first ~= '1' then
+        local before = '0-' .. predecessor(each.first)
+        if less(last_of(strand), before) then redis.call('XSETID', strand, before) end
+      end
+    end
+  end
+
+  --[[ log_ensure: create and register the strand of a log at its home, if it is missing.
+       FCALL bs_log_ensure n <meta> <strand> [<name>] [<bell>] <label> [<stamp>]
+       Returns 1 if it was created, 0 if it existed. WRONGTYPE: there is a stream or a plain key of the name.
+       BSSTALE: the home is elsewhere, or the strand has groups to join and the bell is another.
+       Why a function: two clients may be first at once, and the registry must agree with the keys. ]]
+  function logs.ensure(keys, args)
+    local meta, strand, label = keys[1], keys[2], args[1]
+    local kind, writer, epoch = split_label(label)
+    if kind ~= KIND.LOG then return redis.error_reply('BSBATCH ' .. label .. ' is no strand of a log') end
+    local home = logs.home_label(redis.call('HGET', meta, META.HOMES))
+    if home and home ~= label then return redis.error_reply('BSSTALE the home of this log is ' .. home) end
+    if redis.call('EXISTS', strand) == 1 then
+      register_again(meta, label, epoch)
+      if not home then redis.call('HSET', meta, META.HOMES, epoch .. '.' .. writer .. ':1') end
+      return 0
+    end
+    local bell = take_bell(keys, args[2] or '')
+    if keys[3] and redis.call('EXISTS', keys[3]) == 1 then return redis.error_reply(WRONG_TYPE) end
+    if not logs.is_log(meta) and exists(meta) then return redis.error_reply(WRONG_TYPE) end
+    local refused = create_refused(meta, label, bell) or denied(meta, 'XSETID')
+    if refused then return refused end
+    if not home then redis.call('HSET', meta, META.HOMES, epoch .. '.' .. writer .. ':1') end
+    create_strand(meta, strand, label, true, bell)
+    start_epoch(meta, strand, label)
+    return 1
+  end
+
+  --[[ log_configure: FCALL bs_log_configure 1 <meta> <writer> <pending or empty> <backlog or empty> <max age or empty>
+       Returns OK. BSSTALE if it is no log. ]]
+  function logs.configure(keys, args)
+    local meta = keys[1]
+    if not logs.is_log(meta) then return redis.error_reply('BSSTALE this is no log') end
+    local known = redis.call('HGET', meta, META.LOG) or ('0.0' .. DEFAULTS)
+    local version = read_version(known)
+    local values = { string.match(known, ':(%d+):(%d+):(%d+)$') }
+    for at = 1, 3 do
+      if args[at + 1] ~= '' then values[at] = args[at + 1] end
+    end
+    local text = string.format('%d.%s:', version + 1, args[1]) .. table.concat(values, ':')
+    redis.call('HSET', meta, META.LOG, text)
+    return redis.status_reply('OK')
+  end
+end

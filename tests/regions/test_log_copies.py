@@ -1,0 +1,134 @@
+"""Logs in several regions: one home gives out the offsets, every region has the same entries under them."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import redis
+
+from tests.support.matrix import on_every_engine
+from tests.support.world import World
+
+flavour = on_every_engine
+
+
+@pytest.fixture
+def world(make_world: Callable[..., World]) -> World:
+    return make_world(3)
+
+
+def offsets(world: World, region: int, name: str = "log") -> list[int | None]:
+    return [row and row[0] for row in world[region].tread(name, 1, 1_000)]
+
+
+def test_one_number_means_the_same_entry_in_every_region(world: World) -> None:
+    world[1].twrite("log", entries=[("t", f"{n}") for n in range(1, 301)])
+    world.sync()
+    rows = [(n, "t", f"{n}") for n in range(1, 301)]
+    assert [world[number].tread("log", 1, 1_000) for number in world] == [rows] * 3
+    assert [world[number].tread("log", 1, 0, withinfo=True)[0] for number in world] == [(1, 300)] * 3
+
+
+def test_a_write_elsewhere_is_told_where_the_home_is(world: World) -> None:
+    world[2].twrite("log", "t", "1")
+    world.sync()
+    for number in (1, 3):
+        with pytest.raises(redis.ResponseError, match="HOME 2 log 'log' is written in region 2"):
+            world[number].twrite("log", "t", "2")
+    assert world[2].twrite("log", "t", "2") == 2
+
+
+def test_a_log_that_has_not_arrived_is_no_stream(world: World) -> None:
+    world[1].tcfgset("log", backlog=5)
+    world.sync()
+    with pytest.raises(redis.ResponseError, match="'log' is a log"):
+        world[2].xadd("log", {"a": "1"})
+    with pytest.raises(redis.ResponseError, match="HOME 1"):
+        world[2].twrite("log", "t", "1")
+    assert world[1].twrite("log", "t", "1") == 1
+    world.sync()
+    assert world[2].tread("log") == [(1, "t", "1")]
+
+
+def test_evictions_and_deletions_of_entries_travel(world: World) -> None:
+    world[1].twrite("log", entries=[("t", "x")] * 8)
+    world.sync()
+    assert world[2].tevict("log", 3) == 3
+    world[3].xdel("log", "0-6")
+    world.sync()
+    expected = [None, None, None, 4, 5, None, 7, 8]
+    assert [offsets(world, number) for number in world] == [expected] * 3
+    assert world[1].twrite("log", "t", "9") == 9
+
+
+@pytest.mark.parametrize("deleter", [1, 2])
+def test_a_deleted_log_goes_on_after_its_last_offset(world: World, deleter: int) -> None:
+    world[1].twrite("log", entries=[("t", "x")] * 4)
+    world.sync()
+    world[deleter].delete("log")
+    world.sync()
+    assert world.all("EXISTS", "log") == [0, 0, 0]
+    assert [offsets(world, number) for number in world] == [[None] * 4] * 3
+    assert world[1].twrite("log", "t", "5") == 5
+    world.sync()
+    assert [offsets(world, number) for number in world] == [[None] * 4 + [5]] * 3
+
+
+def test_settings_travel_and_the_last_change_wins(world: World) -> None:
+    world[1].twrite("log", "t", "1")
+    world.sync()
+    world[2].tcfgset("log", backlog=200)
+    world.sync()
+    world[3].tcfgset("log", pending=9)
+    world.sync()
+    for number in world:
+        facts = world[number].xinfo_stream("log")
+        assert (facts["backlog"], facts["pending-max"], facts["home"]) == (200, 9, 1)
+
+
+def test_groups_on_a_log_follow_in_every_region(world: World) -> None:
+    world[1].twrite("log", entries=[("t", f"{n}") for n in range(1, 7)])
+    world[1].xgroup_create("log", "jobs", "0")
+    world[1].xreadgroup("jobs", "me", {"log": ">"}, count=4)
+    world[1].xack("log", "jobs", "0-1", "0-2", "0-3")
+    world.sync()
+    [[_, rows]] = world[2].xreadgroup("jobs", "you", {"log": ">"}, count=10)
+    assert [entry for entry, _ in rows] == ["0-4", "0-5", "0-6"]
+    assert sorted(world[2].execute_command("KEYS", "*")) == ["log"]
+    with world.engines[1].client() as operator:
+        assert operator.exists("bs:1:s:{log}", "bs:2:s:{log}") == 0
+
+
+def test_two_regions_that_make_one_log_apart_agree_on_one_home(world: World) -> None:
+    world[1].twrite("log", entries=[("t", "one")] * 3)
+    world[2].twrite("log", entries=[("t", "two")] * 2)
+    world.sync()
+    rows = [(1, "t", "two"), (2, "t", "two")]
+    assert [world[number].tread("log", 1, 10) for number in world] == [rows] * 3
+    with pytest.raises(redis.ResponseError, match="HOME 2"):
+        world[1].twrite("log", "t", "one")
+    assert world[2].twrite("log", "t", "two") == 3
+    with world.engines[0].client() as operator:
+        assert operator.execute_command("XINFO STREAM", "bs:1:t:{log}")["last-generated-id"] == b"1-0"
+    # What region 1 wrote is kept, for stream commands.
+    assert [fields["e"] for _, fields in world[3].xrange("log")].count("one") == 3
+
+
+def test_a_stream_and_a_log_made_apart_become_a_log(world: World) -> None:
+    world[1].twrite("log", "t", "1")
+    world[2].xadd("log", {"a": "1"})
+    world.sync()
+    with pytest.raises(redis.ResponseError, match="'log' is a log"):
+        world[3].xadd("log", {"a": "2"})
+    assert [world[number].tread("log") for number in world] == [[(1, "t", "1")]] * 3
+    assert world[1].twrite("log", "t", "2") == 2
+    assert world.all("XLEN", "log") == [3, 2, 2]
+
+
+def test_a_reader_in_another_region_is_woken(world: World) -> None:
+    world[1].twrite("log", "t", "1")
+    world.sync()
+    timer = threading.Timer(0.2, lambda: (world[1].twrite("log", "t", "2"), world.ship(1, 2, "log")))
+    timer.start()
+    assert world[2].tread("log", 2, 5, block=5_000) == [(2, "t", "2")]
+    timer.join()
