@@ -5,6 +5,8 @@
     name = "us-east"
     url = "rediss://link:${LINK_PASSWORD}@redis.us-east.example:6379"
     gateway = "127.0.0.1:6390"         # where `braid gateway --config` listens; may be left out
+    listen = "127.0.0.1:9290"          # where `braid replicate` serves /metrics, /healthz, /readyz
+    gateway_metrics = "127.0.0.1:9291" # the same for `braid gateway`
     durability = "replicas:1"          # when an entry may go to the peers; chosen by itself if left out
 
 `${NAME}` in a URL is taken from the environment, so that the file need not hold a password.
@@ -24,6 +26,8 @@ from braidstream.errors import ConfigError
 from braidstream.model.ids import LAST_WRITER
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+# HOST:PORT, or PORT on loopback.
+_HTTP = r"^((?!unix:).*:)?[0-9]{1,5}$"
 
 
 class RegionConfig(BaseModel):
@@ -36,6 +40,8 @@ class RegionConfig(BaseModel):
     url: Annotated[str, Field(pattern=r"^(rediss?(\+sentinel)?|unix)://", repr=False)]
     durability: Annotated[str | None, Field(pattern=r"^(replicas:[1-9][0-9]?|aof|none)$")] = None
     gateway: Annotated[str | None, Field(pattern=r"^(unix:.+|.+:[0-9]{1,5})$")] = None
+    listen: Annotated[str | None, Field(pattern=_HTTP)] = None
+    gateway_metrics: Annotated[str | None, Field(pattern=_HTTP)] = None
 
 
 class Config(BaseModel):

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import resource
 import signal
 import ssl
@@ -12,15 +11,17 @@ from typing import Annotated, Final
 
 import typer
 
+from braidstream.cli.probing import listen_errors, parse_probes, serve_probes
 from braidstream.cli.reach import Json, trouble
 from braidstream.cli.replicate import log_to_stderr
 from braidstream.config import load
-from braidstream.errors import BraidError
 from braidstream.gateway.hub import Settings
-from braidstream.gateway.server import Gateway, Listen
+from braidstream.gateway.server import Gateway
 from braidstream.net.bulk import shown
+from braidstream.net.listen import Listen
 from braidstream.net.wire import parse_address
 from braidstream.observability.events import emit
+from braidstream.observability.probes import Answers
 
 _LISTEN: Final = "127.0.0.1:6390"
 # Files that are neither a client nor a client's own connection: lanes, the log, what Python opens.
@@ -59,12 +60,21 @@ AllowOpen = Annotated[
     typer.Option("--allow-open", help="Listen on the network even if the server requires no password."),
 ]
 
+MetricsOn = Annotated[
+    str | None,
+    typer.Option(
+        help="Serve /metrics, /healthz and /readyz by HTTP here: HOST:PORT, or PORT on loopback. Default: "
+        "`gateway_metrics` in the file, else not at all."
+    ),
+]
+
 
 def gateway(
     url: Url = None,
     config: ConfigFile = None,
     region: RegionName = None,
     listen: ListenOn = None,
+    metrics: MetricsOn = None,
     maxclients: MaxClients = 20_000,
     backends: MaxBackends = 4_000,
     tls_cert: TlsCert = None,
@@ -85,18 +95,20 @@ def gateway(
     if config is not None and region is not None:
         with trouble(config, as_json):
             here = load(config).named(region)
-        url, listen = here.url, listen or here.gateway
+        url, listen, metrics = here.url, listen or here.gateway, metrics or here.gateway_metrics
     assert url is not None
     try:
         where = Listen.parse(listen or _LISTEN)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+    probes = parse_probes(metrics)
     settings = Settings(
         maxclients=maxclients, backends=backends, tls=_tls(tls_cert, tls_key, tls_ca), allow_open=allow_open
     )
     log_to_stderr(verbose=False)
     with trouble(url, as_json), asyncio.Runner(loop_factory=_loop) as runner:
-        runner.run(_serve(Gateway(parse_address(url), _within_files(settings)), where, url, as_json))
+        server = Gateway(parse_address(url), _within_files(settings))
+        runner.run(_serve(server, (where, probes), url, as_json))
 
 
 def _within_files(settings: Settings) -> Settings:
@@ -135,22 +147,22 @@ def _tls(cert: Path | None, key: Path | None, ca: Path | None) -> ssl.SSLContext
     return context
 
 
-async def _serve(server: Gateway, listen: Listen, url: str, as_json: bool) -> None:
+async def _serve(server: Gateway, addresses: tuple[Listen, Listen | None], url: str, as_json: bool) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    try:
+    listen, probes = addresses
+    with listen_errors(listen, "--listen", as_json):
         where = await server.start(listen)
-    except OSError as error:
-        code = error.errno or 0
-        why = os.strerror(code) if code > 0 else error.strerror  # a host that has no address
-        with trouble(listen, as_json):
-            raise BraidError(f"cannot listen here: {why}. Choose another address: --listen") from error
+    answers = Answers(server.families, server.why_not_ready)
+    prober, metrics = await serve_probes(probes, answers, option="--metrics", as_json=as_json)
     region = server.region
-    emit("gateway.ready", region=region.name, gateway=where)
-    facts = {"gateway": where, "region": region.id, "name": region.name}
+    told = {"metrics": metrics} if metrics else {}
+    emit("gateway.ready", region=region.name, gateway=where, **told)
+    facts = {"gateway": where, "region": region.id, "name": region.name, **told}
     text = f"{where} serves region {region.id} ({region.name}) at {shown(url)}. Ctrl-C stops it."
     typer.echo(json.dumps(facts) if as_json else text)
     await stop.wait()
+    prober.close()
     await server.stop()
     emit("gateway.stopped", region=region.name)

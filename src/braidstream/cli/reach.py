@@ -11,8 +11,8 @@ from rich.console import Console
 
 from braidstream.clients.sync import Redis, ServerError
 from braidstream.errors import BraidError
-from braidstream.gateway.server import Listen
 from braidstream.net.address import shown
+from braidstream.net.listen import Listen
 from braidstream.protocol.plan import Plan
 
 T = TypeVar("T")

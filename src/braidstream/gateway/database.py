@@ -32,9 +32,14 @@ class Database:
         self._asking: asyncio.Task[None] | None = None
 
     @property
+    def is_connected(self) -> bool:
+        conn = self.lane.conn
+        return conn is not None and conn.lost is None
+
+    @property
     def is_fresh(self) -> bool:
         conn = self.lane.conn
-        # Else another process may answer the next command.
+        # Else another process may answer the next command. Written out here: it is asked for every append.
         is_connected = conn is not None and conn.lost is None
         return is_connected and self.cache.is_fresh(time.monotonic())
 

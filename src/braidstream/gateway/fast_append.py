@@ -17,6 +17,7 @@ from typing import Any
 
 from braidstream.errors import BraidError, LostError, ReplyError
 from braidstream.gateway.client_state import Client
+from braidstream.gateway.gateway_metrics import perf_counter
 from braidstream.net.resp import Parser, Words, error_line
 from braidstream.net.wire import Connection
 from braidstream.protocol.append import packed_reply, packed_run, splice
@@ -53,7 +54,7 @@ class Express:
         out, count = spliced
         slot: list[bytes] = []
         self._slots.append(slot)
-        conn.post(out, 1 + count, partial(self._appended, slot, data, count, 1))
+        conn.post(out, 1 + count, partial(self._appended, perf_counter(), slot, data, count, 1))
         return True
 
     def run(self, commands: Iterable[Words]) -> int:
@@ -78,7 +79,7 @@ class Express:
         conn.post(
             out[0] if len(out) == 1 else b"".join(out),
             ensured + len(run),
-            partial(self._appended, slot, run, len(run), ensured),
+            partial(self._appended, perf_counter(), slot, run, len(run), ensured),
         )
         return len(run)
 
@@ -100,16 +101,20 @@ class Express:
 
     def _answer(
         self,
+        began: float,
         slot: list[bytes],
         run: list[Words] | bytes,
         count: int,
         ensured: int,
         replies: Replies | LostError,
     ) -> None:
+        client, metrics = self._client, self._client.hub.metrics
+        metrics.appended += count
+        metrics.appends.observe(perf_counter() - began, count)
         if isinstance(replies, LostError):
+            metrics.failed(replies)
             self._fill(slot, [error_line(replies)] * count)
             return
-        client = self._client
         region = client.database.cache.region
         assert region is not None
         writer = region.writer
@@ -121,6 +126,8 @@ class Express:
                 continue
             if reply is None:
                 gone.append(len(out))
+            elif isinstance(reply, ReplyError):
+                metrics.failed(reply)
             out.append(error_line(reply) if isinstance(reply, ReplyError) else b"")
         if gone:
             client.database.forget()

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from braidstream.gateway.backends import Backends, Lane
 from braidstream.gateway.database import Database
+from braidstream.gateway.gateway_metrics import GatewayMetrics
 from braidstream.gateway.session import Login
 from braidstream.net.address import Address
 from braidstream.net.resp import Limits
@@ -50,12 +51,14 @@ class Hub:
         self.clients: set[Admitted] = set()
         self.db = address.db
         self.databases: dict[int, Database] = {}
+        self.metrics = GatewayMetrics()
         self._address = address
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def admit(self, client: Admitted) -> bool:
         """Count a new client; False if there are too many."""
         if len(self.clients) >= self.settings.maxclients:
+            self.metrics.refused += 1
             return False
         self.clients.add(client)
         return True

@@ -10,6 +10,7 @@ from braidstream.commands import keyspace
 from braidstream.errors import BraidError, LostError
 from braidstream.gateway import guard, info, transaction
 from braidstream.gateway.client_state import Client
+from braidstream.gateway.gateway_metrics import perf_counter
 from braidstream.gateway.replies import reply_of
 from braidstream.gateway.session import ALONE, PUBSUB, SPECIAL, STATEFUL, TRANSACTION, blocks, spec_of
 from braidstream.net.reply_shape import resp2
@@ -28,11 +29,12 @@ async def run_next(client: Client) -> None:
     """Take the next command of the queue, or a run of them that can go together, and answer."""
     words = client.queue[0]
     name, session = words[0].upper(), client.session
-    alone = client.skipping
+    alone, metrics = client.skipping, client.hub.metrics
     if name == b"QUIT":
         client.write(b"+OK\r\n")
         client.close()
     elif client.multi is not None:
+        metrics.count(words)
         await transaction.take(client, client.queue.popleft())
     elif session.monitors and name != b"RESET":
         client.queue.popleft()
@@ -41,12 +43,15 @@ async def run_next(client: Client) -> None:
         client.queue.popleft()
         await (await client.own_connection()).listen(pack([tuple(words)]))
     elif (handle := _HANDLERS.get(name)) is not None:
+        metrics.count(words)
         await handle(client, client.queue.popleft())
     elif _overwrites(client, words):
+        metrics.count(words)
         client.write(await _overwrite(client, client.queue.popleft()))
     elif spec_of(words) is None:
         await _relay(client, 1 if alone else _RUN)
     elif await client.is_beside_region(words):
+        metrics.count(words)
         await _natively(client, client.queue.popleft())
     else:
         await _plans(client, 1 if alone else _RUN)
@@ -104,6 +109,8 @@ async def _relay(client: Client, most: int) -> None:
     if run[0][0].upper() in (b"POST", b"HOST:"):  # a browser that was led here by a web page
         client.close()
         return
+    metrics, began = client.hub.metrics, perf_counter()
+    metrics.count_all(run)
     own = await client.own_connection()
     client.blocking = blocks(run[-1])
     try:
@@ -111,6 +118,8 @@ async def _relay(client: Client, most: int) -> None:
             await own.collect(pack(map(tuple, run)), len(run))  # nobody wants them; messages still go out
         else:
             await own.relay(pack(map(tuple, run)), len(run))
+        if not client.blocking:
+            metrics.natives.observe(perf_counter() - began, len(run))
     finally:
         client.blocking = False
 
@@ -150,10 +159,11 @@ async def _plans(client: Client, most: int) -> None:
         run.append(words)
     for _ in run:
         client.queue.popleft()
-    if len(run) == 1:
-        client.write(await reply_to(client, run[0]))
-    else:
-        client.write(await _together(client, run))
+    metrics, began = client.hub.metrics, perf_counter()
+    metrics.count_all(run)
+    client.write(await (reply_to(client, run[0]) if len(run) == 1 else _together(client, run)))
+    if not blocks(run[0]):
+        metrics.plans.observe(perf_counter() - began, len(run))
 
 
 def _needs_own(client: Client, words: Words) -> bool:
@@ -178,10 +188,12 @@ async def reply_to(client: Client, words: Words) -> bytes:
             result = await arun(spec.plan(view, words), client.send)
         client.database.remember(words)
     except LostError as lost:
+        client.hub.metrics.failed(lost)
         if client.own is not None and client.own.lost is not None:
             raise
         return error_line(lost)
     except BraidError as error:
+        client.hub.metrics.failed(error)
         return error_line(error)
     return reply_of(spec, words, result, session.resp)
 
@@ -221,6 +233,7 @@ async def _together(client: Client, run: list[Words]) -> bytes:
         await arun(gather.pipeline(view, queued, resp2), client.send)
     except BraidError as error:
         # Nobody knows how far it came; each is told.
+        client.hub.metrics.failed(error)
         return error_line(error) * len(run)
     return b"".join(transaction.presented(client, item) for item in queued)
 

@@ -3,56 +3,24 @@
 import asyncio
 import ssl
 from contextlib import suppress
-from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
-from braidstream.errors import ConfigError, LostError
+from braidstream.errors import BraidError, ConfigError, LostError
 from braidstream.gateway.backends import lets_anybody_in
 from braidstream.gateway.client_connection import ClientConnection
 from braidstream.gateway.hub import Hub, Settings
 from braidstream.model.region_config import Region
 from braidstream.net.address import Address
+from braidstream.net.listen import Listen
 from braidstream.net.sentinels import Sentinels
-from braidstream.observability.events import emit
+from braidstream.observability.events import emit, event_families
+from braidstream.observability.metrics import Family, process_families
 
 _REFRESH_S: Final = 0.4
 _FOLLOW_S: Final = 1.0
 _BACKLOG: Final = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Listen:
-    """HOST:PORT, or the path of a Unix socket."""
-
-    host: str = "127.0.0.1"
-    port: int = 0
-    path: str | None = None
-
-    @staticmethod
-    def parse(text: str) -> "Listen":
-        if text.startswith("unix:"):
-            return Listen(path=text.removeprefix("unix:").replace("///", "/", 1))
-        host, colon, port = text.rpartition(":")
-        if not colon or not port.isdigit() or int(port) > 65535:
-            raise ValueError(f"{text!r} is no address to listen on. Write HOST:PORT or unix:/path/to/socket.")
-        return Listen(host.strip("[]"), int(port))
-
-    @property
-    def is_local(self) -> bool:
-        """Whether only this machine can connect."""
-        if self.path is not None or self.host == "localhost":
-            return True
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return False
-
-    def __str__(self) -> str:
-        if self.path is not None:
-            return f"unix:{self.path}"
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+_ANSWERS_WITHIN_S: Final = 2.0
 
 
 class Gateway:
@@ -87,6 +55,37 @@ class Gateway:
         region = self.hub.database(self._address.db).cache.region
         assert region is not None
         return region
+
+    def families(self) -> list[Family]:
+        """For /metrics."""
+        hub = self.hub
+        return [
+            *process_families("gateway"),
+            *event_families(),
+            Family.gauge("braid_gateway_clients", "Connected clients.", {(): len(hub.clients)}),
+            Family.gauge(
+                "braid_gateway_own_connections",
+                "Connections to the engine that belong to one client.",
+                {(): hub.backends.owned},
+            ),
+            Family.gauge(
+                "braid_engine_up",
+                "1 if the region's engine is connected.",
+                {(): int(hub.database(self._address.db).is_connected)},
+            ),
+            *hub.metrics.families(),
+        ]
+
+    async def why_not_ready(self) -> str:
+        """Why the gateway cannot serve clients; empty if it can. Asks the engine."""
+        try:
+            async with asyncio.timeout(_ANSWERS_WITHIN_S):
+                await self.hub.database(self._address.db).ask()
+        except TimeoutError:
+            return f"the region's engine does not answer within {_ANSWERS_WITHIN_S:g} s"
+        except BraidError as error:
+            return str(error)
+        return ""
 
     async def _check_exposure(self, listen: Listen) -> None:
         """The engine sees our address, not the clients': its protected-mode and bind do not hold for them."""

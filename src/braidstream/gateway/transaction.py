@@ -195,6 +195,8 @@ def presented(client: Client, item: Queued) -> bytes:
     """The reply to a command of a run or a MULTI: a native one as it came."""
     if item.spec is None:
         return bytes(item.result)
-    if not isinstance(item.result, BraidError):
+    if isinstance(item.result, BraidError):
+        client.hub.metrics.failed(item.result)
+    else:
         client.database.remember(item.argv)
     return reply_of(item.spec, item.argv, item.result, client.session.resp)

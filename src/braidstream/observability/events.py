@@ -9,6 +9,8 @@ import json
 import logging
 from typing import Final
 
+from braidstream.observability.metrics import Family
+
 _log = logging.getLogger("braidstream")
 
 # name -> (level, what it means)
@@ -92,11 +94,27 @@ EVENTS: Final = {
 }
 
 
+_counts = dict[str, int]()
+
+
 def emit(event: str, **facts: object) -> None:
     level, _ = EVENTS[event]
+    _counts[event] = _counts.get(event, 0) + 1
     if _log.isEnabledFor(level):
         words = (f"{name}={_shown(value)}" for name, value in facts.items())
         _log.log(level, "%s", " ".join([event, *words]))
+
+
+def event_families() -> list[Family]:
+    """For /metrics: how often each event came. Those that need attention are there from the start, with 0."""
+    watched = {event: 0 for event, (level, _) in EVENTS.items() if level >= logging.WARNING}
+    values = {
+        (event, logging.getLevelName(EVENTS[event][0]).lower()): count
+        for event, count in {**watched, **_counts}.items()
+    }
+    return [
+        Family.counter("braid_events_total", "Log events, by name and level.", values, ("event", "level"))
+    ]
 
 
 def _shown(value: object) -> str:

@@ -1,0 +1,72 @@
+"""What a gateway counts: commands, latencies by the way a command took, errors by code.
+
+    way       append: XADD on the short way (fast_append.py); plan: other commands on streams;
+              native: everything that passes to the engine
+
+Commands that wait (BLOCK, BLPOP, WAIT) are counted and not timed: their latency is the caller's choice.
+"""
+
+from collections.abc import Iterable
+from time import perf_counter
+
+from braidstream.commands.table import TABLE
+from braidstream.errors import BraidError
+from braidstream.net.resp import Words
+from braidstream.observability.metrics import Counts, Family, Histogram
+
+__all__ = ["GatewayMetrics", "perf_counter"]
+
+_NAMES = {name: name.decode().lower() for name in TABLE}
+
+
+class GatewayMetrics:
+    """See the top of the file. Everything is a plain int or float: it is updated on the hot path."""
+
+    __slots__ = ("appends", "plans", "natives", "commands", "errors", "refused", "appended")
+
+    def __init__(self) -> None:
+        self.appends, self.plans, self.natives = Histogram(), Histogram(), Histogram()
+        self.appended = 0  # XADD on the short way
+        self.commands = Counts(most=len(_NAMES) + 2)
+        self.errors = Counts()
+        self.refused = 0  # clients above --maxclients
+
+    def count(self, words: Words) -> None:
+        """By name; those that pass to the engine together, so that nobody can make up new names."""
+        self.commands.add(_NAMES.get(words[0].upper(), "native"))
+
+    def count_all(self, run: Iterable[Words]) -> None:
+        for words in run:
+            self.count(words)
+
+    def failed(self, error: BraidError) -> None:
+        self.errors.add(error.code)
+
+    def families(self) -> list[Family]:
+        commands = dict(self.commands.labelled)
+        if self.appended:
+            commands["xadd",] = commands.get(("xadd",), 0) + self.appended
+        ways = {"append": self.appends, "plan": self.plans, "native": self.natives}
+        return [
+            Family.counter(
+                "braid_gateway_commands_total",
+                "Commands taken, by name. Commands that pass to the engine unchanged are counted as native.",
+                commands,
+                ("command",),
+            ),
+            Family.histogram(
+                "braid_gateway_command_duration_seconds",
+                "Time from a command to its reply, by the way it took. Blocking commands are left out.",
+                ways,
+                "way",
+            ),
+            Family.counter(
+                "braid_gateway_errors_total",
+                "Error replies to stream commands, by code. LOST: the connection to the engine was lost.",
+                self.errors.labelled,
+                ("code",),
+            ),
+            Family.counter(
+                "braid_gateway_clients_refused_total", "Clients refused by --maxclients.", {(): self.refused}
+            ),
+        ]

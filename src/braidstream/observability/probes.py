@@ -1,0 +1,107 @@
+"""HTTP for probes and Prometheus: /metrics, /healthz, /readyz.
+
+    GET /healthz    200 while the event loop runs
+    GET /readyz     200 if the own engine answers, else 503 and the reason
+    GET /metrics    Prometheus text
+
+One request for each connection, answered and closed. A request has at most 8 KB and 5 seconds, and there are at most
+64 connections, so a stray client costs nothing. There is no TLS and no password: listen on loopback or on a network
+that only the monitoring reaches. Names of regions, streams and groups are shown; URLs, passwords and entries never are.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from braidstream.observability.metrics import CONTENT_TYPE, Family, render
+
+MOST_BYTES: Final = 8_192
+WITHIN_S: Final = 5.0
+MOST_CONNECTIONS: Final = 64
+_PLAIN: Final = "text/plain; charset=utf-8"
+_REASONS: Final = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What a process tells. why_not_ready: empty if it is ready."""
+
+    families: Callable[[], Iterable[Family]]
+    why_not_ready: Callable[[], Awaitable[str]]
+
+
+class ProbeServer:
+    """See the top of the file."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self._open = 0
+        self._server: asyncio.Server | None = None
+
+    async def start(self, host: str, port: int) -> str:
+        """Listen; HOST:PORT. OSError if that cannot be."""
+        self._server = await asyncio.start_server(self._serve, host, port, limit=MOST_BYTES)
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open += 1
+        try:
+            if self._open <= MOST_CONNECTIONS:
+                async with asyncio.timeout(WITHIN_S):
+                    writer.write(await self._answer(reader))
+                    await writer.drain()
+        except (OSError, TimeoutError):
+            pass  # it left, or takes its time
+        finally:
+            self._open -= 1
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader) -> bytes:
+        try:
+            async with asyncio.timeout(WITHIN_S / 2):
+                head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError:
+            return b""
+        except asyncio.LimitOverrunError:
+            return _response(400, "The request is too long.\n")
+        except TimeoutError:
+            return _response(408, "The request did not come in time.\n")
+        words = head.split(b"\r\n", 1)[0].split(b" ")
+        if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
+            return _response(400, "This is no HTTP request.\n")
+        if words[0] not in (b"GET", b"HEAD"):
+            return _response(405, "Only GET is served.\n")
+        answer = await self._page(words[1].split(b"?", 1)[0])
+        return answer if words[0] == b"GET" else answer[: answer.index(b"\r\n\r\n") + 4]
+
+    async def _page(self, path: bytes) -> bytes:
+        if path == b"/healthz":
+            return _response(200, "ok\n")
+        if path == b"/readyz":
+            why = await self._answers.why_not_ready()
+            return _response(503 if why else 200, f"{why or 'ready'}\n")
+        if path == b"/metrics":
+            return _response(200, render(self._answers.families()), CONTENT_TYPE)
+        return _response(404, "Pages: /metrics, /healthz, /readyz\n")
+
+
+def _response(status: int, body: str | bytes, kind: str = _PLAIN) -> bytes:
+    content = body.encode() if isinstance(body, str) else body
+    head = (
+        f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {kind}\r\nContent-Length: {len(content)}\r\n"
+    )
+    return f"{head}Connection: close\r\n\r\n".encode() + content
