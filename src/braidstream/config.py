@@ -27,7 +27,7 @@ from braidstream.model.ids import LAST_WRITER
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 # HOST:PORT, or PORT on loopback.
-_HTTP = r"^((?!unix:).*:)?[0-9]{1,5}$"
+_HTTP = r"^([^:/ ]+:|\[[0-9a-fA-F:.]+\]:)?[0-9]{1,5}$"
 
 
 class RegionConfig(BaseModel):

@@ -22,6 +22,8 @@ class Up:
     process: "subprocess.Popen[bytes]"
     urls: dict[int, str]
     gateways: dict[int, str]
+    metrics: dict[int, str]
+    gateway_metrics: dict[int, str]
 
     def client(self, region: int) -> braidstream.Redis:
         return braidstream.Redis.from_url(self.urls[region], decode_responses=True)
@@ -48,8 +50,8 @@ def braid_up(regions: int, flavour: Flavour, *words: str) -> Iterator[Up]:
     try:
         assert process.stdout is not None
         said = json.loads(process.stdout.readline())
-        urls, gateways = ({each["id"]: each[what] for each in said["regions"]} for what in ("url", "gateway"))
-        yield Up(process, urls, gateways)
+        places = ("url", "gateway", "metrics", "gateway_metrics")
+        yield Up(process, *({each["id"]: each[what] for each in said["regions"]} for what in places))
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=STOP_WITHIN_S)

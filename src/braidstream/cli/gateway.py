@@ -154,7 +154,7 @@ async def _serve(server: Gateway, addresses: tuple[Listen, Listen | None], url: 
     listen, probes = addresses
     with listen_errors(listen, "--listen", as_json):
         where = await server.start(listen)
-    answers = Answers(server.families, server.why_not_ready)
+    answers = Answers(server.region.name, server.families, server.why_not_ready)
     prober, metrics = await serve_probes(probes, answers, option="--metrics", as_json=as_json)
     region = server.region
     told = {"metrics": metrics} if metrics else {}

@@ -14,12 +14,15 @@ import typer
 
 from braidstream import lua
 from braidstream.admin.membership import initialise
+from braidstream.cli.probing import parse_probes, serve_probes
 from braidstream.cli.reach import Json, ask, trouble
 from braidstream.clients.sync import ServerError
 from braidstream.config import Config, RegionConfig, load
 from braidstream.errors import BraidError, ConfigError, NotARegionError
+from braidstream.net.listen import Listen
 from braidstream.net.wire import Address, parse_address
 from braidstream.observability.events import emit
+from braidstream.observability.probes import Answers
 from braidstream.protocol.identify import read_region, refuse_cluster
 from braidstream.replication.daemon import Daemon
 from braidstream.replication.gate import Durability
@@ -32,10 +35,19 @@ RegionName = Annotated[
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Log every batch.")]
 
+ListenOn = Annotated[
+    str | None,
+    typer.Option(
+        help="Serve /metrics, /healthz and /readyz by HTTP here: HOST:PORT, or PORT on loopback. Default: "
+        "`listen` in the file, else not at all."
+    ),
+]
+
 
 def replicate(
     region: RegionName,
     config: ConfigFile = Path("braid.toml"),
+    listen: ListenOn = None,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
@@ -50,13 +62,14 @@ def replicate(
         regions = load(config)
         here = regions.named(region)
         _peers(regions, here)
+    probes = parse_probes(listen or here.listen)
     with trouble(here.url, as_json):
         ask(here.url, refuse_cluster())
         _refuse_lost(here, regions.peers_of(here.name))
         ask(here.url, initialise(here.id, here.name), lua.load())
     log_to_stderr(verbose)
     with contextlib.suppress(asyncio.CancelledError):
-        asyncio.run(_run(config, regions, here, as_json))
+        asyncio.run(_run(config, regions, here, probes, as_json))
 
 
 def _refuse_lost(here: RegionConfig, peers: Sequence[RegionConfig]) -> None:
@@ -92,28 +105,37 @@ def log_to_stderr(verbose: bool) -> None:
     logging.getLogger("braidstream").setLevel(logging.DEBUG if verbose else logging.INFO)
 
 
-async def _run(path: Path, regions: Config, here: RegionConfig, as_json: bool) -> None:
+async def _run(path: Path, regions: Config, here: RegionConfig, probes: Listen | None, as_json: bool) -> None:
     daemon = Daemon(parse_address(here.url), durability_of(here))
+    prober, metrics = await serve_probes(
+        probes, Answers(here.name, daemon.families, daemon.why_not_ready), option="--listen", as_json=as_json
+    )
     work = asyncio.ensure_future(daemon.run())
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, work.cancel)
     asides = [
         asyncio.ensure_future(_follow_config(path, regions, here, daemon)),
-        asyncio.ensure_future(_tell_ready(regions, here, daemon, as_json)),
+        asyncio.ensure_future(_tell_ready(regions, here, daemon, metrics, as_json)),
     ]
     try:
         await work
     finally:
+        prober.close()
         for task in asides:
             task.cancel()
         emit("daemon.stopped", region=here.name)
 
 
-async def _tell_ready(regions: Config, here: RegionConfig, daemon: Daemon, as_json: bool) -> None:
+async def _tell_ready(
+    regions: Config, here: RegionConfig, daemon: Daemon, metrics: str, as_json: bool
+) -> None:
+    told = {"metrics": metrics} if metrics else {}
+    if metrics:
+        emit("daemon.listening", region=here.name, **told)
     await daemon.ready.wait()
     peers = [peer.name for peer in regions.peers_of(here.name)]
     emit("daemon.ready", region=here.name, peers=",".join(peers))
-    facts = {"region": here.name, "peers": peers}
+    facts = {"region": here.name, "peers": peers, **told}
     typer.echo(
         json.dumps(facts) if as_json else f"{here.name}: replicating to {', '.join(peers) or 'nobody'}."
     )

@@ -4,6 +4,7 @@ import asyncio
 import json
 import signal
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -19,7 +20,11 @@ from braidstream.cli.reach import Json, ask, trouble
 from braidstream.cli.tune import IdMode
 
 _STRICT: Final = IdMode("strict")
+# Ports above that of a region's server: its gateway, /metrics of its daemon, /metrics of its gateway.
 _GATEWAYS_ABOVE: Final = 100
+_METRICS_ABOVE: Final = 200
+_GATEWAY_METRICS_ABOVE: Final = 300
+_ABOVE: Final = (0, _GATEWAYS_ABOVE, _METRICS_ABOVE, _GATEWAY_METRICS_ABOVE)
 Mode = Annotated[
     IdMode, typer.Option("--id-mode", help="Which IDs XADD accepts, as in `braid tune id-mode`.")
 ]
@@ -32,7 +37,8 @@ Port = Annotated[
     typer.Option(
         min=0,
         max=65_000,
-        help="Port of the first server; the others follow. Gateways: 100 higher. 0: any free ports.",
+        help="Port of the first server; the others follow. Gateways: 100 higher, metrics: 200 higher (of "
+        "gateways: 300). 0: any free ports.",
     ),
 ]
 
@@ -53,7 +59,7 @@ def up(
     Example: braid up --regions 3
     """
     for at in range(regions if port else 0):
-        for needed in (port + at, port + at + _GATEWAYS_ABOVE):
+        for needed in (port + at + above for above in _ABOVE):
             with trouble(f"redis://127.0.0.1:{needed}", as_json):
                 check_free(needed)
     with trouble(directory or Path(tempfile.gettempdir()), as_json):
@@ -79,16 +85,17 @@ class Wanted:
     keep: bool
 
     def places(self) -> list[dict[str, Any]]:
-        """The regions, each with its URL, and with its gateway where that is known now."""
+        """The regions, each with its addresses. Any free ports: the kernel chooses those of the gateways."""
         if not self.port:
-            return [_region(number, free_port(), None) for number in self.numbers]
+            return [_region(number, (free_port(), 0, 0, 0)) for number in self.numbers]
         ports = enumerate(self.numbers, self.port)
-        return [_region(number, port, port + _GATEWAYS_ABOVE) for port, number in ports]
+        return [_region(number, [port + above for above in _ABOVE]) for port, number in ports]
 
 
-def _region(number: int, port: int, gateway: int | None) -> dict[str, Any]:
-    region = {"id": number, "name": f"region-{number}", "url": f"redis://127.0.0.1:{port}"}
-    return region if gateway is None else region | {"gateway": f"127.0.0.1:{gateway}"}
+def _region(number: int, ports: Sequence[int]) -> dict[str, Any]:
+    url, gateway, listen, gateway_metrics = (f"127.0.0.1:{port}" for port in ports)
+    addresses = {"gateway": gateway, "listen": listen, "gateway_metrics": gateway_metrics}
+    return {"id": number, "name": f"region-{number}", "url": f"redis://{url}", **addresses}
 
 
 async def _run(wanted: Wanted, as_json: bool) -> None:
@@ -142,10 +149,11 @@ async def _start(wanted: Wanted, children: list[Child]) -> list[dict[str, Any]]:
         daemons.append(Child(f"the daemon of {region['name']}", braid_command(*words), log))
         children.append(daemons[-1])
         await daemons[-1].start()
-    for daemon in daemons:
-        await daemon.line()
+    for daemon, region in zip(daemons, regions, strict=True):
+        region["metrics"] = json.loads(await daemon.line())["metrics"]
+        del region["listen"]
     for region in regions:
-        region["gateway"] = await _start_gateway(folder, region, children)
+        region |= await _start_gateway(folder, region, children)
     return regions
 
 
@@ -154,13 +162,15 @@ async def _tell_end(child: Child) -> None:
     typer.echo(await child.ended(), err=True)
 
 
-async def _start_gateway(folder: Path, region: dict[str, Any], children: list[Child]) -> str:
-    name, listen = str(region["name"]), str(region.get("gateway", "127.0.0.1:0"))
-    words = ("gateway", "--json", "--url", str(region["url"]), "--listen", listen)
+async def _start_gateway(folder: Path, region: dict[str, Any], children: list[Child]) -> dict[str, Any]:
+    """Where it listens: for clients, and for Prometheus."""
+    name, listen, metrics = (str(region[field]) for field in ("name", "gateway", "gateway_metrics"))
+    words = ("gateway", "--json", "--url", str(region["url"]), "--listen", listen, "--metrics", metrics)
     child = Child(f"the gateway of {name}", braid_command(*words), folder / name / "gateway.log")
     children.append(child)
     await child.start()
-    return str(json.loads(await child.line())["gateway"])
+    told = json.loads(await child.line())
+    return {"gateway": told["gateway"], "gateway_metrics": told["metrics"]}
 
 
 def _block(region: dict[str, Any]) -> str:
@@ -172,9 +182,10 @@ def _tell(regions: list[dict[str, Any]], folder: Path, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"regions": regions}))
         return
-    table = Table("region", "name", "url", "gateway", title="Ready. Ctrl-C stops everything.")
+    columns = {"region": "id", "name": "name", "url": "url", "gateway": "gateway", "metrics": "metrics"}
+    table = Table(*columns, title="Ready. Ctrl-C stops everything.", title_justify="left")
     for region in regions:
-        table.add_row(*(str(region[field]) for field in ("id", "name", "url", "gateway")))
+        table.add_row(*(str(region[field]) for field in columns.values()))
     console = Console()
     console.print(table)
     console.print(f"Config and logs: {folder}", markup=False, highlight=False, soft_wrap=True)

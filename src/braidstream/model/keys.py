@@ -11,6 +11,7 @@
     bs:bell:<stamp>:<tag>     stream  empty; deleted when the groups of the stream change (strand.lua)
     bs:turn:<n>:<tag>:<group> stream  one entry: which consumer waits on the strands (xreadgroup/blocking.py)
     bs:daemons                hash    the region's daemons: each increments a counter while it runs
+    bs:status                 hash    what each daemon knows of its links, for `braid status`; expires
     bs:claim:<w>              string  the server that replicates to this region as writer w; expires
     bs:copy:<token>:<tag>     stream  a copy being made; becomes a `c` strand (commands/rename.py)
     bs:idmp:<tag>             hash    producers of the stream, and counts (see lua/idempotence.lua)
@@ -33,6 +34,7 @@ from typing import Final, Literal
 
 CONFIG: Final = b"bs:config"
 DAEMONS: Final = b"bs:daemons"
+STATUS: Final = b"bs:status"
 PREFIX: Final = b"bs:"
 
 Kind = Literal["s", "c", "t", "p"]
@@ -171,6 +173,8 @@ def parse_journal(key: bytes) -> tuple[bytes, int] | None:
 
 def is_ours(key: bytes) -> bool:
     """Whether a key belongs to braidstream. KEYS and SCAN hide it."""
-    if key in (CONFIG, DAEMONS) or key.startswith((META, _BELL, _TURN, _COPY, _CLAIM, _ABOUT, _STAGE, _SINK)):
+    if key in (CONFIG, DAEMONS, STATUS) or key.startswith(
+        (META, _BELL, _TURN, _COPY, _CLAIM, _ABOUT, _STAGE, _SINK)
+    ):
         return True
     return any(form.match(key) for form in (_STRAND, _JOURNAL, _KNOWN))

@@ -204,6 +204,14 @@ class Connection(asyncio.Protocol):
     def in_flight(self) -> int:
         return len(self._flights)
 
+    @property
+    def waiting_s(self) -> float:
+        """How long the oldest reply has been due; 0.0 if none is. Needs silence_s."""
+        if not self._flights or self._silence_s is None:
+            return 0.0
+        first = self._flights[0]
+        return max(0.0, time.monotonic() - max(self._heard, first.since) - first.block_s)
+
     def close(self, why: str = "we closed it") -> None:
         """Close now. Batches in flight fail."""
         self._fail(why)
@@ -293,9 +301,7 @@ class Connection(asyncio.Protocol):
 
     def _watch(self) -> None:
         assert self._silence_s is not None
-        if self._flights:
-            first = self._flights[0]
-            if time.monotonic() - max(self._heard, first.since) > self._silence_s + first.block_s:
-                self._fail(f"it said nothing for {self._silence_s:g} s")
-                return
+        if self.waiting_s > self._silence_s:
+            self._fail(f"it said nothing for {self._silence_s:g} s")
+            return
         self._watchdog = asyncio.get_running_loop().call_later(self._silence_s / 8, self._watch)

@@ -15,7 +15,8 @@ _log = logging.getLogger("braidstream")
 
 # name -> (level, what it means)
 EVENTS: Final = {
-    "daemon.ready": (logging.INFO, "connected to the region's engine; links start"),
+    "daemon.listening": (logging.INFO, "serving /metrics, /healthz and /readyz"),
+    "daemon.ready": (logging.INFO, "every peer was reached and compared once"),
     "daemon.stopped": (logging.INFO, "stopped by a signal"),
     "link.up": (logging.INFO, "connected to a peer; comparing its state"),
     "link.lost": (logging.WARNING, "a peer cannot be reached; retrying"),
@@ -58,6 +59,7 @@ EVENTS: Final = {
         "that the peers have. `without` names peers that could not be asked",
     ),
     "source.lost": (logging.WARNING, "the region's engine cannot be reached; retrying"),
+    "source.up": (logging.INFO, "the region's engine is reached again, after `source.lost`"),
     "source.refused": (
         logging.WARNING,
         "the region's engine refuses writes. Its entries still reach the peers; acknowledgements do not, and "
@@ -108,10 +110,9 @@ def emit(event: str, **facts: object) -> None:
 def event_families() -> list[Family]:
     """For /metrics: how often each event came. Those that need attention are there from the start, with 0."""
     watched = {event: 0 for event, (level, _) in EVENTS.items() if level >= logging.WARNING}
-    values = {
-        (event, logging.getLevelName(EVENTS[event][0]).lower()): count
-        for event, count in {**watched, **_counts}.items()
-    }
+    values = dict[tuple[str, ...], float]()
+    for event, count in {**watched, **_counts}.items():
+        values[event, logging.getLevelName(EVENTS[event][0]).lower()] = count
     return [
         Family.counter("braid_events_total", "Log events, by name and level.", values, ("event", "level"))
     ]

@@ -4,9 +4,10 @@
     GET /readyz     200 if the own engine answers, else 503 and the reason
     GET /metrics    Prometheus text
 
-One request for each connection, answered and closed. A request has at most 8 KB and 5 seconds, and there are at most
-64 connections, so a stray client costs nothing. There is no TLS and no password: listen on loopback or on a network
-that only the monitoring reaches. Names of regions, streams and groups are shown; URLs, passwords and entries never are.
+One request for each connection, answered and closed. A request has at most 8 KB and 5 seconds, and there are
+at most 64 connections, so a stray client costs nothing. There is no TLS and no password: listen on loopback,
+or on a network that only the monitoring reaches. Names of regions, streams and groups are shown; URLs,
+passwords and entries never are.
 """
 
 import asyncio
@@ -35,6 +36,7 @@ _REASONS: Final = {
 class Answers:
     """What a process tells. why_not_ready: empty if it is ready."""
 
+    region: str
     families: Callable[[], Iterable[Family]]
     why_not_ready: Callable[[], Awaitable[str]]
 
@@ -95,7 +97,7 @@ class ProbeServer:
             why = await self._answers.why_not_ready()
             return _response(503 if why else 200, f"{why or 'ready'}\n")
         if path == b"/metrics":
-            return _response(200, render(self._answers.families()), CONTENT_TYPE)
+            return _response(200, render(self._answers.families(), self._answers.region), CONTENT_TYPE)
         return _response(404, "Pages: /metrics, /healthz, /readyz\n")
 
 

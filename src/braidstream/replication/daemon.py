@@ -9,19 +9,20 @@ Nothing here is worth keeping. A process that is killed is replaced by another o
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
 from typing import Any, Final
 
+from braidstream.admin.daemon_status import EVERY_S, DaemonStatus, forget_status
 from braidstream.admin.membership import meet, show_alive
-from braidstream.errors import BraidError, ConfigError, LostError, ReplyError
+from braidstream.errors import BraidError, LostError, ReplyError
 from braidstream.model import ids, keys
-from braidstream.model.ids import Id
 from braidstream.model.region_config import Region
 from braidstream.net.wire import Address
 from braidstream.observability.events import emit
+from braidstream.observability.metrics import Family
+from braidstream.observability.repeated import Repeated
 from braidstream.protocol.identify import read_region, refuse_cluster
 from braidstream.protocol.plan import send_one
-from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint, Pinned, back_off, reason
+from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint, Pinned, back_off
 from braidstream.replication.feed import Feed, all_streams
 from braidstream.replication.gate import Durability, Gate
 from braidstream.replication.glance import differing
@@ -29,15 +30,16 @@ from braidstream.replication.identity import check_pair, check_region, claim, ke
 from braidstream.replication.leases import Leases
 from braidstream.replication.link import Link, Progress
 from braidstream.replication.pages import Pages
+from braidstream.replication.peer import Peer, is_misconfigured, why_down
 from braidstream.replication.queue import Need, Queue
 from braidstream.replication.raising import raise_home
+from braidstream.replication.reporting import families, report
 from braidstream.replication.skew import watch_clock
 
 # How many streams one link works on at once.
 AT_ONCE: Final = 32
 # After new entries, when to look at what pushes do not tell: trims and acknowledgements.
 SETTLE_S: Final = 0.1
-RESTLESS_S: Final = 5.0
 # All streams are compared now and then, and that takes at most a part of the time.
 SWEEP_S: Final = 30.0
 SWEEP_PART: Final = 20
@@ -50,35 +52,10 @@ MISCONFIGURED_S: Final = 10.0
 CHOOSE_S: Final = 5.0
 # How often we note which process serves the region, and how far its IDs are.
 NOTE_S: Final = 1.0
+# A peer that answers later than this is measured another time.
+MEASURE_WITHIN_S: Final = 2.0
 # How often a fence is told.
 FENCED_S: Final = 60.0
-
-
-@dataclass(slots=True)
-class Peer:
-    """A peer, the link to it while it is up, and the streams that wait for the link.
-
-    fresh: those that got entries. They are followed while others, or the same, are looked at as a whole.
-    refused, told_s: refusals since we told of one, and when that was.
-    """
-
-    id: int
-    name: str
-    endpoint: Endpoint
-    link: Link | None = None
-    fresh: Queue = field(default_factory=Queue)
-    queue: Queue = field(default_factory=Queue)
-    sweep: asyncio.Event = field(default_factory=asyncio.Event)
-    swept: bool = False
-    journals: dict[bytes, Id] = field(default_factory=dict)
-    restless: dict[bytes, float] = field(default_factory=dict)
-    refused: int = 0
-    told_s: float = 0.0
-
-    def later(self, name: bytes, first_s: float) -> float:
-        """When to look at a stream again that keeps us waiting: later each time, up to a cap."""
-        delay = self.restless[name] = min(RESTLESS_S, 2 * self.restless.get(name, first_s / 2))
-        return delay
 
 
 class Daemon:
@@ -92,6 +69,7 @@ class Daemon:
         self.peers: dict[str, Peer] = {}
         self.leases = Leases(self.source, self._missed)
         self.ready = asyncio.Event()
+        self.status: DaemonStatus | None = None
         self._noting = asyncio.Lock()
         self._highest_ms = 0
         self._fence_told_s = -FENCED_S
@@ -115,28 +93,45 @@ class Daemon:
                 tasks.create_task(self.leases.run())
                 tasks.create_task(self._again_and_again(self.gate.choose, CHOOSE_S))
                 tasks.create_task(self._again_and_again(self._show_alive, NOTE_S))
+                tasks.create_task(self._again_and_again(self._measure_lags, EVERY_S))
+                tasks.create_task(self._again_and_again(self._report, EVERY_S))
         finally:
             for task in self._tasks.values():
                 task.cancel()
             await self.leases.release()
+            with contextlib.suppress(BraidError):
+                await self.source.run(forget_status(self.leases.id))
             self.gate.close()
             self.source.close()
+
+    def families(self) -> list[Family]:
+        """For /metrics."""
+        return families(self.status, self.source.connected)
+
+    async def why_not_ready(self) -> str:
+        """Empty if the own engine is reached. Peers do not matter: a restart would not bring them back."""
+        return (
+            "" if self.source.connected else f"the region's engine at {self.source.address} is not connected"
+        )
 
     # Hearing
 
     async def _listen(self) -> None:
-        tries, refused = 0, ""
+        tries, refused, trouble = 0, "", Repeated()
+        clock = asyncio.get_running_loop().time
         while True:
             feed: Feed | None = None
             try:
                 await self.source.connect()
                 await self._show_alive()
                 here = await self.source.run(read_region())
+                if was := trouble.over(clock()):
+                    emit("source.up", **was)
                 feed = Feed(self.source.address, (here.writer,), self._heard, self._missed)
                 await _until_one_fails(feed.run(), self.source.watch())
             except Exception as error:  # also a reply that nobody understands
                 if feed is None or not isinstance(error, ReplyError):
-                    emit("source.lost", why=reason(error))
+                    trouble.tell("source.lost", clock(), why=why_down(error))
                 elif str(error) != refused:  # said once; the sweeps go on meanwhile
                     refused = str(error)
                     emit("feed.refused", why=error)
@@ -168,6 +163,20 @@ class Daemon:
             await self.source.run(show_alive(self._highest_ms, raised=True))
             emit("region.ids_raised", region=here.name, without=",".join(without))
 
+    async def _report(self) -> None:
+        """Store the state of the links for `braid status`."""
+        self.status = await self.source.run(report(self.leases.id, self.gate, self.peers.values()))
+
+    async def _measure_lags(self) -> None:
+        await asyncio.gather(*(self._measure_lag(peer) for peer in self.peers.values()))
+
+    async def _measure_lag(self, peer: Peer) -> None:
+        """A peer that does not answer keeps its last figure. Its link notices soon, and tells why."""
+        with contextlib.suppress(BraidError, TimeoutError):
+            async with asyncio.timeout(MEASURE_WITHIN_S):
+                if peer.swept and peer.lag.writer:
+                    await peer.lag.measure(self.source, peer.endpoint if peer.link is not None else None)
+
     def _tell_fence(self, fenced: bool) -> None:
         """The region may be fenced under a running daemon: by a backup that was made during a rejoin."""
         now = asyncio.get_running_loop().time()
@@ -180,6 +189,8 @@ class Daemon:
     def _heard(self, name: bytes, more: bool) -> None:
         if self.leases.mine(name):
             for peer in self.peers.values():
+                if not more:
+                    peer.lag.changed(name)
                 if peer.link is not None:  # else everything is looked at when it is up again
                     if more:
                         peer.queue.add(name, Need.SYNC)
@@ -207,24 +218,21 @@ class Daemon:
                 here, there = await self._introduce(peer)
                 ends = self._pin(), Pinned(peer.endpoint, peer.endpoint)
                 peer.fresh, peer.queue = Queue(), Queue()
-                peer.link = Link(*ends, here=here, there=there, pages=self._pages)
+                link = Link(*ends, here=here, there=there, pages=self._pages)
+                peer.up(link)
                 peer.sweep.set()
-                emit("link.up", peer=peer.name)
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(peer.endpoint.watch())
-                    tasks.create_task(self._sweep(peer, peer.link))
+                    tasks.create_task(self._sweep(peer, link))
                     tasks.create_task(keep_claim(peer.endpoint, here))
-                    tasks.create_task(
-                        watch_clock(self.source, peer.endpoint, peer=peer.name, writer=there.writer)
-                    )
+                    tasks.create_task(watch_clock(self.source, peer.endpoint, there, peer.note_clock))
                     for _ in range(AT_ONCE):
-                        tasks.create_task(self._carry(peer, peer.link, peer.fresh))
-                        tasks.create_task(self._carry(peer, peer.link, peer.queue))
-            except* ConfigError as errors:
-                _tell_end(peer.name, _first(errors))
-                pause_s = MISCONFIGURED_S
+                        tasks.create_task(self._carry(peer, link, peer.fresh))
+                        tasks.create_task(self._carry(peer, link, peer.queue))
             except* Exception as errors:
-                _tell_end(peer.name, _first(errors))
+                error = _first(errors)
+                peer.down(error, self.source)
+                pause_s = MISCONFIGURED_S if is_misconfigured(error) else 0.0
             finally:
                 peer.link = None
                 peer.endpoint.close()
@@ -264,6 +272,7 @@ class Daemon:
                 mine = [*filter(self.leases.mine, names)]
                 for name in await differing(mine, link.here.writers, self.source, peer.endpoint):
                     peer.queue.add(name, Need.RELAY)
+                    peer.lag.changed(name)
                 while peer.queue.relays > 10 * AT_ONCE:
                     await asyncio.sleep(SETTLE_S / 10)
             emit("link.swept", peer=peer.name)
@@ -290,18 +299,10 @@ class Daemon:
             except LostError:
                 raise
             except Exception as error:  # refused, or a reply that nobody understands
-                self._refused(peer, name, error)
+                peer.queue.add(name, Need.SYNC, peer.later(name, REFUSED_S))
+                peer.refuse(name, error)
             finally:
                 queue.done(name)
-
-    def _refused(self, peer: Peer, name: bytes, error: Exception) -> None:
-        """Try again, later each time; one line a second, however many streams a full peer refuses."""
-        peer.queue.add(name, Need.SYNC, peer.later(name, REFUSED_S))
-        peer.refused += 1
-        now = asyncio.get_running_loop().time()
-        if now - peer.told_s >= REFUSED_S:
-            emit("link.refused", peer=peer.name, stream=name, times=peer.refused, why=reason(error))
-            peer.told_s, peer.refused = now, 0
 
     def _again(self, peer: Peer, name: bytes, need: Need, progress: Progress) -> None:
         if progress.entries:
@@ -341,9 +342,3 @@ def _first(errors: ExceptionGroup[Exception]) -> Exception:
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def _tell_end(peer: str, error: Exception) -> None:
-    """Why a link has ended."""
-    event = "link.lost" if isinstance(error, LostError) else "link.failed"
-    emit("peer.misconfigured" if isinstance(error, ConfigError) else event, peer=peer, why=reason(error))

@@ -26,11 +26,18 @@ WINDOW_BYTES: Final = 8 * 1024 * 1024
 
 
 class Window:
-    """Bytes on their way to the target, bounded over all streams."""
+    """Bytes on their way to the target, bounded over all streams. sent_entries, sent_bytes: all so far."""
 
     def __init__(self, most: int = WINDOW_BYTES) -> None:
         self.most, self.used = most, 0
+        self.sent_entries = self.sent_bytes = 0
         self._changed = asyncio.Condition()
+
+    def count(self, applied: int, size: int) -> None:
+        """A batch arrived; what another link was faster with does not count."""
+        if applied:
+            self.sent_entries += applied
+            self.sent_bytes += size
 
     async def enter(self, size: int) -> None:
         async with self._changed:
@@ -141,7 +148,9 @@ class Flow:
     def _send(self, plan: Plan[int], size: int) -> "asyncio.Task[int]":
         async def send() -> int:
             try:
-                return await self.target.run(plan)
+                applied = await self.target.run(plan)
+                self.window.count(applied, size)
+                return applied
             finally:
                 await self.window.leave(size)
 

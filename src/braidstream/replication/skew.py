@@ -10,11 +10,13 @@ entries are.
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Any, Final
 
 from braidstream.admin.membership import note_behind
 from braidstream.errors import ReplyError
 from braidstream.model.ids import CLOCK_BOUND_MS
+from braidstream.model.region_config import Region
 from braidstream.observability.events import emit
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication.endpoint import PlanRunner
@@ -23,17 +25,20 @@ EVERY_S: Final = 60.0
 TOLD_MS: Final = 1_000
 
 
-async def watch_clock(source: PlanRunner, target: PlanRunner, *, peer: str, writer: int) -> None:
-    """Until the link ends. `peer`, `writer`: the target's name, and its number."""
+async def watch_clock(
+    source: PlanRunner, target: PlanRunner, there: Region, note: Callable[[int], None]
+) -> None:
+    """Until the link ends. there: the target's region; note: gets each result."""
     while True:
         ahead_ms, error_ms = await measure(source, target)
+        note(ahead_ms)
         apart_ms = abs(ahead_ms) - error_ms
         beyond = apart_ms > CLOCK_BOUND_MS
         if apart_ms > TOLD_MS:
             event = "clock.apart" if beyond else "clock.skew"
-            emit(event, peer=peer, peer_ahead_s=f"{ahead_ms / 1000:+.1f}")
+            emit(event, peer=there.name, peer_ahead_s=f"{ahead_ms / 1000:+.1f}")
         with contextlib.suppress(ReplyError):  # full, or read-only: there is a next minute
-            await source.run(note_behind(writer, max(0, -ahead_ms) if beyond else 0))
+            await source.run(note_behind(there.writer, max(0, -ahead_ms) if beyond else 0))
         await asyncio.sleep(EVERY_S)
 
 

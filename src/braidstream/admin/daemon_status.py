@@ -1,0 +1,95 @@
+"""What a replication daemon knows of its links, as it stores it in its region's engine for `braid status`.
+
+    HSET bs:status <daemon> {"at_ms": ..., "links": {"eu-west": {"state": "up", ...}}}     every second
+
+So the state of every link can be read where no daemon can be reached, and a daemon that hangs or died is seen
+by the age of what it stored. `at_ms` is the engine's own clock, so the age has no skew.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Literal
+
+from braidstream.errors import ReplyError
+from braidstream.model.keys import STATUS
+from braidstream.model.strand import facts
+from braidstream.protocol.plan import Batch, Plan
+
+EVERY_S: Final = 1.0
+# What was stored longer ago than this is no longer true: the daemon hangs, died, or cannot write.
+STALE_MS: Final = 3_500
+# A region without daemons tells for a day when the last one was seen.
+EXPIRE_S: Final = 86_400
+
+# silent: connected, but the peer has not answered for seconds
+LinkState = Literal["up", "silent", "down", "misconfigured", "starting"]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStatus:
+    """One direction: from the daemon's region to a peer.
+
+    since_ms: since when it has this state; why: the last error, while it is not up.
+    lag_entries, lag_ms: what the peer lacks, and how old the oldest of that is; None if nobody knows.
+    entries, bytes, refused: since the daemon started. refusal: what the peer refuses now, if it does.
+    clock_ms: how far the peer's clock is ahead, when it was last measured.
+    """
+
+    state: LinkState = "starting"
+    since_ms: int = 0
+    why: str = ""
+    lag_entries: int | None = None
+    lag_ms: int | None = None
+    entries: int = 0
+    bytes: int = 0
+    refused: int = 0
+    refusal: str = ""
+    clock_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonStatus:
+    """One daemon. held_ms: how long its links have waited for `durability`; 0 if they do not wait."""
+
+    at_ms: int
+    started_ms: int
+    host: str
+    pid: int
+    version: str
+    durability: str = ""
+    held_ms: int = 0
+    links: dict[str, LinkStatus] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @staticmethod
+    def parse(text: bytes) -> "DaemonStatus | None":
+        """None if another version of braidstream wrote it."""
+        try:
+            found: dict[str, Any] = json.loads(text)
+            links = {name: LinkStatus(**link) for name, link in found.pop("links").items()}
+            return DaemonStatus(**found, links=links)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+
+def store_status(daemon: bytes, status: DaemonStatus) -> Plan[None]:
+    """One round trip. An engine that takes no writes (full, say) keeps the old one."""
+    commands = [("HSET", STATUS, daemon, status.text), ("EXPIRE", STATUS, EXPIRE_S)]
+    yield Batch(commands, attempt=True)
+
+
+def forget_status(*daemons: bytes) -> Plan[None]:
+    yield Batch([("HDEL", STATUS, *daemons)], attempt=True)
+
+
+def read_statuses() -> Plan[tuple[int, list[DaemonStatus]]]:
+    """The engine's clock (ms), and what the region's daemons stored, the latest first. One round trip."""
+    now, stored = yield Batch([("TIME",), ("HGETALL", STATUS)], resend=True, attempt=True)
+    if isinstance(now, ReplyError):
+        raise now
+    found = [] if isinstance(stored, ReplyError) else map(DaemonStatus.parse, facts(stored).values())
+    known = sorted((each for each in found if each is not None), key=lambda each: -each.at_ms)
+    return int(now[0]) * 1000 + int(now[1]) // 1000, known

@@ -1,0 +1,132 @@
+"""How far a peer is behind: which entries of this region it lacks, and how old the oldest of them is.
+
+    pushes, sweeps --> Lag.changed(name) --> every second: state here, then state there --> equal: forget it
+                                                                                       `--> lag in entries
+
+Both engines are asked, so the figure is true however the entries travel. The own engine is asked first: what
+arrives in between can only make the lag smaller. While the peer is unreachable, entries are counted from
+where it was last seen.
+"""
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass
+from itertools import count
+from typing import Final
+
+from braidstream.model import ids, keys
+from braidstream.model.ids import Id
+from braidstream.model.strand import Strand
+from braidstream.protocol.plan import send_one
+from braidstream.replication.endpoint import PlanRunner
+from braidstream.replication.ship import page_command
+from braidstream.replication.state import Extent, State, read_state
+
+# So many streams are compared at once; of more, the rest is estimated by these.
+SAMPLE: Final = 32
+# Streams that may differ, and streams of which we remember where the peer was.
+MOST: Final = 100_000
+REMEMBERED: Final = 10_000
+# Up to so many missing entries are counted, if the counters of the two engines cannot be compared.
+COUNTED: Final = 200
+
+# Of each strand of ours, when the peer last had all of it: its last ID, and how many entries it ever had here
+# and there. The two counts differ: a region that joined later never had what was trimmed before.
+Ends = dict[Strand, tuple[Id, int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """What a peer lacks. oldest_ms: the time in the ID of the oldest such entry; 0 if none is known."""
+
+    entries: int = 0
+    oldest_ms: int = 0
+
+    def age_ms(self, now_ms: int) -> int:
+        return max(0, now_ms - self.oldest_ms) if self.oldest_ms else 0
+
+
+class Lag:
+    """Of one peer. behind: as last measured; None before all streams were looked at."""
+
+    def __init__(self, writer: int = 0) -> None:
+        self.writer = writer  # ours
+        self.behind: Behind | None = None
+        self._changed: OrderedDict[bytes, int] = OrderedDict()
+        self._ends: OrderedDict[bytes, Ends] = OrderedDict()
+        self._stamps = count()
+
+    def changed(self, name: bytes) -> None:
+        """A stream got entries; called for every push of the engine."""
+        self._changed[name] = next(self._stamps)
+        if len(self._changed) > MOST:
+            self._changed.popitem(last=False)
+
+    async def measure(self, source: PlanRunner, target: PlanRunner | None) -> None:
+        """Compare some of the streams that changed. target: None while the peer is unreachable."""
+        names = [name for _, name in zip(range(SAMPLE), self._changed, strict=False)]
+        if not names:
+            self.behind = Behind()
+            return
+        found = await asyncio.gather(*(self._look(name, source, target) for name in names))
+        missing = [each for each in found if each.entries]
+        rest = len(self._changed) - sum(1 for name in names if name in self._changed)
+        entries = sum(each.entries for each in missing)
+        # Those that were not looked at lack as much as these do on average.
+        entries += entries * rest // len(names)
+        ages = [each.oldest_ms for each in missing if each.oldest_ms]
+        self.behind = Behind(entries, min(ages, default=0))
+
+    async def _look(self, name: bytes, source: PlanRunner, target: PlanRunner | None) -> Behind:
+        stamp = self._changed[name]
+        self._changed.move_to_end(name)
+        home = Strand(name, keys.GENERATED, self.writer)
+        ours = await source.run(read_state(name, [home], []))
+        own = {strand: extent for strand, extent in ours.strands.items() if strand.writer == self.writer}
+        theirs = None if target is None else await target.run(read_state(name, ours.registry.strands, []))
+        missing = [await self._missing(strand, extent, source, theirs) for strand, extent in own.items()]
+        entries = sum(each.entries for each in missing)
+        if not entries and theirs is not None:
+            if self._changed.get(name) == stamp:
+                del self._changed[name]
+            self._remember(own, theirs)
+        ages = [each.oldest_ms for each in missing if each.oldest_ms]
+        return Behind(entries, min(ages, default=0))
+
+    async def _missing(
+        self, strand: Strand, ours: Extent, source: PlanRunner, theirs: State | None
+    ) -> Behind:
+        """What of one strand the peer lacks."""
+        known = self._ends.get(strand.name, {}).get(strand)
+        copy = None if theirs is None else theirs.strands.get(strand)
+        seen = known[0] if known else ids.ZERO
+        end = seen if theirs is None else theirs.end(strand)
+        if end is None or ours.tail is None or end >= ours.tail:
+            return Behind()
+        first = await source.run(send_one(page_command(strand, end, 1), resend=True))
+        if not first:
+            return Behind()
+        oldest_ms = ids.native(first[0][0])[0] if strand.has_generated_ids else 0
+        if ours.first is not None and end < ours.first:
+            return Behind(ours.length, oldest_ms)
+        if known is not None:
+            came = 0 if copy is None else copy.added - known[2]
+            entries = ours.added - known[1] - came
+        elif copy is not None and copy.whole and ours.whole:
+            entries = ours.added - copy.added
+        else:
+            entries = len(await source.run(send_one(page_command(strand, end, COUNTED), resend=True)))
+            if entries == COUNTED and copy is not None:
+                entries = ours.added - copy.added
+        return Behind(max(1, min(ours.length, entries)), oldest_ms)
+
+    def _remember(self, own: dict[Strand, Extent], theirs: State) -> None:
+        """The peer has all of a stream."""
+        ends = Ends()
+        for strand, extent in own.items():
+            copy = theirs.strands.get(strand)
+            ends[strand] = extent.last, extent.added, copy.added if copy else 0
+        self._ends[theirs.name] = ends
+        self._ends.move_to_end(theirs.name)
+        if len(self._ends) > REMEMBERED:
+            self._ends.popitem(last=False)

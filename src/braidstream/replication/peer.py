@@ -1,0 +1,146 @@
+"""A peer as the daemon sees it: the link, the streams that wait for it, and what operators want to know."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Final
+
+from braidstream.admin.daemon_status import LinkState, LinkStatus
+from braidstream.errors import ConfigError, LostError, NotARegionError, ReplyError
+from braidstream.model.ids import Id
+from braidstream.observability.events import emit
+from braidstream.observability.repeated import Repeated
+from braidstream.replication.endpoint import Endpoint, reason
+from braidstream.replication.lag import Lag
+from braidstream.replication.link import Link
+from braidstream.replication.queue import Queue
+
+RESTLESS_S: Final = 5.0
+# An up link whose peer has not answered for so long is shown as silent. After endpoint.SILENCE_S it is lost.
+SILENT_S: Final = 2.0
+# How an engine refuses a user: waiting does not help, somebody has to change a file or a server.
+_RIGHTS: Final = ("WRONGPASS", "NOAUTH", "NOPERM")
+
+
+def is_misconfigured(error: Exception) -> bool:
+    """Whether only a person can help."""
+    if isinstance(error, ReplyError):
+        return error.code in _RIGHTS
+    return isinstance(error, ConfigError | NotARegionError)
+
+
+def why_down(error: Exception) -> str:
+    """Without what a lost connection tells a client: whether to try again."""
+    return f"{error.address}: {error.why}" if isinstance(error, LostError) else reason(error)
+
+
+@dataclass(slots=True)
+class Peer:
+    """A peer, the link to it while it is up, and the streams that wait for the link.
+
+    fresh: those that got entries. They are followed while others, or the same, are looked at as a whole.
+    state, since_s, why: of the link, for `braid status`.
+    refused: changes that the peer refused; refusal, refused_s: the last of them.
+    clock_ms: how far the peer's clock is ahead, when it was last measured.
+    """
+
+    id: int
+    name: str
+    endpoint: Endpoint
+    link: Link | None = None
+    fresh: Queue = field(default_factory=Queue)
+    queue: Queue = field(default_factory=Queue)
+    sweep: asyncio.Event = field(default_factory=asyncio.Event)
+    swept: bool = False
+    journals: dict[bytes, Id] = field(default_factory=dict)
+    restless: dict[bytes, float] = field(default_factory=dict)
+    lag: Lag = field(default_factory=Lag)
+    state: LinkState = "starting"
+    since_s: float = 0.0
+    why: str = ""
+    refused: int = 0
+    refusal: str = ""
+    refused_s: float = 0.0
+    clock_ms: int | None = None
+    _sent: tuple[int, int] = (0, 0)  # entries and bytes of earlier links
+    _trouble: Repeated = field(default_factory=Repeated)
+    _refusals: Repeated = field(default_factory=Repeated)
+
+    def later(self, name: bytes, first_s: float) -> float:
+        """When to look at a stream again that keeps us waiting: later each time, up to a cap."""
+        delay = self.restless[name] = min(RESTLESS_S, 2 * self.restless.get(name, first_s / 2))
+        return delay
+
+    def up(self, link: Link) -> None:
+        now = _now()
+        self.link, self.state, self.since_s, self.why = link, "up", now, ""
+        self.lag.writer = link.here.writer
+        emit("link.up", peer=self.name, **self._trouble.over(now))
+
+    def down(self, error: Exception, own: Endpoint) -> None:
+        """The link ended, or could not be made. If our own engine was lost, the peer is not to blame."""
+        if self.link is not None:
+            self._sent = self.sent
+            self.link = None
+        now = _now()
+        state: LinkState = "misconfigured" if is_misconfigured(error) else "down"
+        is_own = isinstance(error, LostError) and error.address == str(own.address)
+        self.why = "this region's own engine is lost" if is_own else why_down(error)
+        if state != self.state:
+            self.state, self.since_s = state, now
+        if is_own:
+            return  # logged as source.lost, once for all links
+        event = "link.lost" if isinstance(error, LostError) else "link.failed"
+        if state == "misconfigured":
+            event = "peer.misconfigured"
+        self._trouble.tell(event, now, peer=self.name, why=self.why)
+
+    def refuse(self, stream: bytes, error: Exception) -> None:
+        """A change was refused: one line, and one a minute while it goes on."""
+        now = _now()
+        self.refused += 1
+        self.refusal, self.refused_s = reason(error), now
+        self._refusals.tell("link.refused", now, peer=self.name, stream=stream, why=self.refusal)
+
+    def accepted(self) -> None:
+        """A round went well. Refusals are over when none came for a while."""
+        if self.refusal and _now() - self.refused_s > 2 * RESTLESS_S:
+            self.refusal = ""
+            self._refusals.over(_now())
+
+    def note_clock(self, ahead_ms: int) -> None:
+        self.clock_ms = ahead_ms
+
+    @property
+    def sent(self) -> tuple[int, int]:
+        """Entries and bytes, since the daemon started."""
+        if self.link is None:
+            return self._sent
+        window = self.link.window
+        return self._sent[0] + window.sent_entries, self._sent[1] + window.sent_bytes
+
+    def status(self, now_ms: int) -> LinkStatus:
+        """now_ms: by the own engine's clock."""
+        self.accepted()
+        behind = self.lag.behind
+        entries, size = self.sent
+        state, since_s, why = self.state, self.since_s, self.why
+        conn = self.endpoint.conn
+        if state == "up" and conn is not None and conn.waiting_s > SILENT_S:
+            state, since_s = "silent", _now() - conn.waiting_s
+            why = f"{self.endpoint.address}: no answer for {conn.waiting_s:.0f} s"
+        return LinkStatus(
+            state=state,
+            since_ms=now_ms - round((_now() - since_s) * 1000) if since_s else 0,
+            why=why,
+            lag_entries=None if behind is None else behind.entries,
+            lag_ms=None if behind is None else behind.age_ms(now_ms),
+            entries=entries,
+            bytes=size,
+            refused=self.refused,
+            refusal=self.refusal,
+            clock_ms=self.clock_ms,
+        )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

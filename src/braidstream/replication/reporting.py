@@ -1,0 +1,103 @@
+"""What a daemon tells of itself: the status that it stores in its engine, and the metrics made from that."""
+
+import os
+import socket
+import time
+from collections.abc import Iterable
+from importlib.metadata import version
+from typing import Final
+
+from braidstream.admin.daemon_status import DaemonStatus, LinkStatus, store_status
+from braidstream.observability.events import event_families
+from braidstream.observability.metrics import Family, process_families
+from braidstream.protocol.plan import Batch, Plan
+from braidstream.replication.gate import Gate
+from braidstream.replication.peer import Peer
+
+_STARTED_MS: Final = int(time.time() * 1000)
+_VERSION: Final = version("braidstream")
+
+
+def report(daemon: bytes, gate: Gate, peers: Iterable[Peer]) -> Plan[DaemonStatus]:
+    """Store the status in the own engine; the status. Two round trips."""
+    [now] = yield Batch([("TIME",)], resend=True)
+    at_ms = int(now[0]) * 1000 + int(now[1]) // 1000
+    status = DaemonStatus(
+        at_ms=at_ms,
+        started_ms=_STARTED_MS,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        version=_VERSION,
+        durability=str(gate.durability or ""),
+        held_ms=round(gate.held_s * 1000),
+        links={peer.name: peer.status(at_ms) for peer in peers},
+    )
+    yield from store_status(daemon, status)
+    return status
+
+
+def families(status: DaemonStatus | None, engine_up: bool) -> list[Family]:
+    """For /metrics. status: the last one; None before the engine was first reached."""
+    found = [
+        *process_families("daemon"),
+        *event_families(),
+        Family.gauge("braid_engine_up", "1 if the region's engine is connected.", {(): int(engine_up)}),
+    ]
+    if status is None:
+        return found
+    held = Family.gauge(
+        "braid_links_held_seconds",
+        "How long replication has waited for `durability`; 0 if it does not wait.",
+        {(): status.held_ms / 1000},
+    )
+    return [*found, held, *_link_families(status.links)]
+
+
+def _link_families(links: dict[str, LinkStatus]) -> list[Family]:
+    label = ("peer",)
+
+    def values(field: str, factor: float = 1) -> dict[tuple[str, ...], float]:
+        """What is not known is left out."""
+        known = {name: getattr(link, field) for name, link in links.items()}
+        return {(name,): value * factor for name, value in known.items() if value is not None}
+
+    up, states = dict[tuple[str, ...], float](), dict[tuple[str, ...], float]()
+    for name, link in links.items():
+        up[name,] = float(link.state == "up")
+        states[name, link.state] = 1.0
+    return [
+        Family.gauge("braid_link_up", "1 if the peer is connected.", up, label),
+        Family.gauge("braid_link_state", "The link's state as a label.", states, ("peer", "state")),
+        Family.gauge(
+            "braid_link_state_since_seconds",
+            "Since when the link has this state (Unix time).",
+            values("since_ms", 0.001),
+            label,
+        ),
+        Family.gauge(
+            "braid_link_lag_entries",
+            "Entries of this region that the peer lacks.",
+            values("lag_entries"),
+            label,
+        ),
+        Family.gauge(
+            "braid_link_lag_seconds",
+            "Age of the oldest entry of this region that the peer lacks; 0 if it lacks none.",
+            values("lag_ms", 0.001),
+            label,
+        ),
+        Family.counter("braid_link_entries_total", "Entries sent to the peer.", values("entries"), label),
+        Family.counter("braid_link_bytes_total", "Bytes of entries sent.", values("bytes"), label),
+        Family.counter(
+            "braid_link_refused_total",
+            "Changes that the peer refused (memory full, rights, ...).",
+            values("refused"),
+            label,
+        ),
+        Family.gauge(
+            "braid_link_clock_offset_seconds",
+            "How far the peer's clock is ahead of this region's, measured every minute.",
+            values("clock_ms", 0.001),
+            label,
+        ),
+    ]

@@ -1,0 +1,170 @@
+"""/metrics, /healthz and /readyz of daemons and gateways, as Prometheus and Kubernetes see them."""
+
+import os
+import signal
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.cli import braid
+from tests.support.matrix import installed
+from tests.support.servers import NEWEST, Flavour
+from tests.support.up import Up, braid_up
+from tests.support.waiting import eventually
+
+WITHIN_S = 20
+
+
+@pytest.fixture(scope="module", params=NEWEST)
+def up(request: pytest.FixtureRequest) -> Iterator[Up]:
+    with braid_up(2, installed(request.param)) as running:
+        yield running
+
+
+def get(where: str, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://{where}{path}", timeout=10) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError as error:
+        return 0, str(error)
+
+
+def metrics(where: str) -> dict[str, float]:
+    """Every sample, by its name and labels but the region's."""
+    found = {}
+    for family in text_string_to_metric_families(get(where, "/metrics")[1]):
+        for sample in family.samples:
+            labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()) if k != "region")
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+def test_a_daemon_tells_the_lag_of_each_peer(up: Up) -> None:
+    """Nothing while the peer follows; entries and seconds while it cannot be reached; nothing after that."""
+    where, peer = up.metrics[1], "{peer=region-2}"
+    with up.client(1) as client:
+        for number in range(5):
+            client.xadd("orders", {"n": number})
+        eventually(
+            lambda: (
+                metrics(where).get(f"braid_link_entries_total{peer}") == 5
+                and metrics(where).get(f"braid_link_lag_entries{peer}") == 0
+            ),
+            within_s=WITHIN_S,
+            why="the peer has all entries",
+        )
+        seen = metrics(where)
+        assert seen[f"braid_link_up{peer}"] == 1
+        assert seen[f"braid_link_bytes_total{peer}"] > 5
+        assert seen["braid_engine_up"] == 1
+        with redis.Redis.from_url(up.urls[2]) as engine:
+            pid = int(engine.info("server")["process_id"])
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            for number in range(7):
+                client.xadd("orders", {"n": number})
+            eventually(
+                lambda: (
+                    metrics(where)[f"braid_link_up{peer}"] == 0
+                    and metrics(where)[f"braid_link_lag_entries{peer}"] == 7
+                    and metrics(where)[f"braid_link_lag_seconds{peer}"] > 1
+                ),
+                within_s=WITHIN_S,
+                why="the peer lacks 7 entries",
+            )
+            assert get(where, "/readyz")[0] == 200, "a peer that is down does not make the daemon unready"
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        eventually(
+            lambda: (
+                metrics(where)[f"braid_link_lag_entries{peer}"] == 0
+                and metrics(where)[f"braid_link_lag_seconds{peer}"] == 0
+                and metrics(where)[f"braid_link_up{peer}"] == 1
+            ),
+            within_s=WITHIN_S,
+            why="the peer caught up",
+        )
+
+
+def test_a_gateway_counts_commands_latencies_and_errors(up: Up) -> None:
+    host, port = up.gateways[1].split(":")
+    with redis.Redis(host, int(port)) as client:
+        for number in range(20):
+            client.xadd("sales", {"n": number})
+        pipe = client.pipeline(transaction=False)
+        for number in range(16):
+            pipe.xadd("sales", {"n": number})
+        pipe.execute()
+        assert client.xlen("sales") == 36
+        client.set("plain", "1")
+        with pytest.raises(redis.ResponseError):
+            client.xadd("sales", {"n": 1}, id="5-5")
+        seen = metrics(up.gateway_metrics[1])
+    assert seen["braid_gateway_commands_total{command=xadd}"] == 37
+    assert seen["braid_gateway_commands_total{command=xlen}"] == 1
+    assert seen["braid_gateway_commands_total{command=native}"] >= 1
+    assert seen["braid_gateway_errors_total{code=ERR}"] == 1
+    timed = sum(
+        seen[f"braid_gateway_command_duration_seconds_count{{way={way}}}"] for way in ("append", "plan")
+    )
+    assert timed == 38
+    assert seen["braid_gateway_clients"] == 1
+
+
+def test_both_are_unready_and_healthy_while_their_engine_is_dead(flavour: Flavour) -> None:
+    with braid_up(1, flavour) as up:
+        _kill_and_look(up)
+
+
+def _kill_and_look(up: Up) -> None:
+    with redis.Redis.from_url(up.urls[1]) as engine:
+        os.kill(int(engine.info("server")["process_id"]), signal.SIGKILL)
+    for where in (up.metrics[1], up.gateway_metrics[1]):
+        status, why = eventually(
+            lambda where=where: (found := get(where, "/readyz"))[0] == 503 and found,
+            within_s=WITHIN_S,
+            why="it should be unready",
+        )
+        assert status == 503
+        assert "127.0.0.1" in why
+        assert get(where, "/healthz") == (200, "ok\n")
+
+
+def test_strange_requests_are_refused_and_harm_nobody(up: Up) -> None:
+    host, port = up.metrics[1].split(":")
+
+    def send(data: bytes) -> bytes:
+        with socket.create_connection((host, int(port)), 10) as conn:
+            conn.sendall(data)
+            return conn.recv(100)
+
+    assert send(b"POST /metrics HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 405")
+    assert send(b"GET /passwd HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 404")
+    assert send(b"\x16\x03\x01 not http\r\n\r\n").startswith(b"HTTP/1.1 400")
+    assert send(b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 400")
+    assert send(b"HEAD /healthz HTTP/1.1\r\n\r\n").endswith(b"\r\n\r\n")
+    idle = [socket.create_connection((host, int(port)), 10) for _ in range(70)]
+    try:
+        assert eventually(
+            lambda: get(f"{host}:{port}", "/healthz")[0] == 200,
+            within_s=WITHIN_S,
+            why="idle ones are dropped",
+        )
+    finally:
+        for conn in idle:
+            conn.close()
+
+
+def test_an_address_that_is_taken_is_named(up: Up, tmp_path: Path) -> None:
+    done = braid("gateway", "--url", up.urls[1], "--listen", "127.0.0.1:0", "--metrics", up.metrics[1])
+    assert done.returncode == 1
+    assert f"{up.metrics[1]}: cannot listen here: Address already in use" in done.stderr
+    assert "--metrics" in done.stderr
