@@ -206,7 +206,9 @@ def test_no_secret_is_told_when_a_peer_refuses_it(pair: tuple[Engine, Engine], t
         grant(engine, ["+@all"])
     urls = [one.url, url_of(two, "link")]
     with daemon(tmp_path, urls, password="wrong-secret") as said:
-        eventually(lambda: "ERROR peer.misconfigured" in said(), within_s=WITHIN_S, why="it should be refused")
+        eventually(
+            lambda: "ERROR peer.misconfigured" in said(), within_s=WITHIN_S, why="it should be refused"
+        )
         assert "WRONGPASS" in said()
         assert "wrong-secret" not in said()
     grant(two, ["+ping"])

@@ -10,8 +10,8 @@ from braidstream.model.ids import Id
 from braidstream.observability.events import emit
 from braidstream.observability.repeated import Repeated
 from braidstream.replication.endpoint import Endpoint, reason
-from braidstream.replication.lag import Lag
 from braidstream.replication.link import Link
+from braidstream.replication.peer_lag import Lag
 from braidstream.replication.queue import Queue
 
 RESTLESS_S: Final = 5.0
