@@ -54,7 +54,7 @@ class Express:
         out, count = spliced
         slot: list[bytes] = []
         self._slots.append(slot)
-        conn.post(out, 1 + count, partial(self._appended, perf_counter(), slot, data, count, 1))
+        conn.post(out, 1 + count, partial(self._appended, self._time(), slot, data, count, 1))
         return True
 
     def run(self, commands: Iterable[Words]) -> int:
@@ -79,9 +79,14 @@ class Express:
         conn.post(
             out[0] if len(out) == 1 else b"".join(out),
             ensured + len(run),
-            partial(self._appended, perf_counter(), slot, run, len(run), ensured),
+            partial(self._appended, self._time(), slot, run, len(run), ensured),
         )
         return len(run)
+
+    def _time(self) -> float:
+        """When a run is sent; 0.0 for most single appends, because reading the clock twice costs 3 % of one."""
+        metrics = self._client.hub.metrics
+        return perf_counter() if metrics.appended >= metrics.time_from else 0.0
 
     def _open_lane(self) -> Connection | None:
         """The lane, if appends can take the short way now."""
@@ -110,7 +115,8 @@ class Express:
     ) -> None:
         client, metrics = self._client, self._client.hub.metrics
         metrics.appended += count
-        metrics.appends.observe(perf_counter() - began, count)
+        if began:
+            metrics.time_appends(began)
         if isinstance(replies, LostError):
             metrics.failed(replies)
             self._fill(slot, [error_line(replies)] * count)

@@ -8,6 +8,7 @@ Commands that wait (BLOCK, BLPOP, WAIT) are counted and not timed: their latency
 
 from collections.abc import Iterable
 from time import perf_counter
+from typing import Final
 
 from braidstream.commands.table import TABLE
 from braidstream.errors import BraidError
@@ -16,20 +17,40 @@ from braidstream.observability.metrics import Counts, Family, Histogram
 
 __all__ = ["GatewayMetrics", "perf_counter"]
 
+# One in so many single appends is timed.
+TIMED_EVERY: Final = 16
+
 _NAMES = {name: name.decode().lower() for name in TABLE}
 
 
 class GatewayMetrics:
     """See the top of the file. Everything is a plain int or float: it is updated on the hot path."""
 
-    __slots__ = ("appends", "plans", "natives", "commands", "errors", "refused", "appended")
+    __slots__ = (
+        "appends",
+        "plans",
+        "natives",
+        "commands",
+        "errors",
+        "refused",
+        "appended",
+        "time_from",
+        "_timed",
+    )
 
     def __init__(self) -> None:
         self.appends, self.plans, self.natives = Histogram(), Histogram(), Histogram()
-        self.appended = 0  # XADD on the short way
+        self.appended = self._timed = 0  # XADD on the short way
+        self.time_from = 0  # the next run after so many appends is timed
         self.commands = Counts(most=len(_NAMES) + 2)
         self.errors = Counts()
         self.refused = 0  # clients above --maxclients
+
+    def time_appends(self, began: float) -> None:
+        """A run of appends that was timed stands for those since the last one that was."""
+        self.appends.observe(perf_counter() - began, self.appended - self._timed)
+        self._timed = self.appended
+        self.time_from = self.appended + TIMED_EVERY
 
     def count(self, words: Words) -> None:
         """By name; those that pass to the engine together, so that nobody can make up new names."""

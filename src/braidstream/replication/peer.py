@@ -74,6 +74,7 @@ class Peer:
         now = _now()
         self.link, self.state, self.since_s, self.why = link, "up", now, ""
         self.lag.writer = link.here.writer
+        self._refusals.over(now)
         emit("link.up", peer=self.name, **self._trouble.over(now))
 
     def down(self, error: Exception, own: Endpoint) -> None:

@@ -1,0 +1,31 @@
+"""Trouble that goes on fills no log."""
+
+import logging
+
+import pytest
+
+from braidstream.observability.repeated import Repeated
+
+
+def test_the_same_trouble_is_one_line_a_minute_with_a_count(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "braidstream")
+    trouble = Repeated()
+    for second in range(125):
+        trouble.tell("link.lost", 1000.0 + second, peer="eu", why=f"127.0.0.1:{40000 + second} refused")
+    assert caplog.messages == [
+        'link.lost peer=eu why="127.0.0.1:40000 refused"',
+        'link.lost peer=eu why="127.0.0.1:40060 refused" times=61 down_s=60',
+        'link.lost peer=eu why="127.0.0.1:40120 refused" times=121 down_s=120',
+    ]
+    assert trouble.over(1130.0) == {"times": 125, "down_s": 130.0}
+    assert trouble.over(1131.0) == {}
+
+
+def test_another_reason_is_logged_at_once_but_not_more_than_one_a_second(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "braidstream")
+    trouble = Repeated()
+    for tenth in range(20):
+        trouble.tell("link.refused", 1000.0 + tenth / 10, peer="eu", why="OOM" if tenth % 2 else "NOPERM")
+    assert len(caplog.messages) == 2
