@@ -84,7 +84,7 @@ class Express:
         return len(run)
 
     def _time(self) -> float:
-        """When a run is sent; 0.0 for most single appends, because reading the clock twice costs 3 % of one."""
+        """When a run is sent; 0.0 for most single appends, because reading the clock twice costs 3 %."""
         metrics = self._client.hub.metrics
         return perf_counter() if metrics.appended >= metrics.time_from else 0.0
 

@@ -171,8 +171,11 @@ class Daemon:
         await asyncio.gather(*(self._measure_lag(peer) for peer in self.peers.values()))
 
     async def _measure_lag(self, peer: Peer) -> None:
-        """A peer that does not answer keeps its last figure. Its link notices soon, and tells why."""
-        with contextlib.suppress(BraidError, TimeoutError):
+        """A peer that does not answer keeps its last figure. Its link notices soon, and tells why.
+
+        Nor may a reply that nobody understands end the daemon.
+        """
+        with contextlib.suppress(Exception):
             async with asyncio.timeout(MEASURE_WITHIN_S):
                 if peer.swept and peer.lag.writer:
                     await peer.lag.measure(self.source, peer.endpoint if peer.link is not None else None)
