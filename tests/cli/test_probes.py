@@ -115,7 +115,7 @@ def test_a_gateway_counts_commands_latencies_and_errors(up: Up) -> None:
     timed = sum(
         seen[f"braid_gateway_command_duration_seconds_count{{way={way}}}"] for way in ("append", "plan")
     )
-    assert 38 - 16 < timed <= 38, "one in 16 single appends is timed, and stands for those before it"
+    assert 38 - 2 * 16 <= timed <= 38, "one in 16 single appends is timed, and stands for those before it"
     assert seen["braid_gateway_clients"] == 1
 
 
