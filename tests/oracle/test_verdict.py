@@ -97,3 +97,10 @@ def test_one_id_for_two_entries_is_minted_twice_unless_the_first_was_lost() -> N
     assert set(judge(log, final, RULES)) == {"minted twice", "lost"}
     lost = Loss(region=1, since=0.5, upto=3.0, known=frozenset())
     assert judge(log, final, RULES, [lost]) == {}
+
+
+def test_what_a_cap_removed_while_a_clock_was_wrong_is_excused() -> None:
+    log = ClientLog([add(1, "1-1", "10-1", stream="trim-0"), add(5, "1-2", "20-1", stream="trim-0")])
+    assert judge(log, {1: regions({"trim-0": [TWO]})}, RULES, stepped_until=3.0) == {}
+    assert list(judge(log, {1: regions({"trim-0": [ONE]})}, RULES, stepped_until=3.0)) == ["lost"]
+    assert names(log, regions({"trim-0": [TWO]})) == ["lost"]

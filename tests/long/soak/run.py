@@ -47,7 +47,7 @@ def soak(
             quiet = _quiet(sites, traffic)
             took_s = time.monotonic() - began
         finals = {number: _final(sites[number]) for number in sites}
-        judged = verdict.judge(traffic.log, finals, RULES, sites.losses)
+        judged = verdict.judge(traffic.log, finals, RULES, sites.losses, sites.stepped_until)
         anomalies = [
             *quiet,
             *sites.faults_of_ours(),

@@ -17,6 +17,7 @@ import redis
 import braidstream
 from braidstream import lua as functions
 from braidstream.admin.membership import initialise, meet
+from braidstream.model.ids import CLOCK_BOUND_MS
 from tests.long.soak.faults import Fault
 from tests.long.soak.pair import Pair
 from tests.oracle.client_log import Loss
@@ -121,6 +122,7 @@ class Sites:
     def __init__(self, flavour: Flavour, folder: Path, regions: int = 3) -> None:
         self.all = {number: Site(number, flavour, folder) for number in range(1, regions + 1)}
         self.losses: list[Loss] = []
+        self.stepped_until = 0.0
         self._hurt_at: dict[Fault, float] = {}
 
     def __getitem__(self, number: int) -> Site:
@@ -207,6 +209,8 @@ class Sites:
                 site.pair.take_writes()
             case "clock stepped":
                 site.step_clock(0.0)
+                if abs(fault.step_s) * 1000 > CLOCK_BOUND_MS:
+                    self.stepped_until = time.monotonic()
             case "replica promoted":
                 with self._losing(site, self._hurt_at[fault]):
                     site.pair.promote(kill=True)
