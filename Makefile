@@ -62,6 +62,9 @@ lake-scale: ## 10,000,000 entries archived, viewed, replayed, audited, compacted
 kill-spark: ## 144 SIGKILLs of Spark's workers, JVM and driver: every cell of the crash matrix, in random order
 	BRAID_KILLS=144 $(PYTHON) -m pytest -q -s tests/spark/test_kill.py -k matrix --timeout 0 -n 0
 
+kill-consumers: ## 100,000 entries, 8 consumer processes that raise, hang and kill themselves, and engine restarts
+	BRAID_ENTRIES=$(or $(ENTRIES),100000) $(PYTHON) -m pytest -q -s tests/long/test_consumers.py --timeout 0 -n 0
+
 differential: ## a million random commands, braidstream against the bare engine
 	BRAID_COMMANDS=1000000 $(PYTHON) -m pytest -q -s tests/long/test_differential.py --timeout 0 -n 2
 
