@@ -170,7 +170,7 @@ def test_with_prefetch_everything_is_handled_or_has_failed_often_enough(
     entries, seen, dead = run(durable, tmp_path / "log", concurrency=4, prefetch=1000, ordered=0)
     doomed = {entry for entry, fields in entries.items() if int(fields["fate"].split()[1]) >= RETRIES}
     assert doomed <= dead, f"seed {SEED}"
-    # Others may be dead only if their processes died in as many of their attempts, before the acknowledgement;
+    # Others may be dead only if their processes died in so many attempts, before the acknowledgement;
     # in one of them perhaps between the counting and the start.
     too_early = {entry: seen[entry] for entry in dead if len(seen[entry].starts) < RETRIES - 1}
     assert too_early == {}, f"seed {SEED}"

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from braidstream import __version__
-from braidstream.cli import compact, gateway, init, region, replicate, spark, tune, up
+from braidstream.cli import compact, dead, gateway, init, region, replicate, spark, tune, up
 from braidstream.cli.secret import UrlCommand
 
 app = typer.Typer(
@@ -35,6 +35,7 @@ app.command("gateway", cls=UrlCommand)(gateway.gateway)
 app.command("replicate")(replicate.replicate)
 app.command("up")(up.up)
 spark.app.command("compact", cls=UrlCommand)(compact.compact)
+app.add_typer(dead.app, name="dead")
 app.add_typer(region.app, name="region")
 app.add_typer(spark.app, name="spark")
 app.add_typer(tune.app, name="tune")

@@ -10,9 +10,13 @@
 Then the fields of the entry follow, as they were.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+from braidstream.clients.shared import Conversation
+from braidstream.consumers.spoken import ViewOf, command, in_one_step
+from braidstream.protocol.plan import Plan
 
 _PREFIX: Final = b"dead."
 _NAMES: Final = ("stream", "id", "group", "consumer", "attempts", "reason")
@@ -52,3 +56,49 @@ def parse(words: Sequence[bytes]) -> DeadLetter | None:
     )
     number = int(attempts) if attempts.isdecimal() else 0
     return DeadLetter(stream, id, group, consumer, number, reason, tuple(words[2 * len(_NAMES) :]))
+
+
+# A dead letter with its ID, among all entries of a stream; None for an entry that is none.
+Found = tuple[bytes, DeadLetter | None]
+
+
+def page(stream: str, low: str, high: str, most: int) -> Conversation[list[Found]]:
+    """Dead letters between two IDs."""
+
+    def plan(view_of: ViewOf) -> Plan[list[Found]]:
+        rows = yield from command(view_of, "XRANGE", stream, low, high, "COUNT", most)
+        return [(entry, parse(words)) for entry, words in rows]
+
+    return plan
+
+
+def last_id(stream: str) -> Conversation[str | None]:
+    """The ID of the newest dead letter."""
+
+    def plan(view_of: ViewOf) -> Plan[str | None]:
+        rows = yield from command(view_of, "XREVRANGE", stream, "+", "-", "COUNT", 1)
+        return rows[0][0].decode() if rows else None
+
+    return plan
+
+
+def retry(
+    stream: str, letters: Iterable[tuple[bytes, DeadLetter]], to: str | None
+) -> Conversation[list[str]]:
+    """Append entries to their streams again, or to another one, and delete their dead letters, in one step.
+    Returns the new IDs."""
+    commands = list[list[bytes]]()
+    for entry, letter in letters:
+        commands.append([b"XADD", (to or letter.stream).encode(), b"*", *letter.words])
+        commands.append([b"XDEL", stream.encode(), entry])
+
+    def plan(view_of: ViewOf) -> Plan[list[str]]:
+        replies = yield from in_one_step(view_of, commands)
+        return [entry.decode() for entry in replies[::2]]
+
+    return plan
+
+
+def drop(stream: str, entries: Sequence[bytes]) -> Conversation[int]:
+    """Delete dead letters. Returns how many there were."""
+    return lambda view_of: command(view_of, "XDEL", stream, *entries)

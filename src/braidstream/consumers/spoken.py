@@ -1,10 +1,14 @@
-"""One command of a consumer, as the plan of its reply in bytes."""
+"""Commands of a consumer, as plans of their replies in bytes."""
 
 from collections.abc import Callable
 from typing import Any
 
 from braidstream.commands.table import TABLE
+from braidstream.errors import ReplyError
+from braidstream.net.reply_shape import resp2
+from braidstream.protocol import gather
 from braidstream.protocol.carry import Carriage
+from braidstream.protocol.gather import Queued
 from braidstream.protocol.plan import Plan
 from braidstream.protocol.stream_view import View
 
@@ -15,3 +19,16 @@ ViewOf = Callable[[Carriage | None], View]
 def command(view_of: ViewOf, *words: bytes | str | int) -> Plan[Any]:
     argv = [word if isinstance(word, bytes) else str(word).encode() for word in words]
     return TABLE[argv[0]].plan(view_of(None), argv)
+
+
+def in_one_step(view_of: ViewOf, commands: list[list[bytes]]) -> Plan[list[Any]]:
+    """All commands in one MULTI; the first error among their replies is raised."""
+    queued = [Queued(argv, TABLE[argv[0]], argv) for argv in commands]
+    if queued:
+        yield from gather.transaction(
+            lambda: view_of(Carriage(pipelined=True, in_multi=True)), queued, resp2, watching=False
+        )
+    for item in queued:
+        if isinstance(item.result, ReplyError):
+            raise item.result
+    return [item.result for item in queued]

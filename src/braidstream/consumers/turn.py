@@ -13,19 +13,14 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from braidstream.clients.shared import Conversation
-from braidstream.commands.table import TABLE
 from braidstream.consumers.dead_letters import DeadLetter
 from braidstream.consumers.held import Held, Work
 from braidstream.consumers.in_hand import InHand
 from braidstream.consumers.order_scan import OrderScan
 from braidstream.consumers.settings import Settings
-from braidstream.consumers.spoken import ViewOf, command
+from braidstream.consumers.spoken import ViewOf, command, in_one_step
 from braidstream.errors import ReplyError
-from braidstream.net.reply_shape import resp2
 from braidstream.observability.events import emit
-from braidstream.protocol import gather
-from braidstream.protocol.carry import Carriage
-from braidstream.protocol.gather import Queued
 from braidstream.protocol.plan import Plan
 
 # IDs in one command, and dead letters in one MULTI.
@@ -131,21 +126,14 @@ class Turns:
         for held, _ in part:
             rows = yield from self._pending(view_of, held.stream, held.id, held.id, 1)
             mine |= {held.place for row in rows if row[1] == self.settings.name.encode()}
-        queued = list[Queued]()
+        commands = list[list[bytes]]()
         for held, reason in part:
             if held.place in mine:
                 letter = self._letter(held, reason)
-                argv = [b"XADD", self.settings.dead_stream(letter.stream).encode(), b"*", *letter.to_words()]
-                queued.append(Queued(argv, TABLE[b"XADD"], argv))
-                argv = [b"XACK", held.stream, self.settings.group.encode(), held.id]
-                queued.append(Queued(argv, TABLE[b"XACK"], argv))
-        if queued:
-            yield from gather.transaction(
-                lambda: view_of(Carriage(pipelined=True, in_multi=True)), queued, resp2, watching=False
-            )
-            for item in queued:
-                if isinstance(item.result, ReplyError):
-                    raise item.result
+                where = self.settings.dead_stream(letter.stream).encode()
+                commands.append([b"XADD", where, b"*", *letter.to_words()])
+                commands.append([b"XACK", held.stream, self.settings.group.encode(), held.id])
+        yield from in_one_step(view_of, commands)
         for held, _ in part:
             self.hand.forget(held)
         buried = {held for held, _ in part}

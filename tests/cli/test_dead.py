@@ -1,0 +1,76 @@
+"""`braid dead` as an operator runs it."""
+
+import json
+
+import pytest
+
+import braidstream
+from braidstream.consumers.dead_letters import DeadLetter
+from tests.support.cli import braid
+from tests.support.servers import NEWEST, Engine
+
+pytestmark = pytest.mark.parametrize("flavour", NEWEST, indirect=True)
+
+
+@pytest.fixture
+def letters(region: braidstream.Redis) -> list[str]:
+    """Three dead letters: of two groups, one of them with bytes and a field that occurs twice."""
+    found = []
+    for number, group, reason in ((1, "billing", "ValueError: no"), (2, "billing", "TimeoutError: late")):
+        letter = DeadLetter("orders", f"{number}-1", group, "w", 5, reason, (b"order", b"%d" % number))
+        found.append(region.execute_command("XADD", "orders.dead", "*", *letter.to_words()))
+    odd = DeadLetter("orders", "3-1", "mail", "w", 1, "rejected: odd", (b"a", b"\xff", b"a", b"2"))
+    found.append(region.execute_command("XADD", "orders.dead", "*", *odd.to_words()))
+    region.xadd("orders.dead", {"no": "dead letter"})
+    return found
+
+
+def run(engine: Engine, *words: str, code: int = 0) -> str:
+    done = braid("dead", *words, "--url", engine.url)
+    assert (done.returncode, done.stderr) == (code, ""), done
+    return done.stdout
+
+
+def test_list_shows_dead_letters_and_leaves_out_other_entries(engine: Engine, letters: list[str]) -> None:
+    lines = run(engine, "list", "orders.dead").splitlines()
+    assert [line.split()[0] for line in lines[1:]] == letters
+    assert lines[1].split() == [letters[0], "orders", "1-1", "billing", "5", "ValueError:", "no"]
+    told = json.loads(run(engine, "list", "orders.dead", "--reason", "Timeout", "--json"))
+    assert [each["id"] for each in told["letters"]] == [letters[1]]
+    told = json.loads(run(engine, "list", "orders.dead", "--group", "mail", "--count", "1", "--json"))
+    assert [each["original"] for each in told["letters"]] == ["3-1"]
+    assert run(engine, "list", "nothing") == "nothing has no dead letters.\n"
+
+
+def test_show_prints_the_entry_and_says_if_there_is_none(engine: Engine, letters: list[str]) -> None:
+    assert run(engine, "show", "orders.dead", letters[2]).splitlines()[-2:] == ["  a = \\xff", "  a = 2"]
+    assert run(engine, "show", "orders.dead", "5-5", code=1) == "orders.dead has no dead letter 5-5.\n"
+
+
+def test_retry_appends_the_entry_as_it_was_and_deletes_the_letter(
+    engine: Engine, region: braidstream.Redis, letters: list[str]
+) -> None:
+    assert run(engine, "retry", "orders.dead", letters[0]) == "1 retried.\n"
+    assert [fields for _, fields in region.xrange("orders")] == [{"order": "1"}]
+    assert run(engine, "retry", "orders.dead", "--all", "--to", "again") == "2 retried.\n"
+    with engine.client() as bare, braidstream.Redis.from_url(engine.url) as client:
+        assert bare.ping()
+        assert [fields for _, fields in client.xrange("again")] == [{b"order": b"2"}, {b"a": b"2"}]
+    assert [fields for _, fields in region.xrange("orders.dead")] == [{"no": "dead letter"}]
+    assert run(engine, "retry", "orders.dead", letters[0], code=1).startswith(
+        "orders.dead has no dead letter"
+    )
+
+
+def test_drop_deletes_letters(engine: Engine, region: braidstream.Redis, letters: list[str]) -> None:
+    assert run(engine, "drop", "orders.dead", letters[0], letters[1]) == "2 dropped.\n"
+    assert run(engine, "drop", "orders.dead", "--all") == "1 dropped.\n"
+    assert region.xlen("orders.dead") == 1
+    assert region.exists("orders") == 0
+
+
+def test_ids_or_all_must_be_given(engine: Engine, letters: list[str]) -> None:
+    for words in (["drop", "orders.dead"], ["retry", "orders.dead", letters[0], "--all"]):
+        done = braid("dead", *words, "--url", engine.url)
+        assert done.returncode == 2
+        assert "--all" in done.stderr
