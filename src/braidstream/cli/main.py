@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from braidstream import __version__
-from braidstream.cli import compact, dead, gateway, init, region, replicate, spark, tune, up
+from braidstream.cli import adopt, compact, dead, gateway, init, region, replicate, spark, tune, up
 from braidstream.cli.secret import UrlCommand
 
 app = typer.Typer(
@@ -31,6 +31,7 @@ def braid(
 
 
 app.command("init", cls=UrlCommand)(init.init)
+app.command("adopt", cls=UrlCommand)(adopt.adopt)
 app.command("gateway", cls=UrlCommand)(gateway.gateway)
 app.command("replicate")(replicate.replicate)
 app.command("up")(up.up)

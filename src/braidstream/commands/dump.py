@@ -156,7 +156,7 @@ def _restore_stream(view: View, argv: Argv, replace: bool) -> Plan[bool]:
         attempt=True,
     )
     registry = view.learn(name, reply)
-    busy = not replace and (taken or registry.exists)
+    busy = not replace and ((taken and not registry.fenced) or registry.exists)
     if not isinstance(kind, ReplyError) and kind != b"stream" and argv[3][0] not in _STREAM:
         yield Batch([("UNWATCH",), ("UNLINK", aside)])
         return False

@@ -16,7 +16,7 @@ from braidstream.model.meta import Registry
 from braidstream.protocol import braid
 from braidstream.protocol.braid import delete_command
 from braidstream.protocol.identify import INFO_CLUSTER, is_cluster
-from braidstream.protocol.lookup import WRONGTYPE, registry_of
+from braidstream.protocol.lookup import FENCE_TYPE, WRONGTYPE, read_registry, registry_of
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
 
@@ -28,6 +28,8 @@ _NO_OPTION: Final = b"MAY-I"
 _PICKS, _PICKED = 3, 20
 # Keys per round trip.
 _PAGE: Final = 1_000
+# How many streams and how many fences.
+Counts = tuple[int, int]
 OBJECT: Final = {b"HELP": (2, 2), **dict.fromkeys((b"ENCODING", b"FREQ", b"IDLETIME", b"REFCOUNT"), (3, 3))}
 
 
@@ -38,8 +40,8 @@ def delete(view: View, argv: Argv) -> Plan[int]:
     the plain keys deletes no stream.
     """
     if not is_deleted_at_once(view, argv):
-        plain, streams = yield from _delete(view, argv[1:], [tuple(argv)])
-        return int(plain[0]) + streams
+        plain, (streams, fences) = yield from _delete(view, argv[1:], [tuple(argv)])
+        return max(int(plain[0]) - fences, 0) + streams
     cached = [(name, view.recall(name)) for name in dict.fromkeys(argv[1:])]
     commands = [
         delete_command(name, known, view.region.journal_writer, argv[0])
@@ -54,7 +56,8 @@ def delete(view: View, argv: Argv) -> Plan[int]:
         for name, _ in cached:
             view.forget(name)
         raise replies[0]
-    return int(replies[0]) + (yield from _deleted(view, cached, replies[1:]))
+    streams, fences = yield from _deleted(view, cached, replies[1:])
+    return max(int(replies[0]) - fences, 0) + streams
 
 
 def is_deleted_at_once(view: View, argv: Argv) -> bool:
@@ -63,13 +66,13 @@ def is_deleted_at_once(view: View, argv: Argv) -> bool:
     return view.carriage.is_all_or_nothing or len(argv) == 2
 
 
-def _delete(view: View, names: Iterable[bytes], native: list[Command]) -> Plan[tuple[list[Any], int]]:
+def _delete(view: View, names: Iterable[bytes], native: list[Command]) -> Plan[tuple[list[Any], Counts]]:
     """Native commands, then the deletion of every name that is a stream: (replies, how many were)."""
     distinct = list(dict.fromkeys(names))
     replies = yield Batch([*native, *map(registry_of, distinct)])
     plain, registries = replies[: len(native)], replies[len(native) :]
     found = [(name, view.learn(name, reply)) for name, reply in zip(distinct, registries, strict=True)]
-    existing = [(name, registry) for name, registry in found if registry.exists]
+    existing = [(name, registry) for name, registry in found if registry.exists or registry.fenced]
     commands = [delete_command(name, registry, view.region.journal_writer) for name, registry in existing]
     for name in distinct:
         view.expect_deleted(name)
@@ -77,39 +80,51 @@ def _delete(view: View, names: Iterable[bytes], native: list[Command]) -> Plan[t
     return plain, (yield from _deleted(view, existing, answers))
 
 
-def _deleted(view: View, cached: list[tuple[bytes, Registry]], answers: list[Any]) -> Plan[int]:
-    """How many streams were deleted. If a registry was missing or stale in the cache, delete again."""
-    streams = 0
+def _deleted(view: View, cached: list[tuple[bytes, Registry]], answers: list[Any]) -> Plan[Counts]:
+    """How many streams were deleted, and how many fences. If a registry was missing or stale in the cache,
+    delete again."""
+    streams = fences = 0
     for (name, known), reply in zip(cached, answers, strict=True):
+        if isinstance(reply, int):
+            streams += reply
+            fences += known.fenced
+            continue
         if isinstance(reply, ReplyError):
             view.forget(name)
             if reply.code != "BSSTALE":
                 raise reply
+            registry = yield from read_registry(view.alone(), name)
+        else:
+            registry = view.learn(name, reply)
+        fences += registry.fenced
+        if registry.exists or registry.fenced:
             streams += yield from braid.delete(view, name)
-        elif known.exists:
-            streams += reply
-        elif view.learn(name, reply).exists:
-            streams += yield from braid.delete(view, name)
-    return streams
+    return streams, fences
 
 
-Found = tuple[Any, dict[bytes, bool]]
+Found = tuple[Any, dict[bytes, Registry]]
 
 
 def _look(names: Iterable[bytes], native: Command | None = None, *, writes: bool = False) -> Plan[Found]:
-    """A native command, and whether each name is a stream. One round trip."""
+    """A native command, and the registry of each name. One round trip."""
     distinct = list(dict.fromkeys(names))
     first: list[Command] = [] if native is None else [native]
     replies = yield Batch([*first, *map(registry_of, distinct)], resend=not writes)
     plain = replies.pop(0) if native is not None else None
-    found = {name: Registry.parse(name, reply).exists for name, reply in zip(distinct, replies, strict=True)}
-    return plain, found
+    return plain, _parsed(distinct, replies)
+
+
+def _parsed(names: list[bytes], replies: list[Any]) -> dict[bytes, Registry]:
+    return {name: Registry.parse(name, reply) for name, reply in zip(names, replies, strict=True)}
 
 
 def count_existing(view: View, argv: Argv) -> Plan[int]:
     """EXISTS: a name that is repeated counts twice."""
-    plain, streams = yield from _look(argv[1:], tuple(argv))
-    return int(plain) + sum(streams[name] for name in argv[1:])
+    names = list(dict.fromkeys(argv[1:]))
+    counts: list[Command] = [(argv[0], name) for name in names]
+    replies = yield Batch([*counts, *map(registry_of, names)], resend=True)
+    plain, found = dict(zip(names, replies, strict=False)), _parsed(names, replies[len(names) :])
+    return sum(found[name].exists or (bool(plain[name]) and not found[name].fenced) for name in argv[1:])
 
 
 def touch(view: View, argv: Argv) -> Plan[int]:
@@ -119,35 +134,44 @@ def touch(view: View, argv: Argv) -> Plan[int]:
 
 def kind(view: View, argv: Argv) -> Plan[bytes]:
     """TYPE key."""
-    plain, streams = yield from _look(argv[1:], tuple(argv))
-    return b"stream" if streams[argv[1]] else plain
+    plain, found = yield from _look(argv[1:], tuple(argv))
+    if found[argv[1]].exists:
+        return b"stream"
+    return b"none" if plain == FENCE_TYPE and found[argv[1]].fenced else plain
 
 
 def time_to_live(view: View, argv: Argv) -> Plan[int]:
     """TTL, PTTL, EXPIRETIME, PEXPIRETIME: -1 for a stream, which never expires."""
-    plain, streams = yield from _look(argv[1:], tuple(argv))
-    return -1 if streams[argv[1]] else plain
+    plain, found = yield from _look(argv[1:], tuple(argv))
+    if found[argv[1]].fenced and not found[argv[1]].exists:
+        return -2
+    return -1 if found[argv[1]].exists else plain
 
 
 def persist(view: View, argv: Argv) -> Plan[int]:
     """PERSIST: 0 for a stream, which has no time to live."""
-    plain, streams = yield from _look(argv[1:], tuple(argv), writes=True)
-    return 0 if streams[argv[1]] else plain
-
-
-def _only_plain(argv: Argv, why: str, instead: str) -> Plan[Any]:
-    plain, streams = yield from _look(argv[1:2], tuple(argv), writes=True)
-    if streams[argv[1]]:
-        raise RefusedError(argv[0].decode("ascii", "replace").upper(), why, instead)
-    return plain
+    plain, found = yield from _look(argv[1:], tuple(argv), writes=True)
+    return 0 if found[argv[1]].exists else plain
 
 
 def expire(view: View, argv: Argv) -> Plan[Any]:
     """EXPIRE, PEXPIRE, EXPIREAT, PEXPIREAT: refused on a stream."""
     if _is_past(argv):
         view.carriage.expect_no_plain_key(argv[1])
+    if view.region.adopted and (yield from read_registry(view, argv[1])).fenced:
+        if view.recall(argv[1]).exists:  # the plain key is its fence, which must not expire
+            raise _expires_not(argv)
+        return 0
+    plain, found = yield from _look(argv[1:2], tuple(argv), writes=True)
+    if found[argv[1]].exists:
+        raise _expires_not(argv)
+    return plain
+
+
+def _expires_not(argv: Argv) -> RefusedError:
     why = "an expired stream would forget its last ID and generate the same IDs again"
-    return (yield from _only_plain(argv, why, "Use XTRIM MINID to drop old entries, or DEL"))
+    instead = "Use XTRIM MINID to drop old entries, or DEL"
+    return RefusedError(argv[0].decode("ascii", "replace").upper(), why, instead)
 
 
 def _is_past(argv: Argv) -> bool:
@@ -165,15 +189,15 @@ def overwrite(view: View, argv: Argv) -> Plan[Any]:
     """SET, SETEX, PSETEX of a name that is a stream: the stream is deleted. Not one step."""
     only_new = argv[0].upper() == b"SET" and b"NX" in map(option, argv[3:])
     native = tuple(word for at, word in enumerate(argv) if at < 3 or option(word) != b"XX")
-    streams = (yield from _look(argv[1:2]))[1]
-    if not streams[argv[1]]:
+    is_stream = (yield from _look(argv[1:2]))[1][argv[1]].exists
+    if not is_stream:
         native = tuple(argv)
     elif returns_old_value(argv):
         fail(WRONGTYPE)
     elif only_new:
         return None
     [reply] = yield Batch([native])
-    if streams[argv[1]] and reply is not None:
+    if is_stream and reply is not None:
         yield from braid.delete(view, argv[1])
     return reply
 
@@ -194,6 +218,8 @@ def describe(view: View, argv: Argv) -> Plan[Any]:
     registry = view.learn(argv[2], replies.pop())
     if registry.is_log and registry.exists and option(argv[1]) == b"ENCODING":
         return b"log"
+    if registry.fenced:
+        replies[0] = None
     if replies[0] is None and any(strand not in strands for strand in registry.strands):
         replies = yield Batch([(*argv[:2], strand.key) for strand in registry.strands], resend=True)
     return next((reply for reply in replies if reply is not None), None)
@@ -216,7 +242,7 @@ def _existing(names: Iterable[bytes]) -> Plan[list[bytes]]:
     if not wanted:
         return []
     _, found = yield from _look(wanted)
-    return [name for name in wanted if found[name]]
+    return [name for name in wanted if found[name].exists]
 
 
 def _refuse_cluster(argv: Argv, info: Any = None) -> Plan[None]:
@@ -234,8 +260,10 @@ def list_keys(view: View, argv: Argv) -> Plan[list[bytes]]:
     plain, metas = yield Batch([("KEYS", argv[1]), ("KEYS", keys.META + b"*")], resend=True)
     matches = matcher(argv[1])
     names = [name for key in metas if (name := keys.name_of_meta(key)) is not None and matches(name)]
-    streams = yield from _existing(names)
-    return [key for key in plain if not keys.is_ours(key)] + streams
+    found = (yield from _look(names))[1] if names else {}
+    hidden = {name for name, registry in found.items() if registry.exists or registry.fenced}
+    streams = [name for name, registry in found.items() if registry.exists]
+    return [key for key in plain if key not in hidden and not keys.is_ours(key)] + streams
 
 
 def pick_key(view: View, argv: Argv) -> Plan[bytes | None]:
@@ -265,9 +293,10 @@ def hidden_keys() -> Plan[tuple[set[bytes], int]]:
         )
         fresh = {key for key in found if keys.is_ours(key)} - ours
         ours |= fresh
-        streams.update(
-            (yield from _existing(name for key in fresh if (name := keys.name_of_meta(key)) is not None))
-        )
+        names = [name for key in fresh if (name := keys.name_of_meta(key)) is not None]
+        registries = (yield from _look(names))[1] if names else {}
+        streams.update(name for name, registry in registries.items() if registry.exists)
+        ours.update(name for name, registry in registries.items() if registry.fenced)
         if integer(cursor) == 0:
             return ours, len(streams)
 
@@ -305,6 +334,9 @@ def scan(view: View, argv: Argv) -> Plan[list[Any]]:
     matches, wanted = matcher(options.get(b"MATCH", b"*")), options.get(b"TYPE")
     names = [name for key in listed if (name := keys.name_of_meta(key)) is not None and matches(name)]
     plain = [key for key in listed if not keys.is_ours(key) and matches(key)]
+    if view.region.adopted and plain:
+        registries = (yield from _look(plain))[1]
+        plain = [key for key in plain if not registries[key].fenced]
     if wanted is not None:
         types = yield Batch([("TYPE", key) for key in plain], resend=True)
         plain = [key for key, type_ in zip(plain, types, strict=True) if type_.lower() == wanted.lower()]

@@ -1,4 +1,4 @@
-"""Stream commands on native streams: streams of the engine that nobody has adopted (admin/adopt.py).
+"""Stream commands on native streams: streams of the engine that nobody has adopted (admin/adoption.py).
 
     XADD orders ...   --- is `orders` known as a native stream?  --yes-->  the command, unchanged
                       `-- no: the plan. WRONGTYPE?  --> look; if it is a native stream, start again

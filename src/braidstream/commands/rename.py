@@ -124,7 +124,7 @@ def _copy(view: View, source: bytes, target: bytes, *, move: bool, replace: bool
             [("WATCH", target), watch, registry_of(source), registry_of(target), ("EXISTS", target)]
         )
         here, there = view.learn(source, replies[2]), view.learn(target, replies[3])
-        if not replace and (replies[4] or there.exists):
+        if not replace and ((replies[4] and not there.fenced) or there.exists):
             yield Batch([("UNWATCH",)])
             return False
         if not here.exists:
@@ -144,6 +144,8 @@ def _copy(view: View, source: bytes, target: bytes, *, move: bool, replace: bool
         view.forget(target)
         view.forget(source)
         if done:
+            if move and here.fenced:
+                yield Batch([("UNLINK", source)])
             return True
     yield Batch([("UNLINK", aside)])
     fail_changing(source)

@@ -30,6 +30,8 @@ from braidstream.protocol.stream_view import View
 
 # A blocked reader returns to us after this time, to find strands of regions that joined meanwhile.
 BLOCK_SLICE_MS: Final = 60_000
+# An adoption may be undone: then the engine does not wake the reader.
+UNDO_SLICE_MS: Final = 5_000
 # From this COUNT on, a range over several strands does not read COUNT entries of each strand.
 MANY: Final = 50
 
@@ -230,15 +232,21 @@ def _start_again(view: View, starts: Starts, error: ReplyError) -> Plan[Starts]:
     """The same positions after a native stream was adopted: its key is another. Else the error."""
     if error.code != "WRONGTYPE":
         raise error
+    changed = yield from _refreshed(view, starts)
+    if changed == starts:
+        raise error
+    return changed
+
+
+def _refreshed(view: View, starts: Starts) -> Plan[Starts]:
+    """The same positions in the strands that there are by now."""
     strands = yield from _find_all(view, [name for name, _, _ in starts])
     changed: Starts = []
     for name, frontier, position in starts:
-        if _is_native(frontier) == _is_native(strands[name]):
-            changed.append((name, _joined(frontier, strands[name], position), position))
-        else:
+        if strands[name] and _is_native(frontier) != _is_native(strands[name]):
             changed.append((name, Frontier.below(position, strands[name]), position))
-    if changed == starts:
-        raise error
+        else:
+            changed.append((name, _joined(frontier, strands[name], position), position))
     return changed
 
 
@@ -353,7 +361,10 @@ def _wait(view: View, spec: Read, starts: Starts) -> Plan[list[Any] | None]:
     assert spec.block_ms is not None
     left = spec.block_ms
     while True:
-        turn = BLOCK_SLICE_MS if not spec.block_ms else min(left, BLOCK_SLICE_MS)
+        longest = BLOCK_SLICE_MS
+        if not view.region.journal_writer and any(view.recall(name).fenced for name in spec.names):
+            longest = UNDO_SLICE_MS
+        turn = min(left, longest) if spec.block_ms else longest
         waited = [_with_possible(view, *start) for start in starts]
         try:
             [reply] = yield Batch([_xread(spec, waited, turn)], resend=True, block_ms=turn)
@@ -365,11 +376,7 @@ def _wait(view: View, spec: Read, starts: Starts) -> Plan[list[Any] | None]:
             left -= turn
         if found is not None or (spec.block_ms and left <= 0):
             return found
-        strands = yield from _find_all(view, spec.names)
-        starts = [
-            (name, _joined(frontier, strands[name], position), position)
-            for name, frontier, position in starts
-        ]
+        starts = yield from _refreshed(view, starts)
 
 
 def _joined(frontier: Frontier, strands: tuple[Strand, ...], position: Id) -> Frontier:

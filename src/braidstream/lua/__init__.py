@@ -24,7 +24,8 @@ VERSION: Final = 8
 NAME: Final = "braidstream"
 _PARTS: Final = (
     *("rights", "id", "meta", "clock", "vector", "strand", "chosen", "settings", "group", "log", "braid"),
-    *("journal", "entry", "idempotence", "acks", "glance", "merge", "mend", "region", "database", "library"),
+    *("native", "journal", "entry", "idempotence", "acks", "glance", "merge", "mend", "region", "database"),
+    "library",
 )
 
 

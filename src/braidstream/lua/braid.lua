@@ -47,6 +47,8 @@ local function delete_strands(meta, writer, given)
         if not named[fields[at]] then return nil, redis.error_reply(STALE_STREAM) end
         turns[#turns + 1] = named[fields[at]]
       end
+    elseif fields[at] == META.FENCE then
+      groups[#groups + 1] = fields[at]
     elseif prefix == META.FUTURE then
       moved[name] = true
     elseif life then

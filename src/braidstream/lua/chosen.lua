@@ -81,7 +81,7 @@ local function chosen_add(keys, args)
   local meta, s, c = keys[1], keys[2], keys[3]
   local s_label, c_label, life, id, bound = args[1], args[2], args[3], args[4], args[5]
   local bell = take_bell(keys, args[8])
-  if keys[4] and redis.call('EXISTS', keys[4]) == 1 then
+  if keys[4] and is_taken(meta, keys[4]) then
     return redis.error_reply('WRONGTYPE Operation against a key holding the wrong kind of value')
   end
   local refused = logs.refused(meta, 'XADD')

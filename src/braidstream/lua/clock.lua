@@ -28,9 +28,8 @@ local function is_ahead(id, now)
 end
 
 --[[ The last ID that the home strand needs so that its next ID sorts after entry `id` of strand `label`;
-     itself not above that entry. nil if the clock is already past it, or if the entry is too far ahead. ]]
-local function floor_after(home, label, id, now)
-  if not is_ahead(id, now) then return nil end
+     itself not above that entry. ]]
+local function floor_of(home, label, id)
   local ms, seq = string.match(id, '^(%d+)-(%d+)$')
   local kind, writer = split_label(string.match(label, '^[^:]+'))
   local own = tonumber(writer_of(home))
@@ -39,6 +38,11 @@ local function floor_after(home, label, id, now)
     if tonumber(writer) >= own then return id end
     return seq == '0' and end_of_millisecond_before(ms) or ms .. '-' .. predecessor(seq)
   end
-  if tonumber(seq) < own then return end_of_millisecond_before(ms) end
+  if tonumber(seq) < own then return ms == '0' and '0-0' or end_of_millisecond_before(ms) end
   return ms .. '-' .. string.format('%.0f', math.floor((seq - own) / WRITERS))
+end
+
+-- The same; nil if the clock is already past it, or if the entry is too far ahead.
+local function floor_after(home, label, id, now)
+  if is_ahead(id, now) then return floor_of(home, label, id) end
 end

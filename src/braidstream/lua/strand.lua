@@ -204,6 +204,11 @@ local function create_refused(meta, label, bell)
   return denied(meta, unpack(needs))
 end
 
+-- Whether a plain key prevents a stream of that name. The fence of an adopted stream does not (native.lua).
+local function is_taken(meta, name)
+  return redis.call('EXISTS', name) == 1 and redis.call('HEXISTS', meta, META.FENCE) == 0
+end
+
 --[[ strand_ensure: create and register a strand before its first append, if it is missing.
      FCALL bs_strand_ensure n <meta> <strand> [<name>] [<bell>] <label> [<stamp>]
      Returns 1 if it was created, 0 if it existed. BSSTALE if the stream has groups and the bell is stale.
@@ -217,7 +222,7 @@ local function strand_ensure(keys, args)
     return 0
   end
   local bell = take_bell(keys, args[2] or '')
-  if keys[3] and redis.call('EXISTS', keys[3]) == 1 then
+  if keys[3] and is_taken(meta, keys[3]) then
     return redis.error_reply('WRONGTYPE Operation against a key holding the wrong kind of value')
   end
   local refused = logs.refused(meta, 'XADD') or create_refused(meta, label, bell)

@@ -23,6 +23,7 @@ class MetaField:
     NATIVE: Final = b"native"  # the era in which the engine itself deduplicates messages
     HOMES: Final = b"home"  # the epochs of a log: where its home was, and from which offset on
     LOG: Final = b"log"  # settings of a log
+    FENCE: Final = b"fence"  # the plain key of the stream's name is our fence: the stream was adopted
     BELL: Final = b"bell"  # a stamp that changes when the groups change
     AHEAD: Final = b"ahead"  # where a new home strand must start, if that is ahead of the clock
     AHEAD_MS: Final = b"o:"  # how far a strand's last entry is ahead of our clock, if beyond CLOCK_BOUND_MS
@@ -43,6 +44,7 @@ class ConfigField:
     LEFT: Final = b"left"
     ID_MODE: Final = b"id-mode"
     LIBRARY: Final = b"library"
+    ADOPTED: Final = b"adopted"  # native streams were adopted, so plain keys may be fences
     TOPOLOGY: Final = b"topology"
     IDENTITY: Final = b"identity"
     BEHIND: Final = b"behind:"  # by how many ms a peer's clock is behind ours, by writer

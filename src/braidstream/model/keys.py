@@ -14,6 +14,7 @@
     bs:status                 hash    what each daemon knows of its links, for `braid status`; expires
     bs:claim:<w>              string  the server that replicates to this region as writer w; expires
     bs:copy:<token>:<tag>     stream  a copy being made; becomes a `c` strand (commands/rename.py)
+    bs:stray:<tag>            stream  entries written beside the stream, to be brought in (admin/adoption.py)
     bs:idmp:<tag>             hash    producers of the stream, and counts (see lua/idempotence.lua)
     bs:i.<era>:<n>:<tag><producer>   hash   known messages of a producer; n is the length of the tag
     bs:q.<era>:<n>:<tag><producer>   list   the same, in the order of arrival
@@ -51,6 +52,7 @@ _BELL = b"bs:bell:"
 _TURN = b"bs:turn:"
 _COPY = b"bs:copy:"
 _CLAIM = b"bs:claim:"
+STRAY: Final = b"bs:stray:"
 _ABOUT = b"bs:idmp:"
 _KNOWN = re.compile(rb"\Abs:[iq]\.[0-9]+:[0-9]+:[{+!]")
 _STAGE = b"bs:stage:"
@@ -120,9 +122,18 @@ def copy(name: bytes, token: bytes) -> bytes:
     return _COPY + token + b":" + tag(name)
 
 
+def stray(name: bytes) -> bytes:
+    return STRAY + tag(name)
+
+
+def name_of_stray(key: bytes) -> bytes | None:
+    """The stream of a key that `stray` made; None for any other key."""
+    return name_of_tag(key[len(STRAY) :]) if key.startswith(STRAY) else None
+
+
 def is_left_over(key: bytes) -> bool:
     """Whether FLUSHDB may unlink a key: an unfinished copy, or the messages of a producer."""
-    return key.startswith((_COPY, _ABOUT)) or _KNOWN.match(key) is not None
+    return key.startswith((_COPY, _ABOUT, STRAY)) or _KNOWN.match(key) is not None
 
 
 def about(name: bytes) -> bytes:
@@ -174,7 +185,7 @@ def parse_journal(key: bytes) -> tuple[bytes, int] | None:
 def is_ours(key: bytes) -> bool:
     """Whether a key belongs to braidstream. KEYS and SCAN hide it."""
     if key in (CONFIG, DAEMONS, STATUS) or key.startswith(
-        (META, _BELL, _TURN, _COPY, _CLAIM, _ABOUT, _STAGE, _SINK)
+        (META, _BELL, _TURN, _COPY, _CLAIM, _ABOUT, _STAGE, _SINK, STRAY)
     ):
         return True
     return any(form.match(key) for form in (_STRAND, _JOURNAL, _KNOWN))

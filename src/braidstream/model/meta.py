@@ -44,6 +44,7 @@ class Registry:
     idempotence: its settings; None if the stream never used it.
     native: the engine itself deduplicates messages in this era, as long as the region has no peers.
     epochs: of a log, also of one that was deleted; log: its settings.
+    fenced: the plain key of the name is the fence of an adopted stream (lua/native.lua).
     ahead_ms: by label, how far a strand's last entry was ahead of our clock on arrival, if beyond the bound.
     """
 
@@ -57,12 +58,14 @@ class Registry:
     ahead_ms: dict[bytes, int] = field(default_factory=dict)
     epochs: tuple[Epoch, ...] = ()
     log: LogSettings = _LOG_DEFAULTS
+    fenced: bool = False
 
     @staticmethod
     def parse(name: bytes, reply: list[Any]) -> "Registry":
         cuts, there, groups = dict[Strand, Id](), list[Strand](), dict[bytes, Id]()
         user_counted, bell, idempotence, native = set[bytes](), b"", None, b""
         ahead_ms, epochs, log = dict[bytes, int](), tuple[Epoch, ...](), _LOG_DEFAULTS
+        fenced = False
         for label, value in zip(reply[::2], reply[1::2], strict=True):
             if label.startswith(_KINDS):
                 if (found := _registered(name, label, value)) is not None:
@@ -88,6 +91,8 @@ class Registry:
                 epochs = epochs_of(value)
             elif label == MetaField.LOG:
                 log = LogSettings.parse(value)
+            elif label == MetaField.FENCE:
+                fenced = True
         is_native = idempotence is not None and native == b"%d" % idempotence.era
         return Registry(
             cuts,
@@ -100,6 +105,7 @@ class Registry:
             ahead_ms,
             epochs,
             log,
+            fenced,
         )
 
     @property

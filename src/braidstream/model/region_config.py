@@ -31,6 +31,7 @@ class Region:
     doubts: time windows (ms) whose entries may be lost, because another process has served the region since.
     last_generated: (the highest ms of our IDs, the run ID of the server that generated it, whether that was
     ahead of its clock).
+    adopted: native streams were adopted, so a plain key may be a fence (lua/native.lua).
     fenced: the region lost its data and refuses clients until it is restored.
     """
 
@@ -47,6 +48,7 @@ class Region:
     doubts: tuple[tuple[int, int], ...] = ()
     last_generated: tuple[int, bytes, bool] = (0, b"", False)
     fenced: bool = False
+    adopted: bool = False
 
     @property
     def journal_writer(self) -> int:
@@ -88,6 +90,7 @@ class Region:
             doubts=tuple(_window(each) for each in config.get(ConfigField.DOUBTS, b"").split()),
             last_generated=_last_generated(config.get(ConfigField.GENERATED, b"0 - -")),
             fenced=ConfigField.FENCED in config,
+            adopted=ConfigField.ADOPTED in config,
         )
 
     def may_repeat_ids(self, server: ServerInfo) -> bool:

@@ -89,6 +89,10 @@ def delete(view: View, name: bytes) -> Plan[int]:
 
     def command() -> Plan[Command | None]:
         registry = yield from find_registry(view, name)
-        return delete_command(name, registry, view.region.journal_writer) if registry.exists else None
+        return (
+            delete_command(name, registry, view.region.journal_writer)
+            if registry.exists or registry.fenced
+            else None
+        )
 
     return int((yield from until_current(view, name, command)) or 0)

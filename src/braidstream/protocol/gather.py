@@ -19,7 +19,7 @@ from braidstream.model.command import Command
 from braidstream.model.keys import meta, shares_slot
 from braidstream.protocol.append import is_plain
 from braidstream.protocol.exchange import Exchange, Shape, unpack, wire
-from braidstream.protocol.lookup import registry_of
+from braidstream.protocol.lookup import FENCE_TYPE, registry_of
 from braidstream.protocol.plan import Batch, Plan, Replies, first_error, without_multi
 from braidstream.protocol.retries import Retries
 from braidstream.protocol.stream_view import View
@@ -195,7 +195,11 @@ def _look_up(view: View, queued: list[Queued]) -> Plan[None]:
         for name, reply in zip(names, replies, strict=False):
             view.learn(name, reply)
         kinds = dict(zip(names, replies[len(names) :], strict=True))
-        view.carriage.note_plain_keys(name for name, kind in kinds.items() if kind != b"none")
+        view.carriage.note_plain_keys(
+            name
+            for name, kind in kinds.items()
+            if kind != b"none" and not (kind == FENCE_TYPE and view.recall(name).fenced)
+        )
         for name, kind in kinds.items():
             view.note_native(name, kind == b"stream" and not view.recall(name).exists)
 

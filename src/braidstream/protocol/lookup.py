@@ -6,11 +6,15 @@ from typing import Any, Final
 from braidstream.errors import ReplyError
 from braidstream.model import keys
 from braidstream.model.command import Command
+from braidstream.model.fields import MetaField
 from braidstream.model.meta import Registry
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
 
 WRONGTYPE: Final = "WRONGTYPE Operation against a key holding the wrong kind of value"
+
+# The type of the key that stands at the name of an adopted stream (lua/native.lua).
+FENCE_TYPE: Final = b"hash"
 
 
 def registry_of(name: bytes) -> Command:
@@ -69,8 +73,16 @@ def refuse_other_types(name: bytes, kind: bytes | None = None) -> Plan[None]:
     """WRONGTYPE if a name that is not a stream is a key of another type."""
     if kind is None:
         [kind] = yield Batch([("TYPE", name)], resend=True)
+    if kind == FENCE_TYPE and (yield from _is_fence(name)):
+        return
     if kind != b"none":
         raise ReplyError(WRONGTYPE)
+
+
+def _is_fence(name: bytes) -> Plan[bool]:
+    """Whether a plain key is the fence of an adopted stream. It may outlive the stream."""
+    [fenced] = yield Batch([("HEXISTS", keys.meta(name), MetaField.FENCE)], resend=True)
+    return bool(fenced)
 
 
 def find_natives(view: View, names: Iterable[bytes]) -> Plan[bool]:

@@ -32,6 +32,7 @@ _ASIDE: Final = (
     MetaField.AHEAD_MS,
     MetaField.NATIVE,
     MetaField.REDONE,
+    MetaField.FENCE,
 )
 # So do those that say where a strand of ours is new, and what came back to it. A link must see these at once.
 LOCAL: Final = (*_ASIDE, MetaField.NEW, MetaField.MENDED)

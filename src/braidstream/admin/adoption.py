@@ -1,0 +1,220 @@
+"""Native streams taken over in place, given back, and strays brought in: what `braid adopt` runs.
+
+adopt     one function call for each stream, in constant time (lua/native.lua)
+release   the reverse, while the region has no peers. Entries appended since then are moved back in pages.
+strays    a client that still talks to the engine wrote a native stream beside a stream of ours. Its entries
+          are appended to the stream, with new IDs, in their order.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from braidstream.commands.glob import matcher
+from braidstream.errors import BraidError, ReplyError
+from braidstream.lua import require_current
+from braidstream.model import keys
+from braidstream.model.command import Command
+from braidstream.model.fields import ConfigField
+from braidstream.model.meta import Registry, bell
+from braidstream.model.strand import facts
+from braidstream.protocol.append import ensure_command
+from braidstream.protocol.identify import read_region
+from braidstream.protocol.lookup import read_registry, registry_of
+from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.retries import Retries
+from braidstream.protocol.stream_view import View
+
+_PAGE: Final = 1_000
+# What the functions answer for a stream that is not, or no longer, what was looked for.
+_WHY: Final = {
+    "BSNONATIVE": "it is no native stream any more",
+    "BSTAKEN": "a stream of that name exists already. Bring its entries in with: braid adopt --strays",
+    "BSEXPIRES": "it has a time to live. Take that away first with: PERSIST",
+    "BSNOTADOPTED": "it was not adopted here",
+    "BSPEERS": "it has entries of other regions, which a native stream cannot have",
+    "BSSTRAY": "another key has its name. If that is a native stream, first run: braid adopt --strays",
+    "BSWIDE": "it has an entry with too many fields",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NativeStream:
+    """A native stream. is_stray: it is beside a stream of ours, so that no client of ours sees it.
+
+    entries: of a stray also those that an interrupted `braid adopt --strays` has still to append.
+    """
+
+    name: bytes
+    entries: int
+    groups: int = 0
+    pending: int = 0
+    is_stray: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What became of one stream. problem: why nothing was done."""
+
+    name: bytes
+    entries: int = 0
+    groups: int = 0
+    problem: str = ""
+
+
+def find_native(patterns: Iterable[bytes] = (b"*",)) -> Plan[list[NativeStream]]:
+    """The native streams whose names match one of the patterns, sorted. Scans the database."""
+    wanted = [matcher(pattern) for pattern in patterns]
+    found = dict[bytes, NativeStream]()
+    cursor = b"0"
+    while True:
+        [(cursor, listed)] = yield Batch([("SCAN", cursor, "COUNT", _PAGE, "TYPE", "stream")], resend=True)
+        names = [name for key in listed if (name := _name_of(key)) is not None]
+        mine = [name for name in dict.fromkeys(names) if any(matches(name) for matches in wanted)]
+        for stream in (yield from _described(mine)):
+            found[stream.name] = stream
+        if int(cursor) == 0:
+            return [found[name] for name in sorted(found)]
+
+
+def find_strays() -> Plan[list[NativeStream]]:
+    """The native streams beside streams of ours: a client wrote them at the engine. Scans the database."""
+    return [stream for stream in (yield from find_native()) if stream.is_stray]
+
+
+def _name_of(key: bytes) -> bytes | None:
+    """The name of a native stream, or of one that was set aside."""
+    return keys.name_of_stray(key) or (None if keys.is_ours(key) else key)
+
+
+def _described(names: list[bytes]) -> Plan[list[NativeStream]]:
+    commands = list[Command]()
+    for name in names:
+        groups: Command = ("XINFO", "GROUPS", name)
+        commands += (registry_of(name), ("XLEN", name), ("XLEN", keys.stray(name)), groups)
+    replies = (yield Batch(commands, resend=True, attempt=True)) if commands else []
+    described = list[NativeStream]()
+    for at, name in enumerate(names):
+        registry, length, aside, found = replies[4 * at : 4 * at + 4]
+        rows = [] if isinstance(found, ReplyError) else [facts(row) for row in found]
+        entries = sum(count for count in (length, aside) if not isinstance(count, ReplyError))
+        pending = sum(row[b"pending"] for row in rows)
+        is_stray = bool(aside) or Registry.parse(name, registry).exists
+        if not isinstance(length, ReplyError) or aside:
+            described.append(NativeStream(name, entries, len(rows), pending, is_stray))
+    return described
+
+
+def open_view() -> Plan[View]:
+    """The region as this command sees it."""
+    return View(require_current((yield from read_region()).require_open()))
+
+
+def adopt(name: bytes) -> Plan[Done]:
+    """Take a native stream over. Three round trips; the engine renames a key, whatever its size."""
+    view = yield from open_view()
+    if not view.region.adopted:
+        yield Batch([("HSET", keys.CONFIG, ConfigField.ADOPTED, 1)])
+    reply = yield from _until_current(view, name, _adopt_command)
+    return reply if isinstance(reply, Done) else Done(name, *reply)
+
+
+def _adopt_command(view: View, name: bytes) -> Command:
+    home, chosen, stamp = view.home(name), view.chosen(name), view.recall(name).bell
+    where = (keys.meta(name), home.key, chosen.key, name, *bell(name, stamp))
+    words = (home.label, chosen.label, chosen.life, stamp)
+    return ("FCALL", "bs_native_adopt", len(where), *where, *words)
+
+
+def release(name: bytes) -> Plan[Done]:
+    """Make an adopted stream a native one again. Entries that were appended since keep their IDs."""
+    view = yield from open_view()
+    if view.region.journal_writer:
+        raise BraidError(
+            "the region has peers, so the stream is replicated and cannot become a native one again. "
+            "Remove the region first (braid region remove), or copy the stream with DUMP and RESTORE."
+        )
+    entries = 0
+    while True:
+        reply = yield from _until_current(view, name, _release_command)
+        if isinstance(reply, Done):
+            return reply
+        if reply < 0:
+            return Done(name, entries)
+        entries += reply
+
+
+def _release_command(view: View, name: bytes) -> Command:
+    registry = view.recall(name)
+    home, chosen = view.home(name), view.chosen(name)
+    turns = (keys.turn(name, group) for group in registry.groups)
+    where = (keys.meta(name), home.key, chosen.key, name, *turns, *bell(name, registry.bell))
+    strands = (home.label, chosen.label, chosen.life)
+    return ("FCALL", "bs_native_release", len(where), *where, *strands, registry.bell, *registry.groups)
+
+
+def _until_current(view: View, name: bytes, make: Any) -> Plan[Any]:
+    """Call a function with the current registry; again if that has changed. Returns Done if it refuses."""
+    retries = Retries(f"the groups of {name.decode(errors='replace')!r} kept changing")
+    while True:
+        retries.count()
+        view.forget(name)
+        yield from read_registry(view, name)
+        [reply] = yield Batch([make(view, name)], attempt=True)
+        if not isinstance(reply, ReplyError):
+            return reply
+        if reply.code in _WHY:
+            return Done(name, problem=_WHY[reply.code])
+        if reply.code != "BSSTALE":
+            raise reply
+
+
+def bring_in(name: bytes) -> Plan[Done]:
+    """Append the entries of a stray to the stream of its name. May be interrupted, and run again."""
+    view = yield from open_view()
+    aside, entries = keys.stray(name), 0
+    for _ in range(2):  # what an interrupted call has left; then the stray itself
+        entries += yield from _append_all(view, name, aside)
+        where = (keys.meta(name), name, aside)
+        [reply] = yield Batch([("FCALL", "bs_native_set_aside", len(where), *where)], attempt=True)
+        if isinstance(reply, ReplyError) and reply.code not in ("BSNONATIVE", "BSBUSY"):
+            raise reply
+    entries += yield from _append_all(view, name, aside)
+    return Done(name, entries)
+
+
+def _append_all(view: View, name: bytes, aside: bytes) -> Plan[int]:
+    home, entries = view.home(name), 0
+    while True:
+        [moved] = yield Batch([("FCALL", "bs_native_append", 2, home.key, aside)])
+        if moved is None:
+            registry = yield from read_registry(view, name)
+            yield Batch([ensure_command(home, registry.bell)])
+        elif moved == 0:
+            return entries
+        else:
+            entries += moved
+
+
+def adopted_names(patterns: Iterable[bytes]) -> Plan[list[bytes]]:
+    """The streams that were adopted and still exist, whose names match. Scans the database."""
+    wanted, found, cursor = [matcher(pattern) for pattern in patterns], set[bytes](), b"0"
+    while True:
+        [(cursor, listed)] = yield Batch(
+            [("SCAN", cursor, "MATCH", keys.META + b"*", "COUNT", _PAGE)], resend=True
+        )
+        names = list(_matching(listed, wanted))
+        replies = (yield Batch(list(map(registry_of, names)), resend=True)) if names else []
+        for name, reply in zip(names, replies, strict=True):
+            registry = Registry.parse(name, reply)
+            if registry.fenced and registry.exists:
+                found.add(name)
+        if int(cursor) == 0:
+            return sorted(found)
+
+
+def _matching(listed: list[bytes], wanted: list[Any]) -> Iterator[bytes]:
+    for key in listed:
+        name = keys.name_of_meta(key)
+        if name is not None and any(matches(name) for matches in wanted):
+            yield name

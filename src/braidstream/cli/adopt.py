@@ -1,0 +1,87 @@
+"""`braid adopt`: take native streams over in place, give them back, bring strays in."""
+
+from typing import Annotated, Any
+
+import typer
+
+from braidstream.admin import adoption as plans
+from braidstream.admin.adoption import Done, NativeStream
+from braidstream.cli.reach import Json, Url, report, trouble
+from braidstream.clients.sync import Redis
+from braidstream.model.frontier import name_text
+from braidstream.net.bulk import shown
+
+
+def adopt(
+    url: Url,
+    patterns: Annotated[
+        list[str] | None, typer.Argument(help="Names of streams, like orders or 'orders*'.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Make adopted streams native again. The region must have no peers.")
+    ] = False,
+    strays: Annotated[
+        bool,
+        typer.Option(
+            "--strays", help="Append what was written at the server beside a stream to that stream."
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Take native streams of the server over, in place and in constant time.
+
+    Entries, IDs, groups, consumers and pending entries stay as they are. Clients and gateways of braidstream
+    keep running. XADD of other clients under an adopted name fails with WRONGTYPE.
+
+    Example: braid adopt 'orders*' --url redis://localhost:6379 --dry-run
+    """
+    if undo and strays:
+        raise typer.BadParameter("--undo and --strays are two different things. Use one of them.")
+    if not patterns and not strays:
+        raise typer.BadParameter("name the streams, like orders or 'orders*'.", param_hint="PATTERNS")
+    wanted = [pattern.encode("utf-8", "surrogateescape") for pattern in patterns or ["*"]]
+    with trouble(url, as_json), Redis.from_url(url) as client:
+        client.run_plan(plans.open_view())
+        if undo:
+            found = [NativeStream(name, 0) for name in client.run_plan(plans.adopted_names(wanted))]
+            verb = "native again"
+        else:
+            found = [each for each in client.run_plan(plans.find_native(wanted)) if each.is_stray == strays]
+            verb = "brought in" if strays else "adopted"
+        act = plans.release if undo else plans.bring_in if strays else plans.adopt
+        results = list[dict[str, Any]]()
+        for each in found:
+            done = Done(each.name, each.entries, each.groups) if dry_run else client.run_plan(act(each.name))
+            results.append(_facts(each, done))
+            if not as_json:
+                typer.echo(_line(each, done, f"would be {verb}" if dry_run else verb))
+    failed = sum("problem" in each for each in results)
+    count = len(results) - failed
+    state = f"would be {verb}" if dry_run else verb
+    text = f"{shown(url)}: {count} stream{'' if count == 1 else 's'} {state}."
+    if failed:
+        text += f" {failed} could not be."
+    report(as_json, {"dry_run": dry_run, "done": count, "failed": failed, "streams": results}, text)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _facts(stream: NativeStream, done: Done) -> dict[str, Any]:
+    facts: dict[str, Any] = {"name": name_text(stream.name), "entries": done.entries}
+    if stream.groups:
+        facts |= {"groups": stream.groups, "pending": stream.pending}
+    return facts | ({"problem": done.problem} if done.problem else {})
+
+
+def _line(stream: NativeStream, done: Done, state: str) -> str:
+    name = name_text(stream.name)
+    if done.problem:
+        return f"{name}: not done: {done.problem}."
+    groups = f", {_plural(stream.groups, 'group')}, {stream.pending} pending" if stream.groups else ""
+    entries = "y" if done.entries == 1 else "ies"
+    return f"{name}: {state}, {done.entries} entr{entries}{groups}"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

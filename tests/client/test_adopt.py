@@ -1,0 +1,336 @@
+"""`braid adopt`: native streams become streams of ours in place, and back; strays; the fence."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import redis
+
+import braidstream
+from braidstream.admin.adoption import adopt, adopted_names, bring_in, find_native, find_strays, release
+from braidstream.model.keys import meta
+from tests.support.clients import Opener
+from tests.support.gateways import Line, Served
+from tests.support.regions import become, client_of
+from tests.support.servers import Engine
+
+
+def _bare(engine: Engine) -> redis.Redis:
+    return redis.Redis.from_url(engine.url, decode_responses=True)
+
+
+def _native(bare: redis.Redis, name: str = "orders", entries: int = 20) -> list[Any]:
+    """A native stream with two groups: one has read 10 and acknowledged 4, one has read nothing."""
+    for at in range(entries):
+        bare.xadd(name, {"at": at})
+    bare.xgroup_create(name, "billing", 0)
+    bare.xgroup_create(name, "audit", "$")
+    [[_, taken]] = bare.xreadgroup("billing", "ann", {name: ">"}, count=10)
+    bare.xack(name, "billing", *(entry for entry, _ in taken[:4]))
+    return bare.xrange(name)
+
+
+def _adopted(client: braidstream.Redis, name: str = "orders") -> None:
+    assert client.run_plan(adopt(name.encode())).problem == ""
+
+
+def test_an_adopted_stream_keeps_entries_groups_and_pending_entries(region: Any, engine: Engine) -> None:
+    with _bare(engine) as bare:
+        entries = _native(bare)
+        before = bare.xpending_range("orders", "billing", "-", "+", 100)
+        _adopted(region)
+        assert region.xrange("orders") == entries
+        assert [each["name"] for each in region.xinfo_groups("orders")] == ["audit", "billing"]
+        after = region.xpending_range("orders", "billing", "-", "+", 100)
+        for row in (*before, *after):
+            row.pop("time_since_delivered")
+        assert before == after
+        assert region.xinfo_groups("orders")[1]["lag"] == 10
+        new = region.xadd("orders", {"at": "new"})
+        assert [entry for entry, _ in region.xrange("orders")] == [*(entry for entry, _ in entries), new]
+        [[_, rest]] = region.xreadgroup("billing", "ann", {"orders": ">"})
+        assert [entry for entry, _ in rest] == [*(entry for entry, _ in entries[10:]), new]
+        assert region.xreadgroup("audit", "a", {"orders": ">"}) == [["orders", [(new, {"at": "new"})]]]
+        assert region.xack("orders", "billing", entries[5][0], new) == 2
+        assert region.xlen("orders") == 21
+
+
+def test_ids_continue_above_those_of_an_adopted_stream_whose_ids_are_ahead(
+    region: Any, engine: Engine
+) -> None:
+    with _bare(engine) as bare:
+        last = f"{int(time.time() * 1000) + 30_000}-7"
+        bare.xadd("orders", {"n": 1}, id=last)
+        _adopted(region)
+        assert _order(region.xadd("orders", {"n": 2})) > _order(last)
+        bare.xadd("empty", {"n": 1}, id="0-1")
+        bare.xdel("empty", "0-1")
+        _adopted(region, "empty")
+        region.xadd("empty", {"n": 1})
+        assert region.xlen("empty") == 1
+
+
+def _order(entry: str) -> tuple[int, ...]:
+    return tuple(map(int, entry.split("-")))
+
+
+def test_the_fence_refuses_clients_of_the_engine(region: Any, engine: Engine) -> None:
+    with _bare(engine) as bare:
+        _native(bare)
+        _adopted(region)
+        for command in (
+            ("XADD", "orders", "*", "f", "v"),
+            ("XGROUP", "CREATE", "orders", "g", "$", "MKSTREAM"),
+            ("XREADGROUP", "GROUP", "billing", "ann", "STREAMS", "orders", ">"),
+            ("XLEN", "orders"),
+        ):
+            with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+                bare.execute_command(*command)
+        assert "braidstream client or gateway" in bare.hgetall("orders")["braidstream"]
+
+
+def test_no_command_shows_the_fence(opened: Opener, engine: Engine) -> None:
+    become(engine)
+    client = opened(engine.url, decode_responses=True)
+    with _bare(engine) as bare, client_of(engine) as operator:
+        _native(bare)
+        bare.hset("plain", "f", "v")
+        _adopted(operator)
+        client.session.cache.expire_region()
+        assert sorted(client.keys("*")) == ["orders", "plain"]
+        assert sorted(client.scan(count=1000)[1]) == ["orders", "plain"]
+        assert client.scan(count=1000, _type="hash")[1] == ["plain"]
+        assert client.scan(count=1000, _type="stream")[1] == ["orders"]
+        assert client.dbsize() == 2
+        assert client.type("orders") == "stream"
+        assert client.exists("orders", "orders", "plain", "none") == 3
+        assert client.touch("orders", "plain") == 2
+        assert client.object("ENCODING", "orders") == "stream"
+        assert client.ttl("orders") == -1
+        with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+            client.get("orders")
+        assert client.set("orders", 1, nx=True) is None
+        assert client.renamenx("plain", "orders") in (0, False)
+        client.rename("orders", "moved")
+        assert sorted(client.keys("*")) == ["moved", "plain"]
+        assert not bare.exists("orders")
+
+
+@pytest.mark.parametrize("transaction", [None, False, True])
+@pytest.mark.parametrize("cached", [True, False])
+def test_del_takes_the_fence_and_counts_one(
+    opened: Opener, engine: Engine, cached: bool, transaction: bool | None
+) -> None:
+    become(engine)
+    client = opened(engine.url, decode_responses=True)
+    with _bare(engine) as bare, client_of(engine) as operator:
+        _native(bare)
+        _adopted(operator)
+        if cached:
+            client.xlen("orders")
+        if transaction is None:
+            assert client.delete("orders") == 1
+        else:
+            assert client.pipeline(transaction=transaction).delete("orders").execute() == [1]
+        assert bare.exists("orders", "bs:1:c:{orders}", "bs:1:s:{orders}") == 0
+        assert client.delete("orders") == 0
+        client.xadd("orders", {"n": 1})
+        assert client.xlen("orders") == 1
+        for at in range(3):
+            _native(bare, f"n{at}")
+            _adopted(operator, f"n{at}")
+        bare.set("plain", 1)
+        assert client.delete("n0", "n1", "plain", "none") == 3
+        client.flushdb()
+        assert sorted(bare.keys("*")) == sorted(bare.keys("bs:*"))
+        assert client.keys("*") == []
+
+
+def test_a_fence_outlives_a_stream_that_a_peer_deleted(region: Any, engine: Engine) -> None:
+    with _bare(engine) as bare:
+        _native(bare)
+        _adopted(region)
+        # What the merge with a peer does: strands are gone, the registry keeps their cuts.
+        for label, life in (("c1", "0"), ("s1", "0")):
+            last = bare.xinfo_stream(f"bs:1:{label[0]}:{{orders}}")["last-generated-id"]
+            bare.delete(f"bs:1:{label[0]}:{{orders}}")
+            bare.hset(meta(b"orders").decode(), label, f"{life}:-:{last}")
+        for group in ("billing", "audit"):
+            bare.hdel(meta(b"orders").decode(), f"g:{group}")
+        region.session.cache.forget_all()
+        region.session.cache.expire_region()
+        assert region.type("orders") == "none"
+        assert region.exists("orders") == 0
+        assert region.keys("*") == []
+        assert region.xlen("orders") == 0
+        assert region.xread({"orders": "0"}) == []
+        assert region.ttl("orders") == -2
+        assert region.expire("orders", 1) is False
+        assert region.delete("orders") == 0
+        bare.hset("orders", "f", "v")
+        assert region.type("orders") == "hash"
+        bare.delete("orders")
+        assert region.xadd("orders", {"n": 1})
+
+
+def test_a_second_adoption_starts_a_new_life(region: Any, engine: Engine) -> None:
+    with _bare(engine) as bare:
+        for _ in range(3):
+            entries = _native(bare)
+            _adopted(region)
+            assert region.xrange("orders") == entries
+            region.xadd("orders", {"n": 1})
+            assert region.delete("orders") == 1
+
+
+def test_what_cannot_be_adopted_is_left_as_it_is(region: Any, engine: Engine) -> None:
+    with _bare(engine) as bare:
+        _native(bare)
+        bare.expire("orders", 1000)
+        assert "time to live" in region.run_plan(adopt(b"orders")).problem
+        assert "no native stream" in region.run_plan(adopt(b"none")).problem
+        assert "not adopted" in region.run_plan(release(b"none")).problem
+        bare.persist("orders")
+        _adopted(region)
+        assert "no native stream" in region.run_plan(adopt(b"orders")).problem
+        assert region.xlen("orders") == 20
+
+
+def test_names_with_tags_and_bytes_are_adopted_too(region: Any, engine: Engine) -> None:
+    with redis.Redis.from_url(engine.url) as bare, client_of(engine) as client:
+        for name in (b"{tag}a", b"a{tag}b", b"}odd", b"a}b", b"\xff\x00", b" ", b"*"):
+            bare.xadd(name, {"n": 1})
+            assert client.run_plan(adopt(name)).problem == ""
+            client.xadd(name, {"n": 2})
+            assert client.xlen(name) == 2
+            assert client.run_plan(release(name)).problem == ""
+            assert bare.xlen(name) == 2
+
+
+# Back
+
+
+@pytest.mark.parametrize("appended", [0, 3, 2500])
+def test_undo_gives_everything_back(region: Any, engine: Engine, appended: int) -> None:
+    with _bare(engine) as bare:
+        _native(bare)
+        _adopted(region)
+        assert region.run_plan(adopted_names([b"ord*"])) == [b"orders"]
+        pipe = region.pipeline(transaction=False)
+        for at in range(appended):
+            pipe.xadd("orders", {"new": at})
+        pipe.execute()
+        [[_, taken]] = region.xreadgroup("billing", "bob", {"orders": ">"}, count=12)
+        region.xack("orders", "billing", *(entry for entry, _ in taken[:11]))
+        region.xgroup_create("orders", "late", 0)
+        entries = region.xrange("orders")
+        pending = region.xpending_range("orders", "billing", "-", "+", 100)
+        assert region.run_plan(release(b"orders")).problem == ""
+        assert bare.xrange("orders") == entries == region.xrange("orders")
+        after = bare.xpending_range("orders", "billing", "-", "+", 100)
+        for row in (*pending, *after):
+            row.pop("time_since_delivered")
+        assert pending == after
+        rest = [entry for entry, _ in entries[22:]]
+        left = bare.xreadgroup("billing", "cid", {"orders": ">"})
+        assert [entry for _, page in left for entry, _ in page] == rest
+        assert len(bare.xreadgroup("late", "l", {"orders": ">"})[0][1]) == 20 + appended
+        assert bare.keys("bs:[0-9]*") == []
+        assert region.xlen("orders") == 20 + appended
+        entry = region.xadd("orders", {"n": "native"})
+        assert bare.xrange("orders")[-1][0] == entry
+        _adopted(region)
+        assert region.xlen("orders") == 21 + appended
+
+
+# Strays
+
+
+def test_strays_are_found_and_brought_in_once(region: Any, engine: Engine) -> None:
+    with _bare(engine) as bare:
+        region.xadd("orders", {"n": "ours"})
+        region.xgroup_create("orders", "billing", "$")
+        for at in range(2300):
+            bare.xadd("orders", {"n": at})
+        _native(bare, "other")
+        [stray] = region.run_plan(find_strays())
+        assert (stray.name, stray.entries, stray.is_stray) == (b"orders", 2300, True)
+        assert [each.name for each in region.run_plan(find_native())] == [b"orders", b"other"]
+        assert region.run_plan(bring_in(b"orders")).entries == 2300
+        assert region.run_plan(find_strays()) == []
+        assert [fields["n"] for _, fields in region.xrange("orders")] == ["ours", *map(str, range(2300))]
+        assert len(region.xreadgroup("billing", "a", {"orders": ">"})[0][1]) == 2300
+        with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+            bare.xadd("orders", {"n": "late"})
+        assert region.run_plan(bring_in(b"orders")).entries == 0
+
+
+def test_an_interrupted_stray_is_finished_later(region: Any, engine: Engine) -> None:
+    with _bare(engine) as bare:
+        region.xadd("orders", {"n": "ours"})
+        for at in range(30):
+            bare.xadd("orders", {"n": at})
+        bare.rename("orders", "bs:stray:{orders}")
+        for at in range(30, 40):
+            bare.xadd("orders", {"n": at})
+        [stray] = region.run_plan(find_strays())
+        assert stray.entries == 40
+        assert region.run_plan(bring_in(b"orders")).entries == 40
+        assert [fields["n"] for _, fields in region.xrange("orders")] == ["ours", *map(str, range(40))]
+
+
+# Under way
+
+
+@pytest.mark.parametrize("through", ["client", "gateway"])
+@pytest.mark.parametrize("how", ["XREADGROUP", "XREADGROUP COUNT", "XREAD", "XREAD mixed"])
+@pytest.mark.parametrize("back", [False, True])
+def test_readers_that_wait_see_what_comes_after_an_adoption(
+    engine: Engine, background: ThreadPoolExecutor, how: str, through: str, back: bool
+) -> None:
+    become(engine)
+    with (
+        _bare(engine) as bare,
+        client_of(engine, decode_responses=True) as client,
+        Served(engine.url) as gateway,
+        redis.Redis.from_url(gateway.url, decode_responses=True, socket_timeout=30) as other,
+    ):
+        _native(bare)
+        bare.xreadgroup("billing", "ann", {"orders": ">"})
+        if back:
+            _adopted(client)
+        reader = client if through == "client" else other
+
+        def read() -> Any:
+            if how.startswith("XREADGROUP"):
+                count = 1 if "COUNT" in how else None
+                return reader.xreadgroup("billing", "ann", {"orders": ">"}, block=20_000, count=count)
+            names = {"orders": "$"} if how == "XREAD" else {"none": "$", "orders": "$"}
+            return reader.xread(names, block=20_000)
+
+        waiting = background.submit(read)
+        until = time.monotonic() + 10
+        while not bare.info("clients")["blocked_clients"]:
+            assert time.monotonic() < until
+        with client_of(engine, decode_responses=True) as operator:
+            if back:
+                assert operator.run_plan(release(b"orders")).problem == ""
+            else:
+                _adopted(operator)
+            entry = operator.xadd("orders", {"n": "new"})
+        assert waiting.result(10) == [["orders", [(entry, {"n": "new"})]]]
+
+
+def test_a_gateway_that_knew_the_native_stream_follows(line: Line, engine: Engine) -> None:
+    with _bare(engine) as bare, client_of(engine) as operator:
+        _native(bare)
+        for at in range(3):
+            assert line.say("XADD orders * f v").startswith(b"$")
+            assert line.say("XLEN orders") == b":%d\r\n" % (21 + 4 * at)
+            _adopted(operator)
+            said = line.pipeline("XADD orders * f v", "XADD orders * f v", "XLEN orders", "MULTI")
+            assert said[2:] == [b":%d\r\n" % (23 + 4 * at), b"+OK\r\n"]
+            assert line.pipeline("XADD orders * f v", "EXEC")[1].startswith(b"*1\r\n$")
+            operator.run_plan(release(b"orders"))
+        assert bare.xlen("orders") == 32
