@@ -10,7 +10,9 @@ from tests.support.reader import ROOT, Reader, blocks
 from tests.support.servers import NEWEST, Flavour, free_port
 
 TYPED = ["README.md", "docs/tutorial.md", "docs/tutorial-regions.md"]
-GUIDES = [f"docs/guides/{name}.md" for name in ("drop-in", "groups", "logs", "idempotence", "gateway")]
+GUIDES = [
+    f"docs/guides/{name}.md" for name in ("drop-in", "move", "groups", "logs", "idempotence", "gateway")
+]
 PAGES = sorted(path.relative_to(ROOT) for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
 

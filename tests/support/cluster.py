@@ -9,6 +9,7 @@ from redis.crc import key_slot
 from redis.exceptions import AskError, ClusterCrossSlotError, MovedError, ResponseError, TryAgainError
 
 from braidstream import lua as functions
+from braidstream.admin.adoption import adopt_command, append_command, release_command, set_aside_command
 from braidstream.commands.produce import call
 from braidstream.commands.table import TABLE
 from braidstream.errors import ReplyError
@@ -227,6 +228,8 @@ def say_every_function(said: Nodes, name: bytes) -> None:
     assert said(Batch([delete_command(name, _registry(view, said, name), 0)])) == [1]
     run(command(view, b"DEL", neighbour(name)), said)
     say_every_log_function(view, said, neighbour(name))
+    if keys.shares_slot(name):
+        _adopt_and_release(said, name)
 
 
 def say_every_log_function(view: View, said: Nodes, name: bytes) -> None:
@@ -234,3 +237,18 @@ def say_every_log_function(view: View, said: Nodes, name: bytes) -> None:
     assert run(command(view, b"TCFGSET", name, b"BACKLOG", b"10"), said) == b"OK"
     assert run(command(view, b"TREAD", name, b"%d" % offset, b"10"), said) == [[offset, b"tag", b"entry"]]
     run(command(view, b"DEL", name), said)
+
+
+def _adopt_and_release(said: Nodes, name: bytes) -> None:
+    """A native stream; one server has it in the slot of the stream, whatever its name."""
+    view = view_of_one()
+    said(Batch([("XADD", name, "1-1", "v", "a"), ("XGROUP", "CREATE", name, "g", "0")]))
+    _registry(view, said, name)
+    assert said(Batch([adopt_command(view, name)])) == [[1, 1]]
+    view.forget(name)
+    _registry(view, said, name)
+    assert said(Batch([("DEL", name), ("XADD", name, "1-1", "v", "a")]))[0] == 1
+    assert said(Batch([set_aside_command(name), append_command(view, name)])) == [1, 1]
+    view.forget(name)
+    _registry(view, said, name)
+    assert said(Batch([release_command(view, name), ("DEL", name)])) == [-2, 1]

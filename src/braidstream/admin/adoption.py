@@ -115,11 +115,12 @@ def adopt(name: bytes) -> Plan[Done]:
     view = yield from open_view()
     if not view.region.adopted:
         yield Batch([("HSET", keys.CONFIG, ConfigField.ADOPTED, 1)])
-    reply = yield from _until_current(view, name, _adopt_command)
+    reply = yield from _until_current(view, name, adopt_command)
     return reply if isinstance(reply, Done) else Done(name, *reply)
 
 
-def _adopt_command(view: View, name: bytes) -> Command:
+def adopt_command(view: View, name: bytes) -> Command:
+    """The call that takes a native stream over, if the view knows the stream's registry."""
     home, chosen, stamp = view.home(name), view.chosen(name), view.recall(name).bell
     where = (keys.meta(name), home.key, chosen.key, name, *bell(name, stamp))
     words = (home.label, chosen.label, chosen.life, stamp)
@@ -136,15 +137,16 @@ def release(name: bytes) -> Plan[Done]:
         )
     entries = 0
     while True:
-        reply = yield from _until_current(view, name, _release_command)
+        reply = yield from _until_current(view, name, release_command)
         if isinstance(reply, Done):
             return reply
-        if reply < 0:
-            return Done(name, entries)
+        if reply < 0:  # the last page
+            return Done(name, entries - 1 - reply)
         entries += reply
 
 
-def _release_command(view: View, name: bytes) -> Command:
+def release_command(view: View, name: bytes) -> Command:
+    """The call that makes a stream native again, or moves the next page of its entries."""
     registry = view.recall(name)
     home, chosen = view.home(name), view.chosen(name)
     turns = (keys.turn(name, group) for group in registry.groups)
@@ -169,24 +171,30 @@ def _until_current(view: View, name: bytes, make: Any) -> Plan[Any]:
             raise reply
 
 
+def set_aside_command(name: bytes) -> Command:
+    """The call that sets a native stream beside a stream of ours aside, and fences the name."""
+    return ("FCALL", "bs_native_set_aside", 3, keys.meta(name), name, keys.stray(name))
+
+
+def append_command(view: View, name: bytes) -> Command:
+    """The call that appends the next page of what was set aside."""
+    return ("FCALL", "bs_native_append", 2, view.home(name).key, keys.stray(name))
+
+
 def bring_in(name: bytes) -> Plan[Done]:
     """Append the entries of a stray to the stream of its name. May be interrupted, and run again."""
     view = yield from open_view()
-    aside, entries = keys.stray(name), 0
-    for _ in range(2):  # what an interrupted call has left; then the stray itself
-        entries += yield from _append_all(view, name, aside)
-        where = (keys.meta(name), name, aside)
-        [reply] = yield Batch([("FCALL", "bs_native_set_aside", len(where), *where)], attempt=True)
-        if isinstance(reply, ReplyError) and reply.code not in ("BSNONATIVE", "BSBUSY"):
-            raise reply
-    entries += yield from _append_all(view, name, aside)
-    return Done(name, entries)
+    entries = yield from _append_all(view, name)  # what an interrupted call has left
+    [reply] = yield Batch([set_aside_command(name)], attempt=True)
+    if isinstance(reply, ReplyError) and reply.code not in ("BSNONATIVE", "BSBUSY"):
+        raise reply
+    return Done(name, entries + (yield from _append_all(view, name)))
 
 
-def _append_all(view: View, name: bytes, aside: bytes) -> Plan[int]:
+def _append_all(view: View, name: bytes) -> Plan[int]:
     home, entries = view.home(name), 0
     while True:
-        [moved] = yield Batch([("FCALL", "bs_native_append", 2, home.key, aside)])
+        [moved] = yield Batch([append_command(view, name)])
         if moved is None:
             registry = yield from read_registry(view, name)
             yield Batch([ensure_command(home, registry.bell)])

@@ -45,7 +45,7 @@ def adopt(
         client.run_plan(plans.open_view())
         if undo:
             found = [NativeStream(name, 0) for name in client.run_plan(plans.adopted_names(wanted))]
-            verb = "native again"
+            verb = "made native again"
         else:
             found = [each for each in client.run_plan(plans.find_native(wanted)) if each.is_stray == strays]
             verb = "brought in" if strays else "adopted"
@@ -79,8 +79,10 @@ def _line(stream: NativeStream, done: Done, state: str) -> str:
     if done.problem:
         return f"{name}: not done: {done.problem}."
     groups = f", {_plural(stream.groups, 'group')}, {stream.pending} pending" if stream.groups else ""
-    entries = "y" if done.entries == 1 else "ies"
-    return f"{name}: {state}, {done.entries} entr{entries}{groups}"
+    entries = f"{done.entries} {'entry' if done.entries == 1 else 'entries'}"
+    if state.endswith("native again"):
+        return f"{name}: {state}" if state.startswith("would") else f"{name}: {state}, {entries} moved"
+    return f"{name}: {state}, {entries}{groups}"
 
 
 def _plural(count: int, noun: str) -> str:

@@ -105,8 +105,8 @@ end
 
 --[[ native_release: the reverse of native_adopt, for a region without peers.
      FCALL bs_native_release n <meta> <s> <c> <name> <turn>... [<bell>] <s label> <c label> <life of c> <stamp> <group>...
-     Moves up to 1000 entries that were appended since. Returns how many it moved; -1 when all are moved and the native
-     stream is back. BSSTALE if the stream has other strands or groups than the caller named.
+     Moves up to 1000 entries that were appended since. Returns how many it moved; as -1 - n if these were the last and
+     the native stream is back. BSSTALE if the stream has other strands or groups than the caller named.
      Why a function: readers and writers must never see half of it. ]]
 function native_release(keys, args)
   local bell = take_bell(keys, args[4])
@@ -154,7 +154,7 @@ function native_release(keys, args)
   redis.call('HDEL', meta, META.FENCE)
   forget_idempotence(meta, true)
   ring(meta, bell)
-  return -1
+  return -1 - #page
 end
 
 --[[ native_set_aside: FCALL bs_native_set_aside 3 <meta> <name> <stray>

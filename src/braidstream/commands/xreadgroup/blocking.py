@@ -101,9 +101,10 @@ def look_again(view: View, spec: ReadGroup, *, turn: bool = False, waited: bool 
     error that this engine has for that."""
     try:
         yield from handout.look(view, spec, turn=turn)
-    except ReplyError:
+    except ReplyError as error:
         gone = [name for name in spec.names if not view.recall(name).exists]
-        if spec.block_ms is None or not gone or not waited:
+        is_other = error.code == "WRONGTYPE"  # a native stream by now, perhaps (commands/native.py)
+        if spec.block_ms is None or not gone or not waited or is_other:
             raise
         # With peers, destroying the last group removes an empty stream; that is no deletion of the stream.
         destroyed = ("HEXISTS", keys.meta(gone[0]), MetaField.GROUP_DELETIONS + spec.group)

@@ -1,0 +1,68 @@
+"""`braid adopt` as an operator runs it: text, --json, exit codes."""
+
+import json
+
+import redis
+
+from tests.support.cli import braid
+from tests.support.regions import become
+from tests.support.servers import Engine
+
+
+def _streams(engine: Engine) -> redis.Redis:
+    become(engine)
+    bare = redis.Redis.from_url(engine.url, decode_responses=True)
+    for name, entries in (("orders", 2), ("orders:eu", 1), ("other", 1)):
+        for at in range(entries):
+            bare.xadd(name, {"at": at})
+    bare.xgroup_create("orders", "billing", 0)
+    bare.xreadgroup("billing", "ann", {"orders": ">"}, count=1)
+    return bare
+
+
+def test_a_dry_run_changes_nothing_and_an_adoption_says_what_it_did(engine: Engine) -> None:
+    with _streams(engine) as bare:
+        done = braid("adopt", "orders*", "--url", engine.url, "--dry-run")
+        assert done.stdout.splitlines()[:2] == [
+            "orders: would be adopted, 2 entries, 1 group, 1 pending",
+            "orders:eu: would be adopted, 1 entry",
+        ]
+        assert bare.xlen("orders") == 2
+        facts = json.loads(braid("adopt", "orders*", "--url", engine.url, "--json").stdout)
+        assert facts == {
+            "dry_run": False,
+            "done": 2,
+            "failed": 0,
+            "streams": [
+                {"name": "orders", "entries": 2, "groups": 1, "pending": 1},
+                {"name": "orders:eu", "entries": 1},
+            ],
+        }
+        assert (bare.type("orders"), bare.type("other")) == ("hash", "stream")
+        assert braid("adopt", "orders*", "--url", engine.url).stdout.endswith(": 0 streams adopted.\n")
+        done = braid("adopt", "*", "--undo", "--url", engine.url)
+        assert done.stdout.splitlines()[0] == "orders: made native again, 0 entries moved"
+        assert bare.xlen("orders") == 2
+
+
+def test_what_cannot_be_done_is_told_and_the_rest_is_done(engine: Engine) -> None:
+    with _streams(engine) as bare:
+        bare.expire("orders", 1000)
+        done = braid("adopt", "orders*", "--url", engine.url)
+        assert done.returncode == 1
+        assert "orders: not done: it has a time to live. Take that away first with: PERSIST." in done.stdout
+        assert "1 stream adopted. 1 could not be." in done.stdout
+        assert bare.type("orders:eu") == "hash"
+
+
+def test_strays_need_no_names_and_other_uses_do(engine: Engine) -> None:
+    with _streams(engine):
+        assert braid("adopt", "--strays", "--url", engine.url).stdout.endswith(": 0 streams brought in.\n")
+        assert braid("adopt", "--url", engine.url).returncode == 2
+        assert braid("adopt", "x", "--undo", "--strays", "--url", engine.url).returncode == 2
+
+
+def test_a_server_that_is_no_region_is_refused(engine: Engine) -> None:
+    done = braid("adopt", "orders", "--url", engine.url)
+    assert done.returncode == 1
+    assert "braid init" in done.stderr
