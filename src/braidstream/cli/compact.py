@@ -13,22 +13,20 @@ from braidstream.cli.spark import (
     Pattern,
     RedisOptions,
     Streams,
-    bar,
     chosen,
     duration,
     need_spark,
-    refuse,
     servers_of,
     spark_trouble,
-    tell,
     until_stopped,
 )
+from braidstream.cli.terminal import bar, print_summary, refuse
 from braidstream.errors import OptionError
 
 if TYPE_CHECKING:
     from braidstream.spark.jobs.compaction import Compactor, Round
 
-TRIES = 5  # rounds of a run that is not to follow, while something is left and some is done
+TRIES = 5  # rounds of a run without --follow, while entries are left and each round removes some
 
 
 def compact(
@@ -86,20 +84,20 @@ def compact(
     with spark_trouble(url or str(lake), as_json), until_stopped() as stopped:
         session = open_session("compact")
         with bar("reading", None) as shown:
-            compactor = Compactor(session, what, _teller(shown))
+            compactor = Compactor(session, what, _shows(shown))
             try:
                 rounds = _rounds(compactor, stopped, every if follow else None)
             finally:
                 compactor.close()
     title = "Would be compacted" if dry_run else "Compacted"
-    tell(as_json, f"{title}: {streams or pattern}", _summed(rounds))
+    print_summary(as_json, f"{title}: {streams or pattern}", _summed(rounds))
 
 
-def _teller(shown: Progress) -> Any:
-    def told(phase: str, done: int, total: int | None) -> None:
+def _shows(shown: Progress) -> Any:
+    def show(phase: str, done: int, total: int | None) -> None:
         shown.update(shown.task_ids[0], description=phase, completed=done, total=total)
 
-    return told
+    return show
 
 
 def _rounds(compactor: "Compactor", stopped: threading.Event, rest_s: float | None) -> "list[Round]":
@@ -108,7 +106,7 @@ def _rounds(compactor: "Compactor", stopped: threading.Event, rest_s: float | No
         done = compactor.round()
         rounds.append(done)
         if rest_s is not None:
-            compactor.told("resting", 0, None)
+            compactor.show("waiting", 0, None)
             stopped.wait(rest_s)
         elif not done.left or not done.deleted + done.dropped or len(rounds) == TRIES:
             break
@@ -118,5 +116,5 @@ def _rounds(compactor: "Compactor", stopped: threading.Event, rest_s: float | No
 def _summed(rounds: "list[Round]") -> dict[str, Any]:
     last = {name: getattr(rounds[-1], name) if rounds else 0 for name in ("entries", "held", "left")}
     names = ("deleted", "dropped", "tombstones", "files")
-    told = {name: sum(getattr(each, name) for each in rounds) for name in names}
-    return {**last, **told, "rounds": len(rounds)}
+    sums = {name: sum(getattr(each, name) for each in rounds) for name in names}
+    return {**last, **sums, "rounds": len(rounds)}

@@ -1,4 +1,4 @@
-"""Engines and daemons as child processes, for `braid up`: started on loopback ports, stopped with us."""
+"""Engines and daemons as child processes of `braid up`, on loopback ports. They end with the parent."""
 
 import asyncio
 import contextlib
@@ -21,16 +21,16 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on now."""
+    """A loopback port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def check_free(port: int) -> None:
-    """BraidError if somebody listens on a loopback port."""
+    """BraidError if a process listens on a loopback port."""
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what is closing does not count
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ignore sockets that are closing
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:
@@ -43,7 +43,7 @@ def check_free(port: int) -> None:
 def engine_command(engine: str, port: int, directory: Path, keep: bool) -> list[str]:
     """A server with its own configuration that listens on loopback only and allows DEBUG.
 
-    engine: `redis` stands for the program redis-server; anything with a slash is the program's path.
+    engine: `redis` means the program redis-server; with a slash it is the program's path.
     """
     wanted = engine if "/" in engine else f"{engine}-server"
     program = shutil.which(wanted)
@@ -64,7 +64,7 @@ def braid_command(*words: str) -> list[str]:
 
 
 class Child:
-    """A process that ends when we do. What it says on stderr goes to a file."""
+    """A process that ends when we do. Its stderr goes to a file."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
         self.name, self.command, self.log = name, command, log
@@ -77,7 +77,7 @@ class Child:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C is for us; we stop it in our order
+                start_new_session=True,  # no Ctrl-C from the terminal: we stop our children in order
                 preexec_fn=_die_with_parent,
             )
 
@@ -95,7 +95,7 @@ class Child:
         return line.decode("utf-8", "replace").strip()
 
     async def ended(self) -> str:
-        """Wait until it ends; then how, for people."""
+        """Wait until it ends; returns a sentence that says how."""
         assert self.process is not None
         code = await self.process.wait()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
@@ -115,7 +115,7 @@ class Child:
 
 
 async def answering(port: int, child: Child) -> None:
-    """Wait until an engine takes commands. While it loads its data it may take its time."""
+    """Wait until an engine accepts commands. There is no timeout while it loads its data."""
     loop = asyncio.get_running_loop()
     until = loop.time() + READY_WITHIN_S
     while loop.time() < until and child.process is not None and child.process.returncode is None:
@@ -134,6 +134,6 @@ async def answering(port: int, child: Child) -> None:
 
 
 def _die_with_parent() -> None:
-    """In the child, before exec: a SIGTERM if we are killed (Linux; elsewhere nothing happens)."""
+    """In the child, before exec: request a SIGTERM when the parent dies (Linux only)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

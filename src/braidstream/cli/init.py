@@ -30,7 +30,7 @@ def init(
     Example: braid init --url redis://localhost:6379 --region 1 --name us-east
     """
     with trouble(url, as_json):
-        # Who it is first: a database that belongs to another region is left as it was.
+        # The region first: if the database belongs to another one, the functions are not loaded.
         _, ready, before = ask(url, refuse_cluster(), initialise(region, name), lua.load())
     facts = {
         "region": ready.id,

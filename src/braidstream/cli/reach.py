@@ -1,4 +1,4 @@
-"""Reach one server: the options every verb shares, how plans run there, how trouble is told."""
+"""One server: the options that every command shares, how plans run there, how errors are reported."""
 
 import json
 from collections.abc import Iterator
@@ -30,21 +30,21 @@ _errors = Console(stderr=True, highlight=False)
 
 @contextmanager
 def trouble(where: str | Path | Listen, as_json: bool) -> Iterator[None]:
-    """Errors end the command with one message and exit code 1, never with a traceback.
+    """Turn errors into one message and exit code 1, never a traceback.
 
-    where: the URL of the server, the file or folder, or the address to listen on, that it is about.
+    where: the URL of the server, the file or folder, or the address to listen on that the message names.
     """
     try:
         yield
     except (BraidError, ServerError, OSError) as error:
-        _tell(where, as_json, str(error), getattr(error, "code", "ERR"))
+        _fail(where, as_json, str(error), getattr(error, "code", "ERR"))
     except (ValueError, TypeError):
-        # redis-py's words may repeat a part of the URL, and with it a password.
+        # redis-py's text may contain a part of the URL, and with it a password.
         text = "it cannot be read. Write redis://user:password@host:port/db, special characters escaped."
-        _tell(where, as_json, text, "URL")
+        _fail(where, as_json, text, "URL")
 
 
-def _tell(where: str | Path | Listen, as_json: bool, text: str, code: str) -> NoReturn:
+def _fail(where: str | Path | Listen, as_json: bool, text: str, code: str) -> NoReturn:
     if isinstance(where, str):
         about = {"url": shown(where)}
     else:

@@ -67,7 +67,7 @@ def add(
         known = files.load(config)
         new = RegionConfig(id=number, name=name, url=url, gateway=gateway)
         others = [region for region in known.region if (region.id, region.name) != (number, name)]
-        # Two regions of one number or name end here.
+        # Refuses two regions with the same number or name.
         listed = {"region": [each.model_dump() for each in (*others, new)]}
         joined = files.parse(listed, str(config), os.environ)
     with trouble(url, as_json):
@@ -75,9 +75,9 @@ def add(
         for each in others:
             _check(each)
         ask(target.url, refuse_cluster(), initialise(number, name), lua.load())
-        regions = [_tell(each, joined) for each in joined.region]
+        regions = [_add_writers(each, joined) for each in joined.region]
         if len(others) == 1:
-            time.sleep(2 * REGION_FRESH_S)  # clients of a lone region begin to write for peers
+            time.sleep(2 * REGION_FRESH_S)  # until clients of the only region write a journal for peers
         if len(others) == len(known.region):
             config.write_text(files.with_region(config.read_text(encoding="utf-8"), new), encoding="utf-8")
 
@@ -86,7 +86,7 @@ def add(
 
         entries, streams = asyncio.run(_from_each(others, regions, target, relay))
     facts = {"region": number, "name": name, "streams": streams, "entries": entries}
-    text = f"region {number} ({name}) has {streams:,} streams; {entries:,} entries were brought over."
+    text = f"region {number} ({name}) has {streams:,} streams; {entries:,} entries were copied."
     report(as_json, facts, f"{text} Start its daemon: braid replicate --config {config} --region {name}")
 
 
@@ -111,10 +111,10 @@ def rejoin(
         known = files.load(config)
         lost = known.named(name)
         absent = {known.named(each).name for each in without or ()}
-        givers = [each for each in known.peers_of(lost.name) if each.name not in absent]
-        if not givers:
+        sources = [each for each in known.peers_of(lost.name) if each.name not in absent]
+        if not sources:
             raise BraidError("there is no other region to restore the data from.")
-        for each in givers:
+        for each in sources:
             _check(each)
     with trouble(lost.url, as_json):
         ask(
@@ -124,16 +124,16 @@ def rejoin(
             lua.load(),
             set_fence(True),
         )
-        time.sleep(2 * REGION_FRESH_S)  # clients that are connected stop
-        regions = [_tell(each, known) for each in (*givers, lost)]
+        time.sleep(2 * REGION_FRESH_S)  # until connected clients see the fence
+        regions = [_add_writers(each, known) for each in (*sources, lost)]
 
         def recover(home: Endpoint, gate: Gate, region: Region) -> Callable[[bytes], Awaitable[int]]:
             return Link(home, gate, here=regions[-1], there=region).recover
 
-        entries, streams = asyncio.run(_from_each(givers, regions, lost, recover))
+        entries, streams = asyncio.run(_from_each(sources, regions, lost, recover))
         ask(lost.url, set_fence(False))
     facts = {"region": lost.id, "name": lost.name, "streams": streams, "entries": entries}
-    text = f"region {lost.id} ({lost.name}) has {streams:,} streams again; {entries:,} entries came back."
+    text = f"region {lost.id} ({lost.name}) has {streams:,} streams again; {entries:,} entries were restored."
     report(as_json, facts, f"{text} Start its daemon: braid replicate --config {config} --region {lost.name}")
 
 
@@ -169,7 +169,7 @@ def remove(
 
 
 def _check(each: RegionConfig) -> None:
-    """A region that the file names must be reached there, and be itself, before anything is changed."""
+    """Before anything is changed: a region in the file must be reachable, and be that region."""
     try:
         [found] = ask(each.url, read_region())
         check_region(found, (each.id, each.name), shown(each.url))
@@ -178,46 +178,44 @@ def _check(each: RegionConfig) -> None:
 
 
 def _remove_everywhere(gone: RegionConfig, rest: Sequence[RegionConfig]) -> None:
-    """Every region is told, whatever happens at another one."""
-    untold = {}
+    """Mark the region as gone in every other one; an error in one does not stop the rest."""
+    failed = {}
     for each in rest:
         try:
             ask(each.url, part([gone.id]))
         except (BraidError, ServerError, OSError) as error:
-            untold[each.name] = error
-    if untold:
-        faults = "; ".join(f"{name}: {error}" for name, error in untold.items())
+            failed[each.name] = error
+    if failed:
+        faults = "; ".join(f"{name}: {error}" for name, error in failed.items())
         raise BraidError(f"not all regions know that {gone.name} is removed. Run this again. {faults}")
 
 
-def _tell(each: RegionConfig, joined: Config) -> Region:
-    """Every region knows every writer before the first entry of the new one comes."""
+def _add_writers(each: RegionConfig, joined: Config) -> Region:
+    """Add all writers to a region, before the first entry of the new one arrives there."""
     [region] = ask(each.url, meet(other.id for other in joined.region))
     known: Region = region
     return known
 
 
-# A server, the gate of a giver and its region -> what brings one stream, and returns how many entries came.
-Bring = Callable[[Endpoint, Gate, Region], Callable[[bytes], Awaitable[int]]]
+# The target, the gate of a source and its region -> a function that copies one stream and counts entries.
+CopyFrom = Callable[[Endpoint, Gate, Region], Callable[[bytes], Awaitable[int]]]
 
 
 async def _from_each(
-    givers: list[RegionConfig], regions: list[Region], target: RegionConfig, bring: Bring
+    sources: list[RegionConfig], regions: list[Region], target: RegionConfig, copy_from: CopyFrom
 ) -> tuple[int, int]:
-    """Bring all that the givers have to the target: (entries, streams). regions: of each giver."""
+    """Copy all streams of the sources to the target: (entries, streams). regions: of each source."""
     home = Endpoint(parse_address(target.url))
     await home.connect()
     entries, seen = 0, set[bytes]()
     with Progress(console=_console, transient=True) as progress:
-        for giver, region in zip(givers, regions, strict=False):
-            source = Endpoint(parse_address(giver.url))
+        for each, region in zip(sources, regions, strict=False):
+            source = Endpoint(parse_address(each.url))
             await source.connect()
             names = [name async for page in all_streams(source) for name in page]
-            done = partial(
-                progress.advance, progress.add_task(f"from {escape(giver.name)}", total=len(names))
-            )
-            gate = Gate(source, durability_of(giver))
-            waiting, one = iter(names), bring(home, gate, region)
+            done = partial(progress.advance, progress.add_task(f"from {escape(each.name)}", total=len(names)))
+            gate = Gate(source, durability_of(each))
+            waiting, one = iter(names), copy_from(home, gate, region)
             entries += sum(await asyncio.gather(*(_each(one, waiting, done) for _ in range(AT_ONCE))))
             seen.update(names)
             gate.close()
@@ -231,10 +229,10 @@ async def _relay(link: Link, name: bytes) -> int:
 
 
 async def _each(
-    bring: Callable[[bytes], Awaitable[int]], waiting: Iterator[bytes], done: Callable[[], None]
+    copy: Callable[[bytes], Awaitable[int]], waiting: Iterator[bytes], done: Callable[[], None]
 ) -> int:
     entries = 0
     for name in waiting:
-        entries += await bring(name)
+        entries += await copy(name)
         done()
     return entries

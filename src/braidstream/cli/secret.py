@@ -1,9 +1,9 @@
-"""--url without its password in the list of processes: --url-file, or the environment variable BRAID_URL.
+"""Keeps passwords out of the process list: --url-file or the environment variable BRAID_URL instead of --url.
 
     app.command("init", cls=UrlCommand)(init)
 
---url wins over --url-file, which wins over BRAID_URL. Where a file of regions or a lake is given instead of
-an optional --url, BRAID_URL is not looked at.
+--url wins over --url-file, which wins over BRAID_URL. If the user passes --config or --lake instead of an
+optional --url, BRAID_URL is ignored.
 """
 
 import os
@@ -18,7 +18,7 @@ _INSTEAD: Final = ("--config", "--lake")
 
 
 class UrlCommand(TyperCommand):
-    """A command with --url: the URL may come from elsewhere."""
+    """A command with --url, which also accepts --url-file and BRAID_URL."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -54,7 +54,7 @@ def _template(
         ),
     ] = None,
 ) -> None:
-    """Typer makes options of functions only."""
+    """Typer builds options from functions only."""
 
 
 _made = typer.Typer(add_completion=False)

@@ -1,4 +1,4 @@
-"""`braid spark NAME`: Spark applications on streams and lakes. By spark-submit too: docs/guides/lake.md."""
+"""`braid spark NAME`: Spark applications on streams and lakes. With spark-submit: docs/guides/lake.md."""
 
 import contextlib
 import dataclasses
@@ -8,25 +8,15 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from rich.table import Table
-from rich.text import Text
 
 from braidstream.cli.reach import Json, Url, trouble
 from braidstream.cli.secret import UrlCommand
+from braidstream.cli.terminal import bar, print_rows, print_summary, refuse
 from braidstream.config import load
 from braidstream.errors import JobError
 from braidstream.model.frontier import name_of_text
@@ -50,8 +40,7 @@ RedisOptions = Annotated[
 ]
 Follow = Annotated[bool, typer.Option("--follow", help="Run until stopped.")]
 
-SHOWN = 20  # anomalies that a terminal lists
-progress_console = Console(stderr=True)
+SHOWN = 20  # anomalies listed in a terminal
 
 
 def duration(text: str) -> float:
@@ -64,11 +53,6 @@ def duration(text: str) -> float:
 def need_spark() -> None:
     if importlib.util.find_spec("pyspark") is None:
         refuse("Spark is not installed here. Run: pip install 'braidstream[spark]'")
-
-
-def refuse(text: str) -> NoReturn:
-    Console(stderr=True, highlight=False).print(f"[bold red]error[/] {escape(text)}", soft_wrap=True)
-    raise typer.Exit(2)
 
 
 def chosen(streams: str, pattern: str) -> tuple[tuple[bytes, ...], bytes | None]:
@@ -89,7 +73,7 @@ def servers_of(url: str, redis: list[str] | None = None) -> "Servers":
 
 @contextlib.contextmanager
 def spark_trouble(where: str | Path, as_json: bool) -> Iterator[None]:
-    """As `trouble`; of what a Spark job died of, the last line: the rest is Spark's own way there."""
+    """As `trouble`; for an error of a Spark job, the last error line only, without Spark's stack traces."""
     from braidstream.spark.jobs.spark_session import JOB_ERRORS
 
     with trouble(where, as_json):
@@ -102,7 +86,7 @@ def spark_trouble(where: str | Path, as_json: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def until_stopped() -> Iterator[threading.Event]:
-    """An event that Ctrl-C and SIGTERM set: work ends at the next good moment."""
+    """An event that Ctrl-C and SIGTERM set: the job ends after the current round."""
     stopped = threading.Event()
     before = {
         number: signal.signal(number, lambda *_: stopped.set()) for number in (signal.SIGINT, signal.SIGTERM)
@@ -112,40 +96,6 @@ def until_stopped() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-class _Count(MofNCompleteColumn):
-    """How much of how much; nothing while nobody knows of how much."""
-
-    def render(self, task: Task) -> Text:
-        return Text() if task.total is None else super().render(task)
-
-
-def bar(what: str, total: float | None) -> Progress:
-    shown = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        _Count(),
-        TimeElapsedColumn(),
-        console=progress_console,
-        transient=True,
-    )
-    shown.add_task(what, total=total)
-    return shown
-
-
-def tell(as_json: bool, title: str, facts: dict[str, Any]) -> None:
-    """The summary of a run: one line of JSON, or a table."""
-    if as_json:
-        typer.echo(json.dumps(facts))
-        return
-    table = Table("what", "how much", title=escape(title), title_justify="left")
-    table.columns[1].justify = "right"
-    for name, value in facts.items():
-        number = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-        table.add_row(name.replace("_", " "), escape(number))
-    Console().print(table)
 
 
 @app.command("archive", cls=UrlCommand)
@@ -195,7 +145,7 @@ def archive(
             rounds = _rounds(archiver.backlog(), archiver.round, stopped, every if follow else None)
         finally:
             archiver.close()
-    tell(as_json, f"Archived into {lake}", _summed(rounds))
+    print_summary(as_json, f"Archived into {lake}", _summed(rounds))
 
 
 def _rounds(
@@ -218,9 +168,9 @@ def _rounds(
 
 def _summed(rounds: "list[Round]") -> dict[str, Any]:
     names = ("entries", "files", "bytes", "deleted", "trimmed", "merged", "missed")
-    told = {name: sum(getattr(each, name) for each in rounds) for name in names}
+    sums = {name: sum(getattr(each, name) for each in rounds) for name in names}
     last = dataclasses.asdict(rounds[-1]) if rounds else {"left": 0, "version": 0}
-    return {**told, "left": last["left"], "rounds": len(rounds), "commit": last["version"]}
+    return {**sums, "left": last["left"], "rounds": len(rounds), "commit": last["version"]}
 
 
 @app.command("audit")
@@ -330,13 +280,12 @@ def replay(
 
     if not url and lake is None:
         refuse("give --lake, or --url, or both")
-    source = {"streams": streams, "streamPattern": pattern, "url": url, "lake": str(lake or "")}
+    source = _source(streams, pattern, url, lake)
     with spark_trouble(to_url, as_json):
         ends = time_ms("since", since), time_ms("until", until)
-        given = {name: value for name, value in source.items() if value}
         what = check(
             Replay(
-                given,
+                source,
                 to_url,
                 to,
                 job,
@@ -351,12 +300,18 @@ def replay(
         with bar("replaying", what.until_ms - what.since_ms) as shown:
             task = shown.task_ids[0]
 
-            def told(entries: int, upto_ms: int) -> None:
+            def show(entries: int, upto_ms: int) -> None:
                 description = f"replaying, {entries:,} entries"
                 shown.update(task, completed=upto_ms - what.since_ms, description=description)
 
-            entries = run(open_session("replay"), what, told)
-    tell(as_json, f"Replayed into {to}", {"entries": entries, "job": job})
+            entries = run(open_session("replay"), what, show)
+    print_summary(as_json, f"Replayed into {to}", {"entries": entries, "job": job})
+
+
+def _source(streams: str, pattern: str, url: str, lake: Path | None, **more: str) -> dict[str, str]:
+    """Options of a batch read, without those that are empty."""
+    options = {"streams": streams, "streamPattern": pattern, "url": url, "lake": str(lake or ""), **more}
+    return {name: value for name, value in options.items() if value}
 
 
 @app.command("stats", cls=UrlCommand)
@@ -384,11 +339,9 @@ def stats(
     if not url and lake is None:
         refuse("give --lake, or --url, or both")
     chosen(streams, pattern)
-    source = {"streams": streams, "streamPattern": pattern, "url": url, "lake": str(lake or "")}
-    source |= {"startingTimestamp": since, "endingTimestamp": until}
+    source = _source(streams, pattern, url, lake, startingTimestamp=since, endingTimestamp=until)
     with spark_trouble(url or lake or "", as_json), bar("reading", None):
-        given = {name: value for name, value in source.items() if value}
-        frame = open_session("stats").read.format("braidstream").options(**given).load()
+        frame = open_session("stats").read.format("braidstream").options(**source).load()
         found = collect(frame, key=key, url=url)
         if png is not None:
             png.write_bytes(stats_plots.as_png(found))
@@ -398,12 +351,4 @@ def stats(
         typer.echo(json.dumps(dataclasses.asdict(found), default=str))
         return
     for title in ("streams", "lag", "keys", "fields"):
-        _show_rows(title, getattr(found, title), stats_plots.shown)
-
-
-def _show_rows(title: str, rows: list[dict[str, Any]], shown: Callable[[Any], str]) -> None:
-    if rows:
-        table = Table(*map(escape, rows[0]), title=title, title_justify="left")
-        for row in rows:
-            table.add_row(*(escape(shown(value)) for value in row.values()))
-        Console().print(table)
+        print_rows(title, getattr(found, title), stats_plots.shown)

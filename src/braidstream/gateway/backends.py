@@ -1,4 +1,4 @@
-"""The engine's side: connections of clients' own, and lanes that the clients of one user and database share.
+"""Connections to the engine: clients' own ones, and lanes, shared by all clients of one user and database.
 
 client A --- lane (user, db) ---+
 client B --/                    |   engine      plans, many in flight on one connection
@@ -13,7 +13,7 @@ from typing import Any, Final
 from weakref import WeakSet
 
 from braidstream.errors import LostError, ReplyError
-from braidstream.gateway.own_connection import Own, Sinks
+from braidstream.gateway.own_connection import OwnConnection, Sinks
 from braidstream.gateway.session import Login
 from braidstream.net import wire
 from braidstream.net.address import Address
@@ -25,11 +25,11 @@ _FOR_EVER: Final = float("inf")
 
 
 class Lane:
-    """The shared connection of one user and database; made when needed, and again when lost.
+    """The shared connection of one user and database; opened when needed, and again when lost.
 
-    The engine lets in who has not logged in when it connects, or not; whom it let in stays in when it
-    changes its mind. A lane of nobody's stays in too, and outlives whom it was made for, so whoever comes to
-    it without a login is shown to the engine first: `lets_in`.
+    An engine decides at connect time whether a client without a login may send commands, and an open
+    connection keeps that right when a password is set later. A lane without a login outlives its first
+    client. So for each later client without a login the gateway checks with a new connection: `admits`.
     """
 
     def __init__(self, address: Address, on_new: Callable[[], None]) -> None:
@@ -37,56 +37,56 @@ class Lane:
         self.conn: Connection | None = None
         self.users = 0
         self._on_new = on_new
-        self._making: asyncio.Task[Connection] | None = None
-        self._asking: asyncio.Task[bool] | None = None
-        self._open_at = 0.0  # then, the engine let in somebody who had not logged in
+        self._connecting: asyncio.Task[Connection] | None = None
+        self._checking: asyncio.Task[bool] | None = None
+        self._open_at = 0.0  # when the engine last accepted a connection without a login
         self._closed = False
 
     async def ready(self) -> Connection:
         if self.conn is not None and self.conn.lost is None:
             return self.conn
-        if self._making is None:
-            self._making = asyncio.create_task(self._make())
-        return await asyncio.shield(self._making)
+        if self._connecting is None:
+            self._connecting = asyncio.create_task(self._connect())
+        return await asyncio.shield(self._connecting)
 
-    async def lets_in(self, came: float) -> bool:
-        """Whether a client that came then without a login may use it. Those who ask together ask once."""
+    async def admits(self, connected_at: float) -> bool:
+        """Whether a client that connected then without a login may use it. Concurrent calls share a check."""
         await self.ready()
-        while self._open_at < came:
-            if self._asking is None:
-                self._asking = asyncio.create_task(self._ask())
-            if not await asyncio.shield(self._asking):
+        while self._open_at < connected_at:
+            if self._checking is None:
+                self._checking = asyncio.create_task(self._check())
+            if not await asyncio.shield(self._checking):
                 return False
         return True
 
-    async def _make(self) -> Connection:
+    async def _connect(self) -> Connection:
         try:
             self._on_new()
             began = time.monotonic()
             conn = await wire.connect(self.address)
             if self.address.password is None:
-                # Where the engine did not let it in it judges each command of it: anybody may try.
-                self._open_at = began if await _is_let_in(conn) else _FOR_EVER
+                # If the engine requires a login it refuses each command itself: any client may use the lane.
+                self._open_at = began if await _accepts(conn) else _FOR_EVER
             if self._closed:
                 conn.close()
             self.conn = conn
             return conn
         finally:
-            self._making = None
+            self._connecting = None
 
-    async def _ask(self) -> bool:
+    async def _check(self) -> bool:
         try:
             began = time.monotonic()
             conn = await wire.connect(self.address.in_db(0))
             try:
-                is_open = await _is_let_in(conn)
+                is_open = await _accepts(conn)
             finally:
                 conn.close()
             if is_open:
                 self._open_at = max(self._open_at, began)
             return is_open
         finally:
-            self._asking = None
+            self._checking = None
 
     async def send(self, batch: Batch) -> Replies:
         return await (await self.ready()).send(batch)
@@ -101,20 +101,20 @@ class Lane:
             self.conn.close()
 
 
-async def lets_anybody_in(address: Address) -> bool:
-    """Whether the engine takes commands of a connection that has not logged in."""
+async def needs_no_login(address: Address) -> bool:
+    """Whether the engine accepts commands without a login."""
     try:
         conn = await wire.connect(address.as_user(None, None).in_db(0))
         try:
-            return await _is_let_in(conn)
+            return await _accepts(conn)
         finally:
             conn.close()
     except LostError:
         return False
 
 
-async def _is_let_in(conn: Connection) -> bool:
-    """Whether the engine takes commands from a new connection; this one may still be refused to its user."""
+async def _accepts(conn: Connection) -> bool:
+    """Whether the engine accepts commands on a new connection; the user may still lack the right to PING."""
     [reply] = await conn.send(Batch([("PING",)], resend=True, attempt=True))
     return not (isinstance(reply, ReplyError) and reply.code in ("NOAUTH", "DENIED"))
 
@@ -122,7 +122,7 @@ async def _is_let_in(conn: Connection) -> bool:
 class Backends:
     """Every connection to the engine.
 
-    own_limit: so many connections of clients' own are kept; beyond, those of idle clients are parked.
+    own_limit: how many clients keep an own connection; beyond, those of idle clients are closed.
     """
 
     def __init__(self, address: Address, own_limit: int) -> None:
@@ -130,10 +130,10 @@ class Backends:
         self._lanes: dict[Address, Lane] = {}
         self._apart: set[Lane] = set()
         self._owners: OrderedDict[Any, Callable[[], bool]] = OrderedDict()
-        self._owns: WeakSet[Own] = WeakSet()
+        self._owns: WeakSet[OwnConnection] = WeakSet()
 
     def borrow(self, login: Login | None, db: int, on_new: Callable[[], None]) -> Lane:
-        """The lane to the engine as a user sees it; nobody, where nobody has logged in."""
+        """The lane of a user and database; login None: of clients that have not logged in."""
         user, password = (login.user, login.password) if login is not None else (None, None)
         address = self._address.as_user(user, password).in_db(db)
         lane = self._lanes.get(address)
@@ -143,7 +143,7 @@ class Backends:
         return lane
 
     def set_apart(self, lane: Lane) -> None:
-        """Leave a lane to those who are on it: the next to borrow gets another."""
+        """Keep a lane for its present clients only: the next to borrow gets another."""
         if self._lanes.get(lane.address) is lane:
             del self._lanes[lane.address]
             self._apart.add(lane)
@@ -161,14 +161,14 @@ class Backends:
         sinks: Sinks,
         on_lost: Callable[[], None],
         park: Callable[[], bool],
-    ) -> Own:
-        """A new connection of a client's own; `park` closes it if it can, when there are too many."""
+    ) -> OwnConnection:
+        """A new own connection of a client. `park`: called when there are too many; closes it if it can."""
         if len(self._owners) >= self._own_limit:
             next((True for parks in list(self._owners.values()) if parks()), False)
         self._owners[client] = park
         try:
             at = await self._address.resolve()
-            own = await wire.open_socket(at, lambda: Own(at, sinks, on_lost))
+            own = await wire.open_socket(at, lambda: OwnConnection(at, sinks, on_lost))
             self._owns.add(own)
             return own
         except BaseException:
@@ -176,7 +176,7 @@ class Backends:
             raise
 
     def leave_others(self, place: Place) -> None:
-        """The primary is there: connections to other servers end."""
+        """Close connections to servers other than the primary."""
         for own in [*self._owns]:
             if own.place != place:
                 own.abort()
@@ -187,7 +187,7 @@ class Backends:
         if client in self._owners:
             self._owners.move_to_end(client)
 
-    def disowned(self, client: Any) -> None:
+    def released(self, client: Any) -> None:
         self._owners.pop(client, None)
 
     @property

@@ -1,4 +1,4 @@
-"""One client: takes its commands in order, answers them in order.
+"""One client's socket: runs its commands in order, answers in order.
 
 data --> parser --> plain appends, all in one write to the lane: fast_append.py
                `--> queue --> worker: runs of commands for the lane, or the client's own connection
@@ -12,15 +12,15 @@ from typing import Final, cast
 from braidstream.errors import BraidError, ReplyError
 from braidstream.gateway import router
 from braidstream.gateway.client_state import Client
-from braidstream.gateway.fast_append import Express
+from braidstream.gateway.fast_append import FastAppends
 from braidstream.gateway.hub import Hub
 from braidstream.net.resp import Parser, error_line
 
-# When so much waits to be done, no more is read from the client.
+# The gateway stops reading from a client that has so much queued.
 _QUEUED: Final = 10_000
 _QUEUED_BYTES: Final = 4_000_000
 _WRITE_HIGH: Final = 1_000_000
-# Bytes of which a part may be the second command.
+# With more bytes than this, there may be a second command.
 _SEVERAL: Final = 100
 
 
@@ -29,13 +29,13 @@ class ClientConnection(Client, asyncio.Protocol):
 
     def __init__(self, hub: Hub) -> None:
         super().__init__(hub)
-        self._express = Express(self, partial(router.reply_to, self))
+        self._appends = FastAppends(self, partial(router.reply_to, self))
         self._parser = Parser(hub.limits)
         self._worker: asyncio.Task[None] | None = None
         self._writable: asyncio.Future[None] | None = None
         self._reading_paused = False
         self._taken_in = 0  # commands so far
-        self._chunks: deque[tuple[int, int]] = deque()  # what waits: up to which command, how many bytes
+        self._chunks: deque[tuple[int, int]] = deque()  # received: up to which command, how many bytes
         self._bytes = 0  # of all chunks
         self._leaving = False
 
@@ -51,9 +51,9 @@ class ClientConnection(Client, asyncio.Protocol):
             self._leaving = True
 
     def data_received(self, data: bytes) -> None:
-        if self.blind:
+        if self.raw:
             if self.own is not None:
-                self.own.tell(data)
+                self.own.send_only(data)
             return
         if self._leaving:
             return
@@ -61,11 +61,11 @@ class ClientConnection(Client, asyncio.Protocol):
         if is_free and self._chunks:
             self._chunks.clear()  # parts of one command: the parser has its own limits
             self._bytes = 0
-        if is_free and len(data) > _SEVERAL and self._parser.is_clean and self._express.alike(data):
+        if is_free and len(data) > _SEVERAL and self._parser.is_clean and self._appends.send_spliced(data):
             return
         commands = self._parser.feed(data)
         if commands and is_free:
-            done = self._express.run(commands)
+            done = self._appends.run(commands)
             if done == len(commands) and self._parser.error is None:
                 return
             del commands[:done]
@@ -87,8 +87,8 @@ class ClientConnection(Client, asyncio.Protocol):
         self._leaving = self.closed = True
         self.hub.left(self)
         if self._worker is not None and self.blocking:
-            self._worker.cancel()  # anything else is done to its end, as the engine would
-        self.disown()
+            self._worker.cancel()  # other commands run to their end, as in the engine
+        self.close_own()
         self.hub.give_back(self.lane)
         self.resume_writing()
 
@@ -107,7 +107,7 @@ class ClientConnection(Client, asyncio.Protocol):
     # Leaving
 
     def retire(self) -> None:
-        """Take no more, answer what was taken, and go. What waits for others ends now."""
+        """Accept no more commands, answer the running ones, and close. Blocked commands end now."""
         self._leaving = True
         if self.blocking or self.is_idle:
             self.close()
@@ -118,10 +118,10 @@ class ClientConnection(Client, asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        return self._worker is None and not self.queue and self._express.is_quiet
+        return self._worker is None and not self.queue and self._appends.is_quiet
 
     def own_lost(self) -> None:
-        """Close, as the engine would have: the state of the client's own connection is lost with it."""
+        """Close, as the engine would: the state of the client's own connection is lost."""
         if self.own is not None and not self.blocking and self._worker is None and not self.closed:
             self.close()
 
@@ -133,9 +133,9 @@ class ClientConnection(Client, asyncio.Protocol):
 
     async def _work(self) -> None:
         try:
-            while not self.closed and (self.queue or not self._express.is_quiet):
-                # More may come while the last appends are answered.
-                await (self._step() if self.queue else self._express.until_quiet())
+            while not self.closed and (self.queue or not self._appends.is_quiet):
+                # More commands may arrive while the last appends are answered.
+                await (self._step() if self.queue else self._appends.until_quiet())
             if self.closed:
                 return
             if self._parser.error is not None:
@@ -143,7 +143,7 @@ class ClientConnection(Client, asyncio.Protocol):
             if self._parser.error is not None or self.lost_with_state is not None:
                 self.close()
         except BraidError as error:  # the client's own connection is lost, and its state with it
-            if self.own is None or not self.own.broke_off:  # half a reply would take the error for its rest
+            if self.own is None or not self.own.broke_off:  # after half a reply an error would be its rest
                 self.write(error_line(error))
             self.close()
         except Exception as error:
@@ -158,22 +158,22 @@ class ClientConnection(Client, asyncio.Protocol):
     async def _step(self) -> None:
         if self._writable is not None:
             await self._writable
-        if self._express.is_shut:
-            await self._express.until_quiet()
-        if not self.multi and (done := self._express.run(self.queue)):
+        if self._appends.must_wait:
+            await self._appends.until_quiet()
+        if not self.multi and (done := self._appends.run(self.queue)):
             for _ in range(done):
                 self.queue.popleft()
         else:
-            await self._express.until_quiet()
+            await self._appends.until_quiet()
             if self.closed:
                 return
             self.skipping, self.session.skips = self.session.skips, False
             await router.run_next(self)
-            self.skipping, self.is_plain = False, self.entered and self.session.is_plain
+            self.skipping, self.is_plain = False, self.is_admitted and self.session.is_plain
         self._read_on()
 
     def _read_on(self) -> None:
-        """Read again from the client once half of what waited is done."""
+        """Resume reading from the client once half of the queue is done."""
         done = self._taken_in - len(self.queue)
         while self._chunks and self._chunks[0][0] <= done:
             self._bytes -= self._chunks.popleft()[1]

@@ -1,6 +1,6 @@
-"""What a client is to the gateway: its session, what it waits for, its connections to the engine.
+"""One client of the gateway: its session, its queue of commands, its connections to the engine.
 
-client_connection.py fills the queue and writes to the socket; the router and its neighbours work on this.
+client_connection.py fills the queue and writes to the socket; the router and its helpers use this class.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from braidstream.errors import LostError, ReplyError
 from braidstream.gateway.backends import Lane
 from braidstream.gateway.database import Database
 from braidstream.gateway.hub import Hub
-from braidstream.gateway.own_connection import Own
+from braidstream.gateway.own_connection import OwnConnection
 from braidstream.gateway.session import Session, may_be_plain
 from braidstream.net.resp import Words
 from braidstream.net.wire import pack
@@ -24,7 +24,8 @@ class Client(ABC):
     """See the top of the file.
 
     lane: the connection that it shares with clients of the same login. own: a connection of its own.
-    is_plain: whether appends may take the short way; updated after each command.
+    raw: bytes are relayed unread, after SYNC or PSYNC.
+    is_plain: whether appends may use the fast path; updated after each command.
     """
 
     transport: asyncio.Transport
@@ -32,19 +33,19 @@ class Client(ABC):
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
         self.session = Session(home=hub.db, db=hub.db)
-        self.own: Own | None = None
-        self.second: Own | None = None
+        self.own: OwnConnection | None = None
+        self.second: OwnConnection | None = None
         self.queue: deque[Words] = deque()
         self.blocking = False
-        self.blind = False
+        self.raw = False
         self.skipping = False
         self.multi: Any = None
         self.is_plain = False
         self.closed = False
 
     def enter(self) -> None:
-        """The client is connected. Not before: a TLS handshake that fails ends without connection_lost."""
-        self.came, self.entered = time.monotonic(), False
+        """Borrow a lane, once the client is connected: a failed TLS handshake never calls connection_lost."""
+        self.connected_at, self.is_admitted = time.monotonic(), False
         self._at = (self.session.login, self.session.db)
         self.lane: Lane = self.hub.borrow(*self._at)
         self.database: Database = self.hub.database(self.session.db)
@@ -52,12 +53,12 @@ class Client(ABC):
     @property
     @abstractmethod
     def is_leaving(self) -> bool:
-        """Whether the client takes no more commands."""
+        """Whether the gateway accepts no more commands of this client."""
 
     @property
     @abstractmethod
     def is_idle(self) -> bool:
-        """Whether nothing waits to be done or answered."""
+        """Whether no command of the client is queued or running."""
 
     @abstractmethod
     def own_lost(self) -> None:
@@ -65,52 +66,52 @@ class Client(ABC):
 
     @abstractmethod
     def settled(self) -> None:
-        """Every append on the short way is answered."""
+        """Called when every append on the fast path is answered."""
 
     def close(self) -> None:
-        """Close the client's connection. What was written still goes out."""
+        """Close the client's connection, after what was written is sent."""
         self.closed = True
         self.transport.close()
 
     def write(self, data: bytes) -> None:
-        """Reply."""
+        """Send a reply to the client, unless replies are muted."""
         if not (self.closed or self.session.muted or self.skipping):
             self.transport.write(data)
 
     def push(self, data: bytes) -> None:
-        """A message of the engine that is not a reply. CLIENT REPLY OFF mutes replies, not messages."""
+        """Send a message of the engine that is no reply. CLIENT REPLY OFF mutes replies, not messages."""
         if not self.closed:
             self.transport.write(data)
 
     # Connections
 
     async def send(self, batch: Batch) -> Replies:
-        """A batch of a plan, on the lane."""
-        if not self.entered:
+        """Send a batch of a plan, on the lane."""
+        if not self.is_admitted:
             while not await self.may_use(self.lane):
                 if self.closed:
                     raise LostError("the client", "it left", wrote=False)
                 self.hub.backends.set_apart(self.lane)
                 self._change_lane()
-            self.entered = True
+            self.is_admitted = True
         return await self.lane.send(batch)
 
     async def may_use(self, lane: Lane) -> bool:
-        """Whether the engine lets this client do what the lane may. Who has logged in has shown it."""
-        return self.session.login is not None or await lane.lets_in(self.came)
+        """Whether the engine would accept this client's commands; certain if the client has logged in."""
+        return self.session.login is not None or await lane.admits(self.connected_at)
 
     def moved(self) -> None:
-        """The client is another user, or before another database."""
+        """Change the lane after the client changed its user or database."""
         at = (self.session.login, self.session.db)
         if at != self._at and not self.closed:
             self._at, self.database = at, self.hub.database(self.session.db)
             self._change_lane()
 
     def restart(self) -> None:
-        """RESET: as a client that has just come."""
-        self.disown()
+        """RESET: the state of a client that has just connected."""
+        self.close_own()
         self.session.reset()
-        self.came, self.entered = time.monotonic(), False
+        self.connected_at, self.is_admitted = time.monotonic(), False
         self.moved()
 
     def _change_lane(self) -> None:
@@ -118,12 +119,12 @@ class Client(ABC):
         self.hub.give_back(before)
 
     async def is_beside_region(self, words: Words) -> bool:
-        """Whether a command of the table is the engine's own here: the database is no region."""
+        """Whether a command of the table runs natively, because the database is no region."""
         here = self.session
         return (may_be_plain(words) or here.db != here.home) and await self.database.is_absent()
 
-    async def own_connection(self) -> Own:
-        """The connection of this client's own; made if it has none, and told who the client is."""
+    async def own_connection(self) -> OwnConnection:
+        """The client's own connection; opened and logged in if it has none."""
         if self.own is not None and self.own.lost is None:
             self.hub.backends.used(self)
             return self.own
@@ -132,34 +133,34 @@ class Client(ABC):
         self.own = await self.another_connection()
         return self.own
 
-    async def another_connection(self) -> Own:
+    async def another_connection(self) -> OwnConnection:
         own = await self.hub.backends.own(self, (self.write, self.push), self.own_lost, self._park)
-        says = self.session.greeting()
-        replies = await own.collect(pack(says), len(says), writes=False) if says else []
+        greeting = self.session.greeting()
+        replies = await own.collect(pack(greeting), len(greeting), writes=False) if greeting else []
         refused = next((reply for reply in replies if reply.startswith(b"-")), None)
         if refused is not None:
             own.close()
             raise ReplyError(refused[1:-2].decode("utf-8", "replace"))
-        if self.closed:  # it left meanwhile, and nobody would close it
+        if self.closed:  # the client left meanwhile: nothing else would close the connection
             own.close()
-            self.hub.backends.disowned(self)
+            self.hub.backends.released(self)
             raise LostError("the client", "it left", wrote=False)
         return own
 
-    def disown(self) -> None:
+    def close_own(self) -> None:
         for own in (self.own, self.second):
             if own is not None:
                 own.close()
         self.own = self.second = None
-        self.hub.backends.disowned(self)
+        self.hub.backends.released(self)
 
     @property
     def lost_with_state(self) -> LostError | None:
-        """How the client's own connection was lost, if with what cannot be told again: a WATCH, say."""
+        """The error of the client's own connection, if state was lost with it that cannot be restored."""
         return None if self.own is None or self.session.can_park else self.own.lost
 
     def _park(self) -> bool:
         if self.own is None or not self.is_idle or not self.own.is_idle or not self.session.can_park:
             return False
-        self.disown()
+        self.close_own()
         return True

@@ -1,4 +1,4 @@
-"""One database of the engine, shared by all clients of the gateway: is it a region, what is in its cache.
+"""One database of the engine, shared by all clients of the gateway: whether it is a region, and its cache.
 
 The gateway reads the region with its own rights, so clients need none for it.
 """
@@ -20,7 +20,7 @@ from braidstream.protocol.stream_view import View
 
 
 class Database:
-    """One database. `used` is set by whoever relies on it, so that it is kept fresh meanwhile."""
+    """One database. used: a command has used it since the last refresh, so it is refreshed again."""
 
     def __init__(self, address: Address) -> None:
         self.cache = StreamCache()
@@ -29,7 +29,7 @@ class Database:
         self.hidden = Hidden()
         self.used = False
         self._absent_until = 0.0
-        self._asking: asyncio.Task[None] | None = None
+        self._identifying: asyncio.Task[None] | None = None
 
     @property
     def is_connected(self) -> bool:
@@ -39,7 +39,7 @@ class Database:
     @property
     def is_fresh(self) -> bool:
         conn = self.lane.conn
-        # Else another process may answer the next command. Written out here: it is asked for every append.
+        # Without a connection, another server process may answer. Inlined: every append checks it.
         is_connected = conn is not None and conn.lost is None
         return is_connected and self.cache.is_fresh(time.monotonic())
 
@@ -47,37 +47,38 @@ class Database:
         return View.of(self.cache, carriage)
 
     async def refresh_if_due(self) -> None:
-        """Make sure that we know which region this is. Errors are for whoever asked."""
+        """Read which region this is, if the cache is stale. Raises errors to the caller."""
         self.used = True
         if time.monotonic() < self._absent_until:
             raise NotARegionError
         if not self.is_fresh:
-            await self.ask()
+            await self.identify()
 
     async def is_absent(self) -> bool:
-        """Whether the database is known to be no region: every key in it is plain.
+        """Whether the database is no region: every key in it is plain.
 
-        One that was a region has lost its data (FLUSHALL at the server, say). What is written there as plain
-        streams would stand in the way when the data comes back.
+        False for one that was a region and lost its data (FLUSHALL at the server, say): plain streams
+        written there would conflict with the restored data.
         """
         try:
             await self.refresh_if_due()
         except NotARegionError:
             return self.cache.region is None
         except BraidError:
-            pass  # whoever runs a plan is told
+            pass  # the plan of the command raises it again
         return False
 
-    async def ask(self) -> None:
-        if self._asking is None:
-            self._asking = asyncio.create_task(self._ask())
-        await asyncio.shield(self._asking)
+    async def identify(self) -> None:
+        """Read which region this is. Concurrent calls share one request."""
+        if self._identifying is None:
+            self._identifying = asyncio.create_task(self._identify())
+        await asyncio.shield(self._identifying)
 
     async def refuse_cluster(self) -> None:
-        """One server only: a client that a node sends elsewhere would write plain streams there."""
+        """Refuse a cluster node: a client that it redirects would write plain streams to another node."""
         await arun(refuse_cluster(), self.lane.send)
 
-    async def _ask(self) -> None:
+    async def _identify(self) -> None:
         try:
             region, server = await arun(read_server(), self.lane.send)
             self.cache.check_server(region, server, time.monotonic())
@@ -86,15 +87,15 @@ class Database:
             self._absent_until = time.monotonic() + REGION_FRESH_S
             raise
         finally:
-            self._asking = None
+            self._identifying = None
 
     async def count_hidden(self) -> tuple[int, int]:
-        """How many of the engine's keys users do not see, and how many of those expire."""
+        """How many keys are hidden from users, and how many of those expire."""
         await self.refresh_if_due()
         return await self.hidden.count(self.lane.send)
 
     async def bring_functions(self) -> None:
-        """Load the engine functions, on a connection of its own: loading WATCHes."""
+        """Load the engine functions, on a new connection, because loading uses WATCH."""
         conn = await connect(self._address)
         try:
             await arun(load(), conn.send)
@@ -102,26 +103,26 @@ class Database:
             conn.close()
 
     async def keep_fresh(self) -> None:
-        """Called now and then: whoever is busy never waits for the answer."""
+        """Called regularly: refreshes the region of a database in use, so that no command has to wait."""
         if self.used:
             self.used = False
             try:
-                await self.ask()
+                await self.identify()
             except BraidError:
-                self.cache.expire_region()  # the next command asks, and is told
+                self.cache.expire_region()  # the next command tries again and gets the error
 
     def forget(self) -> None:
-        """The engine may have been restarted, or be another."""
+        """Clear the cache: the engine may have been restarted or replaced."""
         self._absent_until = 0.0
         self.cache.expire_region()
         self.cache.forget_all()
 
     def holds_stream(self, name: bytes) -> bool:
-        """Whether a name was a stream when somebody last looked."""
+        """Whether a name is a stream in the cache."""
         return name in self.cache.homes or self.cache.registry(name).exists
 
     def remember(self, words: Words) -> None:
-        """An append went well: the next one to that name may take the short way. After a DEL it may not."""
+        """After an append, the next one to that name may use the fast path; after a DEL it may not."""
         command = words[0].upper()
         if command in (b"DEL", b"UNLINK"):
             for name in words[1:]:

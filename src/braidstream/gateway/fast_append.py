@@ -1,12 +1,12 @@
-"""The short way: plain appends, all in one write to the lane, answered from the callback.
+"""The fast path: plain appends, all in one write to the lane, answered from the callback.
 
-Appends are most of the traffic of most streams, so they cost no task and no plan: the strand's key takes the
-place of the name, the ID is translated on the way back.
+Most commands are appends, so they use no task and no plan: the gateway replaces the name by the strand's
+key, and translates the ID in the reply.
 
-    XADD name * ...   -->  [create the strand]  XADD key NOMKSTREAM * ...   -->  its ID, or nil: it is gone
+    XADD name * ...   -->  [create the strand]  XADD key NOMKSTREAM * ...   -->  its ID, or nil: no strand
 
-A single append is sent alone. If the strand is gone the plan of XADD repeats it, so nothing of the same
-client may overtake it: until it is answered no other run starts.
+A single append is sent without the creation. If the strand is missing, the plan of XADD repeats the append.
+To keep the client's order, no other run starts until the single append is answered.
 """
 
 import asyncio
@@ -24,29 +24,29 @@ from braidstream.protocol.append import packed_reply, packed_run, splice
 from braidstream.protocol.plan import Replies
 
 
-class Express:
-    """The appends of one client that are under way."""
+class FastAppends:
+    """The appends of one client that are in flight."""
 
     def __init__(self, client: Client, run_plan: Callable[[Words], Awaitable[bytes]]) -> None:
-        """run_plan: XADD by its plan, for an append whose strand is gone."""
+        """run_plan: runs XADD by its plan, for an append whose strand is missing."""
         self._client = client
         self._run_plan = run_plan
-        self._slots: deque[list[bytes]] = deque()  # one for each run: its replies, once known
+        self._slots: deque[list[bytes]] = deque()  # one for each run: its replies, once they arrived
         self._quiet: asyncio.Future[None] | None = None
-        self.is_shut = False  # a run is under way that may have to be said again
+        self.must_wait = False  # an append is in flight that may have to be repeated
 
     @property
     def is_quiet(self) -> bool:
         return not self._slots
 
     async def until_quiet(self) -> None:
-        """Until every append on the short way is answered."""
+        """Wait until every append in flight is answered."""
         if self._slots:
             self._quiet = asyncio.get_running_loop().create_future()
             await self._quiet
 
-    def alike(self, data: bytes) -> bool:
-        """Send bytes that are nothing but appends alike: in each the strand's key takes the name's place."""
+    def send_spliced(self, data: bytes) -> bool:
+        """If the bytes are only similar appends, send them with the strand's key in place of the name."""
         conn, database = self._open_lane(), self._client.database
         if conn is None or (spliced := splice(data, database.cache.homes)) is None:
             return False
@@ -58,7 +58,7 @@ class Express:
         return True
 
     def run(self, commands: Iterable[Words]) -> int:
-        """Send the plain appends at the head; how many they were."""
+        """Send the plain appends at the head of the queue; returns their number."""
         database, conn = self._client.database, self._open_lane()
         if conn is None:
             return 0
@@ -68,12 +68,12 @@ class Express:
         database.used = True
         ensured = 0
         if len(run) > 1 or self._slots:
-            # An append cannot be repeated without changing the order: create each strand once.
+            # Repeating one of several appends would change their order: create the strands first.
             names = {words[1] for words in run}
             ensured = len(names)
             out[:0] = [database.cache.homes[name].ensure for name in names]
         else:
-            self.is_shut = True
+            self.must_wait = True
         slot: list[bytes] = []
         self._slots.append(slot)
         conn.post(
@@ -89,15 +89,15 @@ class Express:
         return perf_counter() if metrics.appended >= metrics.time_from else 0.0
 
     def _open_lane(self) -> Connection | None:
-        """The lane, if appends can take the short way now."""
+        """The lane, if appends can use the fast path now."""
         client = self._client
         conn = client.lane.conn
-        if self.is_shut or not client.is_plain or conn is None or conn.lost is not None or conn.is_full:
+        if self.must_wait or not client.is_plain or conn is None or conn.lost is not None or conn.is_full:
             return None
         return conn if client.database.is_fresh else None
 
     def _appended(self, *run: Any) -> None:
-        """What `_answer` does; but the lane is others' too, and must not end with this client."""
+        """`_answer`, but an exception closes this client only: other clients share the lane."""
         try:
             self._answer(*run)
         except Exception as error:
@@ -125,29 +125,29 @@ class Express:
         assert region is not None
         writer = region.writer
         out: list[bytes] = []
-        gone: list[int] = []
+        missing: list[int] = []
         for reply in replies[ensured:] if ensured else replies:
             if type(reply) is bytes:
                 out.append(packed_reply(reply, writer))
                 continue
             if reply is None:
-                gone.append(len(out))
+                missing.append(len(out))
             elif isinstance(reply, ReplyError):
                 metrics.failed(reply)
             out.append(error_line(reply) if isinstance(reply, ReplyError) else b"")
-        if gone:
+        if missing:
             client.database.forget()
-            self.is_shut = True
+            self.must_wait = True
             words = Parser(client.hub.limits).feed(run) if isinstance(run, bytes) else run
-            client.hub.run(self._make_good(slot, words, out, gone))
+            client.hub.run(self._repeat(slot, words, out, missing))
         else:
             self._fill(slot, out)
 
-    async def _make_good(
-        self, slot: list[bytes], run: list[Words], out: list[bytes], gone: list[int]
+    async def _repeat(
+        self, slot: list[bytes], run: list[Words], out: list[bytes], missing: list[int]
     ) -> None:
-        """The strand was gone after all: the plan of XADD makes it again."""
-        for at in gone:
+        """Repeat appends whose strand was missing by the plan of XADD, which creates it."""
+        for at in missing:
             try:
                 out[at] = await self._run_plan(run[at])
             except BraidError as error:
@@ -155,13 +155,13 @@ class Express:
         self._fill(slot, out)
 
     def _fill(self, slot: list[bytes], out: list[bytes]) -> None:
-        """A run is answered. Replies go out in the order of the runs."""
+        """Store the replies of a run, and write those of all finished runs in order."""
         slot.append(out[0] if len(out) == 1 else b"".join(out))
         slots = self._slots
         while slots and slots[0]:
             self._client.write(slots.popleft()[0])
         if not slots:
-            self.is_shut = False
+            self.must_wait = False
             quiet, self._quiet = self._quiet, None
             if quiet is None:
                 self._client.settled()

@@ -1,4 +1,4 @@
-"""Commands of the engine that would take the storage or the functions of a region away behind its back."""
+"""Refuses native commands that would destroy a region's storage or functions."""
 
 from typing import Final
 
@@ -6,16 +6,16 @@ from braidstream.errors import RefusedError
 from braidstream.gateway.client_state import Client
 from braidstream.net.resp import Words
 
-_TAKING: Final = frozenset((b"FLUSH", b"DELETE", b"RESTORE"))
+_DELETING: Final = frozenset((b"FLUSH", b"DELETE", b"RESTORE"))
 
 
-def takes_functions(words: Words) -> bool:
-    """Whether the functions of braidstream may be gone after a FUNCTION command."""
-    return len(words) > 1 and words[1].upper() in _TAKING
+def deletes_functions(words: Words) -> bool:
+    """Whether a FUNCTION command may delete the functions of braidstream."""
+    return len(words) > 1 and words[1].upper() in _DELETING
 
 
 async def swap_refusal(client: Client, words: Words) -> RefusedError | None:
-    """Why two databases cannot be swapped, if so."""
+    """The error if one of the two databases is a region; else None."""
     for db in {client.session.home, client.session.db}:
         if b"%d" % db in words[1:] and not await client.hub.database(db).is_absent():
             why = f"database {db} is a region, and its clients would write into the other database"
@@ -24,14 +24,14 @@ async def swap_refusal(client: Client, words: Words) -> RefusedError | None:
 
 
 async def multi_refusal(client: Client, words: Words) -> RefusedError | None:
-    """Why a command cannot be queued in a MULTI: outside, the gateway sees to it that the region stays."""
+    """The error for a command that would destroy the region in a MULTI; outside, the gateway handles it."""
     name = words[0].upper()
     if name == b"SWAPDB":
         return await swap_refusal(client, words)
     if name == b"FLUSHALL":
         why = "the engine would flush the region's own storage too"
         return RefusedError("FLUSHALL inside MULTI", why, "Run it before or after, or use FLUSHDB")
-    if name == b"FUNCTION" and takes_functions(words):
+    if name == b"FUNCTION" and deletes_functions(words):
         what = f"FUNCTION {words[1].decode('ascii', 'replace').upper()} inside MULTI"
         return RefusedError(what, "it may delete the functions of braidstream", "Run it before or after")
     return None

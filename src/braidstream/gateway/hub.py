@@ -1,4 +1,4 @@
-"""What the clients of a gateway share: connections to the engine, what is cached of each database, limits."""
+"""What the clients of a gateway share: connections to the engine, a cache per database, limits."""
 
 import asyncio
 import ssl
@@ -20,9 +20,9 @@ from braidstream.observability.events import emit
 class Settings:
     """What an operator chooses.
 
-    backends: so many clients keep a connection of their own to the engine while idle.
-    grace_s: how long a shutdown waits for commands that were taken.
-    allow_open: listen on the network though the engine asks for no password.
+    backends: how many idle clients keep an engine connection of their own.
+    grace_s: how long a shutdown waits for running commands.
+    allow_open: listen on the network even if the engine requires no password.
     """
 
     maxclients: int = 20_000
@@ -34,7 +34,7 @@ class Settings:
 
 
 class Admitted(Protocol):
-    """A connected client, as the hub counts it and a shutdown ends it."""
+    """A connected client, as the hub counts and a shutdown closes it."""
 
     transport: asyncio.Transport
 
@@ -78,7 +78,7 @@ class Hub:
         self.backends.give_back(lane)
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run something in the background, until the gateway stops."""
+        """Run a background task until the gateway stops."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -1,4 +1,4 @@
-"""INFO with the keys that users see. Counting takes a SCAN, so a large database is not counted every time."""
+"""INFO with the number of keys that users see. Counting takes a SCAN, so the result is cached."""
 
 import re
 import time
@@ -9,12 +9,12 @@ from braidstream.commands.keyspace import count_expiring, hidden_keys
 from braidstream.errors import BraidError
 from braidstream.protocol.plan import Batch, Replies, arun
 
-# A count is good for so many times as long as it took.
+# A count stays valid for this many times its own duration.
 _REST: Final = 20
 
 
 class Hidden:
-    """What the engine counts and users do not see: keys of ours beyond one for each stream."""
+    """Keys that users do not see: ours, except one for each stream."""
 
     def __init__(self) -> None:
         self._keys, self._expires, self._good_until = 0, 0, 0.0
@@ -48,7 +48,7 @@ async def corrected_info(
 
 
 def _line(db: int, found: re.Match[bytes], seen: tuple[int, int]) -> bytes:
-    """A line of the keyspace section; none for a database without keys."""
+    """A line of the keyspace section; empty for a database without keys."""
     keys, expires = seen
     if keys <= 0:
         return b""

@@ -1,4 +1,4 @@
-"""A connection to the engine of one client's own: everything that a lane cannot carry, byte for byte."""
+"""A client's own connection to the engine, for everything that a shared lane cannot carry."""
 
 import asyncio
 import secrets
@@ -21,10 +21,10 @@ _PUSH: Final = ord(">")
 Sinks = tuple[Callable[[bytes], None], Callable[[bytes], None]]
 
 
-class Own(asyncio.Protocol):
-    """A connection of one client's own. One thing at a time.
+class OwnConnection(asyncio.Protocol):
+    """A connection of one client. One exchange at a time.
 
-    Replies that are passed on go to `sinks[0]`; what the engine sends unasked (messages) to `sinks[1]`.
+    Relayed replies go to `sinks[0]`; pushed messages to `sinks[1]`.
     """
 
     def __init__(self, at: Address, sinks: Sinks, on_lost: Callable[[], None]) -> None:
@@ -34,7 +34,7 @@ class Own(asyncio.Protocol):
         self._sink, self._push = sinks
         self._scanner = Scanner()
         self._answer: asyncio.Future[None] | None = None
-        self._need, self._streams, self._blind, self._turns_blind = 0, False, False, False
+        self._need, self._streams, self._raw, self._turns_raw = 0, False, False, False
         self._refused, self._pings = False, False
         self._until: bytes | None = None
         self._pieces: list[bytes] = []
@@ -44,20 +44,20 @@ class Own(asyncio.Protocol):
     # What a client's worker calls
 
     async def relay(self, data: bytes, need: int) -> None:
-        """Send packed commands, and pass on whatever comes until so many replies were among it."""
+        """Send packed commands, and relay everything up to the last of so many replies."""
         self._streams = True
         await self._exchange(data, need, writes=True)
 
     async def collect(self, data: bytes, need: int, *, writes: bool = True) -> list[bytes]:
-        """Send packed commands, and return their replies as they were sent."""
+        """Send packed commands, and return their raw replies."""
         await self._exchange(data, need, writes=writes)
         pieces, self._pieces = self._pieces, []
         return pieces
 
     async def listen(self, data: bytes) -> bool:
-        """Send a packed command that is answered by any number of messages; whether none was an error.
+        """Send a packed command with any number of messages as its reply. Returns whether none was an error.
 
-        A PING with a word of our own follows it: whatever comes before the answer to that is passed on.
+        A PING with a random word follows: everything before the reply to that is relayed.
         """
         token = secrets.token_hex(8).encode()
         self._until, self._refused = token + b"\r\n", False
@@ -68,19 +68,19 @@ class Own(asyncio.Protocol):
             self._until = None
         return not self._refused
 
-    def tell(self, data: bytes) -> None:
-        """Send, and expect nothing."""
+    def send_only(self, data: bytes) -> None:
+        """Send, and expect no reply."""
         if self.lost is None:
             self._transport.write(data)
 
-    async def pass_blindly(self, data: bytes) -> bool:
-        """From now on bytes are bytes, both ways; unless an error comes back, which is passed on."""
-        self._turns_blind = True
+    async def relay_raw(self, data: bytes) -> bool:
+        """Relay all bytes unread from now on; unless the engine replies with an error, which is relayed."""
+        self._turns_raw = True
         await self._exchange(data, 1, writes=False)
-        return self._blind
+        return self._raw
 
     async def send(self, batch: Batch) -> Replies:
-        """A batch of a plan. Of an Exchange the replies stay as they were sent."""
+        """Send a batch of a plan. The replies of an Exchange stay raw."""
         commands = exchange.wire(batch)
         raw = await self.collect(pack(commands), len(commands), writes=not batch.resend)
         if isinstance(batch, Exchange) and batch.atomic:
@@ -92,14 +92,14 @@ class Own(asyncio.Protocol):
         return exchange.unpack(batch, [parse(each) for each in raw], resp2)
 
     def close(self) -> None:
-        """What was written still goes out."""
+        """Close, after what was written is sent."""
         if self.lost is None:
             self._on_lost = lambda: None
             self._transport.close()
             self._fail("we closed it")
 
     def abort(self) -> None:
-        """End it now: TLS would say goodbye and wait."""
+        """Close at once, without TLS's shutdown handshake."""
         self._transport.abort()
 
     def pause(self) -> None:
@@ -116,13 +116,13 @@ class Own(asyncio.Protocol):
 
     @property
     def broke_off(self) -> bool:
-        """Whether it was lost when a reply was passed on in part."""
+        """Whether it was lost in the middle of a relayed reply."""
         return self.lost is not None and self._streams and not self._scanner.at_end
 
     async def _exchange(self, data: bytes, need: int, *, writes: bool) -> None:
         if self.lost is not None:
             raise LostError(self._name, self.lost.why, wrote=False)
-        assert self._answer is None, "one thing at a time"
+        assert self._answer is None, "one exchange at a time"
         self._need, self._writes = need, writes
         self._transport.write(data)
         if not need:
@@ -140,11 +140,11 @@ class Own(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._turns_blind:
-            self._turns_blind, self._blind = False, data[:1] in (b"+", b"$", b"\n")
-            self._streams = not self._blind
-            self._count(self._blind)
-        if self._blind:
+        if self._turns_raw:
+            self._turns_raw, self._raw = False, data[:1] in (b"+", b"$", b"\n")
+            self._streams = not self._raw
+            self._count(self._raw)
+        if self._raw:
             self._sink(data)
             return
         try:
@@ -159,7 +159,7 @@ class Own(asyncio.Protocol):
             self._take(data, ends)
 
     def _pass_on(self, data: bytes, ends: list[tuple[int, int]]) -> None:
-        """All of it, up to the last reply that was asked for."""
+        """Relay everything, up to the last reply that is expected."""
         if self._torn:
             self._sink(b"".join(self._torn))
             self._torn = []
@@ -172,7 +172,7 @@ class Own(asyncio.Protocol):
         self._sink(data)
 
     def _take(self, data: bytes, ends: list[tuple[int, int]]) -> None:
-        """Reply by reply."""
+        """Collect reply by reply."""
         begin = 0
         for end, kind in ends:
             piece = data[begin:end]
@@ -189,7 +189,7 @@ class Own(asyncio.Protocol):
                     self._refused = self._refused or is_error
                     (self._sink if is_error else self._push)(piece)
             elif self._answer is None or self._answer.done():
-                self._push(piece)  # a message, a monitor's line, or the engine's goodbye
+                self._push(piece)  # a message, a line of MONITOR, or an error before the engine closes
             else:
                 self._pieces.append(piece)
                 self._count(True)
@@ -197,7 +197,7 @@ class Own(asyncio.Protocol):
             self._torn.append(data[begin:])
 
     def _is_answer_to_ping(self, piece: bytes, token: bytes) -> bool:
-        """The PING is refused too where nobody has logged in, and to users who may not PING."""
+        """Whether a piece is the reply to our PING; an error without a login or the right to PING."""
         if piece.startswith(b"-NOAUTH"):
             return self._refused
         if piece.startswith(b"-NOPERM") and b"run the 'ping' command" in piece:
@@ -228,7 +228,7 @@ class Own(asyncio.Protocol):
 
 
 def parse(reply: bytes) -> Any:
-    """One reply, as plans know replies."""
+    """One reply, parsed as plans expect it."""
     reader = hiredis.Reader(replyError=ReplyError)
     reader.feed(reply)
     return reader.gets()

@@ -7,7 +7,7 @@ from braidstream.net.reply_shape import mapped
 from braidstream.net.resp import NULL, NULL_ARRAY, NoArray, Pairs, Status, Words, bulk, encode, error_line
 from braidstream.protocol.gather import CommandSpec
 
-# Where the engine sends "no array" for nothing, RESP2 can tell it from "no string".
+# Commands for which the engine sends a null array, which RESP2 distinguishes from a null string.
 _NO_ARRAY: Final = frozenset(
     (b"XREAD", b"XREADGROUP", b"XRANGE", b"XREVRANGE", b"XCLAIM", b"XAUTOCLAIM", b"TREAD")
 )

@@ -1,4 +1,4 @@
-"""Which command goes which way, and what the gateway does with those that concern the connection itself."""
+"""Which command goes which way, and the handlers for commands about the connection itself."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -21,12 +21,12 @@ from braidstream.protocol.carry import Carriage
 from braidstream.protocol.gather import Queued
 from braidstream.protocol.plan import Batch, Replies, arun
 
-# So many commands of one client share a round trip.
+# The most commands of one client that share a round trip.
 _RUN: Final = 128
 
 
 async def run_next(client: Client) -> None:
-    """Take the next command of the queue, or a run of them that can go together, and answer."""
+    """Run the next command of the queue, or several that can share a round trip, and answer."""
     words = client.queue[0]
     name, session = words[0].upper(), client.session
     alone, metrics = client.skipping, client.hub.metrics
@@ -38,7 +38,7 @@ async def run_next(client: Client) -> None:
         await transaction.take(client, client.queue.popleft())
     elif session.monitors and name != b"RESET":
         client.queue.popleft()
-        (await client.own_connection()).tell(pack([tuple(words)]))
+        (await client.own_connection()).send_only(pack([tuple(words)]))
     elif session.listens and name not in PUBSUB and name != b"RESET":
         client.queue.popleft()
         await (await client.own_connection()).listen(pack([tuple(words)]))
@@ -52,7 +52,7 @@ async def run_next(client: Client) -> None:
         await _relay(client, 1 if alone else _RUN)
     elif await client.is_beside_region(words):
         metrics.count(words)
-        await _natively(client, client.queue.popleft())
+        await _run_native(client, client.queue.popleft())
     else:
         await _plans(client, 1 if alone else _RUN)
 
@@ -60,8 +60,8 @@ async def run_next(client: Client) -> None:
 # Native commands
 
 
-async def _natively(client: Client, words: Words) -> None:
-    """A command of the table, in a database that is no region: the engine's own."""
+async def _run_native(client: Client, words: Words) -> None:
+    """Run a command of the table natively, in a database that is no region."""
     name = words[0].upper()
     if name == b"FLUSHALL":
         client.write(await _flush_from_home(client, words))
@@ -78,7 +78,7 @@ async def _natively(client: Client, words: Words) -> None:
 
 
 async def _flush_from_home(client: Client, words: Words) -> bytes:
-    """FLUSHALL beside the region: the region's database is one of all, and is flushed as a region is."""
+    """FLUSHALL from a database that is no region: the region's database is flushed by its plan."""
     database = client.hub.database(client.session.home)
     lane = client.hub.borrow(client.session.login, client.session.home)
     try:
@@ -94,19 +94,19 @@ async def _flush_from_home(client: Client, words: Words) -> bytes:
 
 
 async def _relay(client: Client, most: int) -> None:
-    """A run of the engine's own commands: passed on, and back, byte for byte."""
+    """Relay native commands and their replies, byte for byte."""
     run = list[Words]()
     for words in islice(client.queue, most):
         name = words[0].upper()
         if name in SPECIAL or spec_of(words) is not None or _overwrites(client, words):
             break
         run.append(words)
-        client.session.sees(words)
+        client.session.note_sent(words)
         if blocks(words):
             break
     for _ in run:
         client.queue.popleft()
-    if run[0][0].upper() in (b"POST", b"HOST:"):  # a browser that was led here by a web page
+    if run[0][0].upper() in (b"POST", b"HOST:"):  # a browser, sent here by a malicious web page
         client.close()
         return
     metrics, began = client.hub.metrics, perf_counter()
@@ -115,7 +115,7 @@ async def _relay(client: Client, most: int) -> None:
     client.blocking = blocks(run[-1])
     try:
         if client.session.muted or client.skipping:
-            await own.collect(pack(map(tuple, run)), len(run))  # nobody wants them; messages still go out
+            await own.collect(pack(map(tuple, run)), len(run))  # drop the replies; messages still go out
         else:
             await own.relay(pack(map(tuple, run)), len(run))
         if not client.blocking:
@@ -128,7 +128,7 @@ async def _relay(client: Client, most: int) -> None:
 
 
 def _overwrites(client: Client, words: Words) -> bool:
-    """Whether a command puts a plain key in the place of what we remember as a stream."""
+    """Whether a command overwrites a stream of the cache with a plain key."""
     return (
         words[0].upper() in keyspace.OVERWRITING and len(words) > 2 and client.database.holds_stream(words[1])
     )
@@ -146,7 +146,7 @@ async def _overwrite(client: Client, words: Words) -> bytes:
 
 
 async def _plans(client: Client, most: int) -> None:
-    """A run of commands that are plans: together on the lane, or one alone on the client's own connection."""
+    """Run commands with plans: several on the lane, or one on the client's own connection."""
     run = list[Words]()
     for words in islice(client.queue, most):
         if spec_of(words) is None or words[0].upper() in SPECIAL:
@@ -161,7 +161,7 @@ async def _plans(client: Client, most: int) -> None:
         client.queue.popleft()
     metrics, began = client.hub.metrics, perf_counter()
     metrics.count_all(run)
-    client.write(await (reply_to(client, run[0]) if len(run) == 1 else _together(client, run)))
+    client.write(await (reply_to(client, run[0]) if len(run) == 1 else _run_pipelined(client, run)))
     if not blocks(run[0]):
         metrics.plans.observe(perf_counter() - began, len(run))
 
@@ -171,7 +171,7 @@ def _needs_own(client: Client, words: Words) -> bool:
 
 
 async def reply_to(client: Client, words: Words) -> bytes:
-    """Run the plan of one command; its reply. An engine that is lost is an error like any other here."""
+    """Run the plan of one command; returns its reply, also for a lost lane."""
     spec, session = spec_of(words), client.session
     assert spec is not None
     try:
@@ -179,7 +179,7 @@ async def reply_to(client: Client, words: Words) -> bytes:
         view = client.database.view(Carriage(watching=session.watching))
         if _needs_own(client, words):
             try:
-                result = await arun(spec.plan(view, words), partial(_patiently, client, blocks(words)))
+                result = await arun(spec.plan(view, words), partial(_send_own, client, blocks(words)))
             except _UnblockedError:
                 result = None
             if words[0].upper() == b"WATCH":
@@ -199,14 +199,13 @@ async def reply_to(client: Client, words: Words) -> bytes:
 
 
 class _UnblockedError(Exception):
-    """CLIENT UNBLOCK: a plan would wait on, for it cannot know how long it waited."""
+    """CLIENT UNBLOCK ended a wait. A plan has no clock, and would take it for a timeout and wait again."""
 
 
-async def _patiently(client: Client, waits: bool, batch: Batch) -> Replies:
-    """A batch of a plan that needs the client's own connection.
+async def _send_own(client: Client, waits: bool, batch: Batch) -> Replies:
+    """Send a batch of a plan that needs the client's own connection.
 
-    What a plan asks before it waits goes by the lane: a reader that came first has looked before what
-    another client does next.
+    Reads before a blocking read use the lane: so they run before later commands of other clients.
     """
     if waits and batch.block_ms is None and client.session.is_plain:
         return await client.send(batch)
@@ -225,27 +224,27 @@ async def _patiently(client: Client, waits: bool, batch: Batch) -> Replies:
     return replies
 
 
-async def _together(client: Client, run: list[Words]) -> bytes:
+async def _run_pipelined(client: Client, run: list[Words]) -> bytes:
     queued = [Queued(words, spec_of(words), words) for words in run]
     try:
         await client.database.refresh_if_due()
         view = client.database.view(Carriage(pipelined=True))
         await arun(gather.pipeline(view, queued, resp2), client.send)
     except BraidError as error:
-        # Nobody knows how far it came; each is told.
+        # Unknown which of them ran: every command gets the error.
         client.hub.metrics.failed(error)
         return error_line(error) * len(run)
     return b"".join(transaction.presented(client, item) for item in queued)
 
 
-# What concerns the connection
+# Commands about the connection
 
 
 async def _stateful(client: Client, words: Words) -> None:
-    """AUTH, HELLO, SELECT, CLIENT SETNAME: the engine answers, we take note."""
+    """AUTH, HELLO, SELECT, CLIENT SETNAME: the engine answers, the session is updated."""
     own = await client.own_connection()
     [reply] = await own.collect(pack([tuple(words)]), 1, writes=False)
-    client.session.said(words, reply)
+    client.session.note_reply(words, reply)
     client.moved()
     client.write(reply)
 
@@ -275,12 +274,12 @@ async def _client(client: Client, words: Words) -> None:
     elif about in (b"SETNAME", b"SETINFO"):
         await _stateful(client, words)
     else:
-        client.session.sees(words)
+        client.session.note_sent(words)
         await (await client.own_connection()).relay(pack([tuple(words)]), 1)
 
 
 async def _wait(client: Client, words: Words) -> None:
-    """WAIT asks about the writes of its own connection: any command there takes over those before it."""
+    """WAIT covers writes of its own connection only. A PING there first makes it cover all earlier writes."""
     own = await client.own_connection()
     await own.collect(pack([("PING",)]), 1, writes=False)
     client.blocking = True
@@ -290,17 +289,17 @@ async def _wait(client: Client, words: Words) -> None:
         client.blocking = False
 
 
-async def _blindly(client: Client, words: Words) -> None:
-    """SYNC, PSYNC: what follows is no reply, unless the engine refuses."""
+async def _relay_raw(client: Client, words: Words) -> None:
+    """SYNC, PSYNC: relay all bytes unread from now on, unless the engine refuses."""
     own = await client.own_connection()
     client.blocking = True
     try:
-        accepted = await own.pass_blindly(pack([tuple(words)]))
+        accepted = await own.relay_raw(pack([tuple(words)]))
     finally:
         client.blocking = False
     if accepted:
-        client.session.kept = client.blind = True
-        own.tell(pack(map(tuple, client.queue)))
+        client.session.kept = client.raw = True
+        own.send_only(pack(map(tuple, client.queue)))
         client.queue.clear()
 
 
@@ -324,8 +323,8 @@ async def _info(client: Client, words: Words) -> None:
 
 
 async def _function(client: Client, words: Words) -> None:
-    """FUNCTION FLUSH takes users' functions. Ours come back at once: no stream works without them."""
-    if not guard.takes_functions(words):
+    """FUNCTION FLUSH deletes all functions. Load ours again at once: no stream works without them."""
+    if not guard.deletes_functions(words):
         await (await client.own_connection()).relay(pack([tuple(words)]), 1)
         return
     [reply] = await (await client.own_connection()).collect(pack([tuple(words)]), 1)
@@ -351,8 +350,8 @@ _HANDLERS: Final[dict[bytes, Handler]] = {
     **dict.fromkeys(PUBSUB, _pubsub),
     **dict.fromkeys(TRANSACTION, transaction.begin_or_refuse),
     b"RESET": _reset,
-    b"SYNC": _blindly,
-    b"PSYNC": _blindly,
+    b"SYNC": _relay_raw,
+    b"PSYNC": _relay_raw,
     b"REPLCONF": _replconf,
     b"SWAPDB": _swap,
     b"CLIENT": _client,

@@ -1,4 +1,4 @@
-"""The listening side: who may come in, how many, and how it ends."""
+"""Listens for clients: where, how many, and the shutdown."""
 
 import asyncio
 import ssl
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from braidstream.errors import BraidError, ConfigError, LostError
-from braidstream.gateway.backends import lets_anybody_in
+from braidstream.gateway.backends import needs_no_login
 from braidstream.gateway.client_connection import ClientConnection
 from braidstream.gateway.hub import Hub, Settings
 from braidstream.model.region_config import Region
@@ -34,10 +34,10 @@ class Gateway:
         self._socket: str | None = None
 
     async def start(self, listen: Listen) -> str:
-        """Listen; the address that clients connect to. The engine must answer, and be a region."""
+        """Start to listen. Returns the address for clients. The engine must answer and be a region."""
         region = self.hub.database(self._address.db)
         await region.refuse_cluster()
-        await region.ask()
+        await region.identify()
         try:
             await self._check_exposure(listen)
             where = await self._listen(listen)
@@ -51,7 +51,7 @@ class Gateway:
 
     @property
     def region(self) -> Region:
-        """The region behind it; known once it has started."""
+        """The region behind the gateway. Only after the start."""
         region = self.hub.database(self._address.db).cache.region
         assert region is not None
         return region
@@ -77,10 +77,10 @@ class Gateway:
         ]
 
     async def why_not_ready(self) -> str:
-        """Why the gateway cannot serve clients; empty if it can. Asks the engine."""
+        """Why the gateway cannot serve clients; empty if it can. Queries the engine."""
         try:
             async with asyncio.timeout(_ANSWERS_WITHIN_S):
-                await self.hub.database(self._address.db).ask()
+                await self.hub.database(self._address.db).identify()
         except TimeoutError:
             return f"the region's engine does not answer within {_ANSWERS_WITHIN_S:g} s"
         except BraidError as error:
@@ -88,10 +88,11 @@ class Gateway:
         return ""
 
     async def _check_exposure(self, listen: Listen) -> None:
-        """The engine sees our address, not the clients': its protected-mode and bind do not hold for them."""
+        """Refuse to expose an engine without a password. Its protected-mode and bind do not help, because it
+        sees the gateway's address and not the clients'."""
         tls = self.settings.tls
-        asks_certificates = tls is not None and tls.verify_mode == ssl.CERT_REQUIRED
-        if listen.is_local or asks_certificates or not await lets_anybody_in(self._address):
+        needs_certificate = tls is not None and tls.verify_mode == ssl.CERT_REQUIRED
+        if listen.is_local or needs_certificate or not await needs_no_login(self._address):
             return
         if not self.settings.allow_open:
             raise ConfigError(
@@ -119,7 +120,7 @@ class Gateway:
         return where
 
     async def stop(self) -> None:
-        """Take nobody and nothing more, answer what was taken, then close."""
+        """Accept no more clients and commands, answer the running commands, then close."""
         for server in self._servers:
             server.close()
         if self._socket is not None:
@@ -132,17 +133,17 @@ class Gateway:
         for client in list(self.hub.clients):
             client.transport.abort()
         self.hub.close()
-        for _ in range(5):  # turns of the loop until sockets are closed: TLS takes some
+        for _ in range(5):  # let the event loop close sockets: TLS takes some iterations
             await asyncio.sleep(0)
 
     def _client(self) -> ClientConnection:
         return ClientConnection(self.hub)
 
     async def _follow_primary(self, sentinels: Sentinels) -> None:
-        """After a failover the old primary may go on answering for a while: leave it."""
+        """After a failover the old primary may still answer for a while: disconnect from it."""
         while True:
             await asyncio.sleep(_FOLLOW_S)
-            with suppress(LostError):  # no sentinel answers: stay where we are
+            with suppress(LostError):  # no sentinel answers: keep the connections
                 place = await sentinels.primary()
                 self.hub.backends.leave_others(place)
                 for database in self.hub.databases.values():
@@ -156,7 +157,7 @@ class Gateway:
 
 
 def _remove_socket(path: str) -> None:
-    """What a gateway before us left behind. Nothing else is ever removed."""
+    """Remove the socket of an earlier gateway; never a file that is no socket."""
     place = Path(path)
     if place.is_socket():
         place.unlink()

@@ -1,7 +1,8 @@
-"""One client's state, without I/O: who it is, what it has opened, what a new connection must be told.
+"""One client's state, without I/O: its user, database, protocol, subscriptions.
 
-What can be told in a few commands (`greeting`) can be told again, so the connection behind an idle client
-may be closed. What cannot (a WATCH, a subscription, a client ID that was asked for) keeps it.
+A few commands (`greeting`) can restore most of that state on a new connection, so the gateway may close the
+engine connection of an idle client. State that they cannot restore (a WATCH, a subscription, a client ID
+that the client has read) keeps the connection open.
 """
 
 from dataclasses import dataclass, field
@@ -15,22 +16,22 @@ SUBSCRIBES: Final = frozenset((b"SUBSCRIBE", b"PSUBSCRIBE", b"SSUBSCRIBE"))
 UNSUBSCRIBES: Final = frozenset((b"UNSUBSCRIBE", b"PUNSUBSCRIBE", b"SUNSUBSCRIBE"))
 PUBSUB: Final = SUBSCRIBES | UNSUBSCRIBES
 
-# Commands that change what a connection is: read by the gateway, answered by the engine.
+# Commands that change the state of a connection: the engine answers, the gateway reads along.
 STATEFUL: Final = PUBSUB | {b"AUTH", b"HELLO", b"SELECT", b"RESET", b"MONITOR", b"SYNC", b"PSYNC"}
 TRANSACTION: Final = frozenset((b"MULTI", b"EXEC", b"DISCARD", b"UNWATCH"))
-# Answered, or seen to, by the gateway in other ways.
+# Commands with a handler of their own in the gateway.
 SPECIAL: Final = (
     STATEFUL
     | TRANSACTION
     | {b"CLIENT", b"QUIT", b"INFO", b"FUNCTION", b"WAIT", b"WAITAOF", b"REPLCONF", b"SWAPDB"}
 )
-# Plans that WATCH need a connection that nobody else talks on.
+# Plans that WATCH need a connection of the client's own.
 ALONE: Final = frozenset((b"RENAME", b"RENAMENX", b"COPY", b"WATCH", b"DUMP", b"RESTORE"))
-# Native commands that may wait: pointless once the client is gone.
+# Native commands that may block: cancelled when the client disconnects.
 BLOCKING: Final = frozenset(
     (b"BLPOP", b"BRPOP", b"BLMOVE", b"BRPOPLPUSH", b"BZPOPMIN", b"BZPOPMAX", b"BLMPOP", b"BZMPOP", b"WAIT")
 )
-# CLIENT subcommands after which the connection itself matters.
+# CLIENT subcommands after which the client depends on this very connection.
 _KEEPS: Final = frozenset((b"ID", b"INFO", b"TRACKING", b"CACHING", b"NO-EVICT", b"NO-TOUCH"))
 _LOG_COMMANDS: Final = frozenset((b"TWRITE", b"TREAD", b"TEVICT", b"TACK", b"TCFGSET"))
 _STATES: Final = frozenset((b"READONLY", b"READWRITE", b"ASKING"))
@@ -38,7 +39,7 @@ _STATES: Final = frozenset((b"READONLY", b"READWRITE", b"ASKING"))
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Who a client said it is. The user is None where it gave a password alone. The password is not shown."""
+    """A client's credentials. The user is None if the client sent a password alone."""
 
     user: bytes | None
     password: bytes = field(repr=False)
@@ -49,12 +50,12 @@ def spec_of(words: Words) -> Spec | None:
 
 
 def may_be_plain(words: Words) -> bool:
-    """Whether a command of the table means the same on plain keys: not the stream and log commands."""
+    """Whether a command of the table also works on plain keys: all but the stream and log commands."""
     return words[0][:1] not in (b"X", b"x") and words[0].upper() not in _LOG_COMMANDS
 
 
 def blocks(words: Words) -> bool:
-    """Whether a command may wait."""
+    """Whether a command may block."""
     name = words[0].upper()
     if name in (b"XREAD", b"XREADGROUP", b"TREAD"):
         return any(word.upper() == b"BLOCK" for word in words)
@@ -63,7 +64,7 @@ def blocks(words: Words) -> bool:
 
 @dataclass(slots=True)
 class Subscriptions:
-    """What a client listens to, from the engine's confirmations."""
+    """A client's subscriptions, as the engine confirmed them."""
 
     names: dict[bytes, set[bytes]] = field(
         default_factory=lambda: {kind: set() for kind in (b"", b"P", b"S")}
@@ -73,7 +74,7 @@ class Subscriptions:
         return any(self.names.values())
 
     def note(self, words: Words) -> None:
-        """A command was confirmed."""
+        """Update after the engine confirmed a command."""
         name = words[0].upper()
         listens = self.names[_kind(name)]
         if name in SUBSCRIBES:
@@ -92,9 +93,10 @@ def _kind(name: bytes) -> bytes:
 class Session:
     """See the top of the file.
 
-    home: the database a new client is before: the one that the gateway's URL names.
-    kept: something about the connection itself is known to the client, so it may not be closed.
-    tracks: the engine tells the client by RESP3 what it does there, so it must do all of it there.
+    home: the database of a new client: the one in the gateway's URL.
+    kept: the client depends on this very connection (its ID, say), so it may not be closed.
+    tracks: CLIENT TRACKING is on: the engine pushes messages about commands of this connection, so all of the
+    client's commands must use it.
     muted, skips: CLIENT REPLY OFF, CLIENT REPLY SKIP.
     """
 
@@ -115,7 +117,7 @@ class Session:
 
     @property
     def is_plain(self) -> bool:
-        """Whether commands mean what they mean on any connection of the same user and database."""
+        """Whether commands have the same effect on any connection of the same user and database."""
         return not (
             self.in_multi
             or self.watching
@@ -128,37 +130,37 @@ class Session:
 
     @property
     def listens(self) -> bool:
-        """RESP2 only: replies and messages share the line, and the engine refuses other commands itself."""
+        """RESP2 only: replies and messages are mixed, and the engine itself refuses other commands."""
         return self.monitors or (self.resp == 2 and bool(self.subscriptions))
 
     @property
     def can_park(self) -> bool:
-        """Whether the connection can be closed and made again without anybody noticing."""
+        """Whether the connection can be closed and opened again without the client noticing."""
         return not (self.in_multi or self.watching or self.kept or self.monitors or self.subscriptions)
 
     def greeting(self) -> list[Command]:
-        """What a new connection for this client says first."""
-        says = list[Command]()
+        """Commands that restore this client's state on a new connection."""
+        commands = list[Command]()
         if self.resp == 3:
-            says.append((b"HELLO", b"3", *self._auth(b"default")))
+            commands.append((b"HELLO", b"3", *self._auth(b"default")))
         elif self.login is not None:
-            says.append(self._auth(self.login.user))
+            commands.append(self._auth(self.login.user))
         if self.db:
-            says.append((b"SELECT", b"%d" % self.db))
+            commands.append((b"SELECT", b"%d" % self.db))
         if self.name:
-            says.append((b"CLIENT", b"SETNAME", self.name))
-        says += [(b"CLIENT", b"SETINFO", key, value) for key, value in self.library.items()]
-        return says
+            commands.append((b"CLIENT", b"SETNAME", self.name))
+        commands += [(b"CLIENT", b"SETINFO", key, value) for key, value in self.library.items()]
+        return commands
 
     def _auth(self, user: bytes | None) -> Command:
-        """AUTH in the words of the client, or for HELLO, which needs a user."""
+        """AUTH as the client sent it, or with a user for HELLO, which needs one."""
         if self.login is None:
             return ()
         user = self.login.user or user
         return (b"AUTH", self.login.password) if user is None else (b"AUTH", user, self.login.password)
 
-    def sees(self, words: Words) -> None:
-        """A command of the engine's own goes to the client's connection."""
+    def note_sent(self, words: Words) -> None:
+        """Update when a native command is sent on the client's own connection."""
         name = words[0].upper()
         about = words[1].upper() if name == b"CLIENT" and len(words) > 1 else b""
         if about in _KEEPS or name in _STATES:
@@ -166,8 +168,8 @@ class Session:
         if about == b"TRACKING":
             self.tracks = True
 
-    def said(self, words: Words, reply: bytes) -> None:
-        """The engine answered a command that changes what the connection is."""
+    def note_reply(self, words: Words, reply: bytes) -> None:
+        """Update after the engine answered a command that changes the connection's state."""
         name = words[0].upper()
         if reply.startswith(b"-"):
             return
@@ -199,7 +201,7 @@ class Session:
                 at += 2
 
     def reset(self) -> None:
-        """RESET: as a new connection."""
+        """RESET: the state of a new connection."""
         fresh = Session(home=self.home, db=self.home)
         for each in self.__slots__:
             setattr(self, each, getattr(fresh, each))

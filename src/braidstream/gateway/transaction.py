@@ -1,13 +1,13 @@
-"""MULTI of a client. The engine itself judges each command as it is queued; plans join in at EXEC.
+"""MULTI of a client. The engine checks each native command as it is queued; plans are added at EXEC.
 
     client              gateway                       engine
     MULTI               MULTI                         +OK
-    SET a 1             SET a 1, to have it judged    +QUEUED
-    XADD s * f v        noted                                     +QUEUED, by us
+    SET a 1             SET a 1, to have it checked   +QUEUED
+    XADD s * f v        checked by the gateway                    +QUEUED, by the gateway
     EXEC                DISCARD; then all of it as one plan: WATCH, look up, MULTI ... EXEC
                         without a stream command: EXEC
 
-DISCARD would end a WATCH of the client's, so under WATCH the commands are judged on a second connection.
+DISCARD would also end the client's WATCH, so under WATCH the commands are checked on a second connection.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from braidstream.commands.table import Spec
 from braidstream.errors import BraidError, LostError, RefusedError, ReplyError
 from braidstream.gateway.client_state import Client
 from braidstream.gateway.guard import multi_refusal
-from braidstream.gateway.own_connection import Own, parse
+from braidstream.gateway.own_connection import OwnConnection, parse
 from braidstream.gateway.replies import reply_of
 from braidstream.gateway.session import PUBSUB, spec_of
 from braidstream.model.command import Command
@@ -32,38 +32,38 @@ from braidstream.protocol.plan import arun
 
 _QUEUED: Final = b"+QUEUED\r\n"
 _ABORTED: Final = b"-EXECABORT Transaction discarded because of previous errors.\r\n"
-# Answered at once inside MULTI; an error there does not spoil it.
+# Answered at once inside MULTI; an error there does not abort it.
 _AT_ONCE: Final = frozenset((b"MULTI", b"WATCH"))
 _UNFIT: Final = PUBSUB | {b"AUTH", b"HELLO", b"SELECT", b"MONITOR", b"SYNC", b"PSYNC", b"REPLCONF"}
 
 
 @dataclass(slots=True)
 class Multi:
-    """What is queued. judge: the connection in MULTI; the client's own, where it WATCHes nothing.
+    """The queue of a MULTI. checker: the connection in MULTI; the client's own, if it has no WATCH.
 
-    ours: some of it is known to us alone, so the judge cannot execute it.
+    has_plans: the engine does not have the whole queue, so it cannot EXEC. failed: a command was refused.
     """
 
-    judge: Own
+    checker: OwnConnection
     queued: list[Words] = field(default_factory=list)
-    ours: bool = False
-    spoilt: bool = False
+    has_plans: bool = False
+    failed: bool = False
 
 
 async def begin_or_refuse(client: Client, words: Words) -> None:
     """MULTI; or EXEC, DISCARD without it, which the engine refuses."""
     own = await client.own_connection()
     if words[0].upper() == b"MULTI" and client.session.watching:
-        judge = await _second(client)
+        checker = await _second(client)
     else:
-        judge = own
-    [reply] = await judge.collect(pack([tuple(words)]), 1, writes=False)
+        checker = own
+    [reply] = await checker.collect(pack([tuple(words)]), 1, writes=False)
     if words[0].upper() == b"MULTI" and reply == b"+OK\r\n":
-        client.multi, client.session.in_multi = Multi(judge), True
+        client.multi, client.session.in_multi = Multi(checker), True
     client.write(reply)
 
 
-async def _second(client: Client) -> Own:
+async def _second(client: Client) -> OwnConnection:
     if client.second is None or client.second.lost is not None:
         client.second = await client.another_connection()
     return client.second
@@ -85,19 +85,19 @@ async def take(client: Client, words: Words) -> None:
         refused = RefusedError(
             f"{name.decode('ascii', 'replace')} inside MULTI", why, "Run it before or after"
         )
-        multi.ours = multi.spoilt = True
+        multi.has_plans = multi.failed = True
         client.write(error_line(refused))
-    elif (endangers := await multi_refusal(client, words)) is not None:
-        multi.ours = multi.spoilt = True
-        client.write(error_line(endangers))
+    elif (destroys := await multi_refusal(client, words)) is not None:
+        multi.has_plans = multi.failed = True
+        client.write(error_line(destroys))
     elif name not in _AT_ONCE and spec_of(words) is not None and not await client.is_beside_region(words):
         client.write(await _queue_plan(client, multi, words))
     else:
-        [reply] = await multi.judge.collect(pack([tuple(words)]), 1, writes=False)
+        [reply] = await multi.checker.collect(pack([tuple(words)]), 1, writes=False)
         if reply == _QUEUED:
             multi.queued.append(words)
         elif reply.startswith(b"-") and name not in _AT_ONCE:
-            multi.spoilt = True
+            multi.failed = True
         client.write(reply)
 
 
@@ -113,9 +113,9 @@ async def _queue_plan(client: Client, multi: Multi, words: Words) -> bytes:
             error = _refusal(client, spec, words)
     except BraidError as trouble:
         error = trouble
-    multi.ours = True
+    multi.has_plans = True
     if error is not None:
-        multi.spoilt = True
+        multi.failed = True
         return error_line(error)
     multi.queued.append(words)
     return _QUEUED
@@ -133,7 +133,7 @@ def _end(client: Client) -> None:
 
 
 async def _discard(client: Client, multi: Multi) -> None:
-    [reply] = await multi.judge.collect(pack([("DISCARD",)]), 1, writes=False)
+    [reply] = await multi.checker.collect(pack([("DISCARD",)]), 1, writes=False)
     if client.session.watching:
         await (await client.own_connection()).collect(pack([("UNWATCH",)]), 1, writes=False)
     client.session.watching = False
@@ -142,29 +142,29 @@ async def _discard(client: Client, multi: Multi) -> None:
 
 
 async def _execute(client: Client, multi: Multi) -> None:
-    own, native = multi.judge, not multi.ours and not client.session.watching
+    own, native = multi.checker, not multi.has_plans and not client.session.watching
     try:
         if native:
             await own.relay(pack([("EXEC",)]), 1)
             return
         own = await client.own_connection()
-        await multi.judge.collect(pack([("DISCARD",)]), 1, writes=False)
-        if multi.spoilt:
+        await multi.checker.collect(pack([("DISCARD",)]), 1, writes=False)
+        if multi.failed:
             if client.session.watching:
                 await own.collect(pack([("UNWATCH",)]), 1, writes=False)
             client.write(_ABORTED)
-        elif multi.ours:
+        elif multi.has_plans:
             client.write(await _run(client, own, multi.queued))
         else:
-            says: list[Command] = [("MULTI",), *map(tuple, multi.queued)]
-            await own.collect(pack(says), len(says))
+            commands: list[Command] = [("MULTI",), *map(tuple, multi.queued)]
+            await own.collect(pack(commands), len(commands))
             await own.relay(pack([("EXEC",)]), 1)
     finally:
         client.session.watching = False
         _end(client)
 
 
-async def _run(client: Client, own: Own, commands: list[Words]) -> bytes:
+async def _run(client: Client, own: OwnConnection, commands: list[Words]) -> bytes:
     queued = [Queued(words, spec_of(words), words) for words in commands]
     database, resp = client.database, client.session.resp
     plan = gather.transaction(
@@ -179,7 +179,7 @@ async def _run(client: Client, own: Own, commands: list[Words]) -> bytes:
     except LostError:
         raise
     except BraidError as error:
-        await own.collect(pack([("UNWATCH",)]), 1, writes=False)  # as EXEC does, whatever comes of it
+        await own.collect(pack([("UNWATCH",)]), 1, writes=False)  # like EXEC, also after an error
         return error_line(error)
     if not done:
         return NULL_ARRAY[resp]
@@ -187,12 +187,12 @@ async def _run(client: Client, own: Own, commands: list[Words]) -> bytes:
 
 
 def _shape(command: Command, reply: Any) -> Any:
-    """What came raw among native replies, as plans know it."""
+    """A raw native reply, parsed as plans expect it."""
     return resp2(command, parse(reply) if isinstance(reply, bytes) else reply)
 
 
 def presented(client: Client, item: Queued) -> bytes:
-    """The reply to a command of a run or a MULTI: a native one as it came."""
+    """The reply to a command of a run or a MULTI; a native one unchanged."""
     if item.spec is None:
         return bytes(item.result)
     if isinstance(item.result, BraidError):

@@ -30,7 +30,7 @@ from braidstream.spark.options import Servers
 from braidstream.spark.source.slices import SLICE_ROWS
 from braidstream.spark.source.survey import Surveyor
 
-Told = Callable[[str, int, int | None], None]  # what is done, how much of it, of how much
+Show = Callable[[str, int, int | None], None]  # shows progress: the phase, how much is done, of how much
 _KEPT_FOR_USE: Final = StorageLevel.MEMORY_AND_DISK
 
 
@@ -85,9 +85,9 @@ class Compactor:
     """Compacts, round by round."""
 
     def __init__(
-        self, spark: SparkSession, what: Compact, told: Told = lambda phase, done, total: None
+        self, spark: SparkSession, what: Compact, show: Show = lambda phase, done, total: None
     ) -> None:
-        self.spark, self.what, self.told = spark, check(what), told
+        self.spark, self.what, self.show = spark, check(what), show
         self.lake = None if what.lake is None else Lake(what.lake)
         self.surveyor = None if what.servers is None else Surveyor(what.servers, what.streams, what.pattern)
 
@@ -112,12 +112,12 @@ class Compactor:
 
     def _copies(self, horizon_ms: int) -> DataFrame:
         """What there is to judge: what is older than the horizon."""
-        self.told("reading", 0, None)
+        self.show("reading", 0, None)
         state = self._state()
         what, horizon = self.what, (max(0, horizon_ms - 1), ids.MAX)
         scoped = scopes(self.surveyor, state, what.streams, what.pattern, horizon)
         most = about(scoped, state)
-        self.told(f"reading {most:,} entries", 0, None)
+        self.show(f"reading {most:,} entries", 0, None)
         frame = copies(self.spark, scoped, self.surveyor, self.lake, state)
         frame = keyed(frame, key_of(what.key, what.key_sql), is_tombstone(what.key, what.tombstone_sql))
         # One shuffle, into as many partitions as the entries need: verdicts joins and groups by the same.
@@ -164,18 +164,18 @@ class Compactor:
         chosen = found.where((f.col("path") == "") & (f.col("verdict") == verdict) & ~_of(undone))
         done = 0
 
-        def told(entries: int) -> None:
+        def show(entries: int) -> None:
             nonlocal done
             done += entries
-            self.told(f"deleting, {verdict}", done, count)
+            self.show(f"deleting, {verdict}", done, count)
 
-        self.told(f"deleting, {verdict}", 0, count)
-        return remove(self.surveyor, steps(chosen).toLocalIterator(prefetchPartitions=True), told)
+        self.show(f"deleting, {verdict}", 0, count)
+        return remove(self.surveyor, steps(chosen).toLocalIterator(prefetchPartitions=True), show)
 
     def _lake(self, found: DataFrame, count: int, undone: Set[str]) -> Dropped:
         if self.lake is None or not count:
             return Dropped()
-        self.told("rewriting files", 0, None)
+        self.show("rewriting files", 0, None)
         is_due = f.col("verdict") == SUPERSEDED
         is_due |= (f.col("verdict") == TOMBSTONE) & ~_of(undone)
         dropped = drop(self.lake, found.where((f.col("path") != "") & is_due))

@@ -86,11 +86,11 @@ def _step(where: tuple[str, str] | None, natives: list[bytes]) -> list[tuple[str
 
 
 def remove(
-    surveyor: Surveyor, rows: Iterable[Any], told: Callable[[int], None] = lambda entries: None
+    surveyor: Surveyor, rows: Iterable[Any], show: Callable[[int], None] = lambda entries: None
 ) -> Removed:
-    """Take steps (rows of `steps`) on the server. told: after each, how many entries it was about.
+    """Run steps (rows of `steps`) on the server. show: called after each with its number of entries.
 
-    Safe to kill and run again: an entry that is gone is gone.
+    Idempotent: kill it and run it again at any time.
     """
     removed, full = Removed(), set[str]()
     region: Region | None = None
@@ -107,7 +107,7 @@ def remove(
             removed.entries += gone
             if kept:
                 removed.undone.add(row.stream)
-        told(row.entries)
+        show(row.entries)
     removed.undone |= full
     return removed
 

@@ -73,9 +73,9 @@ def pause_s(what: Replay, *, began_s: float, now_s: float, done: int, from_ms: i
 
 
 def replay(
-    spark: SparkSession, what: Replay, told: Callable[[int, int], None] = lambda entries, upto_ms: None
+    spark: SparkSession, what: Replay, show: Callable[[int, int], None] = lambda entries, upto_ms: None
 ) -> int:
-    """How many entries this run looked at; those of windows that were done before count too."""
+    """Replay all windows. Returns the number of entries, also of windows that an earlier run has done."""
     if what.keep_ids:
         _check_target(spark, what)
     began, done = time.monotonic(), 0
@@ -89,7 +89,7 @@ def replay(
         finally:
             frame.unpersist()
         done += count
-        told(done, high)
+        show(done, high)
     return done
 
 
