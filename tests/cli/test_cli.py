@@ -12,7 +12,7 @@ import typer
 
 import braidstream
 from braidstream import lua as functions
-from braidstream.cli import spark
+from braidstream.cli import spark, terminal
 from tests.support import cli
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine, Flavour, free_port
@@ -230,8 +230,8 @@ def test_brackets_in_what_is_printed_are_no_markup(
     with pytest.raises(typer.Exit):
         spark.need_spark()
     assert "pip install 'braidstream[spark]'" in capsys.readouterr().err
-    spark.tell(False, "Compacted: [bold]orders", {"what": "[red]x[/red]"})
-    spark._show_rows("keys", [{"[b]key": "[/]"}], str)
+    terminal.print_summary(False, "Compacted: [bold]orders", {"what": "[red]x[/red]"})
+    terminal.print_rows("keys", [{"[b]key": "[/]"}], str)
     said = capsys.readouterr().out
     assert all(text in said for text in ("[bold]orders", "[red]x[/red]", "[b]key", "[/]"))
 

@@ -97,6 +97,7 @@ def test_an_append_that_comes_while_the_last_is_answered_is_not_forgotten(engine
             assert line.say("XADD s * n zero").startswith(b"$")
         proxy.stall(b"two")
         [client] = gateway.gateway.hub.clients
+        eventually(lambda: client.is_idle, within_s=20, why="both appends are answered")
         with engine.paused():
             line.send("XADD", "s", "*", "n", "one")
             eventually(lambda: not client.is_idle, within_s=20, why="the first should be taken")
