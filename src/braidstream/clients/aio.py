@@ -1,4 +1,4 @@
-"""`braidstream.asyncio.Redis`: the same text as `sync.py`, with awaits. Keep the two side by side."""
+"""`braidstream.asyncio.Redis`: the same as `sync.py`, with awaits. Change both together."""
 
 import inspect
 from collections.abc import Awaitable, Callable
@@ -13,7 +13,7 @@ from braidstream.clients import pipeline, shared
 from braidstream.clients.client_options import AsyncioOptions
 from braidstream.clients.log_commands import LogCommands
 from braidstream.clients.raised import for_user
-from braidstream.clients.shared import Session
+from braidstream.clients.shared import Sending, Session
 from braidstream.errors import BraidError
 from braidstream.model.command import Command
 from braidstream.net.compat import packed
@@ -23,8 +23,8 @@ from braidstream.protocol.plan import Plan, arun
 T = TypeVar("T")
 
 
-async def _append(conn: Any, command: Command, known: Session) -> Any:
-    """One append in one command, sent once; None where the plan must say it."""
+async def _append(conn: Any, command: Command, session: Session) -> Any:
+    """Send a fast append; returns its reply, None if the plan must repeat it."""
     await aconnect(conn)
     try:
         await conn.send_packed_command(packed(conn, [command]))
@@ -35,13 +35,13 @@ async def _append(conn: Any, command: Command, known: Session) -> Any:
         return None
     except LOST as error:
         await conn.disconnect(nowait=True)
-        if known.may_resend(command) or isinstance(error, REFUSALS):
+        if session.may_resend(command) or isinstance(error, REFUSALS):
             raise
         raise NotResentError(error) from error
 
 
 class _Plans:
-    """The seam: where redis-py sends one command over a connection."""
+    """Overrides the method with which redis-py sends one command over a connection."""
 
     session: Session
     watching = False
@@ -49,24 +49,24 @@ class _Plans:
     async def _send_command_parse_response(
         self, conn: Any, command_name: Any, *args: Any, **options: Any
     ) -> Any:
-        known = self.session
-        express = known.express(conn, args)
-        if express is not None and not known.stale(conn):
-            entry = known.minted(conn, await _append(conn, express, known))
+        session = self.session
+        fast = session.fast_append(conn, args)
+        if fast is not None and not session.stale(conn):
+            entry = session.user_entry(conn, await _append(conn, fast, session))
             if entry is not None:
                 return entry
-            known.doubt(conn)
+            session.forget(conn)
         spec = shared.spec_of(args)
         if spec is None:
             if args[0] in shared.MOVES:
-                known.doubt(conn)
+                session.forget(conn)
                 pipeline.note_multi(conn, args[0])
             theirs = super()._send_command_parse_response(conn, command_name, *args, **options)  # type: ignore[misc]
             return await theirs
         pipeline.refuse_in_multi(conn)
         argv = shared.words(conn, args)
-        result = await self._run(conn, known.command(conn, spec, argv, watching=self.watching))
-        known.remember_home(args, argv)
+        result = await self._run(conn, session.command(conn, spec, argv, watching=self.watching))
+        session.remember_home(args, argv)
         return await _awaited(shared.present(self, conn, spec, result, args, options))
 
     async def _run(self, conn: Any, plan: Plan[T]) -> T:
@@ -77,14 +77,14 @@ class _Plans:
         except (NotResentError, *LOST):
             raise
         except BaseException:
-            # Cut off in the middle: replies may be on the way, keys WATCHed. Nobody may get this connection.
+            # Interrupted: replies may still arrive, keys may be WATCHed. The connection cannot be reused.
             await conn.disconnect(nowait=True)
             raise
 
     def xcfgset(
         self, name: KeyT, idmp_duration: int | None = None, idmp_maxsize: int | None = None
     ) -> Awaitable[bytes | str]:
-        """How long a stream knows its messages, in seconds, and how many of each producer."""
+        """How long a stream remembers messages, in seconds, and how many of each producer."""
         words = shared.settings_words(idmp_duration, idmp_maxsize)
         return self.execute_command("XCFGSET", name, *words)  # type: ignore[attr-defined,no-any-return]
 
@@ -93,11 +93,11 @@ async def _awaited(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-class Redis(_Plans, shared.Idempotence, LogCommands, redis.asyncio.Redis):  # type: ignore[misc]
+class Redis(_Plans, shared.OurClient, LogCommands, redis.asyncio.Redis):  # type: ignore[misc]
     """redis.asyncio.Redis on a braidstream region. Same constructor, same methods, and:
 
-    idempotent: every XADD with `*` is a message the stream knows, so it is sent again when its reply is lost.
-    producer: its name as a producer. Name it to tell it apart in `bs:idmp`; two that run at once need two.
+    idempotent: every XADD with `*` gets a message ID, so the client resends it if its reply is lost.
+    producer: a name for its messages; random by default. Clients that run at once need different ones.
     """
 
     if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class Redis(_Plans, shared.Idempotence, LogCommands, redis.asyncio.Redis):  # ty
         def __init__(
             self, *args: Any, idempotent: bool = False, producer: str | bytes | None = None, **kwargs: Any
         ) -> None:
-            self.session = shared.opened(idempotent, producer)
+            self.session = shared.new_session(idempotent, producer)
             super().__init__(*args, **kwargs)
 
     async def run_plan(self, plan: Plan[T]) -> T:
@@ -130,57 +130,38 @@ class Redis(_Plans, shared.Idempotence, LogCommands, redis.asyncio.Redis):  # ty
         await self.initialize()
         conn = await self.connection_pool.get_connection()  # type: ignore[no-untyped-call]
         try:
-            return await self._run(conn, make(conn))
-        except NotResentError as lost:
-            raise lost.for_user() from None
+            with Sending(self.session):
+                return await self._run(conn, make(conn))
         finally:
             await self.connection_pool.release(conn)
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         lane, args = self.session.mark(self, args)
-        try:
+        with Sending(self.session, lane):
             return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
-        except NotResentError as lost:
-            raise lost.for_user() from None
-        except LOST as lost:
-            raise self.session.given_up(lost, lane) from None
-        finally:
-            self.session.done(lane)
 
-    def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> "Pipeline":
-        return Pipeline(self.session, self.connection_pool, self.response_callbacks, transaction, shard_hint)
+    if TYPE_CHECKING:
 
-    def client(self) -> "Redis":
-        alone = type(self)(connection_pool=self.connection_pool, single_connection_client=True)
-        alone.session.producer = self.session.producer
-        return alone
+        def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> "Pipeline": ...
 
 
-class Pipeline(_Plans, shared.Idempotence, LogCommands, redis.asyncio.client.Pipeline):  # type: ignore[misc]
-    """redis-py's pipeline. Stream commands share its round trip, and its MULTI."""
+class Pipeline(_Plans, LogCommands, redis.asyncio.client.Pipeline):  # type: ignore[misc]
+    """redis-py's pipeline. Stream commands share its round trip and its MULTI."""
 
     def __init__(self, session: Session, *args: Any) -> None:
         self.session = session
         super().__init__(*args)
 
     async def immediate_execute_command(self, *args: Any, **options: Any) -> Any:
-        try:
+        with Sending(self.session):
             reply = await super().immediate_execute_command(*args, **options)  # type: ignore[no-untyped-call]
-        except NotResentError as lost:
-            raise lost.for_user() from None
         self.watching = self.watching or args[0] == "WATCH"
         return reply
 
     async def execute(self, raise_on_error: bool = True) -> list[Any]:
         lane = self.session.mark_all(self, self.command_stack)
-        try:
+        with Sending(self.session, lane):
             return await super().execute(raise_on_error)
-        except NotResentError as lost:
-            raise lost.for_user() from None
-        except LOST as lost:
-            raise self.session.given_up(lost, lane) from None
-        finally:
-            self.session.done(lane)
 
     async def _execute_pipeline(self, connection: Any, commands: Any, raise_on_error: bool) -> Any:
         if not pipeline.has_streams(commands):
@@ -203,3 +184,6 @@ class Pipeline(_Plans, shared.Idempotence, LogCommands, redis.asyncio.client.Pip
             shared.raise_braid_error(found)
             self.raise_first_error(commands, found)
         return found
+
+
+Redis.pipeline_class = Pipeline

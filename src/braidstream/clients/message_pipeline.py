@@ -1,7 +1,7 @@
-"""A pipeline of messages only (XADD with IDMP or IDMPAUTO): its calls, without a plan for each message.
+"""A pipeline of messages only (XADD with IDMP or IDMPAUTO), sent without a plan for each message.
 
-They are the calls that the plans would make (commands/produce.py). A message that was not appended, because
-something is not as we believed, is left to the plans.
+It sends the calls that the plans would send (commands/produce.py). If a message is not appended, because the
+cache was stale, its plan sends it again.
 """
 
 from collections import Counter
@@ -10,13 +10,11 @@ from typing import Any, Final
 
 from redis import exceptions
 
-from braidstream.clients import shared as shared
 from braidstream.clients.raised import for_user
-from braidstream.clients.shared import Session
-from braidstream.commands.arguments import FUNCTION_ARGUMENTS
+from braidstream.clients.shared import Session, message_of
 from braidstream.commands.produce import AT_ONCE, call, changed_settings, is_native, native_call, shared_lane
 from braidstream.errors import ReplyError
-from braidstream.model.idempotence import Settings, iid_of
+from braidstream.model.idempotence import Settings
 from braidstream.model.strand import Strand
 from braidstream.net.compat import encoder_of
 from braidstream.net.reply_shape import reply_error
@@ -30,10 +28,10 @@ _DEFAULTS: Final = Settings()
 
 @dataclass(slots=True)
 class _Lane:
-    """Where messages of a producer go. A call takes no more of them than are kept (`most`).
+    """The target of a producer's messages. A call has at most as many as the stream remembers (`most`).
 
-    native: the engine itself knows them: each is an XADD IDMP of its own. An idempotent client, which may
-    send them again, uses the function: it is told when the settings have changed.
+    is_named: the user chose the message IDs. native: the engine deduplicates, so each message is an XADD
+    IDMP. An idempotent client uses the function instead: it must notice changed settings before a resend.
     """
 
     home: Strand
@@ -46,7 +44,7 @@ class _Lane:
 
 @dataclass(slots=True)
 class _Call:
-    """Messages in a row that share a call."""
+    """Consecutive messages that share a call."""
 
     lane: _Lane
     words: list[Any]
@@ -54,15 +52,15 @@ class _Call:
 
 
 def messages(session: Session, conn: Any, commands: Commands, *, atomic: bool) -> Plan[list[Any]]:
-    """The results; None for each message that the plans must send. A MULTI over several streams is theirs:
-    they WATCH."""
+    """The results; None for each message that its plan must send. Plans send a MULTI over several streams,
+    because it needs a WATCH."""
     calls = _calls(session, conn, commands, atomic=atomic) or []
     homes = dict.fromkeys(each.lane.home for each in calls)
     if not calls or (atomic and len(homes) > 1):
         return [None] * len(commands)
     ensure = list(map(ensure_command, homes))
-    said = [tuple(each.words) for each in calls]
-    replies = yield Exchange(ensure + said, atomic=atomic, resend=_may_resend(session, calls))
+    sent = [tuple(each.words) for each in calls]
+    replies = yield Exchange(ensure + sent, atomic=atomic, resend=_may_resend(session, calls))
     results = list[Any]()
     for each, reply in zip(calls, replies[len(ensure) :], strict=True):
         results += _results(session, conn, each, reply)
@@ -70,42 +68,30 @@ def messages(session: Session, conn: Any, commands: Commands, *, atomic: bool) -
 
 
 def _calls(session: Session, conn: Any, commands: Commands, *, atomic: bool) -> list[_Call] | None:
-    """None if a command is something else, or a stream is not known yet."""
+    """None if a command is no message, or its stream is not cached."""
     calls, lane, last = list[_Call](), None, (None, None)
     for args, _ in commands:
-        message = _message(conn, args)
+        message = message_of(conn, args)
         if message is None:
             return None
+        iid, words = message
         if lane is None or args[1] is not last[0] or args[3] is not last[1]:
             lane, last = _lane(session, conn, args, lane), (args[1], args[3])
             if lane is None:
                 return None
         if lane.native and not atomic:
-            calls.append(_Call(lane, [*native_call(lane.home, lane.producer), message[0], *message[2:]], 1))
+            calls.append(_Call(lane, [*native_call(lane.home, lane.producer), iid, *words], 1))
             continue
         if not calls or calls[-1].lane is not lane or calls[-1].size == lane.most:
             journal_writer = session.cache.region.journal_writer  # type: ignore[union-attr]  # a lane has one
             calls.append(_Call(lane, list(call(lane.home, lane.settings, lane.producer, journal_writer))))
-        calls[-1].words += message
+        calls[-1].words += (iid, len(words), *words)
         calls[-1].size += 1
     return calls
 
 
-def _message(conn: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """The words of a message in a call; None for any other command, and for what must be refused."""
-    count = len(args)
-    if args[0] != "XADD" or not 7 <= count < FUNCTION_ARGUMENTS:
-        return None
-    if args[2] == b"IDMP" and args[5] == "*" and args[4] and count >= 8 and not count % 2:
-        return (args[4], count - 5, *args[5:])
-    if args[2] == b"IDMPAUTO" and args[4] == "*" and count % 2:
-        fields = [bytes(encoder_of(conn).encode(word)) for word in args[5:]]
-        return (iid_of(fields), count - 4, "*", *fields)
-    return None
-
-
 def _lane(session: Session, conn: Any, args: tuple[Any, ...], last: _Lane | None) -> _Lane | None:
-    """The lane of a message, the last one if it is the same; None if the stream is not known yet."""
+    """The lane of a message, `last` if it is the same; None if the stream is not cached."""
     if session.cache.region is None or not isinstance(args[1], str | bytes) or not args[3]:
         return None
     known = session.cache.homes.get(args[1])
@@ -125,8 +111,8 @@ def _lane(session: Session, conn: Any, args: tuple[Any, ...], last: _Lane | None
 
 
 def _may_resend(session: Session, calls: list[_Call]) -> bool:
-    """Whether all messages are still known when an idempotent client sends the pipeline again. Of those that
-    the user named there may be more than are kept."""
+    """Whether a resend by an idempotent client finds all messages. Of those with IDs that the user chose,
+    there may be more than the stream remembers."""
     if session.producer is None:
         return False
     named = Counter[tuple[bytes, bytes]]()
@@ -139,13 +125,13 @@ def _may_resend(session: Session, calls: list[_Call]) -> bool:
     )
 
 
-def _results(session: Session, conn: Any, said: _Call, reply: Any) -> list[Any]:
-    home = said.lane.home
-    if said.words[0] == "XADD":
+def _results(session: Session, conn: Any, sent: _Call, reply: Any) -> list[Any]:
+    home = sent.lane.home
+    if sent.words[0] == "XADD":
         if isinstance(reply, exceptions.ResponseError):
             session.cache.native.discard(home.name)
             return [None]
-        return [session.minted(conn, reply)]
+        return [session.user_entry(conn, reply)]
     if not isinstance(reply, exceptions.ResponseError):
         if is_native(reply[0]):
             session.cache.native.add(home.name)
@@ -153,12 +139,12 @@ def _results(session: Session, conn: Any, said: _Call, reply: Any) -> list[Any]:
     error = reply_error(reply)
     settings = changed_settings(error)
     if settings is None:
-        return [for_user(error)] * said.size
+        return [for_user(error)] * sent.size
     session.cache.settings[home.name] = settings
-    return [None] * said.size
+    return [None] * sent.size
 
 
 def _result(session: Session, conn: Any, answer: bytes | None) -> Any:
     if answer is not None and answer.startswith(b"-"):
         return for_user(ReplyError(answer[1:].decode("utf-8", "replace")))
-    return session.minted(conn, answer)
+    return session.user_entry(conn, answer)

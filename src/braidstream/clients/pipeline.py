@@ -1,10 +1,10 @@
-"""A pipeline of redis-py, as the plan that `gather.py` makes of it; plain appends take a shorter way."""
+"""A pipeline of redis-py as one plan (gather.py), with fast paths for plain appends and for messages."""
 
 from typing import Any
 
 from redis import exceptions
 
-from braidstream.clients import shared as shared
+from braidstream.clients import shared
 from braidstream.clients.message_pipeline import messages
 from braidstream.clients.raised import for_user
 from braidstream.clients.shared import Session
@@ -35,12 +35,12 @@ def _multi_as_command() -> RefusedError:
 
 
 def note_multi(conn: Any, word: str) -> None:
-    """The user sends MULTI, or its end, as a command: until its end the connection queues what it gets."""
+    """Note that the user sends MULTI, or its end, as a command: in between the connection queues commands."""
     conn.braid_multi = socket_of(conn) if word == "MULTI" else None
 
 
 def refuse_in_multi(conn: Any) -> None:
-    """A plan cannot read replies that are only queued."""
+    """Refuse a plan after such a MULTI: the engine would queue its commands and send no replies."""
     if getattr(conn, "braid_multi", None) is not None and conn.braid_multi is socket_of(conn):
         raise for_user(_multi_as_command())
 
@@ -54,15 +54,15 @@ def _queue(conn: Any, commands: Commands) -> list[Queued]:
 
 
 def pipeline(client: Any, conn: Any, commands: Commands) -> Plan[list[Any]]:
-    """All commands in order, in as few round trips as can be. Results, and errors among them."""
+    """All commands in order, in as few round trips as possible. Results, with errors among them."""
     session: Session = client.session
     if any(args[0] == "MULTI" for args, _ in commands):
         raise _multi_as_command()
     yield from session.refresh(conn)
-    if (express := _express(session, commands)) is not None:
-        native, ensured = express
+    if (fast := _fast(session, commands)) is not None:
+        native, ensured = fast
         replies = yield Exchange(native)
-        return (yield from _express_results(client, conn, commands, replies[ensured:]))
+        return (yield from _fast_results(client, conn, commands, replies[ensured:]))
     found = yield from messages(session, conn, commands, atomic=False)
     rest = [at for at, result in enumerate(found) if result is None]
     left = [commands[at] for at in rest]
@@ -73,23 +73,23 @@ def pipeline(client: Any, conn: Any, commands: Commands) -> Plan[list[Any]]:
     return found
 
 
-def _express(session: Session, commands: Commands) -> tuple[list[Command], int] | None:
-    """Where every command is native or a plain append: the native commands, one for one, after those that
-    create strands, and how many create strands."""
+def _fast(session: Session, commands: Commands) -> tuple[list[Command], int] | None:
+    """If every command is native or a plain append: commands that create strands, then the native commands
+    one for one; and how many create strands. Else None."""
     homes = session.cache.homes
-    express = list[Command]()
+    fast = list[Command]()
     for args, _ in commands:
         plain = command_of(args, homes)
         if plain is None:
             if shared.spec_of(args) is not None:
                 return None
             plain = args
-        express.append(plain)
+        fast.append(plain)
     ensure = ensure_commands((args for args, _ in commands), homes)
-    return ensure + express, len(ensure)
+    return ensure + fast, len(ensure)
 
 
-def _express_results(client: Any, conn: Any, commands: Commands, replies: Replies) -> Plan[list[Any]]:
+def _fast_results(client: Any, conn: Any, commands: Commands, replies: Replies) -> Plan[list[Any]]:
     session: Session = client.session
     found = list[Any]()
     for (args, options), reply in zip(commands, replies, strict=True):
@@ -99,7 +99,7 @@ def _express_results(client: Any, conn: Any, commands: Commands, replies: Replie
         elif spec is None:
             found.append(shared.present_native(client, conn, reply, args, options))
         elif reply is not None:
-            found.append(session.minted(conn, reply))
+            found.append(session.user_entry(conn, reply))
         else:
             try:
                 result = yield from session.command(conn, spec, shared.words(conn, args))
@@ -110,18 +110,18 @@ def _express_results(client: Any, conn: Any, commands: Commands, replies: Replie
 
 
 def transaction(client: Any, conn: Any, commands: Commands) -> Plan[list[Any] | None]:
-    """All commands in one MULTI. None if a key that the user WATCHes has changed: nothing was done."""
+    """All commands in one MULTI. None if a key under the user's WATCH has changed: nothing was done."""
     session: Session = client.session
     yield from session.refresh(conn)
-    if (express := _express(session, commands)) is not None:
-        native, ensured = express
+    if (fast := _fast(session, commands)) is not None:
+        native, ensured = fast
         replies = yield Exchange(native, atomic=True)
         if replies is None:
             return None
-        return (yield from _express_results(client, conn, commands, replies[ensured:]))
+        return (yield from _fast_results(client, conn, commands, replies[ensured:]))
     if not client.watching:
         found = yield from messages(session, conn, commands, atomic=True)
-        if None not in found:  # of one stream, in one step: all were appended, or none
+        if None not in found:  # one stream, one MULTI: all were appended, or none
             return found
     queued = _queue(conn, commands)
     try:
@@ -146,7 +146,7 @@ def _results(client: Any, conn: Any, queued: list[Queued], commands: Commands) -
         elif isinstance(item.result, exceptions.ResponseError):
             found.append(item.result)
         elif item.spec is not None:
-            # Of messages the home is enough: in a pipeline their producers have numbers.
+            # For messages remember the home only: in a pipeline their producers have numbers.
             client.session.remember_home(args[:2] if item.parts else args, item.argv)
             found.append(shared.present(client, conn, item.spec, item.result, args, options))
         else:

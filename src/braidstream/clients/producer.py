@@ -1,12 +1,12 @@
-"""An idempotent client: every XADD with `*` is a message of its own, known to the stream, so that it may be
-sent again when its reply is lost.
+"""An idempotent client: it gives every XADD with `*` a message ID, so that it can resend the XADD if the
+reply is lost.
 
-A stream knows the last messages of each producer, 100 unless XCFGSET says otherwise. So that a message is
-still known when it is sent again, however many threads and tasks append at once, each request takes a
-*lane*: a producer ID that no other request uses at that time.
+A stream remembers the last messages of each producer, 100 by default (XCFGSET). Many threads and tasks may
+append at once, and a resend must still find its message. So each request uses a *lane*: a producer ID that no
+other request uses at that time.
 
-    web-1/0   <- request of one thread       lanes are given back with the reply, so there are
-    web-1/1   <- pipeline of another         as many as there were requests at once
+    web-1/0   <- request of one thread       a lane is freed after the reply, so there are as many
+    web-1/1   <- pipeline of another         lanes as there were concurrent requests
 """
 
 import os
@@ -20,29 +20,29 @@ from braidstream.errors import ReplyError
 
 
 class Producer:
-    """Names the messages of one client. Two clients that run at once must not share a name."""
+    """Numbers the messages of one client. Two clients that run at once must not share a name."""
 
     def __init__(self, name: str | bytes | None) -> None:
-        given = name.encode() if isinstance(name, str) else name
-        if given is not None and not given:
-            raise ValueError("a producer's name cannot be empty. Leave it out to get one by chance.")
-        self._given = given
-        self._start(given or secrets.token_hex(8).encode())
+        chosen = name.encode() if isinstance(name, str) else name
+        if chosen is not None and not chosen:
+            raise ValueError("a producer's name cannot be empty. Leave it out to get a random one.")
+        self._chosen = chosen
+        self._start(chosen or secrets.token_hex(8).encode())
         _PRODUCERS.add(self)
 
     def _start(self, name: bytes) -> None:
         self.name = name
-        # What another run under this name has sent is never taken for ours.
+        # Messages of an earlier run with this name are never taken for ours.
         self._run, self._numbers = secrets.token_bytes(6), count()
         self._free, self._lanes = list[bytes](), count()
 
     def after_fork(self) -> None:
-        """In a forked process: become another producer, because the parent goes on as this one."""
+        """In a forked process: become another producer, because the parent continues as this one."""
         another = secrets.token_hex(8).encode()
-        self._start(b"%b-%b" % (self._given, another) if self._given else another)
+        self._start(b"%b-%b" % (self._chosen, another) if self._chosen else another)
 
     def take_lane(self) -> bytes:
-        """A producer ID that nobody else uses until it is given back. list.pop and count are atomic."""
+        """A producer ID for exclusive use until `give_back`. Thread-safe: list.pop and count are atomic."""
         try:
             return self._free.pop()
         except IndexError:
@@ -52,7 +52,7 @@ class Producer:
         self._free.append(lane)
 
     def marked(self, client: Any, args: tuple[Any, ...], lane: bytes) -> tuple[Any, ...]:
-        """The same command as a message; as it is if it chooses its ID, or says which message it is."""
+        """The command as a message; unchanged if the user chose an entry ID or a message ID."""
         if args[0] != "XADD" or len(args) < 5:
             return args
         if args[2] != "*":

@@ -8,8 +8,8 @@
     |   `-- RefusedError        also a redis.ResponseError
     `-- ResponseError, ConnectionError, ...     redis-py's own, for all error replies of the engine
 
-Plans raise the classes of `errors.py`, which knows nothing of redis-py. `for_user` turns each into its class
-here, where a client hands it to its caller. Texts are as redis-py gives them: without a leading "ERR".
+Plans raise the classes of `errors.py`, which does not depend on redis-py. `for_user` converts each to its
+class here, before a client raises it to its caller. Like redis-py's, texts have no leading "ERR".
 """
 
 from typing import Final
@@ -44,7 +44,7 @@ class RegionTakenError(BraidError, errors.RegionTakenError):
 
 
 class LibraryError(BraidError, errors.LibraryError):
-    """The engine functions are missing, or of another version than this client needs."""
+    """The engine functions are missing, or have another version than this client needs."""
 
 
 class RefusedError(BraidError, errors.RefusedError, exceptions.ResponseError):
@@ -82,7 +82,7 @@ def for_user(error: errors.BraidError) -> Exception:
 
 
 def cluster_refused() -> Exception:
-    """Why there is no RedisCluster here."""
+    """The error that RedisCluster raises."""
     return for_user(
         errors.RefusedError(
             "RedisCluster",

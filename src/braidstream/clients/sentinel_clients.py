@@ -1,12 +1,12 @@
-"""What makes the clients of redis-py's Sentinels ours; shared by the two Sentinels."""
+"""Makes redis-py's Sentinels return our clients; shared by the sync and the asyncio one."""
 
 from typing import Any, ClassVar
 
-from braidstream.clients.shared import opened
+from braidstream.clients.shared import new_session
 
 
 class SentinelClients:
-    """To be put before redis-py's Sentinel."""
+    """A base class to list before redis-py's Sentinel."""
 
     client_class: ClassVar[Any]
 
@@ -19,7 +19,7 @@ class SentinelClients:
         producer: str | bytes | None = None,
         **kwargs: Any,
     ) -> Any:
-        session = opened(idempotent, producer)
+        session = new_session(idempotent, producer)
         kind = redis_class or self.client_class
         client = super().master_for(service_name, kind, *args, **kwargs)  # type: ignore[misc]
         if idempotent:

@@ -1,14 +1,15 @@
-"""What the sync and the asyncio client share: everything but the waiting.
+"""What the sync and the asyncio client share: everything without I/O.
 
-redis-py sends a command in one method. There we look the command up; if it is ours its plan runs on
-the same connection, and its result, shaped as the engine would have sent it, goes through redis-py's
-own response callbacks. So methods, pools, TLS, pipelines and parsing stay redis-py's.
+redis-py sends each command in one method. Our clients override it: if the command is in the table, its plan
+runs on the same connection, and its result, in the engine's shape, goes through redis-py's own response
+callbacks. Methods, pools, TLS, pipelines and parsing stay redis-py's.
 """
 
 import time
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Any, Final, Self, TypeVar
+from types import TracebackType
+from typing import Any, ClassVar, Final, Self, TypeVar
 
 import redis.asyncio
 from redis import exceptions
@@ -26,7 +27,7 @@ from braidstream.model.idempotence import iid_of
 from braidstream.net.address import sentinel_pool
 from braidstream.net.compat import encoder_of, sends_text_as_encoded, socket_of
 from braidstream.net.reply_shape import mapped, reply_error
-from braidstream.net.sender import REFUSALS
+from braidstream.net.sender import LOST, REFUSALS, NotResentError
 from braidstream.protocol.append import command_of
 from braidstream.protocol.cache import StreamCache
 from braidstream.protocol.carry import Carriage
@@ -35,7 +36,7 @@ from braidstream.protocol.identify import read_region, read_server
 from braidstream.protocol.plan import Plan
 from braidstream.protocol.stream_view import View
 
-# Commands after which a connection may stand before another database, or queues what it gets.
+# Commands after which a connection may use another database, or queues commands.
 MOVES: Final = frozenset(("SELECT", "SWAPDB", "RESET", "MULTI", "EXEC", "DISCARD"))
 
 T = TypeVar("T")
@@ -44,15 +45,18 @@ Conversation = Callable[[Callable[[Carriage | None], View]], Plan[T]]
 
 
 class Session:
-    """One client's state: what it remembers of its server, and whose messages it sends."""
+    """One client's state: its cache, and the producer of an idempotent client.
+
+    has_fast_path: whether plain appends may skip the plan; not with an encoder that changes text.
+    """
 
     def __init__(self, producer: Producer | None = None) -> None:
         self.producer = producer
         self.cache = StreamCache()
-        self.may_express = True
+        self.has_fast_path = True
 
     def stale(self, conn: Any) -> bool:
-        """Whether to read the region again: the connection is new, or some time has passed."""
+        """Whether to read the region again: the connection is new, or the cache has expired."""
         return self._is_new(conn) or not self.cache.is_fresh(time.monotonic())
 
     def _is_new(self, conn: Any) -> bool:
@@ -62,19 +66,19 @@ class Session:
         return View.of(self.cache, carriage, self.producer.name if self.producer else b"")
 
     def refresh(self, conn: Any) -> Plan[None]:
-        """Read the region again where that is due."""
+        """Read the region again if that is due."""
         if self.stale(conn):
             if self._is_new(conn):
                 region, server = yield from read_server()
                 self.cache.check_server(region, server, time.monotonic())
-                self.may_express = sends_text_as_encoded(conn)
+                self.has_fast_path = sends_text_as_encoded(conn)
             else:
                 region = yield from read_region()
             self.cache.learn_region(require_current(region.require_open()), time.monotonic())
             conn.braid_socket = socket_of(conn)
 
     def command(self, conn: Any, spec: Spec, argv: list[bytes], *, watching: bool = False) -> Plan[Any]:
-        """One command, on a connection."""
+        """The plan of one command, on a connection."""
         yield from self.refresh(conn)
         return (yield from spec.plan(self.view(Carriage(watching=watching)), argv))
 
@@ -83,39 +87,30 @@ class Session:
         yield from self.refresh(conn)
         return (yield from make(self.view))
 
-    def doubt(self, conn: Any) -> None:
-        """Something is not as we remember, like a strand that is gone: read everything again."""
+    def forget(self, conn: Any) -> None:
+        """Clear the cache, because it is stale: a strand is missing, say."""
         conn.braid_socket = None
         self.cache.forget_all()
 
-    def express(self, conn: Any, args: tuple[Any, ...]) -> Command | None:
-        """The first batch of the plan of XADD, without the plan, where it is one command."""
+    def fast_append(self, conn: Any, args: tuple[Any, ...]) -> Command | None:
+        """The one command that the plan of XADD would send; None if it needs its plan."""
         if args[0] != "XADD" or len(args) < 5:
             return None
-        return command_of(args, self.cache.homes) if args[2] == "*" else self._message_add(conn, args)
+        return command_of(args, self.cache.homes) if args[2] == "*" else self._fast_message(conn, args)
 
-    def _message_add(self, conn: Any, args: tuple[Any, ...]) -> Command | None:
-        """`XADD name IDMP producer iid * ...` or `IDMPAUTO producer * ...`, likewise."""
-        if args[0] != "XADD" or not 7 <= len(args) < FUNCTION_ARGUMENTS:
-            return None
+    def _fast_message(self, conn: Any, args: tuple[Any, ...]) -> Command | None:
         try:
             call = self.cache.calls.get((args[1], args[3]))
         except TypeError:
             return None
-        if call is None:
-            return None
-        if args[2] == b"IDMP" and args[5] == "*" and args[4] and len(args) % 2 == 0:
-            return (*call, *args[4:])
-        if args[2] == b"IDMPAUTO" and args[4] == "*" and len(args) % 2:
-            fields = [bytes(encoder_of(conn).encode(word)) for word in args[5:]]
-            return (*call, iid_of(fields), "*", *fields)
-        return None
+        message = None if call is None else message_of(conn, args)
+        return None if call is None or message is None else (*call, message[0], *message[1])
 
     def remember_home(self, args: tuple[Any, ...], argv: list[bytes]) -> None:
-        """A plan has appended: the strand is there."""
+        """Cache the strand after a plan has appended to it."""
         if argv[0] != b"XADD" or len(args[0]) > len("XADD"):  # one string may hold several words: "XADD a *"
             return
-        if not isinstance(args[1], str | bytes) or not self.may_express:
+        if not isinstance(args[1], str | bytes) or not self.has_fast_path:
             return
         view, cache = self.view(), self.cache
         if view.is_native(argv[1]):
@@ -131,30 +126,30 @@ class Session:
                     home, known.settings, argv[3], journal_writer, several=False
                 )
 
-    def minted(self, conn: Any, reply: Any) -> Any:
-        """The reply to an express XADD as users see it; None if the plan must run."""
+    def user_entry(self, conn: Any, reply: Any) -> Any:
+        """The ID for the user, from the reply to a fast append; None if the plan must run."""
         writer = self.cache.region.writer  # type: ignore[union-attr]  # known by now
         entry = reply and user_id(reply, writer)
         encoder = encoder_of(conn)
         return encoder.decode(entry) if entry and encoder.decode_responses else entry
 
     def may_resend(self, command: Command) -> bool:
-        """Whether an express append may be sent again after a lost reply."""
+        """Whether a fast append may be resent after a lost reply."""
         return self.producer is not None and is_message(command)
 
     def mark(self, client: Any, args: tuple[Any, ...]) -> tuple[bytes | None, tuple[Any, ...]]:
-        """A command of an idempotent client: the lane it takes, and how it is sent, however often."""
+        """A command of an idempotent client: its lane, and the arguments to send, also for a resend."""
         if self.producer is None or args[0] != "XADD":
             return None, args
         lane = self.producer.take_lane()
         marked = self.producer.marked(client, args, lane)
-        if marked is args:  # no message of ours
+        if marked is args:  # not a message that we number
             self.producer.give_back(lane)
             return None, args
         return lane, marked
 
     def mark_all(self, client: Any, commands: Any) -> bytes | None:
-        """The same for a pipeline, in place: one lane, and in it each message has its number."""
+        """The same for a pipeline, in place: one lane, in which each message has a number."""
         if self.producer is None or not any(args[0] == "XADD" for args, _ in commands):
             return None
         lane = self.producer.take_lane()
@@ -164,11 +159,11 @@ class Session:
         return lane
 
     def numbers(self, producer: bytes) -> bool:
-        """Whether a message is one that `mark_all` has numbered."""
+        """Whether `mark_all` has numbered a message of this producer."""
         return self.producer is not None and is_numbered(self.producer.name, producer)
 
-    def given_up(self, error: Any, lane: bytes | None) -> Any:
-        """The error for the user, once sending again has not helped."""
+    def final_error(self, error: Any, lane: bytes | None) -> Any:
+        """The error for the user, after the last resend."""
         if lane is None or isinstance(error, REFUSALS) or not isinstance(error, exceptions.RedisError):
             return error
         return type(error)(
@@ -176,27 +171,60 @@ class Session:
             "have been applied. To send it later, give it an ID of your own: xadd(..., idmp=(producer, iid))."
         )
 
-    def done(self, lane: bytes | None) -> None:
-        if lane is not None and self.producer is not None:
-            self.producer.give_back(lane)
+
+class Sending:
+    """While a command or a pipeline is sent: turns the error of a lost connection into the user's, and frees
+    the lane of an idempotent client."""
+
+    __slots__ = ("_lane", "_session")
+
+    def __init__(self, session: Session, lane: bytes | None = None) -> None:
+        self._session, self._lane = session, lane
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._lane is not None and self._session.producer is not None:
+            self._session.producer.give_back(self._lane)
+        if kind is None:
+            return
+        if isinstance(error, NotResentError):
+            raise error.for_user() from None
+        if isinstance(error, LOST):
+            raise self._session.final_error(error, self._lane) from None
 
 
-class Idempotence:
-    """What both clients add to redis-py for idempotent production, by the same text."""
+class OurClient:
+    """What both clients add to redis-py's in the same way."""
+
+    session: Session
+    pipeline_class: ClassVar[Any]
+
+    def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Any:
+        pool, callbacks = self.connection_pool, self.response_callbacks  # type: ignore[attr-defined]
+        return self.pipeline_class(self.session, pool, callbacks, transaction, shard_hint)
+
+    def client(self) -> Self:
+        alone = type(self)(connection_pool=self.connection_pool, single_connection_client=True)  # type: ignore
+        alone.session.producer = self.session.producer
+        return alone
 
     @classmethod
     def from_url(
         cls, url: str, *, idempotent: bool = False, producer: str | bytes | None = None, **kwargs: Any
     ) -> Self:
-        session = opened(idempotent, producer)
+        session = new_session(idempotent, producer)
         pool = sentinel_pool(url, kwargs, is_async=issubclass(cls, redis.asyncio.Redis))
         client: Self = super().from_url(url, **kwargs) if pool is None else cls.from_pool(pool)  # type: ignore
-        client.session = session  # type: ignore[attr-defined]
+        client.session = session
         return client
 
 
 def settings_words(idmp_duration: int | None, idmp_maxsize: int | None) -> list[bytes | int]:
-    """The arguments of XCFGSET. The plan judges the values: 1 to 86400 seconds, 1 to 10,000 messages."""
+    """The arguments of XCFGSET. The plan checks the values: 1 to 86400 seconds, 1 to 10,000 messages."""
     pieces = list[bytes | int]()
     if idmp_duration is not None:
         pieces += [b"IDMP-DURATION", idmp_duration]
@@ -205,17 +233,31 @@ def settings_words(idmp_duration: int | None, idmp_maxsize: int | None) -> list[
     return pieces
 
 
+def message_of(conn: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]] | None:
+    """The ID of a message (`XADD name IDMP producer iid * ...` or `IDMPAUTO producer * ...`), and its words
+    from `*` on. None for other commands, and for those that the plan must refuse."""
+    count = len(args)
+    if args[0] != "XADD" or not 7 <= count < FUNCTION_ARGUMENTS:
+        return None
+    if args[2] == b"IDMP" and args[5] == "*" and args[4] and not count % 2:
+        return args[4], args[5:]
+    if args[2] == b"IDMPAUTO" and args[4] == "*" and count % 2:
+        fields = [bytes(encoder_of(conn).encode(word)) for word in args[5:]]
+        return iid_of(fields), ("*", *fields)
+    return None
+
+
 def is_message(command: Command) -> bool:
-    """Whether an express append is a message, by a function or known to the engine itself."""
+    """Whether a fast append is a message: a function call, or a native IDMP."""
     return command[0] == "FCALL" or command[3] == "IDMP"
 
 
 def is_for_plan(command: Command, error: exceptions.ResponseError) -> bool:
-    """Whether the plan must send a refused append: settings are stale, or the engine knows no messages."""
+    """Whether the plan must repeat a refused append: the settings are stale, or the engine has no IDMP."""
     return command[3] == "IDMP" or reply_error(error).code == "BSSTALE"
 
 
-def opened(idempotent: bool, producer: str | bytes | None) -> Session:
+def new_session(idempotent: bool, producer: str | bytes | None) -> Session:
     """The session of a new client."""
     if producer is not None and not idempotent:
         raise ValueError("producer= names an idempotent client: pass idempotent=True as well.")
@@ -224,7 +266,7 @@ def opened(idempotent: bool, producer: str | bytes | None) -> Session:
 
 @lru_cache(maxsize=4096)
 def find_spec(word: str | bytes) -> Spec | None:
-    """The command that a first word (or redis-py's joined "XINFO STREAM") names."""
+    """The command of a first word, or of redis-py's joined "XINFO STREAM"."""
     text = word.encode("utf-8", "replace") if isinstance(word, str) else bytes(word)
     return TABLE.get((text.split() or [b""])[0].upper())
 
@@ -234,14 +276,14 @@ def spec_of(args: tuple[Any, ...]) -> Spec | None:
 
 
 def words(conn: Any, args: Iterable[Any]) -> list[bytes]:
-    """The command line as the engine would get it."""
+    """The command line in bytes, as the engine gets it."""
     encode = encoder_of(conn).encode
     first, *rest = (bytes(encode(word)) for word in args)
     return [*first.split(), *rest]
 
 
 def raise_braid_error(found: list[Any]) -> None:
-    """redis-py raises the first error reply of a pipeline. Ours that are no replies are raised here."""
+    """Raise the first error of ours that is no reply; redis-py raises the first error reply."""
     for each in found:
         if isinstance(each, BraidError) and not isinstance(each, exceptions.ResponseError):
             raise each
@@ -272,7 +314,7 @@ def present_native(
 
 
 def decode(encoding: str, errors: str, value: Any) -> Any:
-    """Bytes to text, however deep. Entries come by the thousand, so their fields are not looked at twice."""
+    """Bytes to text, at any depth. Bytes in a list are decoded without a call each: entries have many."""
     kind = type(value)
     if kind is bytes:
         return value.decode(encoding, errors)

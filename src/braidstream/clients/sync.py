@@ -1,4 +1,4 @@
-"""`braidstream.Redis`: redis-py's client, its stream commands run as plans. `aio.py` is its twin."""
+"""`braidstream.Redis`: redis-py's client, whose stream commands run plans. `aio.py` is its asyncio twin."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
@@ -12,7 +12,7 @@ from braidstream.clients import pipeline, shared
 from braidstream.clients.client_options import SyncOptions
 from braidstream.clients.log_commands import LogCommands
 from braidstream.clients.raised import for_user
-from braidstream.clients.shared import Session
+from braidstream.clients.shared import Sending, Session
 from braidstream.errors import BraidError
 from braidstream.model.command import Command
 from braidstream.net.compat import packed
@@ -24,8 +24,8 @@ __all__ = ["Pipeline", "Redis", "ServerError"]
 T = TypeVar("T")
 
 
-def _append(conn: Any, command: Command, known: Session) -> Any:
-    """One append in one command, sent once; None where the plan must say it."""
+def _append(conn: Any, command: Command, session: Session) -> Any:
+    """Send a fast append; returns its reply, None if the plan must repeat it."""
     connect(conn)
     try:
         conn.send_packed_command(packed(conn, [command]))
@@ -36,35 +36,35 @@ def _append(conn: Any, command: Command, known: Session) -> Any:
         return None
     except LOST as error:
         conn.disconnect()
-        if known.may_resend(command) or isinstance(error, REFUSALS):
+        if session.may_resend(command) or isinstance(error, REFUSALS):
             raise
         raise NotResentError(error) from error
 
 
 class _Plans:
-    """The seam: where redis-py sends one command over a connection."""
+    """Overrides the method with which redis-py sends one command over a connection."""
 
     session: Session
     watching = False
 
     def _send_command_parse_response(self, conn: Any, command_name: Any, *args: Any, **options: Any) -> Any:
-        known = self.session
-        express = known.express(conn, args)
-        if express is not None and not known.stale(conn):
-            entry = known.minted(conn, _append(conn, express, known))
+        session = self.session
+        fast = session.fast_append(conn, args)
+        if fast is not None and not session.stale(conn):
+            entry = session.user_entry(conn, _append(conn, fast, session))
             if entry is not None:
                 return entry
-            known.doubt(conn)
+            session.forget(conn)
         spec = shared.spec_of(args)
         if spec is None:
             if args[0] in shared.MOVES:
-                known.doubt(conn)
+                session.forget(conn)
                 pipeline.note_multi(conn, args[0])
             return super()._send_command_parse_response(conn, command_name, *args, **options)  # type: ignore[misc]
         pipeline.refuse_in_multi(conn)
         argv = shared.words(conn, args)
-        result = self._run(conn, known.command(conn, spec, argv, watching=self.watching))
-        known.remember_home(args, argv)
+        result = self._run(conn, session.command(conn, spec, argv, watching=self.watching))
+        session.remember_home(args, argv)
         return shared.present(self, conn, spec, result, args, options)
 
     def _run(self, conn: Any, plan: Plan[T]) -> T:
@@ -75,27 +75,27 @@ class _Plans:
         except (NotResentError, *LOST):
             raise
         except BaseException:
-            # Cut off in the middle: replies may be on the way, keys WATCHed. Nobody may get this connection.
+            # Interrupted: replies may still arrive, keys may be WATCHed. The connection cannot be reused.
             conn.disconnect()
             raise
 
     def xcfgset(
         self, name: KeyT, idmp_duration: int | None = None, idmp_maxsize: int | None = None
     ) -> bytes | str:
-        """How long a stream knows its messages, in seconds, and how many of each producer."""
+        """How long a stream remembers messages, in seconds, and how many of each producer."""
         words = shared.settings_words(idmp_duration, idmp_maxsize)
         return self.execute_command("XCFGSET", name, *words)  # type: ignore[attr-defined,no-any-return]
 
 
-class Redis(_Plans, shared.Idempotence, LogCommands, redis.Redis):
+class Redis(_Plans, shared.OurClient, LogCommands, redis.Redis):
     """redis.Redis on a braidstream region. Same constructor, same methods, and:
 
-    idempotent: every XADD with `*` is a message the stream knows, so it is sent again when its reply is lost.
-    producer: its name as a producer. Name it to tell it apart in `bs:idmp`; two that run at once need two.
+    idempotent: every XADD with `*` gets a message ID, so the client resends it if its reply is lost.
+    producer: a name for its messages; random by default. Clients that run at once need different ones.
     """
 
     if TYPE_CHECKING:
-        # The first four may go without their names, as in redis-py.
+        # The first four may be positional, as in redis-py.
         def __init__(
             self,
             host: str = "localhost",
@@ -113,7 +113,7 @@ class Redis(_Plans, shared.Idempotence, LogCommands, redis.Redis):
         def __init__(
             self, *args: Any, idempotent: bool = False, producer: str | bytes | None = None, **kwargs: Any
         ) -> None:
-            self.session = shared.opened(idempotent, producer)
+            self.session = shared.new_session(idempotent, producer)
             super().__init__(*args, **kwargs)
 
     def run_plan(self, plan: Plan[T]) -> T:
@@ -127,57 +127,38 @@ class Redis(_Plans, shared.Idempotence, LogCommands, redis.Redis):
     def _run_on_one(self, make: Callable[[Any], Plan[T]]) -> T:
         conn = self.connection_pool.get_connection()
         try:
-            return self._run(conn, make(conn))
-        except NotResentError as lost:
-            raise lost.for_user() from None
+            with Sending(self.session):
+                return self._run(conn, make(conn))
         finally:
             self.connection_pool.release(conn)
 
     def _execute_command(self, *args: Any, **options: Any) -> Any:
         lane, args = self.session.mark(self, args)
-        try:
+        with Sending(self.session, lane):
             return super()._execute_command(*args, **options)  # type: ignore[no-untyped-call]
-        except NotResentError as lost:
-            raise lost.for_user() from None
-        except LOST as lost:
-            raise self.session.given_up(lost, lane) from None
-        finally:
-            self.session.done(lane)
 
-    def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> "Pipeline":
-        return Pipeline(self.session, self.connection_pool, self.response_callbacks, transaction, shard_hint)
+    if TYPE_CHECKING:
 
-    def client(self) -> "Redis":
-        alone = type(self)(connection_pool=self.connection_pool, single_connection_client=True)
-        alone.session.producer = self.session.producer
-        return alone
+        def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> "Pipeline": ...
 
 
-class Pipeline(_Plans, shared.Idempotence, LogCommands, redis.client.Pipeline):
-    """redis-py's pipeline. Stream commands share its round trip, and its MULTI."""
+class Pipeline(_Plans, LogCommands, redis.client.Pipeline):
+    """redis-py's pipeline. Stream commands share its round trip and its MULTI."""
 
     def __init__(self, session: Session, *args: Any) -> None:
         self.session = session
         super().__init__(*args)
 
     def immediate_execute_command(self, *args: Any, **options: Any) -> Any:
-        try:
+        with Sending(self.session):
             reply = super().immediate_execute_command(*args, **options)  # type: ignore[no-untyped-call]
-        except NotResentError as lost:
-            raise lost.for_user() from None
         self.watching = self.watching or args[0] == "WATCH"
         return reply
 
     def execute(self, raise_on_error: bool = True) -> list[Any]:
         lane = self.session.mark_all(self, self.command_stack)
-        try:
+        with Sending(self.session, lane):
             return super().execute(raise_on_error)
-        except NotResentError as lost:
-            raise lost.for_user() from None
-        except LOST as lost:
-            raise self.session.given_up(lost, lane) from None
-        finally:
-            self.session.done(lane)
 
     def _execute_pipeline(self, connection: Any, commands: Any, raise_on_error: bool) -> Any:
         if not pipeline.has_streams(commands):
@@ -199,3 +180,6 @@ class Pipeline(_Plans, shared.Idempotence, LogCommands, redis.client.Pipeline):
             shared.raise_braid_error(found)
             self.raise_first_error(commands, found)  # type: ignore[no-untyped-call]
         return found
+
+
+Redis.pipeline_class = Pipeline
