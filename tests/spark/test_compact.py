@@ -167,7 +167,7 @@ def test_in_three_regions_the_last_of_each_key_stays_and_what_groups_need(
             raced.append(Round())
             raced.append(other.round(now_s=10))  # the other one decides and deletes before we do
 
-    one.told = race
+    one.show = race
     assert one.round(now_s=10).held > 0
     assert raced[1].deleted > 0
     world.sync()

@@ -8,8 +8,8 @@ client B --- its own -----------+               everything else, byte for byte; 
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
 from braidstream.errors import LostError, ReplyError
@@ -21,7 +21,16 @@ from braidstream.net.sentinels import Place
 from braidstream.net.wire import Connection
 from braidstream.protocol.plan import Batch, Replies
 
+T = TypeVar("T")
+
 _FOR_EVER: Final = float("inf")
+
+
+def shared_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task for several waiters. Its error is retrieved also if all of them are cancelled at a shutdown."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task
 
 
 class Lane:
@@ -46,7 +55,7 @@ class Lane:
         if self.conn is not None and self.conn.lost is None:
             return self.conn
         if self._connecting is None:
-            self._connecting = asyncio.create_task(self._connect())
+            self._connecting = shared_task(self._connect())
         return await asyncio.shield(self._connecting)
 
     async def admits(self, connected_at: float) -> bool:
@@ -54,7 +63,7 @@ class Lane:
         await self.ready()
         while self._open_at < connected_at:
             if self._checking is None:
-                self._checking = asyncio.create_task(self._check())
+                self._checking = shared_task(self._check())
             if not await asyncio.shield(self._checking):
                 return False
         return True

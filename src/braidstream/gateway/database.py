@@ -7,7 +7,7 @@ import asyncio
 import time
 
 from braidstream.errors import BraidError, NotARegionError
-from braidstream.gateway.backends import Lane
+from braidstream.gateway.backends import Lane, shared_task
 from braidstream.gateway.info import Hidden
 from braidstream.lua import load, require_current
 from braidstream.net.resp import Words
@@ -71,7 +71,7 @@ class Database:
     async def identify(self) -> None:
         """Read which region this is. Concurrent calls share one request."""
         if self._identifying is None:
-            self._identifying = asyncio.create_task(self._identify())
+            self._identifying = shared_task(self._identify())
         await asyncio.shield(self._identifying)
 
     async def refuse_cluster(self) -> None:
