@@ -1,10 +1,10 @@
-"""Two copies of a strand, compared entry by entry: what the source has seen and no longer has, goes.
+"""Compares two copies of a strand entry by entry, and deletes at the target what the source has deleted.
 
-The slow, exact way to tell deletions: for a region that joins, or was away for longer than a journal
-remembers. It needs no tombstones, because a copy is a prefix: an ID at or below the source's last one
-that the source does not have was deleted there. Of its own strand an engine can also have lost entries (it
-came back from an old snapshot, and was written to before its peers brought them back): what it lacks above
-everything that it ever deleted is spared.
+The slow and exact way to replicate deletions, for a region that joins or was away for longer than a journal
+covers. It needs no tombstones, because a copy is a prefix: an ID at or below the source's last one that the
+source does not have was deleted there. One exception: an engine may have lost entries of its own strand (it
+was restored from an old snapshot and written to before its peers returned the entries). So missing entries
+above the highest ID that it ever deleted are kept.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def list_back(strand: Strand, end: Id) -> Plan[list[bytes]]:
 
 
 def list_between(strand: Strand, start: Id, end: Id) -> Plan[list[bytes]]:
-    """All native IDs from start to end, however many."""
+    """All native IDs from start to end, page by page."""
     found, at = list[bytes](), start
     while True:
         page = yield from list_ids(strand, at, end)
@@ -48,22 +48,22 @@ def list_between(strand: Strand, start: Id, end: Id) -> Plan[list[bytes]]:
 
 
 def deleted_upto(strand: Strand) -> Plan[Id]:
-    """No entry of a strand above this ID was deleted by the engine that is asked."""
+    """The highest ID of a strand that this engine deleted."""
     [info] = yield Batch([strand.xinfo()], resend=True, attempt=True)
     return ids.ZERO if isinstance(info, ReplyError) else ids.native(facts(info)[b"max-deleted-entry-id"])
 
 
 def drop(strand: Strand, natives: Sequence[bytes]) -> Plan[int]:
-    """Delete what a peer has deleted. Its journal has told the others already, or they compare too."""
+    """Delete what a peer has deleted. No journal entry: the other regions have the peer's, or compare too."""
     [gone] = yield Batch([("XDEL", strand.key, *natives)])
     return int(gone)
 
 
 async def delete_missing(source: PlanRunner, target: PlanRunner, ours: State, own: int) -> int | None:
-    """Entry by entry: what the source had seen and no longer has, goes. own: the source's writer.
+    """Delete at the target what the source has deleted, entry by entry. own: the source's writer.
 
-    None: a copy at the target does not reach as far as ours yet, and what has not come cannot be deleted.
-    Of every strand: one that was not there a moment ago may have come since, over another link.
+    None if a copy at the target ends before ours: entries that have not arrived cannot be deleted. All
+    strands are checked, because another link may have created one meanwhile.
     """
     theirs = await target.run(read_state(ours.name, ours.registry.strands, []))
     for strand, extent in ours.strands.items():

@@ -1,4 +1,4 @@
-"""A region's engine as the daemon reaches it: one pipelined connection, made again when it is lost."""
+"""A region's engine, as the daemon uses it: one pipelined connection, opened again when it is lost."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from braidstream.protocol.plan import Batch, Plan, arun
 T = TypeVar("T")
 
 SILENCE_S: Final = 10.0
-# How often a connection is looked at, also where nothing is to be said.
+# How often an idle connection is checked.
 BEAT_S: Final = 1.0
 # A peer's reply that is larger than this is an error. The largest are registries with thousands of groups.
 PEER_REPLY_BYTES: Final = 64 * 1024 * 1024
@@ -21,13 +21,13 @@ BACK_OFF_S: Final = (0.05, 2.0)
 
 
 class PlanRunner(Protocol):
-    """Whoever runs plans on one engine. What is asked first is sent first."""
+    """Runs plans on one engine, and sends them in the order of the calls."""
 
     async def run(self, plan: Plan[T]) -> T: ...
 
 
 class Endpoint:
-    """Plans are sent in the order in which they are asked. Nothing is sent twice by itself.
+    """Sends plans in the order of the calls. It resends nothing.
 
     most_bytes: a larger reply ends the connection.
     """
@@ -45,7 +45,7 @@ class Endpoint:
 
     @property
     def conn(self) -> Connection | None:
-        """The connection that is asked now. It may be lost."""
+        """The current connection. It may be lost."""
         return self._conn
 
     @property
@@ -53,7 +53,7 @@ class Endpoint:
         return self._conn is not None and self._conn.lost is None
 
     async def connect(self) -> None:
-        """Make sure there is a connection; LostError or ReplyError if there cannot be one."""
+        """Connect, unless connected; LostError or ReplyError if that fails."""
         async with self._lock:
             if not self.connected:
                 self._conn = await connect(
@@ -61,15 +61,15 @@ class Endpoint:
                 )
 
     async def watch(self) -> None:
-        """Look now and then whether it answers and still is the primary. Ends with LostError."""
+        """Check regularly that the engine answers and is still the primary. Ends with LostError."""
         beat: asyncio.Task[None] | None = None
         while (conn := self._conn) is not None and conn.lost is None:
-            if beat is None or beat.done():  # it need not answer before the sentinels are asked again
+            if beat is None or beat.done():  # do not wait for its answer before the sentinels are queried
                 beat = asyncio.ensure_future(_beat(conn))
                 beat.add_done_callback(lambda task: task.cancelled() or task.exception())
             await asyncio.sleep(BEAT_S)
             if self.address.sentinels is not None:
-                with contextlib.suppress(LostError):  # no sentinel answers: stay where we are
+                with contextlib.suppress(LostError):  # no sentinel answers: keep the connection
                     place = await self.address.sentinels.primary()
                     if place != conn.place:
                         conn.close("the sentinels name another primary, {}:{}".format(*place))
@@ -82,18 +82,17 @@ class Endpoint:
 
 
 class Pinned:
-    """An engine while the present connection of its endpoint lasts.
+    """Runs plans only while the endpoint keeps its present connection, then raises LostError.
 
-    Behind the next one may be an engine that lost something, so whoever relies on what it has seen must start
-    over: LostError.
+    The next connection may reach an engine that lost data, so a caller must read its state again.
     """
 
-    def __init__(self, asked: PlanRunner, endpoint: Endpoint) -> None:
-        self._asked, self._endpoint, self._conn = asked, endpoint, endpoint.conn
+    def __init__(self, runner: PlanRunner, endpoint: Endpoint) -> None:
+        self._runner, self._endpoint, self._conn = runner, endpoint, endpoint.conn
 
     async def run(self, plan: Plan[T]) -> T:
         self._check()
-        reply = await self._asked.run(plan)
+        reply = await self._runner.run(plan)
         self._check()
         return reply
 
@@ -103,9 +102,7 @@ class Pinned:
 
     def _check(self) -> None:
         if not self.lasts:
-            raise LostError(
-                str(self._endpoint.address), "connected anew: it may be another server", wrote=True
-            )
+            raise LostError(str(self._endpoint.address), "reconnected: it may be another server", wrote=True)
 
 
 async def _beat(conn: Connection) -> None:
@@ -115,11 +112,11 @@ async def _beat(conn: Connection) -> None:
 
 
 async def back_off(tries: int) -> None:
-    """Wait before another try: longer each time, up to a cap, never in step with others."""
+    """Wait before a retry: exponential backoff with a cap and jitter."""
     least, most = BACK_OFF_S
     await asyncio.sleep(min(most, least * 2**tries) * random.uniform(0.5, 1.0))
 
 
 def reason(error: Exception) -> str:
-    """An error as one line of text. Other errors than our own say little without their type."""
+    """An error as one line of text; with its type, if it is not one of ours."""
     return str(error) if isinstance(error, BraidError) else f"{type(error).__name__}: {error}"

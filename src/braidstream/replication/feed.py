@@ -1,8 +1,8 @@
-"""Which streams changed: pushes from the engine as hints, and a sweep over all streams as the truth.
+"""Which streams changed: pushes from the engine as hints, and sweeps over all streams as the truth.
 
-The engine tells the names of changed keys (BCAST tracking), coalesced, at next to no cost. It tells
-nothing of XACK, and what it says while we are not connected is lost. So on every connect, and now and
-then, all streams are looked at.
+With BCAST tracking the engine pushes the names of changed keys, coalesced, at almost no cost. XACK causes no
+push, and pushes are lost while the connection is down. So the daemon sweeps over all streams on every connect
+and at intervals.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication.endpoint import SILENCE_S, Endpoint
 
 PAGE: Final = 1_000
-# Ask something now and then, so that a dead connection is noticed.
+# How often to PING, to detect a dead connection.
 HEARTBEAT_S: Final = 3.0
 
 # name, and whether more than entries changed
@@ -25,9 +25,9 @@ Heard = Callable[[bytes, bool], None]
 
 
 class Feed:
-    """Tells `heard` of every stream that this region's writers or functions change.
+    """Calls `heard` for every stream that this region's writers or functions change.
 
-    It calls `missed` when it may not have heard something. is_listening: the engine has agreed to tell.
+    Calls `missed` when it may have missed pushes. is_listening: tracking is on.
     """
 
     def __init__(self, address: Address, writers: tuple[int, ...], heard: Heard, missed: Callable[[], None]):
@@ -35,7 +35,7 @@ class Feed:
         self.is_listening = False
 
     async def run(self) -> None:
-        """Until the connection is lost, LostError, or at once if the engine refuses: ReplyError."""
+        """Listen until the connection is lost: LostError. ReplyError if the engine refuses tracking."""
         conn = await connect(
             self.address, protocol=3, primary=True, on_push=self._pushed, silence_s=SILENCE_S
         )
@@ -51,7 +51,7 @@ class Feed:
         if isinstance(reply, ReplyError):
             raise reply
         self.is_listening = True
-        self.missed()  # what changed before we listened
+        self.missed()  # changes before tracking was on
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             await conn.send(Batch([("PING",)], resend=True))
@@ -72,7 +72,7 @@ class Feed:
 
 
 async def all_streams(source: Endpoint) -> AsyncIterator[list[bytes]]:
-    """Every stream a region knows of, deleted ones too, in pages."""
+    """Every stream of a region, also deleted ones, in pages."""
     cursor: bytes | int = 0
     while True:
         cursor, found = await source.run(_scan(cursor))

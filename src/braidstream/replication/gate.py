@@ -1,16 +1,16 @@
-"""The durability gate: a link hands on only what its region can no longer lose.
+"""The durability gate: a link sends only what its region can no longer lose.
 
-    links   read a   read b       read c             hand on a, b          hand on c
+    links   read a   read b       read c             send a, b             send c
     gate             |--- PUBLISH, WAIT 1 -------------|--- PUBLISH, WAIT 1 ---|
 
-A peer must never know what a failover may take away at home: the new primary would mint the same IDs again,
-and the regions would differ for ever. So whatever was read waits for the first WAIT that begins after it was
-read. One WAIT serves all that was read before it. It blocks its connection, so there are a few (lanes).
+A peer must not get entries that a failover at home may lose: the new primary would generate the same IDs
+again, and the regions would diverge. So each read waits for the first WAIT that starts after it. One WAIT
+covers all reads before it. WAIT blocks its connection, so the gate has a few connections for it (lanes).
 
-WAIT counts from the connection's last write, and on a connection that only reads it returns at once. The
-PUBLISH to nobody is that write: it goes to the replicas, changes no key, and is not refused by an engine
-that is full or whose disk is broken. It must reach the process that was read: a lane is checked to be to the
-same one, and all connections are lost together.
+WAIT counts from the last write of its connection, and returns at once if there was none. The PUBLISH, to a
+channel without subscribers, is that write: it is replicated, changes no key, and works also when memory is
+full or the disk is broken. It must reach the same server process as the reads, so a lane compares run IDs,
+and if one connection is lost all are closed.
 """
 
 import asyncio
@@ -29,18 +29,18 @@ from braidstream.replication.endpoint import SILENCE_S, Endpoint, reason
 T = TypeVar("T")
 
 CHANNEL: Final = keys.PREFIX + b"gate"
-# One WAIT takes at most so long; then another one follows. After HELD_S the links are told to be held.
+# The timeout of one WAIT; then another one follows. After HELD_S the gate logs that links are held.
 WAIT_MS: Final = 250
 HELD_S: Final = 1.0
-TELL_AGAIN_S: Final = 30.0
+LOG_AGAIN_S: Final = 30.0
 LANES: Final = 3
-# A replica that went away may be the next primary. After so long the sentinels know.
+# A disconnected replica may be the next primary. After this time the sentinels know.
 GONE_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Durability:
-    """When an entry is safe: `replicas` replicas have it, or the AOF is on disk. Neither: at once."""
+    """When an entry is safe: `replicas` replicas have it, or it is in the AOF on disk. Neither: at once."""
 
     replicas: int = 0
     aof: bool = False
@@ -63,16 +63,16 @@ class Durability:
         return ("WAIT", self.replicas, WAIT_MS) if self.replicas else None
 
     def lacks(self, reply: int | list[int]) -> str:
-        """What is still missing by the reply to `wait`; empty if nothing is."""
+        """Why the reply to `wait` is not enough; empty if it is."""
         if isinstance(reply, list):
             return "" if reply[0] >= 1 else "the AOF is not on disk yet"
         return "" if reply >= self.replicas else f"{reply} of {self.replicas} replicas have what was written"
 
 
 class Gate:
-    """Asks the region's engine on behalf of links. See the top of the file.
+    """Runs plans of links on the region's engine. See the top of the file.
 
-    wanted: what the operator chose; None to choose by what the engine has, when it is first asked.
+    wanted: what the operator chose; None: choose by the engine's replicas at the first read.
     """
 
     def __init__(self, source: Endpoint, wanted: Durability | None = None) -> None:
@@ -83,13 +83,13 @@ class Gate:
         self._next: asyncio.Future[None] | None = None
         self._rounds: set[asyncio.Task[None]] = set()
         self._held_since: float | None = None
-        self._told_at = 0.0
+        self._logged_at = 0.0
         self._chosen_for: Connection | None = None
         self._history = b""  # the replication ID: another one after each failover
 
     @property
     def durability(self) -> Durability | None:
-        """What is waited for now; None before the engine was first asked."""
+        """What the gate waits for now; None before the first read."""
         return self._chosen
 
     @property
@@ -98,13 +98,13 @@ class Gate:
         return 0.0 if self._held_since is None else _now() - self._held_since
 
     def want(self, wanted: Durability | None) -> None:
-        """The operator chose otherwise. What is held is judged by it from now on."""
+        """Change the operator's choice. It applies at once, also to links that are held."""
         if wanted != self._wanted:
             self._wanted = wanted
             self._chosen = wanted or self._chosen
 
     async def run(self, plan: Plan[T]) -> T:
-        """Run a plan on the source. Its result is returned once the region cannot lose what it tells."""
+        """Run a plan on the source. Returns its result once the region can no longer lose it."""
         conn = self._source.conn
         result = await self._source.run(plan)
         if self._chosen is None or self._chosen_for is not conn:
@@ -117,10 +117,10 @@ class Gate:
         return result
 
     async def choose(self) -> None:
-        """Where the operator leaves it to us: one replica, as soon as there was one.
+        """Without a choice of the operator: one replica, once there was one.
 
-        With sentinels all replicas: any of them may be promoted while the others still follow the old
-        primary. One that goes away is waited for until the sentinels say that no failover is going on.
+        With sentinels all replicas, because any of them may be promoted. If one disconnects, the gate waits
+        for it until the sentinels report that no failover is running.
         """
         if self._wanted is not None:
             return
@@ -140,7 +140,8 @@ class Gate:
             emit("gate.chosen", durability=chosen)
 
     async def _count_again(self) -> None:
-        """A replica has been away for a while. Do without it, if the sentinels have no other primary."""
+        """After a replica was away for a while, stop waiting for it, unless the sentinels have a new
+        primary."""
         sentinels, conn = self._source.address.sentinels, self._source.conn
         if self._wanted is not None or sentinels is None or conn is None or self.held_s < GONE_S:
             return
@@ -165,7 +166,7 @@ class Gate:
         await asyncio.shield(self._next)
 
     async def _run_rounds(self, lane: "_Lane") -> None:
-        """Round after round while somebody waits."""
+        """Run rounds as long as a link waits."""
         mine: asyncio.Future[None] | None
         while (mine := self._next) is not None:
             self._next, read = None, self._source.conn
@@ -173,29 +174,29 @@ class Gate:
                 await self._round(await lane.ready(), read)
                 mine.set_result(None)
             except Exception as error:
-                # Both connections go: what was read before is read again, from whoever is the primary then.
+                # Close both connections: links read again, from the primary of that time.
                 why = error.why if isinstance(error, LostError) else reason(error)
                 lane.close()
                 if self._source.conn is read:
                     self._source.close(why)
                 mine.set_exception(LostError(str(self._source.address), why, wrote=False))
-                mine.exception()  # nobody may be waiting any more
+                mine.exception()  # retrieve it: no link may be waiting any more
         self._idle.append(lane)
 
     async def _round(self, conn: Connection, read: Connection | None) -> None:
-        """Until all is safe that came from the connection `read`."""
+        """Wait until everything that came from the connection `read` is safe."""
         while wait := self._chosen.wait if self._chosen else None:
             missing = await self._missing(conn, wait)
             if not missing:
                 break
             if self._source.conn is not read or not self._source.connected:
                 raise LostError(str(self._source.address), "it was lost while links were held", wrote=False)
-            self._tell_held(missing)
+            self._log_held(missing)
             await self._count_again()
-        self._tell_released()
+        self._log_released()
 
     async def _missing(self, conn: Connection, wait: Command) -> str:
-        """Why what was read before is not safe; empty if it is. Takes up to WAIT_MS."""
+        """Why earlier reads are not safe yet; empty if they are. Takes up to WAIT_MS."""
         batch = Batch([("PUBLISH", CHANNEL, b""), wait], resend=True, block_ms=WAIT_MS)
         *_, safe = replies = await conn.send(batch)
         error = next((reply for reply in replies if isinstance(reply, ReplyError)), None)
@@ -204,25 +205,25 @@ class Gate:
             return self._chosen.lacks(safe)
         if error.code not in ("NOPERM", "ERR") or "replica instances" in error.text:
             raise error
-        await asyncio.sleep(WAIT_MS / 1000)  # it will not get better at once
+        await asyncio.sleep(WAIT_MS / 1000)
         return error.text
 
-    def _tell_held(self, why: str) -> None:
+    def _log_held(self, why: str) -> None:
         now = _now()
         if self._held_since is None:
-            self._held_since, self._told_at = now, now - TELL_AGAIN_S + HELD_S
-        if now - self._told_at >= TELL_AGAIN_S:
-            self._told_at = now
+            self._held_since, self._logged_at = now, now - LOG_AGAIN_S + HELD_S
+        if now - self._logged_at >= LOG_AGAIN_S:
+            self._logged_at = now
             emit("link.held", durability=self._chosen, seconds=round(self.held_s), why=why)
 
-    def _tell_released(self) -> None:
+    def _log_released(self) -> None:
         if self.held_s >= HELD_S:
             emit("link.released", seconds=round(self.held_s, 1))
         self._held_since = None
 
 
 class _Lane:
-    """A connection to the process that the source's own connection is to."""
+    """A connection to the same server process as the source's connection."""
 
     def __init__(self, source: Endpoint) -> None:
         self._source = source

@@ -1,10 +1,10 @@
-"""Which of many streams two regions differ in: a sweep's first look, hundreds of streams in one round trip.
+"""Which of many streams differ between two regions: the first step of a sweep, hundreds per round trip.
 
-    names ---> the same short question to both regions ---> digests that are equal: nothing to do
-                                                       `--> others: compared as a whole (link.py)
+    names ---> a digest of each from both regions ---> equal: nothing to do
+                                                  `--> different: compare the states (link.py)
 
-A daemon that starts, or whose link was lost, looks at every stream. Nearly all of them are alike in both
-regions, and comparing digests costs a tenth of comparing states.
+A daemon that starts, or whose link was lost, checks every stream. Nearly all are equal in both regions, and
+comparing digests costs a tenth of comparing states.
 """
 
 import asyncio
@@ -26,19 +26,19 @@ _PREFIXES: Final = b" ".join(LOCAL)
 async def differing(
     names: Sequence[bytes], writers: Sequence[int], source: PlanRunner, target: PlanRunner
 ) -> list[bytes]:
-    """The streams that the target may have something to learn of, or whose groups in the source moved on."""
+    """The streams of which the target may lack something, or whose groups moved in the source."""
     found = list[bytes]()
     for at in range(0, len(names), AT_ONCE):
         some = names[at : at + AT_ONCE]
         commands = [glance_command(name, writers) for name in some]
-        ours, theirs = await asyncio.gather(source.run(_ask(commands)), target.run(_ask(commands)))
+        ours, theirs = await asyncio.gather(source.run(_send(commands)), target.run(_send(commands)))
         found += [
             name for name, here, there in zip(some, ours, theirs, strict=True) if not _alike(here, there)
         ]
     return found
 
 
-def _ask(commands: Sequence[Command]) -> Plan[list[object]]:
+def _send(commands: Sequence[Command]) -> Plan[list[object]]:
     return (yield Batch(commands, resend=True, attempt=True))
 
 
@@ -54,5 +54,5 @@ def glance_command(name: bytes, writers: Sequence[int]) -> Command:
 
 
 def _alike(here: object, there: object) -> bool:
-    """An error, a stream with chosen IDs, and groups with news are looked at as a whole."""
+    """Whether two digests are equal. Not for errors, streams with chosen IDs, and groups with news."""
     return isinstance(here, bytes) and isinstance(there, bytes) and bool(here) and here == there.rstrip(b"!")

@@ -1,16 +1,15 @@
-"""What a region wrote, lost, and a peer still has: found, and put back.
+"""Finds entries that a region wrote and lost, and restores them from a peer.
 
-An engine may come back without what it acknowledged: a promoted replica that lagged, an old snapshot, an
-empty server, keys deleted by hand. A region mints in order and a peer's copy is a prefix. So when a link
-meets a stream for the first time it asks one question: do we still have the last entry that the peer has of
-ours?
+An engine may return without entries that it acknowledged: a promoted replica that lagged, an old snapshot, an
+empty server, keys deleted by hand. A region generates IDs in order and a peer's copy is a prefix. So when a
+link first reads a stream, it checks one thing: do we still have the peer's last entry of our strand?
 
     peer    1 2 3 4 5 6 |           6 is the peer's last entry of our strand
-    home    1 2 3 . . . 7 8 |       we lack it, and nothing says that we removed it: 4 5 6 were lost
+    home    1 2 3 . . . 7 8 |       we lack it, and no record says that we removed it: 4 5 6 were lost
 
-If no record explains the absence (a trim, a cut, a journal), the peer gives the entries back before it is
-told anything: absence alone is never taken for a deletion. The same goes for the last entry of our journal;
-if that was lost, what the peers have deleted since is deleted again.
+If no record explains the absence (a trim, a cut, a journal), the link restores the entries before it sends
+anything: absence alone never counts as a deletion. It checks the last entry of our journal in the same way;
+if that was lost, it repeats the deletions of the peers.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -42,7 +41,7 @@ MESSAGES_AT_ONCE: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A region, and the peer that is asked for what it lost. writer: the peer's."""
+    """A region, and the peer that may have what it lost. writer: the peer's."""
 
     home: PlanRunner
     peer: PlanRunner
@@ -50,7 +49,7 @@ class Pair:
     writer: int
 
     async def find_loss(self, ours: State, theirs: State) -> Loss:
-        """Nearly always one look at two states, or one more round trip, and nothing."""
+        """The loss; nearly always none, found by comparing two states, or with one more round trip."""
         suspects = {
             strand: copy.tail
             for strand, copy in theirs.strands.items()
@@ -107,19 +106,19 @@ class Pair:
         return own is None or own.last < copy.tail or not _was_trimmed(own, copy.tail)
 
     async def _lost_of(self, strand: Strand, ours: State, theirs: State) -> tuple[list[bytes], Id]:
-        """From the peer's last entry back to one that we have or that a record explains, and that one."""
+        """The lost entries, and the last entry before them: one that we have or that a record explains."""
         copy = theirs.strands.get(strand)
         if copy is None or copy.tail is None or _is_over(ours, strand):
             return [], ids.ZERO
         absent, common = await self._absent(strand, ours, copy)
         if not absent:
             return [], common
-        # Read after the listing, so that what was trimmed or deleted before it is explained.
+        # Read the state after the listing, so that it explains trims and deletions before the listing.
         ours = await self.home.run(read_state(ours.name, theirs.registry.strands, self._everyone))
         deleted, certain = await self._deleted(strand, ours, theirs)
         here = ours.strands.get(strand)
         if _is_over(ours, strand) or (not certain and here is not None and here.deleted >= copy.tail):
-            return [], ids.ZERO  # or the journals are too short to tell: what we deleted reaches that far
+            return [], ids.ZERO  # or the journals are too short, and we deleted entries up to there
         found = list[bytes]()
         for native in absent:
             if self._is_accounted_for(ours, strand, ids.native(native), copy):
@@ -142,17 +141,17 @@ class Pair:
         return absent, ids.ZERO
 
     def _is_accounted_for(self, ours: State, strand: Strand, native: Id, copy: Extent) -> bool:
-        """Whether we had everything up to an entry. We had what is before an entry that we deleted and the
-        peer knows: a loss takes the end."""
+        """Whether nothing up to an entry was lost. A loss takes the end of a strand: before an entry that we
+        deleted, and that the peer has seen, nothing is lost."""
         extent = ours.strands.get(strand)
         had = extent is not None and native <= extent.deleted <= copy.last
         return had or self._is_explained(ours, strand, native)
 
     def _is_explained(self, ours: State, strand: Strand, native: Id) -> bool:
-        """Whether everything up to an entry was deleted or trimmed here, and we know of it.
+        """Whether everything up to an entry was deleted or trimmed here.
 
-        A trim leaves no record. So it explains nothing of a time that another process of the engine served:
-        the engine may have come back without it.
+        A trim leaves no record. So it explains nothing in a time window in which another server process took
+        over: that process may have lost the entries.
         """
         cut = ours.meta.get(MetaField.LOST + strand.label)
         if native <= (ids.native(cut) if cut else ours.registry.cuts.get(strand, ids.ZERO)):
@@ -161,14 +160,15 @@ class Pair:
         if extent is None or native < ours.is_new_after(strand) or ours.is_lost(strand):
             return False
         doubts = self.region.doubts
-        if not strand.has_generated_ids and doubts:  # its IDs say nothing of when they were written
+        if not strand.has_generated_ids and doubts:  # its IDs do not show when they were written
             return False
         if any(first <= native[0] <= last for first, last in doubts):
             return False
         return _was_trimmed(extent, native) and native <= extent.last
 
     async def _deleted(self, strand: Strand, ours: State, theirs: State) -> tuple[set[bytes], bool]:
-        """What the journals here say of a strand that the peer has not done; and whether they say it all."""
+        """Deletions in our journals that the peer has not applied; and whether the journals have all of
+        them."""
         found, certain = set[bytes](), True
         for writer in ours.journals:
             at = theirs.journal_ends([writer])[writer]
@@ -184,12 +184,11 @@ class Pair:
                 at = ids.native(page[-1][0])
         return found, certain
 
-    # Putting back
+    # Restoring
 
     async def put_back(self, strand: Strand, loss: Loss, theirs: State) -> int:
-        """The entries as the peer has them now: what was deleted there meanwhile does not come back.
-
-        Nor does what was deleted here since we looked.
+        """Restore the entries as the peer has them now. Entries that were deleted meanwhile, there or here,
+        stay deleted.
         """
         acked, done, natives = _acknowledged(theirs, strand), 0, loss.entries[strand]
         for first in range(0, len(natives), PAGE):
@@ -202,7 +201,8 @@ class Pair:
         return done
 
     async def pass_on(self, ours: State, there: Region) -> int | None:
-        """What came back to us, to a peer that had gone on without it. None: deletions come first."""
+        """Send entries that were restored here to a peer that lacks them. None: deletions must arrive
+        first."""
         everyone = self._everyone
         theirs = await self.peer.run(read_state(ours.name, ours.registry.strands, everyone))
         ours = await self.home.run(read_state(ours.name, ours.registry.strands, everyone))
@@ -238,10 +238,11 @@ class Pair:
         raise AssertionError  # the loop returns or raises
 
     async def delete_again(self, loss: Loss, theirs: State) -> int:
-        """Entries that we have again and the peer has deleted. A copy is a prefix: it had them.
+        """Delete entries that we have again and the peer has deleted. A copy is a prefix, so the peer had
+        them.
 
-        Of our own strand only what is older than the loss: what is new never went to the peer. Of the
-        others only what the peer wrote itself: of a third region's it may lack what that one lost.
+        Of our own strand only entries older than the loss: newer ones never reached the peer. Of the other
+        strands only the peer's own: of a third region's, the peer may lack what that region lost.
         """
         gone = 0
         for strand, copy in theirs.strands.items():
@@ -260,7 +261,7 @@ class Pair:
         gone, at = 0, ids.ZERO
         while page := await self.home.run(compare.list_ids(strand, at, upto)):
             end = ids.native(page[-1])
-            # PlanRunner after the page: what came back meanwhile, over another link, is known by then.
+            # Read after the page, so that it shows what another link has restored meanwhile.
             mended = (await self.home.run(read_state(strand.name, [strand], []))).mended(strand)
             kept = set(await self.peer.run(compare.list_between(strand, at, end)))
             absent = [native for native in page if native not in kept and not _within(native, mended)]
@@ -276,7 +277,7 @@ class Pair:
         return gone
 
     async def redo_journal(self, ours: State, theirs: State) -> None:
-        """What the peer still has of our journal and we do not, and all messages that the peer knows."""
+        """Redo what the peer has of our journal and we lost, and all messages that the peer remembers."""
         writer, name, strands = self.region.writer, ours.name, ours.registry.strands
         upto, at = theirs.journal_ends([writer])[writer], ids.ZERO
         while True:
@@ -295,7 +296,7 @@ class Pair:
             await self.home.run(send_one(redo_command(name, writer, strands, None, upto, peer=self.writer)))
 
     async def _messages(self, theirs: State) -> AsyncIterator[list[bytes]]:
-        """The messages that the peer knows, in the words of a journal."""
+        """The messages that the peer remembers, as journal entries."""
         settings, name = theirs.registry.idempotence, theirs.name
         if settings is None:
             return
@@ -325,7 +326,7 @@ def _within(native: bytes, limits: tuple[Id, Id] | None) -> bool:
 
 
 def _acknowledged(state: State, strand: Strand) -> dict[bytes, bytes]:
-    """How far each group has acknowledged a strand, as a region knows."""
+    """How far each group has acknowledged a strand, by a region's registry."""
     found = {}
     for field_, value in state.meta.items():
         if field_.startswith(MetaField.GROUP_ACKED):
@@ -345,7 +346,7 @@ def _chunks(words: list[bytes], size: int) -> Iterator[list[bytes]]:
 
 
 def _are_there(wanted: list[tuple[bytes, Id]]) -> Plan[list[bool]]:
-    """Which entries are there, by key and ID."""
+    """Which entries exist, by key and ID."""
     if not wanted:
         return []
     commands = [("XRANGE", key, ids.text(native), ids.text(native)) for key, native in wanted]
@@ -376,7 +377,7 @@ def _mend(strand: Strand, batch: ship.Page, acked: dict[bytes, bytes], loss: Los
 
 
 def _known(map_: bytes, queue: bytes) -> Plan[list[bytes]]:
-    """Messages of a producer in the order they came: iid, value, iid, value, ..."""
+    """Messages of a producer in the order of arrival: iid, value, iid, value, ..."""
     [iids] = yield Batch([("LRANGE", queue, 0, -1)], resend=True)
     if not iids:
         return []

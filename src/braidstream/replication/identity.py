@@ -1,6 +1,6 @@
-"""Is a server the region that the file says, and may two regions talk? PlanRunner before anything is sent.
+"""Checks before anything is sent: is a server the region that the file says, and may two regions replicate?
 
-Every refusal is a ConfigError: waiting does not help, somebody has to change a file or a server.
+Every refusal is a ConfigError: a retry does not help, an operator must change a file or a server.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ def check_region(found: Region, wanted: tuple[int, str], where: object) -> None:
 
 
 def check_pair(here: Region, there: Region) -> None:
-    """Two regions may exchange entries: they have different numbers, and neither has removed the other."""
+    """Two regions may replicate if they have different numbers and neither has removed the other."""
     if here.id == there.id:
         raise ConfigError(
             f"both servers are region {here.id}. Two regions with one number would generate the same IDs. "
@@ -43,9 +43,9 @@ def check_pair(here: Region, there: Region) -> None:
 
 
 async def claim(target: PlanRunner, here: Region) -> None:
-    """Only one server replicates to a region under one number: two would give the same IDs to two entries.
+    """Only one server may replicate to a region as one number: two would generate the same IDs.
 
-    A claim ends by itself, so that a server which replaces another one waits CLAIM_S at most.
+    A claim expires, so a server that replaces another one waits at most CLAIM_S.
     """
     holder = await target.run(_claim(here))
     if holder not in (None, here.identity.encode()):
@@ -62,7 +62,7 @@ async def keep_claim(target: PlanRunner, here: Region) -> None:
 
 
 def _claim(here: Region) -> Plan[bytes | None]:
-    """Whose claim it is after we tried; nobody's, if the peer takes no writes now (full, say)."""
+    """The owner of the claim after our attempt; None if the peer refuses writes now (full, say)."""
     key = keys.claim(here.writer)
     attempt = [("SET", key, here.identity, "NX", "EX", CLAIM_S), ("GET", key)]
     _, holder = yield Batch(attempt, attempt=True)

@@ -1,9 +1,10 @@
 """Several daemons of one region share its streams: each serves some of the shards.
 
-Every daemon counts up its own field of one hash in the engine, every RENEW_S seconds. A daemon whose count
-stands still for LOST_S, by the watcher's own monotonic clock, is dead. The shards are dealt out over the
-living ones in the order of their IDs. No time of day is stored or compared, so a clock that steps changes
-nothing. Two daemons that serve one stream for a moment do no harm, so nothing here needs to be exact.
+Every daemon increments its own field of one hash in the engine, every RENEW_S seconds. If a field does not
+change for LOST_S, by the reader's monotonic clock, its daemon is dead. The living daemons divide the shards
+in the order of their IDs. No time of day is stored or compared, so clock steps have no effect. Two daemons
+may
+serve one stream for a moment: that is harmless, so nothing here needs to be exact.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from braidstream.replication.endpoint import Endpoint, back_off, reason
 SHARDS: Final = 16
 RENEW_S: Final = 2.0
 LOST_S: Final = 6.0
-# The hash of a region without daemons goes away. If it goes too early, each daemon adds itself again.
+# The hash of a region without daemons expires. If it expires too early, each daemon adds itself again.
 EXPIRE_S: Final = 3_600
 
 
@@ -32,7 +33,7 @@ def shard_of(name: bytes) -> int:
 
 
 class Leases:
-    """The shards this process serves, once they are known. `changed` is called when it serves another one."""
+    """The shards of this process, once they are known. Calls `changed` when it gets a new one."""
 
     def __init__(self, engine: Endpoint, changed: Callable[[], None]) -> None:
         self.engine, self.changed = engine, changed
@@ -40,7 +41,7 @@ class Leases:
         self.held: frozenset[int] = frozenset()
         self.known = asyncio.Event()
         self._seen: dict[bytes, tuple[bytes, float]] = {}
-        self._refusal = ""  # what was told last
+        self._refusal = ""  # the last one that was logged
 
     def mine(self, name: bytes) -> bool:
         return shard_of(name) in self.held
@@ -54,12 +55,12 @@ class Leases:
                 await asyncio.sleep(RENEW_S)
             except LostError:
                 await back_off(1)
-            except Exception as error:  # refused (OOM, MISCONF, NOPERM, ...), or a reply nobody understands
+            except Exception as error:  # refused (OOM, MISCONF, NOPERM, ...), or an unexpected reply
                 self._serve_all(reason(error))
                 await asyncio.sleep(RENEW_S)
 
     def _serve_all(self, why: str) -> None:
-        """No leases to be had: everybody serves everything, which does no harm."""
+        """Without leases every daemon serves all shards, which is harmless."""
         if why != self._refusal:
             self._refusal = why
             emit("source.refused", why=why)
@@ -67,7 +68,7 @@ class Leases:
         self.known.set()
 
     async def renew(self) -> None:
-        """Show that we live, see who else does, and take our share of the shards."""
+        """Increment our field, find the living daemons, and take our share of the shards."""
         counts = await self.engine.run(_count_up(self.id))
         dead = self._look(counts)
         living = sorted(counts.keys() - dead)
@@ -77,7 +78,7 @@ class Leases:
         self._refusal = ""
 
     def _look(self, counts: dict[bytes, bytes]) -> set[bytes]:
-        """Note when each count last changed; the daemons whose count has stood still too long."""
+        """Note when each count last changed; returns the daemons whose count is unchanged for too long."""
         now = asyncio.get_running_loop().time()
         before, self._seen = self._seen, {}
         for daemon, count in counts.items():
@@ -94,13 +95,13 @@ class Leases:
                 self.changed()
 
     async def release(self) -> None:
-        """Leave at once: the others need not wait."""
+        """Remove our field, so that the others take over at once."""
         with contextlib.suppress(LostError, ReplyError):
             await self.engine.run(_forget(self.id))
 
 
 def _count_up(me: bytes) -> Plan[dict[bytes, bytes]]:
-    """Our count goes up; everybody's counts."""
+    """Increment our count; returns all counts."""
     counts: list[Any]
     _, _, counts = yield Batch(
         [("HINCRBY", DAEMONS, me, 1), ("EXPIRE", DAEMONS, EXPIRE_S), ("HGETALL", DAEMONS)]

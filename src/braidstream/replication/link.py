@@ -1,4 +1,4 @@
-"""A link: one direction between two regions. It reads the source's state and brings the target up to it.
+"""A link: one direction between two regions. It compares two states and brings the target up to date.
 
     source                       link                          target
       |   state: meta, last IDs   |   state: meta, last IDs      |
@@ -10,8 +10,8 @@
       |   heads, journal          |   trim, delete               |
       |-------------------------->|----------------------------->|
 
-A link stores nothing. Its memory of where the target stands is a guess that the engine functions
-check; kill it between any two steps and another one goes on. Two links on one strand are harmless.
+A link stores nothing. It caches the target's position, and the engine functions check that on each write.
+Kill a link between any two steps, and another one continues. Two links on one strand are harmless.
 """
 
 import contextlib
@@ -48,18 +48,18 @@ from braidstream.replication.state import (
 REMEMBERED: Final = 100_000
 JOURNAL_PAGE: Final = 100
 
-# What the target answers when our memory of it is wrong, and what we say when the source has moved on.
+# Errors of the target if our cache is stale, and of the link if the source has changed meanwhile.
 STALE: Final = ("BSGAP", "BSSTALE", "BSMOVED")
 
 
 @dataclass(slots=True)
 class Progress:
-    """What a round brought over.
+    """What a round did.
 
-    healed: the source had lost something, and has it again.
-    waiting: the journal names entries that have not arrived at the target yet; they come over another link.
-    restless: a group of the source has entries to be read or acknowledged, which no push will tell.
-    journal: how far the target has done our journal.
+    healed: entries restored at the source, which had lost them.
+    waiting: the journal names entries that have not arrived at the target yet; another link brings them.
+    restless: a group of the source has unread or pending entries; XACK causes no push.
+    journal: how far the target has applied our journal.
     """
 
     entries: int = 0
@@ -78,22 +78,23 @@ class Progress:
 
 @dataclass(slots=True)
 class Known:
-    """What we remember of one stream. It is a guess; the engine functions check it.
+    """What a link caches of one stream. The engine functions check it on each write.
 
-    told, heard: our meta and theirs after the last merge; while both are the same there is nothing to merge.
-    marks: what our region said of its losses when we asked the target what it has of ours; None: not asked.
-    owes: the target lacks what came back to us, and deletions of it may be on their way.
+    merged, theirs: the two registries after the last merge; while both are unchanged there is nothing to
+    merge.
+    marks: our fields about losses when we last looked for losses; None: not yet.
+    owes: the target lacks restored entries, and deletions of them may be in transit.
     """
 
     flow: Flow
-    told: dict[bytes, bytes] = field(default_factory=dict)
-    heard: dict[bytes, bytes] = field(default_factory=dict)
+    merged: dict[bytes, bytes] = field(default_factory=dict)
+    theirs: dict[bytes, bytes] = field(default_factory=dict)
     marks: dict[bytes, bytes] | None = None
     owes: bool = False
 
 
 class Link:
-    """From `source` to `target`. Normally each region's own strands flow; with `relay` all that it has."""
+    """From `source` to `target`. Sends the source's own strands; with `relay` all that it has."""
 
     def __init__(
         self,
@@ -109,18 +110,18 @@ class Link:
         self.heals = heals
         self.pages = pages or Pages(source)
         self.window = Window()
-        self.highest_ms = 0  # of the IDs of our home strands, as far as we looked
+        self.highest_ms = 0  # the highest ID of our home strands that this link has read
         self._known: OrderedDict[bytes, Known] = OrderedDict()
 
     def forget(self, name: bytes | None = None) -> None:
-        """Look afresh next time: the target was restarted, say."""
+        """Clear the cache: the target was restarted, say."""
         if name is None:
             self._known.clear()
         else:
             self._known.pop(name, None)
 
     async def sync(self, name: bytes, *, relay: bool = False) -> Progress:
-        """One whole round for a stream: state against state. All of it has arrived when it returns."""
+        """One whole round for a stream: compare the states. When it returns, everything has arrived."""
         progress = Progress()
         stuck = (
             f"stream {name!r}: from {self.here.name} to {self.there.name} nothing moves, both sides keep "
@@ -141,9 +142,9 @@ class Link:
                     retries.reset()
 
     async def follow(self, name: bytes) -> Progress:
-        """Only new entries, from where the target will stand; they are in flight when it returns.
+        """Send only new entries, after those in flight. They are in flight when it returns.
 
-        May run while the same stream is synced.
+        May run concurrently with a sync of the same stream.
         """
         known = self._known.get(name)
         if known is None or known.flow.failed is not None:
@@ -171,20 +172,20 @@ class Link:
         if any(strand.is_of_log and strand.writer == own for strand in ours.strands):
             self.highest_ms = ids.FULL  # offsets are counted up, so they are always ahead of the clock
         if self.heals and ours.marks(own) != known.marks:
-            raise ReplyError("BSMOVED a strand was made anew meanwhile")
+            raise ReplyError("BSMOVED a strand was created again meanwhile")
         theirs = await self.target.run(read_state(name, ours.registry.strands, writers))
         if not relay and any(theirs.is_beyond(ours, writer) for writer in writers):
-            # Strands will be compared. What others wrote must be there first: a deletion takes what has come.
+            # Strands will be compared. Entries of other writers must arrive first, to be deleted.
             await self._round(name, progress, relay=True)
             return
-        if not known.told or (known.told, known.heard) != (ours.shared, theirs.shared):
+        if not known.merged or (known.merged, known.theirs) != (ours.shared, theirs.shared):
             before = theirs.meta
             if lacks(theirs, ours):
                 theirs = await self._merge(ours, theirs, writers)
             progress.merged = progress.merged or theirs.meta != before
-            known.told, known.heard = ours.shared, theirs.shared
+            known.merged, known.theirs = ours.shared, theirs.shared
         known.flow.told = ours.meta
-        await self._trim(ours, theirs, progress)  # first: it makes room
+        await self._trim(ours, theirs, progress)  # first: it frees memory
         flows = [known.flow, self._flow(ours.meta)] if relay else [known.flow]
         for flow in flows:
             before_sent = flow.sent
@@ -198,9 +199,10 @@ class Link:
         self._remember(name, known)
 
     async def _heal(self, name: bytes, known: Known, progress: Progress) -> None:
-        """When we meet a stream, or it was made anew: what we lost and the target has comes back first.
+        """At the first read of a stream, or after it was created again: restore what we lost and the target
+        has.
 
-        Acknowledgements are not noted before that: they would count over the hole.
+        Acknowledgements are noted after that: before, they would count lost entries as acknowledged.
         """
         own = self.here.writer
         ours = await self.source.run(read_state(name, self._likely(name), [own], met=True))
@@ -220,7 +222,7 @@ class Link:
         name, done, why = ours.name, 0, ""
         back = self._back()
         try:
-            # Refused where our clients were faster: then it goes before what they wrote.
+            # Refused if our clients have appended since: then entries are restored before theirs.
             with contextlib.suppress(ReplyError):
                 await back.give_back(name, without=loss.went_on(ours))
             for strand in loss.entries:
@@ -231,11 +233,11 @@ class Link:
                 done += await pair.delete_again(loss, theirs)
                 await pair.redo_journal(ours, theirs)
         except ReplyError as error:
-            # Deleted meanwhile, say, or it takes no writes for a while: look again.
+            # Deleted meanwhile, or the engine refuses writes for a while: try again.
             if error.code in (*STALE, *WRITES_REFUSED, "OOM"):
                 raise
             why = str(error)
-            for strand in loss.entries:  # what we lack of it was not deleted here
+            for strand in loss.entries:  # mark it, so that the missing entries do not count as deleted
                 cut = ids.text(ours.registry.cuts.get(strand, ids.ZERO))
                 with contextlib.suppress(ReplyError):
                     await self.source.run(
@@ -246,7 +248,7 @@ class Link:
         return done
 
     async def recover(self, name: bytes) -> int:
-        """For an engine that lost its data: all that the target has of a stream. How many entries came."""
+        """For an engine that lost its data: restore all that the target has of a stream. Counts entries."""
         back, own, progress = self._back(), self.here.writer, Progress()
         entries = (await back.sync(name, relay=True)).entries
         await self._heal(name, self._recall(name), progress)
@@ -260,7 +262,7 @@ class Link:
         return Link(self.target, self.source, here=self.there, there=self.here, heals=False)
 
     async def give_back(self, name: bytes, without: Collection[Strand] = ()) -> None:
-        """To a target that lost it: the meta, and what it wrote itself, where that follows what it has."""
+        """Return to a target that lost data: the registry, and its own entries after those that it has."""
         ours = await self.source.run(read_state(name, self._likely(name), []))
         theirs = await self.target.run(read_state(name, ours.registry.strands, []))
         if lacks(theirs, ours):
@@ -278,13 +280,13 @@ class Link:
             known = Known(self._flow({}))
         return known
 
-    def _flow(self, told: dict[bytes, bytes]) -> Flow:
-        return Flow(self.target, self.pages, self.window, self.there.writer, told)
+    def _flow(self, meta: dict[bytes, bytes]) -> Flow:
+        return Flow(self.target, self.pages, self.window, self.there.writer, meta)
 
     async def _ship(self, flow: Flow, ours: State, theirs: State, *, foreign: bool) -> None:
-        """Our own strands, or those of others that we have more of.
+        """Send our own strands, or (foreign) other writers' strands of which we have more than the target.
 
-        Even of the target's own: then its engine has lost what it wrote last, and gets it back.
+        Also the target's own: its engine has lost its latest entries, and gets them back.
         """
         flow.bell = theirs.registry.bell
         flow.ends = {strand: end for strand, end in flow.ends.items() if strand in ours.strands}
@@ -300,20 +302,21 @@ class Link:
         await flow.landed()
 
     def _may_skip(self, strand: Strand, ours: State, theirs: State) -> bool:
-        """Whether our copy begins after what the target has. Only the writer's region knows the rest."""
+        """Whether our copy begins after the target's last entry. Only the writer's region has those
+        between."""
         copy = theirs.strands.get(strand)
         begins_later = copy is not None and copy.last < ours.is_new_after(strand)
         return begins_later and strand.writer not in self.here.left
 
     def _writers(self) -> list[int]:
-        """Whose journals a relay brings: everyone's but the target's own, also of regions that are gone."""
+        """Whose journals a relay sends: all but the target's own, also of regions that have left."""
         return [writer for writer in (*self.here.writers, *self.here.left) if writer != self.there.writer]
 
     def _likely(self, name: bytes) -> list[Strand]:
         return [Strand(name, keys.GENERATED, writer) for writer in self.here.writers]
 
     async def _merge(self, ours: State, theirs: State, writers: list[int]) -> State:
-        """Tell the target what the source knows; its state after that."""
+        """Merge the source's registry at the target; returns the target's state afterwards."""
         while True:
             merge = merge_command(ours, theirs, self.there.writers, home=self.there.writer)
             done, theirs = await self.target.run(merge_and_read(merge, ours, writers))
@@ -321,10 +324,10 @@ class Link:
                 return theirs
 
     async def _trim(self, ours: State, theirs: State, progress: Progress) -> None:
-        """Tell what was trimmed here: what stood before our first entry, as far back as we ever had it.
+        """Trim at the target what was trimmed here: entries before our first one, as far back as we had them.
 
-        If our own strand still has all that it ever had, it is younger than the peer's copy: this engine lost
-        what came before.
+        If nothing was ever removed from our own strand, it is younger than the peer's copy: this engine lost
+        earlier entries, and nothing is trimmed.
         """
         for strand, extent in ours.strands.items():
             copy, below = theirs.strands.get(strand), extent.removed_below
@@ -341,10 +344,10 @@ class Link:
                         progress.trimmed += await self.target.run(compare.drop(strand, gone))
 
     async def _journal(self, writer: int, ours: State, theirs: State, progress: Progress) -> None:
-        """Deletions of single entries, and messages, in their order.
+        """Apply our journal: deletions of single entries, and messages, in order.
 
-        If the journal is too short, all of the state is compared first. That tells nothing of messages, so
-        what the journal still has is done as well.
+        If the journal is too short, the strands are compared first. That does not cover messages, so the rest
+        of the journal is applied as well.
         """
         journal, copy = ours.journals.get(writer), theirs.journals.get(writer)
         at, where = copy.last if copy else ids.ZERO, keys.journal(ours.name, writer)

@@ -1,4 +1,4 @@
-"""What a link found that its region lost and a peer still has. It holds no logic of finding: see heal.py."""
+"""What a region lost and a peer still has, as a value. heal.py finds it."""
 
 from dataclasses import dataclass, field
 
@@ -9,10 +9,10 @@ from braidstream.replication.state import State
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What the peer has of ours: entries by strand, in order; and whether the end of our journal.
-    behind: the peer knows a strand of ours further than we do. What came last there may be deleted again.
-    seen: where our journals ended when we looked. What is deleted later is not put back.
-    common: the last entry before the loss, by strand. What we have after it is new.
+    """entries: by strand, in order. journal: the end of our journal was lost too.
+    behind: the peer's copy of a strand of ours has a higher last ID; its last entries may be deleted again.
+    seen: the ends of our journals at that time. Entries that are deleted later are not restored.
+    common: the last entry before the loss, by strand. Our entries after it are new.
     """
 
     entries: dict[Strand, list[bytes]] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class Loss:
         return sum(map(len, self.entries.values()))
 
     def went_on(self, ours: State) -> set[Strand]:
-        """Strands that were written to since they lost entries; with a clock that is behind, below those."""
+        """Strands that were written to since the loss."""
         return {
             each
             for each, last in self.common.items()

@@ -1,14 +1,14 @@
-"""Pages of entries, read once for all links that want the same one at the same time.
+"""Pages of entries, read once for all links that want the same page at the same time.
 
-All links of a daemon are woken by the same push and stand at the same place, so the source is read once,
-not once for each peer.
+The same push wakes all links of a daemon, and they have the same position, so the source is read once, not
+once for each peer.
 
     source      read 1   read 2   read 3   read 4
     gate                 1 is safe         2, 3 are safe
     link                 send 1            send 2, 3
 
-A long strand is read ahead. The next page is asked for as soon as the page before it was read, though its
-entries may not be sent before the region can no longer lose them (gate.py).
+A long strand is read ahead: the next page is read as soon as the page before it has arrived. Its entries are
+sent once the region can no longer lose them (gate.py).
 """
 
 import asyncio
@@ -23,16 +23,15 @@ from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.ship import Appetite, Page, page_command, sizes_of
 
-# How many pages of a strand are under way or wait to be sent.
+# How many pages of a strand are being read or wait to be sent.
 AHEAD: Final = 3
 
 Answer = tuple[Page, list[int], dict[bytes, bytes]]
 
 
 class Reading:
-    """A page on its way. Where it ends is known when it was read; its entries come once they are safe.
-
-    read: the sizes of its entries, and the last ID.
+    """A page that is being read. `read` has the sizes of its entries and its last ID as soon as it arrived;
+    `answer` has the entries once the region can no longer lose them.
     """
 
     __slots__ = ("answer", "count", "read")
@@ -44,9 +43,8 @@ class Reading:
         self.answer.add_done_callback(self._ended)
 
     def _page(self, strand: Strand, after: Id) -> Plan[Answer]:
-        """The meta last: it is at least as new as the page, so no deletion is overtaken by what came later.
-
-        No MULTI: when memory is full it is refused, and a full region must still be read.
+        """Read the page, then the registry, which is so at least as new: no entry arrives before an older
+        deletion. Without MULTI, which is refused when memory is full.
         """
         commands = [page_command(strand, after, self.count), registry_of(strand.name)]
         page, meta = yield Batch(commands, resend=True)
@@ -58,18 +56,18 @@ class Reading:
     def _ended(self, answer: "asyncio.Task[Answer]") -> None:
         self.read.cancel()
         if not answer.cancelled():
-            answer.exception()  # every link that waited for it may have ended
+            answer.exception()  # retrieve it: no link may be waiting any more
 
 
 class Pages:
-    """Reads from one engine. Nothing is kept: a page is shared while it is on its way."""
+    """Reads from one engine. No cache: a page is shared only while it is being read."""
 
     def __init__(self, source: PlanRunner) -> None:
         self._source = source
         self._flying: dict[tuple[bytes, Id, int], Reading] = {}
 
     def read(self, strand: Strand, after: Id, count: int, *, alone: bool) -> Reading:
-        """New entries, and the meta as of that moment or later. Alone: as of now, not of a read under way."""
+        """New entries, and the registry of that time or later. alone: do not share a read in flight."""
         if alone:
             return Reading(self._source, strand, after, count)
         wanted = (strand.key, after, count)
@@ -81,17 +79,17 @@ class Pages:
 
 
 class Ahead:
-    """The pages of one strand, in their order, up to the first that is not full.
+    """The pages of one strand, in order, up to the first that is not full.
 
-    alone: read by ourselves. A page that another link has asked for may be older than the state that
-    we have seen, and lack what that state says is there.
+    alone: share no reads. A page that another link is reading may be older than the state that this link
+    has read, and lack entries of that state.
     """
 
     def __init__(self, pages: Pages, strand: Strand, after: Id, appetite: Appetite, *, alone: bool) -> None:
         self._pages, self._strand, self._appetite, self._alone = pages, strand, appetite, alone
         self._readings: deque[Reading] = deque()
-        self._newest: Reading | None = None  # where it ends is not known yet
-        self._after: Id | None = after  # where the next one begins
+        self._newest: Reading | None = None  # its end is not known yet
+        self._after: Id | None = after  # start of the next one
         self._read_on()
 
     async def take(self) -> Answer | None:
@@ -104,7 +102,7 @@ class Ahead:
         return answer
 
     def close(self) -> None:
-        """No more of it. What others may wait for goes on."""
+        """Stop. Shared reads continue for the other links."""
         self._after = self._newest = None
         if self._alone:
             for reading in self._readings:
@@ -120,7 +118,7 @@ class Ahead:
             self._note_end()
 
     def _note_end(self) -> None:
-        """Where the newest page ends and the next one begins, if that is known."""
+        """Set the start of the next page, if the newest one has arrived."""
         newest = self._newest
         if newest is None or not newest.read.done() or newest.read.cancelled():
             return

@@ -1,4 +1,4 @@
-"""Streams that wait for a link: each once, the most urgent need it has, and not before its time."""
+"""Streams that wait for a link: each once, with its greatest need and its earliest time."""
 
 import asyncio
 import heapq
@@ -15,7 +15,7 @@ class Need(IntEnum):
 
 
 class Queue:
-    """`add` is quick and called for every hint; `take` waits for a stream that is due and not taken."""
+    """`add` is cheap and called for every hint; `take` waits for a stream that is due and not taken."""
 
     def __init__(self) -> None:
         self._needs: dict[bytes, Need] = {}
@@ -24,15 +24,13 @@ class Queue:
         self._taken: set[bytes] = set()
         self._order = count()
         self._changed = asyncio.Event()
-        self.relays = (
-            0  # how many wait to be relayed; what comes again later for other reasons is not counted
-        )
+        self.relays = 0  # how many streams wait for a relay
 
     def __len__(self) -> int:
         return len(self._needs) + len(self._taken)
 
     def add(self, name: bytes, need: Need, delay_s: float = 0.0) -> None:
-        """Note a need; an earlier time and a greater need win."""
+        """Add a need; the earlier time and the greater need win."""
         due = asyncio.get_running_loop().time() + delay_s if delay_s else 0.0
         has = self._needs.get(name)
         if has is None or need > has:
@@ -44,7 +42,7 @@ class Queue:
             self._changed.set()
 
     async def take(self) -> tuple[bytes, Need]:
-        """The next stream. Nobody else gets it until `done`."""
+        """The next stream, for exclusive use until `done`."""
         while True:
             wait = self._ready()
             if isinstance(wait, bytes):
@@ -62,7 +60,7 @@ class Queue:
 
     def done(self, name: bytes) -> None:
         self._taken.discard(name)
-        if name in self._needs:  # asked for meanwhile
+        if name in self._needs:  # added meanwhile
             heapq.heappush(self._heap, (self._due[name], next(self._order), name))
             self._changed.set()
 
@@ -71,7 +69,7 @@ class Queue:
         while self._heap:
             due, _, name = self._heap[0]
             if name in self._taken or self._due.get(name) != due:
-                heapq.heappop(self._heap)  # it comes again with `done`, or stands elsewhere in the heap
+                heapq.heappop(self._heap)  # `done` adds it again, or it is elsewhere in the heap
                 continue
             now = asyncio.get_running_loop().time()
             if due > now:

@@ -1,4 +1,4 @@
-"""A server may have forgotten IDs that it gave out: its home strands are raised above what the peers have.
+"""Raises home strands above the peers' copies, because a restored server may have lost IDs that it generated.
 
 While the IDs of a region are ahead of its clock (its own was wrong, or a peer's), the engine counts them up:
 
@@ -7,7 +7,7 @@ While the IDs of a region are ahead of its clock (its own was wrong, or a peer's
     home, restored  11:00:00.000-4        would count 5 6 7 once more, for other entries
     home, raised    11:00:00.000-max      goes on with 11:00:00.001-0
 
-Clients wait for it (Region.may_repeat_ids). Where IDs are not ahead, the clock is enough: nothing is done.
+Clients wait for it (Region.may_repeat_ids). IDs that are not ahead of the clock need nothing.
 Offsets of logs do not follow the clock, so a log always continues after the last offset that a peer has.
 """
 
@@ -28,14 +28,14 @@ from braidstream.replication.feed import all_streams
 from braidstream.replication.identity import check_region
 from braidstream.replication.state import parse_state, state_command
 
-# A peer that does not answer is waited for no longer: clients wait meanwhile.
+# How long to wait for a peer that does not answer: clients wait meanwhile.
 ASKED_WITHIN_S: Final = 5.0
 
 
 async def raise_home(source: Endpoint, here: Region, peers: Mapping[str, tuple[int, Address]]) -> list[str]:
-    """Raise all home strands. Returns the peers that could not be asked.
+    """Raise all home strands. Returns the peers that could not be reached.
 
-    What they alone have is covered as well, as long as it was counted up in the same millisecond.
+    IDs that only those peers have are covered too, if they are in the same millisecond.
     """
     await _raise_above(source, source, here.writer)
     asked = await asyncio.gather(*(_ask_peer(source, here, (name, *peer)) for name, peer in peers.items()))
@@ -54,7 +54,7 @@ async def _ask_peer(source: Endpoint, here: Region, peer: tuple[str, int, Addres
                     check_region(await endpoint.run(read_region()), (number, name), address)
                     await _raise_above(source, endpoint, here.writer)
                     return True
-                except Exception:  # also a reply that nobody understands
+                except Exception:  # also for an unexpected reply
                     if not source.connected:
                         raise
                 finally:
@@ -66,7 +66,7 @@ async def _ask_peer(source: Endpoint, here: Region, peer: tuple[str, int, Addres
 
 
 async def _raise_above(source: Endpoint, known_by: Endpoint, writer: int) -> None:
-    """Streams that only the peer knows are not looked at: a daemon's user there may not SCAN."""
+    """Only streams that exist here: a daemon's user at the peer may not SCAN."""
     async for names in all_streams(source):
         strands = [Strand(name, keys.GENERATED, writer) for name in names]
         looks = await known_by.run(_all(state_command(each.name, (each,), ()) for each in strands))

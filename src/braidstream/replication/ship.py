@@ -1,4 +1,4 @@
-"""Entries on their way: pages as large as is good, batches that the engine function takes in one call."""
+"""Entries in transit: pages of a good size, and batches for one call of the engine function."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ def sizes_of(page: Page) -> list[int]:
 
 @dataclass(slots=True)
 class Appetite:
-    """How many entries to ask for, so that a page has about PAGE_BYTES whatever their size."""
+    """How many entries to read, so that a page has about PAGE_BYTES."""
 
     count: int = FEW
 
@@ -50,7 +50,7 @@ class Appetite:
 
 
 def batches(page: Page, sizes: list[int]) -> Iterator[tuple[Page, int]]:
-    """A page in parts for one call each, with their sizes. An entry that is too wide stands alone."""
+    """A page in parts for one call each, with their sizes. An entry that is too wide is a part of its own."""
     start = total = 0
     for at, size in enumerate(sizes):
         wide = len(page[at][1]) > WIDEST
@@ -76,14 +76,15 @@ def append(strand: Strand, after: Id, part: Page, upto: Id, there: CopyTarget) -
 
 
 def append_wide(strand: Strand, after: Id, part: Page, there: CopyTarget) -> Plan[int]:
-    """One entry that Lua cannot take. Nothing else of the strand is on its way meanwhile.
+    """Append one entry that is too wide for Lua. No other entry of the strand may be in flight.
 
-    It is native, so the guard against a gap comes first: the copy must stand where the entry follows.
+    A native XADD has no guard against gaps, so the guard comes first: the copy must end where the entry
+    follows.
     """
     [(native, fields)] = part
     yield Batch([strand.apply(after, [], ids.ZERO, there)])
     [exists] = yield Batch([("EXISTS", strand.key)])
-    if not exists:  # its first entry: make the copy with the last ID just before it
+    if not exists:  # its first entry: create the copy with the last ID just before it
         before = ids.before(ids.native(native))
         assert before is not None
         yield Batch([strand.apply(after, [], before, there)])
@@ -93,5 +94,5 @@ def append_wide(strand: Strand, after: Id, part: Page, there: CopyTarget) -> Pla
         if (state.end(strand) or ids.ZERO) < ids.native(native):
             raise reply
         return 0  # another link was faster
-    yield Batch([strand.apply(ids.native(native), [], ids.ZERO, there)])  # for the clock
+    yield Batch([strand.apply(ids.native(native), [], ids.ZERO, there)])  # raises the home strand
     return int(reply is not None)

@@ -1,8 +1,8 @@
-"""What one region knows of a stream at one moment: its registry, and how far each native stream goes.
+"""The state of a stream in one region: its registry, and the extent of each native stream.
 
-Two such states are all a link needs. Whatever the source has and the target lacks follows from them:
+A link compares two such states to find what the source has and the target lacks:
 
-    strand    last ID    entries below the first one were removed; those above `last` are not known yet
+    strand    last ID    entries below the first one were removed; those above `last` have not arrived yet
     meta      a lattice, merged by the engine function bs_braid_merge
     journal   deletions of single entries, in order
 """
@@ -21,8 +21,8 @@ from braidstream.model.meta import Registry, named_keys
 from braidstream.model.strand import Strand, facts
 from braidstream.protocol.plan import Batch, Plan
 
-# Fields of meta that stay in their region: where XGROUP SETID stood, where chosen IDs moved a strand to,
-# when groups last changed, whether the engine itself knows messages, and what was done again of our journal.
+# Fields of the registry that are local to a region: positions of XGROUP SETID, strands raised by chosen IDs,
+# the bell, native deduplication, and what was redone of our journal.
 _ASIDE: Final = (
     MetaField.GROUP_BASE,
     MetaField.GROUP_MOVED,
@@ -34,23 +34,23 @@ _ASIDE: Final = (
     MetaField.REDONE,
     MetaField.FENCE,
 )
-# So do those that say where a strand of ours is new, and what came back to it. A link must see these at once.
+# Also local: where a strand of ours began, and what was restored in it. A change of these wakes the links.
 LOCAL: Final = (*_ASIDE, MetaField.NEW, MetaField.MENDED)
-# Entries may overtake how far groups have acknowledged, and how far Spark sinks have written.
+# Entries may arrive before acknowledgements of groups and positions of Spark sinks that are older.
 _LATER: Final = (*_ASIDE, MetaField.GROUP_ACKED, MetaField.SINK)
 
 
 def causal(meta: dict[bytes, bytes]) -> dict[bytes, bytes]:
-    """What of a meta must be at the target before the entries that were written after it."""
+    """The fields that the target must have before it gets entries that were written after them."""
     return {field: value for field, value in meta.items() if not field.startswith(_LATER)}
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A native stream that is there: its last ID, its first entry, how many it has and ever had.
+    """An existing native stream: last ID, first entry, length, and how many entries were ever added.
 
-    width: how many bytes its last entry has, as a guess for the others.
-    tail: the last entry that is there; deleted: no entry above this ID was deleted by XDEL.
+    width: bytes of its last entry, as an estimate for the others.
+    tail: the last entry that exists; deleted: the highest ID that XDEL deleted.
     """
 
     last: Id
@@ -76,22 +76,22 @@ class Extent:
 
     @property
     def whole(self) -> bool:
-        """Whether it still has every entry it ever had."""
+        """Whether no entry was ever removed."""
         return self.length == self.added
 
     def forgot_after(self, at: Id) -> bool:
-        """Whether entries that came after `at` may be gone."""
+        """Whether entries after `at` may have been removed."""
         return not self.whole and (self.first is None or (at < self.first and ids.after(at) != self.first))
 
     @property
     def removed_below(self) -> Id | None:
-        """Everything before this ID was removed here; None if nothing can be said."""
+        """Everything before this ID was removed here; None if the last ID is the largest possible."""
         return ids.after(self.last) if self.first is None else self.first
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A stream in one region. restless: a group there has entries to be read or acknowledged."""
+    """A stream in one region. restless: a group there has unread or pending entries."""
 
     name: bytes
     meta: dict[bytes, bytes]
@@ -102,11 +102,11 @@ class State:
 
     @property
     def shared(self) -> dict[bytes, bytes]:
-        """What of the meta concerns the peers."""
+        """The replicated fields of the registry."""
         return {field: value for field, value in self.meta.items() if not field.startswith(LOCAL)}
 
     def end(self, strand: Strand) -> Id | None:
-        """How far a strand is known here; None if a later life of it is."""
+        """The last ID of a strand here; None if the region has a later life of it."""
         if strand in self.strands:
             return self.strands[strand].last
         for known, cut in self.registry.cuts.items():
@@ -117,33 +117,33 @@ class State:
         return ids.ZERO
 
     def journal_ends(self, writers: Iterable[int]) -> dict[int, Id]:
-        """How far the journal of each writer is known here."""
+        """The last ID of each writer's journal here."""
         extents = {writer: self.journals.get(writer) for writer in writers}
         return {writer: extent.last if extent else ids.ZERO for writer, extent in extents.items()}
 
     def is_beyond(self, source: "State", writer: int) -> bool:
-        """Whether the source's journal of a writer no longer reaches back to where it was done here."""
+        """Whether the source has trimmed journal entries that were not applied here yet."""
         journal, at = source.journals.get(writer), self.journal_ends([writer])[writer]
         return journal is not None and at < journal.last and journal.forgot_after(at)
 
     def with_strands(self, strands: Iterable[Strand]) -> "State":
-        """These have come since."""
+        """The state with strands that were created since."""
         registry = self.registry
         for strand in strands:
             registry = registry.with_strand(strand)
         return replace(self, registry=registry)
 
     def not_in(self, strands: Iterable[Strand]) -> list[Strand]:
-        """Strands that the registry has and that were not asked for."""
+        """Strands of the registry that are not among these."""
         return [strand for strand in self.registry.strands if strand not in strands]
 
     def is_new_after(self, strand: Strand) -> Id:
-        """What is before this ID was never in this engine's copy; 0-0 if nothing is known."""
+        """Entries before this ID were never in this engine's copy; 0-0 if unknown."""
         since = self.meta.get(MetaField.NEW + strand.label, b"0-0")
         return ids.LAST if since == b"?" else ids.native(since)
 
     def mended(self, strand: Strand) -> tuple[Id, Id] | None:
-        """From where to where entries of a strand came back after a loss, if any did."""
+        """The range of entries that were restored after a loss, if any."""
         life, _, where = self.meta.get(MetaField.MENDED + strand.label, b"").partition(b" ")
         if not where or int(life) != strand.life:
             return None
@@ -151,18 +151,18 @@ class State:
         return ids.native(first), ids.native(last)
 
     def redone(self, writer: int) -> Id:
-        """Up to where our journal was lost, and was done again as this region had it."""
+        """Up to where our lost journal was redone from this writer's copy."""
         return ids.native(self.meta.get(MetaField.REDONE + b"%d" % writer, b"0-0"))
 
     def marks(self, writer: int) -> dict[bytes, bytes]:
-        """What a region says of losses of its own strands."""
+        """The fields about losses of a region's own strands."""
         labels = [Strand(self.name, kind, writer).label for kind in (keys.GENERATED, keys.CHOSEN)]
         labels += [known.label for known in self.registry.cuts if known.is_of_log and known.writer == writer]
         own = {mark + label for mark in (MetaField.NEW, MetaField.MENDED, MetaField.LOST) for label in labels}
         return {field: value for field, value in self.meta.items() if field in own}
 
     def is_lost(self, strand: Strand) -> bool:
-        """Whether a strand's key went away behind our back, so that its absence says nothing."""
+        """Whether a strand's key was lost (evicted, expired), so that missing entries are no deletions."""
         return MetaField.LOST + strand.label in self.meta or (
             strand in self.registry.strands and strand not in self.strands
         )
@@ -171,11 +171,11 @@ class State:
 def state_command(
     name: bytes, strands: Sequence[Strand], journals: Sequence[int], *, home: int = 0, met: bool = False
 ) -> Command:
-    """The function that tells a state. home: the writer of the engine that is asked, if what was acknowledged
-    there is to be noted on the way, and its home strand to be moved up to what is ahead of its clock.
-    met: note instead that a link looks at the stream for the first time.
+    """The call that returns a state. home: the engine's own writer; the call then also notes what was
+    acknowledged there, and raises its home strand to entries that are ahead of its clock.
+    met: note instead that a link reads the stream for the first time.
 
-    Without, it writes nothing, so an engine that refuses writes still answers.
+    Without both it writes nothing, so an engine that refuses writes still answers.
     """
     where = (
         keys.meta(name),
@@ -213,7 +213,7 @@ def read_state(
     home: int = 0,
     met: bool = False,
 ) -> Plan[State]:
-    """The state of a stream. One round trip where `strands` are all it has."""
+    """The state of a stream. One round trip if `strands` are all its strands."""
     wanted = list(dict.fromkeys(strands))
     while True:
         try:
@@ -232,7 +232,7 @@ def read_state(
 
 
 def merge_and_read(merge: Command, source: State, journals: Sequence[int]) -> Plan[tuple[bool, State]]:
-    """Whether a merge at the target was all of it, and the target's state after it. One round trip mostly."""
+    """Merge at the target: (whether it is complete, the target's state afterwards). Mostly one round trip."""
     wanted = source.registry.strands
     state_of = state_command(source.name, wanted, journals)
     done, reply = yield Batch([merge, state_of])
@@ -243,7 +243,7 @@ def merge_and_read(merge: Command, source: State, journals: Sequence[int]) -> Pl
 
 
 def lacks(target: State, source: State) -> bool:
-    """Whether the target's meta has something to learn from the source's. Plain appends teach nothing."""
+    """Whether a merge would change the target's registry. After plain appends it would not."""
     known = {strand.label: (strand.life, cut) for strand, cut in target.registry.cuts.items()}
     for strand, cut in source.registry.cuts.items():
         if known.get(strand.label, (0, ids.ZERO)) < (strand.life, cut):
@@ -255,9 +255,9 @@ def lacks(target: State, source: State) -> bool:
 
 
 def merge_command(source: State, target: State, writers: Sequence[int], *, home: int) -> Command:
-    """Bring what the source knows into the target's meta.
+    """Merge the source's registry into the target's.
 
-    writers: whose strands a group waits on; home: the target's own among them.
+    writers: the strands that must exist for groups to wait on; home: the target's own writer.
     """
     make = [Strand(source.name, keys.GENERATED, writer) for writer in writers]
     strands = list(dict.fromkeys([*target.registry.strands, *make]))
@@ -271,7 +271,7 @@ def merge_command(source: State, target: State, writers: Sequence[int], *, home:
 
 
 def read_journal(name: bytes, writer: int, after: Id, count: int) -> Plan[tuple[list[JournalEntry], Extent]]:
-    """Entries of a journal, and how far it reached back then or later. One round trip."""
+    """Entries of a journal, and its extent at that time or later. One round trip."""
     key = keys.journal(name, writer)
     read = ("XRANGE", key, b"(" + ids.text(after), "+", "COUNT", count)
     state = state_command(name, (), (writer,))
