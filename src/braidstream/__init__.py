@@ -57,6 +57,7 @@ from braidstream.clients.sync import Redis as Redis
 from braidstream.consumers.held import Reject as Reject
 from braidstream.consumers.message import Message as Message
 from braidstream.consumers.threads import Consumer as Consumer
+from braidstream.consumers.tracing import trace_fields as trace_fields
 from braidstream.exceptions import (
     BraidError as BraidError,
     LibraryError as LibraryError,
@@ -109,6 +110,7 @@ __all__ = sorted(
         "exceptions",
         "retry",
         "sentinel",
+        "trace_fields",
     }
 )
 

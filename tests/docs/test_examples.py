@@ -1,21 +1,26 @@
 """The programs in examples/ run, and print what their authors meant them to print."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
 
 import braidstream
+from tests.support.gateways import Served
 from tests.support.regions import become
-from tests.support.servers import NEWEST, Engine
+from tests.support.servers import NEWEST, Engine, free_port
 from tests.support.waiting import eventually
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 WITHIN_S = 60
 PRINTED = {
+    "asyncio_worker.py": "ada: [1, 3, 5]\ngrace: [2, 4, 6]\n",
     "asyncio_feed.py": "ada: post 1\nada: post 2\nada: post 3\ngrace: post 1\ngrace: post 2\ngrace: post 3\n",
     "producer.py": "sent order 1\nsent order 2\nsent order 3\n",
     "pubsub.py": "received: hello\nreceived: anybody here?\nstored: ['hello', 'anybody here?']\n",
@@ -26,7 +31,13 @@ PRINTED = {
 
 def test_every_example_is_tested_and_listed() -> None:
     programs = {path.name for path in EXAMPLES.glob("*.py")}
-    assert programs == {*PRINTED, "worker.py"}
+    assert programs == {
+        *PRINTED,
+        "worker.py",
+        "group_loop.py",
+        "fastapi_producer.py",
+        "faststream_gateway.py",
+    }
     listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     assert [name for name in programs if f"]({name})" not in listed] == []
 
@@ -43,18 +54,19 @@ def test_an_example_runs_twice_and_prints_the_same(engine: Engine, name: str) ->
 
 
 @pytest.mark.parametrize("flavour", NEWEST, indirect=True)
-def test_the_worker_takes_new_and_abandoned_entries_sets_bad_ones_aside_and_stops(
-    region: braidstream.Redis, engine: Engine, tmp_path: Path
+@pytest.mark.parametrize("name", ["worker.py", "group_loop.py"])
+def test_a_worker_takes_new_and_abandoned_entries_sets_bad_ones_aside_and_stops(
+    region: braidstream.Redis, engine: Engine, tmp_path: Path, name: str
 ) -> None:
     region.xgroup_create("example:orders", "example:billing", id="0", mkstream=True)
     region.xadd("example:orders", {"order": 1, "amount": 10})
     region.xreadgroup("example:billing", "died", {"example:orders": ">"})
     region.xadd("example:orders", {"order": 2, "amount": "ten"})
     region.xadd("example:orders", {"order": 3, "amount": 30})
-    env = {**os.environ, "REDIS_URL": engine.url, "ABANDONED_MS": "1"}
+    env = {**os.environ, "REDIS_URL": engine.url, "ABANDONED_MS": "1", "CLAIM_AFTER": "0.2"}
     with (
         open(tmp_path / "stdout", "wb") as output,
-        subprocess.Popen([sys.executable, str(EXAMPLES / "worker.py")], env=env, stdout=output) as worker,
+        subprocess.Popen([sys.executable, str(EXAMPLES / name)], env=env, stdout=output) as worker,
     ):
         try:
             eventually(
@@ -73,3 +85,43 @@ def test_the_worker_takes_new_and_abandoned_entries_sets_bad_ones_aside_and_stop
     assert printed[-1] == "stopped"
     [(_, fields)] = region.xrange("example:orders:failed")
     assert (fields["order"], fields["amount"]) == ("2", "ten")
+
+
+@pytest.mark.parametrize("flavour", NEWEST[-1:], indirect=True)
+def test_the_web_service_appends_a_repeated_request_once(region: braidstream.Redis, engine: Engine) -> None:
+    port = free_port()
+    env = {**os.environ, "REDIS_URL": engine.url, "PORT": str(port)}
+
+    def post() -> str:
+        headers = {"Idempotency-Key": "4711", "Content-Type": "application/json"}
+        body = b'{"order": 1, "amount": 30}'
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/orders", body, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=20) as reply:
+                return str(json.load(reply)["id"])
+        except urllib.error.URLError:
+            return ""
+
+    with subprocess.Popen([sys.executable, str(EXAMPLES / "fastapi_producer.py")], env=env) as service:
+        try:
+            first = eventually(post, within_s=WITHIN_S, why="the service should answer")
+            assert post() == first
+        finally:
+            service.terminate()
+    assert region.xrange("example:orders") == [(first, {"order": "1", "amount": "30"})]
+
+
+@pytest.mark.parametrize("flavour", NEWEST[-1:], indirect=True)
+def test_the_faststream_application_runs_through_the_gateway(served: Served) -> None:
+    env = {**os.environ, "REDIS_URL": served.url}
+    command = [sys.executable, str(EXAMPLES / "faststream_gateway.py")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=WITHIN_S)
+    wanted = "".join(f"order {number}: {10 * number} charged\n" for number in (1, 2, 3))
+    assert (done.returncode, done.stdout) == (0, wanted), done.stderr
+
+
+def test_examples_with_types_pass_mypy_strict() -> None:
+    names = ["worker.py", "asyncio_worker.py", "fastapi_producer.py"]
+    command = [sys.executable, "-m", "mypy", "--strict", *(str(EXAMPLES / name) for name in names)]
+    done = subprocess.run(command, cwd=EXAMPLES.parent, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout

@@ -37,6 +37,7 @@ def test_our_own_names_are_these() -> None:
         "exceptions",
         "retry",
         "sentinel",
+        "trace_fields",
     }
     assert braidstream.Redis is sync.Redis
     assert braidstream.asyncio.Redis is aio.Redis

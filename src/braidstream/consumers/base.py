@@ -3,17 +3,25 @@
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import fields
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from braidstream.consumers.handler import Handler
 from braidstream.consumers.held import Failure, Held, Reject, Work
+from braidstream.consumers.hooks import Observer
 from braidstream.consumers.in_hand import InHand
+from braidstream.consumers.message import Message
 from braidstream.consumers.settings import Settings, own_name, stream_names
 from braidstream.consumers.turn import Turns
 from braidstream.errors import ReplyError
 from braidstream.net.sender import LOST
 from braidstream.observability.events import emit
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+    from prometheus_client import CollectorRegistry
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,15 +39,32 @@ def settings_of(arguments: dict[str, Any]) -> Settings:
     return Settings(**given)
 
 
+def observers_of(
+    settings: Settings, metrics: "CollectorRegistry | None", tracer: "Tracer | None"
+) -> list[Observer]:
+    """Imported where they are wanted: both packages are optional."""
+    found = list[Observer]()
+    if tracer is not None:
+        from braidstream.consumers.tracing import ConsumerTraces
+
+        found.append(ConsumerTraces(tracer, settings.group, settings.name))
+    if metrics is not None:
+        from braidstream.consumers.consumer_metrics import ConsumerMetrics
+
+        found.append(ConsumerMetrics(metrics, settings.group, settings.name))
+    return found
+
+
 class ConsumerBase:
     """The state of one consumer."""
 
     # Errors that pass when the engine comes back.
     unreachable = LOST
 
-    def __init__(self, settings: Settings, body: str | None) -> None:
+    def __init__(self, settings: Settings, body: str | None, observers: list[Observer]) -> None:
         self.settings, self._body = settings, body
         self._handler: Handler | None = None
+        self.observers = observers
         self.hand = InHand(settings, random.random, time.monotonic())
         self.turns = Turns(settings, self.hand)
         self.must_join = False
@@ -101,25 +126,52 @@ class ConsumerBase:
 
     # Handlers
 
-    def prepare(self, work: Work) -> tuple[tuple[Any, ...] | None, dict[Held, Reject]]:
-        """The arguments of the handler, None if all of the work is invalid; and what is invalid."""
+    def prepare(self, work: Work) -> tuple[list[Message], Callable[[], Any], dict[Held, Reject]]:
+        """The messages that are valid, the call of the handler with them, and what is invalid."""
         handler = self.wanted
         rejected = dict[Held, Reject]()
-        messages, models = [], []
+        messages, models = list[Message](), list[Any]()
         for held in work:
             try:
                 models.append(handler.decode(held.message) if handler.decodes else None)
                 messages.append(held.message)
             except Reject as error:
                 rejected[held] = error
-        return (handler.arguments(messages, models) if messages else None), rejected
+        arguments = handler.arguments(messages, models) if messages else ()
+        return messages, partial(handler.function, *arguments), rejected
+
+    def observed(self, messages: Sequence[Message]) -> ExitStack:
+        """Surrounds the call of a handler."""
+        stack = ExitStack()
+        for each in self.observers:
+            stack.enter_context(each.handling(messages))
+        return stack
 
     def too_late(self) -> TimeoutError:
         return TimeoutError(f"the handler did not end within {self.settings.timeout} s")
 
     def finished(self, work: Work, error: BaseException | None, rejected: dict[Held, Reject]) -> None:
-        for failure in self.hand.finished(work, error, rejected, time.monotonic()):
+        failures = self.hand.finished(work, error, rejected, time.monotonic())
+        for failure in failures:
             _tell(failure)
+        for each in self.observers:
+            handled = len(work) - len(failures)
+            if handled:
+                each.ended(work[0].message.stream, "handled", handled)
+            for failure in failures:
+                outcome = "rejected" if isinstance(failure.error, Reject) else "failed"
+                each.ended(failure.held.message.stream, outcome)
+
+    def tell_observers(self) -> None:
+        """What has happened since the last turn."""
+        for each in self.observers:
+            for stream, entries in self.turns.claimed.items():
+                each.claimed(stream, entries)
+            for stream, entries in self.turns.buried.items():
+                each.ended(stream, "dead", entries)
+            each.in_hand(len(self.hand.held), self.hand.running)
+        self.turns.claimed.clear()
+        self.turns.buried.clear()
 
     # The engine
 
@@ -133,7 +185,9 @@ class ConsumerBase:
         self.reached()
         now = time.monotonic()
         for stream, entries in reply:
-            self.hand.taken(stream, entries, now)
+            count = self.hand.taken(stream, entries, now)
+            for each in self.observers:
+                each.taken(stream.decode(), count)
 
     def reached(self) -> None:
         self._failures = 0

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from braidstream.consumers.held import Reject
-from braidstream.consumers.message import Message
+from braidstream.consumers.message import TRACE_FIELDS, Message
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -50,7 +50,7 @@ class Handler:
         assert self._adapter is not None
         try:
             if self._body is None:
-                return self._adapter.validate_python(message.fields)
+                return self._adapter.validate_python(_without_trace(message.fields))
             body = message.raw.get(self._body.encode())
             if body is None:
                 raise Reject(f"it has no field {self._body!r}")
@@ -65,6 +65,13 @@ class Handler:
         if self.is_batch:
             return tuple(messages if plain else models for plain in self._wants_message)
         return tuple(messages[0] if plain else models[0] for plain in self._wants_message)
+
+
+def _without_trace(fields: dict[str, str]) -> dict[str, str]:
+    """A model that forbids further fields need not know those of traces."""
+    if TRACE_FIELDS.isdisjoint(fields):
+        return fields
+    return {name: value for name, value in fields.items() if name not in TRACE_FIELDS}
 
 
 def _adapter(kind: Any) -> "TypeAdapter[Any]":

@@ -294,6 +294,11 @@ class InHand:
         return room if active < busy or room >= self.ahead // 2 else 0
 
     @property
+    def running(self) -> int:
+        """How many handlers run, or have their work already."""
+        return self._running
+
+    @property
     def is_idle(self) -> bool:
         """Nothing runs, and the engine knows all results."""
         return not (self._running or self.done or self.dead)

@@ -1,8 +1,12 @@
 """An entry as a handler gets it."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from braidstream.model import ids
+
+# Fields that carry a trace, as W3C Trace Context defines them. See tracing.py.
+TRACE_FIELDS: Final = frozenset(("traceparent", "tracestate"))
 
 
 class Message:

@@ -12,15 +12,20 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from braidstream.clients.aio import Redis
 from braidstream.clients.sync import ServerError
-from braidstream.consumers.base import BLOCK_MS, ConsumerBase, settings_of
+from braidstream.consumers.base import BLOCK_MS, ConsumerBase, observers_of, settings_of
 from braidstream.consumers.held import Held, Reject, Work
+from braidstream.consumers.hooks import AsyncMiddleware, wrapped_async
 from braidstream.consumers.settings import Key
 from braidstream.consumers.turn import join, take
 from braidstream.observability.events import emit
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+    from prometheus_client import CollectorRegistry
 
 
 class Consumer(ConsumerBase):
@@ -41,6 +46,7 @@ class Consumer(ConsumerBase):
     batch: the handler gets a list of up to so many entries. batch_wait: seconds to wait for more of them.
     body: the field that has the whole message as JSON, for handlers with a model.
     stop_timeout: how many seconds running handlers get to finish when the consumer is stopped.
+    metrics: a registry of prometheus_client. tracer: one of OpenTelemetry, for a span per handler call.
     """
 
     def __init__(
@@ -64,14 +70,23 @@ class Consumer(ConsumerBase):
         body: str | None = None,
         start: str = "0",
         stop_timeout: float = 25.0,
+        metrics: "CollectorRegistry | None" = None,
+        tracer: "Tracer | None" = None,
     ) -> None:
-        super().__init__(settings_of(locals()), body)
+        settings = settings_of(locals())
+        super().__init__(settings, body, observers_of(settings, metrics, tracer))
         self._client = client
         self._work, self._urgent = asyncio.Queue[Work](), deque[Work]()
         self._events = deque[Any]()
         self._bell = asyncio.Event()
         self._permits = asyncio.Queue[int]()
         self._is_reading = False
+        self._middleware = list[AsyncMiddleware]()
+
+    def middleware(self, function: AsyncMiddleware) -> AsyncMiddleware:
+        """Decorator: a coroutine around the handler. It gets the messages and awaits `call_next()`."""
+        self._middleware.append(function)
+        return function
 
     def check_handler(self, function: Callable[..., Any]) -> None:
         called = function if inspect.isroutine(function) else type(function).__call__
@@ -158,17 +173,16 @@ class Consumer(ConsumerBase):
             self._say((work, error, rejected))
 
     async def _run_work(self, work: Work) -> tuple[BaseException | None, dict[Held, Reject]]:
-        arguments, rejected = self.prepare(work)
-        if arguments is not None:
+        messages, call, rejected = self.prepare(work)
+        if messages:
             try:
-                if self.settings.timeout is None:
-                    await self.wanted.function(*arguments)
-                else:
+                if self._middleware:
+                    call = wrapped_async(messages, self._middleware, call)
+                with self.observed(messages):
                     async with asyncio.timeout(self.settings.timeout) as limit:
-                        await self.wanted.function(*arguments)
+                        await call()
             except TimeoutError as error:
-                is_ours = self.settings.timeout is not None and limit.expired()
-                return (self.too_late() if is_ours else error), rejected
+                return (self.too_late() if limit.expired() else error), rejected
             except (Exception, SystemExit, KeyboardInterrupt) as error:
                 return error, rejected
         return None, rejected
@@ -232,3 +246,4 @@ class Consumer(ConsumerBase):
             self._urgent.append(work)
             self._work.put_nowait([])  # wakes a worker
         self.turns.counted.clear()
+        self.tell_observers()

@@ -13,15 +13,20 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from braidstream.clients.sync import Redis, ServerError
-from braidstream.consumers.base import BLOCK_MS, ConsumerBase, settings_of
+from braidstream.consumers.base import BLOCK_MS, ConsumerBase, observers_of, settings_of
 from braidstream.consumers.held import Held, Reject, Work
+from braidstream.consumers.hooks import Middleware, wrapped
 from braidstream.consumers.settings import Key
 from braidstream.consumers.turn import join, take
 from braidstream.consumers.worker_thread import WorkerPool
 from braidstream.observability.events import emit
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+    from prometheus_client import CollectorRegistry
 
 
 class Consumer(ConsumerBase):
@@ -42,6 +47,7 @@ class Consumer(ConsumerBase):
     batch: the handler gets a list of up to so many entries. batch_wait: seconds to wait for more of them.
     body: the field that has the whole message as JSON, for handlers with a model.
     stop_timeout: how many seconds running handlers get to finish when the consumer is stopped.
+    metrics: a registry of prometheus_client. tracer: one of OpenTelemetry, for a span per handler call.
     """
 
     def __init__(
@@ -65,13 +71,22 @@ class Consumer(ConsumerBase):
         body: str | None = None,
         start: str = "0",
         stop_timeout: float = 25.0,
+        metrics: "CollectorRegistry | None" = None,
+        tracer: "Tracer | None" = None,
     ) -> None:
-        super().__init__(settings_of(locals()), body)
+        settings = settings_of(locals())
+        super().__init__(settings, body, observers_of(settings, metrics, tracer))
         self._client = client
         self._inbox = SimpleQueue[Any]()
         self._permits = SimpleQueue[int | None]()
         self._pool = WorkerPool(concurrency, self._run_work, self._report)
         self._is_reading = False
+        self._middleware = list[Middleware]()
+
+    def middleware(self, function: Middleware) -> Middleware:
+        """Decorator: a function that surrounds the handler. It gets the messages, and calls `call_next`."""
+        self._middleware.append(function)
+        return function
 
     def run(self, *, signals: bool = True) -> None:
         """Handle entries until `stop()` is called, or SIGTERM or SIGINT arrives.
@@ -132,10 +147,16 @@ class Consumer(ConsumerBase):
     # The workers
 
     def _run_work(self, work: Work) -> tuple[BaseException | None, dict[Held, Reject]]:
-        arguments, rejected = self.prepare(work)
-        if arguments is not None:
+        messages, call, rejected = self.prepare(work)
+        if messages:
             try:
-                self.wanted.function(*arguments)
+                if self._middleware:
+                    call = wrapped(messages, self._middleware, call)
+                if self.observers:
+                    with self.observed(messages):
+                        call()
+                else:
+                    call()
             except (Exception, SystemExit, KeyboardInterrupt) as error:
                 return error, rejected
         return None, rejected
@@ -215,3 +236,4 @@ class Consumer(ConsumerBase):
         for work in self.turns.counted:
             self._pool.put(work, urgent=True)
         self.turns.counted.clear()
+        self.tell_observers()

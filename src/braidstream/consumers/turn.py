@@ -8,7 +8,7 @@ is simply taken again:
 - Counting an attempt sets the number, it does not add to it.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -59,6 +59,8 @@ class Turns:
     def __init__(self, settings: Settings, hand: InHand) -> None:
         self.settings, self.hand = settings, hand
         self.counted = list[Work]()
+        # By stream: how many entries were taken over, and how many were moved to the dead letters.
+        self.claimed, self.buried = Counter[str](), Counter[str]()
         self._rests = dict[str, float]()
         self._order = None if hand.lanes is None else OrderScan(settings, hand.held, hand.lanes)
 
@@ -136,6 +138,7 @@ class Turns:
         yield from in_one_step(view_of, commands)
         for held, _ in part:
             self.hand.forget(held)
+            self.buried[held.message.stream] += held.place in mine
         buried = {held for held, _ in part}
         self.hand.dead = [each for each in self.hand.dead if each[0] not in buried]
 
@@ -221,7 +224,9 @@ class Turns:
             rows = yield from self._pending(view_of, stream.encode(), b"-", b"+", room, idle)
             rows = [row for row in rows if (stream.encode(), row[0]) not in hand.held]
             is_full = is_full or len(rows) == room
-            found += yield from self._adopt(view_of, stream.encode(), rows, idle, now, ours=False)
+            adopted = yield from self._adopt(view_of, stream.encode(), rows, idle, now, ours=False)
+            self.claimed[stream] += adopted
+            found += adopted
         if found:
             emit("consumer.claimed", group=self.settings.group, entries=found)
         hand.after_claim(now, again=is_full and hand.room > 0)
