@@ -5,7 +5,19 @@ from typing import Annotated
 import typer
 
 from braidstream import __version__
-from braidstream.cli import adopt, compact, dead, gateway, init, region, replicate, spark, tune, up
+from braidstream.cli import (
+    adopt,
+    compact,
+    dead,
+    gateway,
+    init,
+    region,
+    replicate,
+    spark,
+    status,
+    tune,
+    up,
+)
 from braidstream.cli.secret import UrlCommand
 
 app = typer.Typer(
@@ -35,6 +47,7 @@ app.command("adopt", cls=UrlCommand)(adopt.adopt)
 app.command("gateway", cls=UrlCommand)(gateway.gateway)
 app.command("replicate")(replicate.replicate)
 app.command("up")(up.up)
+app.command("status")(status.status)
 spark.app.command("compact", cls=UrlCommand)(compact.compact)
 app.add_typer(dead.app, name="dead")
 app.add_typer(region.app, name="region")

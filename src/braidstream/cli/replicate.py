@@ -29,7 +29,9 @@ from braidstream.replication.gate import Durability
 
 CONFIG_CHECK_S: Final = 2.0
 
-ConfigFile = Annotated[Path, typer.Option("--config", help="The file that lists the regions.")]
+ConfigFile = Annotated[
+    Path, typer.Option("--config", envvar="BRAID_CONFIG", help="The file that lists the regions.")
+]
 RegionName = Annotated[
     str, typer.Option("--region", help="Which region of the file this is: its name or number.")
 ]

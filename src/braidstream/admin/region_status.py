@@ -1,0 +1,295 @@
+"""The state of all regions and links, as `braid status` shows it: read from the engines, no daemon is asked.
+
+    engines --read_view()--> View of each region --overview()--> Overview: links, problems
+
+What daemons know is in their engine (daemon_status.py). Everything else an engine tells itself: its memory,
+its clock, who replicates to it.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from braidstream.admin.daemon_status import STALE_MS, DaemonStatus, LinkStatus
+from braidstream.errors import BraidError, ReplyError
+from braidstream.lua import VERSION
+from braidstream.model.keys import CONFIG, STATUS, claim
+from braidstream.model.region_config import Region
+from braidstream.model.strand import facts
+from braidstream.protocol.identify import info_facts
+from braidstream.protocol.plan import Batch, Plan
+
+# A claim of a daemon that is alive was renewed less than six seconds ago (replication/identity.py).
+_CLAIM_ALIVE_MS: Final = 9_000
+_CLOCK_MS: Final = 1_000
+_FULL: Final = 0.98
+_NEARLY_FULL: Final = 0.9
+_HELD_MS: Final = 1_000
+LAG_MS: Final = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of a server, in bytes. most: 0 without a limit."""
+
+    used: int = 0
+    most: int = 0
+
+    @property
+    def share(self) -> float:
+        return self.used / self.most if self.most else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A region as its engine shows it. error: why it could not be read; then the rest is empty.
+
+    clock_ms, clock_error_ms: the engine's clock against the one of whoever looks; filled in by them.
+    claims: how long the claim of each region number still lasts, in ms.
+    """
+
+    id: int
+    name: str
+    error: str = ""
+    region: Region | None = None
+    now_ms: int = 0
+    engine: str = ""
+    memory: Memory = field(default_factory=Memory)
+    writes_refused: str = ""
+    daemons: tuple[DaemonStatus, ...] = ()
+    claims: dict[int, int] = field(default_factory=dict)
+    clock_ms: float = 0.0
+    clock_error_ms: float = 0.0
+
+    @property
+    def is_full(self) -> bool:
+        return self.memory.share >= _FULL
+
+    @property
+    def live(self) -> tuple[DaemonStatus, ...]:
+        """Daemons that reported lately."""
+        return tuple(each for each in self.daemons if self.now_ms - each.at_ms <= STALE_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong where, and what to do. kind: one word, for scripts."""
+
+    kind: str
+    where: str
+    text: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkView:
+    """One direction. status: None if nobody knows."""
+
+    source: str
+    target: str
+    status: LinkStatus | None
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """All of it."""
+
+    views: tuple[View, ...]
+    links: tuple[LinkView, ...]
+    problems: tuple[Problem, ...]
+
+
+def read_view(number: int, name: str, peers: Sequence[int]) -> Plan[View]:
+    """One round trip. peers: numbers of the other regions."""
+    fixed = [("TIME",), ("HGETALL", CONFIG), ("HGETALL", STATUS), ("INFO",)]
+    claims = [("PTTL", claim(peer)) for peer in peers]
+    now, config, stored, info, *left = yield Batch([*fixed, *claims], resend=True, attempt=True)
+    for reply in (now, config):
+        if isinstance(reply, ReplyError):
+            return View(number, name, error=str(reply))
+    about = {} if isinstance(info, ReplyError) else info_facts(info)
+    found = [] if isinstance(stored, ReplyError) else map(DaemonStatus.parse, facts(stored).values())
+    view = View(
+        number,
+        name,
+        now_ms=int(now[0]) * 1000 + int(now[1]) // 1000,
+        engine=_engine(about),
+        memory=Memory(int(about.get(b"used_memory", 0)), int(about.get(b"maxmemory", 0))),
+        writes_refused=_writes_refused(about),
+        daemons=tuple(sorted((each for each in found if each is not None), key=lambda each: -each.at_ms)),
+        claims={peer: ms for peer, ms in zip(peers, left, strict=True) if isinstance(ms, int)},
+    )
+    try:
+        return replace(view, region=Region.parse(config))
+    except BraidError as error:
+        return replace(view, error=str(error))
+
+
+def _engine(info: dict[bytes, bytes]) -> str:
+    if b"valkey_version" in info:
+        return f"valkey {info[b'valkey_version'].decode()}"
+    return f"redis {info.get(b'redis_version', b'?').decode()}"
+
+
+def _writes_refused(info: dict[bytes, bytes]) -> str:
+    """Why the engine may refuse every write: its disk. Empty if it does not say so."""
+    if info.get(b"rdb_last_bgsave_status") == b"err":
+        return "its last RDB save failed"
+    return "its append-only file cannot be written" if info.get(b"aof_last_write_status") == b"err" else ""
+
+
+def overview(views: Sequence[View], max_lag_ms: int = LAG_MS) -> Overview:
+    """What the views mean together."""
+    sound = [view for view in views if not view.error]
+    middle = statistics.median_low([view.clock_ms for view in sound]) if sound else 0.0
+    problems, links = list[Problem](), list[LinkView]()
+    for view in views:
+        problems += _of_region(view, middle)
+        if not view.error:
+            alive = view.live or _claims_somewhere(view, views)
+            problems += [] if alive else [_no_daemon(view)]
+            mine = [_link(view, other) for other in views if other is not view]
+            problems += _held(view)
+            problems += [each for link in mine for each in _of_link(link, max_lag_ms)]
+            links += mine
+        else:
+            links += [LinkView(view.name, other.name, None, 0) for other in views if other is not view]
+    return Overview(tuple(views), tuple(links), tuple(problems))
+
+
+def _of_region(view: View, middle: float) -> list[Problem]:
+    name, found = view.name, list[Problem]()
+    if view.error:
+        return [Problem("unreachable", name, view.error, "Check the server, its address and the password.")]
+    assert view.region is not None
+    if (view.region.id, view.region.name) != (view.id, view.name):
+        text = f"the server says that it is region {view.region.id} ({view.region.name})"
+        found.append(Problem("identity", name, text, "Correct url, id or name in the file."))
+    if view.region.fenced:
+        text = "it refuses clients until its data is restored"
+        found.append(Problem("fenced", name, text, f"Run: braid region rejoin {name}"))
+    share = f"{view.memory.used / 2**20:,.0f} of {view.memory.most / 2**20:,.0f} MB used"
+    if view.is_full:
+        fix = "Raise maxmemory, or trim streams. Until then it accepts no entries."
+        found.append(Problem("full", name, f"memory is full: {share}", fix))
+    elif view.memory.share >= _NEARLY_FULL:
+        fix = "Raise maxmemory, or trim streams."
+        found.append(Problem("nearly-full", name, f"memory is nearly full: {share}", fix))
+    if view.writes_refused:
+        fix = "Check the server's disk and its log."
+        found.append(Problem("disk", name, f"it may refuse writes: {view.writes_refused}", fix))
+    apart = view.clock_ms - middle
+    if abs(apart) - view.clock_error_ms > _CLOCK_MS:
+        way = "ahead of" if apart > 0 else "behind"
+        text = f"its clock is {abs(apart) / 1000:.1f} s {way} the others"
+        found.append(Problem("clock", name, text, "Check NTP on this server."))
+    if view.region.library != VERSION:
+        text = f"its engine functions have version {view.region.library}, this program {VERSION}"
+        found.append(Problem("version", name, text, "Run braid init again, or use the newer program."))
+    return found
+
+
+def _claims_somewhere(view: View, views: Sequence[View]) -> bool:
+    """Whether a daemon of the region is alive that cannot store its status: peers have its claim.
+
+    Only where the engine refuses writes: otherwise a missing status means that the daemon hangs.
+    """
+    refuses = view.is_full or view.writes_refused
+    return bool(refuses) and any(each.claims.get(view.id, 0) > _CLAIM_ALIVE_MS for each in views)
+
+
+def _no_daemon(view: View) -> Problem:
+    fix = f"Start or restart it: braid replicate --region {view.name}"
+    if not view.daemons:
+        return Problem("daemon", view.name, "no replication daemon runs", fix)
+    last = view.daemons[0]
+    silent = round((view.now_ms - last.at_ms) / 1000)
+    text = f"its daemon (process {last.pid} on {last.host}) has not reported for {silent} s"
+    return Problem("daemon", view.name, text, fix)
+
+
+def _held(view: View) -> list[Problem]:
+    held = max((each.held_ms for each in view.live), default=0)
+    if held < _HELD_MS:
+        return []
+    text = f"replication waits for durability {view.live[0].durability} since {held / 1000:.0f} s"
+    return [Problem("held", view.name, text, "Bring its replica back, or change durability.")]
+
+
+def _link(view: View, other: View) -> LinkView:
+    """Several daemons of a region share its streams: the worst state, the lags together."""
+    known = [each.links[other.name] for each in view.live if other.name in each.links]
+    if not known:
+        return LinkView(view.name, other.name, None, view.now_ms)
+    worst = min(known, key=lambda link: (link.state == "up", link.since_ms))
+    lags = [link.lag_entries for link in known]
+    ages = [link.lag_ms for link in known]
+    whole = replace(
+        worst,
+        lag_entries=None if None in lags else sum(each or 0 for each in lags),
+        lag_ms=None if None in ages else max(each or 0 for each in ages),
+        entries=sum(link.entries for link in known),
+        bytes=sum(link.bytes for link in known),
+        refusal=next((link.refusal for link in known if link.refusal), ""),
+    )
+    return LinkView(view.name, other.name, whole, view.now_ms)
+
+
+def _of_link(link: LinkView, max_lag_ms: int) -> list[Problem]:
+    where, status = f"{link.source} -> {link.target}", link.status
+    if status is None:
+        return []
+    since = f"for {max(0, link.now_ms - status.since_ms) / 1000:.0f} s"
+    if status.state == "misconfigured":
+        fix = "Correct the file or the server."
+        return [Problem("misconfigured", where, f"misconfigured {since}: {status.why}", fix)]
+    if status.state != "up":
+        fix = "Check the network between the two, and the peer."
+        return [Problem("link", where, f"{status.state} {since}: {status.why}", fix)]
+    found = list[Problem]()
+    if status.refusal:
+        text = f"the peer refuses changes: {status.refusal}"
+        found.append(Problem("refused", where, text, "Fix that in the peer; the daemon retries."))
+    if status.lag_ms is not None and status.lag_ms > max_lag_ms:
+        text = f"the peer lacks {status.lag_entries:,} entries, the oldest {status.lag_ms / 1000:.0f} s old"
+        found.append(Problem("lag", where, text, "Check bandwidth and CPU of the daemon and the peer."))
+    return found
+
+
+def as_json(found: Overview) -> dict[str, Any]:
+    """For scripts."""
+    regions = [
+        {
+            "id": view.id,
+            "name": view.name,
+            "error": view.error or None,
+            "engine": view.engine,
+            "functions": view.region.library if view.region else None,
+            "id_mode": view.region.id_mode if view.region else None,
+            "memory": {"used": view.memory.used, "max": view.memory.most},
+            "clock_ms": round(view.clock_ms),
+            "daemons": [
+                {"host": each.host, "pid": each.pid, "version": each.version, "durability": each.durability,
+                 "held_ms": each.held_ms, "reported_ms_ago": view.now_ms - each.at_ms}
+                for each in view.daemons
+            ],
+        }
+        for view in found.views
+    ]  # fmt: skip
+    links = [
+        {"from": link.source, "to": link.target, "state": link.status.state if link.status else "unknown"}
+        | ({} if link.status is None else _link_facts(link.status))
+        for link in found.links
+    ]
+    problems = [
+        {"kind": each.kind, "where": each.where, "text": each.text, "fix": each.fix}
+        for each in found.problems
+    ]
+    return {"ok": not problems, "regions": regions, "links": links, "problems": problems}
+
+
+def _link_facts(status: LinkStatus) -> dict[str, Any]:
+    names = ("since_ms", "why", "lag_entries", "lag_ms", "entries", "bytes", "refused", "refusal", "clock_ms")
+    return {name: getattr(status, name) for name in names}
