@@ -70,8 +70,11 @@ def test_four_different_problems_are_named_within_five_seconds(five: Five) -> No
     eventually(lambda: not five.status()["problems"], within_s=WITHIN_S, why="nothing is wrong yet")
     with client_of(five.engines[0]) as client:
         client.xadd("orders", {"n": 1})
+    with client_of(five.engines[1]) as peer:
+        eventually(lambda: peer.xlen("orders") == 1, within_s=WITHIN_S, why="the link still works")
     five.proxy.shut()
     five.proxy.cut()
+    five.daemons[0].tells("link.lost peer=region-2")
     with client_of(five.engines[0]) as client:
         for number in range(3):
             client.xadd("orders", {"n": number})

@@ -15,6 +15,7 @@ from braidstream.cli import (
     replicate,
     spark,
     status,
+    streams,
     tune,
     up,
 )
@@ -48,6 +49,9 @@ app.command("gateway", cls=UrlCommand)(gateway.gateway)
 app.command("replicate")(replicate.replicate)
 app.command("up")(up.up)
 app.command("status")(status.status)
+app.command("streams", cls=UrlCommand)(streams.streams)
+app.command("groups", cls=UrlCommand)(streams.groups)
+app.command("tail", cls=UrlCommand)(streams.tail)
 spark.app.command("compact", cls=UrlCommand)(compact.compact)
 app.add_typer(dead.app, name="dead")
 app.add_typer(region.app, name="region")

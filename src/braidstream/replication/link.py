@@ -120,6 +120,11 @@ class Link:
         else:
             self._known.pop(name, None)
 
+    def sent_upto(self, strand: Strand) -> Id | None:
+        """Where the target stands once everything in flight has arrived; None if that is not known."""
+        known = self._known.get(strand.name)
+        return None if known is None else known.flow.ends.get(strand)
+
     async def sync(self, name: bytes, *, relay: bool = False) -> Progress:
         """One whole round for a stream: compare the states. When it returns, everything has arrived."""
         progress = Progress()

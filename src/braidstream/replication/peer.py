@@ -1,6 +1,7 @@
 """A peer as the daemon sees it: the link, the streams that wait for it, and what operators want to know."""
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -81,6 +82,7 @@ class Peer:
         """The link ended, or could not be made. If our own engine was lost, the peer is not to blame."""
         if self.link is not None:
             self._sent = self.sent
+            self.lag.lost(self.link.sent_upto, round(time.time() * 1000))
             self.link = None
         now = _now()
         state: LinkState = "misconfigured" if is_misconfigured(error) else "down"

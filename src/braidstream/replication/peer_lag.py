@@ -5,11 +5,13 @@
 
 Both engines are asked, so the figure is true however the entries travel. The own engine is asked first: what
 arrives in between can only make the lag smaller. While the peer is unreachable, entries are counted from
-where it was last seen.
+where it was last seen; of a stream that was not looked at, from where the link had sent it, or since the link
+was lost.
 """
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from typing import Final
@@ -52,6 +54,7 @@ class Lag:
     def __init__(self, writer: int = 0) -> None:
         self.writer = writer  # ours
         self.behind: Behind | None = None
+        self._lost: tuple[Callable[[Strand], Id | None], Id] = (lambda strand: None, ids.ZERO)
         self._changed: OrderedDict[bytes, int] = OrderedDict()
         self._ends: OrderedDict[bytes, Ends] = OrderedDict()
         self._stamps = count()
@@ -61,6 +64,10 @@ class Lag:
         self._changed[name] = next(self._stamps)
         if len(self._changed) > MOST:
             self._changed.popitem(last=False)
+
+    def lost(self, sent: Callable[[Strand], Id | None], now_ms: int) -> None:
+        """The peer is unreachable from now on. sent: up to where a strand was sent, if the link knows."""
+        self._lost = sent, (now_ms, 0)
 
     async def measure(self, source: PlanRunner, target: PlanRunner | None) -> None:
         """Compare some of the streams that changed. target: None while the peer is unreachable."""
@@ -99,8 +106,7 @@ class Lag:
         """What of one strand the peer lacks."""
         known = self._ends.get(strand.name, {}).get(strand)
         copy = None if theirs is None else theirs.strands.get(strand)
-        seen = known[0] if known else ids.ZERO
-        end = seen if theirs is None else theirs.end(strand)
+        end = self._last_seen(strand) if theirs is None else theirs.end(strand)
         if end is None or ours.tail is None or end >= ours.tail:
             return Behind()
         first = await source.run(send_one(page_command(strand, end, 1), resend=True))
@@ -119,6 +125,13 @@ class Lag:
             if entries == COUNTED and copy is not None:
                 entries = ours.added - copy.added
         return Behind(max(1, min(ours.length, entries)), oldest_ms)
+
+    def _last_seen(self, strand: Strand) -> Id:
+        """Where the peer was when it was last reached."""
+        if (known := self._ends.get(strand.name, {}).get(strand)) is not None:
+            return known[0]
+        sent, since = self._lost
+        return sent(strand) or since
 
     def _remember(self, own: dict[Strand, Extent], theirs: State) -> None:
         """The peer has all of a stream."""

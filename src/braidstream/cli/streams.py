@@ -1,0 +1,207 @@
+"""`braid streams`, `braid groups`, `braid tail`: what is in a region, without Spark."""
+
+import json
+import time
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from braidstream.admin.stream_overview import StreamRow, ends_before, follow, list_streams, read_stream
+from braidstream.cli.reach import Json, Url, trouble
+from braidstream.cli.status import age, short
+from braidstream.clients.sync import Redis
+from braidstream.commands.glob import matcher
+from braidstream.errors import BraidError
+from braidstream.model import ids
+from braidstream.model.frontier import name_of_text
+from braidstream.model.strand import Entry
+from braidstream.protocol.identify import read_region
+
+_BLOCK_MS: Final = 1_000
+_COLOURS: Final = ("cyan", "green", "magenta", "yellow", "blue", "red")
+
+Pattern = Annotated[str, typer.Option("--pattern", help="Only streams that match a glob, like 'orders-*'.")]
+Limit = Annotated[int, typer.Option(min=1, help="Show at most this many streams.")]
+
+
+def streams(url: Url, pattern: Pattern = "*", limit: Limit = 100, as_json: Json = False) -> None:
+    """List the streams of a region: length, memory, groups, age of the last entry.
+
+    Example: braid streams --url redis://localhost:6379 --pattern 'orders*'
+    """
+    with trouble(url, as_json), Redis.from_url(url) as client:
+        client.run_plan(read_region())
+        now_ms = _now_ms(client)
+        rows = [*_rows(client, pattern, limit)]
+    if as_json:
+        facts = ({**_facts(row), "last_ms": row.last_ms} for row in rows)
+        typer.echo(json.dumps({"streams": [*facts]}))
+        return
+    table = _table("stream", "entries", "memory", "groups", "strands", "last entry")
+    for row in rows:
+        last = f"{age(now_ms - row.last_ms)} ago" if row.last != ids.ZERO else "-"
+        size = "?" if row.size is None else _bytes_shown(row.size)
+        table.add_row(_shown(row.name), f"{row.length:,}", size, str(row.groups), str(row.strands), last)
+    _print(table, rows, limit)
+
+
+def groups(url: Url, pattern: Pattern = "*", limit: Limit = 100, as_json: Json = False) -> None:
+    """List the consumer groups of a region: lag, pending entries, the oldest of them, consumers.
+
+    The lag is the number of entries that the group has not read yet, correct after XDEL and XTRIM.
+
+    Example: braid groups --url redis://localhost:6379 --pattern 'orders*'
+    """
+    found = list[dict[str, Any]]()
+    with trouble(url, as_json), Redis.from_url(url) as client:
+        client.run_plan(read_region())
+        now_ms = _now_ms(client)
+        rows = [row for row in _rows(client, pattern, limit) if row.groups]
+        for row in rows:
+            for group in client.xinfo_groups(row.name):
+                found.append(_group(client, row.name, group, now_ms))
+    if as_json:
+        typer.echo(json.dumps({"groups": found}))
+        return
+    table = _table("stream", "group", "lag", "pending", "oldest pending", "consumers", left=2)
+    for each in sorted(found, key=lambda each: -each["lag"]):
+        oldest = "-" if each["oldest_pending_ms"] is None else age(each["oldest_pending_ms"])
+        counts = (f"{each['lag']:,}", f"{each['pending']:,}", oldest, str(each["consumers"]))
+        table.add_row(escape(each["stream"]), escape(each["group"]), *counts)
+    _print(table, rows, limit)
+
+
+def tail(
+    stream: Annotated[str, typer.Argument(help="Name of the stream.")],
+    url: Url,
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Show this many entries first.")] = 10,
+    follow_: Annotated[bool, typer.Option("--follow/--no-follow", "-f", help="Wait for new entries.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Print the last entries of a stream, and new ones as they arrive, from all regions.
+
+    Entries that arrive late from another region are shown when they arrive. The colour and the number
+    after the ID tell the region that wrote the entry.
+
+    Example: braid tail orders --url redis://localhost:6379
+    """
+    name, console = name_of_text(stream), Console(highlight=False)
+    with trouble(url, as_json), Redis.from_url(url) as client:
+        client.run_plan(read_region())
+        if client.type(name) not in (b"stream", "stream"):
+            raise BraidError(f"there is no stream {stream!r} in this region. List them: braid streams")
+        ends = client.run_plan(ends_before(name, count))
+        first = client.run_plan(follow(name, ends, 1))
+        try:
+            _show(console, first[-count:] if count else [], as_json)
+            while follow_:
+                _show(console, client.run_plan(follow(name, ends, _BLOCK_MS)), as_json)
+        except KeyboardInterrupt:
+            pass
+
+
+def _rows(client: Redis, pattern: str, limit: int) -> Iterator[StreamRow]:
+    """The first streams by name that match."""
+    names, cursor, matches = list[bytes](), 0, matcher(name_of_text(pattern))
+    while True:
+        cursor, page = client.run_plan(list_streams(cursor))
+        names += (name for name in page if matches(name))
+        if not cursor:
+            break
+    shown = 0
+    for name in sorted(set(names)):
+        row = client.run_plan(read_stream(name))
+        if row is not None:
+            yield row
+            shown += 1
+        if shown == limit:
+            return
+
+
+def _group(client: Redis, name: bytes, group: Any, now_ms: int) -> dict[str, Any]:
+    found = {_text(key): value for key, value in group.items()}
+    pending: Any = client.xpending(name, found["name"]) if found["pending"] else {}
+    oldest = pending.get("min")
+    since = None if not oldest else now_ms - ids.native(_bytes(oldest))[0]
+    return {
+        "stream": _text(name),
+        "group": _text(found["name"]),
+        "lag": found["lag"],
+        "pending": found["pending"],
+        "oldest_pending_ms": since,
+        "consumers": found["consumers"],
+    }
+
+
+def _show(console: Console, entries: Iterable[Entry], as_json: bool) -> None:
+    for ms, seq, writer, fields in entries:
+        pairs = [_text(word) for word in fields]
+        if as_json:
+            facts = {
+                "id": f"{ms}-{seq}",
+                "region": writer,
+                "fields": dict(zip(pairs[::2], pairs[1::2], strict=True)),
+            }
+            typer.echo(json.dumps(facts))
+            continue
+        line = Text(f"{ms}-{seq}", style=_COLOURS[writer % len(_COLOURS)])
+        line.append(
+            f"  {time.strftime('%H:%M:%S', time.localtime(ms / 1000))}  region {writer}  ", style="dim"
+        )
+        line.append("  ".join(f"{name}={value}" for name, value in zip(pairs[::2], pairs[1::2], strict=True)))
+        console.print(line, soft_wrap=True)
+
+
+def _table(*columns: str, left: int = 1) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for at, name in enumerate(columns):
+        table.add_column(name, justify="left" if at < left else "right", overflow="fold")
+    return table
+
+
+def _print(table: Table, rows: list[StreamRow], limit: int) -> None:
+    console = Console(highlight=False)
+    if not table.row_count:
+        console.print("Nothing found.")
+        return
+    console.print(table)
+    if len(rows) == limit:
+        console.print(
+            f"Only the first {short(limit)} streams by name. Use --pattern or --limit.", style="dim"
+        )
+
+
+def _bytes_shown(size: int) -> str:
+    for unit, name in ((2**30, "GB"), (2**20, "MB"), (2**10, "kB")):
+        if size >= unit:
+            return f"{size / unit:,.1f} {name}"
+    return f"{size} B"
+
+
+def _facts(row: StreamRow) -> dict[str, Any]:
+    return {"name": _text(row.name), "entries": row.length, "bytes": row.size, "groups": row.groups,
+            "strands": row.strands}  # fmt: skip
+
+
+def _now_ms(client: Redis) -> int:
+    seconds, micros = client.time()
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
+def _text(word: Any) -> str:
+    """Bytes that are no text, and control characters, are shown escaped."""
+    text = word.decode("utf-8", "backslashreplace") if isinstance(word, bytes) else str(word)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _bytes(word: Any) -> bytes:
+    return word if isinstance(word, bytes) else str(word).encode()
+
+
+def _shown(name: bytes) -> str:
+    return escape(_text(name))

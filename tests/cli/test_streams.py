@@ -1,0 +1,74 @@
+"""`braid streams`, `braid groups`, `braid tail`: what is in a region, without Spark."""
+
+import json
+import signal
+import subprocess
+
+import braidstream
+from tests.support.cli import BRAID, braid
+from tests.support.regions import become, client_of
+from tests.support.servers import Engine
+
+
+def fill(engine: Engine) -> braidstream.Redis:
+    become(engine)
+    client = client_of(engine, decode_responses=True)
+    for number in range(30):
+        client.xadd("orders", {"order": number})
+    client.xadd("[red]odd\n", {b"\xff\x00": "[bold]"})
+    client.xadd("gone", {"n": 1})
+    client.delete("gone")
+    client.xgroup_create("orders", "billing", "0")
+    client.xgroup_create("orders", "shipping", "$")
+    client.xreadgroup("billing", "c1", {"orders": ">"}, count=12)
+    client.xdel("orders", client.xrange("orders")[-1][0])
+    return client
+
+
+def test_streams_and_groups_are_listed_with_lag_and_pending_entries(engine: Engine) -> None:
+    with fill(engine):
+        streams = json.loads(braid("streams", "--url", engine.url, "--json").stdout)["streams"]
+        groups = json.loads(braid("groups", "--url", engine.url, "--json").stdout)["groups"]
+        shown = braid("streams", "--url", engine.url, "--pattern", "*odd*").stdout
+        assert braid("groups", "--url", engine.url, "--pattern", "no*").stdout == "Nothing found.\n"
+    assert [(each["name"], each["entries"], each["groups"]) for each in streams] == [
+        ("[red]odd\\n", 1, 0),
+        ("orders", 29, 2),
+    ]
+    assert all(each["bytes"] > 0 and each["last_ms"] > 0 for each in streams)
+    assert "[red]odd\\n" in shown
+    assert "orders" not in shown
+    found = {each["group"]: each for each in groups}
+    assert (found["billing"]["lag"], found["billing"]["pending"], found["billing"]["consumers"]) == (
+        17,
+        12,
+        1,
+    )
+    assert found["billing"]["oldest_pending_ms"] >= 0
+    assert (found["shipping"]["lag"], found["shipping"]["oldest_pending_ms"]) == (0, None)
+
+
+def test_a_stream_is_shown_as_it_grows_and_nothing_in_it_moves_the_cursor(engine: Engine) -> None:
+    words = [*BRAID, "tail", "orders", "--url", engine.url, "-n", "2", "--json"]
+    with fill(engine) as client, subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as tail:
+        assert tail.stdout is not None
+        first = [json.loads(tail.stdout.readline()) for _ in range(2)]
+        assert [each["fields"]["order"] for each in first] == ["27", "28"]
+        entry = client.xadd("orders", {"order": "new", "esc": "\x1b[2J"})
+        assert json.loads(tail.stdout.readline()) == {
+            "id": entry,
+            "region": 1,
+            "fields": {"order": "new", "esc": "\\x1b[2J"},
+        }
+        tail.send_signal(signal.SIGINT)
+        tail.wait(20)
+
+
+def test_a_stream_that_is_missing_and_a_server_that_is_no_region_are_errors(engine: Engine) -> None:
+    done = braid("streams", "--url", engine.url)
+    assert done.returncode == 1
+    assert "not a braidstream region" in done.stderr
+    become(engine)
+    done = braid("tail", "nosuch", "--url", engine.url)
+    assert done.returncode == 1
+    assert "there is no stream 'nosuch'" in done.stderr
