@@ -8,6 +8,7 @@ from typing import TypeVar
 import pytest
 
 from braidstream.errors import ReplyError
+from braidstream.model import keys
 from braidstream.protocol.plan import Plan
 from braidstream.replication.link import Link
 from tests.support.rolling_back import Make, assert_alike, ids, meet_again, roll_back, snapshot, write
@@ -202,3 +203,58 @@ def test_what_is_written_below_the_lost_entries_reaches_the_peers(make_world: Ma
     roll_back(world, 1, earlier)
     later = [world[1].xadd("x", {"n": "d"}, id=ms) for ms in ("200", "201")]
     assert_alike(world, before + later + lost)
+
+
+def delete_beyond_memory(world: World, *entries: str) -> None:
+    """Region 3 deletes entries, and its journal no longer reaches back to them."""
+    journal = keys.journal(b"x", 3)
+    with world.engines[2].client() as client:
+        for entry in entries:
+            assert world[3].xdel("x", entry) == 1
+            client.xtrim(journal, maxlen=1, approximate=False)
+
+
+@pytest.mark.parametrize("deletes_later", [True, False])
+def test_what_came_back_is_not_deleted_for_a_peer_that_has_never_had_it(
+    make_world: Make, deletes_later: bool
+) -> None:
+    """Region 3 went on without the entries, and compares its copy with that of region 1."""
+    world = make_world(3)
+    before, gone = write(world, 1, "a", "b"), write(world, 3, "y", "z")
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    lost = write(world, 1, "c", "d", "e")
+    world.ship(1, 2, "x")
+    roll_back(world, 1, earlier)
+    later = write(world, 1, "f", "g")
+    world.ship(1, 3, "x")
+    world.ship(1, 2, "x")
+    delete_beyond_memory(world, *gone, *(later[:1] if deletes_later else ()))
+    world.ship(3, 1, "x")
+    assert_alike(world, before + lost + later[int(deletes_later) :])
+
+
+def test_what_a_region_lost_is_not_deleted_where_it_is_left(make_world: Make) -> None:
+    """Region 3 went on without the entries, and compares its copy with the last that has them."""
+    world = make_world(3)
+    before, gone = write(world, 1, "a", "b"), write(world, 3, "y", "z")
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    lost = write(world, 1, "c", "d", "e")
+    world.ship(1, 2, "x")
+    roll_back(world, 1, earlier)
+    later = write(world, 1, "f")
+    world.ship(1, 3, "x")
+    delete_beyond_memory(world, *gone)
+    world.ship(3, 2, "x")
+    assert_alike(world, before + lost + later)
+
+
+def test_after_all_came_back_a_comparison_deletes_again(make_world: Make) -> None:
+    """Once region 3 has what came back to region 1, what region 3 deletes of it is deleted."""
+    world = make_world(3)
+    before, lost, later = lose(world)
+    world.sync()
+    delete_beyond_memory(world, *lost[:2])
+    world.ship(3, 1, "x")
+    assert_alike(world, before + lost[2:] + later)

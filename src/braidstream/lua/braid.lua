@@ -32,6 +32,7 @@ local DELETED_WITH_STREAM = {
   [META.GROUP_SEEN] = true,
   [META.LOST] = true,
   [META.MENDED] = true,
+  [META.PASSED_ON] = true,
 }
 
 -- Check everything, then return a function that deletes; or nil and the error.

@@ -31,6 +31,7 @@ class MetaField:
     LOST: Final = b"l:"  # the cut of a strand whose key was lost
     NEW: Final = b"n:"  # this engine's copy of a strand starts here; it never had earlier entries
     MENDED: Final = b"m:"  # the range that was restored in a strand after a loss
+    PASSED_ON: Final = b"p:"  # by writer and strand: the range that this peer has received since
     REDONE: Final = b"j:"  # up to where we applied a peer's copy of our lost journal again
 
 

@@ -1,19 +1,20 @@
-"""Compares two copies of a strand entry by entry, and deletes at the target what the source has deleted.
+"""Two copies of a strand, compared entry by entry: the target deletes what the source had and no longer has.
 
-The slow and exact way to replicate deletions, for a region that joins or was away for longer than a journal
-covers. It needs no tombstones, because a copy is a prefix: an ID at or below the source's last one that the
-source does not have was deleted there. One exception: an engine may have lost entries of its own strand (it
-was restored from an old snapshot and written to before its peers returned the entries). So missing entries
-above the highest ID that it ever deleted are kept.
+The slow, exact way to find deletions: for a region that joins, or was away for longer than a journal
+remembers. It needs no tombstones, because a copy is a prefix: the source has deleted an ID at or below its
+last one that it does not have. Where that may be wrong, the target keeps its entry:
+
+    above everything that the source ever deleted in the strand     it never had the entry, or lost it
+    in a strand of the target, in a range that came back after      the source went on without these entries;
+    a loss and that the source has not received yet                 the target's link is about to send them
 """
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
-from braidstream.errors import ReplyError
 from braidstream.model import ids
 from braidstream.model.ids import Id
-from braidstream.model.strand import Strand, facts
+from braidstream.model.strand import Strand
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.state import State, read_state
@@ -47,23 +48,23 @@ def list_between(strand: Strand, start: Id, end: Id) -> Plan[list[bytes]]:
         at = following
 
 
-def deleted_upto(strand: Strand) -> Plan[Id]:
-    """The highest ID of a strand that this engine deleted."""
-    [info] = yield Batch([strand.xinfo()], resend=True, attempt=True)
-    return ids.ZERO if isinstance(info, ReplyError) else ids.native(facts(info)[b"max-deleted-entry-id"])
-
-
 def drop(strand: Strand, natives: Sequence[bytes]) -> Plan[int]:
     """Delete what a peer has deleted. No journal entry: the other regions have the peer's, or compare too."""
     [gone] = yield Batch([("XDEL", strand.key, *natives)])
     return int(gone)
 
 
-async def delete_missing(source: PlanRunner, target: PlanRunner, ours: State, own: int) -> int | None:
-    """Delete at the target what the source has deleted, entry by entry. own: the source's writer.
+def is_within(native: bytes, limits: tuple[Id, Id] | None) -> bool:
+    return limits is not None and limits[0] <= ids.native(native) <= limits[1]
 
-    None if a copy at the target ends before ours: entries that have not arrived cannot be deleted. All
-    strands are checked, because another link may have created one meanwhile.
+
+async def delete_missing(
+    source: PlanRunner, target: PlanRunner, ours: State, *, own: int, there: int
+) -> int | None:
+    """Delete at the target what the source had and no longer has. own, there: their writers.
+
+    None: a copy at the target does not reach as far as ours yet, and what has not come cannot be deleted.
+    All strands are read anew: one that did not exist a moment ago may have come over another link.
     """
     theirs = await target.run(read_state(ours.name, ours.registry.strands, []))
     for strand, extent in ours.strands.items():
@@ -72,19 +73,26 @@ async def delete_missing(source: PlanRunner, target: PlanRunner, ours: State, ow
             return None
     gone = 0
     for strand, extent in ours.strands.items():
-        if not (ours.is_lost(strand) or (strand.writer == own and extent.whole)):
-            gone += await _delete_missing_of(strand, source, target, (ours, own))
+        if ours.is_lost(strand) or (strand.writer == own and extent.whole):
+            continue
+        async for missing in _missing(strand, source, target, ours):
+            # Read after the listing: what came back meanwhile, over another link, is known by then.
+            state = await target.run(read_state(ours.name, [strand], []))
+            withheld = state.withheld(strand, own) if strand.writer == there else None
+            doomed = [native for native in missing if not is_within(native, withheld)]
+            if doomed:
+                gone += await target.run(drop(strand, doomed))
     return gone
 
 
-async def _delete_missing_of(
-    strand: Strand, source: PlanRunner, target: PlanRunner, seen: tuple[State, int]
-) -> int:
-    (ours, own), gone = seen, 0
+async def _missing(
+    strand: Strand, source: PlanRunner, target: PlanRunner, ours: State
+) -> AsyncIterator[list[bytes]]:
+    """Pages of the target's entries that the source has deleted."""
     extent, since = ours.strands[strand], ours.is_new_after(strand)
     gone_upto = extent.last
-    if extent.first and not strand.has_chosen_ids and strand.writer == own:
-        gone_upto = max(extent.first, await source.run(deleted_upto(strand)))
+    if extent.first and not strand.has_chosen_ids:
+        gone_upto = max(extent.first, extent.deleted)
     at: Id | None = ids.ZERO
     while at is not None:
         page = await target.run(list_ids(strand, at, extent.last))
@@ -96,6 +104,5 @@ async def _delete_missing_of(
             native for native in page if native not in kept and since <= ids.native(native) <= gone_upto
         ]
         if missing:
-            gone += await target.run(drop(strand, missing))
+            yield missing
         at = ids.after(end) if len(page) == AT_ONCE else None
-    return gone

@@ -12,6 +12,7 @@ anything: absence alone never counts as a deletion. It checks the last entry of 
 if that was lost, it repeats the deletions of the peers.
 """
 
+import contextlib
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -33,7 +34,7 @@ from braidstream.protocol.stream_view import View
 from braidstream.replication import compare, ship
 from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.loss import Loss
-from braidstream.replication.state import Extent, State, read_journal, read_state
+from braidstream.replication.state import Extent, State, passed_on_field, read_journal, read_state
 
 PAGE: Final = 500
 MESSAGES_AT_ONCE: Final = 50
@@ -62,7 +63,7 @@ class Pair:
         behind = self._is_behind(ours, theirs)
         if not wanted and not behind:
             return Loss()
-        there = await self.home.run(_are_there(wanted))
+        there = await self.home.run(are_there(wanted))
         missing = [strand for strand, here in zip(suspects, there, strict=False) if not here]
         if all(there) and not behind:
             return Loss()
@@ -71,7 +72,7 @@ class Pair:
         # The peer's journal may have grown. Check its new tail before our state is read, so a trim in between
         # is seen as a trim.
         journal = self._journal_suspect(ours, theirs)
-        lacks_journal = journal is not None and not all(await self.home.run(_are_there([journal])))
+        lacks_journal = journal is not None and not all(await self.home.run(are_there([journal])))
         ours = await self.home.run(read_state(ours.name, theirs.registry.strands, everyone))
         found, common = dict[Strand, list[bytes]](), dict[Strand, Id]()
         for strand in missing:
@@ -201,8 +202,10 @@ class Pair:
         return done
 
     async def pass_on(self, ours: State, there: Region) -> int | None:
-        """Send entries that were restored here to a peer that lacks them. None: deletions must arrive
-        first."""
+        """Send what came back to us to a peer that had gone on without it. None: deletions come first.
+
+        Until the peer has it all, its copy of our strand is no prefix (compare.py).
+        """
         everyone = self._everyone
         theirs = await self.peer.run(read_state(ours.name, ours.registry.strands, everyone))
         ours = await self.home.run(read_state(ours.name, ours.registry.strands, everyone))
@@ -219,6 +222,7 @@ class Pair:
                     if native not in has and not new <= ids.native(native) < copy.first
                 ]
         if not any(lacking.values()):
+            await self._note_passed_on(ours)
             return 0
         ended = ours.journal_ends(everyone)
         if any(copy.last > ended[writer] for writer, copy in theirs.journals.items()):
@@ -226,7 +230,18 @@ class Pair:
         back = Pair(self.peer, self.home, there, self.region.writer)
         entries = {strand: natives for strand, natives in lacking.items() if natives}
         loss = Loss(entries, seen=theirs.journal_ends(everyone))
-        return sum([await back.put_back(strand, loss, ours) for strand in entries])
+        done = sum([await back.put_back(strand, loss, ours) for strand in entries])
+        await self._note_passed_on(ours)
+        return done
+
+    async def _note_passed_on(self, ours: State) -> None:
+        """Record what the peer has received. If more came back meanwhile, the record does not match it."""
+        for strand in ours.strands:
+            if strand.writer == self.region.writer and ours.withheld(strand, self.writer):
+                mended = ours.meta[MetaField.MENDED + strand.label]
+                note = ("HSET", keys.meta(ours.name), passed_on_field(strand, self.writer), mended)
+                with contextlib.suppress(ReplyError):  # it takes no writes now: the next link notes it
+                    await self.home.run(send_one(note))
 
     async def _mend(self, strand: Strand, batch: ship.Page, acked: dict[bytes, bytes], loss: Loss) -> int:
         for left in reversed(range(TRIES)):
@@ -264,7 +279,9 @@ class Pair:
             # Read after the page, so that it shows what another link has restored meanwhile.
             mended = (await self.home.run(read_state(strand.name, [strand], []))).mended(strand)
             kept = set(await self.peer.run(compare.list_between(strand, at, end)))
-            absent = [native for native in page if native not in kept and not _within(native, mended)]
+            absent = [
+                native for native in page if native not in kept and not compare.is_within(native, mended)
+            ]
             for first in range(0, len(absent), DROPPED_AT_ONCE):
                 part = absent[first : first + DROPPED_AT_ONCE]
                 drop = drop_command(View(self.region), strand, part, (b"KEEPREF", b""))
@@ -282,9 +299,7 @@ class Pair:
         upto, at = theirs.journal_ends([writer])[writer], ids.ZERO
         while True:
             page, _ = await self.peer.run(read_journal(name, writer, at, PAGE))
-            there = await self.home.run(
-                _are_there([(keys.journal(name, writer), _id(each)) for each in page])
-            )
+            there = await self.home.run(are_there([(keys.journal(name, writer), _id(each)) for each in page]))
             for entry in [each for each, here in zip(page, there, strict=True) if not here]:
                 await self.home.run(send_one(redo_command(name, writer, strands, entry, upto, write=True)))
             if len(page) < PAGE:
@@ -321,10 +336,6 @@ def _is_over(ours: State, strand: Strand) -> bool:
     return any(known.label == strand.label and known.life > strand.life for known in ours.registry.cuts)
 
 
-def _within(native: bytes, limits: tuple[Id, Id] | None) -> bool:
-    return limits is not None and limits[0] <= ids.native(native) <= limits[1]
-
-
 def _acknowledged(state: State, strand: Strand) -> dict[bytes, bytes]:
     """How far each group has acknowledged a strand, by a region's registry."""
     found = {}
@@ -345,7 +356,7 @@ def _chunks(words: list[bytes], size: int) -> Iterator[list[bytes]]:
         yield words[first : first + size]
 
 
-def _are_there(wanted: list[tuple[bytes, Id]]) -> Plan[list[bool]]:
+def are_there(wanted: list[tuple[bytes, Id]]) -> Plan[list[bool]]:
     """Which entries exist, by key and ID."""
     if not wanted:
         return []

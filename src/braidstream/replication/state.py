@@ -33,11 +33,16 @@ _ASIDE: Final = (
     MetaField.NATIVE,
     MetaField.REDONE,
     MetaField.FENCE,
+    MetaField.PASSED_ON,
 )
 # Also local: where a strand of ours began, and what was restored in it. A change of these wakes the links.
 LOCAL: Final = (*_ASIDE, MetaField.NEW, MetaField.MENDED)
 # Entries may arrive before acknowledgements of groups and positions of Spark sinks that are older.
 _LATER: Final = (*_ASIDE, MetaField.GROUP_ACKED, MetaField.SINK)
+
+
+def passed_on_field(strand: Strand, peer: int) -> bytes:
+    return MetaField.PASSED_ON + b"%d:" % peer + strand.label
 
 
 def causal(meta: dict[bytes, bytes]) -> dict[bytes, bytes]:
@@ -149,6 +154,11 @@ class State:
             return None
         first, _, last = where.partition(b" ")
         return ids.native(first), ids.native(last)
+
+    def withheld(self, strand: Strand, peer: int) -> tuple[Id, Id] | None:
+        """The same, as long as a peer has not received all of them: it may have gone on without them."""
+        passed_on = self.meta.get(passed_on_field(strand, peer))
+        return None if passed_on == self.meta.get(MetaField.MENDED + strand.label) else self.mended(strand)
 
     def redone(self, writer: int) -> Id:
         """Up to where our lost journal was redone from this writer's copy."""
