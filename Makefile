@@ -74,6 +74,10 @@ lost-replies: ## 100,000 idempotent messages through a proxy that loses requests
 soak: ## ten minutes of faults on each engine: kills, pauses, cut links, full memory; SOAK="--seed 7 --seconds 60"
 	$(PYTHON) -m tests.long.soak $(SOAK)
 
+adopt-live: ## adopt a stream of 1,000,000 entries under load, and print the longest pause of a client
+	BRAID_ADOPT_ENTRIES=1000000 BRAID_ADOPT_PENDING=50000 BRAID_ADOPT_SECONDS=10 BRAID_ENGINE=redis-8.10 \
+	  $(PYTHON) -m pytest -q -n 0 -p no:cacheprovider tests/long/test_adopt_live.py
+
 simulate: ## ten thousand seeds of two hundred operations in 2 to 5 regions; BRAID_SEED=17 tells one of them
 	$(PYTHON) -m tests.long.simulation
 

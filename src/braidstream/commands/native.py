@@ -64,7 +64,7 @@ def routed(view: View, argv: Argv, names: Argv, build: Build) -> Plan[Any]:
             if error.code != "WRONGTYPE" or view.carriage.is_all_or_nothing or not left:
                 raise
             view = view.alone()
-            if not (yield from find_natives(view, names)):
+            if not (yield from find_natives(view, names)) and left < _TRIES - 1:
                 raise
     raise AssertionError("the last try returns or raises")
 

@@ -191,10 +191,11 @@ def _look_up(view: View, queued: list[Queued]) -> Plan[None]:
         yield Batch([("WATCH", *map(meta, names))], resend=True)
     if names:
         types: list[Command] = [("TYPE", name) for name in names]
-        replies = yield Batch([*map(registry_of, names), *types], resend=True)
-        for name, reply in zip(names, replies, strict=False):
+        # The type first: whoever adopts a stream between the two leaves a registry.
+        replies = yield Batch([*types, *map(registry_of, names)], resend=True)
+        for name, reply in zip(names, replies[len(names) :], strict=True):
             view.learn(name, reply)
-        kinds = dict(zip(names, replies[len(names) :], strict=True))
+        kinds = dict(zip(names, replies, strict=False))
         view.carriage.note_plain_keys(
             name
             for name, kind in kinds.items()

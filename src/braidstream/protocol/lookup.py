@@ -90,8 +90,9 @@ def find_natives(view: View, names: Iterable[bytes]) -> Plan[bool]:
     some became native streams, or are streams of ours by now. One round trip."""
     distinct = list(dict.fromkeys(names))
     types: list[Command] = [("TYPE", name) for name in distinct]
-    replies = yield Batch([*map(registry_of, distinct), *types], resend=True)
-    found = zip(distinct, replies[: len(distinct)], replies[len(distinct) :], strict=True)
+    # The type first: whoever adopts a stream between the two leaves a registry.
+    replies = yield Batch([*types, *map(registry_of, distinct)], resend=True)
+    found = zip(distinct, replies[len(distinct) :], replies[: len(distinct)], strict=True)
     return any([_note_kind(view, *each) for each in found])
 
 
