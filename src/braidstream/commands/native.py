@@ -52,6 +52,7 @@ def routed(view: View, argv: Argv, names: Argv, build: Build) -> Plan[Any]:
     """A stream command: the engine's own on native streams, else its plan."""
     command = argv[0].upper()
     for left in reversed(range(_TRIES)):
+        was_native = [view.is_native(name) for name in names]
         try:
             if _passes(view, argv, names):
                 return (yield from _pass(view, argv, names))
@@ -64,7 +65,10 @@ def routed(view: View, argv: Argv, names: Argv, build: Build) -> Plan[Any]:
             if error.code != "WRONGTYPE" or view.carriage.is_all_or_nothing or not left:
                 raise
             view = view.alone()
-            if not (yield from find_natives(view, names)) and left < _TRIES - 1:
+            yield from find_natives(view, names)
+            changed = was_native != [view.is_native(name) for name in names]
+            is_ours = any(view.recall(name).exists for name in names)
+            if not (changed or is_ours) and left < _TRIES - 1:
                 raise
     raise AssertionError("the last try returns or raises")
 
@@ -156,8 +160,10 @@ def _wait(view: View, argv: Argv, names: Argv, at: int) -> Plan[Any]:
         reply = replies.pop()
         rest = [*argv[:at], b"%d" % left_ms, *argv[at + 1 :]]
         if isinstance(reply, ReplyError):
-            if reply.code in _GONE and (yield from find_natives(view, names)):
-                raise _NotNativeError(rest)
+            if reply.code in _GONE:
+                yield from find_natives(view, names)
+                if not all(map(view.is_native, names)):
+                    raise _NotNativeError(rest)
             raise reply
         if reply is not None:
             return reply

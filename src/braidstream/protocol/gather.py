@@ -190,12 +190,11 @@ def _look_up(view: View, queued: list[Queued]) -> Plan[None]:
     if names and view.carriage.is_all_or_nothing:
         yield Batch([("WATCH", *map(meta, names))], resend=True)
     if names:
-        types: list[Command] = [("TYPE", name) for name in names]
-        # The type first: whoever adopts a stream between the two leaves a registry.
-        replies = yield Batch([*types, *map(registry_of, names)], resend=True)
-        for name, reply in zip(names, replies[len(names) :], strict=True):
-            view.learn(name, reply)
-        kinds = dict(zip(names, replies, strict=False))
+        kinds = yield from _kinds(view, list(names))
+        # A fence without a registry: its adoption was undone between the two.
+        unclear = [name for name in names if kinds[name] == FENCE_TYPE and not view.recall(name).exists]
+        if unclear:
+            kinds |= yield from _kinds(view, unclear)
         view.carriage.note_plain_keys(
             name
             for name, kind in kinds.items()
@@ -203,6 +202,15 @@ def _look_up(view: View, queued: list[Queued]) -> Plan[None]:
         )
         for name, kind in kinds.items():
             view.note_native(name, kind == b"stream" and not view.recall(name).exists)
+
+
+def _kinds(view: View, names: list[bytes]) -> Plan[dict[bytes, bytes]]:
+    """Learn the registries; the types of the plain keys. The type first: an adoption leaves a registry."""
+    types: list[Command] = [("TYPE", name) for name in names]
+    replies = yield Batch([*types, *map(registry_of, names)], resend=True)
+    for name, reply in zip(names, replies[len(names) :], strict=True):
+        view.learn(name, reply)
+    return dict(zip(names, replies, strict=False))
 
 
 def _is_known_append(view: View, argv: list[bytes]) -> bool:

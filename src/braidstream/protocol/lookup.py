@@ -85,22 +85,15 @@ def _is_fence(name: bytes) -> Plan[bool]:
     return bool(fenced)
 
 
-def find_natives(view: View, names: Iterable[bytes]) -> Plan[bool]:
-    """Look which names are native streams. Whether another try of a command may find what this one did not:
-    some became native streams, or are streams of ours by now. One round trip."""
+def find_natives(view: View, names: Iterable[bytes]) -> Plan[None]:
+    """Look which names are native streams, and which are streams of ours. One round trip."""
     distinct = list(dict.fromkeys(names))
     types: list[Command] = [("TYPE", name) for name in distinct]
     # The type first: whoever adopts a stream between the two leaves a registry.
     replies = yield Batch([*types, *map(registry_of, distinct)], resend=True)
     found = zip(distinct, replies[len(distinct) :], replies[: len(distinct)], strict=True)
-    return any([_note_kind(view, *each) for each in found])
-
-
-def _note_kind(view: View, name: bytes, reply: list[Any], kind: bytes) -> bool:
-    exists, before = view.learn(name, reply).exists, view.is_native(name)
-    is_native = kind == b"stream" and not exists
-    view.note_native(name, is_native)
-    return exists or is_native != before
+    for name, reply, kind in found:
+        view.note_native(name, kind == b"stream" and not view.learn(name, reply).exists)
 
 
 def is_stale(reply: Any) -> bool:
