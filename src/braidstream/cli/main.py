@@ -9,6 +9,7 @@ from braidstream.cli import (
     adopt,
     compact,
     dead,
+    doctor,
     gateway,
     init,
     region,
@@ -49,6 +50,7 @@ app.command("gateway", cls=UrlCommand)(gateway.gateway)
 app.command("replicate")(replicate.replicate)
 app.command("up")(up.up)
 app.command("status")(status.status)
+app.command("doctor")(doctor.doctor)
 app.command("streams", cls=UrlCommand)(streams.streams)
 app.command("groups", cls=UrlCommand)(streams.groups)
 app.command("tail", cls=UrlCommand)(streams.tail)

@@ -1,0 +1,213 @@
+"""What is set up badly in a region, what that means, and what to type: behind `braid doctor`.
+
+Each check is a function from what was read to findings. Nothing here writes.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from braidstream.admin.adoption import find_native
+from braidstream.errors import ReplyError
+from braidstream.model import keys
+from braidstream.model.region_config import Region
+from braidstream.model.strand import facts
+from braidstream.protocol.identify import info_facts, read_region
+from braidstream.protocol.plan import Batch, Plan
+
+Level = Literal["error", "warning", "note"]
+
+# Pushes of changed keys to the daemon count as pub/sub. With less room a burst of writes cuts them off.
+_PUSH_BYTES: Final = 8 * 1024 * 1024
+_NAMED: Final = 5
+_SETTINGS: Final = ("save", "appendonly", "client-output-buffer-limit", "maxclients")
+# What clients, gateway and daemon send, with keys of theirs. docs/guides/servers.md lists all rights.
+_NEEDED: Final = (
+    ("FCALL", "bs_strand_ensure", "1", keys.meta(b"doctor")),
+    ("XADD", keys.strand(b"doctor", keys.GENERATED, 1), "*", "f", "v"),
+    ("XRANGE", keys.strand(b"doctor", keys.GENERATED, 1), "-", "+"),
+    ("XREADGROUP", "GROUP", "g", "c", "STREAMS", keys.strand(b"doctor", keys.GENERATED, 1), ">"),
+    ("XINFO", "STREAM", keys.strand(b"doctor", keys.GENERATED, 1)),
+    ("HGETALL", keys.CONFIG),
+    ("HSET", keys.STATUS, "f", "v"),
+    ("CLIENT", "TRACKING", "ON"),
+    ("INFO",),
+    ("SCAN", "0"),
+    ("TIME",),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """check: one word, for scripts. text: what it means; fix: what to do or type."""
+
+    level: Level
+    check: str
+    where: str
+    text: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """How a region's server is set up. settings: empty if CONFIG is forbidden.
+
+    strays: native streams under the name of one of ours; natives: other native streams.
+    denied: commands that the user may not run; None if that cannot be asked.
+    """
+
+    name: str
+    region: Region
+    info: dict[bytes, bytes]
+    settings: dict[bytes, bytes] = field(default_factory=dict)
+    strays: tuple[bytes, ...] = ()
+    natives: tuple[bytes, ...] = ()
+    user: str = ""
+    denied: tuple[str, ...] | None = None
+
+    def number(self, fact: bytes) -> int:
+        return int(self.info.get(fact, b"0"))
+
+
+def read_setup(name: str) -> Plan[Setup]:
+    """Read it. Native streams are found by SCAN: many round trips on a large server."""
+    region = yield from read_region()
+    [info, settings, user] = yield Batch(
+        [("INFO",), ("CONFIG", "GET", *_SETTINGS), ("ACL", "WHOAMI")], resend=True, attempt=True
+    )
+    known = {} if isinstance(settings, ReplyError) else facts(settings)
+    who = "" if isinstance(user, ReplyError) else user.decode("utf-8", "replace")
+    denied = yield from _denied(who)
+    native = yield from find_native()
+    strays = tuple(stream.name for stream in native if stream.is_stray)
+    natives = tuple(stream.name for stream in native if not stream.is_stray)
+    about = {} if isinstance(info, ReplyError) else info_facts(info)
+    return Setup(name, region, about, known, strays, natives, who, denied)
+
+
+def _denied(user: str) -> Plan[tuple[str, ...] | None]:
+    if not user:
+        return None
+    replies = yield Batch([("ACL", "DRYRUN", user, *words) for words in _NEEDED], resend=True, attempt=True)
+    if any(isinstance(reply, ReplyError) for reply in replies):
+        return None
+    asked = zip(_NEEDED, replies, strict=True)
+    return tuple(str(words[0]) for words, reply in asked if bytes(reply) != b"OK")
+
+
+def diagnose(setups: Sequence[Setup], listed: dict[int, str], durability: dict[str, str]) -> list[Finding]:
+    """listed: the regions of the file, by number. durability: what the file says, by name."""
+    found = [
+        finding
+        for setup in setups
+        for check in (_eviction, _persistence, _buffers, _clients, _strays, _rights)
+        for finding in check(setup)
+    ]
+    for setup in setups:
+        found += _replicas(setup, durability.get(setup.name, ""))
+        found += _drift(setup, listed)
+    return [*found, *_modes(setups)]
+
+
+def _eviction(setup: Setup) -> Iterable[Finding]:
+    policy = setup.info.get(b"maxmemory_policy", b"noeviction").decode()
+    if policy.startswith("allkeys"):
+        text = f"maxmemory-policy {policy} may evict a stream, and with it entries and IDs."
+        fix = "CONFIG SET maxmemory-policy noeviction"
+        yield Finding("error", "eviction", setup.name, text, fix)
+    if setup.info and not setup.number(b"maxmemory"):
+        text = "maxmemory is not set: a growing stream can use all memory of the machine."
+        fix = "CONFIG SET maxmemory to about 70 % of the machine's memory"
+        yield Finding("note", "maxmemory", setup.name, text, fix)
+
+
+def _persistence(setup: Setup) -> Iterable[Finding]:
+    if not setup.settings:
+        return
+    if setup.settings.get(b"appendonly") == b"no" and not setup.settings.get(b"save"):
+        text = "neither AOF nor RDB is on: after a restart the server is empty, and must rejoin."
+        yield Finding("warning", "persistence", setup.name, text, "CONFIG SET appendonly yes")
+
+
+def _buffers(setup: Setup) -> Iterable[Finding]:
+    words = setup.settings.get(b"client-output-buffer-limit", b"").split()
+    if b"pubsub" in words:
+        hard = int(words[words.index(b"pubsub") + 1])
+        if 0 < hard < _PUSH_BYTES:
+            text = f"pub/sub clients may have {hard:,} bytes waiting: a burst of writes cuts the daemon off."
+            fix = 'CONFIG SET client-output-buffer-limit "pubsub 32mb 8mb 60"'
+            yield Finding("warning", "output-buffer", setup.name, text, fix)
+
+
+def _clients(setup: Setup) -> Iterable[Finding]:
+    most, now = int(setup.settings.get(b"maxclients", b"0")), setup.number(b"connected_clients")
+    if most and now > 0.8 * most:
+        text = f"{now:,} of {most:,} connections are in use. More clients will be refused."
+        fix = "Raise maxclients and the limit of open files, or let clients use a gateway."
+        yield Finding("warning", "clients", setup.name, text, fix)
+
+
+def _strays(setup: Setup) -> Iterable[Finding]:
+    if setup.strays:
+        text = (
+            f"native streams beside streams of braidstream: {_some(setup.strays)}. A client writes directly "
+            "to the server, and readers of the stream do not see these entries."
+        )
+        fix = "Let that client use braidstream or a gateway, then run: braid adopt --strays --url URL"
+        yield Finding("error", "stray", setup.name, text, fix)
+    if setup.natives:
+        text = f"native streams, which are not replicated: {_some(setup.natives)}."
+        fix = "To replicate one: braid adopt NAME --url URL. To keep it native: nothing."
+        yield Finding("note", "native", setup.name, text, fix)
+
+
+def _rights(setup: Setup) -> Iterable[Finding]:
+    if setup.denied:
+        text = f"the user {setup.user} may not run {', '.join(setup.denied)}."
+        fix = f"ACL SETUSER {setup.user} ... as in the guides on servers and replication security"
+        yield Finding("error", "rights", setup.name, text, fix)
+    elif setup.denied is None:
+        text = f"the rights of the user {setup.user or '?'} cannot be checked without +acl."
+        yield Finding("note", "rights", setup.name, text, "Run it with an administrator's URL to check them.")
+
+
+def _replicas(setup: Setup, durability: str) -> Iterable[Finding]:
+    have = setup.number(b"connected_slaves")
+    wanted = int(durability.partition(":")[2] or 0) if durability.startswith("replicas") else 0
+    if have < wanted:
+        text = f"durability is {durability}, but {have} replicas are connected: peers get nothing."
+        yield Finding("error", "replicas", setup.name, text, "Bring the replicas back, or change durability.")
+    elif setup.info and not have:
+        text = "it has no replica: if its machine is lost, so are the entries that no peer has yet."
+        yield Finding(
+            "note", "replicas", setup.name, text, 'Add a replica, and set durability = "replicas:1".'
+        )
+
+
+def _drift(setup: Setup, listed: dict[int, str]) -> Iterable[Finding]:
+    unknown = [number for number in setup.region.writers if number not in listed]
+    missing = [name for number, name in listed.items() if number not in setup.region.writers]
+    if unknown:
+        numbers = ", ".join(map(str, unknown))
+        text = f"the server knows region {numbers}, and the file does not list it."
+        fix = "Add it to the file; or, if it is gone for good: braid region remove"
+        yield Finding("error", "unlisted", setup.name, text, fix)
+    if missing:
+        text = f"the server has not met {', '.join(missing)} yet, which the file lists."
+        yield Finding(
+            "warning", "unmet", setup.name, text, f"Start its daemon: braid replicate --region {setup.name}"
+        )
+
+
+def _modes(setups: Sequence[Setup]) -> Iterable[Finding]:
+    modes = {setup.region.id_mode for setup in setups}
+    if len(modes) > 1:
+        text = "regions have different ID modes: " + ", ".join(
+            f"{setup.name} {setup.region.id_mode}" for setup in setups
+        )
+        yield Finding("warning", "id-mode", "all regions", text + ".", "braid tune id-mode MODE --url URL")
+
+
+def _some(names: Sequence[bytes]) -> str:
+    shown = ", ".join(name.decode("utf-8", "backslashreplace") for name in sorted(names)[:_NAMED])
+    return f"{shown}, ..." if len(names) > _NAMED else shown

@@ -1,0 +1,84 @@
+"""`braid doctor`: checks how regions are set up, and says what to type."""
+
+import asyncio
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from braidstream.admin.diagnosis import Finding, Level, diagnose, read_setup
+from braidstream.admin.region_status import overview
+from braidstream.cli.reach import Json, ask, trouble
+from braidstream.cli.replicate import ConfigFile
+from braidstream.cli.status import look
+from braidstream.clients.sync import ServerError
+from braidstream.config import Config, load
+from braidstream.errors import BraidError
+
+_STYLES: dict[Level, str] = {"error": "bold red", "warning": "yellow", "note": "dim"}
+
+
+def doctor(
+    config: ConfigFile = Path("braid.toml"),
+    region: Annotated[str | None, typer.Option("--region", help="Check only this region.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Check how the regions are set up: memory policy, persistence, replicas, rights, clocks, stray streams.
+
+    For each finding it says what it means and what to type. The exit code is 1 if there is an error or a
+    warning. It changes nothing.
+
+    Example: braid doctor --config braid.toml
+    """
+    with trouble(config, as_json):
+        regions = load(config)
+        wanted = [regions.named(region)] if region else regions.region
+    names = {each.name for each in wanted}
+    problems = overview(asyncio.run(look(regions))).problems
+    found = [
+        Finding("error", each.kind, each.where, f"{each.text.rstrip('.')}.", each.fix)
+        for each in problems
+        if names & set(each.where.split(" -> "))
+    ]
+    found += _setups(regions, names)
+    order: list[Level] = ["error", "warning", "note"]
+    found.sort(key=lambda finding: (order.index(finding.level), finding.where))
+    if as_json:
+        typer.echo(json.dumps({"findings": [asdict(finding) for finding in found]}))
+    else:
+        _show(found, len(names))
+    raise typer.Exit(1 if any(finding.level != "note" for finding in found) else 0)
+
+
+def _setups(regions: Config, names: set[str]) -> list[Finding]:
+    setups = []
+    for each in regions.region:
+        if each.name in names:
+            try:
+                [setup] = ask(each.url, read_setup(each.name))
+                setups.append(setup)
+            except (BraidError, ServerError, OSError):
+                pass  # found above: it is unreachable, or no region
+    durability = {each.name: each.durability or "" for each in regions.region}
+    return diagnose(setups, {each.id: each.name for each in regions.region}, durability)
+
+
+def _show(found: list[Finding], count: int) -> None:
+    console = Console(highlight=False)
+    table = Table.grid(padding=(0, 1))
+    for finding in found:
+        text = Text.assemble((finding.where, "bold"), f": {finding.text}\n", (finding.fix, "cyan"))
+        table.add_row(Text(finding.level, style=_STYLES[finding.level]), text)
+    if found:
+        console.print(table)
+    serious = sum(finding.level != "note" for finding in found)
+    regions = f"{count} region{'s' if count > 1 else ''}"
+    if serious:
+        console.print(f"\n{regions} checked: {serious} to fix.", style="bold red")
+    else:
+        console.print(f"{regions} checked: nothing to fix.", style="green")

@@ -1,0 +1,69 @@
+"""`braid doctor` finds what is set up badly, and says what to type."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from tests.support.cli import braid
+from tests.support.daemons import numbered, write_config
+from tests.support.matrix import installed
+from tests.support.regions import become, client_of
+from tests.support.servers import NEWEST, Engine
+
+
+@pytest.fixture(params=NEWEST)
+def pair(request: pytest.FixtureRequest) -> Any:
+    flavour = installed(request.param)
+    with Engine(flavour) as one, Engine(flavour) as two:
+        yield one, two
+
+
+def findings(config: Path) -> dict[tuple[str, str], dict[str, str]]:
+    done = braid("doctor", "--config", str(config), "--json")
+    found = json.loads(done.stdout)["findings"]
+    serious = any(each["level"] != "note" for each in found)
+    assert done.returncode == (1 if serious else 0)
+    return {(each["check"], each["where"]): each for each in found}
+
+
+def test_every_bad_setting_is_found_with_a_remedy(pair: tuple[Engine, Engine], tmp_path: Path) -> None:
+    one, two = pair
+    config = write_config(tmp_path / "braid.toml", numbered(pair), durability={2: "replicas:1"})
+    with client_of(one) as ours, redis.Redis.from_url(one.url) as plain:
+        ours.xadd("orders", {"n": 1})
+        plain.xadd("orders", {"from": "an old producer"})
+        plain.xadd("unrelated", {"n": 1})
+        plain.config_set("maxmemory", "500mb")
+        plain.config_set("maxmemory-policy", "allkeys-lru")
+        plain.config_set("client-output-buffer-limit", "pubsub 1mb 1mb 60")
+    with redis.Redis.from_url(two.url) as plain:
+        plain.hset("bs:config", "writers", "2 7")
+        plain.hset("bs:config", "id-mode", "liberal")
+        plain.execute_command("ACL", "SETUSER", "weak", "on", ">secret", "~*", "+@all", "-xadd")
+    found = findings(config)
+    assert found["eviction", "region-1"]["fix"] == "CONFIG SET maxmemory-policy noeviction"
+    assert "orders" in found["stray", "region-1"]["text"]
+    assert "unrelated" in found["native", "region-1"]["text"]
+    assert ("output-buffer", "region-1") in found
+    assert found["replicas", "region-2"]["level"] == "error"
+    assert "region 7" in found["unlisted", "region-2"]["text"]
+    assert "region-1" in found["unmet", "region-2"]["text"]
+    assert "liberal" in found["id-mode", "all regions"]["text"]
+    assert found["daemon", "region-1"]["level"] == "error"
+    weak = two.url.replace("redis://", "redis://weak:secret@")
+    config = write_config(tmp_path / "weak.toml", {2: weak})
+    assert "XADD" in findings(config)["rights", "region-2"]["text"]
+
+
+def test_what_is_found_is_shown_with_what_to_type(pair: tuple[Engine, Engine], tmp_path: Path) -> None:
+    become(pair[0], region=1, name="region-1")
+    config = write_config(tmp_path / "braid.toml", {1: pair[0].url, 2: "redis://127.0.0.1:1"})
+    done = braid("doctor", "--config", str(config))
+    assert done.returncode == 1
+    assert "error   region-2: " in done.stdout
+    assert "2 regions checked: " in done.stdout
+    done = braid("doctor", "--config", str(config), "--region", "region-1")
+    assert "region-2: " not in done.stdout
