@@ -96,7 +96,7 @@ COMMANDS = {
 }
 # The same of commands that only some engines have, and those that are ours on every engine.
 NEWER = {"XDELEX": "s IDS 1 1-1", "XACKDEL": "s g IDS 1 1-1", "XNACK": "s g FAIL IDS 1 1-1"}
-OURS = {"XCFGSET", "XIDMPRECORD", "TWRITE", "TREAD", "TEVICT", "TCFGSET"}
+OURS = {"XCFGSET", "XIDMPRECORD", "TWRITE", "TREAD", "TEVICT", "TACK", "TCFGSET"}
 
 
 def test_a_user_who_may_not_run_a_command_cannot_run_it_by_its_parts(

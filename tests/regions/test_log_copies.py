@@ -1,11 +1,13 @@
 """Logs in several regions: one home gives out the offsets, every region has the same entries under them."""
 
+import asyncio
 import threading
 from collections.abc import Callable
 
 import pytest
 import redis
 
+from braidstream.replication import raising
 from tests.support.matrix import on_every_engine
 from tests.support.world import World
 
@@ -132,3 +134,58 @@ def test_a_reader_in_another_region_is_woken(world: World) -> None:
     timer.start()
     assert world[2].tread("log", 2, 5, block=5_000) == [(2, "t", "2")]
     timer.join()
+
+
+def _roll_back(world: World, region: int, key: str) -> Callable[[], None]:
+    """Remember the value of a key; what is returned brings it back, as a failover to a late replica does."""
+    with world.engines[region - 1].client() as operator:
+        dump = operator.dump(key)
+    assert dump is not None
+
+    def back() -> None:
+        with world.engines[region - 1].client() as operator:
+            operator.delete(key)
+            operator.restore(key, 0, dump)
+
+    return back
+
+
+def _raise_offsets(world: World, known_by: int) -> None:
+    home, peer = world.endpoints[1], world.endpoints[known_by]
+    asyncio.run(raising.raise_above(home, peer, 1))
+
+
+@pytest.mark.parametrize("length", [3, 250])
+def test_a_home_that_forgot_offsets_gives_none_of_them_again(world: World, length: int) -> None:
+    world[1].twrite("log", entries=[("t", f"{n}") for n in range(1, length + 1)])
+    world[1].xgroup_create("log", "jobs", "0")
+    world[1].xreadgroup("jobs", "me", {"log": ">"}, count=2)
+    world.sync()
+    back = _roll_back(world, 1, "bs:1:t:{log}")
+    world[1].twrite("log", entries=[("t", f"{n}") for n in range(length + 1, length + 4)])
+    world.sync()
+    back()
+    _raise_offsets(world, 2)
+    assert world[1].twrite("log", "t", f"{length + 4}") == length + 4
+    world.links = {pair: world.link(*pair) for pair in world.links}
+    world.sync()
+    rows = [(n, "t", f"{n}") for n in range(1, length + 5)]
+    assert [world[number].tread("log", 1, 1_000) for number in world] == [rows] * 3
+    assert [row["message_id"] for row in world[1].xpending_range("log", "jobs", "-", "+", 10)] == [
+        "0-1",
+        "0-2",
+    ]
+
+
+def test_a_log_whose_key_was_lost_at_home_comes_back(world: World) -> None:
+    world[1].twrite("log", entries=[("t", f"{n}") for n in range(1, 700)])
+    world.sync()
+    with world.engines[0].client() as operator:
+        operator.delete("bs:1:t:{log}")
+    later = world[1].twrite("log", "t", "later")
+    assert later > 1_000_000
+    world.links = {pair: world.link(*pair) for pair in world.links}
+    world.sync()
+    rows = [(n, "t", f"{n}") for n in range(1, 700)]
+    assert [world[number].tread("log", 1, 699) for number in world] == [rows] * 3
+    assert [world[number].tread("log", later, 1) for number in world] == [[(later, "t", "later")]] * 3

@@ -236,6 +236,10 @@ def say_every_log_function(view: View, said: Nodes, name: bytes) -> None:
     offset = run(command(view, b"TWRITE", name, b"tag", b"entry"), said)
     assert run(command(view, b"TCFGSET", name, b"BACKLOG", b"10"), said) == b"OK"
     assert run(command(view, b"TREAD", name, b"%d" % offset, b"10"), said) == [[offset, b"tag", b"entry"]]
+    read = (b"TREAD", name, b"0", b"1", b"GROUP", b"g", b"RETRY", b"60000", b"60000")
+    assert run(command(view, *read), said) == [[offset, b"tag", b"entry"]]
+    assert run(command(view, *read), said) == []
+    assert run(command(view, b"TACK", name, b"g", b"1-%d" % offset), said) == 1
     run(command(view, b"DEL", name), said)
 
 

@@ -40,6 +40,9 @@ class LogCommands:
         count: int = 10,
         *,
         block: int | None = None,
+        group: EncodableT | None = None,
+        start: str = "FIRST",
+        retry: tuple[int, int] | None = None,
         withinfo: bool = False,
         skip: bool = False,
     ) -> Any:
@@ -47,15 +50,29 @@ class LogCommands:
 
         block: wait so many milliseconds for an entry, 0 for ever. withinfo: return ((first, last), entries).
         skip: leave out missing entries, and return the next ones instead.
+        group: the next entries that nobody of the group was given; the offset is ignored. start: where a new
+        group starts, "FIRST" or "LAST". retry: (retry_ms, expire_ms): acknowledge the entries with tack().
         """
         words: list[Any] = []
         if block is not None:
             words += ["BLOCK", block]
+        if group is not None:
+            words += ["GROUP", group, start]
+        if retry is not None:
+            words += ["RETRY", *retry]
         if withinfo:
             words.append("WITHINFO")
         if skip:
             words.append("SKIP")
         return self._send_log("TREAD", name, offset, count, *words, withinfo=withinfo)
+
+    def tack(self, name: KeyT, group: EncodableT, *offsets: "int | range") -> Any:
+        """Acknowledge entries that a group was given with retry=. Returns how many were pending.
+
+        A range of offsets: tack(name, group, range(1, 100)), which has no 100, as everywhere in Python.
+        """
+        words = [f"{each.start}-{each.stop - 1}" if isinstance(each, range) else each for each in offsets]
+        return self._send_log("TACK", name, group, *words)
 
     def tevict(self, name: KeyT, offset: int | None = None, *, keep: int | None = None) -> Any:
         """Evict everything up to an offset, or all but the last `keep` entries. Returns how many went."""

@@ -19,7 +19,7 @@ from braidstream.commands import (
 )
 from braidstream.commands.arguments import Argv, option, read_names, shown, wrong_arity
 from braidstream.commands.groups import claims, nack, pending, xgroup
-from braidstream.commands.logs import tread, twrite
+from braidstream.commands.logs import log_groups, tread, twrite
 from braidstream.commands.xreadgroup import deliver
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.model import keys
@@ -267,7 +267,15 @@ TABLE: Final[dict[bytes, Spec]] = {
         4,
     ),
     b"TREAD": Spec(
-        "key offset count [BLOCK ms] [WITHINFO] [SKIP]", tread.read, _first, 4, shares=tread.shares
+        "key offset count [BLOCK ms] [GROUP name [FIRST|LAST]] [RETRY retry-ms expire-ms] [WITHINFO] [SKIP]",
+        tread.read,
+        _first,
+        4,
+        shares=tread.shares,
+        fits_multi=tread.fits_multi,
+    ),
+    b"TACK": Spec(
+        "key group offset|from-to [offset|from-to ...]", log_groups.acknowledge, _first, 4, multi=False
     ),
     b"TEVICT": Spec("key offset | key -count", twrite.evict, _first, 3, 3, multi=False),
     b"TCFGSET": Spec("key [PENDING count] [BACKLOG count]", twrite.configure, _first, 4),

@@ -20,12 +20,12 @@ from braidstream.model.region_config import Region
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.retries import Retries
 
-VERSION: Final = 9
+VERSION: Final = 10
 NAME: Final = "braidstream"
 _PARTS: Final = (
-    *("rights", "id", "meta", "clock", "vector", "strand", "chosen", "settings", "group", "log", "braid"),
-    *("native", "journal", "entry", "idempotence", "acks", "glance", "merge", "mend", "region", "database"),
-    "library",
+    *("rights", "id", "meta", "clock", "vector", "strand", "chosen", "settings", "group", "log"),
+    *("log_group", "braid", "native", "journal", "entry", "idempotence", "acks", "glance", "merge", "mend"),
+    *("region", "database", "library"),
 )
 
 

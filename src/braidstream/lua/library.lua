@@ -14,6 +14,9 @@ redis.register_function('bs_strand_mend', strand_mend)
 redis.register_function('bs_journal_redo', journal_redo)
 redis.register_function('bs_log_ensure', logs.ensure)
 redis.register_function { function_name = 'bs_log_configure', callback = logs.configure, flags = { 'allow-oom' } }
+redis.register_function('bs_log_take', logs.take)
+redis.register_function('bs_log_admit', logs.admit)
+redis.register_function { function_name = 'bs_log_ack', callback = logs.ack, flags = { 'allow-oom' } }
 redis.register_function('bs_chosen_add', chosen_add)
 redis.register_function('bs_chosen_setid', chosen_setid)
 redis.register_function('bs_idempotence_add', idempotence_add)

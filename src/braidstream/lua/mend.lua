@@ -34,6 +34,55 @@ local function take_end_out(key, entries, last)
   return taken
 end
 
+--[[ The last ID of a stream cannot be lowered below 0-1, so entry 0-1 cannot be added again: it is the first entry of
+     every log. If `take_node_out` could reach it, the stream is deleted and created again with its groups. It has at most
+     MENDED_AT_ONCE entries before the lost ones then. ]]
+local rebuild = {}
+do
+  local FIRST = '0-1'
+
+  function rebuild.is_needed(facts, lost, later)
+    local has_first = facts['first-entry'] and facts['first-entry'][1] == FIRST
+    return (has_first or lost[1][1] == FIRST) and facts.length - later <= MENDED_AT_ONCE
+  end
+
+  function rebuild.is_too_wide(entries)
+    for _, entry in ipairs(entries) do
+      if #entry[2] > WIDEST then return true end
+    end
+    return false
+  end
+
+  -- nil if more is pending than one call may move.
+  function rebuild.groups_with_pending(key)
+    local groups, total = groups_of(key, {}), 0
+    for _, group in ipairs(groups) do
+      group.rows = redis.call('XPENDING', key, group.name, '-', '+', MENDED_AT_ONCE)
+      group.members = redis.call('XINFO', 'CONSUMERS', key, group.name)
+      total = total + #group.rows
+    end
+    if total < MENDED_AT_ONCE then return groups end
+  end
+
+  function rebuild.delete_and_create(key, groups)
+    redis.call('UNLINK', key)
+    create_empty(key)
+    for _, group in ipairs(groups) do
+      redis.call('XGROUP', 'CREATE', key, group.name, group['last-delivered-id'])
+      for _, member in ipairs(group.members) do redis.call('XGROUP', 'CREATECONSUMER', key, group.name, member[2]) end
+    end
+  end
+
+  -- Once the entries are there: XCLAIM drops those that are not.
+  function rebuild.restore_pending(key, groups)
+    for _, group in ipairs(groups) do
+      for _, row in ipairs(group.rows) do
+        redis.call('XCLAIM', key, group.name, row[2], 0, row[1], 'IDLE', row[3], 'RETRYCOUNT', row[4], 'FORCE', 'JUSTID')
+      end
+    end
+  end
+end
+
 -- Two ascending lists of {id, words} as one.
 local function merged(a, b)
   local all, at = {}, 1
@@ -151,14 +200,15 @@ local function strand_mend(keys, args)
   before = before and before[1] or '0-0'
   local last, deleted = facts['last-generated-id'], facts['max-deleted-entry-id']
   local moves = not less(last, first)
-  if moves and not less('0-1', facts['first-entry'] and facts['first-entry'][1] or first) then
-    return redis.error_reply('BSLATER its first entry is 0-1')
-  end
+  local kept = rebuild.is_needed(facts, lost, #later) and moves and redis.call('XRANGE', strand, '-', '(' .. first)
+  local groups = kept and rebuild.groups_with_pending(strand)
+  if kept and (not groups or rebuild.is_too_wide(kept)) then return redis.error_reply('BSLATER it cannot be created again') end
   if facts.length > MENDED_AT_ONCE * facts['radix-tree-keys'] then
     return redis.error_reply('BSLATER its nodes are too large')
   end
   local new = redis.call('XRANGE', strand, '(' .. common, '+', 'COUNT', 1)[1]
-  local again = moves and take_end_out(strand, later, last) or {}
+  if kept then rebuild.delete_and_create(strand, groups) end
+  local again = kept or (moves and take_end_out(strand, later, last)) or {}
   for _, entry in ipairs(merged(lost, moves and later or {})) do again[#again + 1] = entry end
   for _, entry in ipairs(again) do redis.call('XADD', strand, entry[1], unpack(entry[2])) end
   local upto = lost[#lost][1]
@@ -167,6 +217,7 @@ local function strand_mend(keys, args)
     if deleted == '0-0' then deleted = '0-1' end
     redis.call('XSETID', strand, last, 'ENTRIESADDED', facts['entries-added'] + #lost, 'MAXDELETEDID', deleted)
   end
+  if kept then rebuild.restore_pending(strand, groups) end
   if rewind_groups(strand, before, acked, upto) then ring(meta, bell) end
   note_mended(meta, label, life, new and less(new[1], lost[1][1]) and new[1] or lost[1][1], upto)
   return #lost

@@ -10,6 +10,10 @@
     bs:meta:<tag>             hash    the stream's strands and where each was cut (model/meta.py)
     bs:bell:<stamp>:<tag>     stream  empty; deleted when the groups of the stream change (strand.lua)
     bs:turn:<n>:<tag>:<group> stream  one entry: which consumer waits on the strands (xreadgroup/blocking.py)
+    bs:room:<n>:<tag>:<group> stream  of a log: readers wait for room in the pending list (log_group.lua)
+    bs:look:<n>:<tag>:<group> string  of a log: somebody has just looked for entries that are due
+    bs:gate:<n>:<tag>:<group> stream  of a log, empty: whether a native read may take new entries
+    bs:waits:<n>:<tag>:<group>  zset  of a log: how many entries waiting readers may take
     bs:daemons                hash    the region's daemons: each increments a counter while it runs
     bs:status                 hash    what each daemon knows of its links, for `braid status`; expires
     bs:claim:<w>              string  the server that replicates to this region as writer w; expires
@@ -50,6 +54,7 @@ _JOURNAL = re.compile(rb"\Abs:([1-9][0-9]{0,3}):j:([{+!].*)\Z", re.DOTALL)
 META: Final = b"bs:meta:"
 _BELL = b"bs:bell:"
 _TURN = b"bs:turn:"
+_TAKES: Final = (b"bs:room:", b"bs:look:", b"bs:gate:", b"bs:waits:")
 _COPY = b"bs:copy:"
 _CLAIM = b"bs:claim:"
 STRAY: Final = b"bs:stray:"
@@ -116,6 +121,13 @@ def bell(name: bytes, stamp: bytes) -> bytes:
 def turn(name: bytes, group: bytes) -> bytes:
     """The length of the tag separates it from the group."""
     return b"%b%d:%b:%b" % (_TURN, len(tag(name)), tag(name), group)
+
+
+def takes(name: bytes, group: bytes) -> tuple[bytes, bytes, bytes, bytes]:
+    """The keys of a group of a log: room, look, gate, waits. They expire."""
+    rest = b"%d:%b:%b" % (len(tag(name)), tag(name), group)
+    room, look, gate, waits = (prefix + rest for prefix in _TAKES)
+    return room, look, gate, waits
 
 
 def copy(name: bytes, token: bytes) -> bytes:
@@ -185,7 +197,7 @@ def parse_journal(key: bytes) -> tuple[bytes, int] | None:
 def is_ours(key: bytes) -> bool:
     """Whether a key belongs to braidstream. KEYS and SCAN hide it."""
     if key in (CONFIG, DAEMONS, STATUS) or key.startswith(
-        (META, _BELL, _TURN, _COPY, _CLAIM, _ABOUT, _STAGE, _SINK, STRAY)
+        (META, _BELL, _TURN, *_TAKES, _COPY, _CLAIM, _ABOUT, _STAGE, _SINK, STRAY)
     ):
         return True
     return any(form.match(key) for form in (_STRAND, _JOURNAL, _KNOWN))

@@ -53,6 +53,7 @@ class StreamCache:
     """The cache of one client, of one database of a gateway, or of one pipeline.
 
     registries: by stream name.
+    crowded: groups of logs, by name and group, whose pending list was found full or in need of a look.
     logs: names of logs among them. They are read again with the region: the home of a log may move.
     homes: the strands for plain appends, by name as the user writes it (text or bytes).
     calls, settings: for idempotent producers: the call up to the message, and non-default settings.
@@ -69,6 +70,7 @@ class StreamCache:
     settings: dict[bytes, Settings]
     native: set[bytes]
     readings: dict[tuple[bytes, bytes], Reading]
+    crowded: set[tuple[bytes, bytes]]
     natives: set[bytes]
 
     def __init__(self, *, limit: int | None = CACHE_LIMIT) -> None:
@@ -133,7 +135,7 @@ class StreamCache:
     def _forget_logs(self) -> None:
         for name in list(self.logs):
             self.forget(name)
-        self.logs = set()
+        self.logs, self.crowded = set(), set()
 
     def remember_home(self, name: str | bytes, strand: Strand) -> None:
         """An append has succeeded, so the strand exists."""
@@ -164,7 +166,7 @@ class StreamCache:
         self.homes, self.calls, self.settings, self.native = {}, {}, {}, set()
 
     def forget_all(self) -> None:
-        self.registries, self.logs = OrderedDict(), set()
+        self.registries, self.logs, self.crowded = OrderedDict(), set(), set()
         self.readings, self.natives = {}, set()
         self.forget_homes()
 

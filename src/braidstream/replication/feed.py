@@ -14,7 +14,7 @@ from braidstream.model import keys
 from braidstream.net.address import Address
 from braidstream.net.wire import Connection, connect
 from braidstream.protocol.plan import Batch, Plan
-from braidstream.replication.endpoint import SILENCE_S, Endpoint
+from braidstream.replication.endpoint import SILENCE_S, PlanRunner
 
 PAGE: Final = 1_000
 # How often to PING, to detect a dead connection.
@@ -71,7 +71,7 @@ class Feed:
                 self.heard(journal[0], True)
 
 
-async def all_streams(source: Endpoint) -> AsyncIterator[list[bytes]]:
+async def all_streams(source: PlanRunner) -> AsyncIterator[list[bytes]]:
     """Every stream of a region, also deleted ones, in pages."""
     cursor: bytes | int = 0
     while True:

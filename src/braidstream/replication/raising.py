@@ -23,7 +23,7 @@ from braidstream.model.strand import Strand
 from braidstream.net.address import Address
 from braidstream.protocol.identify import read_region
 from braidstream.protocol.plan import Batch, Plan, Replies
-from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint, back_off
+from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint, PlanRunner, back_off
 from braidstream.replication.feed import all_streams
 from braidstream.replication.identity import check_region
 from braidstream.replication.state import parse_state, state_command
@@ -37,7 +37,7 @@ async def raise_home(source: Endpoint, here: Region, peers: Mapping[str, tuple[i
 
     IDs that only those peers have are covered too, if they are in the same millisecond.
     """
-    await _raise_above(source, source, here.writer)
+    await raise_above(source, source, here.writer)
     asked = await asyncio.gather(*(_ask_peer(source, here, (name, *peer)) for name, peer in peers.items()))
     return [name for name, done in zip(peers, asked, strict=True) if not done]
 
@@ -52,7 +52,7 @@ async def _ask_peer(source: Endpoint, here: Region, peer: tuple[str, int, Addres
                 try:
                     await endpoint.connect()
                     check_region(await endpoint.run(read_region()), (number, name), address)
-                    await _raise_above(source, endpoint, here.writer)
+                    await raise_above(source, endpoint, here.writer)
                     return True
                 except Exception:  # also for an unexpected reply
                     if not source.connected:
@@ -65,8 +65,8 @@ async def _ask_peer(source: Endpoint, here: Region, peer: tuple[str, int, Addres
         return False
 
 
-async def _raise_above(source: Endpoint, known_by: Endpoint, writer: int) -> None:
-    """Only streams that exist here: a daemon's user at the peer may not SCAN."""
+async def raise_above(source: PlanRunner, known_by: PlanRunner, writer: int) -> None:
+    """Raise the home strands that exist here: a daemon's user at the peer may not SCAN."""
     async for names in all_streams(source):
         strands = [Strand(name, keys.GENERATED, writer) for name in names]
         looks = await known_by.run(_all(state_command(each.name, (each,), ()) for each in strands))

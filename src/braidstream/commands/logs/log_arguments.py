@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from braidstream.commands.arguments import SYNTAX, Argv, fail, integer, option, wrong_arity
+from braidstream.commands.arguments import SYNTAX, Argv, fail, integer, option, shown, wrong_arity
 from braidstream.model.offset_log import LAST_OFFSET, MOST_PENDING
 
 # How many entries one TWRITE takes.
@@ -53,19 +53,35 @@ def parse_write(argv: Argv) -> Write:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """TREAD. skip: leave out missing entries and go on to the next ones."""
+    """TREAD. skip: leave out missing entries and go on to the next ones.
+
+    group: read what the group has not delivered yet; from_last: a new group starts after the last entry.
+    retry_ms, expire_ms: entries must be acknowledged; 0 without RETRY.
+    """
 
     offset: int
     count: int
     block_ms: int | None = None
     with_info: bool = False
     skip: bool = False
+    group: bytes | None = None
+    from_last: bool = False
+    retry_ms: int = 0
+    expire_ms: int = 0
+
+    @property
+    def policy(self) -> bytes:
+        """The name of the native consumer."""
+        return b"%d:%d" % (self.retry_ms, self.expire_ms)
 
 
 def parse_read(argv: Argv) -> Read:
-    """TREAD key offset count [BLOCK ms] [WITHINFO] [SKIP]"""
+    """TREAD key offset count
+    [BLOCK ms] [GROUP name [FIRST|LAST]] [RETRY retry-ms expire-ms] [WITHINFO] [SKIP]
+    """
     offset, count = max(_number(argv[2], "offset"), 1), _number(argv[3], "count")
     block_ms, flags, at = None, set[bytes](), 4
+    group, from_last, times = None, False, (0, 0)
     while at < len(argv):
         word = option(argv[at])
         if word == b"BLOCK" and at + 1 < len(argv):
@@ -73,12 +89,43 @@ def parse_read(argv: Argv) -> Read:
             if block_ms < 0:
                 fail("ERR timeout is negative")
             at += 1
+        elif word == b"GROUP" and at + 1 < len(argv):
+            group, at = argv[at + 1], at + 1
+            if at + 1 < len(argv) and option(argv[at + 1]) in (b"FIRST", b"LAST"):
+                from_last, at = option(argv[at + 1]) == b"LAST", at + 1
+        elif word == b"RETRY" and at + 2 < len(argv):
+            times, at = (_time(argv[at + 1]), _time(argv[at + 2])), at + 2
         elif word in (b"WITHINFO", b"SKIP"):
             flags.add(word)
         else:
             fail(SYNTAX)
         at += 1
-    return Read(offset, count, block_ms, b"WITHINFO" in flags, b"SKIP" in flags)
+    if times != (0, 0) and group is None:
+        fail("ERR RETRY needs GROUP")
+    return Read(
+        offset, count, block_ms, b"WITHINFO" in flags, b"SKIP" in flags, group, from_last, times[0], times[1]
+    )
+
+
+def _time(word: bytes) -> int:
+    refusal = "ERR retry-ms and expire-ms must be positive"
+    value = integer(word, refusal)
+    return value if 0 < value <= LAST_OFFSET else fail(refusal)
+
+
+def parse_ack(argv: Argv) -> tuple[list[int], list[tuple[int, int]]]:
+    """TACK key group offset|from-to [...]: the offsets, and the ranges."""
+    offsets, ranges = list[int](), list[tuple[int, int]]()
+    for word in argv[3:]:
+        first, dash, last = word.partition(b"-")
+        if not dash:
+            offsets.append(_number(word, "offset"))
+            continue
+        low, high = _number(first, "offset"), _number(last, "offset")
+        if low > high:
+            fail(f"ERR invalid range '{shown(word)}'")
+        ranges.append((low, high))
+    return offsets, ranges
 
 
 @dataclass(frozen=True, slots=True)

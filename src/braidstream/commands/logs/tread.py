@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from braidstream.commands.arguments import Argv, option
 from braidstream.commands.logs.log_arguments import Read, parse_read
+from braidstream.commands.logs.log_groups import read_group
 from braidstream.commands.logs.log_lookup import (
     Extent,
     Segment,
@@ -42,6 +43,8 @@ Found = dict[int, Row]
 def read(view: View, argv: Argv) -> Plan[list[Any] | None]:
     """TREAD: one round trip if the log is cached and has all entries, otherwise two."""
     name, spec = argv[1], parse_read(argv)
+    if spec.group is not None:
+        return (yield from read_group(view, name, spec))
     waits = spec.block_ms is not None and view.carriage.may_block and spec.count > 0
     registry = yield from find_log(view, name)
     if not spec.with_info and view.carriage.may_look_again and spec.count:
@@ -63,7 +66,12 @@ def read(view: View, argv: Argv) -> Plan[list[Any] | None]:
 
 def shares(view: View, argv: Argv) -> bool:
     """Whether TREAD is done in its first batch."""
-    return not any(option(word) == b"BLOCK" for word in argv[4:])
+    return not any(option(word) in (b"BLOCK", b"GROUP") for word in argv[4:])
+
+
+def fits_multi(view: View, argv: Argv) -> bool:
+    """Whether TREAD can stand in a MULTI: not with a group, which may have to be created."""
+    return not any(option(word) == b"GROUP" for word in argv[4:])
 
 
 def _last_wanted(spec: Read) -> int:

@@ -1,0 +1,300 @@
+"""TREAD GROUP and TACK: readers that share a log.
+
+Without RETRY nothing is pending: a native XREADGROUP NOACK. With RETRY an entry is delivered again until it
+is acknowledged or expires, and at most PENDING entries are pending (lua/log_group.lua):
+
+    fast     MULTI [bs_log_admit, native XREADGROUP]     room for all, and nothing due
+    exact    bs_log_take                                 due entries, the limit, the queue for room
+    wait     XREADGROUP BLOCK on the log, or on `room` while the list is full: first come, first served
+"""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from braidstream.commands.arguments import Argv, fail, shown
+from braidstream.commands.groups import xgroup
+from braidstream.commands.logs.log_arguments import Read, parse_ack
+from braidstream.commands.logs.log_lookup import Segment, extent_of, find_log, infos, segments
+from braidstream.errors import ReplyError
+from braidstream.model import keys
+from braidstream.model.command import Command
+from braidstream.model.keys import LOG
+from braidstream.model.meta import Registry
+from braidstream.model.offset_log import offset_id, offset_of
+from braidstream.model.strand import Strand
+from braidstream.protocol.lookup import read_registry, registry_of
+from braidstream.protocol.plan import Batch, Plan, send_one
+from braidstream.protocol.retries import Retries
+from braidstream.protocol.stream_view import View
+
+# A waiting reader looks up after this time: the home of the log may have moved.
+SLICE_MS: Final = 5_000
+# How engines tell that a group or a log is gone, also to a reader that waits.
+_GONE: Final = ("NOGROUP", "UNBLOCKED")
+_NOACK: Final = b"-"
+_FOREVER_MS: Final = 10**12
+_FULL, _MAY_WAIT = 1, 2
+
+
+class _Patience:
+    """How long a reader still waits. Plans have no patience: the engine says how long it waited.
+
+    until: for bs_log_take: so many ms from now, then the time of the engine; empty if it does not wait.
+    """
+
+    def __init__(self, spec: Read, view: View) -> None:
+        self.waits = spec.block_ms is not None and view.carriage.may_block
+        self.left_ms = spec.block_ms or _FOREVER_MS
+        self.until = b"+%d" % self.left_ms if self.waits else b""
+
+    @property
+    def is_over(self) -> bool:
+        return not self.waits or self.left_ms <= 0
+
+    @property
+    def turn_ms(self) -> int:
+        return min(self.left_ms, SLICE_MS)
+
+    def waited(self, ms: int) -> None:
+        self.left_ms -= ms
+
+    def end(self) -> None:
+        self.left_ms = 0
+
+
+def read_group(view: View, name: bytes, spec: Read) -> Plan[list[Any] | None]:
+    """TREAD GROUP: one round trip if the log and the group exist. The first use creates the group."""
+    patience, from_last = _Patience(spec, view), spec.from_last
+    retries = Retries(f"group {spec.group!r} of log {name.decode(errors='replace')!r} kept vanishing")
+    rows = list[Any]()
+    while spec.count:
+        registry = yield from find_log(view, name)
+        parts = _parts(name, registry)
+        if not parts:
+            if patience.is_over:
+                break
+            from_last = False  # entries that are written from now on are after the last
+            yield from _wait_for_log(view, name, registry, patience)
+            continue
+        try:
+            rows = yield from _deliver(view, parts, spec, patience)
+            if rows or patience.is_over:
+                break
+        except ReplyError as error:
+            if error.code not in _GONE:
+                raise
+            retries.count()
+            registry = yield from _read_again(view, name)
+            if _parts(name, registry) and spec.group not in registry.groups:
+                yield from _create(view, name, spec, from_last=from_last)
+    if spec.with_info:
+        return [(yield from _info(view, name)), *rows]
+    return rows or (None if patience.waits else [])
+
+
+def _parts(name: bytes, registry: Registry) -> list[Segment]:
+    return [part for part in segments(name, registry) if part.strand in registry.strands]
+
+
+def _read_again(view: View, name: bytes) -> Plan[Registry]:
+    view.forget(name)
+    return (yield from read_registry(view, name))
+
+
+def _create(view: View, name: bytes, spec: Read, *, from_last: bool) -> Plan[None]:
+    assert spec.group is not None
+    start = b"$" if from_last else b"0"
+    try:
+        yield from xgroup.manage(view, [b"XGROUP", b"CREATE", name, spec.group, start])
+    except ReplyError as error:
+        if error.code != "BUSYGROUP":
+            raise
+
+
+def _info(view: View, name: bytes) -> Plan[list[int]]:
+    parts = segments(name, view.recall(name))
+    replies = yield Batch([*infos(parts), registry_of(name)], resend=True, attempt=True)
+    registry = view.learn(name, replies.pop())
+    extent = extent_of(registry, parts, replies)
+    return [extent.first, extent.last]
+
+
+def _wait_for_log(view: View, name: bytes, registry: Registry, patience: _Patience) -> Plan[None]:
+    """Wait until the log is created. Readers do not create it: the first writer is its home."""
+    home = registry.home
+    if home is None:
+        likely = [Strand(name, LOG, writer) for writer in view.region.writers]
+    else:
+        likely = [Strand(name, LOG, home.writer, home.number)]
+    turn = patience.turn_ms
+    where: Command = (*(strand.key for strand in likely), *("0-0" for _ in likely))
+    block: Command = ("XREAD", "COUNT", 1, "BLOCK", turn, "STREAMS", *where)
+    [reply] = yield Batch([block], resend=True, block_ms=turn)
+    if reply is None:
+        patience.waited(turn)
+    view.forget(name)
+
+
+def _deliver(view: View, parts: list[Segment], spec: Read, patience: _Patience) -> Plan[list[Any]]:
+    if not spec.retry_ms:
+        return (yield from _deliver_once(parts, spec, patience))
+    if len(parts) == 1 and view.carriage.one_step(2):
+        found = yield from _take_fast(view, parts[0].strand, spec)
+        if found:
+            return found
+    return (yield from _take(view, parts, spec, patience))
+
+
+# Without RETRY
+
+
+def _deliver_once(parts: list[Segment], spec: Read, patience: _Patience) -> Plan[list[Any]]:
+    """Older epochs first. One slice of waiting on the last strand."""
+    *older, last = [part.strand for part in parts]
+    for strand in older:
+        rows = _rows((yield from send_one(_native(spec, _NOACK, strand.key, noack=True))))
+        if rows:
+            return rows
+    if patience.is_over:
+        return _rows((yield from send_one(_native(spec, _NOACK, last.key, noack=True))))
+    turn = patience.turn_ms
+    [reply] = yield Batch([_native(spec, _NOACK, last.key, noack=True, block_ms=turn)], block_ms=turn)
+    if reply is None:
+        patience.waited(turn)
+    return _rows(reply)
+
+
+def _native(
+    spec: Read,
+    consumer: bytes,
+    *where: bytes,
+    count: int | None = None,
+    noack: bool = False,
+    block_ms: int | None = None,
+) -> Command:
+    assert spec.group is not None
+    words: Command = ("XREADGROUP", "GROUP", spec.group, consumer, "COUNT", count or spec.count)
+    words += ("NOACK",) if noack else ()
+    words += () if block_ms is None else ("BLOCK", block_ms)
+    return (*words, "STREAMS", *where, *(">" for _ in where))
+
+
+def _rows(reply: Any) -> list[Any]:
+    """The entries of a native XREADGROUP: of its first stream, the others are always empty."""
+    return _entries(reply[0][1]) if reply else []
+
+
+def _entries(page: Iterable[Any]) -> list[Any]:
+    return [[offset_of(native), fields[1], fields[3]] for native, fields in page]
+
+
+# With RETRY
+
+
+def _keys_of(strands: Iterable[Strand], group: bytes) -> tuple[bytes, ...]:
+    listed = [*strands]
+    return (*(strand.key for strand in listed), *keys.takes(listed[0].name, group))
+
+
+def _take_fast(view: View, strand: Strand, spec: Read) -> Plan[list[Any]]:
+    """New entries natively, if there is room for all and nothing can be due."""
+    assert spec.group is not None
+    which = (strand.name, spec.group)
+    if which in view.cache.crowded:
+        view.cache.crowded.discard(which)
+        return []
+    where = _keys_of([strand], spec.group)
+    times = (spec.group, spec.count, spec.retry_ms, spec.expire_ms, view.recall(strand.name).log.pending)
+    admit: Command = ("FCALL", "bs_log_admit", len(where), *where, *times)
+    gate = keys.takes(strand.name, spec.group)[2]
+    admitted, reply = yield Batch(
+        [admit, _native(spec, spec.policy, strand.key, gate)], atomic=True, attempt=True
+    )
+    if isinstance(admitted, ReplyError):
+        raise admitted
+    if not admitted:
+        view.cache.crowded.add(which)
+        return []
+    if isinstance(reply, ReplyError):
+        raise reply
+    return _rows(reply)
+
+
+def _take(view: View, parts: list[Segment], spec: Read, patience: _Patience) -> Plan[list[Any]]:
+    """Due entries and new ones within the limit. Waits until the time is up or a slice is over."""
+    assert spec.group is not None
+    strands, last = [part.strand for part in parts], parts[-1].strand
+    where = _keys_of(strands, spec.group)
+    room, _, _, waits = keys.takes(last.name, spec.group)
+    ticket, token = int(patience.is_over), b""
+    while True:
+        limit = view.recall(last.name).log.pending
+        times = (spec.group, spec.count, spec.retry_ms, spec.expire_ms, limit)
+        call: Command = ("FCALL", "bs_log_take", len(where), *where, *times, ticket, patience.until, token)
+        page, state, until, token, most, turn = yield from send_one(call)
+        if page or state == 0:
+            patience.end()
+            return _entries(page)
+        patience.until = until
+        if state == _FULL:
+            bell = _native(spec, b"w", room, count=1, noack=True, block_ms=turn)
+            [rung] = yield Batch([bell], block_ms=turn, attempt=True)
+            if not isinstance(rung, ReplyError):
+                ticket = 1
+            elif rung.code not in _GONE:
+                raise rung
+            continue
+        command = _native(spec, spec.policy, last.key, count=most, block_ms=turn)
+        [reply] = yield Batch([command], block_ms=turn)
+        rows = _rows(reply)
+        if rows:
+            release: list[Command] = [("ZREM", waits, token)]
+            if len(rows) < most:
+                release.append(("XADD", room, "NOMKSTREAM", "MAXLEN", 1, "*", "r", 1))
+            yield Batch(release)
+            return rows
+        if _parts(last.name, (yield from _read_again(view, last.name))) != parts:
+            return []  # the home has moved: start again
+
+
+# TACK
+
+
+def acknowledge(view: View, argv: Argv) -> Plan[int]:
+    """TACK: one round trip for offsets, one for each range. NOGROUP if there is no such group."""
+    name, group = argv[1], argv[2]
+    offsets, ranges = parse_ack(argv)
+    registry = yield from find_log(view, name)
+    parts, acked = _parts(name, registry), 0
+    room = keys.takes(name, group)[0]
+    commands: list[Command] = [
+        ("XACK", part.strand.key, group, *map(offset_id, wanted))
+        for part in parts
+        if (wanted := [offset for offset in offsets if part.within(offset, offset)])
+    ]
+    if commands:
+        ring: Command = ("XADD", room, "NOMKSTREAM", "MAXLEN", 1, "*", "r", 1)
+        acked += sum((yield Batch([*commands, ring]))[:-1])
+    for first, last in ranges:
+        acked += yield from _acknowledge_range(parts, group, first, last)
+    if not acked and group not in (yield from _read_again(view, name)).groups:
+        fail(f"NOGROUP No such key '{shown(name)}' or consumer group '{shown(group)}'")
+    return acked
+
+
+def _acknowledge_range(parts: list[Segment], group: bytes, first: int, last: int) -> Plan[int]:
+    strands = [part.strand for part in parts if part.within(first, last)]
+    if not strands:
+        return 0
+    where = (*(strand.key for strand in strands), keys.takes(strands[0].name, group)[0])
+    total = 0
+    while True:
+        try:
+            acked: int = yield from send_one(("FCALL", "bs_log_ack", len(where), *where, group, first, last))
+        except ReplyError as error:
+            if error.code != "NOGROUP":
+                raise
+            return total
+        total += acked
+        if acked < 100_000:
+            return total

@@ -1,0 +1,200 @@
+--[[ Groups of logs: TREAD GROUP RETRY and TACK.
+
+     A group is a native group. The name of a consumer is its policy, `<retry ms>:<expire ms>`: everyone who reads with the
+     same times shares a pending list. An entry expires so long after its first delivery. While its delivery count is 1
+     that follows from the delivery time; a redelivery stores the time of expiry as the count.
+
+     Never more than <max> entries are pending. Readers that wait in the engine have *reservations*, which count as well:
+
+         room    stream, there while readers wait for room; each entry is a ticket for one of them. Expires after 10 s
+         look    string, there while somebody has just looked for due entries
+         gate    stream, always empty; a native XREADGROUP names it, so it fails if bs_log_admit took it away
+         waits   sorted set, `<token>:<count>` -> when the reservation ends
+
+     KEYS of bs_log_take and bs_log_admit: <strand>... <room> <look> <gate> <waits>; strands from the oldest epoch on. ]]
+do
+  local FIRST_COUNTS = 1000000000 -- counts below are the engine's own, those above are times in ms
+  local MOST_POLICIES = 32
+  local MORE_ROWS = 100
+  local ROOM_MS = 10000
+  local GATE_MS = 3600000
+  local LONGEST_WAIT_MS, SHORTEST_WAIT_MS, MARGIN_MS = 5000, 20, 10000
+  local ACKED_AT_ONCE = 1000
+
+  local function whole(number) return string.format('%.0f', number) end
+
+  local function split_keys(keys)
+    local strands = {}
+    for at = 1, #keys - 4 do strands[at] = keys[at] end
+    return strands, { room = keys[#keys - 3], look = keys[#keys - 2], gate = keys[#keys - 1], waits = keys[#keys] }
+  end
+
+  -- How many entries are pending, and the policies that have some, by strand.
+  local function pending_of(strands, group)
+    local total, policies, number, by_strand = 0, {}, 0, {}
+    for at, strand in ipairs(strands) do
+      local summary = redis.call('XPENDING', strand, group)
+      total = total + summary[1]
+      by_strand[at] = {}
+      for _, consumer in ipairs(summary[4] or {}) do
+        local name = consumer[1]
+        if string.match(name, '^%d+:%d+$') then
+          table.insert(by_strand[at], name)
+          if not policies[name] then policies[name], number = true, number + 1 end
+        end
+      end
+    end
+    return total, policies, number, by_strand
+  end
+
+  local function reserved_in(waits, now)
+    redis.call('ZREMRANGEBYSCORE', waits, '-inf', whole(now))
+    local total = 0
+    for _, member in ipairs(redis.call('ZRANGE', waits, 0, -1)) do
+      total = total + tonumber(string.match(member, ':(%d+)$'))
+    end
+    return total
+  end
+
+  local function reserve(waits, count, until_ms)
+    local number = redis.call('ZCARD', waits)
+    local token
+    repeat -- a number that nobody has: as many tries as there are readers at most
+      number = number + 1
+      token = whole(until_ms) .. '.' .. number .. ':' .. count
+    until redis.call('ZADD', waits, 'NX', whole(until_ms), token) == 1
+    redis.call('PEXPIREAT', waits, whole(until_ms + MARGIN_MS))
+    return token
+  end
+
+  -- Entries whose retry time has come, by offset; expired ones leave the pending list. Returns how many left it.
+  local function take_due(strands, by_strand, group, policy, want, now)
+    local found, dropped = {}, 0
+    for at, strand in ipairs(strands) do
+      for _, name in ipairs(by_strand[at]) do
+        local retry, expire = string.match(name, '^(%d+):(%d+)$')
+        retry, expire = tonumber(retry), tonumber(expire)
+        local rows = redis.call('XPENDING', strand, group, 'IDLE', whole(math.min(retry, expire)), '-', '+', want + MORE_ROWS, name)
+        for _, row in ipairs(rows) do
+          local ends = row[4] > FIRST_COUNTS and row[4] or now - row[3] + expire
+          if ends <= now then
+            dropped = dropped + redis.call('XACK', strand, group, row[1])
+          elseif row[3] >= retry then
+            found[#found + 1] = { strand, row[1], ends }
+          end
+        end
+      end
+    end
+    table.sort(found, function(a, b) return less(a[2], b[2]) end)
+    local out = {}
+    for _, each in ipairs(found) do
+      if #out == want then break end
+      local got = redis.call('XCLAIM', each[1], group, policy, 0, each[2], 'TIME', whole(now), 'RETRYCOUNT', whole(each[3]))
+      if got[1] then out[#out + 1] = got[1] else dropped = dropped + 1 end
+    end
+    return out, dropped
+  end
+
+  local function take_new(strands, group, policy, room, out)
+    for _, strand in ipairs(strands) do
+      if room <= 0 then break end
+      local got = redis.call('XREADGROUP', 'GROUP', group, policy, 'COUNT', room, 'STREAMS', strand, '>')
+      for _, entry in ipairs(got and got[1][2] or {}) do
+        out[#out + 1] = entry
+        room = room - 1
+      end
+    end
+    return room
+  end
+
+  --[[ log_take: FCALL bs_log_take n <keys> <group> <count> <retry> <expire> <max> <0|1: ticket> <block> <token>
+       <block>: empty: do not wait; `+<ms>`: wait so long from now; otherwise until then.
+       Returns {entries, state, until, token, count, wait ms}:
+         state 0   nothing to wait for: there are entries, or the time is up
+               1   the pending list is full: wait for a ticket on <room>
+               2   wait on the last strand, for <count> entries at most; <token> is the reservation
+       Due entries come first, then new ones. Who has no ticket gets no new ones while others wait for room.
+       Why a function: the limit holds only if counting and taking are one step. ]]
+  function logs.take(keys, args)
+    local strands, at = split_keys(keys)
+    local group, count, policy, max = args[1], tonumber(args[2]), args[3] .. ':' .. args[4], tonumber(args[5])
+    local now = now_ms()
+    if args[8] ~= '' then redis.call('ZREM', at.waits, args[8]) end
+    local ends = tonumber(args[7])
+    if string.sub(args[7], 1, 1) == '+' then ends = now + ends end
+    local pending, policies, number, by_strand = pending_of(strands, group)
+    if number >= MOST_POLICIES and not policies[policy] then
+      return redis.error_reply("ERR too many RETRY settings in group '" .. group .. "' (at most " .. MOST_POLICIES .. ')')
+    end
+    local out = {}
+    if pending > 0 and redis.call('SET', at.look, '1', 'NX', 'PX', whole(20 + pending / 50)) then
+      local dropped
+      out, dropped = take_due(strands, by_strand, group, policy, count, now)
+      pending = pending - dropped
+    end
+    local queued = redis.call('EXISTS', at.room) == 1
+    local free = max - pending - reserved_in(at.waits, now)
+    local may_take = args[6] == '1' or not queued
+    local before = #out
+    if may_take then take_new(strands, group, policy, math.min(count - #out, free), out) end
+    free, pending = free - (#out - before), pending + (#out - before)
+    if #out > 0 then
+      if queued and free > 0 then redis.call('XADD', at.room, 'MAXLEN', 1, '*', 'r', 1) end
+      return { out, 0, '', '', 0, 0 }
+    end
+    if not ends or now >= ends then
+      if queued and free > 0 and args[6] == '1' then redis.call('XADD', at.room, 'MAXLEN', 1, '*', 'r', 1) end
+      return { out, 0, '', '', 0, 0 }
+    end
+    local wait = math.max(SHORTEST_WAIT_MS, math.min(ends - now, tonumber(args[3]), LONGEST_WAIT_MS))
+    if free <= 0 or not may_take then
+      if not queued then redis.call('XGROUP', 'CREATE', at.room, group, '$', 'MKSTREAM') end
+      redis.call('PEXPIRE', at.room, ROOM_MS)
+      return { out, 1, whole(ends), '', 0, wait }
+    end
+    local most = math.min(count, free)
+    if queued and free > most then redis.call('XADD', at.room, 'MAXLEN', 1, '*', 'r', 1) end
+    return { out, 2, whole(ends), reserve(at.waits, most, now + wait + MARGIN_MS), most, wait }
+  end
+
+  --[[ log_admit: FCALL bs_log_admit n <keys> <group> <count> <retry> <expire> <max>
+       Whether <count> new entries may be taken by the native XREADGROUP that follows in the same MULTI. It names <gate>
+       too, and fails if that is missing. Returns 1, or 0 if bs_log_take must decide: something may be due, or the list
+       may become full.
+       Why: entries that go through Lua cost three times as much. ]]
+  function logs.admit(keys, args)
+    local strands, at = split_keys(keys)
+    local group, count, policy, max = args[1], tonumber(args[2]), args[3] .. ':' .. args[4], tonumber(args[5])
+    local pending, policies, number = pending_of(strands, group)
+    local admitted = (pending == 0 or redis.call('EXISTS', at.look) == 1)
+      and (number < MOST_POLICIES or policies[policy])
+      and redis.call('EXISTS', at.room) == 0
+      and pending + count <= max
+      and (redis.call('EXISTS', at.waits) == 0 or pending + count + reserved_in(at.waits, now_ms()) <= max)
+    local exists = redis.call('EXISTS', at.gate) == 1
+    if admitted and not exists then
+      redis.call('XGROUP', 'CREATE', at.gate, group, '$', 'MKSTREAM')
+      redis.call('PEXPIRE', at.gate, GATE_MS)
+    elseif exists and not admitted then
+      redis.call('UNLINK', at.gate)
+    end
+    return admitted and 1 or 0
+  end
+
+  --[[ log_ack: FCALL bs_log_ack n <strand>... <room> <group> <from> <to>
+       Acknowledges what is pending between two offsets. Returns how many; the caller calls again after 100,000. ]]
+  function logs.ack(keys, args)
+    local group, acked = args[1], 0
+    for at = 1, #keys - 1 do
+      for _ = 1, 100 do
+        local rows = redis.call('XPENDING', keys[at], group, '0-' .. args[2], '0-' .. args[3], ACKED_AT_ONCE)
+        if #rows == 0 then break end
+        local ids = {}
+        for place, row in ipairs(rows) do ids[place] = row[1] end
+        acked = acked + redis.call('XACK', keys[at], group, unpack(ids))
+      end
+    end
+    if acked > 0 and redis.call('EXISTS', keys[#keys]) == 1 then redis.call('XADD', keys[#keys], 'MAXLEN', 1, '*', 'r', 1) end
+    return acked
+  end
+end
