@@ -42,6 +42,7 @@ local NO_KEY = { DBSIZE = true, FLUSHDB = true, SELECT = true, TIME = true }
 local function check(name, ...)
   local first, second = ...
   local key = SECOND[name] and second or first
+  if name == 'XREADGROUP' then key = select(-2, ...) end -- of one stream: ... STREAMS key id
   if not NO_KEY[name] and not given[key] then error('non local key: ' .. name .. ' ' .. tostring(key)) end
   if name == 'RENAME' and not given[second] then error('non local key: RENAME to ' .. tostring(second)) end
 end

@@ -33,6 +33,8 @@ SLICE_MS: Final = 5_000
 _GONE: Final = ("NOGROUP", "UNBLOCKED")
 _NOACK: Final = b"-"
 _FOREVER_MS: Final = 10**12
+# How often a reader whose turn it is asks again before it queues once more.
+_SPINS: Final = 5
 _FULL, _MAY_WAIT = 1, 2
 
 
@@ -226,7 +228,7 @@ def _take(view: View, parts: list[Segment], spec: Read, patience: _Patience) -> 
     strands, last = [part.strand for part in parts], parts[-1].strand
     where = _keys_of(strands, spec.group)
     room, _, _, waits = keys.takes(last.name, spec.group)
-    ticket, token = int(patience.is_over), b""
+    ticket, token, spins = int(patience.is_over), b"", 0
     while True:
         limit = view.recall(last.name).log.pending
         times = (spec.group, spec.count, spec.retry_ms, spec.expire_ms, limit)
@@ -236,11 +238,15 @@ def _take(view: View, parts: list[Segment], spec: Read, patience: _Patience) -> 
             patience.end()
             return _entries(page)
         patience.until = until
+        if state == _FULL and spins:
+            spins -= 1
+            continue
         if state == _FULL:
             bell = _native(spec, b"w", room, count=1, noack=True, block_ms=turn)
             [rung] = yield Batch([bell], block_ms=turn, attempt=True)
             if not isinstance(rung, ReplyError):
-                ticket = 1
+                # A reader that was served has its reservation for a moment longer: do not lose the turn.
+                ticket, spins = 1, _SPINS if rung else 0
             elif rung.code not in _GONE:
                 raise rung
             continue
@@ -253,6 +259,7 @@ def _take(view: View, parts: list[Segment], spec: Read, patience: _Patience) -> 
                 release.append(("XADD", room, "NOMKSTREAM", "MAXLEN", 1, "*", "r", 1))
             yield Batch(release)
             return rows
+        ticket = 1  # it waited a whole slice
         if _parts(last.name, (yield from _read_again(view, last.name))) != parts:
             return []  # the home has moved: start again
 
