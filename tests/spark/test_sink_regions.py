@@ -137,15 +137,15 @@ def test_of_two_drivers_that_begin_a_sink_at_once_in_two_regions_one_writes(
 ) -> None:
     """Each has asked the other's region, which knew nothing, before either wrote anything."""
     one, two = both(world, 1), both(world, 2)
-    messages, real = [one.write([{"n": 0}]), two.write([{"n": 0}])], Committer._ask_others
+    messages, real = [one.write([{"n": 0}]), two.write([{"n": 0}])], Committer._query_others
 
     def overtaken(self: Any, *args: Any) -> Any:
         found = real(self, *args)
-        monkeypatch.setattr(Committer, "_ask_others", real)
+        monkeypatch.setattr(Committer, "_query_others", real)
         two.commit(0, messages[1])
         return found
 
-    monkeypatch.setattr(Committer, "_ask_others", overtaken)
+    monkeypatch.setattr(Committer, "_query_others", overtaken)
     one.commit(0, messages[0])
     assert everywhere(world) == [[0]] * 2
 

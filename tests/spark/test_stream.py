@@ -159,7 +159,7 @@ def test_a_plain_stream_that_was_deleted_and_reborn_is_told_apart(query: Make, e
         orders.run()
         client.delete("orders")
         client.xadd("orders", {"n": 1}, id="5-0")
-    with pytest.raises(DataLossError, match="deleted and begun anew"):
+    with pytest.raises(DataLossError, match="deleted and created again"):
         orders.run()
     assert query(streams="orders", failOnDataLoss="false").numbers() == [1]
 

@@ -2,8 +2,8 @@
 
     spark.streams.addListener(LagListener())        # then start_http_server() of prometheus_client
 
-A progress report carries where the batch ended and where the streams ended by then; the difference is the
-lag. In entries where the region counted both (offsets.py), in seconds by the IDs' own clock.
+A progress report has the end of the batch and the end of the streams at that time; the difference is the lag:
+in entries, if one region counted both (offsets.py), and in seconds, by the IDs.
 """
 
 import json
@@ -61,16 +61,16 @@ class LagListener(StreamingQueryListener):
 
 
 def _offset(stored: Any) -> Offset | None:
-    """An offset of ours; other sources have offsets of their own shape."""
+    """An offset of this source; None for other sources."""
     try:
-        told = json.loads(stored) if isinstance(stored, str) else stored
-        return Offset.parse(told) if isinstance(told, dict) and "frontier" in told else None
+        found = json.loads(stored) if isinstance(stored, str) else stored
+        return Offset.parse(found) if isinstance(found, dict) and "frontier" in found else None
     except (ValueError, TypeError):
         return None
 
 
 def lags(end: Offset, latest: Offset) -> Iterator[tuple[str, int | None, float]]:
-    """(stream, entries behind where that is known, seconds behind) for every stream."""
+    """(stream, entries behind or None if unknown, seconds behind) for every stream."""
     for name in sorted({strand.name for strand in latest.frontier}):
         strands = [strand for strand in latest.frontier if strand.name == name]
         counts = [(end.count(strand, latest.region), latest.counts.get(strand)) for strand in strands]

@@ -1,7 +1,7 @@
 """The options of source and sink: parsed once, refused by name.
 
-Spark hands over a case-insensitive dict of text. An option that nobody knows is an error, because a
-misspelt limit or offset would otherwise be ignored in silence.
+Spark passes a case-insensitive dict of strings. An unknown option is an error, because a misspelt limit or
+offset would otherwise be ignored silently.
 """
 
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ from braidstream.spark.option_values import Mode, Start
 
 T = TypeVar("T")
 
-# What Spark itself puts among the options of a query or a table.
+# Options that Spark itself adds.
 _SPARKS_OWN: Final = frozenset(("checkpointlocation", "queryname"))
 
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """How to reach the engine: the server, those to turn to when it fails, and redis-py's own options."""
+    """How to reach the engine: the server, its fallbacks, and redis-py's own options."""
 
     urls: tuple[str, ...]
     redis: Mapping[str, str]
@@ -65,25 +65,25 @@ class SinkOptions:
 
 
 class _Taker:
-    """Takes options by name; what is left over at the end is unknown."""
+    """Takes options by name; those left over at the end are unknown."""
 
-    def __init__(self, given: Mapping[str, str]) -> None:
-        self.given = {name.lower(): value for name, value in given.items()}
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self.left = {name.lower(): value for name, value in options.items()}
         self.names = list[str]()
 
     def find(self, option: Option[T]) -> T | None:
-        """What was given, if anything was."""
+        """The user's value, or None."""
         self.names.append(option.name)
-        value = self.given.pop(option.name.lower(), None)
+        value = self.left.pop(option.name.lower(), None)
         return None if value is None else option.parse(option.name, value)
 
     def take(self, option: Option[T]) -> T:
-        """What was given, or the default."""
+        """The user's value, or the default."""
         found = self.find(option)
         return option.fallback if found is None else found
 
     def finish(self) -> None:
-        unknown = sorted(set(self.given) - _SPARKS_OWN)
+        unknown = sorted(set(self.left) - _SPARKS_OWN)
         if unknown:
             raise OptionError(unknown[0], f"unknown. The options are: {', '.join(self.names)}, redis.*")
 
@@ -144,9 +144,7 @@ def _servers(taker: _Taker, *, needed: bool = True) -> Servers:
         raise OptionError("url", "missing. Say which server, like redis://localhost:6379/0")
     urls = (url, *taker.take(table.FALLBACK_URLS))
     redis = {
-        name[len("redis.") :]: taker.given.pop(name)
-        for name in list(taker.given)
-        if name.startswith("redis.")
+        name[len("redis.") :]: taker.left.pop(name) for name in list(taker.left) if name.startswith("redis.")
     }
     return Servers(urls, redis)
 

@@ -1,12 +1,12 @@
-"""One view over a lake and the live streams: `option("lake", PATH)`. Each entry once, wherever the cut is.
+"""One view over a lake and the live streams: `option("lake", PATH)`. It returns each entry once.
 
-    lake     | ........................ |F           F: up to where the lake's log says it has the strand
+    lake     | ........................ |F           F: the end of the strand in the lake, by its log
     engine         | ........................... |
     view     | ...... from the lake ... | live . |
 
-The cut is the lake's own position, taken when the query is planned. The archive may go on meanwhile, and trim
-what it has taken: a reader of the live part that finds the strand's head gone takes what is missing from the
-lake, which by then has it, because a trim comes after the commit.
+F is read when the query is planned. The archive may continue meanwhile and trim what it has archived. If a
+reader of the live part finds that the head of the strand was trimmed, it reads the missing entries from the
+lake, which has them by then, because a trim comes after the commit.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,13 +32,13 @@ from braidstream.spark.source.reader import BatchReader, FilteringReader, resolv
 from braidstream.spark.source.reading import PAGE_BYTES, PAGE_ROWS
 from braidstream.spark.source.rows import Rows, Shape
 from braidstream.spark.source.slices import Range, Slice
-from braidstream.spark.source.survey import Sight, Standing, open_server
+from braidstream.spark.source.survey import StrandInfo, StrandInfos, open_server
 
-_NOT_THERE = Standing(ids.ZERO, 0, 0, None, ids.ZERO, 64, there=False)
+_NOT_THERE = StrandInfo(ids.ZERO, 0, 0, None, ids.ZERO, 64, there=False)
 
 
 class LakeSlice(InputPartition):
-    """Of one file of the lake, the strands and ranges that are wanted."""
+    """The strands and ranges to read from one file of the lake."""
 
     def __init__(self, path: str, stream: str, wanted: tuple[Wanted, ...]) -> None:
         super().__init__(None)
@@ -57,38 +57,36 @@ class ViewReader(BatchReader):
         self.lake = Lake(options.lake)
 
     def partitions(self) -> list[InputPartition]:
-        state = self.lake.load()  # before the engine is looked at: what is trimmed by then is in the lake
-        sight = self.sight() if self.options.servers.urls else Sight()
+        state = self.lake.load()  # before the engine: entries that are trimmed by then are in the lake
+        infos = self.survey() if self.options.servers.urls else StrandInfos()
         wanted, live = dict[str, list[tuple[Strand, Id, Id]]](), list[Range]()
-        for strand in dict.fromkeys([*sight, *self._archived(state, sight)]):
-            standing = sight.get(strand, _NOT_THERE)
+        for strand in dict.fromkeys([*infos, *self._archived(state, infos)]):
+            info = infos.get(strand, _NOT_THERE)
             cut = state.offset.frontier[strand]
-            found = self._range(strand, standing, cut)
+            found = self._range(strand, info, cut)
             if found is None:
                 continue
             low, high = found
             if low < cut:
                 wanted.setdefault(name_text(strand.name), []).append((strand, low, min(high, cut)))
-            if standing.there and high > max(low, cut):
-                live.append(Range(strand, max(low, cut), high, None, standing.size, False, standing.length))
+            if info.there and high > max(low, cut):
+                live.append(Range(strand, max(low, cut), high, None, info.size, False, info.length))
         return [*self._files(state, wanted), *self.slices(live)]
 
-    def _archived(self, state: State, sight: Sight) -> Iterator[Strand]:
-        """Strands that the lake has of the streams that are asked for."""
+    def _archived(self, state: State, infos: StrandInfos) -> Iterator[Strand]:
+        """Strands in the lake of the streams to read."""
         matches = None if self.options.pattern is None else matcher(self.options.pattern)
-        lives = {(each.name, each.label): each.life for each in sight}
+        lives = {(each.name, each.label): each.life for each in infos}
         for strand in state.offset.frontier:
-            asked = matches(strand.name) if matches else strand.name in self.options.streams
-            is_over = (
-                lives.get((strand.name, strand.label), 0) > strand.life
-            )  # a later life: this one was deleted
-            if asked and not is_over and self._is_wanted(strand):
+            is_named = matches(strand.name) if matches else strand.name in self.options.streams
+            is_deleted = lives.get((strand.name, strand.label), 0) > strand.life
+            if is_named and not is_deleted and self._is_wanted(strand):
                 yield strand
 
-    def _range(self, strand: Strand, standing: Standing, cut: Id) -> tuple[Id, Id] | None:
-        last = max(cut, standing.last)
-        known = Standing(last, 0, 0, None, standing.cut, standing.size)
-        low = max(resolve(self.options.start, strand, known), standing.cut)
+    def _range(self, strand: Strand, info: StrandInfo, cut: Id) -> tuple[Id, Id] | None:
+        last = max(cut, info.last)
+        known = StrandInfo(last, 0, 0, None, info.cut, info.size)
+        low = max(resolve(self.options.start, strand, known), info.cut)
         return self.bounds.narrow(strand, low, min(last, resolve(self.options.end, strand, known)))
 
     def _files(self, state: State, wanted: dict[str, list[tuple[Strand, Id, Id]]]) -> Iterator[LakeSlice]:
@@ -120,26 +118,26 @@ class FilteringViewReader(ViewReader, FilteringReader):
 def _live(server: Server, part: Range, shape: Shape, root: Path) -> Iterator[pa.RecordBatch]:
     """The live part of a strand, page by page.
 
-    With each request goes the question whether an entry is left at or before the position that the page
-    before was asked from. If none is, a trim may have taken entries of that page before it was read.
+    Each request also checks whether an entry is left at or before the start of the page before. If not, a
+    trim may have removed entries of that page before it was read.
     """
     rows, cursor = Rows(shape, part.strand), part.start
     count = max(1, min(PAGE_ROWS, PAGE_BYTES // max(1, part.size)))
     with server.wire(part.strand.key) as wire:
-        page, asked_from = columns.parse(wire.receive(wire.send(_page(part, cursor, count)))), cursor
+        page, page_start = columns.parse(wire.receive(wire.send(_page(part, cursor, count)))), cursor
         while True:
             cursor = page.id(-1) if len(page) else part.end
-            head: Command = ("XRANGE", part.strand.key, "-", ids.text(asked_from), "COUNT", 1)
+            head: Command = ("XRANGE", part.strand.key, "-", ids.text(page_start), "COUNT", 1)
             mark = wire.send(head, _page(part, cursor, count))
             made = rows.batch(page) if len(page) else None
             reply = wire.receive(mark)
             if not columns.take_first(reply):
                 upto = ids.before(page.id(0)) if len(page) else part.end
-                yield from _from_lake(root, part.strand, asked_from, upto or ids.ZERO, shape)
+                yield from _from_lake(root, part.strand, page_start, upto or ids.ZERO, shape)
             if made is None:
                 return
             yield made
-            page, asked_from = columns.parse(reply), cursor
+            page, page_start = columns.parse(reply), cursor
 
 
 def _page(part: Range, after: Id, count: int) -> Command:
@@ -155,9 +153,9 @@ def _from_lake(root: Path, strand: Strand, low: Id, high: Id, shape: Shape) -> I
             yield from rows_of(table, name, shape)
 
 
-def batch_reader(given: Mapping[str, str], schema: StructType) -> BatchReader:
-    """What `spark.read` reads with: streams, or lake and streams."""
-    options = source_options(given)
+def batch_reader(texts: Mapping[str, str], schema: StructType) -> BatchReader:
+    """The reader of `spark.read`: for streams, or for a lake and streams."""
+    options = source_options(texts)
     shape = Shape.of(schema, options.mode, options.corrupt_column)
     if options.lake is None:
         return FilteringReader(options, shape) if options.push_filters else BatchReader(options, shape)

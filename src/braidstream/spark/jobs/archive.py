@@ -1,15 +1,15 @@
-"""archive: streams into a lake, exactly once; and with `trim`, out of the engine what is safe there.
+"""archive: copies streams into a lake, exactly once; with `trim` it also trims what is archived.
 
-    round   where the lake ends -> what came since -> files -> one commit -> deletions -> trim
+    round   end of the lake -> new entries -> files -> one commit -> deletions -> trim
 
-A round can be killed anywhere. Before its commit nothing of it counts; after it the next round goes on from
-there. Only the commit says how far the archive is, so there is no checkpoint to lose or to contradict it.
+A round can be killed at any point. Before its commit nothing of it counts; after it the next round continues
+there. Only the commit has the archive's position, so there is no checkpoint to lose or to contradict it.
 
-    engine   | trimmed . . . . | archived, alive ........ | not archived yet |
+    engine   | trimmed . . . . | archived, live ......... | not archived yet |
     lake     | ........................................... |
-                               ^ what is missing here was deleted: it is deleted in the lake too
+                               ^ entries missing here were deleted: they are deleted in the lake too
 
-Entries go from the engine to Parquet within a task, as columns; the driver sees only what files there are.
+Tasks convert entries of the engine to Parquet columns; the driver gets only the list of files.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ from braidstream.spark.source import limits
 from braidstream.spark.source.data_loss import Loss, missing
 from braidstream.spark.source.reading import read
 from braidstream.spark.source.slices import PIECE, Range, Slice, cut_up, piece, range_of
-from braidstream.spark.source.survey import Sight, Standing, Surveyor
+from braidstream.spark.source.survey import StrandInfo, StrandInfos, Surveyor
 
 WAIT_S: Final = 30.0
 
@@ -61,7 +61,7 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round did. left: about how many entries are not archived yet."""
+    """What one round did. left: approximate number of entries that are not archived yet."""
 
     entries: int = 0
     files: int = 0
@@ -76,7 +76,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a round takes of each strand: after the first ID, up to and with the second."""
+    """What a round reads: ranges, and the end of each strand with its count of entries."""
 
     parts: list[Range] = field(default_factory=list)
     ends: dict[Strand, Id] = field(default_factory=dict)
@@ -86,12 +86,12 @@ class Work:
 
 
 class Span(NamedTuple):
-    """A strand after one ID up to another; how many entries it had been given by the first, if known."""
+    """A strand after one ID up to another; how many entries were added up to the first, if known."""
 
     strand: Strand
     start: Id
     end: Id
-    given: int | None
+    counted: int | None
 
 
 class Archiver:
@@ -105,29 +105,29 @@ class Archiver:
         self.surveyor.close()
 
     def backlog(self) -> int:
-        """About how many entries are not archived yet."""
-        return self._plan(self.lake.load(), self.surveyor.sight(), None).left
+        """The approximate number of entries that are not archived yet."""
+        return self._plan(self.lake.load(), self.surveyor.survey(), None).left
 
     def round(self) -> Round:
-        """One round. Nothing to do is a round too."""
+        """One round, also if there is nothing to do."""
         retries = Retries(
-            f"{self.what.lake}: others keep committing. Run one archive a lake.", error=LakeError
+            f"{self.what.lake}: other jobs keep committing. Run one archive per lake.", error=LakeError
         )
         while True:
             retries.count()
-            state, sight = self.lake.load(), self.surveyor.sight()
-            work = self._plan(state, sight, self.what.max_entries)
+            state, infos = self.lake.load(), self.surveyor.survey()
+            work = self._plan(state, infos, self.what.max_entries)
             files = self._read(work)
             offset = moved(state.offset, work.ends, work.counts, self.surveyor.region)
             try:
                 if files or offset != state.offset:
                     state = self.lake.commit(state, Change("archive", add=tuple(files), offset=offset))
             except Conflict:
-                continue  # another archive was faster: go on from where it is
+                continue  # another archive job has committed: continue from there
             return self._tend(state, work, files)
 
     def _tend(self, state: State, work: Work, files: list[File]) -> Round:
-        """After the commit: deletions, the trim, small files, what is left over."""
+        """After the commit: apply deletions, trim, and merge small files."""
         state, deleted = deletions.take_over(self.spark, self.lake, self.surveyor)
         trimmed = self._trim(state) if self.what.trim else 0
         state, merged = tidy(self.spark, self.lake)
@@ -146,12 +146,12 @@ class Archiver:
     def _trim(self, state: State) -> int:
         cut = trim(self.surveyor, state, keep_s=self.what.keep_s, now_s=time.time())
         if any(cut.values()):
-            with contextlib.suppress(Conflict):  # then the next round compares once more
+            with contextlib.suppress(Conflict):  # the next round compares once more
                 self.lake.commit(state, Change("trim", removed=noted(state, cut)))
         return sum(cut.values())
 
-    def _plan(self, state: State, sight: Sight, most: int | None) -> Work:
-        unread = {strand: each for strand, each in sight.items() if self._is_unread(state, strand, each)}
+    def _plan(self, state: State, infos: StrandInfos, most: int | None) -> Work:
+        unread = {strand: each for strand, each in infos.items() if self._is_unread(state, strand, each)}
         starts = {strand: max(state.offset.frontier[strand], each.cut) for strand, each in unread.items()}
         sizes = {strand: self._new(state, strand, each) for strand, each in unread.items()}
         ends = {strand: (each.last, each.added) for strand, each in unread.items()}
@@ -173,77 +173,77 @@ class Archiver:
             start, (end, _) = starts[strand], ends[strand]
             if end > start:
                 is_counted = start == state.offset.frontier[strand]
-                given = state.offset.count(strand, self.surveyor.region) if is_counted else None
-                parts += self._slices(Span(strand, start, end, given), each, min(sizes[strand], most))
+                counted = state.offset.count(strand, self.surveyor.region) if is_counted else None
+                parts += self._slices(Span(strand, start, end, counted), each, min(sizes[strand], most))
         taken = min(total, most)
         return Work(
             parts,
             {strand: end for strand, (end, _) in ends.items()},
-            self._idle(state, sight) | {strand: count for strand, (_, count) in ends.items()},
+            self._idle(state, infos) | {strand: count for strand, (_, count) in ends.items()},
             missed,
             total - taken,
         )
 
-    def _is_unread(self, state: State, strand: Strand, standing: Standing) -> bool:
+    def _is_unread(self, state: State, strand: Strand, info: StrandInfo) -> bool:
         here = state.offset.frontier[strand]
-        if strand.is_plain and standing.there and standing.last < here:
+        if strand.is_plain and info.there and info.last < here:
             raise LakeError(
-                f"stream {name_text(strand.name)}: ends at {ids.text(standing.last).decode()}, archived up "
-                f"to {ids.text(here).decode()}: it was deleted and begun anew. Archive it to another lake."
+                f"stream {name_text(strand.name)}: ends at {ids.text(info.last).decode()}, archived up "
+                f"to {ids.text(here).decode()}: it was deleted and created again. Archive it to another lake."
             )
-        return standing.there and standing.last > here
+        return info.there and info.last > here
 
-    def _slices(self, span: Span, standing: Standing, size: int) -> list[Range]:
-        strand, start, end, given = span
-        first = standing.first if standing.first is not None and standing.first > start else None
-        part = Range(strand, start, end, first, standing.size, not self.what.allow_loss, size, given)
+    def _slices(self, span: Span, info: StrandInfo, size: int) -> list[Range]:
+        strand, start, end, counted = span
+        first = info.first if info.first is not None and info.first > start else None
+        part = Range(strand, start, end, first, info.size, not self.what.allow_loss, size, counted)
         return self.surveyor.try_servers(lambda server: server.run(cut_up(part, size), strand.key))
 
-    def _new(self, state: State, strand: Strand, standing: Standing) -> int:
-        """About how many entries came since."""
+    def _new(self, state: State, strand: Strand, info: StrandInfo) -> int:
+        """The approximate number of new entries."""
         before = state.offset.count(strand, self.surveyor.region)
-        return standing.length if before is None else min(standing.added - before, standing.length)
+        return info.length if before is None else min(info.added - before, info.length)
 
-    def _missed(self, state: State, strand: Strand, standing: Standing) -> int:
-        """How many entries went away before they were archived. Unless they were deleted, that is a loss."""
+    def _missed(self, state: State, strand: Strand, info: StrandInfo) -> int:
+        """How many entries were removed before they were archived. DataLossError if they were not deleted."""
         before, start = state.offset.count(strand, self.surveyor.region), state.offset.frontier[strand]
-        if strand not in state.offset.frontier or standing.cut > start:
+        if strand not in state.offset.frontier or info.cut > start:
             return 0
-        is_behind = standing.first is not None and standing.first <= start
-        missed = 0 if before is None or is_behind else max(0, standing.added - before - standing.length)
-        loss = missing(start, standing, before)
+        is_behind = info.first is not None and info.first <= start
+        missed = 0 if before is None or is_behind else max(0, info.added - before - info.length)
+        loss = missing(start, info, before)
         if loss is not None and not self.what.allow_loss:
             where = f"stream {name_text(strand.name)}, strand {place_text(strand)}"
-            raise DataLossError(f"{where}: {self._told(loss, state, start, missed)}")
+            raise DataLossError(f"{where}: {self._describe(loss, state, start, missed)}")
         return missed
 
-    def _told(self, loss: Loss, state: State, start: Id, missed: int) -> str:
+    def _describe(self, loss: Loss, state: State, start: Id, missed: int) -> str:
         after = f"after {ids.text(start).decode()} (native)"
         if loss is Loss.UNCOUNTED:
             here, there = self.surveyor.region, state.offset.region
             return (
-                f"in region {here} nothing is left of what was archived, and entries {after} may have gone "
-                f"with it: the archive has counted them in region {there} only. Run it there, or once with "
+                f"in region {here} all archived entries are trimmed, and entries {after} may be trimmed too: "
+                f"the archive has counted them in region {there} only. Run it there, or once with "
                 "--allow-loss here."
             )
         how = "trimmed" if loss is Loss.TRIMMED else "trimmed, or deleted (the server cannot tell which),"
         return (
             f"{missed} entries {after} were {how} before they were archived. Archive more often or keep more "
-            "of the stream; --allow-loss goes on without them."
+            "of the stream. To continue without them: --allow-loss."
         )
 
-    def _idle(self, state: State, sight: Sight) -> dict[Strand, int]:
-        """Strands that are archived to their end but not counted in this region: what they were given."""
+    def _idle(self, state: State, infos: StrandInfos) -> dict[Strand, int]:
+        """Counts of entries for strands that are archived to their end but not counted in this region."""
         known, region = state.offset, self.surveyor.region
         ended = (strand for strand in known.frontier if known.count(strand, region) is None)
         return {
-            strand: sight[strand].added
+            strand: infos[strand].added
             for strand in ended
-            if strand in sight and sight[strand].there and sight[strand].last == known.frontier[strand]
+            if strand in infos and infos[strand].there and infos[strand].last == known.frontier[strand]
         }
 
     def _read(self, work: Work) -> list[File]:
-        """The job: each slice read, and written as files."""
+        """Run the job: read each slice, and write it as files."""
         worker = partial(_archive, Path(self.what.lake), self.what.servers, self.surveyor.url)
         pieces = [piece(part) for part in work.parts]
         return [facts_of(row) for row in distribute.run(self.spark, pieces, PIECE, worker, FACTS)]
@@ -252,7 +252,7 @@ class Archiver:
 def _archive(
     root: Path, servers: Servers, url: int, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """In a task: slices become files."""
+    """In a task: write slices to files."""
     for batch in batches:
         for row in batch.to_pylist():
             part, writer = range_of(row), Writer(root, row["stream"])

@@ -1,18 +1,17 @@
-"""audit: are all regions' copies of a stream alike? What is not is on its way, or wrong.
+"""audit: compares all regions' copies of a stream. A difference is replication in progress, or an anomaly.
 
-Every range of every strand is read in all regions by one task, digested, and where the digests differ
-compared entry by entry. A copy is told by two facts: how far it was seen (its last ID), and what of it is
-there. So of an entry that region X has and region Y has not:
+For every range of every strand one task reads all regions, computes digests, and compares entry by entry if
+they differ. For an entry that region X has and region Y has not, Y's last ID and its present entries decide:
 
-    above Y's last ID            behind        Y has not seen it yet
-    below Y's first, or cut      removing      trimmed or deleted in Y, and on its way to X
-    a journal names it           removing      until X has done that journal; then it is RESURRECTED in X
-    else                         LOST in Y     Y had it: nobody deleted it, and no link brings it again
+    above Y's last ID            behind        has not arrived in Y yet
+    below Y's first, or cut      removing      trimmed or deleted in Y, not yet in X
+    a journal names it           removing      until X has applied that journal; then it is RESURRECTED in X
+    else                         LOST in Y     Y had it, no one deleted it, and no link sends it again
 
-And: DIVERGED, two copies have different fields under one ID. DUPLICATED, one user ID in two strands. A
-group that the registry has and a strand has not is LOST as well.
+Also: DIVERGED, two copies have different fields under one ID. DUPLICATED, one user ID in two strands. A group
+that the registry has and a strand has not is LOST too.
 
-What looks wrong is looked at again until it has been so for `settle_s`: only what stays wrong is told.
+The audit reads suspects again until `settle_s` has passed, and reports only those that are still wrong.
 """
 
 import time
@@ -31,17 +30,17 @@ from braidstream.model.frontier import name_of_text, name_text, place_of_text, p
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
 from braidstream.protocol.plan import Batch, Plan, send_one
-from braidstream.spark.jobs.standings import Standings, stand
+from braidstream.spark.jobs.snapshots import Snapshots, read_snapshot
 from braidstream.spark.lake import distribute
 from braidstream.spark.lake.files import LakeRows, entry_of
 from braidstream.spark.options import Servers
 from braidstream.spark.source.reading import read
 from braidstream.spark.source.slices import Range, Slice, split
-from braidstream.spark.source.survey import Standing, Surveyor, find
+from braidstream.spark.source.survey import StrandInfo, Surveyor, find
 
 RANGE_ROWS: Final = 50_000
 POLL_S: Final = 0.5
-NAMED: Final = 10_000  # a report names at most so many anomalies
+NAMED: Final = 10_000  # the most anomalies that a report lists
 
 _PIECE: Final = StructType()
 _FACT: Final = StructType()
@@ -57,7 +56,7 @@ _FACT_ARROW: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """What is wrong, where. id: as users see it; for a group its name. certain: a repair may rely on it."""
+    """One anomaly. id: the user ID; for a group its name. certain: a repair may rely on it."""
 
     kind: str
     stream: str
@@ -71,7 +70,7 @@ class Anomaly:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A range of a strand as all regions have it. behind, removing: entries on their way, by region."""
+    """A range of a strand in all regions. behind, removing: entries still replicating, by region."""
 
     stream: str
     place: str
@@ -110,7 +109,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """An entry that is not alike everywhere: {region: digest of its fields}, missing where it is not."""
+    """An entry that differs between regions: {region: digest of its fields}, for regions that have it."""
 
     strand: Strand
     native: Id
@@ -118,7 +117,7 @@ class Suspect:
 
 
 class Auditor:
-    """Compares regions, each by its number with how to reach it."""
+    """Compares regions, by their numbers and servers."""
 
     def __init__(
         self,
@@ -138,14 +137,14 @@ class Auditor:
         for surveyor in self.at.values():
             surveyor.close()
 
-    def ask(self, region: int, plan: Plan[Any], key: bytes) -> Any:
+    def run_plan(self, region: int, plan: Plan[Any], key: bytes) -> Any:
         return self.at[region].try_servers(lambda server: server.run(plan, key))
 
     def run(self) -> Report:
         began = time.monotonic()
         stretches, suspects, anomalies = list[Stretch](), list[Suspect](), list[Anomaly]()
         for name in self._streams():
-            before = self.stand(name)
+            before = self.snapshots(name)
             facts = distribute.run(
                 self.spark, self._pieces(before), _PIECE, partial(_compare, self.servers), _FACT
             )
@@ -157,8 +156,10 @@ class Auditor:
         regions = {region: f"region {region}" for region in self.servers}
         return Report(regions, stretches, anomalies, time.monotonic() - began)
 
-    def stand(self, name: bytes) -> Standings:
-        return Standings(name, {region: self.ask(region, stand(name), name) for region in self.at})
+    def snapshots(self, name: bytes) -> Snapshots:
+        return Snapshots(
+            name, {region: self.run_plan(region, read_snapshot(name), name) for region in self.at}
+        )
 
     def _streams(self) -> list[bytes]:
         if self.pattern is None:
@@ -169,75 +170,76 @@ class Auditor:
             found |= surveyor.try_servers(lambda server: find(server, wanted))
         return sorted(found)
 
-    def _pieces(self, standings: Standings) -> list[tuple[str, ...]]:
-        """Ranges of about RANGE_ROWS entries, each strand from its first entry anywhere to its last."""
+    def _pieces(self, snapshots: Snapshots) -> list[tuple[str, ...]]:
+        """Ranges of about RANGE_ROWS entries, up to the last entry that any region has."""
         pieces = list[tuple[str, ...]]()
-        for strand in standings.strands:
-            copies = standings.copies(strand)
+        for strand in snapshots.strands:
+            copies = snapshots.copies(strand)
             region, fullest = max(copies.items(), key=lambda each: each[1].length)
             end = max(copy.last for copy in copies.values())
             whole = Range(strand, ids.ZERO, end, None, fullest.size, False, fullest.length)
             count = -(-fullest.length // RANGE_ROWS)
-            parts = self.ask(region, split(whole, count), strand.key) if count > 1 else [whole]
+            parts = self.run_plan(region, split(whole, count), strand.key) if count > 1 else [whole]
             ends = " ".join(f"{number}:{_ends(copy)}" for number, copy in copies.items())
             where = name_text(strand.name), place_text(strand)
             pieces += [(*where, _text(part.start), _text(part.end), ends) for part in parts if end > ids.ZERO]
         return pieces
 
     def _settled(self, suspects: list[Suspect]) -> list[Anomaly]:
-        """What is still wrong after the time in which replication would have set it right."""
+        """The anomalies that remain after the time in which replication would have repaired them."""
         deadline, left = time.monotonic() + self.settle_s, suspects
         while True:
             left = [now for each in left if (now := self._again(each)) is not None]
             if not left or time.monotonic() >= deadline:
                 break
             time.sleep(POLL_S)
-        standings = {name: self.stand(name) for name in {each.strand.name for each in left}}
+        snapshots = {name: self.snapshots(name) for name in {each.strand.name for each in left}}
         after = [(each, self._again(each)) for each in left]
         return [
             wrong
             for each, now in after
             if now is not None
-            for wrong in judge(each, now, standings[each.strand.name])
+            for wrong in judge(each, now, snapshots[each.strand.name])
         ]
 
     def _again(self, suspect: Suspect) -> Suspect | None:
-        """The entry as it is now; None if all is well with it."""
+        """The entry as it is now; None if all regions agree."""
         strand, where = suspect.strand, ids.text(suspect.native)
         found = dict[int, str]()
         for region in self.at:
-            reply = self.ask(region, send_one(("XRANGE", strand.key, where, where), resend=True), strand.key)
+            read = send_one(("XRANGE", strand.key, where, where), resend=True)
+            reply = self.run_plan(region, read, strand.key)
             if reply:
                 found[region] = _digest(reply[0][1])
         now = replace(suspect, found=found)
         return None if not found or (len(found) == len(self.at) and len(set(found.values())) == 1) else now
 
-    def _groups(self, name: bytes, standings: Standings) -> list[Anomaly]:
+    def _groups(self, name: bytes, snapshots: Snapshots) -> list[Anomaly]:
         """Groups that the registry of a region has and one of its strands has not."""
         lost = list[Anomaly]()
-        for region, here in standings.by_region.items():
+        for region, here in snapshots.by_region.items():
             for strand in here.registry.strands:
                 for group in here.registry.groups:
-                    if group not in here.groups.get(strand, frozenset()) and here.sight.get(strand):
+                    if group not in here.groups.get(strand, frozenset()) and here.infos.get(strand):
                         shown = group.decode("utf-8", "backslashreplace")
                         text = name_text(name), place_text(strand), shown
                         lost.append(Anomaly("lost", *text, region, note="group"))
         return lost
 
-    def _duplicates(self, standings: Standings) -> list[Anomaly]:
+    def _duplicates(self, snapshots: Snapshots) -> list[Anomaly]:
         """Chosen IDs that another strand of the stream has too, in the same region."""
         found = list[Anomaly]()
-        for region, here in standings.by_region.items():
+        for region, here in snapshots.by_region.items():
             chosen = [strand for strand in here.registry.strands if strand.has_chosen_ids]
             for strand in chosen:
                 others = [each for each in here.registry.strands if each != strand]
-                for user in self.ask(region, _users(strand), strand.key):
+                for user in self.run_plan(region, _users(strand), strand.key):
                     for other in others:
                         native = other.exact(user)
                         if native is None or (other.has_chosen_ids and other.writer < strand.writer):
                             continue
                         where = ids.text(native)
-                        if self.ask(
+                        if self.run_plan(
                             region, send_one(("XRANGE", other.key, where, where), resend=True), other.key
                         ):
                             where_text = name_text(strand.name), place_text(strand), _text(user)
@@ -246,36 +248,36 @@ class Auditor:
         return found
 
 
-def judge(before: Suspect, suspect: Suspect, standings: Standings) -> list[Anomaly]:
-    """What is wrong with an entry that was seen before and after the standings were taken, or nothing.
+def judge(before: Suspect, suspect: Suspect, snapshots: Snapshots) -> list[Anomaly]:
+    """The anomalies of an entry that was read before and after the snapshots.
 
-    Who removes an entry says so in the same step: what was missing before is explained by the standings. And
-    what a region knew to be deleted then, must be missing after.
+    A removal and its record are one step. So the snapshots explain an entry that was missing before them; and
+    an entry that a region knew to be deleted by then must be missing after them.
     """
     strand, native = suspect.strand, suspect.native
     what = name_text(strand.name), place_text(strand), _text(strand.user(native))
     found = list[Anomaly]()
     if len(set(suspect.found.values())) > 1:
-        right = suspect.found.get(standings.home(strand))
+        right = suspect.found.get(snapshots.home(strand))
         wrong = [region for region, digest in suspect.found.items() if digest != right]
-        note = "" if right is not None else "its own region has it no more"
+        note = "" if right is not None else "its own region no longer has it"
         found += [Anomaly("diverged", *what, region, right is not None, note=note) for region in wrong]
-    named = standings.deletion(strand, native)
-    for region, here in standings.by_region.items():
+    named = snapshots.deletion(strand, native)
+    for region, here in snapshots.by_region.items():
         if region in suspect.found:
             if named is not None and here.journal_at(named[0]) >= named[1]:
                 found.append(Anomaly("resurrected", *what, region))
-        elif region not in before.found and named is None and not _is_explained(standings, region, suspect):
-            sure = not standings.overflowed
+        elif region not in before.found and named is None and not _is_explained(snapshots, region, suspect):
+            sure = not snapshots.overflowed
             note = "" if sure else "or deleted: a journal has overflowed"
             found.append(Anomaly("lost", *what, region, sure, note=note))
     return found
 
 
-def _is_explained(standings: Standings, region: int, suspect: Suspect) -> bool:
-    """Whether an entry is missing because it was not seen yet, was trimmed, or went with its stream."""
-    copy, native = standings.copy(region, suspect.strand), suspect.native
-    if native > copy.last or native <= copy.cut or standings.is_over(region, suspect.strand):
+def _is_explained(snapshots: Snapshots, region: int, suspect: Suspect) -> bool:
+    """Whether an entry is missing because it has not arrived, was trimmed, or was deleted with its stream."""
+    copy, native = snapshots.copy(region, suspect.strand), suspect.native
+    if native > copy.last or native <= copy.cut or snapshots.is_over(region, suspect.strand):
         return True
     return copy.there and (copy.first is None or native < copy.first)
 
@@ -296,12 +298,12 @@ def _text(entry: Id) -> str:
 
 
 def _digest(words: Iterable[bytes]) -> str:
-    told_apart = b"".join(b"%d:%b" % (len(word), word) for word in words)  # `ab` `c` is not `a` `bc`
-    return blake2b(told_apart, digest_size=8).hexdigest()
+    framed = b"".join(b"%d:%b" % (len(word), word) for word in words)  # `ab` `c` is not `a` `bc`
+    return blake2b(framed, digest_size=8).hexdigest()
 
 
-def _ends(copy: Standing) -> str:
-    """first and last as of the beginning: what lies outside is on its way."""
+def _ends(copy: StrandInfo) -> str:
+    """First and last ID at the start of the audit: entries outside are still replicating."""
     first = copy.last if copy.first is None else ids.before(copy.first) or ids.ZERO
     return f"{_text(max(first, copy.cut))}:{_text(copy.last)}"
 
@@ -335,11 +337,11 @@ def _compare(servers: Mapping[int, Servers], batches: Iterator[pa.RecordBatch]) 
             part = Slice(Range(strand, low, high, None, 64, False, 0), 0)
             copies = {region: _copy(part, each) for region, each in servers.items()}
             ends = dict[int, tuple[Id, Id]]()
-            for told in piece["ends"].split(" "):
-                region, first, last = told.split(":")
+            for text in piece["ends"].split(" "):
+                region, first, last = text.split(":")
                 ends[int(region)] = ids.native(first.encode()), ids.native(last.encode())
-            told_of = {name: piece[name] for name in ("stream", "place", "low", "high")}
-            rows = [{**told_of, **fact} for fact in _facts(strand, copies, ends)]
+            where = {name: piece[name] for name in ("stream", "place", "low", "high")}
+            rows = [{**where, **fact} for fact in _facts(strand, copies, ends)]
             yield pa.RecordBatch.from_pylist(rows, _FACT_ARROW)
 
 
@@ -378,7 +380,7 @@ def _facts(
 
 
 def table_digest(table: pa.Table) -> bytes:
-    """Equal digests: equal entries. Unequal ones are looked at entry by entry."""
+    """A digest. Equal digests mean equal entries; tables with different ones are compared entry by entry."""
     out = pa.BufferOutputStream()
     with pa.ipc.new_stream(out, table.schema) as writer:
         if table.num_rows:

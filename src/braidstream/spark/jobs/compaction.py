@@ -1,11 +1,11 @@
-"""compact: of each key the last entry stays, in the live streams and in the lake.
+"""compact: keeps the last entry of each key, in the live streams and in the lake.
 
-    round    look -> read all copies below the horizon -> verdicts -> live: superseded
-                  -> lake: superseded and tombstones, in one commit -> live: tombstones
+    round    survey -> read all copies older than the horizon -> verdicts -> live: superseded
+                    -> lake: superseded and tombstones, in one commit -> live: tombstones
 
-A round can be killed anywhere: the next one looks again. Nothing is remembered between rounds, because what
-was superseded stays superseded. Tombstones go last, and only from streams where all else was done, so an
-entry never outlives the tombstone after it.
+A round can be killed at any point: the next one starts with a new survey. No state is kept between rounds,
+because a superseded entry stays superseded. Tombstones are removed last, and only from streams where
+everything else was removed, so an entry never outlives the tombstone after it.
 """
 
 import time
@@ -38,7 +38,7 @@ _KEPT_FOR_USE: Final = StorageLevel.MEMORY_AND_DISK
 class Compact:
     """What to compact: a lake, live streams, or both. key: a field; key_sql: an expression instead.
 
-    keep_s: what is younger is not looked at. grace_s: tombstones stay for so long.
+    keep_s: ignore younger entries. grace_s: how long tombstones are kept.
     """
 
     lake: str | None
@@ -55,11 +55,11 @@ class Compact:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round did; a dry run, what it would do.
+    """What one round did; for a dry run, what it would do.
 
-    entries: copies it read. deleted, dropped: taken from the live streams, from the lake; `tombstones` of the
-    entries were tombstones. held: copies that stay for now, for a group or for the archive. left: not done,
-    because a peer is far behind or another one rewrote the files. files: rewritten.
+    entries: copies it read. deleted, dropped: removed from the live streams, from the lake; `tombstones` of
+    the entries were tombstones. held: copies that a group or the archive still needs. left: not done, because
+    a peer is far behind or another job has rewritten the files. files: rewritten.
     """
 
     entries: int = 0
@@ -111,7 +111,7 @@ class Compactor:
             read.unpersist()
 
     def _copies(self, horizon_ms: int) -> DataFrame:
-        """What there is to judge: what is older than the horizon."""
+        """All copies older than the horizon."""
         self.show("reading", 0, None)
         state = self._state()
         what, horizon = self.what, (max(0, horizon_ms - 1), ids.MAX)
@@ -120,11 +120,13 @@ class Compactor:
         self.show(f"reading {most:,} entries", 0, None)
         frame = copies(self.spark, scoped, self.surveyor, self.lake, state)
         frame = keyed(frame, key_of(what.key, what.key_sql), is_tombstone(what.key, what.tombstone_sql))
-        # One shuffle, into as many partitions as the entries need: verdicts joins and groups by the same.
+        # One shuffle, into as many partitions as the entries need: `verdicts` joins and groups by the same
+        # keys.
         return frame.repartition(max(1, -(-most // SLICE_ROWS)), "stream", "key")
 
     def _state(self) -> State | None:
-        """The lake. What was deleted in the streams must not make anything superseded, so it goes first."""
+        """The state of the lake, after deletions of the streams were applied: a deleted entry supersedes
+        nothing."""
         if self.lake is None:
             return None
         if self.surveyor is None or self.what.dry_run:
@@ -158,7 +160,7 @@ class Compactor:
         )
 
     def _live(self, found: DataFrame, verdict: str, count: int, undone: Set[str]) -> Removed:
-        """Take out of the live streams, but for those of which something is left that should be gone."""
+        """Remove entries from the live streams, except from those where an earlier step is incomplete."""
         if self.surveyor is None or not count:
             return Removed()
         chosen = found.where((f.col("path") == "") & (f.col("verdict") == verdict) & ~_of(undone))
@@ -188,12 +190,12 @@ def _of(streams: Set[str]) -> Column:
 
 
 def _tombstones(found: DataFrame, undone: Set[str]) -> int:
-    """How many tombstones went; each may have had two copies."""
+    """How many tombstones were removed; each may have two copies."""
     gone = found.where((f.col("verdict") == TOMBSTONE) & ~_of(undone))
     return gone.select("stream", "place", "position").distinct().count()
 
 
 def _undone(found: DataFrame, undone: Set[str]) -> int:
-    """How many copies in the lake are left because another one rewrote its files."""
+    """How many copies in the lake are left because another job has rewritten the files."""
     left = found.where((f.col("path") != "") & (f.col("verdict") != HELD) & _of(undone))
     return left.count() if undone else 0

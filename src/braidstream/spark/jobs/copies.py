@@ -4,8 +4,8 @@
     live             | e3  e4  e5 ................... e9 |
     copies     e1  e2  e3  e4  e3  e4  e5 ......| horizon
 
-A copy is *free* if nobody needs it: every group was given the entry and has acknowledged it, and where there
-is a lake, the entry is archived, so that no archive can bring it back.
+A copy is *free* if every group has acknowledged the entry and, with a lake, the entry is archived, so that no
+later archive run adds it again.
 """
 
 import json
@@ -33,10 +33,11 @@ from braidstream.spark.options import Servers
 from braidstream.spark.source.reading import read
 from braidstream.spark.source.rows import META
 from braidstream.spark.source.slices import PIECE, Range, Slice, cut_up, piece, range_of
-from braidstream.spark.source.survey import Sight, Standing, Surveyor
+from braidstream.spark.source.survey import StrandInfo, StrandInfos, Surveyor
 
 WAIT_S: Final = 30.0
-# Beside the columns of the source: the strand, the ID that sorts, the file (none: live), whether it is free.
+# In addition to the columns of the source: the strand, a sortable ID, the file (empty: live), whether it is
+# free.
 COPIES: Final = StructType(
     [
         *META,
@@ -52,37 +53,37 @@ _FILE: Final = StructType([StructField("task", StringType())])
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """A strand: copies after `low` up to `high` count, those up to `free` are free (native IDs).
+    """A strand: copies after `low` up to `high`, of which those up to `free` are free (native IDs).
 
-    standing: None where no engine has it, or none was asked.
+    info: None if no engine has it, or if only the lake is read.
     """
 
     strand: Strand
     low: Id
     high: Id
     free: Id
-    standing: Standing | None = None
+    info: StrandInfo | None = None
 
 
 def scopes(
     surveyor: Surveyor | None, state: State | None, names: Iterable[bytes], pattern: bytes | None, horizon: Id
 ) -> list[Scope]:
     """The strands of the streams, in the engine and in the lake, up to a user ID."""
-    sight = surveyor.sight() if surveyor else Sight()
+    infos = surveyor.survey() if surveyor else StrandInfos()
     found = list[Scope]()
-    for strand, standing in sight.items():
-        if standing.there and surveyor is not None:
+    for strand, info in infos.items():
+        if info.there and surveyor is not None:
             free = _acknowledged(surveyor, strand)
             free = free if state is None else min(free, state.offset.frontier[strand])
-            found.append(Scope(strand, standing.cut, strand.floor(horizon), free, standing))
-    lives = {(each.name, each.label): each.life for each in sight}
-    wanted, asked = set(names), None if pattern is None else matcher(pattern)
+            found.append(Scope(strand, info.cut, strand.floor(horizon), free, info))
+    lives = {(each.name, each.label): each.life for each in infos}
+    wanted, matches = set(names), None if pattern is None else matcher(pattern)
     for strand in () if state is None else state.offset.frontier:
-        is_asked = asked(strand.name) if asked else strand.name in wanted
-        is_over = lives.get((strand.name, strand.label), 0) > strand.life
-        if is_asked and not is_over and not (strand in sight and sight[strand].there):
-            # A region that has no copy of it yet cannot tell what its groups have read.
-            cut = sight[strand].cut if strand in sight else ids.ZERO
+        is_named = matches(strand.name) if matches else strand.name in wanted
+        is_deleted = lives.get((strand.name, strand.label), 0) > strand.life
+        if is_named and not is_deleted and not (strand in infos and infos[strand].there):
+            # A region without a copy does not know what its groups have read.
+            cut = infos[strand].cut if strand in infos else ids.ZERO
             found.append(Scope(strand, cut, strand.floor(horizon), ids.ZERO if surveyor else ids.LAST))
     return found
 
@@ -92,10 +93,10 @@ def _acknowledged(surveyor: Surveyor, strand: Strand) -> Id:
 
 
 def about(scoped: list[Scope], state: State | None) -> int:
-    """At most so many copies there are to read."""
+    """The maximum number of copies to read."""
     streams = {name_text(scope.strand.name) for scope in scoped}
     files_of = () if state is None else (file for file in state.files.values() if file.stream in streams)
-    live = sum(scope.standing.length for scope in scoped if scope.standing is not None)
+    live = sum(scope.info.length for scope in scoped if scope.info is not None)
     return live + sum(file.rows for file in files_of)
 
 
@@ -106,7 +107,7 @@ def copies(
     lake: Lake | None,
     state: State | None,
 ) -> DataFrame:
-    """The frame (COPIES). Nothing is read before it is used."""
+    """The frame (COPIES), evaluated lazily."""
     frame = spark.createDataFrame([], COPIES)
     if surveyor is not None:
         pieces = [each for scope in scoped for each in _ranges(surveyor, scope)]
@@ -126,18 +127,18 @@ def _frame(spark: SparkSession, pieces: list[tuple[Any, ...]], schema: StructTyp
 
 
 def _ranges(surveyor: Surveyor, scope: Scope) -> Iterator[tuple[Any, ...]]:
-    standing, strand = scope.standing, scope.strand
-    end = scope.low if standing is None else min(scope.high, standing.last)
-    if standing is None or end <= scope.low or not standing.length:
+    info, strand = scope.info, scope.strand
+    end = scope.low if info is None else min(scope.high, info.last)
+    if info is None or end <= scope.low or not info.length:
         return
-    whole = Range(strand, scope.low, end, None, standing.size, False, standing.length)
-    parts = surveyor.try_servers(lambda server: server.run(cut_up(whole, standing.length), strand.key))
+    whole = Range(strand, scope.low, end, None, info.size, False, info.length)
+    parts = surveyor.try_servers(lambda server: server.run(cut_up(whole, info.length), strand.key))
     for part in parts:
         yield *piece(part), files.position(strand.user(scope.free))
 
 
 def _files(state: State, scoped: list[Scope]) -> Iterator[dict[str, Any]]:
-    """What to read of which file."""
+    """The ranges to read from each file."""
     for file in state.files.values():
         wanted = list[tuple[str, ...]]()
         for scope in scoped:

@@ -1,14 +1,14 @@
-"""Deletions reach the lake as deletions.
+"""Deletes in the lake what was deleted in the engine.
 
-What the lake has of a strand and the engine has not, was trimmed or deleted:
+Entries of a strand that the lake has and the engine has not were trimmed or deleted:
 
     lake     1  2  3  4  5  6  7  8
     engine            4  5     7  8  9        6 was deleted. 1 to 3 were trimmed, or deleted before that
 
-A trim is how a stream is kept short, so it takes nothing out of the lake. Deleted is, for sure: what is
-missing above the engine's first entry (asked for last, because trims go on meanwhile), what a journal
-names, and what a stream's deletion (DEL) has cut. Comparing costs a read of what is alive, so it is done
-when the count of entries that are gone has changed.
+A trim keeps a stream short, so it removes nothing from the lake. Certainly deleted are: entries missing above
+the engine's first entry (read last, because trims continue meanwhile), entries that a journal names, and
+entries up to the cut of a DEL. A comparison reads all live entries, so it runs only if the count of removed
+entries has changed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,13 +37,13 @@ from braidstream.spark.lake.rewrite import Drop, holding, rewrite, without
 from braidstream.spark.options import Servers
 from braidstream.spark.source.reading import read
 from braidstream.spark.source.slices import Range, Slice
-from braidstream.spark.source.survey import Sight, Standing, Surveyor, open_server
+from braidstream.spark.source.survey import StrandInfo, StrandInfos, Surveyor, open_server
 
 _PIECE: Final = StructType()
 for _name in ("stream", "place", "low", "high", "alive_from", "paths"):
     _PIECE.add(_name, StringType())
 _FACT: Final = StructType().add("path", StringType()).add("place", StringType())
-_FACT.add("positions", BinaryType())  # one after the other
+_FACT.add("positions", BinaryType())  # concatenated
 _FACT_ARROW: Final = pa.schema([("path", pa.string()), ("place", pa.string()), ("positions", pa.binary())])
 _NOTHING: Final = pa.array([], pa.binary())
 
@@ -52,9 +52,9 @@ Named = tuple[str, str, bytes]  # stream, place, position
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A strand after `low` up to `high` (native IDs): what is not in the engine there was deleted.
+    """A strand after `low` up to `high` (native IDs): entries missing in the engine there were deleted.
 
-    is_cut: nothing of it lives, so the engine need not be asked. gone: how many entries it has no more.
+    is_cut: the engine has none of them, so it is not read. gone: how many entries the engine has removed.
     """
 
     strand: Strand
@@ -76,28 +76,28 @@ class Span:
 
 
 def take_over(spark: SparkSession | None, lake: Lake, surveyor: Surveyor) -> tuple[State, int]:
-    """Delete in the lake what was deleted in the engine. (the lake then, how many entries).
+    """Delete in the lake what was deleted in the engine: (state of the lake, number of entries).
 
-    The driver holds 16 bytes for each of them, some times over, until the files are written.
+    The driver needs some multiple of 16 bytes for each of them, until the files are written.
     """
-    state, sight = lake.load(), surveyor.sight()
-    spans = _changed(state, sight)
-    told, journals = _journals(surveyor, state)
-    pieces = [each.piece(state) for each in (*spans, *_cuts(state, sight))]
+    state, infos = lake.load(), surveyor.survey()
+    spans = _changed(state, infos)
+    named, journals = _journals(surveyor, state)
+    pieces = [each.piece(state) for each in (*spans, *_cuts(state, infos))]
     finder = partial(_find, lake.root, surveyor.servers, surveyor.url)
     missing = distribute.run(spark, [each for each in pieces if each], _PIECE, finder, _FACT)
     drops = ((row["path"], row["place"], row["positions"]) for row in missing)
-    tasks = without(state, chain(drops, _holding(state, told)))
+    tasks = without(state, chain(drops, _holding(state, named)))
     deleted = 0
     if tasks:
         state, taken, deleted = rewrite(spark, lake, tasks, "delete")
         if not taken:
-            return state, 0  # another one rewrote these files: the next round looks again
+            return state, 0  # another job has rewritten these files: the next round tries again
     return _note(lake, spans, journals), deleted
 
 
 def _holding(state: State, named: list[Named]) -> Iterator[Drop]:
-    """The files that may hold what journals name."""
+    """The files that may have entries that journals name."""
     found = dict[tuple[str, str], list[bytes]]()
     for stream, place, where in named:
         found.setdefault((stream, place), []).append(where)
@@ -106,7 +106,7 @@ def _holding(state: State, named: list[Named]) -> Iterator[Drop]:
 
 
 def _note(lake: Lake, spans: list[Span], journals: Mapping[str, Mapping[str, str]]) -> State:
-    """Remember what was compared, so that it is not compared again."""
+    """Commit what was compared, so that it is not compared again."""
     for _ in range(TRIES):
         state = lake.load()
         removed = {stream: dict(places) for stream, places in state.removed.items()}
@@ -121,10 +121,10 @@ def _note(lake: Lake, spans: list[Span], journals: Mapping[str, Mapping[str, str
     return lake.load()
 
 
-def _changed(state: State, sight: Sight) -> list[Span]:
-    """Strands of which other entries are gone than when they were last compared."""
+def _changed(state: State, infos: StrandInfos) -> list[Span]:
+    """Strands whose count of removed entries has changed since they were last compared."""
     spans = list[Span]()
-    for strand, each in sight.items():
+    for strand, each in infos.items():
         known = state.removed.get(name_text(strand.name), {}).get(place_text(strand))
         gone = each.added - each.length
         if strand in state.offset.frontier and each.there and known != gone:
@@ -132,25 +132,25 @@ def _changed(state: State, sight: Sight) -> list[Span]:
     return spans
 
 
-def _before_first(standing: Standing) -> Id:
-    """The last position before the first entry; where there is none, nothing is known to be deleted."""
-    return standing.last if standing.first is None else ids.before(standing.first) or ids.ZERO
+def _before_first(info: StrandInfo) -> Id:
+    """The last position before the first entry; of an empty strand no entry is known to be deleted."""
+    return info.last if info.first is None else ids.before(info.first) or ids.ZERO
 
 
-def _cuts(state: State, sight: Sight) -> Iterator[Span]:
-    """What DEL took: all up to a strand's cut, or the whole of a life that is over."""
-    lives = {(each.name, each.label): each.life for each in sight}
+def _cuts(state: State, infos: StrandInfos) -> Iterator[Span]:
+    """What DEL deleted: everything up to a strand's cut, or a whole earlier life."""
+    lives = {(each.name, each.label): each.life for each in infos}
     for strand in state.offset.frontier:
         if not strand.is_plain and lives.get((strand.name, strand.label), 0) > strand.life:
             yield Span(strand, ids.ZERO, ids.LAST, is_cut=True)
-        elif strand in sight and sight[strand].cut > ids.ZERO:
-            yield Span(strand, ids.ZERO, sight[strand].cut, is_cut=True)
+        elif strand in infos and infos[strand].cut > ids.ZERO:
+            yield Span(strand, ids.ZERO, infos[strand].cut, is_cut=True)
 
 
 def _find(
     root: Path, servers: Servers, url: int, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """In a task: what of a span the lake has and the engine has not, file by file."""
+    """In a task: entries of a span that the lake has and the engine has not, file by file."""
     for batch in batches:
         for row in batch.to_pylist():
             strand = place_of_text(name_of_text(row["stream"]), row["place"])
@@ -164,8 +164,8 @@ def _find(
                 ours = ours.filter(pc.invert(pc.is_in(ours, alive)))
                 ours = ours.filter(pc.greater_equal(ours, head))
                 if len(ours):
-                    told = {"path": path, "place": row["place"], "positions": b"".join(ours.to_pylist())}
-                    yield pa.RecordBatch.from_pylist([told], _FACT_ARROW)
+                    fact = {"path": path, "place": row["place"], "positions": b"".join(ours.to_pylist())}
+                    yield pa.RecordBatch.from_pylist([fact], _FACT_ARROW)
 
 
 def _archived(path: Path, wanted: files.Wanted) -> pa.Array:
@@ -173,9 +173,9 @@ def _archived(path: Path, wanted: files.Wanted) -> pa.Array:
 
 
 def _alive(servers: Servers, part: Slice) -> tuple[pa.Array, pa.Scalar]:
-    """What lives of a range, and where the strand begins after that: before it a trim may have come by.
+    """The live entries of a range, and the strand's first entry afterwards: entries before it may be trimmed.
 
-    Both are asked of one server, because another region may be trimmed less far.
+    Both from one server, because another region may be trimmed less far.
     """
     strand, one = part.part.strand, replace(servers, urls=(servers.urls[part.url],))
     rows = files.LakeRows(strand)
@@ -189,7 +189,7 @@ def _alive(servers: Servers, part: Slice) -> tuple[pa.Array, pa.Scalar]:
 
 
 def _head(strand: Strand) -> Plan[Id]:
-    """Where a strand begins (user ID). Of one that is empty nothing is known to be deleted."""
+    """The first ID of a strand (user ID); the largest ID if it is empty."""
     [page] = yield Batch([("XRANGE", strand.key, "-", "+", "COUNT", 1)], resend=True)
     return strand.user(ids.native(page[0][0])) if page else ids.LAST
 
@@ -199,7 +199,7 @@ def _joined(chunks: list[Any]) -> pa.Array:
 
 
 def _journals(surveyor: Surveyor, state: State) -> tuple[list[Named], dict[str, dict[str, str]]]:
-    """Deletions that journals name, and up to where they were read."""
+    """Deletions in journals, and up to where the journals were read."""
     found, positions = list[Named](), dict[str, dict[str, str]]()
     writers = surveyor.try_servers(lambda server: server.run(_writers(), keys.CONFIG))
     for name in sorted({strand.name for strand in state.offset.frontier if not strand.is_plain}):
@@ -214,7 +214,7 @@ def _journals(surveyor: Surveyor, state: State) -> tuple[list[Named], dict[str, 
 
 
 def _writers() -> Plan[list[int]]:
-    """Whoever may have a journal. None on a server that is no region."""
+    """The writers that may have a journal; empty on a server that is no region."""
     [reply] = yield Batch([("HMGET", keys.CONFIG, ConfigField.WRITERS, ConfigField.LEFT)], resend=True)
     return sorted(int(number) for each in reply if each for number in each.split())
 

@@ -1,15 +1,15 @@
-"""Which entries a log compaction takes away: pure functions from frame to frame.
+"""Which entries a log compaction removes: pure functions on frames.
 
     id    1      2      3      4      5      6
     key   a      b      a      b      -      a
-    value 1      1      2      none   x      3        4 is a tombstone: it says that b is gone
+    value 1      1      2      none   x      3        4 is a tombstone: b was deleted
 
-    1, 3  superseded: a has a later entry. That stays true whatever arrives later, from whichever region.
+    1, 3  superseded: a has a later entry. Entries that arrive later do not change that.
     2     superseded by the tombstone.
-    4     goes after a grace time, once nothing of b is before it: else the older entry would come back.
-    5     has no key, so it stays. 6 is the last of its key: it stays.
+    4     removed after a grace time, once no entry of b is before it: else that one would be the last.
+    5     has no key: kept. 6 is the last of its key: kept.
 
-Where a copy is not free (copies.py), it is *held* for another time.
+A copy that is not free (copies.py) is *held* for a later round.
 """
 
 from pyspark.sql import Column, DataFrame
@@ -31,19 +31,19 @@ def is_tombstone(field: str, sql: str) -> Column:
 
 
 def keyed(copies: DataFrame, key: Column, tombstone: Column) -> DataFrame:
-    """What a verdict needs of each copy. `at`: in the order of the stream; one strand's before another's
-    where users chose the same ID twice."""
+    """The columns for a verdict. at: sorts in the order of the stream, and by strand for entries with the
+    same chosen ID."""
     region = f.coalesce("region", f.lit(0)).alias("region")
     at = f.struct("position", region, "place").alias("at")
     return copies.select("stream", "path", at, key.alias("key"), tombstone.alias("tombstone"), "free")
 
 
 def verdicts(copies: DataFrame, settled: bytes) -> DataFrame:
-    """stream, path, place, position, verdict of each copy that goes or is held.
+    """stream, path, place, position, verdict of each copy that is removed or held.
 
-    settled: tombstones before this position go. A key's tombstone is held as long as anything before it is.
+    settled: remove tombstones before this position. A tombstone is held as long as an entry before it is.
     """
-    # A copy that is not free stays for now, wherever it is: what is before the last of them is not all gone.
+    # `stays`: the first copy of a key that is not free.
     lasts = (
         copies.where("key is not null")
         .groupBy("stream", "key")

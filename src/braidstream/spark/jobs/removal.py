@@ -1,9 +1,9 @@
-"""Entries taken out of the live streams, as XDELEX ... ACKED does it, at a pace that peers can follow.
+"""Removes entries from live streams, like XDELEX ... ACKED, at a pace that peers can follow.
 
-Each step deletes up to 200 entries of a strand, asks the groups again in that very step, and writes one entry
-into the region's journal, from which peers learn of it. A journal holds 10,000 entries of a stream; a peer
-that is further behind compares whole streams instead. So when ours is half full, we wait; and if nobody
-takes anything from it for a while, because a peer is away, the rest is left for another time.
+Each step deletes up to 200 entries of a strand, checks the groups again in the same step, and writes one
+entry to the region's journal for the peers. A journal has 10,000 entries per stream; a peer that is further
+behind compares whole streams instead. So when the journal is half full, the job waits; and if it does not
+shrink for a while, because a peer is away, the job leaves the rest for another time.
 """
 
 import time
@@ -29,7 +29,7 @@ from braidstream.spark.source.survey import Surveyor
 JOURNAL_ROOM: Final = 5_000
 PATIENCE_S: Final = 10.0
 POLL_S: Final = 0.1
-KEPT: Final = 2  # what XDELEX answers where a group needs the entry
+KEPT: Final = 2  # the answer of XDELEX if a group needs the entry
 
 _STEP: Final = StructType().add("stream", StringType()).add("place", StringType())
 _STEP.add("natives", StringType()).add("entries", LongType())
@@ -41,9 +41,9 @@ _NONE: Final = Strand(b"", keys.PLAIN, 0)
 
 @dataclass(slots=True)
 class Removed:
-    """entries: so many were deleted. left: so many were not, for want of room in the journal.
+    """entries: how many were deleted. left: how many were not, because the journal was full.
 
-    undone: streams of which something is still there.
+    undone: streams in which entries to remove are left.
     """
 
     entries: int = 0
@@ -117,8 +117,8 @@ def _run(surveyor: Surveyor, strand: Strand, plan: Plan[Any]) -> Any:
 
 
 def _drop(strand: Strand, natives: list[bytes], region: Region | None) -> Plan[tuple[int, int]]:
-    """(how many were deleted, how many a group needs). One round trip; twice is as good as once."""
-    if strand.is_plain:  # what is acknowledged stays so, but where somebody moves a group back
+    """(how many were deleted, how many a group needs). One round trip; idempotent."""
+    if strand.is_plain:  # acknowledged entries stay acknowledged, unless a user moves a group back
         [gone] = yield Batch([("XDEL", strand.key, *natives)], resend=True)
         return int(gone), 0
     assert region is not None
@@ -128,19 +128,19 @@ def _drop(strand: Strand, natives: list[bytes], region: Region | None) -> Plan[t
 
 
 def _has_room(surveyor: Surveyor, strand: Strand, region: Region | None) -> bool:
-    """Whether the journal has room. Waits for those who read it, as long as they do."""
+    """Whether the journal has room. Waits as long as it shrinks."""
     if region is None or not region.journal_writer:
         return True
     journal = keys.journal(strand.name, region.journal_writer)
 
-    def asked() -> Plan[int]:
+    def length_of() -> Plan[int]:
         [length] = yield Batch([("XLEN", journal)], resend=True)
         return int(length)
 
-    least, deadline = _run(surveyor, strand, asked()), time.monotonic() + PATIENCE_S
+    least, deadline = _run(surveyor, strand, length_of()), time.monotonic() + PATIENCE_S
     while least >= JOURNAL_ROOM:
         time.sleep(POLL_S)
-        length = _run(surveyor, strand, asked())
+        length = _run(surveyor, strand, length_of())
         if length < least:
             least, deadline = length, time.monotonic() + PATIENCE_S
         elif time.monotonic() > deadline:

@@ -1,13 +1,14 @@
-"""repair: heals what an audit found wrong, as far as a region still has what is right.
+"""repair: repairs anomalies of an audit, if a region still has the right data.
 
-An entry cannot be put into the middle of a native stream. So a copy that lost one is written anew beside it,
-with its groups and what is pending in them, and takes its place in one step:
+A native stream accepts no entry in its middle. So the job writes a new copy beside a damaged one, with groups
+and pending entries, and replaces it in one step:
 
     old   1 2   4 5 |           new   1 2 3 4 5 |  -> RENAME new old, unless the old one was changed meanwhile
 
-What was added meanwhile is copied, and it is tried again. Where something was removed meanwhile, by XDEL or a
-trim, nothing is done: it would come back, and what is to be put in may be out of date. An XACK in the very
-moment of the change may be lost: then its entry is delivered again.
+Entries that were added meanwhile are copied, and the job tries again. If entries were removed meanwhile, by
+XDEL
+or a trim, it changes nothing: they would come back. An XACK at the moment of the RENAME may be lost; then the
+entry is delivered again.
 """
 
 import secrets
@@ -37,31 +38,31 @@ Fixes = dict[Id, list[bytes]]
 
 def repair(auditor: Auditor, anomalies: Iterable[Anomaly]) -> list[Anomaly]:
     """The same anomalies, healed or with the reason why not."""
-    told = list(anomalies)
+    listed = list(anomalies)
     copies = dict[tuple[int, Strand], Fixes]()
-    for at, each in enumerate(told):
+    for at, each in enumerate(listed):
         strand = place_of_text(name_of_text(each.stream), each.place)
         assert strand is not None, each
         if each.note == "group":
-            auditor.ask(each.region, _regroup(strand, each.id.encode()), strand.key)
-            told[at] = replace(each, healed=True)
+            auditor.run_plan(each.region, _regroup(strand, each.id.encode()), strand.key)
+            listed[at] = replace(each, healed=True)
         elif each.kind == "resurrected":
             native = ids.text(_native(strand, each.id))
-            auditor.ask(each.region, send_one(("XDEL", strand.key, native)), strand.key)
-            told[at] = replace(each, healed=True)
+            auditor.run_plan(each.region, send_one(("XDEL", strand.key, native)), strand.key)
+            listed[at] = replace(each, healed=True)
         elif each.kind == "duplicated":
-            auditor.ask(each.region, _drop(strand, _native(strand, each.id)), strand.key)
-            told[at] = replace(each, healed=True)
+            auditor.run_plan(each.region, _drop(strand, _native(strand, each.id)), strand.key)
+            listed[at] = replace(each, healed=True)
         elif each.certain:
             fields = _from_peers(auditor, each, strand)
             if fields is None:
-                told[at] = replace(each, note="no region has it")
+                listed[at] = replace(each, note="no region has it")
             else:
                 copies.setdefault((each.region, strand), {})[_native(strand, each.id)] = fields
     for (region, strand), fixes in copies.items():
-        done = auditor.ask(region, rebuild(strand, fixes), strand.key)
-        told = [_rebuilt(each, region, strand, fixes, done) for each in told]
-    return told
+        done = auditor.run_plan(region, rebuild(strand, fixes), strand.key)
+        listed = [_rebuilt(each, region, strand, fixes, done) for each in listed]
+    return listed
 
 
 def _rebuilt(each: Anomaly, region: int, strand: Strand, fixes: Fixes, done: bool) -> Anomaly:
@@ -79,11 +80,11 @@ def _native(strand: Strand, user: str) -> Id:
 
 def _from_peers(auditor: Auditor, each: Anomaly, strand: Strand) -> list[bytes] | None:
     """The entry as another region has it; its own region first."""
-    home = auditor.stand(strand.name).home(strand)
+    home = auditor.snapshots(strand.name).home(strand)
     where = ids.text(_native(strand, each.id))
     for region in sorted(auditor.at, key=lambda one: one != home):
         if region != each.region:
-            reply = auditor.ask(region, send_one(("XRANGE", strand.key, where, where)), strand.key)
+            reply = auditor.run_plan(region, send_one(("XRANGE", strand.key, where, where)), strand.key)
             if reply:
                 return list(reply[0][1])
     return None
@@ -96,7 +97,7 @@ def _drop(strand: Strand, native: Id) -> Plan[Any]:
 
 
 def _regroup(strand: Strand, group: bytes) -> Plan[Any]:
-    """A group on a strand that lost it: from where everything is acknowledged, or from its start."""
+    """Create a group on a strand that lost it: after the acknowledged entries, or at its start."""
     [known] = yield Batch([("HGET", keys.meta(strand.name), MetaField.GROUP_ACKED + group)], resend=True)
     at = acked(known or b"")
     start = at.get(strand.registration, b"0-0")
@@ -104,9 +105,9 @@ def _regroup(strand: Strand, group: bytes) -> Plan[Any]:
 
 
 def rebuild(strand: Strand, fixes: Fixes) -> Plan[bool]:
-    """Write a copy anew, with entries put in or set right. False if it was changed faster than that.
+    """Write a new copy with restored or corrected entries. False if the strand changed too fast.
 
-    What is after the strand's last ID is not put in: a link brings it, and goes on from that ID.
+    Entries after the strand's last ID are left out: a link sends them.
     """
     made = keys.copy(strand.name, secrets.token_hex(8).encode())
     [info] = yield Batch([strand.xinfo()])
@@ -134,13 +135,13 @@ def rebuild(strand: Strand, fixes: Fixes) -> Plan[bool]:
 
 
 def _removed(info: Mapping[bytes, Any]) -> tuple[int, Any]:
-    """Changes when an entry is deleted or trimmed, and when the strand is begun anew."""
+    """A value that changes when an entry is deleted or trimmed, or when the strand is created again."""
     first = info[b"first-entry"]
     return info[b"entries-added"] - info[b"length"], first and first[0]
 
 
 def _copy_on(strand: Strand, made: bytes, cursor: Id, left: Fixes) -> Plan[Id]:
-    """Append to the new copy what follows, entries to be set right among it. Where it ends."""
+    """Append the following entries to the new copy, with the fixes among them. Returns its end."""
     while True:
         [page] = yield Batch([("XRANGE", strand.key, b"(" + ids.text(cursor), "+", "COUNT", PAGE)])
         entries = {ids.native(native): fields for native, fields in page}
@@ -156,16 +157,16 @@ def _copy_on(strand: Strand, made: bytes, cursor: Id, left: Fixes) -> Plan[Id]:
 
 
 def _last_step(strand: Strand, made: bytes) -> Plan[list[Command]]:
-    """The groups as they are, the strand's own counts, and the change of names."""
-    info, length = yield Batch([strand.xinfo(), ("XLEN", made)])
-    told = facts(info)
+    """Commands for the groups, the strand's counters, and the RENAME."""
+    reply, length = yield Batch([strand.xinfo(), ("XLEN", made)])
+    info = facts(reply)
     commands: list[Command] = []
     [groups] = yield Batch([("XINFO", "GROUPS", strand.key)])
     for group in map(facts, groups):
         commands += yield from _group(strand, made, group)
-    added = max(told[b"entries-added"], length)  # an old snapshot has not counted what it lacks
-    counts = ("ENTRIESADDED", added, "MAXDELETEDID", told[b"max-deleted-entry-id"])
-    commands.append(("XSETID", made, told[b"last-generated-id"], *counts))
+    added = max(info[b"entries-added"], length)  # an old snapshot has not counted the missing entries
+    counts = ("ENTRIESADDED", added, "MAXDELETEDID", info[b"max-deleted-entry-id"])
+    commands.append(("XSETID", made, info[b"last-generated-id"], *counts))
     commands.append(("RENAME", made, strand.key))
     return commands
 
@@ -173,15 +174,15 @@ def _last_step(strand: Strand, made: bytes) -> Plan[list[Command]]:
 def _group(strand: Strand, made: bytes, group: Mapping[bytes, Any]) -> Plan[list[Command]]:
     name = group[b"name"]
     read = group.get(b"entries-read")
-    told: Command = () if read is None else ("ENTRIESREAD", read)
-    commands: list[Command] = [("XGROUP", "CREATE", made, name, group[b"last-delivered-id"], *told)]
+    count: Command = () if read is None else ("ENTRIESREAD", read)
+    commands: list[Command] = [("XGROUP", "CREATE", made, name, group[b"last-delivered-id"], *count)]
     [consumers] = yield Batch([("XINFO", "CONSUMERS", strand.key, name)])
     commands += [("XGROUP", "CREATECONSUMER", made, name, facts(each)[b"name"]) for each in consumers]
     after = "-"
     while True:
         [pending] = yield Batch([("XPENDING", strand.key, name, after, "+", PAGE)])
-        for native, consumer, idle, count in pending:
-            how = ("IDLE", idle, "RETRYCOUNT", count, "FORCE", "JUSTID")
+        for native, consumer, idle, deliveries in pending:
+            how = ("IDLE", idle, "RETRYCOUNT", deliveries, "FORCE", "JUSTID")
             commands.append(("XCLAIM", made, name, consumer, 0, native, *how))
         if len(pending) < PAGE:
             return commands

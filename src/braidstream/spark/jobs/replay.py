@@ -1,11 +1,11 @@
-"""replay: entries of a lake or a stream once more, into a stream, window by window of their time.
+"""replay: copies entries of a lake or a stream into a stream, by windows of time.
 
     source    |    w0     |    w1     |    w2     |      windows of the IDs' time, the same in every run
-    target    <- w0, w1 ...                               each one transaction of the sink, by the job's name
+    target    <- w0, w1 ...                               each is one transaction of the sink
 
-A run that was killed is started again with the same words: windows that are done are known in the target and
-skipped, the one in the middle is finished. IDs are minted anew, or kept: then the target's own last ID says
-how far the replay is.
+To resume a killed run, start it again with the same arguments: it skips windows that the target has, and
+finishes the one in progress. New IDs are generated, or the old ones kept: then the target's last ID is the
+progress.
 """
 
 import time
@@ -26,10 +26,10 @@ AT_ONCE: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What to replay (options of a batch read), into which stream. Times in milliseconds, `until` not in it.
+    """What to replay (options of a batch read), into which stream. Times in milliseconds, until: exclusive.
 
-    where: an SQL condition on stream, id, region, timestamp, fields. rate: entries a second. speed: 10 is ten
-    times as fast as they came.
+    where: an SQL condition on stream, id, region, timestamp, fields. rate: entries per second. speed: 10 is
+    ten times as fast as the original.
     """
 
     source: dict[str, str]
@@ -46,7 +46,7 @@ class Replay:
 
 
 def windows(since_ms: int, until_ms: int, width_ms: int) -> Iterator[tuple[int, int, int]]:
-    """(number, from, to): numbered by the time they begin at, so that every run cuts alike."""
+    """(number, from, to): numbered by start time, so that every run has the same windows."""
     for number in range(since_ms // width_ms, -(-until_ms // width_ms)):
         yield number, max(since_ms, number * width_ms), min(until_ms, (number + 1) * width_ms)
 
@@ -63,7 +63,7 @@ def chosen(frame: DataFrame, where: str) -> DataFrame:
 
 
 def pause_s(what: Replay, *, began_s: float, now_s: float, done: int, from_ms: int) -> float:
-    """How long to wait before what comes at `from_ms`, with `done` entries behind us."""
+    """How long to wait before the entries at `from_ms`, after `done` entries."""
     due = began_s
     if what.rate:
         due = max(due, began_s + done / what.rate)
@@ -109,7 +109,7 @@ def _write(frame: DataFrame, what: Replay, number: int) -> None:
 
 
 def _append(url: str, target: str, rows: Iterator[Row]) -> None:
-    """In a task: entries after the target's last one, with the IDs they have. Twice is as good as once."""
+    """In a task: append entries after the target's last one, with their IDs. Idempotent."""
     with Redis.from_url(url) as client:
         last, pending = _last(client, target), list[Row]()
         for row in rows:
@@ -143,7 +143,7 @@ def _key(entry: str) -> tuple[int, int]:
 
 
 def _check_target(spark: SparkSession, what: Replay) -> None:
-    """IDs can be kept in a stream that is empty, or has what an earlier run of this replay put there."""
+    """To keep IDs, the target must be empty, or have entries of an earlier run of this replay."""
     with Redis.from_url(what.url) as client:
         found: Any = client.xrange(what.target, count=1)
     if not found:
@@ -159,7 +159,7 @@ def _check_target(spark: SparkSession, what: Replay) -> None:
 def _foreign(what: Replay, first: str) -> SinkError:
     return SinkError(
         f"stream {what.target}: begins with {first}, which is not part of this replay. IDs can be kept "
-        "only in a stream of its own: name an empty one, or let IDs be minted anew."
+        "only in a stream of its own: name an empty one, or omit --keep-ids to generate new IDs."
     )
 
 

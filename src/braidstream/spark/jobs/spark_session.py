@@ -11,7 +11,8 @@ JOB_ERRORS = (PySparkException, Py4JError)
 
 
 def open_session(name: str) -> SparkSession:
-    """Quiet, in UTC, its workers with our interpreter. Where the master is, spark-submit or its files say."""
+    """A quiet session in UTC, with our Python for its workers. The master comes from spark-submit or its
+    files."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(f"braid spark {name}")
     builder = builder.config("spark.ui.showConsoleProgress", "false")

@@ -1,6 +1,6 @@
-"""stats: how much comes when and from where, how large, under which fields and keys; how far groups are.
+"""stats: rates and sizes over time, by stream and region; the most common fields and keys; the lag of groups.
 
-Every function takes a frame of the source's own columns and gives a small one; `collect` runs them all.
+Every function takes a frame with the source's columns and returns a small one; `collect` runs them all.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ TOP: Final = 10
 @dataclass(frozen=True, slots=True)
 class Stats:
     """streams: stream, region, entries, bytes, first, last. series: at, stream, entries, bytes. fields, keys:
-    name, entries, bytes. lag: stream, group, lag, pending (lag is None where the engine cannot tell)."""
+    name, entries, bytes. lag: stream, group, lag, pending (lag is None if the engine does not know it)."""
 
     streams: list[dict[str, Any]]
     series: list[dict[str, Any]]
@@ -85,8 +85,8 @@ def lag_of(url: str, streams: Iterable[str]) -> list[dict[str, Any]]:
         for stream in streams:
             groups: Any = client.xinfo_groups(stream) if client.exists(stream) else []
             for group in groups:
-                told = {"group": group["name"], "lag": group.get("lag"), "pending": group["pending"]}
-                found.append({"stream": stream, **told})
+                numbers = {"lag": group.get("lag"), "pending": group["pending"]}
+                found.append({"stream": stream, "group": group["name"], **numbers})
     return found
 
 

@@ -1,7 +1,7 @@
-"""Safe trimming: what a lake has and every group has acknowledged goes out of the engine.
+"""Safe trimming: removes entries from the engine that are in the lake and that every group has acknowledged.
 
-It is a native XTRIM MINID of each strand, so peers follow as they follow any trim. It is done only if nobody
-has deleted entries since the lake was last compared (deletions.py): what is cut can no longer be compared.
+A native XTRIM MINID of each strand, which is replicated like any trim. Only if no entries were deleted since
+the lake was last compared with the engine (deletions.py): trimmed entries can no longer be compared.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,8 +15,8 @@ from braidstream.protocol.plan import Batch, Plan
 from braidstream.spark.lake.log import State
 from braidstream.spark.source.survey import Surveyor
 
-# Trims if as many entries are gone as the caller knows of: -1 if not. Why a script: an XDEL between looking
-# and trimming would be lost to the lake.
+# Trims if the number of removed entries is what the caller expects, else returns -1. Why a script: the lake
+# would miss an XDEL between the check and the trim.
 SCRIPT: Final = """
 local facts, info = {}, redis.call('XINFO', 'STREAM', KEYS[1])
 for at = 1, #info, 2 do facts[info[at]] = info[at + 1] end
@@ -26,11 +26,11 @@ return redis.call('XTRIM', KEYS[1], 'MINID', '=', ARGV[2])
 
 
 def acknowledged(strand: Strand) -> Plan[Id]:
-    """Up to where every group of a strand has been given and has acknowledged all. Two round trips."""
-    [groups] = yield Batch([("XINFO", "GROUPS", strand.key)], resend=True)
-    told = [facts(group) for group in groups]
-    upto = [ids.native(group[b"last-delivered-id"]) for group in told]
-    busy = [group[b"name"] for group in told if group[b"pending"]]
+    """Up to where every group of a strand has acknowledged all entries. Two round trips."""
+    [replies] = yield Batch([("XINFO", "GROUPS", strand.key)], resend=True)
+    groups = [facts(reply) for reply in replies]
+    upto = [ids.native(group[b"last-delivered-id"]) for group in groups]
+    busy = [group[b"name"] for group in groups if group[b"pending"]]
     if busy:
         pending = yield Batch([("XPENDING", strand.key, name) for name in busy], resend=True)
         upto += [ids.before(ids.native(each[1])) or ids.ZERO for each in pending if each[0]]
@@ -46,13 +46,13 @@ def _cut(strand: Strand, upto: Id, removed: int) -> Plan[int]:
 
 
 def trim(surveyor: Surveyor, state: State, *, keep_s: float, now_s: float) -> dict[Strand, int]:
-    """How many entries were cut of each strand. `keep_s`: the engine keeps what is younger."""
+    """Trim; returns how many entries of each strand were removed. keep_s: keep younger entries."""
     oldest = int((now_s - keep_s) * 1000)
     return {strand: _trim_strand(surveyor, state, strand, oldest) for strand in _strands(surveyor, state)}
 
 
 def noted(state: State, cut: Mapping[Strand, int]) -> dict[str, dict[str, int]]:
-    """What is gone of each strand after the trim, so that nothing need be compared because of it."""
+    """The counts of removed entries after the trim, so that the trim causes no comparison."""
     removed = {stream: dict(places) for stream, places in state.removed.items()}
     for strand, count in cut.items():
         if count:
@@ -62,7 +62,7 @@ def noted(state: State, cut: Mapping[Strand, int]) -> dict[str, dict[str, int]]:
 
 def _strands(surveyor: Surveyor, state: State) -> Iterable[Strand]:
     return [
-        strand for strand, each in surveyor.sight().items() if each.there and strand in state.offset.frontier
+        strand for strand, each in surveyor.survey().items() if each.there and strand in state.offset.frontier
     ]
 
 

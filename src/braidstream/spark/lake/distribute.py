@@ -1,4 +1,4 @@
-"""Work on a lake as Spark jobs: a row for each piece of work, a function that does some of them in a task.
+"""Runs work on a lake as Spark jobs: a row for each piece of work, a function that does it in a task.
 
     pieces (rows) -> tasks: function(record batches) -> facts (rows), collected by the driver
 
@@ -23,7 +23,7 @@ def run(
     function: Function,
     facts: StructType,
 ) -> list[dict[str, Any]]:
-    """What the tasks tell, in any order. Each piece is a task of its own."""
+    """Run one task per piece; returns the rows of all tasks, in any order."""
     if not pieces:
         return []
     if spark is not None:

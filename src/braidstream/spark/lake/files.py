@@ -1,10 +1,10 @@
 """Parquet files of a lake, written and read in Spark's tasks.
 
-    position  16 bytes, the user ID as two big-endian numbers: it sorts and has statistics as IDs compare
+    position  16 bytes, the user ID as two big-endian numbers: sorts like IDs, also in Parquet's statistics
     id, region, timestamp, fields      the columns of the source
-    place     the strand an entry is of: s1, c1.2, p
+    place     the strand of an entry: s1, c1.2, p
 
-A file is sorted by position. The archive writes files of one strand, in the order it reads them; a rewrite
+A file is sorted by position. The archive writes files of one strand, in the order of reading; a rewrite
 merges several into one.
 """
 
@@ -63,7 +63,7 @@ def entry_of(where: bytes) -> Id:
 
 
 def split(positions: bytes) -> list[bytes]:
-    """Positions that were written one after the other."""
+    """Split concatenated positions."""
     return [positions[at : at + 16] for at in range(0, len(positions), 16)]
 
 
@@ -100,8 +100,8 @@ class LakeRows(Rows):
 
 
 class Writer:
-    """Writes entries that come in order, as files of one stream and day each. What a file holds is told in
-    `facts` once it is closed and safe on disk: a task that dies leaves files that nobody names."""
+    """Writes sorted entries to files of one stream and day each. `facts` lists a file once it is closed and
+    synced to disk: files of a task that crashes are in no commit."""
 
     def __init__(self, root: Path, stream: str) -> None:
         self.root, self.stream = root, stream
@@ -112,7 +112,7 @@ class Writer:
         self._first, self._last, self._places = b"", b"", set[str]()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """A batch, split where a day ends."""
+        """Write a batch, split at the end of a day."""
         positions = batch.column(0).to_pylist() if batch.num_rows < 2 else None
         ends = [batch.column(0)[0].as_py(), batch.column(0)[-1].as_py()] if positions is None else positions
         days = [day_of(entry_of(end)[0]) for end in ends]
@@ -157,7 +157,7 @@ class Writer:
             self._batches = []
 
     def close(self) -> None:
-        """Finish the file that is open. It is on disk before anybody is told of it: a trim may follow."""
+        """Finish the open file. It is synced to disk before `facts` lists it, because a trim may follow."""
         if not self._path:
             return
         self._flush()
@@ -177,13 +177,13 @@ class Writer:
 
 
 def _folder(stream: str) -> str:
-    """A stream's name as a folder's. A name that is too long is told by its digest; the log has the name."""
+    """The folder name of a stream. A long name is replaced by its digest; the log has the full name."""
     name = quote(stream, safe="")
     return name if 0 < len(name) <= 200 else f"sha256-{sha256(stream.encode()).hexdigest()}"
 
 
 def facts_batch(files: Iterable[File]) -> pa.RecordBatch:
-    """What tasks tell the driver of the files they wrote."""
+    """The files that a task wrote, as rows for the driver."""
     rows = [{**each.stored, "places": " ".join(each.places)} for each in files]
     return pa.RecordBatch.from_pylist(rows, to_arrow_schema(FACTS, timezone="UTC"))
 
@@ -194,7 +194,7 @@ def facts_of(row: Mapping[str, Any]) -> File:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Of a strand, by its place: entries after `low`, up to and with `high`, as positions."""
+    """Entries of a strand (its place) after `low`, up to and including `high`, as positions."""
 
     place: str
     low: bytes
@@ -206,17 +206,18 @@ class Wanted:
         return Wanted(place_text(strand), position(strand.user(low)), position(strand.user(high)))
 
     def meets(self, stats: Any) -> bool:
-        """Whether a row group may have some."""
+        """Whether a row group may have such entries."""
         return bool(self.high >= stats.min and self.low < stats.max)
 
 
 def read(path: Path, wanted: Sequence[Wanted]) -> Iterator[pa.Table]:
-    """The entries of a file that are wanted, in order. Row groups without any are not read."""
+    """The wanted entries of a file, in order. Row groups without any are skipped."""
     try:
         source = pq.ParquetFile(path)
     except FileNotFoundError:
         raise LakeError(
-            f"{path}: is gone. It was merged into another file more than an hour ago: start the query again."
+            f"{path}: was deleted, because it was merged into another file over an hour ago. "
+            "Start the query again."
         ) from None
     with source:
         for at in range(source.num_row_groups):
@@ -261,7 +262,7 @@ def rows_of(table: pa.Table, stream: str, shape: Shape) -> Iterator[pa.RecordBat
 
 
 def _page(batch: pa.RecordBatch, strand: Strand) -> Irregular:
-    """As if it had come from the engine."""
+    """Entries of the lake as a page, like one from the engine."""
     entries = list[tuple[int, int, dict[bytes, bytes]]]()
     for where, fields in zip(
         batch.column("position").to_pylist(), batch.column("fields").to_pylist(), strict=True
@@ -278,7 +279,7 @@ def _bytes(name: str) -> bytes:
 def merged(
     root: Path, stream: str, paths: Sequence[str], dropped: Mapping[str, Sequence[bytes]]
 ) -> list[File]:
-    """Several files of a stream and day as one, without the entries that are dropped (by place)."""
+    """Merge several files of a stream and day, without the dropped entries (by place)."""
     tables = [pq.read_table(root / path, schema=SCHEMA) for path in paths]
     table = pa.concat_tables(tables)
     for place, positions in dropped.items():

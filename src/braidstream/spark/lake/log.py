@@ -1,17 +1,15 @@
-"""The log of a lake: numbered commits. What no commit names is not there, whoever wrote it.
+"""The log of a lake: numbered commits. A file counts only if a commit names it.
 
-    LAKE/log/00000000000000000001.json            what came, what went, how far the streams are archived
-    LAKE/log/00000000000000000020.state.json      the sum of all commits so far, so that few need be read
+    LAKE/log/00000000000000000001.json            added files, removed files, how far streams are archived
+    LAKE/log/00000000000000000020.state.json      the sum of all commits so far, so that few must be read
     LAKE/data/stream=orders/day=2026-11-15/4f2c....parquet
 
-A commit is made by linking a finished file to its name, which fails if the name is taken. So of two who
-commit at once one wins, the other reads what happened and starts over, and a reader sees all of a commit
-or nothing. The position of the archive stands in the commit that brings the entries: there is no
-checkpoint beside it that could say something else.
+A commit links a finished file to its name, which fails if the name exists. So if two jobs commit at once, one
+wins, the other reads the log again and retries; and a reader sees all of a commit or nothing. The commit that
+adds entries also has the archive's position, so there is no separate checkpoint that could contradict it.
 
-A file that a commit takes away stays for a while (GRACE_S), for those who are reading it. A file that no
-commit names may be of a job that still runs, so it stays for longer (LEFT_S); and a commit refuses a file
-that is gone.
+A file that a commit removes stays on disk for a while (GRACE_S), for its readers. A file that no commit names
+may belong to a running job, so it stays longer (LEFT_S); and a commit refuses a file that is missing.
 """
 
 import json
@@ -41,7 +39,7 @@ FORM: Final = 1
 class File:
     """A Parquet file: entries of one stream and one day, sorted by ID, from `first` to `last` (user IDs).
 
-    places: which strands they are of.
+    places: their strands.
     """
 
     path: str
@@ -77,10 +75,10 @@ class File:
 class State:
     """A lake as of one commit.
 
-    offset: up to where each strand is archived, and how many entries it had been given by then.
-    retired: files that commits took away, and when; they are still on disk.
-    removed: how many entries of each strand were gone from the engine when both were last compared;
-    journals: up to where deletions were taken from them. Both by stream.
+    offset: up to where each strand is archived, and how many entries were added to it by then.
+    retired: files that commits removed, and when; they are still on disk.
+    removed: how many entries of each strand the engine had removed when the two were last compared.
+    journals: up to where deletions of the journals were applied. Both by stream.
     """
 
     version: int = 0
@@ -116,7 +114,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a commit does. None leaves as it is. `gone`: retired files that are off the disk by now."""
+    """What a commit changes; None: unchanged. gone: retired files that were deleted from disk."""
 
     what: str
     add: tuple[File, ...] = ()
@@ -127,23 +125,23 @@ class Change:
     journals: Mapping[str, Mapping[str, str]] | None = None
 
     def stored(self, version: int, at: float) -> dict[str, Any]:
-        told: dict[str, Any] = {"form": FORM, "version": version, "what": self.what, "at": at}
-        told["add"] = [each.stored for each in self.add]
-        told |= {"remove": list(self.remove), "gone": list(self.gone)}
+        stored: dict[str, Any] = {"form": FORM, "version": version, "what": self.what, "at": at}
+        stored["add"] = [each.stored for each in self.add]
+        stored |= {"remove": list(self.remove), "gone": list(self.gone)}
         if self.offset is not None:
-            told["offset"] = self.offset.stored
+            stored["offset"] = self.offset.stored
         for name in ("removed", "journals"):
             if getattr(self, name) is not None:
-                told[name] = getattr(self, name)
-        return told
+                stored[name] = getattr(self, name)
+        return stored
 
 
 class Conflict(Exception):
-    """Somebody else has committed meanwhile."""
+    """Another job has committed meanwhile."""
 
 
 def after(state: State, commit: Mapping[str, Any]) -> State:
-    """A lake one commit later."""
+    """The state after one more commit."""
     files, retired = dict(state.files), dict(state.retired)
     for path in commit["remove"]:
         if files.pop(path, None) is not None:
@@ -162,7 +160,7 @@ def after(state: State, commit: Mapping[str, Any]) -> State:
 
 
 class Lake:
-    """A folder that every Spark node sees under the same path."""
+    """A folder that every Spark node has at the same path."""
 
     def __init__(self, path: str | Path) -> None:
         self.root = Path(path)
@@ -199,18 +197,18 @@ class Lake:
             raise LakeError(f"{path}: cannot be read ({error}). Restore it from a backup.") from None
         if stored.get("form") != FORM:
             raise LakeError(
-                f"{path}: has form {stored.get('form')}, this braidstream knows {FORM}. Upgrade it."
+                f"{path}: has format {stored.get('form')}, this braidstream supports {FORM}. Upgrade it."
             )
         return stored
 
     def commit(self, state: State, change: Change) -> State:
-        """Add a commit after the one that `state` is of. Conflict if somebody else has added one."""
+        """Add a commit after that of `state`. Conflict if another job has added one."""
         for each in change.add:
             if not self.file(each.path).is_file():
                 raise LakeError(
-                    f"{self.root}: {each.path} is gone before its commit. If the job took longer than "
-                    f"{LEFT_S / 3600:g} hours, another one took the file for left over. Nothing was "
-                    "committed: run it again, on fewer entries at a time."
+                    f"{self.root}: {each.path} was deleted before its commit. If the job took longer than "
+                    f"{LEFT_S / 3600:g} hours, another job has cleaned it up. Nothing was committed: run it "
+                    "again, on fewer entries at a time."
                 )
         self._log.mkdir(parents=True, exist_ok=True)
         version = state.version + 1
@@ -238,14 +236,14 @@ class Lake:
         return draft
 
     def _forget_commits(self, version: int) -> None:
-        """Commits and sums that nobody needs: a reader that is this slow starts over."""
+        """Delete old commits and sums. A reader that needs them is too slow and starts over."""
         for name in os.listdir(self._log):
             number = name.split(".")[0]
             if number.isdigit() and int(number) < version - KEEP_COMMITS:
                 (self._log / name).unlink(missing_ok=True)
 
     def vacuum(self, state: State, grace_s: float = GRACE_S) -> State:
-        """Take files off the disk: retired ones, and those that a killed run has left, after a while."""
+        """Delete files from disk: retired ones, and those that a killed run has left, after a while."""
         now = time.time()
         due = [path for path, at in state.retired.items() if now - at >= grace_s]
         for path in due:
@@ -254,7 +252,7 @@ class Lake:
         return self.commit(state, Change("vacuum", gone=tuple(due))) if due else state
 
     def _sweep(self, now: float, known: Set[str]) -> None:
-        """Take off the disk what a killed run has left."""
+        """Delete files that a killed run has left."""
         found = [path for path in (self.root / DATA).rglob("*.parquet") if now - _written(path) >= LEFT_S]
         left = {str(path.relative_to(self.root)) for path in found} - known
         if left:
@@ -266,7 +264,7 @@ class Lake:
 def _written(path: Path) -> float:
     try:
         return path.stat().st_mtime
-    except FileNotFoundError:  # another one was faster
+    except FileNotFoundError:  # another job has deleted it
         return time.time()
 
 
@@ -287,7 +285,7 @@ def _sync(folder: Path) -> None:
 
 
 def within(files: Iterable[File], stream: str, place: str, low: Id, high: Id) -> list[File]:
-    """The files that may hold entries of a strand after `low` up to `high` (user IDs)."""
+    """The files that may have entries of a strand after `low` up to `high` (user IDs)."""
     return [
         each
         for each in files
@@ -296,7 +294,7 @@ def within(files: Iterable[File], stream: str, place: str, low: Id, high: Id) ->
 
 
 def moved(offset: Offset, others: Mapping[Any, Id], counts: Mapping[Any, int], region: int | None) -> Offset:
-    """The offset after more was archived, up to `others`."""
+    """The offset after more entries were archived, up to `others`."""
     kept = dict(offset.counts) if offset.region == region else {}
     frontier = offset.frontier.join(Frontier(others))
     return replace(offset, frontier=frontier, counts={**kept, **counts}, region=region, initial=False)

@@ -1,6 +1,6 @@
-"""Rewriting files of a lake, as Spark jobs: small ones merged into one, entries dropped.
+"""Rewrites files of a lake, as Spark jobs: merges small ones, drops entries.
 
-What a rewrite leaves out is off the disk an hour later, when the files it replaces are removed.
+Dropped entries are gone from disk an hour later, when the replaced files are deleted.
 """
 
 import json
@@ -31,15 +31,15 @@ from braidstream.spark.lake.files import (
 )
 from braidstream.spark.lake.log import Change, Conflict, File, Lake, State
 
-SMALL: Final = 8  # so many small files of a stream and day are worth merging
+SMALL: Final = 8  # the least number of small files of a stream and day to merge
 _PIECE: Final = StructType().add("task", StringType())
 
-Drop = tuple[str, str, bytes]  # a file's path, a place, positions one after the other
+Drop = tuple[str, str, bytes]  # a file's path, a place, concatenated positions
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Files of one stream and day that become one. drops: by place, positions one after the other."""
+    """Files of one stream and day to merge. drops: by place, concatenated positions."""
 
     stream: str
     paths: tuple[str, ...]
@@ -52,9 +52,9 @@ class Task:
 
     @staticmethod
     def parse(stored: str) -> "Task":
-        told = json.loads(stored)
-        drops = {place: b64decode(found) for place, found in told["drops"].items()}
-        return Task(told["stream"], tuple(told["paths"]), drops)
+        task = json.loads(stored)
+        drops = {place: b64decode(found) for place, found in task["drops"].items()}
+        return Task(task["stream"], tuple(task["paths"]), drops)
 
 
 def small_files(state: State, *, at_least: int = SMALL) -> list[Task]:

@@ -1,10 +1,11 @@
-"""Committing a batch: decide it once, wherever the query runs.
+"""Commits a batch: decides it once, in whichever region the query runs.
 
-One server holds a sink's ledger at a time. A query that was restarted in another region finds the holder,
-finishes what was decided there, fences it and takes its place. If it cannot find out, it refuses.
+One server has a sink's ledger at a time. A query that is restarted in another region finds that server,
+finishes the decided batch there, fences it and takes the ledger over. If it cannot find the server, it
+refuses.
 
-    holder   region 1   done 6, batch 7 decided, 3 of 9 chunks published     <- the query was killed here
-    restart  region 2   asks region 1: publishes chunks 4..9 there, done 7, moved; holds the ledger from 7 on
+    region 1   done 6, batch 7 decided, 3 of 9 chunks published     <- the query was killed here
+    region 2   queries region 1: publishes chunks 4..9 there, done 7, moved; has the ledger from 7 on
 """
 
 import random
@@ -24,15 +25,15 @@ POLL_S = 0.1
 
 
 class Committer:
-    """Commits batches of a sink on one server. The others of the list are asked once in every run of a query:
-    a batch that this run began itself cannot have been written by an earlier one."""
+    """Commits batches of a sink on one server. The other servers are queried once in every run of a query: a
+    batch that this run began itself cannot have been written by an earlier run."""
 
     def __init__(self, book: Book, others: list[Server], *, run: str, options: SinkOptions) -> None:
         self.book, self.others, self.run, self.options = book, others, run, options
 
     def commit(self, batch: int, stages: tuple[Stage, ...], *, in_sequence: bool) -> None:
-        """Publish a batch unless that was done already. Safe to call again, here or after a crash."""
-        others = f"others keep changing the ledger of sink {self.book.sink!r}. Run one query a sink."
+        """Publish a batch, unless it is done. Idempotent, also after a crash."""
+        others = f"other queries keep changing the ledger of sink {self.book.sink!r}. Run one query per sink."
         retries = Retries(others, error=SinkError)
         while True:
             retries.count()
@@ -56,7 +57,8 @@ class Committer:
                     return None
 
     def _is_next(self, seen: Ledger | None, batch: int, *, in_sequence: bool) -> bool:
-        """Whether nobody has to be asked. A query's numbers follow each other, a batch write's may jump."""
+        """Whether no other server must be queried. Batches of a query are consecutive; those of batch writes
+        may have gaps."""
         if seen is not None and seen.moved:
             return False
         if not in_sequence:
@@ -66,15 +68,16 @@ class Committer:
         return not self.others or (seen.run == self.run != "")
 
     def _consult(self, batch: int, stages: tuple[Stage, ...], *, in_sequence: bool) -> Ledger:
-        """Find the holder, finish there, fence it, and take its place. The ledger when it is the holder.
+        """Find the server with the ledger, finish the decided batch there, fence it, and take the ledger
+        over.
 
-        It is, if nobody else was when they were asked *after* it was there: of two drivers that take it at
-        once, one sees the other. Deciding then checks that it is still as it was.
+        This server has the ledger if no other one had it in a query *after* it was taken over: of two drivers
+        that take it over at once, one sees the other. `decide` then checks that the ledger is unchanged.
         """
         deadline = time.monotonic() + self.options.replication_wait_s
         while True:
             seen = self.book.read()
-            found, silent = self._ask_others(batch)
+            found, silent = self._query_others(batch)
             holders = [(book, ledger) for book, ledger in found if not ledger.moved]
             done = max([seen.done if seen else -1, *(ledger.done for _, ledger in found)])
             follows = done >= batch - 1 or not in_sequence
@@ -83,8 +86,8 @@ class Committer:
                     return seen
                 if all([book.fence(ledger) for book, ledger in holders]) and self.book.adopt(seen, done):
                     continue
-            elif done >= batch or self._travelled(stages) >= batch:
-                return Ledger(batch, batch)  # it is done; who holds the ledger is found out by the next batch
+            elif done >= batch or self._replicated(stages) >= batch:
+                return Ledger(batch, batch)  # it is done; the next batch finds the server with the ledger
             elif time.monotonic() > deadline:
                 raise SinkError(self._refusal(batch, done, silent))
             time.sleep(POLL_S * random.uniform(0.5, 1.5))
@@ -92,14 +95,14 @@ class Committer:
     def _is_certain(
         self, seen: Ledger | None, done: int, holders: list[tuple[Book, Ledger]], silent: int
     ) -> bool:
-        """Whether nobody else can have done more: everybody was asked, or the holder was."""
+        """Whether no server can have done more: all answered, or the one with the ledger did."""
         if seen is not None and seen.moved and not self.others:
             return False  # it moved to a server that is not in the list
         if seen is not None and not seen.moved and seen.done == done:
             return True
         return not silent or any(ledger.done == done for _, ledger in holders)
 
-    def _ask_others(self, batch: int) -> tuple[list[tuple[Book, Ledger]], int]:
+    def _query_others(self, batch: int) -> tuple[list[tuple[Book, Ledger]], int]:
         found, silent = list[tuple[Book, Ledger]](), 0
         for server in self.others:
             book = Book(server, self.book.sink.decode())
@@ -116,20 +119,21 @@ class Committer:
         return found, silent
 
     def _complete(self, book: Book, ledger: Ledger, batch: int) -> bool:
-        """Publish the rest of what was decided. False if that cannot be: look again, or decide again.
+        """Publish the rest of a decided batch. False if that is impossible: read the ledger again, or decide
+        again.
 
-        A stage may be gone if a driver died after it had decided and before it kept the stage: then nothing
-        of it is published, and whoever runs that batch again decides it again.
+        A stage may be missing if a driver crashed after it decided and before it kept the stage. Then nothing
+        of it is published, and the next run of the batch decides it again.
         """
         if book.are_complete(ledger.stages):
             book.publish(ledger)
             book.finish(ledger)
             return True
         if book.read() != ledger:
-            return False  # another driver has finished it, and its stages went then
+            return False  # another driver has finished it, and deleted its stages
         if any(book.progress(stage.stream)[0] == ledger.batch for stage in ledger.stages):
             raise SinkError(
-                f"batch {ledger.batch} is published in part and its stages are gone. Restore the server."
+                f"batch {ledger.batch} is published in part and its stages are missing. Restore the server."
             )
         book.discard(ledger.stages)
         if ledger.batch < batch and not self.options.take_over:
@@ -140,8 +144,8 @@ class Committer:
             )
         return False
 
-    def _travelled(self, stages: tuple[Stage, ...]) -> int:
-        """The last batch that the registries of all its streams say is whole, wherever it was written."""
+    def _replicated(self, stages: tuple[Stage, ...]) -> int:
+        """The last batch that is complete by the replicated marks in the registries of all its streams."""
         marks = list[int]()
         for name in {stage.stream for stage in stages}:
             batch, published, chunks = marked(self._mark(name))
@@ -149,12 +153,12 @@ class Committer:
         return min(marks, default=-1)
 
     def _mark(self, name: bytes) -> bytes | None:
-        def asked() -> Plan[Any]:
+        def plan() -> Plan[Any]:
             command = ("HGET", keys.meta(name), MetaField.SINK + self.book.sink)
             [reply] = yield Batch([command], resend=True, attempt=True)
             return None if isinstance(reply, ReplyError) else reply
 
-        reply: bytes | None = self.book.server.run(asked(), keys.meta(name))
+        reply: bytes | None = self.book.server.run(plan(), keys.meta(name))
         return reply
 
     def _refusal(self, batch: int, done: int, silent: int) -> str:

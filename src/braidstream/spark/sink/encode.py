@@ -1,9 +1,9 @@
-"""Rows become XADD commands, as bytes, a whole record batch at once.
+"""Encodes rows as XADD commands, a whole record batch at once.
 
     *7 $4 XADD $14 bs:1:s:{orders} $1 * $5 order $1 7 $6 amount $5 12.50
     `- header: from the number of fields -'       `- body: the pairs, joined -'
 
-Columns are the fields, by name; a null leaves its field out. Or one map column has them all.
+Each column is a field; a null leaves it out. Or one map column has all fields.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,8 @@ from braidstream.spark.source.rows import META
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which column names the stream, which columns are fields. `mapped`: the one that is a map of them."""
+    """Which column has the stream's name, which columns are fields. mapped: the map column, if there is
+    one."""
 
     stream: bytes | None
     stream_column: str | None
@@ -125,7 +126,7 @@ def _columns(layout: Layout, batch: pa.RecordBatch) -> tuple[pa.BinaryArray, Any
 
 
 def _mapped(column: pa.MapArray) -> tuple[pa.BinaryArray, Any]:
-    """A map's pairs lie one after the other, so a row's body is a stretch of them."""
+    """Encode a map column. Its pairs are contiguous, so a row's body is a slice of them."""
     if column.null_count:
         raise SinkError("the map of fields is null in a row: an entry needs one field at least")
     offsets = column.offsets.to_numpy()
@@ -145,11 +146,11 @@ def _mapped(column: pa.MapArray) -> tuple[pa.BinaryArray, Any]:
 
 
 def as_bytes(values: pa.Array) -> pa.Array:
-    """What a field holds: bytes as they are, everything else as text."""
+    """The value of a field: bytes unchanged, everything else as text."""
     if pa.types.is_binary(values.type):
         return values
     if pa.types.is_timestamp(values.type):
-        # Spark hands a timestamp in the session's zone; a timestamp_ntz has none and stays as it reads.
+        # Spark passes a timestamp in the session's zone; a timestamp_ntz has none and stays unchanged.
         zone, end = ("UTC", "Z") if values.type.tz else (None, "")
         values = pc.strftime(values.cast(pa.timestamp("us", zone)), format="%Y-%m-%dT%H:%M:%S" + end)
     return values.cast(pa.string()).cast(pa.binary())

@@ -1,15 +1,15 @@
-"""Exactly once: what a sink has staged, decided and published, all of it in the engine.
+"""Exactly once: a sink's staged, decided and published batches, all stored in the engine.
 
     tasks    stage   RPUSH bs:stage:<token>:{orders}   chunks of rows, one key for each attempt
     driver   decide  HSET  bs:sink:{<sink>}            "batch 7 is these stages", or it was decided before
-             keep    PERSIST bs:stage:<token>:{orders} until now it would have expired
+             keep    PERSIST bs:stage:<token>:{orders} before, it would have expired
              publish MULTI  XADD ... XADD ...  SET bs:sink:<sink>:{orders} 7:3:9  EXEC     chunk by chunk
-             finish  HSET  bs:sink:{<sink>} done 7     and the stages go
+             finish  HSET  bs:sink:{<sink>} done 7     and delete the stages
 
-A replayed batch stages again, maybe other rows in another order: whatever a shuffle gave this time. Until
-the batch is decided nothing of it can be seen; once it is, only what was decided is published, by whoever
-comes next. So a row is there once however often Spark runs a task, a batch or a driver, and whatever the
-plan. A chunk and the mark that counts it are one MULTI: there is no moment between them.
+A replayed batch stages again, maybe with other rows in another order, depending on the shuffle. Until a batch
+is decided nothing of it is visible; afterwards only the decided stages are published, by this driver or the
+next one. So each row is written once, however often Spark runs a task, a batch or a driver. A chunk and the
+mark that counts it are in one MULTI.
 """
 
 import json
@@ -46,7 +46,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Where a sink stands on one server. `moved`: another server holds it since. `run`: who wrote it last."""
+    """A sink's progress on one server. moved: another server has the ledger now. run: the last writer."""
 
     batch: int = -1
     done: int = -1
@@ -60,21 +60,21 @@ class Ledger:
 
 
 def _parse(reply: list[Any]) -> Ledger | None:
-    told = facts(reply)
-    if not told:
+    fields = facts(reply)
+    if not fields:
         return None
-    stages = json.loads(told.get(b"stages", b"[]"))
+    stages = json.loads(fields.get(b"stages", b"[]"))
     return Ledger(
-        int(told.get(b"batch", b"-1")),
-        int(told.get(b"done", b"-1")),
+        int(fields.get(b"batch", b"-1")),
+        int(fields.get(b"done", b"-1")),
         tuple(Stage(name_of_text(name), token, chunks, rows) for name, token, chunks, rows in stages),
-        b"moved" in told,
-        told.get(b"run", b"").decode(),
+        b"moved" in fields,
+        fields.get(b"run", b"").decode(),
     )
 
 
 class Book:
-    """A sink's ledger on one server. `forgets`: it goes with its batch, as nobody can ask for that again."""
+    """A sink's ledger on one server. forgets: it is deleted after its batch, which cannot be repeated."""
 
     def __init__(self, server: Server, sink: str, *, forgets: bool = False) -> None:
         self.server, self.sink, self.forgets = server, sink.encode(), forgets
@@ -84,7 +84,7 @@ class Book:
         return _parse(self.server.run(send_one(("HGETALL", self.key), resend=True), self.key))
 
     def _change(self, seen: Ledger | None, *commands: Command) -> bool:
-        """Change the ledger if it is still what we saw."""
+        """Change the ledger if it is still equal to `seen`."""
 
         def changing() -> Plan[bool]:
             _, reply = yield Batch([("WATCH", self.key), ("HGETALL", self.key)])
@@ -97,13 +97,13 @@ class Book:
         return self.server.run(changing(), self.key)
 
     def decide(self, seen: Ledger | None, batch: int, stages: Iterable[Stage], run: str) -> bool:
-        """From here on, a batch is these stages. False if somebody else wrote meanwhile."""
+        """Decide that a batch is these stages. False if another driver has changed the ledger."""
         listed = [[name_text(each.stream), each.token, each.chunks, each.rows] for each in stages]
         fields = ("batch", batch, "stages", json.dumps(listed), "run", run)
         return self._change(seen, ("HSET", self.key, *fields), ("HDEL", self.key, "moved"))
 
     def adopt(self, seen: Ledger | None, done: int) -> bool:
-        """Become the holder: everything up to a batch was done elsewhere."""
+        """Take over the ledger: everything up to a batch was done on another server."""
         change = ("HSET", self.key, "batch", done, "done", done, "stages", "[]")
         return self._change(seen, change, ("HDEL", self.key, "moved"))
 
@@ -111,7 +111,7 @@ class Book:
         return self._change(seen, ("HSET", self.key, "moved", 1))
 
     def finish(self, ledger: Ledger) -> None:
-        """Everything of a batch is published: say so, then let the stages go."""
+        """Mark a published batch as done, then delete its stages."""
         if self.forgets:
             self._change(ledger, ("UNLINK", self.key))
             for name in {stage.stream for stage in ledger.stages}:
@@ -129,15 +129,15 @@ class Book:
             self.server.run(_unlink(stage.key), stage.key)
 
     def abandon(self, stages: Iterable[Stage]) -> None:
-        """A batch failed, maybe after it was decided. What is decided must stay: somebody will publish it."""
+        """A batch failed. Delete its stages, unless it was decided: the next driver will publish it."""
         ledger = self.read()
         decided = set(ledger.stages) if ledger is not None else set()
         self.discard(stage for stage in stages if stage not in decided)
 
     def are_complete(self, stages: Iterable[Stage], *, for_s: int | None = None) -> bool:
-        """Whether every chunk is still there; and from now on they stay: for so long, or until let go.
+        """Whether every chunk still exists. Also extends their time to live: for so long, or without limit.
 
-        For good only what is decided: of that somebody knows, and will publish it and let it go.
+        Without limit only for decided stages: a driver will publish and delete those.
         """
 
         def kept(stage: Stage) -> Plan[bool]:
@@ -148,12 +148,12 @@ class Book:
         return all([self.server.run(kept(stage), stage.key) for stage in stages])
 
     def progress(self, stream: bytes) -> tuple[int, int, int]:
-        """(batch, chunks published, chunks in all) of a stream; a batch of -1 if there was none."""
+        """(batch, chunks published, all chunks) of a stream; batch -1 if there was none."""
         mark = keys.sink(self.sink, stream)
         return marked(self.server.run(send_one(("GET", mark), resend=True), mark))
 
     def publish(self, ledger: Ledger) -> None:
-        """Append what was decided, from where the last publisher stopped."""
+        """Append the decided chunks, from where the last publisher stopped."""
         by_stream = dict[bytes, list[Stage]]()
         for stage in ledger.stages:
             by_stream.setdefault(stage.stream, []).append(stage)
@@ -173,20 +173,20 @@ def marked(reply: bytes | None) -> tuple[int, int, int]:
 
 
 def target(server: Server, stream: bytes) -> Strand:
-    """The strand that this server appends to; the plain stream where it is no region."""
+    """The strand that this server appends to; the plain stream if it is no region."""
 
-    def asked() -> Plan[Strand]:
+    def plan() -> Plan[Strand]:
         [known] = yield Batch([("EXISTS", keys.CONFIG)], resend=True)
         if not known:
             return Strand(stream, keys.PLAIN, 0)
         region = yield from read_region()
         return Strand(stream, keys.GENERATED, region.writer)
 
-    return server.run(asked(), keys.CONFIG)
+    return server.run(plan(), keys.CONFIG)
 
 
 def append(wire: Wire, strand: Strand, chunk: bytes, marks: Iterable[Command] = ()) -> bool:
-    """A chunk of XADDs and what counts it, in one MULTI. False and nothing done if a WATCHed key changed."""
+    """A chunk of XADDs and its marks, in one MULTI. False, and nothing done, if a WATCHed key changed."""
     reply = wire.exchange([("MULTI",), *_ensure(wire, strand)], chunk, [*marks, ("EXEC",)])
     if reply.endswith(b"*-1\r\n"):
         return False
@@ -214,7 +214,7 @@ class Publisher:
         self.strand = target(book.server, stream)
 
     def run(self) -> None:
-        others = f"somebody else keeps publishing to {self.mark_key!r}. Run one query a sink."
+        others = f"another query keeps publishing to {self.mark_key!r}. Run one query per sink."
         retries = Retries(others, error=SinkError)
         with self.book.server.wire(self.strand.key) as wire:
             published = 0
@@ -226,7 +226,7 @@ class Publisher:
                 published = at
 
     def _step(self, wire: Wire) -> int:
-        """Publish the next chunk. How many are published by then, by us or another."""
+        """Publish the next chunk. Returns how many are published then, by this or another driver."""
         plain = self.strand.name if keys.shares_slot(self.strand.name) else self.mark_key + b":none"
         watched: tuple[Command, ...] = (
             ("WATCH", self.mark_key, plain),
@@ -257,12 +257,12 @@ class Publisher:
         mark = b"%d:%d:%d" % (self.batch, published, len(self.places))
         marks: list[Command] = [("SET", self.mark_key, mark)]
         if self.strand.has_generated_ids and published == len(self.places) and not self.book.forgets:
-            # It travels with the registry (lua/merge.lua), so other regions come to know of it.
+            # The registry is replicated (lua/merge.lua), so other regions get the mark.
             marks.append(("HSET", keys.meta(self.strand.name), MetaField.SINK + self.book.sink, mark))
         return append(wire, self.strand, self._readdressed(chunk), marks)
 
     def _readdressed(self, chunk: bytes) -> bytes:
-        """The rows as they were staged, for the strand that this region writes to now."""
+        """The staged rows, with the key of the strand that this region writes to now."""
         *_, length, rest = chunk.split(b"\r\n", 4)
         old, new = rest[: int(length[1:])], self.strand.key
         if old == new:
@@ -271,7 +271,7 @@ class Publisher:
 
 
 def _replaced(chunk: bytes, old: bytes, new: bytes) -> Iterator[bytes]:
-    """Command by command, by their lengths: a value may look like anything."""
+    """Replace the start of each command. Parses lengths, because a value may contain the same bytes."""
     at = 0
     while at < len(chunk):
         stop = chunk.index(b"\r\n", at) + 2

@@ -1,4 +1,4 @@
-"""The sink: tasks stage rows, the driver publishes them. ledger.py says why that is exactly once."""
+"""The sink: tasks stage rows, the driver publishes them. ledger.py explains why that is exactly once."""
 
 import secrets
 from collections.abc import Iterator, Mapping
@@ -21,13 +21,13 @@ from braidstream.spark.sink.ledger import Book, Stage, append, target
 from braidstream.spark.source.survey import open_server, region_of
 
 CHUNK_BYTES = 1 << 20
-# What Spark tells a task of its query: the same over restarts, and new with each.
+# Local properties of a task: the query's ID, the same over restarts; and its run, new with each start.
 _QUERY, _RUN = "sql.streaming.queryId", "spark.jobGroup.id"
 
 
 @dataclass
 class Staged(WriterCommitMessage):
-    """What a task tells the driver: what it has staged, for which sink, on which server."""
+    """A task's message to the driver: what it has staged, for which sink, on which server."""
 
     sink: str
     run: str
@@ -42,13 +42,13 @@ class _Writer:
         self.options, self.layout, self.sink = options, layout, sink
 
     def stage(self, batches: Iterator[pa.RecordBatch]) -> Staged:
-        """Write the rows of one task where nobody sees them."""
+        """Write the rows of one task to a stage, invisible to readers."""
         url, server = _first_that_answers(self.options)
         task = _Task(server, self.options, self.layout)
         try:
             for batch in batches:
                 task.take(batch)
-            return Staged(self.sink or _query(), _told(_RUN), url, task.finish())
+            return Staged(self.sink or _query(), _property(_RUN), url, task.finish())
         except BaseException:
             task.drop()
             raise
@@ -107,7 +107,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         return self.stage(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        # Without a transaction nobody can ask for this write again, so its ledger goes with it.
+        # Without txnAppId this write cannot be repeated, so its ledger is deleted at the end.
         version = self.options.version
         self.publish(messages, version or 0, in_sequence=False, forgets=version is None)
 
@@ -115,17 +115,17 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         self.abandon(messages)
 
 
-def stream_writer(given: Mapping[str, str], schema: StructType) -> StreamWriter:
-    options = sink_options(given)
+def stream_writer(texts: Mapping[str, str], schema: StructType) -> StreamWriter:
+    options = sink_options(texts)
     if options.version is not None:
         raise OptionError("txnVersion", "is for batch writes: a streaming query has its batch numbers")
     return StreamWriter(options, Layout.of(schema, options), options.transaction)
 
 
-def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
-    options = sink_options(given)
+def batch_writer(texts: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
+    options = sink_options(texts)
     if overwrite:
-        raise OptionError("mode", "overwrite is not offered: a stream is appended to. Use mode append.")
+        raise OptionError("mode", "overwrite is not supported: streams are append-only. Use mode append.")
     if (options.transaction is None) != (options.version is None):
         raise OptionError("txnAppId", "give both txnAppId and txnVersion, or neither")
     sink = options.transaction or "job-" + secrets.token_hex(16)
@@ -133,13 +133,13 @@ def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) 
 
 
 def _query() -> str:
-    query = _told(_QUERY)
+    query = _property(_QUERY)
     if not query:
-        raise OptionError("txnAppId", "this Spark does not tell tasks their query, so name the sink yourself")
+        raise OptionError("txnAppId", "this Spark does not pass the query ID to tasks: name the sink")
     return query
 
 
-def _told(name: str) -> str:
+def _property(name: str) -> str:
     context = TaskContext.get()
     return (context.getLocalProperty(name) or "") if context is not None else ""
 
@@ -158,7 +158,7 @@ def _first_that_answers(options: SinkOptions) -> tuple[int, Server]:
 
 
 class _Task:
-    """The stages of one task: a token of its own, so that no two attempts share a key."""
+    """The stages of one task attempt. A random token keeps the keys of attempts apart."""
 
     def __init__(self, server: Server, options: SinkOptions, layout: Layout) -> None:
         self.server, self.options, self.layout = server, options, layout
@@ -190,6 +190,6 @@ class _Task:
         return tuple(self.stages.values())
 
     def drop(self) -> None:
-        """Best effort: what is left expires."""
+        """Delete the stages, best effort: what remains expires."""
         with suppress(RedisError, OSError):
             Book(self.server, "").discard(self.stages.values())

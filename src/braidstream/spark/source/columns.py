@@ -1,15 +1,15 @@
-"""Pages of entries as the engine sent them, made columns without making Python objects.
+"""Converts pages of entries, as the engine sent them, to columns without creating Python objects.
 
-A page is the reply to XRANGE: an array of [id, [field, value, ...]]. Where all entries have the same
-fields and no line break in them, every line of the reply has its place:
+A page is the reply to XRANGE: an array of [id, [field, value, ...]]. If all entries have the same fields and
+no line breaks, every line of the reply has a fixed place:
 
     *2  $15  1794702853882-4  *4  $5  order  $1  7  $7  payload  $3  abc      4 + 4n lines an entry
     ====-    ---------------  =============  -   -  ==========  --   ---
     =  is the same in every entry: compared with what it must be
     -  is a length, checked against the line that follows it, or that line: an ID or a value
 
-The check is the proof: a page that passes it is read by any RESP parser in the same way. A page that fails it
-anywhere is parsed by hiredis from the same bytes.
+The check is complete: any RESP parser reads a page that passes it in the same way. hiredis parses a page that
+fails it.
 """
 
 from dataclasses import dataclass
@@ -24,16 +24,16 @@ from braidstream.model import ids
 from braidstream.model.ids import Id
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
-_MOST_SEQ = 2**53  # beyond, a column of 64 bits may not hold what is made of it
+_MOST_SEQ = 2**53  # above, the user's sequence may not fit into 64 bits
 _MOST_DIGITS = 15  # of milliseconds
-_MOST_BYTES = 2**31 - 1  # that offsets of 32 bits reach
+_MOST_BYTES = 2**31 - 1  # the range of 32-bit offsets
 _POWERS = 10.0 ** np.arange(_MOST_DIGITS - 1, -1, -1)
 _MOST_FIELDS = 400  # an entry with more is not worth a column for each
 
 
 @dataclass(frozen=True, slots=True)
 class Regular:
-    """Entries that all have the same fields: where their IDs and values lie in the reply.
+    """Entries that all have the same fields: the places of their IDs and values in the reply.
 
     starts, stops: for each entry the place of its ID, then of each value.
     """
@@ -52,7 +52,7 @@ class Regular:
         return int(self.ms[at]), int(self.seq[at])
 
     def ids(self) -> pa.BinaryArray:
-        """The IDs as the engine wrote them."""
+        """The native IDs."""
         return _column(self.reply, self.starts[:, 0], self.stops[:, 0])
 
     def moments(self) -> pa.BinaryArray:
@@ -78,7 +78,7 @@ class Regular:
 
 @dataclass(frozen=True, slots=True)
 class Irregular:
-    """Entries of any shape: (ms, seq, {field: value}). Of a field given twice the last value counts."""
+    """Entries of any shape: (ms, seq, {field: value}). Of a repeated field the last value counts."""
 
     entries: list[tuple[int, int, dict[bytes, bytes]]]
 
@@ -99,7 +99,7 @@ Page = Regular | Irregular
 
 
 def parse(reply: bytearray) -> Page:
-    """A reply to XRANGE. A server's refusal is raised."""
+    """Parse a reply to XRANGE. Raises an error reply."""
     if reply.startswith(b"-"):
         raise ReplyError(bytes(reply[1:]).split(b"\r\n", 1)[0].decode("utf-8", "replace"))
     page = _regular(reply)
@@ -107,7 +107,7 @@ def parse(reply: bytearray) -> Page:
 
 
 def take_first(replies: bytearray) -> bool:
-    """Cut the first of several replies off. Whether it was an array with something in it."""
+    """Remove the first of several replies. Returns whether it was a non-empty array."""
     if replies.startswith(b"-"):
         raise ReplyError(bytes(replies[1:]).split(b"\r\n", 1)[0].decode("utf-8", "replace"))
     filled = not replies.startswith(b"*0")
@@ -116,7 +116,7 @@ def take_first(replies: bytearray) -> bool:
 
 
 def _skip(replies: bytearray, at: int) -> int:
-    """Where the reply that starts here ends."""
+    """The end of the reply that starts at `at`."""
     left = 1
     while left:
         stop = replies.index(b"\r\n", at)
@@ -195,7 +195,7 @@ class _Lines:
         return tuple(bytes(self.reply[self.after[0, at] + 1 : self.ends[0, at] - 1]) for at in places)
 
     def are_framed(self, names: tuple[bytes, ...]) -> bool:
-        """Whether what lies between IDs, lengths and values is what it must be, in every entry."""
+        """Whether the bytes between IDs, lengths and values are as expected, in every entry."""
         frames = [b"$%d\r\n%s\r\n$" % (len(name), name) for name in names]
         frames[0] = b"*%d\r\n" % (2 * len(names)) + frames[0]
         places = [3, *range(8, self.ends.shape[1], 4)]
@@ -211,12 +211,12 @@ class _Lines:
         return bool((found == np.frombuffer(wanted, np.uint8)).all())
 
     def are_measured(self, places: Any, starts: Any, stops: Any) -> bool:
-        """Whether the line before each of these tells its length, and both end as they must."""
+        """Whether the line before each of these has its length, and both end with CRLF."""
         headers, header_stops = self.after[:, places - 1] + 2, starts - 2
         if not ((self.data[stops] == 13).all() and (self.data[header_stops] == 13).all()):
             return False
-        told = _numbers(self.data, headers.ravel(), header_stops.ravel())
-        return bool((told == (stops - starts).ravel()).all())
+        lengths = _numbers(self.data, headers.ravel(), header_stops.ravel())
+        return bool((lengths == (stops - starts).ravel()).all())
 
 
 def _ids(reply: bytearray, data: Any, starts: Any, stops: Any) -> tuple[Ints, Ints] | None:
@@ -235,7 +235,7 @@ def _ids(reply: bytearray, data: Any, starts: Any, stops: Any) -> tuple[Ints, In
 
 
 def _numbers(data: Any, starts: Any, stops: Any) -> Ints:
-    """The decimal numbers at these places; -1 where there is none."""
+    """The decimal numbers at these places; -1 if there is none."""
     widths = stops - starts
     widest, narrowest = int(widths.max()), int(widths.min())
     if narrowest < 1 or widest > 19:
@@ -257,7 +257,7 @@ def _numbers(data: Any, starts: Any, stops: Any) -> Ints:
 
 
 def _column(buffer: pa.Buffer, starts: Any, stops: Any) -> pa.BinaryArray:
-    """Values that lie apart in a buffer, as one column."""
+    """Scattered values of a buffer as one column."""
     if not len(starts):
         return pa.array([], pa.binary())
     offsets = np.empty(2 * len(starts), np.int32)

@@ -1,11 +1,12 @@
-"""Whether a strand still holds what a batch wants of it, and if not, why.
+"""Whether a strand still has the entries of a batch, and if not, why.
 
-Of entries that are gone the engine keeps their number (entries-added less length) and the highest ID that
-XDEL took. Trims take from the head on. So where the head is past our position, so many unread are missing:
+The engine knows how many entries were removed (entries-added minus length) and the highest ID that XDEL
+deleted. Trims remove from the head. So if the head is past our position, the number of missing unread entries
+follows:
 
-    nothing unread was deleted by XDEL (its highest ID is behind us)    trimmed
-    one is missing, and XDEL took one                                   deleted, which is no loss
-    more are missing, and XDEL took one of them                         nobody can tell
+    XDEL deleted nothing unread (its highest ID is before our position)    trimmed
+    one is missing, and XDEL deleted one                                   deleted, which is no loss
+    more are missing, and XDEL deleted one of them                         unknown
 """
 
 from enum import Enum
@@ -13,65 +14,65 @@ from enum import Enum
 from braidstream.model import ids
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
-from braidstream.spark.source.survey import Standing
+from braidstream.spark.source.survey import StrandInfo
 
 
 class Loss(Enum):
     TRIMMED = "entries were trimmed before they were read"
     GONE = "entries were trimmed, or deleted one by one, before they were read; the server cannot tell which"
-    UNCOUNTED = "what was read is trimmed here, uncounted by the query: unread entries may be among it"
+    UNCOUNTED = "all entries that were read are trimmed here, and unread entries may be trimmed too"
     DELETED = "the stream was deleted before it was read to its end"
-    REBORN = "the stream was deleted and begun anew"
+    RECREATED = "the stream was deleted and created again"
     NOT_REPLICATED = "entries have not arrived in this region yet"
 
 
 def losses(
-    strand: Strand, start: Id, end: Id, standing: Standing, before: int | None, after: int | None
+    strand: Strand, start: Id, end: Id, info: StrandInfo, before: int | None, after: int | None
 ) -> Loss | None:
-    """What stands between us and the entries after `start` up to `end`.
+    """Why entries after `start` up to `end` cannot be read; None if they can.
 
-    before, after: how many entries the strand had been given at either end, where that is known.
+    before, after: how many entries were added to the strand at both ends, if known.
     """
     if strand.is_plain:
         if start > end or (before is not None and after is not None and after < before):
-            return Loss.REBORN
-        if not standing.there or standing.last < end:
+            return Loss.RECREATED
+        if not info.there or info.last < end:
             return Loss.DELETED
-    elif standing.cut > start:
+    elif info.cut > start:
         return Loss.DELETED
-    elif not standing.there or standing.last < end:
+    elif not info.there or info.last < end:
         return Loss.NOT_REPLICATED
-    return missing(start, standing, before)
+    return missing(start, info, before)
 
 
-def missing(position: Id, standing: Standing, count: int | None) -> Loss | None:
-    """Whether entries after a position are gone. count: how many entries the strand had been given there."""
-    if standing.first is not None and standing.first <= position:
-        return None  # the head is behind us, so nothing after it was trimmed
-    if standing.added == standing.length or standing.last == position:
+def missing(position: Id, info: StrandInfo, count: int | None) -> Loss | None:
+    """Whether entries after a position were lost. count: how many entries were added up to there."""
+    if info.first is not None and info.first <= position:
+        return None  # the head is at or before the position, so nothing after it was trimmed
+    if info.added == info.length or info.last == position:
         return None
     if count is None:
         return Loss.UNCOUNTED
-    gone = standing.added - count - standing.length
-    if gone <= 0 or (gone == 1 and standing.deleted > position):
+    gone = info.added - count - info.length
+    if gone <= 0 or (gone == 1 and info.deleted > position):
         return None
-    return Loss.TRIMMED if standing.deleted <= position else Loss.GONE
+    return Loss.TRIMMED if info.deleted <= position else Loss.GONE
 
 
 _NEXT = {
     Loss.TRIMMED: "Keep more of the stream, or read it sooner",
     Loss.GONE: "Keep more of the stream, or read it sooner, if it is trimmed",
-    Loss.UNCOUNTED: "Go on in the region that the query read before, which it has counted",
-    Loss.DELETED: "What was in it is gone",
-    Loss.REBORN: "What was in it is gone; what is in it now would be read from its start",
+    Loss.UNCOUNTED: "Continue in the region that the query read before, which it has counted",
+    Loss.DELETED: "Its entries are lost",
+    Loss.RECREATED: "Its old entries are lost; the new ones would be read from the start",
     Loss.NOT_REPLICATED: "Wait for the region to catch up",
 }
 
 
-def told(loss: Loss, strand: Strand, start: Id, end: Id) -> str:
+def describe(loss: Loss, strand: Strand, start: Id, end: Id) -> str:
     whose = "" if strand.is_plain else f", writer {strand.writer}"
     low, high = ids.text(start).decode(), ids.text(end).decode()
     return (
         f"stream {strand.name.decode('utf-8', 'replace')}{whose}: {loss.value} (after {low}, up to {high}, "
-        f"native IDs). {_NEXT[loss]}. With failOnDataLoss set to false the query goes on without them."
+        f"native IDs). {_NEXT[loss]}. With failOnDataLoss set to false the query continues without them."
     )

@@ -1,7 +1,7 @@
-"""Filters on id, timestamp, stream and region, turned into what is asked of the engine.
+"""Filters on id, timestamp, stream and region, pushed down into ranges of the read.
 
-They only narrow: Spark applies every filter again, so a filter that is not understood costs time and
-nothing else. A range is by milliseconds, which native and user IDs share.
+They only narrow the read: Spark applies every filter again, so an unknown filter costs only time. Ranges are
+by milliseconds, which native and user IDs share.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
-"""How much one micro-batch takes: entries and bytes are counted along the strands. Driver only.
+"""Limits a micro-batch by counting entries and bytes along the strands. Driver only.
 
-An ID tells nothing of the number of entries before it, so where a limit cuts a backlog its entries are
-read once for their IDs, on the driver. That costs the engine a second read of what a limited batch holds.
+An ID does not show how many entries are before it. So to find where a limited batch ends, the driver reads
+its entries once. The engine serves the entries of a limited batch twice.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ PAGE_ROWS, PAGE_BYTES = 5_000, 2 << 20
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What of one strand is unread: after `start`, up to `end`; about how many, how large."""
+    """The unread part of one strand: after `start`, up to `end`; approximate number and size of entries."""
 
     start: Id
     end: Id
@@ -31,10 +31,10 @@ class Backlog:
 def cut(
     server: Server, backlogs: Mapping[Strand, Backlog], max_entries: int | None, max_bytes: int | None
 ) -> dict[Strand, tuple[Id, int]]:
-    """{strand: (where to stop, how many entries that is)}.
+    """{strand: (end, number of entries)}.
 
-    Every strand gets a share by its backlog, the one that is furthest behind first. Whatever the limit in
-    bytes, one entry is taken, or a large one would stop the query for ever.
+    Every strand gets a share by its backlog, the one furthest behind first. At least one entry is read, also
+    beyond the limit in bytes: a large one must not stop the query.
     """
     total = max(1, sum(backlog.count for backlog in backlogs.values()))
     entries_left, bytes_left = max_entries, max_bytes
@@ -51,14 +51,14 @@ def cut(
 
 
 def count(server: Server, strand: Strand, end: Id, size: int) -> int:
-    """How many entries a strand has up to a position. Reads them."""
+    """Count the entries of a strand up to a position, by reading them."""
     return _walk(server, strand, Backlog(ids.ZERO, end, 0, size), None, None, False)[1]
 
 
 def _walk(
     server: Server, strand: Strand, backlog: Backlog, most: int | None, room: int | None, must_move: bool
 ) -> tuple[Id, int, int]:
-    """Up to so many entries and bytes of a strand: (where they end, how many, how large)."""
+    """Up to so many entries and bytes of a strand: (their end, number, size)."""
     position, count, size = backlog.start, 0, 0
     page_rows = max(1, min(PAGE_ROWS, PAGE_BYTES // max(1, backlog.size)))
     with server.wire(strand.key) as wire:

@@ -1,13 +1,14 @@
-"""The offset of a streaming query: a frontier, and how many entries each strand had been given by then.
+"""The offset of a streaming query: a frontier, and how many entries were added to each strand by then.
 
     {"frontier": {"orders": {"s1": "1794702853882-4"}},
      "counted": {"region": 1, "streams": {"orders": {"s1": 1021}}},
      "began": {"orders": {"s1": "1794702850000-0"}}}
 
-`counted` is what the engine's entries-added said in that region: it tells a trim that took unread entries
-from one that did not, and gives the lag. Another region counts differently, so there it is not used.
-`began` stands in the first offset of a query only. Spark stores where a batch ends, never where the first
-one began; "latest" would mean another moment when that batch is replayed.
+`counted` is the engine's entries-added in that region. It shows whether a trim removed unread entries, and
+gives the lag. Regions count differently, so it is only valid in that region. `began` is in the first offset
+of a query
+only: Spark stores the end of a batch, never the start of the first one, and "latest" would mean another time
+when that batch is replayed.
 """
 
 from collections.abc import Mapping
@@ -51,15 +52,15 @@ class Offset:
         streams = dict[str, dict[str, int]]()
         for strand in sorted(self.counts, key=lambda each: (each.name, place_text(each))):
             streams.setdefault(name_text(strand.name), {})[place_text(strand)] = self.counts[strand]
-        told: dict[str, Any] = {"frontier": self.frontier.positions}
+        stored: dict[str, Any] = {"frontier": self.frontier.positions}
         if streams:
-            told["counted"] = {"region": self.region, "streams": streams}
+            stored["counted"] = {"region": self.region, "streams": streams}
         if self.began is not None:
-            told["began"] = self.began.positions
-        return told
+            stored["began"] = self.began.positions
+        return stored
 
     def count(self, strand: Strand, region: int | None) -> int | None:
-        """How many entries the strand had been given, if that region counted them."""
+        """How many entries were added to the strand, if that region counted them."""
         return self.counts.get(strand) if self.region == region else None
 
 

@@ -1,6 +1,6 @@
-"""A query's position shown as a consumer group's, so that whatever watches groups sees its lag.
+"""Shows a query's position as a consumer group, so that tools that monitor groups show its lag.
 
-Spark's checkpoint is what counts: the group is written after each batch and never read. It delivers
+Spark's checkpoint is authoritative: the group is written after each batch and never read. It delivers
 nothing, so it has no pending entries.
 """
 
@@ -19,7 +19,7 @@ from braidstream.spark.source.survey import Surveyor
 
 
 def show(surveyor: Surveyor, group: bytes, offset: Offset) -> None:
-    """Move the group to an offset, on every strand; make it where it is missing."""
+    """Move the group to an offset, on every strand; create it if it is missing."""
     by_name = dict[bytes, list[Strand]]()
     for strand in offset.frontier:
         by_name.setdefault(strand.name, []).append(strand)

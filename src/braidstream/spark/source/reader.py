@@ -1,8 +1,8 @@
-"""The source on the driver: plans what to read. A batch read once, a streaming query again and again.
+"""The source on the driver: plans what a batch or a streaming query reads.
 
-A streaming query moves a frontier on. Each strand has its own position, so an entry that arrives late from
-another region is read when it arrives. Spark's log holds where every batch ends; this file keeps nothing
-that a restart would need.
+A streaming query advances a frontier. Each strand has its own position, so an entry that arrives late from
+another region is read when it arrives. Spark's log has the end of every batch; this file keeps no state that
+a restart would need.
 """
 
 import logging
@@ -30,21 +30,21 @@ from braidstream.model.strand import Strand
 from braidstream.spark.option_values import Start
 from braidstream.spark.options import SourceOptions, source_options
 from braidstream.spark.source import limits, progress_group
-from braidstream.spark.source.data_loss import Loss, losses, told
+from braidstream.spark.source.data_loss import Loss, describe, losses
 from braidstream.spark.source.filters import Bounds, narrow
 from braidstream.spark.source.offsets import INITIAL, Offset
 from braidstream.spark.source.reading import await_copy, read
 from braidstream.spark.source.rows import Rows, Shape
 from braidstream.spark.source.slices import Range, Slice, split
-from braidstream.spark.source.survey import Sight, Standing, Surveyor
+from braidstream.spark.source.survey import StrandInfo, StrandInfos, Surveyor
 
 log = logging.getLogger("braidstream.spark")
 
-UNCOUNTED: Final = -1  # of entries: how many a strand had been given there is not known
+UNCOUNTED: Final = -1  # how many entries were added to a strand up to a position is not known
 
 
 class _Source:
-    """What both readers share. Travels to the tasks, without its connections."""
+    """What both readers share. It is pickled for the tasks, without its connections."""
 
     def __init__(self, options: SourceOptions, shape: Shape) -> None:
         self.options, self.shape = options, shape
@@ -56,8 +56,8 @@ class _Source:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["options"], state["shape"])  # type: ignore[misc]
 
-    def sight(self) -> Sight:
-        return {strand: each for strand, each in self.surveyor.sight().items() if self._is_wanted(strand)}
+    def survey(self) -> StrandInfos:
+        return {strand: each for strand, each in self.surveyor.survey().items() if self._is_wanted(strand)}
 
     def _is_wanted(self, strand: Strand) -> bool:
         return self.options.regions is None or strand.is_plain or strand.writer in self.options.regions
@@ -69,7 +69,7 @@ class _Source:
         yield from read(part, self.options.servers, rows, self.options.replication_wait_s)
 
     def slices(self, parts: Sequence[Range]) -> list[InputPartition]:
-        """Each range a slice; more where minPartitions asks for it, by what each range may hold."""
+        """A slice for each range; more with minPartitions, in proportion to the ranges' sizes."""
         spare = self.options.min_partitions - len(parts)
         if spare <= 0 or not parts:
             return [Slice(part, self.surveyor.url) for part in parts]
@@ -86,8 +86,8 @@ class _Source:
         return self.surveyor.try_servers(lambda server: server.run(split(part, pieces), part.strand.key))
 
 
-def resolve(start: Start, strand: Strand, standing: Standing, *, is_new: bool = False) -> Id:
-    """Where an option puts us in a strand. `is_new`: it came to be after the query had begun."""
+def resolve(start: Start, strand: Strand, info: StrandInfo, *, is_new: bool = False) -> Id:
+    """The position in a strand that an option means. is_new: the strand was created after the query began."""
     if start.time_ms is not None:
         return ids.before((start.time_ms, 0)) or ids.ZERO
     position = start.at.get(strand.name, start.rest)
@@ -97,11 +97,11 @@ def resolve(start: Start, strand: Strand, standing: Standing, *, is_new: bool = 
             return position
     if isinstance(position, tuple):
         return strand.floor(position)
-    return standing.last if position == "latest" and not is_new else ids.ZERO
+    return info.last if position == "latest" and not is_new else ids.ZERO
 
 
 class BatchReader(_Source, DataSourceReader):
-    """`spark.read`: everything between two positions, as it stood when the query was planned."""
+    """`spark.read`: everything between two positions, as of the time when the query was planned."""
 
     def __init__(self, options: SourceOptions, shape: Shape) -> None:
         super().__init__(options, shape)
@@ -109,25 +109,25 @@ class BatchReader(_Source, DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         parts = list[Range]()
-        for strand, standing in self.sight().items():
-            start = resolve(self.options.start, strand, standing)
-            end = self._end(strand, standing)
+        for strand, info in self.survey().items():
+            start = resolve(self.options.start, strand, info)
+            end = self._end(strand, info)
             found = self.bounds.narrow(strand, start, end)
-            if standing.there and found is not None:
+            if info.there and found is not None:
                 low, high = found
-                parts.append(Range(strand, low, high, None, standing.size, False, standing.length))
+                parts.append(Range(strand, low, high, None, info.size, False, info.length))
         return self.slices(parts)
 
-    def _end(self, strand: Strand, standing: Standing) -> Id:
-        """Up to a time or ID; never past what is there now, so that every task sees one moment."""
-        return min(standing.last, resolve(self.options.end, strand, standing))
+    def _end(self, strand: Strand, info: StrandInfo) -> Id:
+        """Up to a time or ID, and at most to the present end, so that all tasks see the same snapshot."""
+        return min(info.last, resolve(self.options.end, strand, info))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self.read_slice(partition)
 
 
 class FilteringReader(BatchReader):
-    """The same, with filters pushed into the ranges that are asked for."""
+    """The same, with filters pushed down into the ranges."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         self.bounds = narrow(filters, self.shape)
@@ -147,11 +147,11 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def __init__(self, options: SourceOptions, shape: Shape) -> None:
         super().__init__(options, shape)
         self._began: Frontier | None = None
-        self._target: tuple[int | None, Sight] | None = None  # of an AvailableNow run: which region, what
+        self._target: tuple[int | None, StrandInfos] | None = None  # of an AvailableNow run: region, ends
         self._last_batch_at = time.monotonic()
 
     def initialOffset(self) -> dict[str, Any]:
-        """Before everything: the first batch says in its end where it began (offsets.py)."""
+        """Before everything: the end offset of the first batch also has its start (offsets.py)."""
         return dict(INITIAL)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -163,29 +163,29 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return ReadAllAvailable() if options.min_entries is None else ReadMinRows(options.min_entries)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        sight = self.sight()
-        self._target = self.surveyor.region, sight
+        infos = self.survey()
+        self._target = self.surveyor.region, infos
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        before, sight = Offset.parse(start), self.sight()
-        self._begin(before, sight)
-        begin = self._positions(before, sight)
-        ends = self._ends(begin, sight)
+        before, infos = Offset.parse(start), self.survey()
+        self._begin(before, infos)
+        begin = self._positions(before, infos)
+        ends = self._ends(begin, infos)
         if not isinstance(limit, ReadAllAvailable):
-            if self._is_too_little(before, begin, ends, sight):
+            if self._is_too_little(before, begin, ends, infos):
                 ends = {strand: (begin[strand], 0) for strand in ends}
             else:
-                ends = self._limited(before, begin, ends, sight)
-        offset = self._offset(before, begin, ends, sight)
+                ends = self._limited(before, begin, ends, infos)
+        offset = self._offset(before, begin, ends, infos)
         if offset.frontier != before.frontier:
             self._last_batch_at = time.monotonic()
         return offset.stored
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """Where the streams end now: what `sources[].latestOffset` of a progress report shows."""
-        sight = self.sight()
-        frontier = Frontier({strand: each.last for strand, each in sight.items() if each.there})
-        counts = {strand: each.added for strand, each in sight.items() if each.there}
+        """The present end of the streams, for `sources[].latestOffset` of a progress report."""
+        infos = self.survey()
+        frontier = Frontier({strand: each.last for strand, each in infos.items() if each.there})
+        counts = {strand: each.added for strand, each in infos.items() if each.there}
         return Offset(frontier, counts, self.surveyor.region).stored
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -194,38 +194,39 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         moved = [strand for strand in after.frontier if begin[strand] != after.frontier[strand]]
         if not moved:
             return []
-        sight = self.surveyor.look(moved)
+        infos = self.surveyor.look(moved)
         parts = list[Range]()
         for strand in moved:
-            standing = self.surveyor.standing(sight, strand)
-            parts += self._part(strand, begin[strand], before, after, standing)
+            info = self.surveyor.info(infos, strand)
+            parts += self._part(strand, begin[strand], before, after, info)
         return self.slices(parts)
 
     def _part(
-        self, strand: Strand, start: Id, before: Offset, after: Offset, standing: Standing
+        self, strand: Strand, start: Id, before: Offset, after: Offset, info: StrandInfo
     ) -> list[Range]:
-        """What to read of a strand, once it is sure that it is all there, or that its loss may be borne."""
+        """What to read of a strand. Raises DataLossError if entries are missing, unless failOnDataLoss is
+        off."""
         end = after.frontier[strand]
         known = strand in before.frontier and not before.initial
         region = self.surveyor.region
         count = before.count(strand, region)
-        loss = losses(strand, start, end, standing, count, after.count(strand, region))
+        loss = losses(strand, start, end, info, count, after.count(strand, region))
         if loss is Loss.NOT_REPLICATED:
-            part = Range(strand, start, end, None, standing.size, False, 0)
+            part = Range(strand, start, end, None, info.size, False, 0)
             wait_s = self.options.replication_wait_s
             self.surveyor.try_servers(lambda server: await_copy(server, part, wait_s))
             return self._part(
-                strand, start, before, after, self.surveyor.standing(self.surveyor.look([strand]), strand)
+                strand, start, before, after, self.surveyor.info(self.surveyor.look([strand]), strand)
             )
         if loss is not None and known and start != ids.ZERO:
             if self.options.fail_on_data_loss:
-                raise DataLossError(told(loss, strand, start, end))
-            log.warning("%s", told(loss, strand, start, end))
-        if loss is Loss.REBORN:
+                raise DataLossError(describe(loss, strand, start, end))
+            log.warning("%s", describe(loss, strand, start, end))
+        if loss is Loss.RECREATED:
             start = ids.ZERO
-        first = standing.first if standing.first is not None and standing.first > start else None
+        first = info.first if info.first is not None and info.first > start else None
         guarded = self.options.fail_on_data_loss and known and loss is None
-        return [Range(strand, start, end, first, standing.size, guarded, standing.length, count)]
+        return [Range(strand, start, end, first, info.size, guarded, info.length, count)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self.read_slice(partition)
@@ -237,25 +238,25 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def stop(self) -> None:
         self.surveyor.close()
 
-    def _begin(self, before: Offset, sight: Sight) -> None:
-        """Decide once where the query begins; a replayed first batch reads it from Spark's log."""
+    def _begin(self, before: Offset, infos: StrandInfos) -> None:
+        """Choose the start of the query once; a replayed first batch reads it from Spark's log."""
         if before.initial and self._began is None:
             self._began = Frontier(
-                {strand: resolve(self.options.start, strand, each) for strand, each in sight.items()}
+                {strand: resolve(self.options.start, strand, each) for strand, each in infos.items()}
             )
 
-    def _positions(self, before: Offset, sight: Sight) -> dict[Strand, Id]:
+    def _positions(self, before: Offset, infos: StrandInfos) -> dict[Strand, Id]:
         known = self._began if before.initial and self._began is not None else before.frontier
         at = dict(known.at)
-        for strand, standing in sight.items():
+        for strand, info in infos.items():
             if strand not in at:
-                at[strand] = resolve(self.options.start, strand, standing, is_new=True)
+                at[strand] = resolve(self.options.start, strand, info, is_new=True)
         return at
 
     def _replayed(self, before: Offset, after: Offset) -> dict[Strand, Id]:
-        """Where a batch begins in every strand that its end names."""
+        """The start of a batch in every strand of its end offset."""
         known = after.began if before.initial and after.began is not None else before.frontier
-        nothing = Standing(ids.ZERO, 0, 0, None, ids.ZERO, 0)
+        nothing = StrandInfo(ids.ZERO, 0, 0, None, ids.ZERO, 0)
         return {
             strand: known.at[strand]
             if strand in known.at
@@ -263,37 +264,37 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
             for strand in after.frontier
         }
 
-    def _ends(self, begin: dict[Strand, Id], sight: Sight) -> dict[Strand, tuple[Id, int]]:
-        """{strand: (where to stop, entries given by then)}; not past the end of an AvailableNow run."""
+    def _ends(self, begin: dict[Strand, Id], infos: StrandInfos) -> dict[Strand, tuple[Id, int]]:
+        """{strand: (end, entries added by then)}; at most to the end of an AvailableNow run."""
         ends = dict[Strand, tuple[Id, int]]()
-        for strand, standing in sight.items():
-            last, added = self._aim(strand, standing)
-            is_reborn = strand.is_plain and standing.there and standing.last < begin[strand]
-            if not standing.there:
-                last = max(begin[strand], standing.cut)  # what was deleted unread is told when it is planned
-            elif last < begin[strand] and not is_reborn:
-                last = begin[strand]  # this region has not got as far: never back
+        for strand, info in infos.items():
+            last, added = self._aim(strand, info)
+            is_recreated = strand.is_plain and info.there and info.last < begin[strand]
+            if not info.there:
+                last = max(begin[strand], info.cut)  # `_part` reports entries that were deleted unread
+            elif last < begin[strand] and not is_recreated:
+                last = begin[strand]  # this region is behind the query: do not go back
             ends[strand] = last, added
         return ends
 
-    def _aim(self, strand: Strand, standing: Standing) -> tuple[Id, int]:
-        """(Where a strand ends, entries given by then); UNCOUNTED where another region counted them."""
+    def _aim(self, strand: Strand, info: StrandInfo) -> tuple[Id, int]:
+        """(end of a strand, entries added by then); UNCOUNTED if another region counted them."""
         if self._target is not None:
-            region, sight = self._target
-            aim = self.surveyor.standing(sight, strand)
-            if aim.last < standing.last:
+            region, infos = self._target
+            aim = self.surveyor.info(infos, strand)
+            if aim.last < info.last:
                 return aim.last, aim.added if region == self.surveyor.region else UNCOUNTED
-        return standing.last, standing.added
+        return info.last, info.added
 
-    def _unread(self, strand: Strand, before: Offset, begin: Id, standing: Standing) -> int:
-        """About how many entries of a strand were not read yet."""
+    def _unread(self, strand: Strand, before: Offset, begin: Id, info: StrandInfo) -> int:
+        """The approximate number of unread entries of a strand."""
         counted = before.count(strand, self.surveyor.region)
-        if counted is not None and standing.added >= counted:
-            return min(standing.added - counted, standing.length)
-        return standing.length if standing.last > begin else 0
+        if counted is not None and info.added >= counted:
+            return min(info.added - counted, info.length)
+        return info.length if info.last > begin else 0
 
     def _is_too_little(
-        self, before: Offset, begin: dict[Strand, Id], ends: dict[Strand, tuple[Id, int]], sight: Sight
+        self, before: Offset, begin: dict[Strand, Id], ends: dict[Strand, tuple[Id, int]], infos: StrandInfos
     ) -> bool:
         """minEntriesPerTrigger: whether to wait for more. Never in an AvailableNow run, nor for too long."""
         least = self.options.min_entries
@@ -301,7 +302,7 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
             return False
         if time.monotonic() - self._last_batch_at >= self.options.max_delay_s:
             return False
-        unread = [self._unread(strand, before, begin[strand], sight[strand]) for strand in ends]
+        unread = [self._unread(strand, before, begin[strand], infos[strand]) for strand in ends]
         return sum(unread) < least
 
     def _limited(
@@ -309,7 +310,7 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         before: Offset,
         begin: dict[Strand, Id],
         ends: dict[Strand, tuple[Id, int]],
-        sight: Sight,
+        infos: StrandInfos,
     ) -> dict[Strand, tuple[Id, int]]:
         options = self.options
         if options.max_entries is None and options.max_bytes is None:
@@ -318,8 +319,8 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
             strand: limits.Backlog(
                 begin[strand] if end >= begin[strand] else ids.ZERO,
                 end,
-                self._unread(strand, before, begin[strand], sight[strand]),
-                sight[strand].size,
+                self._unread(strand, before, begin[strand], infos[strand]),
+                infos[strand].size,
             )
             for strand, (end, _) in ends.items()
             if end != begin[strand]
@@ -333,44 +334,44 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
                 start = backlogs[strand].start
                 known = before.count(strand, self.surveyor.region) if start == begin[strand] else None
                 if known is None:
-                    known = self._given(strand, start, sight[strand], is_new=before.initial)
+                    known = self._added_at(strand, start, infos[strand], is_new=before.initial)
                 limited[strand] = end, UNCOUNTED if known == UNCOUNTED else known + count
         return limited
 
-    def _given(self, strand: Strand, start: Id, standing: Standing, *, is_new: bool) -> int:
-        """How many entries a strand had been given at a position: those that are gone, and those up to it.
+    def _added_at(self, strand: Strand, start: Id, info: StrandInfo, *, is_new: bool) -> int:
+        """How many entries were added up to a position: the removed ones, and the present ones up to it.
 
-        Where a query begins they are read for that, once; a query that comes from elsewhere does not know.
+        At the start of a query the latter are read once, to count them; later UNCOUNTED.
         """
-        if standing.first is None or standing.first > start:
-            return standing.added - standing.length
+        if info.first is None or info.first > start:
+            return info.added - info.length
         if not is_new:
             return UNCOUNTED
-        alive = self.surveyor.try_servers(lambda server: limits.count(server, strand, start, standing.size))
-        return standing.added - standing.length + alive
+        alive = self.surveyor.try_servers(lambda server: limits.count(server, strand, start, info.size))
+        return info.added - info.length + alive
 
     def _offset(
         self,
         before: Offset,
         begin: dict[Strand, Id],
         ends: dict[Strand, tuple[Id, int]],
-        sight: Sight,
+        infos: StrandInfos,
     ) -> Offset:
         frontier = Frontier({**begin, **{strand: end for strand, (end, _) in ends.items()}})
         counts = dict[Strand, int]()
         for strand, (end, count) in ends.items():
             known = before.count(strand, self.surveyor.region)
-            if end == begin[strand] and end != sight[strand].last:
+            if end == begin[strand] and end != infos[strand].last:
                 count = UNCOUNTED if known is None else known
-            if sight[strand].there and count != UNCOUNTED:
+            if infos[strand].there and count != UNCOUNTED:
                 counts[strand] = count
         if not before.initial and frontier == before.frontier:
             return before
         return Offset(frontier, counts, self.surveyor.region, self._began if before.initial else None)
 
 
-def stream_reader(given: Mapping[str, str], schema: StructType) -> StreamReader:
-    options = source_options(given)
+def stream_reader(texts: Mapping[str, str], schema: StructType) -> StreamReader:
+    options = source_options(texts)
     if options.lake is not None:
         raise OptionError("lake", "is for spark.read. A streaming query reads the stream itself")
     return StreamReader(options, Shape.of(schema, options.mode, options.corrupt_column))

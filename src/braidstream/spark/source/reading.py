@@ -1,8 +1,9 @@
-"""Reading a slice: pages of a strand as record batches. Runs in Spark's tasks.
+"""Reads a slice: pages of a strand as record batches. Runs in Spark's tasks.
 
-While a page is parsed the next one is on its way. With each page comes the head of the strand, asked after
-the page before it: if that is past the position which that page was asked from, a trim has overtaken us
-and entries may be missing.
+The next page is requested while a page is parsed. Each request also reads the head of the strand, after the
+page
+before: if the head is past the start of that page, a trim has overtaken the reader, and entries may be
+missing.
 """
 
 import time
@@ -19,17 +20,17 @@ from braidstream.net.bulk import RedisError, Server, shown
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.spark.options import Servers
 from braidstream.spark.source import columns
-from braidstream.spark.source.data_loss import Loss, missing, told
+from braidstream.spark.source.data_loss import Loss, describe, missing
 from braidstream.spark.source.rows import Rows
 from braidstream.spark.source.slices import Range, Slice
-from braidstream.spark.source.survey import Standing, look, open_server, region_of, standing_of
+from braidstream.spark.source.survey import StrandInfo, info_of, look, open_server, region_of
 
 PAGE_ROWS, PAGE_BYTES = 5_000, 2 << 20
 POLL_S = 0.05
 
 
 def read(part: Slice, servers: Servers, rows: Rows, wait_s: float) -> Iterator[pa.RecordBatch]:
-    """The entries of a slice, from the server it was planned on, or the next that answers and has them."""
+    """The entries of a slice, from its server, or from the next one that answers and has them."""
     trouble, count = list[str](), len(servers.urls)
     for turn in range(count):
         at = (part.url + turn) % count
@@ -51,14 +52,14 @@ def read(part: Slice, servers: Servers, rows: Rows, wait_s: float) -> Iterator[p
 
 
 def await_copy(server: Server, part: Range, wait_s: float) -> None:
-    """Wait until this server's copy of a strand has what is to be read."""
+    """Wait until this server's copy of a strand has all entries of the range."""
     deadline = time.monotonic() + wait_s
     while True:
-        standing = server.run(look(part.strand.name), part.strand.key).get(part.strand)
-        if standing is not None and max(standing.last, standing.cut) >= part.end:
+        info = server.run(look(part.strand.name), part.strand.key).get(part.strand)
+        if info is not None and max(info.last, info.cut) >= part.end:
             return
         if time.monotonic() > deadline:
-            has = ids.text(standing.last).decode() if standing else "nothing"
+            has = ids.text(info.last).decode() if info else "nothing"
             raise NotReplicatedError(
                 f"stream {part.strand.name.decode('utf-8', 'replace')}, writer {part.strand.writer}: this "
                 f"batch ends at {ids.text(part.end).decode()}, {shown(server.url)} has {has} after "
@@ -83,7 +84,7 @@ def _pages(server: Server, part: Range, rows: Rows) -> Iterator[pa.RecordBatch]:
                 guard.check_end(cursor)
                 return
             end = page.id(-1)
-            if end != guess:  # a value that looked like an entry
+            if end != guess:  # a value looked like an entry
                 if mark is not None:
                     wire.receive(mark)
                 mark = wire.send(*guard.head(cursor), _page(part, end, count))
@@ -100,59 +101,59 @@ def _page(part: Range, after: Id, count: int) -> Command:
 
 
 class _Guard:
-    """Notices a trim that takes entries of a slice away before they are read."""
+    """Detects a trim that removes entries of a slice before they are read."""
 
     def __init__(self, server: Server, part: Range) -> None:
         self.server, self.part = server, part
-        self.asked_from, self.count = part.start, part.count
+        self.page_start, self.count = part.start, part.count
         self.excused = False
 
     def head(self, cursor: Id) -> tuple[Command, ...]:
-        """Ask whether an entry is left at or before a position that a page was asked from."""
+        """The command that shows whether an entry is left at or before the start of a page."""
         if not self.part.guarded:
             return ()
         return (("XRANGE", self.part.strand.key, "-", ids.text(cursor), "COUNT", 1),)
 
     def check_start(self, page: columns.Page) -> None:
-        """The first page begins with the entry it had when it was planned."""
+        """Check that the first page begins with the entry that it had when it was planned."""
         first = self.part.first
         if not self.part.guarded or first is None:
             return
         if len(page) and page.id(0) == first:
             self.excused = True  # everything before it had been read and trimmed
         else:
-            self._judge(f"entry {ids.text(first).decode()} was there when the batch was planned")
+            self._check_loss(f"entry {ids.text(first).decode()} was there when the batch was planned")
             self.excused = True
 
     def check_head(self, reply: bytearray, page: columns.Page) -> None:
-        """After a page: whether what stood before it is still there, so that no trim has reached it."""
+        """After a page: check that an entry before it is left, so that no trim has reached the page."""
         if not self.part.guarded:
             return
         is_left = columns.take_first(reply)
         if not is_left and not self.excused:
-            self._judge("a trim overtook the reader")
+            self._check_loss("a trim overtook the reader")
         self.excused = False
-        self.asked_from = page.id(-1)
+        self.page_start = page.id(-1)
         self.count = None if self.count is None else self.count + len(page)
 
     def check_end(self, cursor: Id) -> None:
-        """No page follows: whether what it would have held, up to the end of the slice, was never there."""
+        """After the last page: check that no entries up to the end of the slice were removed."""
         if self.part.guarded and cursor < self.part.end:
-            self._judge("a trim overtook the reader")
+            self._check_loss("a trim overtook the reader")
 
-    def _judge(self, how: str) -> None:
-        """Entries before a page are gone, by a trim or by XDEL. What the strand says of itself tells more."""
+    def _check_loss(self, how: str) -> None:
+        """Entries before a page are gone, by a trim or by XDEL: DataLossError if the counters show a trim."""
 
-        def asked() -> Plan[Standing]:
+        def plan() -> Plan[StrandInfo]:
             [reply] = yield Batch([self.part.strand.xinfo()], resend=True)
-            return standing_of(facts(reply), ids.ZERO)
+            return info_of(facts(reply), ids.ZERO)
 
         try:
-            standing = self.server.run(asked(), self.part.strand.key)
+            info = self.server.run(plan(), self.part.strand.key)
         except ReplyError:
             loss: Loss | None = Loss.DELETED
         else:
-            loss = missing(self.asked_from, standing, self.count)
+            loss = missing(self.page_start, info, self.count)
         if loss is not None:
-            told_loss = told(loss, self.part.strand, self.asked_from, self.part.end)
-            raise DataLossError(f"{told_loss} It happened while the batch was read: {how}.")
+            text = describe(loss, self.part.strand, self.page_start, self.part.end)
+            raise DataLossError(f"{text} It happened while the batch was read: {how}.")

@@ -5,11 +5,11 @@ Without a schema of the user's own:
     stream string, id string, region int, timestamp timestamp, fields map<string, binary>
 
 With one, each column is the field of its name, cast to its type; `_stream`, `_id`, `_region`,
-`_timestamp` and `_fields` are the above. A value that does not fit makes the entry malformed: PERMISSIVE
-leaves null (and tells the entry in `_corrupt_record`, if the schema has it), DROPMALFORMED leaves the
-entry out, FAILFAST fails. A field that is missing is null and no fault.
+`_timestamp` and `_fields` are the above. A value that does not fit makes the entry malformed: PERMISSIVE sets
+null (and puts the entry into `_corrupt_record`, if the schema has it), DROPMALFORMED leaves the entry out,
+FAILFAST fails. A missing field is null, and the entry is not malformed.
 
-A field's name that is not UTF-8 shows its bytes as \\xNN. Fields that are given twice count once, the last.
+A field name that is not UTF-8 shows its bytes as \\xNN. Of a repeated field the last value counts.
 """
 
 import json
@@ -66,7 +66,7 @@ LAST_MS: Final = 253_402_300_799_999  # the end of the year 9999, where Spark's 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What rows are made of: the schema, and what to do with what does not fit. It travels to the tasks."""
+    """The schema of rows, and how to handle malformed entries. It is pickled for the tasks."""
 
     schema: StructType
     mode: Mode
@@ -94,7 +94,7 @@ def _check(column: StructField, corrupt: str) -> None:
 
 
 class Rows:
-    """Makes record batches of one strand's pages."""
+    """Converts pages of one strand to record batches."""
 
     def __init__(self, shape: Shape, strand: Strand) -> None:
         self.shape, self.strand = shape, strand
@@ -148,7 +148,7 @@ class Rows:
         return pc.binary_join_element_wise(page.moments().cast(pa.string()), self._sequences(page), "-")
 
     def _sequences(self, page: Regular) -> pa.Array:
-        """The users' sequences, in digits. They are small and come again and again: each is written once."""
+        """The users' sequences, in digits. They are small and repeat, so each is formatted once."""
         most = int(page.seq.max())
         if most >= len(page):
             return pa.array(ids.user_seq(page.seq, self.strand.writer)).cast(pa.string())
@@ -166,7 +166,7 @@ class Rows:
         return pa.MapArray.from_arrays(offsets, self._keys(page), page.values(), type=kind)
 
     def _keys(self, page: Regular) -> pa.Array:
-        """The fields' names, once for each entry. Pages of one strand mostly have the same."""
+        """The field names, repeated for each entry. Cached: pages of one strand mostly have the same."""
         wanted = len(page) * len(page.names)
         if self._made_keys[0] != page.names or len(self._made_keys[1]) < wanted:
             names = pa.array([_shown(name) for name in page.names], pa.string())
@@ -178,10 +178,10 @@ class Rows:
         if not faults.any:
             return pa.nulls(len(page), pa.string())
         return pa.array(
-            [self._told(page, at) if bad else None for at, bad in enumerate(faults.bad)], pa.string()
+            [self._text(page, at) if bad else None for at, bad in enumerate(faults.bad)], pa.string()
         )
 
-    def _told(self, page: Page, at: int) -> str:
+    def _text(self, page: Page, at: int) -> str:
         """An entry as text."""
         fields: Iterable[tuple[bytes, bytes]]
         if isinstance(page, Irregular):
@@ -194,8 +194,8 @@ class Rows:
         at = int(np.argmax(faults.bad))
         entry = self._id(page)[at].as_py()
         return (
-            f"stream {self._name}, entry {entry}: {self._told(page, at)[:500]} does not fit the schema. "
-            "Set mode to PERMISSIVE or DROPMALFORMED to go on, or correct the schema."
+            f"stream {self._name}, entry {entry}: {self._text(page, at)[:500]} does not fit the schema. "
+            "Set mode to PERMISSIVE or DROPMALFORMED to continue, or correct the schema."
         )
 
 
@@ -210,7 +210,7 @@ _UNDERSCORED: Final = frozenset(f"_{name}" for name in _META_COLUMNS)
 
 
 class _Faults:
-    """Which entries of a page do not fit."""
+    """Which entries of a page are malformed."""
 
     def __init__(self, rows: int) -> None:
         self.rows, self.any = rows, False
@@ -230,7 +230,7 @@ def _shown(word: bytes) -> str:
 
 
 def _values(page: Page, name: bytes) -> pa.Array:
-    """One field of every entry; null where an entry has none."""
+    """One field of every entry; null if an entry has none."""
     if isinstance(page, Irregular):
         return pa.array([fields.get(name) for *_, fields in page.entries], pa.binary())
     if name in page.names:
@@ -239,7 +239,7 @@ def _values(page: Page, name: bytes) -> pa.Array:
 
 
 def _cast(values: pa.Array, kind: pa.DataType, faults: _Faults) -> pa.Array:
-    """To the type of a column: the whole page at once, or value by value where one does not fit."""
+    """Cast to the type of a column: the whole page at once, or value by value if one does not fit."""
     if pa.types.is_binary(kind):
         return values
     try:
@@ -268,7 +268,7 @@ def _naive(texts: pa.Array) -> bool:
 
 
 def _one(value: bytes | None, kind: pa.DataType) -> Any:
-    """One value, or None where it does not fit."""
+    """One value, or None if it does not fit."""
     if value is None:
         return None
     try:

@@ -1,7 +1,7 @@
 """Slices: the partitions of a read. A strand between two positions, or a part of it.
 
-A strand is split by ID. IDs tell times and not numbers, so entries are sampled: a range is halved, and the
-fuller half halved again, until no cell holds much more than its share:
+A strand is split by ID. IDs show times, not numbers of entries, so a plan samples entries: it halves a range,
+and the fuller half again, until no cell has much more than its share:
 
     |.......................|::::|||||||||||||||||::|....|      entries over time
     |           |           |  |  | | | | | | |  |  |    |      cells
@@ -26,18 +26,18 @@ from braidstream.protocol.plan import Batch, Plan
 SAMPLE: Final = 64
 ROUNDS: Final = 12
 FINER: Final = 8  # cells for each slice that is wanted
-SLICE_ROWS: Final = 500_000  # a task of a pipeline takes about so many entries
+SLICE_ROWS: Final = 500_000  # entries per task of a job, approximately
 _SEQ: Final = 2**64
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """What of a strand to read: after `start`, up to and with `end`.
+    """A part of a strand: after `start`, up to and including `end`.
 
-    first: the first entry in it when it was planned, where everything before had been trimmed already.
-    size: about how many bytes an entry has. weight: at most how many entries there may be.
-    guarded: whether the reader looks out for a trim. count: how many entries the strand had been given at
-    `start`, where that is known.
+    first: its first entry when it was planned, if everything before had been trimmed already.
+    size: approximate bytes of an entry. weight: the maximum number of entries.
+    guarded: whether the reader must detect a trim. count: how many entries were added up to `start`, if
+    known.
     """
 
     strand: Strand
@@ -51,7 +51,7 @@ class Range:
 
 
 class Slice(InputPartition):
-    """A range and the server to read it from (its place in the list of URLs)."""
+    """A range, and the server to read it from (its index in the list of URLs)."""
 
     def __init__(self, part: Range, url: int) -> None:
         super().__init__(None)
@@ -65,7 +65,7 @@ class Slice(InputPartition):
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """Entries after `low` up to `high`: the first of them, and about how many."""
+    """Entries after `low` up to `high`: the first one, and the approximate number."""
 
     low: Id
     high: Id
@@ -75,7 +75,7 @@ class _Cell:
 
 
 def split(part: Range, pieces: int) -> Plan[list[Range]]:
-    """About equal parts of a range. Some round trips of small samples."""
+    """Split a range into parts of similar size. Some round trips with small samples."""
     cells = yield from _sample(part, [(part.start, part.end)])
     for _ in range(ROUNDS):
         total = sum(cell.count for cell in cells)
@@ -120,7 +120,7 @@ def _number(entry: Id) -> int:
 
 
 def _halves(cell: _Cell) -> Iterator[tuple[Id, Id]]:
-    """Halves by time, from the first entry on; within one millisecond by sequence."""
+    """Halves by time, from the first entry; within one millisecond by sequence."""
     first, high = cell.first, cell.high
     if first[0] == high[0]:
         middle = (first[0], (first[1] + high[1]) // 2)

@@ -1,7 +1,7 @@
-"""What is there to read: the streams, their strands, and where each strand begins and ends. Driver only.
+"""Finds the streams, their strands, and where each strand begins and ends. Driver only.
 
-A stream of braidstream has the strands of its registry. A plain stream, on a server that has never heard
-of braidstream, is one strand of kind `p`.
+A stream of braidstream has the strands of its registry. A plain stream, on a server that is no region, is one
+strand of kind `p`.
 """
 
 import time
@@ -24,15 +24,16 @@ from braidstream.spark.options import Servers
 T = TypeVar("T")
 
 SCAN_COUNT = 1000
-# A pattern is looked up again when ten times as long has passed as the last lookup took.
+# The result of a pattern's SCAN is cached for ten times the duration of the SCAN.
 SCAN_REST = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """One strand as it stands here.
+class StrandInfo:
+    """One strand in this region.
 
-    cut: it was deleted when it ended there. size: bytes of an entry. deleted: the highest ID that XDEL took.
+    added: entries ever added. cut: its last ID when it was last deleted. size: bytes of an entry.
+    there: it exists. deleted: the highest ID that XDEL deleted.
     """
 
     last: Id
@@ -45,12 +46,12 @@ class Standing:
     deleted: Id = ids.ZERO
 
 
-Sight = dict[Strand, Standing]
-_GONE = Standing(ids.ZERO, 0, 0, None, ids.ZERO, 0, there=False)
+StrandInfos = dict[Strand, StrandInfo]
+_GONE = StrandInfo(ids.ZERO, 0, 0, None, ids.ZERO, 0, there=False)
 
 
-def look(name: bytes) -> Plan[Sight]:
-    """The strands of one stream. Two round trips, one snapshot a strand."""
+def look(name: bytes) -> Plan[StrandInfos]:
+    """The strands of one stream. Two round trips; a snapshot of each strand."""
     registry_reply, kind = yield Batch([registry_of(name), ("TYPE", name)], resend=True)
     registry = Registry.parse(name, registry_reply)
     cuts = {strand: cut for strand, cut in registry.cuts.items()}
@@ -60,20 +61,20 @@ def look(name: bytes) -> Plan[Sight]:
     elif not registry.exists and kind != b"none":
         raise ReplyError(f"WRONGTYPE {name.decode('utf-8', 'replace')} is no stream but a {kind.decode()}")
     replies = (yield Batch([each.xinfo() for each in strands], resend=True, attempt=True)) if strands else []
-    sight = {strand: Standing(ids.ZERO, 0, 0, None, cut, 0, there=False) for strand, cut in cuts.items()}
+    infos = {strand: StrandInfo(ids.ZERO, 0, 0, None, cut, 0, there=False) for strand, cut in cuts.items()}
     for strand, reply in zip(strands, replies, strict=True):
         if isinstance(reply, ReplyError):
             if not reply.text.startswith("ERR no such key"):
                 raise reply
         else:
-            sight[strand] = standing_of(facts(reply), cuts.get(strand, ids.ZERO))
-    return sight
+            infos[strand] = info_of(facts(reply), cuts.get(strand, ids.ZERO))
+    return infos
 
 
-def standing_of(info: dict[bytes, Any], cut: Id) -> Standing:
+def info_of(info: dict[bytes, Any], cut: Id) -> StrandInfo:
     first, last = info.get(b"first-entry"), info.get(b"last-entry")
     sizes = [sum(map(len, entry[1])) + 32 for entry in (first, last) if entry]
-    return Standing(
+    return StrandInfo(
         last=ids.native(info[b"last-generated-id"]),
         added=int(info.get(b"entries-added", 0)),
         length=int(info[b"length"]),
@@ -95,7 +96,7 @@ def _scan(match: bytes, kind: str) -> Plan[list[bytes]]:
 
 
 class Surveyor:
-    """Looks at the streams of a source, on the first server of a list that answers."""
+    """Surveys the streams of a source, on the first server of a list that answers."""
 
     def __init__(self, servers: Servers, names: Iterable[bytes], pattern: bytes | None) -> None:
         self.servers, self.names, self.pattern = servers, tuple(names), pattern
@@ -111,7 +112,7 @@ class Surveyor:
             self._server = None
 
     def try_servers(self, work: Callable[[Server], T]) -> T:
-        """Do something on the server in use; where it is lost, on the next of the list that answers."""
+        """Run a function on the current server; if that is lost, on the next of the list that answers."""
         trouble = list[str]()
         count = len(self.servers.urls)
         for turn in range(count):
@@ -127,19 +128,19 @@ class Surveyor:
                 trouble.append(f"{shown(self.servers.urls[at])}: {error}")
         raise UnreachableError("no server answers: " + "; ".join(trouble))
 
-    def sight(self) -> Sight:
+    def survey(self) -> StrandInfos:
         """Every strand of every stream, now."""
         return self.try_servers(self._look_at_all)
 
-    def look(self, strands: Iterable[Strand]) -> Sight:
+    def look(self, strands: Iterable[Strand]) -> StrandInfos:
         """The streams of these strands, now."""
         names = sorted({strand.name for strand in strands})
         return self.try_servers(lambda server: _merged(server.run(look(name), name) for name in names))
 
-    def standing(self, sight: Sight, strand: Strand) -> Standing:
-        return sight.get(strand, _GONE)
+    def info(self, infos: StrandInfos, strand: Strand) -> StrandInfo:
+        return infos.get(strand, _GONE)
 
-    def _look_at_all(self, server: Server) -> Sight:
+    def _look_at_all(self, server: Server) -> StrandInfos:
         return _merged(server.run(look(name), keys.meta(name)) for name in self._streams(server))
 
     def _streams(self, server: Server) -> tuple[bytes, ...]:
@@ -153,10 +154,10 @@ class Surveyor:
         return self._found
 
 
-def _merged(sights: Iterable[Sight]) -> Sight:
-    whole = Sight()
-    for sight in sights:
-        whole.update(sight)
+def _merged(surveys: Iterable[StrandInfos]) -> StrandInfos:
+    whole = StrandInfos()
+    for infos in surveys:
+        whole.update(infos)
     return whole
 
 
@@ -182,12 +183,12 @@ def region_of(server: Server) -> int | None:
 
 
 def open_server(servers: Servers, at: int) -> Server:
-    """A server of the list. What redis-py does not take is an error that names the option."""
+    """A server of the list. If redis-py refuses an option, the error names it."""
     url, options = servers.urls[at], dict(servers.redis)
     try:
         return Server(url, options)
     except (TypeError, ValueError) as error:
-        if not _can_be_read(url):  # what redis-py says of it may tell a part of the password
+        if not _can_be_read(url):  # redis-py's text may contain a part of the password
             raise OptionError("url", "cannot be read. Write redis://user:password@host:port/db") from None
         raise OptionError("redis." + "|redis.".join(sorted(options)), str(error)) from None
 
