@@ -89,3 +89,19 @@ def test_a_command_in_one_string_appends_as_redis_py_does(region: braidstream.Re
     region.execute_command("XADD orders", "*", "f", "v")
     region.execute_command("XADD", "*", "*", "f", "v")
     assert (region.xlen("orders"), region.xlen("*")) == (2, 1)
+
+
+@pytest.mark.parametrize("entry", ["5", "5-*"])
+def test_an_append_after_a_refused_one_in_a_pipeline_creates_no_stream(
+    region: braidstream.Redis, entry: str
+) -> None:
+    """The refused append has created the strand; it must be gone before the next command runs."""
+    region.xadd("messages", {"text": "first"})
+    region.delete("messages")
+    pipe = region.pipeline(transaction=False)
+    pipe.execute_command("XADD", "messages", entry, "text", "refused")
+    pipe.execute_command("XADD", "messages", "NOMKSTREAM", "*", "text", "second")
+    refused, second = pipe.execute(raise_on_error=False)
+    assert isinstance(refused, redis.ResponseError)
+    assert second is None
+    assert not region.exists("messages")

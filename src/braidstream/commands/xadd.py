@@ -74,10 +74,13 @@ def shares(view: View, argv: Argv) -> bool:
     except ReplyError:
         return True
     known, home = view.recall(name), view.home(name)
-    if _is_generated(view, spec):
-        simple = spec.trim is None or spec.trim.policy == b"KEEPREF"
-        return simple and (spec.trim is None or set(known.strands) <= {home})
-    return not spec.auto_seq and spec.trim is None
+    if not _is_generated(view, spec):
+        return not spec.auto_seq and spec.trim is None
+    if spec.id is not None and not known.exists:
+        return False  # the engine may refuse the time; then a second batch deletes the new strand again
+    if spec.trim is None:
+        return True
+    return spec.trim.policy == b"KEEPREF" and set(known.strands) <= {home}
 
 
 def fits_multi(view: View, argv: Argv) -> bool:
