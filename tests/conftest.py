@@ -10,12 +10,13 @@ from hypothesis import HealthCheck, settings
 
 import braidstream
 from tests.support.clients import Opener
+from tests.support.cluster import Cluster
 from tests.support.gateways import Line, Served
 from tests.support.matrix import installed
 from tests.support.orphans import guard
 from tests.support.proxy import Proxy
 from tests.support.regions import become, client_of
-from tests.support.servers import FLAVOURS, WITH_TLS, Cluster, Engine, Flavour
+from tests.support.servers import FLAVOURS, WITH_TLS, Engine, Flavour
 from tests.support.thinning import mark_long, spread, thin
 from tests.support.world import Pool, World, pooled
 

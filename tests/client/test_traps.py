@@ -10,18 +10,13 @@ import braidstream
 from braidstream.model import keys
 from braidstream.model.ids import text
 from braidstream.model.strand import Strand
-from tests.support.regions import apply, become, client_of
+from tests.support.regions import apply, become, client_of, position
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 
 FAR = 99_999_999_999_999  # a millisecond that the clock of no test reaches
 MAX = 2**64 - 1
 PEER = Strand(b"x", "s", 2)  # our copy of a strand that another region writes
-
-
-def position(entry: str) -> tuple[int, int]:
-    ms, seq = entry.split("-")
-    return int(ms), int(seq)
 
 
 # Re-minted IDs: a key that is deleted forgets its last ID, and the engine mints it again.
@@ -234,122 +229,6 @@ def test_a_stream_can_be_renamed_within_its_slot(flavour: Flavour) -> None:
             client.rename("{a}x", "{a}y")
             client.copy("{a}y", "{a}z")
             assert client.xrange("{a}y") == client.xrange("{a}z") == [(entry, {"n": "1"})]
-
-
-# Evicted or expired strands: the last ID went with the key.
-
-
-def _expire(operator: redis.Redis, key: str) -> None:
-    operator.pexpire(key, 1)
-    eventually(lambda: not operator.exists(key), within_s=30, why=f"{key} should expire")
-
-
-@pytest.mark.parametrize("lose", [redis.Redis.delete, _expire], ids=["deleted", "expired"])
-def test_a_strand_lost_behind_our_back_never_mints_an_id_again(
-    region: braidstream.Redis, engine: Engine, lose: Callable[[redis.Redis, str], object]
-) -> None:
-    minted = list[str]()
-    with engine.client() as operator:
-        for _ in range(100 if lose is redis.Redis.delete else 5):
-            minted += [region.xadd("x", {"n": "1"}), region.xadd("x", {"n": "2"})]
-            lose(operator, "bs:1:s:{x}")
-            assert region.xlen("x") == 0
-    assert minted == sorted(set(minted), key=position)
-    with pytest.raises(redis.ResponseError, match="equal or smaller"):
-        region.xadd("x", {"n": "from the past"}, id="110")
-    assert region.xadd("x", {"n": "3"}) == region.xrange("x")[-1][0]
-
-
-def _in_a_pipeline(client: braidstream.Redis, *, multi: bool) -> None:
-    client.pipeline(transaction=multi).xadd("x", {"n": "2"}).execute()
-
-
-WAYS: dict[str, Callable[[braidstream.Redis], object]] = {
-    "XADD": lambda client: client.xadd("x", {"n": "2"}),
-    "a message": lambda client: client.xadd("x", {"n": "2"}, idmp=("p", b"2")),
-    "a pipeline": lambda client: _in_a_pipeline(client, multi=False),
-    "MULTI": lambda client: _in_a_pipeline(client, multi=True),
-}
-
-
-@pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize("way", WAYS)
-def test_a_lost_strand_joins_its_groups_again(
-    region: braidstream.Redis, engine: Engine, way: str, known: bool
-) -> None:
-    region.xadd("x", {"n": "1"})
-    region.xgroup_create("x", "g", "$")
-    region.xreadgroup("g", "ann", {"x": ">"})
-    with engine.client() as behind:
-        behind.delete(keys.strand(b"x", "s", 1))
-    with client_of(engine, decode_responses=True) as stranger:
-        WAYS[way](region if known else stranger)
-    [[_, entries]] = region.xreadgroup("g", "ann", {"x": ">"})
-    assert [fields for _, fields in entries] == [{"n": "2"}]
-
-
-def test_a_lost_strand_is_not_reborn_past_its_guard_by_a_chosen_id(
-    liberal: braidstream.Redis, engine: Engine
-) -> None:
-    minted = list[str]()
-    with engine.client() as operator:
-        for n in range(1, 101):
-            minted.append(liberal.xadd("x", {"n": "minted"}))
-            operator.delete("bs:1:s:{x}")
-            liberal.pipeline(transaction=False).xadd("x", {"n": "chosen"}, id=f"1-{n}").execute(
-                raise_on_error=False
-            )
-    assert minted == sorted(set(minted), key=position)
-
-
-def test_a_lost_strand_of_chosen_ids_starts_another_life(liberal: braidstream.Redis, engine: Engine) -> None:
-    liberal.xadd("x", {"n": "lost"}, id="5-5")
-    with engine.client() as operator:
-        operator.delete("bs:1:c:{x}", "bs:1:s:{x}")
-        # A peer may hold the lost 5-5. Under the same key it would take a new one for its own.
-        liberal.xadd("x", {"n": "new"}, id="5-5")
-        assert operator.exists("bs:1:c:{x}") == 0
-    assert liberal.xrange("x") == [("5-5", {"n": "new"})]
-
-
-def test_a_registry_lost_behind_our_back_is_found_again(region: braidstream.Redis, engine: Engine) -> None:
-    before = region.xadd("x", {"n": "1"})
-    with engine.client() as operator:
-        operator.delete("bs:meta:{x}")
-    after = region.xadd("x", {"n": "2"})
-    with client_of(engine, decode_responses=True) as other:
-        for client in (other, region):
-            assert [entry for entry, _ in client.xrange("x")] == [before, after]
-            assert (client.exists("x"), client.keys()) == (1, ["x"])
-
-
-@pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-lfu", "allkeys-random"])
-def test_a_server_that_may_evict_strands_is_not_made_a_region(flavour: Flavour, policy: str) -> None:
-    with Engine(flavour, args=["--maxmemory-policy", policy]) as engine, engine.client() as operator:
-        with pytest.raises(braidstream.BraidError, match=rf"maxmemory-policy {policy}.*noeviction"):
-            become(engine)
-        assert operator.dbsize() == 0
-        operator.config_set("maxmemory-policy", "volatile-lru")
-        become(engine)
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("EXPIRE", "x", 1),
-        ("PEXPIRE", "x", 1),
-        ("EXPIREAT", "x", 1),
-        ("PEXPIREAT", "x", 1, "GT"),
-    ],
-    ids=lambda command: command[0],
-)
-def test_what_would_lose_a_strand_is_refused_and_says_what_to_use(
-    region: braidstream.Redis, command: tuple[str | int, ...]
-) -> None:
-    entry = region.xadd("x", {"n": "1"})
-    with pytest.raises(redis.ResponseError, match=rf"{command[0]} refused by braidstream: .*\. Use "):
-        region.execute_command(*command)
-    assert (region.xrange("x"), region.ttl("x")) == ([(entry, {"n": "1"})], -1)
 
 
 # XSETID backwards: allowed by the engines on an emptied stream, and then IDs repeat.

@@ -16,9 +16,16 @@ from braidstream.model import keys
 from braidstream.model.ids import ZERO
 from braidstream.model.strand import Strand
 from braidstream.protocol.plan import Batch, run
-from tests.support.cluster import Nodes, command, neighbour, nodes_of, say_every_function, view_of_one
+from tests.support.cluster import (
+    Cluster,
+    Nodes,
+    command,
+    neighbour,
+    nodes_of,
+    say_every_function,
+    view_of_one,
+)
 from tests.support.regions import apply
-from tests.support.servers import Cluster
 
 # Not to be said twice, and not to be said of a stream at all.
 ONCE = (b"XADD", b"XSETID", b"RENAME", b"XREAD")

@@ -10,8 +10,9 @@ from redis.crc import key_slot
 import braidstream
 from braidstream.model import keys
 from tests.support.cli import braid
+from tests.support.cluster import Cluster
 from tests.support.regions import become, client_of
-from tests.support.servers import Cluster, Engine
+from tests.support.servers import Engine
 
 WHOLE = (("KEYS", "*"), ("SCAN", 0), ("DBSIZE",), ("RANDOMKEY",), ("FLUSHDB",), ("FLUSHALL",))
 

@@ -7,8 +7,9 @@ import pytest
 import redis
 
 from braidstream.cli.engines import Child, answering, engine_command
+from tests.support.cluster import Cluster
 from tests.support.gateways import Line
-from tests.support.servers import Cluster, DidNotStart, Engine, Flavour
+from tests.support.servers import DidNotStart, Engine, Flavour
 
 
 def test_a_killed_engine_with_an_append_only_file_comes_back_with_its_data(flavour: Flavour) -> None:

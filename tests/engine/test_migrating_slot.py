@@ -15,8 +15,7 @@ from redis.exceptions import AskError, TryAgainError
 
 from braidstream import lua as functions
 from braidstream.model.command import Command
-from tests.support.cluster import Nodes, is_refused, nodes_of, say, say_every_function
-from tests.support.servers import Cluster
+from tests.support.cluster import Cluster, Nodes, is_refused, nodes_of, say, say_every_function
 
 ENOUGH_MS = 5000
 

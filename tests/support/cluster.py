@@ -1,8 +1,10 @@
-"""A cluster as a client of one stream would use it, and every engine function said to it."""
+"""A Redis cluster, a client of one stream in it, and calls of every engine function."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
 
 import redis
 from redis.crc import key_slot
@@ -30,7 +32,69 @@ from braidstream.replication.compare import list_ids
 from braidstream.replication.glance import glance_command
 from braidstream.replication.state import merge_command, read_state
 from tests.support.regions import apply
-from tests.support.servers import Cluster
+from tests.support.servers import START_WITHIN_S, Engine, Flavour
+from tests.support.waiting import eventually
+
+
+class Cluster:
+    """Three masters that share the 16,384 slots, no replicas."""
+
+    SLOTS = ((0, 5460), (5461, 10922), (10923, 16383))
+
+    def __init__(self, flavour: Flavour = "redis-7.0", *, args: Sequence[str] = ()) -> None:
+        self.flavour = flavour
+        self.nodes = [Engine(flavour, args=args, cluster=True) for _ in self.SLOTS]
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """The first node; a cluster client finds the others."""
+        return self.nodes[0].url
+
+    def start(self) -> Self:
+        """Start the nodes, introduce them, and wait until each of them sees a whole cluster."""
+        try:
+            for node in self.nodes:
+                node.start()
+            for epoch, (node, slots) in enumerate(zip(self.nodes, self.SLOTS, strict=True), start=1):
+                with node.client() as client:
+                    client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", epoch)
+                    client.execute_command("CLUSTER", "ADDSLOTSRANGE", *slots)
+                    if node is not self.nodes[0]:
+                        client.execute_command("CLUSTER", "MEET", "127.0.0.1", self.nodes[0].port)
+            for node in self.nodes:
+                eventually(
+                    partial(_sees_all, node, len(self.nodes)),
+                    within_s=START_WITHIN_S,
+                    why=f"node {node.port} should see a cluster of {len(self.nodes)} in state ok",
+                )
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        for node in self.nodes:
+            node.stop()
+
+    def flush(self) -> None:
+        for node in self.nodes:
+            node.flush()
+
+
+def _sees_all(node: Engine, size: int) -> bool:
+    with node.client() as client:
+        info = client.execute_command("CLUSTER INFO")
+    wanted = {"cluster_state": "ok", "cluster_slots_ok": "16384", "cluster_size": str(size)}
+    return bool(wanted.items() <= info.items())
+
 
 REFUSALS = (AskError, ClusterCrossSlotError, MovedError, TryAgainError)
 

@@ -26,6 +26,12 @@ def client_of(engine: Engine, **options: Any) -> braidstream.Redis:
     return braidstream.Redis.from_url(engine.url, **options)
 
 
+def position(entry: str) -> tuple[int, int]:
+    """An ID as numbers, to compare."""
+    ms, seq = entry.split("-")
+    return int(ms), int(seq)
+
+
 def apply(strand: Strand, entries: Iterable[tuple[Id, Sequence[bytes]]], after: Id = ZERO) -> Plan[int]:
     """Append entries to a strand as a link does: whoever its writer is."""
     listed = [(text(native), fields) for native, fields in entries]

@@ -23,7 +23,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, get_args
@@ -282,66 +282,6 @@ class Engine:
             self._process.wait(STOP_WITHIN_S)
         except subprocess.TimeoutExpired:
             self.kill()
-
-
-class Cluster:
-    """Three masters that share the 16,384 slots, no replicas."""
-
-    SLOTS = ((0, 5460), (5461, 10922), (10923, 16383))
-
-    def __init__(self, flavour: Flavour = "redis-7.0", *, args: Sequence[str] = ()) -> None:
-        self.flavour = flavour
-        self.nodes = [Engine(flavour, args=args, cluster=True) for _ in self.SLOTS]
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    @property
-    def url(self) -> str:
-        """The first node; a cluster client finds the others."""
-        return self.nodes[0].url
-
-    def start(self) -> Self:
-        """Start the nodes, introduce them, and wait until each of them sees a whole cluster."""
-        try:
-            for node in self.nodes:
-                node.start()
-            for epoch, (node, slots) in enumerate(zip(self.nodes, self.SLOTS, strict=True), start=1):
-                with node.client() as client:
-                    client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", epoch)
-                    client.execute_command("CLUSTER", "ADDSLOTSRANGE", *slots)
-                    if node is not self.nodes[0]:
-                        client.execute_command("CLUSTER", "MEET", "127.0.0.1", self.nodes[0].port)
-            for node in self.nodes:
-                eventually(
-                    partial(_sees_all, node, len(self.nodes)),
-                    within_s=START_WITHIN_S,
-                    why=f"node {node.port} should see a cluster of {len(self.nodes)} in state ok",
-                )
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def stop(self) -> None:
-        for node in self.nodes:
-            node.stop()
-
-    def flush(self) -> None:
-        for node in self.nodes:
-            node.flush()
-
-
-def _sees_all(node: Engine, size: int) -> bool:
-    with node.client() as client:
-        info = client.execute_command("CLUSTER INFO")
-    wanted = {"cluster_state": "ok", "cluster_slots_ok": "16384", "cluster_size": str(size)}
-    return bool(wanted.items() <= info.items())
 
 
 def _tokens(described: Any) -> Iterator[str]:
