@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from braidstream.spark.jobs.archive import Archive, Archiver, Round
+from braidstream.spark.options import Servers
+from tests.support.lakes import Run
 from tests.support.servers import Engine, Flavour
 from tests.support.world import World, fresh_world
 
@@ -124,3 +127,23 @@ def query(load: Load, tmp_path: Path) -> Callable[..., Query]:
         return Query(lambda: load(stream=True, **options), tmp_path / "checkpoint")
 
     return made
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> str:
+    return str(tmp_path / "lake")
+
+
+@pytest.fixture
+def archive(engine: Engine, lake: str) -> Run:
+    """archive(...): one round without a cluster. The tests that ask for `spark` run the same under Spark."""
+
+    def run(spark: SparkSession | None = None, **how: Any) -> Round:
+        how = {"streams": (b"orders",), "keep_s": 0, "servers": Servers((engine.url,), {}), **how}
+        archiver = Archiver(spark, Archive(lake, **how))
+        try:
+            return archiver.round()
+        finally:
+            archiver.close()
+
+    return run
