@@ -252,14 +252,14 @@ def test_nothing_false_is_named_while_regions_are_written_and_links_run(world: W
     """The audit takes its looks between any steps of writers and links."""
     dice, added = Random(3), fill(world, 50)
     made = auditor(world)
-    real = made.ask
+    real = made.run_plan
 
     def busy(region: int, plan: Any, key: bytes) -> Any:
         for _ in range(2):
             step(dice, world, added)
         return real(region, plan, key)
 
-    made.ask = busy  # type: ignore[method-assign]
+    made.run_plan = busy  # type: ignore[method-assign]
     try:
         for _ in range(5):
             assert made.run().anomalies == []
