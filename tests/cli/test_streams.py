@@ -72,3 +72,17 @@ def test_a_stream_that_is_missing_and_a_server_that_is_no_region_are_errors(engi
     done = braid("tail", "nosuch", "--url", engine.url)
     assert done.returncode == 1
     assert "there is no stream 'nosuch'" in done.stderr
+
+
+def test_a_log_is_listed_with_its_last_offset(engine: Engine) -> None:
+    become(engine)
+    with client_of(engine, decode_responses=True) as client:
+        client.twrite("audit", entries=[("login", "ann"), ("logout", "ann")])
+        client.tread("audit", count=1, group="readers", retry=(10_000, 60_000))
+    assert "offset 2" in braid("streams", "--url", engine.url).stdout
+    [found] = json.loads(braid("streams", "--url", engine.url, "--json").stdout)["streams"]
+    assert (found["last_ms"], found["last_offset"]) == (None, 2)
+    [group] = json.loads(braid("groups", "--url", engine.url, "--json").stdout)["groups"]
+    assert (group["pending"], group["oldest_pending_ms"]) == (1, None)
+    shown = braid("tail", "audit", "--url", engine.url, "--no-follow").stdout
+    assert "0-1  region 1  t=login  e=ann" in shown

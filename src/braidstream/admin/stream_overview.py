@@ -19,7 +19,10 @@ SAMPLES: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class StreamRow:
-    """length: entries of all strands; size: bytes in this region, None if unknown; last: the highest ID."""
+    """length: entries of all strands; size: bytes in this region, None if unknown; last: the highest ID.
+
+    The IDs of a log are offsets: they contain no time.
+    """
 
     name: bytes
     length: int
@@ -27,10 +30,15 @@ class StreamRow:
     groups: int
     strands: int
     last: Id
+    is_log: bool = False
 
     @property
-    def last_ms(self) -> int:
-        return self.last[0]
+    def last_ms(self) -> int | None:
+        return None if self.is_log else self.last[0]
+
+    @property
+    def last_offset(self) -> int | None:
+        return self.last[1] if self.is_log else None
 
 
 def list_streams(cursor: bytes | int = 0) -> Plan[tuple[int, list[bytes]]]:
@@ -65,6 +73,7 @@ def read_stream(name: bytes) -> Plan[StreamRow | None]:
         groups=len(registry.groups),
         strands=len(infos),
         last=max(ends, default=ids.ZERO),
+        is_log=registry.is_log,
     )
 
 

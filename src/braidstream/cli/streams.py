@@ -39,12 +39,12 @@ def streams(url: Url, pattern: Pattern = "*", limit: Limit = 100, as_json: Json 
         now_ms = _now_ms(client)
         rows = [*_rows(client, pattern, limit)]
     if as_json:
-        facts = ({**_facts(row), "last_ms": row.last_ms} for row in rows)
+        facts = ({**_facts(row), "last_ms": row.last_ms, "last_offset": row.last_offset} for row in rows)
         typer.echo(json.dumps({"streams": [*facts]}))
         return
     table = _table("stream", "entries", "memory", "groups", "strands", "last entry")
     for row in rows:
-        last = f"{age(now_ms - row.last_ms)} ago" if row.last != ids.ZERO else "-"
+        last = _last(row, now_ms)
         size = "?" if row.size is None else _bytes_shown(row.size)
         table.add_row(_shown(row.name), f"{row.length:,}", size, str(row.groups), str(row.strands), last)
     _print(table, rows, limit)
@@ -64,7 +64,7 @@ def groups(url: Url, pattern: Pattern = "*", limit: Limit = 100, as_json: Json =
         rows = [row for row in _rows(client, pattern, limit) if row.groups]
         for row in rows:
             for group in client.xinfo_groups(row.name):
-                found.append(_group(client, row.name, group, now_ms))
+                found.append(_group(client, row, group, now_ms))
     if as_json:
         typer.echo(json.dumps({"groups": found}))
         return
@@ -123,9 +123,16 @@ def _rows(client: Redis, pattern: str, limit: int) -> Iterator[StreamRow]:
             return
 
 
-def _group(client: Redis, name: bytes, group: Any, now_ms: int) -> dict[str, Any]:
-    found = {_text(key): value for key, value in group.items()}
-    pending: Any = client.xpending(name, found["name"]) if found["pending"] else {}
+def _last(row: StreamRow, now_ms: int) -> str:
+    if row.last_ms is None:
+        return f"offset {row.last_offset}"
+    return "-" if row.last == ids.ZERO else f"{age(now_ms - row.last_ms)} ago"
+
+
+def _group(client: Redis, row: StreamRow, group: Any, now_ms: int) -> dict[str, Any]:
+    name, found = row.name, {_text(key): value for key, value in group.items()}
+    dated = found["pending"] and not row.is_log
+    pending: Any = client.xpending(name, found["name"]) if dated else {}
     oldest = pending.get("min")
     since = None if not oldest else now_ms - ids.native(_bytes(oldest))[0]
     return {
@@ -150,9 +157,8 @@ def _show(console: Console, entries: Iterable[Entry], as_json: bool) -> None:
             typer.echo(json.dumps(facts))
             continue
         line = Text(f"{ms}-{seq}", style=_COLOURS[writer % len(_COLOURS)])
-        line.append(
-            f"  {time.strftime('%H:%M:%S', time.localtime(ms / 1000))}  region {writer}  ", style="dim"
-        )
+        when = f"  {time.strftime('%H:%M:%S', time.localtime(ms / 1000))}" if ms else ""  # a log: no time
+        line.append(f"{when}  region {writer}  ", style="dim")
         line.append("  ".join(f"{name}={value}" for name, value in zip(pairs[::2], pairs[1::2], strict=True)))
         console.print(line, soft_wrap=True)
 
