@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from braidstream.admin.adoption import adopt
 from braidstream.errors import DataLossError, OptionError
 from braidstream.model.strand import Strand
 from tests.support.microbatch import Killed, Micro
@@ -35,6 +36,25 @@ def test_a_restarted_query_goes_on_where_it_was(query: Make, engine: Engine) -> 
     add(engine, 2, 3)
     assert orders.numbers() == [2, 3]
     assert orders.numbers() == []
+
+
+@pytest.mark.parametrize("planned", [False, True], ids=["between batches", "between plan and read"])
+def test_a_query_continues_in_a_stream_that_was_adopted(query: Make, engine: Engine, planned: bool) -> None:
+    orders = query(streams="orders")
+    add(engine, 0, 1)
+    assert orders.numbers() == [0, 1]
+    add(engine, 2, 3)
+    if planned:
+        with pytest.raises(Killed):
+            orders.run(kill_after="plan")
+    become(engine)
+    with client_of(engine) as client:
+        assert client.run_plan(adopt(b"orders")).problem == ""
+        client.xadd("orders", {"n": 4})
+        assert orders.numbers() == [2, 3, 4]
+        client.xadd("orders", {"n": 5})
+        assert orders.numbers() == [5]
+        assert orders.numbers() == []
 
 
 def test_latest_begins_at_the_moment_of_the_first_batch(query: Make, engine: Engine) -> None:

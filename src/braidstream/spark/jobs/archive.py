@@ -38,6 +38,7 @@ from braidstream.spark.lake.rewrite import tidy
 from braidstream.spark.options import Servers
 from braidstream.spark.source import limits
 from braidstream.spark.source.data_loss import Loss, missing
+from braidstream.spark.source.offsets import adopted
 from braidstream.spark.source.reading import read
 from braidstream.spark.source.slices import PIECE, Range, Slice, cut_up, piece, range_of
 from braidstream.spark.source.survey import StrandInfo, StrandInfos, Surveyor
@@ -151,6 +152,11 @@ class Archiver:
         return sum(cut.values())
 
     def _plan(self, state: State, infos: StrandInfos, most: int | None) -> Work:
+        for strand in adopted(state.offset.frontier, infos, self.surveyor.region):
+            raise LakeError(
+                f"stream {name_text(strand.name)}: it was archived as a native stream, and was adopted "
+                "since then (braid adopt). Archive it to another lake."
+            )
         unread = {strand: each for strand, each in infos.items() if self._is_unread(state, strand, each)}
         starts = {strand: max(state.offset.frontier[strand], each.cut) for strand, each in unread.items()}
         sizes = {strand: self._new(state, strand, each) for strand, each in unread.items()}

@@ -11,7 +11,7 @@ only: Spark stores the end of a batch, never the start of the first one, and "la
 when that batch is replayed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -59,9 +59,37 @@ class Offset:
             stored["began"] = self.began.positions
         return stored
 
+    def renamed(self, names: Mapping[Strand, Strand]) -> "Offset":
+        """The same position after native streams were adopted: each is another strand, with the same IDs."""
+        if not names or self.initial:
+            return self
+        began = None if self.began is None else _renamed(self.began, names)
+        counts = {names.get(strand, strand): count for strand, count in self.counts.items()}
+        return Offset(_renamed(self.frontier, names), counts, self.region, began)
+
     def count(self, strand: Strand, region: int | None) -> int | None:
         """How many entries were added to the strand, if that region counted them."""
         return self.counts.get(strand) if self.region == region else None
+
+
+def _renamed(frontier: Frontier, names: Mapping[Strand, Strand]) -> Frontier:
+    return Frontier({names.get(strand, strand): native for strand, native in frontier.at.items()})
+
+
+def adopted(strands: Iterable[Strand], there: Iterable[Strand], writer: int | None) -> dict[Strand, Strand]:
+    """Which native streams of an offset were adopted (`braid adopt`), and the strand that each is now.
+
+    writer: that of the region that was looked at. If several regions have adopted the name, it is its strand.
+    """
+    names = dict[Strand, Strand]()
+    known = list(there)
+    for strand in strands:
+        if strand.is_plain and strand not in known:
+            chosen = [each for each in known if each.name == strand.name and each.has_chosen_ids]
+            own = [each for each in chosen if each.writer == writer] or (chosen if len(chosen) == 1 else [])
+            if own:
+                names[strand] = own[0]
+    return names
 
 
 def _counts(streams: Mapping[str, Mapping[str, int]]) -> list[tuple[Strand, int]]:

@@ -32,7 +32,7 @@ from braidstream.spark.options import SourceOptions, source_options
 from braidstream.spark.source import limits, progress_group
 from braidstream.spark.source.data_loss import Loss, describe, losses
 from braidstream.spark.source.filters import Bounds, narrow
-from braidstream.spark.source.offsets import INITIAL, Offset
+from braidstream.spark.source.offsets import INITIAL, Offset, adopted
 from braidstream.spark.source.reading import await_copy, read
 from braidstream.spark.source.rows import Rows, Shape
 from braidstream.spark.source.slices import Range, Slice, split
@@ -168,6 +168,7 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         before, infos = Offset.parse(start), self.survey()
+        before = before.renamed(adopted(before.frontier, infos, self.surveyor.region))
         self._begin(before, infos)
         begin = self._positions(before, infos)
         ends = self._ends(begin, infos)
@@ -190,6 +191,10 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         before, after = Offset.parse(start), Offset.parse(end)
+        native = [strand for strand in (*before.frontier, *after.frontier) if strand.is_plain]
+        if native:
+            names = adopted(native, self.surveyor.look(native), self.surveyor.region)
+            before, after = before.renamed(names), after.renamed(names)
         begin = self._replayed(before, after)
         moved = [strand for strand in after.frontier if begin[strand] != after.frontier[strand]]
         if not moved:
