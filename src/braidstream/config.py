@@ -65,7 +65,7 @@ class Config(BaseModel):
 
 
 def load(path: Path, environment: Mapping[str, str] | None = None) -> Config:
-    """Read the file; what is wrong is told with its field, never with a value that may be a secret."""
+    """Read the file. Errors name the field, never a value, which may be a secret."""
     try:
         words = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

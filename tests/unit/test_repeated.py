@@ -11,7 +11,7 @@ def test_the_same_trouble_is_one_line_a_minute_with_a_count(caplog: pytest.LogCa
     caplog.set_level(logging.INFO, "braidstream")
     trouble = Repeated()
     for second in range(125):
-        trouble.tell("link.lost", 1000.0 + second, peer="eu", why=f"127.0.0.1:{40000 + second} refused")
+        trouble.log("link.lost", 1000.0 + second, peer="eu", why=f"127.0.0.1:{40000 + second} refused")
     assert caplog.messages == [
         'link.lost peer=eu why="127.0.0.1:40000 refused"',
         'link.lost peer=eu why="127.0.0.1:40060 refused" times=61 down_s=60',
@@ -27,5 +27,5 @@ def test_another_reason_is_logged_at_once_but_not_more_than_one_a_second(
     caplog.set_level(logging.INFO, "braidstream")
     trouble = Repeated()
     for tenth in range(20):
-        trouble.tell("link.refused", 1000.0 + tenth / 10, peer="eu", why="OOM" if tenth % 2 else "NOPERM")
+        trouble.log("link.refused", 1000.0 + tenth / 10, peer="eu", why="OOM" if tenth % 2 else "NOPERM")
     assert len(caplog.messages) == 2

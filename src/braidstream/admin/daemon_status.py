@@ -1,9 +1,9 @@
-"""What a replication daemon knows of its links, as it stores it in its region's engine for `braid status`.
+"""The status of a replication daemon's links, which it stores in its region's engine for `braid status`.
 
     HSET bs:status <daemon> {"at_ms": ..., "links": {"eu-west": {"state": "up", ...}}}     every second
 
-So the state of every link can be read where no daemon can be reached, and a daemon that hangs or died is seen
-by the age of what it stored. `at_ms` is the engine's own clock, so the age has no skew.
+So `braid status` needs no connection to a daemon, and a stale status shows a daemon that hangs or crashed.
+`at_ms` is by the engine's own clock, so the age has no skew.
 """
 
 import json
@@ -16,9 +16,9 @@ from braidstream.model.strand import facts
 from braidstream.protocol.plan import Batch, Plan
 
 EVERY_S: Final = 1.0
-# What was stored longer ago than this is no longer true: the daemon hangs, died, or cannot write.
+# An older status is stale: the daemon hangs, crashed, or cannot write.
 STALE_MS: Final = 3_500
-# A region without daemons tells for a day when the last one was seen.
+# How long the last status of a region without daemons is kept.
 EXPIRE_S: Final = 86_400
 
 # silent: connected, but the peer has not answered for seconds
@@ -30,7 +30,7 @@ class LinkStatus:
     """One direction: from the daemon's region to a peer.
 
     since_ms: since when it has this state; why: the last error, while it is not up.
-    lag_entries, lag_ms: what the peer lacks, and how old the oldest of that is; None if nobody knows.
+    lag_entries, lag_ms: how many entries the peer lacks, and the age of the oldest; None if unknown.
     entries, bytes, refused: since the daemon started. refusal: what the peer refuses now, if it does.
     clock_ms: how far the peer's clock is ahead, when it was last measured.
     """

@@ -157,9 +157,9 @@ async def _serve(server: Gateway, addresses: tuple[Listen, Listen | None], url: 
     answers = Answers(server.region.name, server.families, server.why_not_ready)
     prober, metrics = await serve_probes(probes, answers, option="--metrics", as_json=as_json)
     region = server.region
-    told = {"metrics": metrics} if metrics else {}
-    emit("gateway.ready", region=region.name, gateway=where, **told)
-    facts = {"gateway": where, "region": region.id, "name": region.name, **told}
+    more = {"metrics": metrics} if metrics else {}
+    emit("gateway.ready", region=region.name, gateway=where, **more)
+    facts = {"gateway": where, "region": region.id, "name": region.name, **more}
     text = f"{where} serves region {region.id} ({region.name}) at {shown(url)}. Ctrl-C stops it."
     typer.echo(json.dumps(facts) if as_json else text)
     await stop.wait()

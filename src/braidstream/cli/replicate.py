@@ -1,4 +1,4 @@
-"""`braid replicate`: one region's daemon, which pushes what was written there to every peer."""
+"""`braid replicate`: one region's daemon, which sends what was written there to every peer."""
 
 import asyncio
 import contextlib
@@ -75,21 +75,21 @@ def replicate(
 
 
 def _refuse_lost(here: RegionConfig, peers: Sequence[RegionConfig]) -> None:
-    """A server that is fenced, or empty while peers know its region, gets its data back first."""
+    """Refuse a server that is fenced, or that is empty although peers have its region: rejoin it first."""
     try:
         [found] = ask(here.url, read_region())
-        known = ["its own fence"] if found.fenced else []
+        signs = ["it is fenced"] if found.fenced else []
     except NotARegionError:
-        known = [peer.name for peer in peers if _knows(peer, here.id)]
-    if known:
+        signs = [f"{peer.name} has data of it" for peer in peers if _knows(peer, here.id)]
+    if signs:
         raise BraidError(
-            f"this server lost the data of region {here.id} ({here.name}), as {' and '.join(known)} tells. "
-            f"Bring it back first: braid region rejoin {here.name}"
+            f"this server lost the data of region {here.id} ({here.name}): {' and '.join(signs)}. "
+            f"Restore it first: braid region rejoin {here.name}"
         )
 
 
 def _knows(peer: RegionConfig, number: int) -> bool:
-    """Whether a peer has met a region. One that cannot be asked is not waited for."""
+    """Whether a peer has a region's writer. False if the peer cannot be reached."""
     try:
         [region] = ask(peer.url, read_region())
     except (BraidError, ServerError, OSError):
@@ -117,7 +117,7 @@ async def _run(path: Path, regions: Config, here: RegionConfig, probes: Listen |
         asyncio.get_running_loop().add_signal_handler(number, work.cancel)
     asides = [
         asyncio.ensure_future(_follow_config(path, regions, here, daemon)),
-        asyncio.ensure_future(_tell_ready(regions, here, daemon, metrics, as_json)),
+        asyncio.ensure_future(_report_ready(regions, here, daemon, metrics, as_json)),
     ]
     try:
         await work
@@ -128,18 +128,18 @@ async def _run(path: Path, regions: Config, here: RegionConfig, probes: Listen |
         emit("daemon.stopped", region=here.name)
 
 
-async def _tell_ready(
+async def _report_ready(
     regions: Config, here: RegionConfig, daemon: Daemon, metrics: str, as_json: bool
 ) -> None:
-    told = {"metrics": metrics} if metrics else {}
+    probes = {"metrics": metrics} if metrics else {}
     if metrics:
-        emit("daemon.listening", region=here.name, **told)
+        emit("daemon.listening", region=here.name, **probes)
     await daemon.ready.wait()
     peers = [peer.name for peer in regions.peers_of(here.name)]
     emit("daemon.ready", region=here.name, peers=",".join(peers))
-    facts = {"region": here.name, "peers": peers, **told}
+    facts = {"region": here.name, "peers": peers, **probes}
     typer.echo(
-        json.dumps(facts) if as_json else f"{here.name}: replicating to {', '.join(peers) or 'nobody'}."
+        json.dumps(facts) if as_json else f"{here.name}: replicating to {', '.join(peers) or 'no peers'}."
     )
 
 
@@ -159,7 +159,7 @@ def _peers(regions: Config, here: RegionConfig) -> dict[str, tuple[int, Address]
 
 
 async def _follow_config(path: Path, regions: Config, here: RegionConfig, daemon: Daemon) -> None:
-    """The peers of the file, now and whenever it changes. A broken file changes nothing."""
+    """Set the peers of the file, now and whenever it changes. An invalid file changes nothing."""
     seen, peers = None, _peers(regions, here)
     while True:
         with contextlib.suppress(OSError):

@@ -111,8 +111,8 @@ async def _run(wanted: Wanted, as_json: bool) -> None:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
             return
-        _tell(starting.result(), wanted.folder, as_json)
-        watching = [asyncio.ensure_future(_tell_end(child)) for child in children]
+        _report(starting.result(), wanted.folder, as_json)
+        watching = [asyncio.ensure_future(_report_end(child)) for child in children]
         await stopping
         for watch in watching:
             watch.cancel()
@@ -157,8 +157,8 @@ async def _start(wanted: Wanted, children: list[Child]) -> list[dict[str, Any]]:
     return regions
 
 
-async def _tell_end(child: Child) -> None:
-    """Nothing is started again: `braid up` is also for trying what happens then."""
+async def _report_end(child: Child) -> None:
+    """Report a process that ends. It is not restarted: `braid up` is also for testing failures."""
     typer.echo(await child.ended(), err=True)
 
 
@@ -169,8 +169,8 @@ async def _start_gateway(folder: Path, region: dict[str, Any], children: list[Ch
     child = Child(f"the gateway of {name}", braid_command(*words), folder / name / "gateway.log")
     children.append(child)
     await child.start()
-    told = json.loads(await child.line())
-    return {"gateway": told["gateway"], "gateway_metrics": told["metrics"]}
+    ready = json.loads(await child.line())
+    return {"gateway": ready["gateway"], "gateway_metrics": ready["metrics"]}
 
 
 def _block(region: dict[str, Any]) -> str:
@@ -178,7 +178,7 @@ def _block(region: dict[str, Any]) -> str:
     return "\n".join(["[[region]]", *lines, ""])
 
 
-def _tell(regions: list[dict[str, Any]], folder: Path, as_json: bool) -> None:
+def _report(regions: list[dict[str, Any]], folder: Path, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"regions": regions}))
         return

@@ -40,20 +40,20 @@ class GatewayMetrics:
 
     def __init__(self) -> None:
         self.appends, self.plans, self.natives = Histogram(), Histogram(), Histogram()
-        self.appended = self._timed = 0  # XADD on the short way
-        self.time_from = 0  # the next run after so many appends is timed
+        self.appended = self._timed = 0  # XADD on the fast path
+        self.time_from = 0  # the first run after so many appends is timed
         self.commands = Counts(most=len(_NAMES) + 2)
         self.errors = Counts()
         self.refused = 0  # clients above --maxclients
 
     def time_appends(self, began: float) -> None:
-        """A run of appends that was timed stands for those since the last one that was."""
+        """Observe a timed run of appends, which also counts for the untimed ones before it."""
         self.appends.observe(perf_counter() - began, self.appended - self._timed)
         self._timed = self.appended
         self.time_from = self.appended + TIMED_EVERY
 
     def count(self, words: Words) -> None:
-        """By name; those that pass to the engine together, so that nobody can make up new names."""
+        """Count by name; all native commands as one, so that clients cannot create labels."""
         self.commands.add(_NAMES.get(words[0].upper(), "native"))
 
     def count_all(self, run: Iterable[Words]) -> None:

@@ -1,1 +1,1 @@
-"""What long-running processes tell: named events, each one log line and one counter."""
+"""Events (log lines and counters), metrics and probes of long-running processes."""

@@ -56,7 +56,7 @@ EVENTS: Final = {
     "region.ids_raised": (
         logging.WARNING,
         "another process serves the region, and its IDs were ahead of the clock: new IDs start above all IDs "
-        "that the peers have. `without` names peers that could not be asked",
+        "that the peers have. `without` lists peers that could not be reached",
     ),
     "source.lost": (logging.WARNING, "the region's engine cannot be reached; retrying"),
     "source.up": (logging.INFO, "the region's engine is reached again, after `source.lost`"),

@@ -139,7 +139,7 @@ def _number(value: float) -> str:
 
 
 def process_families(role: str) -> list[Family]:
-    """What every process tells of itself, under the names that Prometheus's own libraries use."""
+    """Metrics of every process, with the names that Prometheus's own libraries use."""
     times = os.times()
     found = [
         Family.gauge(

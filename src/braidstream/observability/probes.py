@@ -34,7 +34,7 @@ _REASONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What a process tells. why_not_ready: empty if it is ready."""
+    """The answers of a process. why_not_ready: empty if it is ready."""
 
     region: str
     families: Callable[[], Iterable[Family]]
@@ -50,7 +50,7 @@ class ProbeServer:
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> str:
-        """Listen; HOST:PORT. OSError if that cannot be."""
+        """Start to listen. Returns HOST:PORT. OSError if that fails."""
         self._server = await asyncio.start_server(self._serve, host, port, limit=MOST_BYTES)
         host, port = self._server.sockets[0].getsockname()[:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -67,7 +67,7 @@ class ProbeServer:
                     writer.write(await self._answer(reader))
                     await writer.drain()
         except (OSError, TimeoutError):
-            pass  # it left, or takes its time
+            pass  # the client left, or is too slow
         finally:
             self._open -= 1
             writer.close()
@@ -81,7 +81,7 @@ class ProbeServer:
         except asyncio.LimitOverrunError:
             return _response(400, "The request is too long.\n")
         except TimeoutError:
-            return _response(408, "The request did not come in time.\n")
+            return _response(408, "The request took too long.\n")
         words = head.split(b"\r\n", 1)[0].split(b" ")
         if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
             return _response(400, "This is no HTTP request.\n")

@@ -1,4 +1,4 @@
-"""Trouble that goes on is one log line, and then one a minute with a count: not one for each attempt."""
+"""Logs a lasting problem once, then once a minute with a count, not for each attempt."""
 
 import re
 from dataclasses import dataclass
@@ -8,34 +8,34 @@ from braidstream.observability.events import emit
 
 AGAIN_S: Final = 60.0
 LEAST_S: Final = 1.0
-_NUMBERS: Final = re.compile(r"[0-9]+")  # ports, counts, seconds: the same trouble
+_NUMBERS: Final = re.compile(r"[0-9]+")  # ports, counts, seconds: the same problem
 
 
 @dataclass(slots=True)
 class Repeated:
-    """One kind of trouble. Times are of any monotonic clock.
+    """One kind of problem. Times are of any monotonic clock.
 
     since_s: when it began; None if there is none now. times: how often it happened since.
     """
 
     since_s: float | None = None
     times: int = 0
-    _told_s: float = 0.0
+    _logged_s: float = 0.0
     _kind: str = ""
 
-    def tell(self, event: str, now_s: float, *, why: str, **facts: object) -> None:
-        """It happened. Another event or reason than before is logged at once, but at most once a second."""
+    def log(self, event: str, now_s: float, *, why: str, **facts: object) -> None:
+        """It happened. A new event or reason is logged at once, but at most once a second."""
         if self.since_s is None:
             self.since_s, self.times = now_s, 0
         self.times += 1
         kind = f"{event} {_NUMBERS.sub('', why)}"
-        if now_s - self._told_s >= (AGAIN_S if kind == self._kind else LEAST_S) or not self._kind:
-            self._kind, self._told_s = kind, now_s
+        if now_s - self._logged_s >= (AGAIN_S if kind == self._kind else LEAST_S) or not self._kind:
+            self._kind, self._logged_s = kind, now_s
             more = {"times": self.times, "down_s": round(now_s - self.since_s)} if self.times > 1 else {}
             emit(event, **facts, why=why, **more)
 
     def over(self, now_s: float) -> dict[str, object]:
-        """It is over. What it was, for the event that says so: empty if there was none."""
+        """It is over. Returns facts for the event that logs this; empty if there was no problem."""
         if self.since_s is None:
             return {}
         facts: dict[str, object] = {"times": self.times, "down_s": round(now_s - self.since_s, 1)}

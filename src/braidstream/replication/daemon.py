@@ -1,9 +1,9 @@
-"""One region's daemon: hears what changed here, and pushes it to every peer.
+"""One region's daemon: it detects what changed here, and sends it to every peer.
 
     own engine --- Feed --+--> Queue of peer 2 ---> Link to 2 ---> engine of region 2
                           `--> Queue of peer 3 ---> Link to 3 ---> engine of region 3
 
-Nothing here is worth keeping. A process that is killed is replaced by another one, which sweeps.
+The daemon is stateless. A new process that replaces a killed one starts with a sweep.
 """
 
 import asyncio
@@ -38,28 +38,28 @@ from braidstream.replication.skew import watch_clock
 
 # How many streams one link works on at once.
 AT_ONCE: Final = 32
-# After new entries, when to look at what pushes do not tell: trims and acknowledgements.
+# After new entries, when to check for changes without a push: trims and acknowledgements.
 SETTLE_S: Final = 0.1
-# All streams are compared now and then, and that takes at most a part of the time.
+# How often all streams are compared, and at most which part (1/n) of the time that takes.
 SWEEP_S: Final = 30.0
 SWEEP_PART: Final = 20
 REFUSED_S: Final = 1.0
-# A link that was up for so long was sound: when it ends, the next try comes soon.
+# After a link was up for this long, the backoff starts over.
 SOUND_S: Final = 10.0
-# A fault of the configuration is told again and again, but not often.
+# How long to wait before a retry after an error of the configuration.
 MISCONFIGURED_S: Final = 10.0
-# How often a region without replicas is asked whether it has one now.
+# How often to check whether a region has got replicas.
 CHOOSE_S: Final = 5.0
-# How often we note which process serves the region, and how far its IDs are.
+# How often to record which process serves the region, and its highest ID.
 NOTE_S: Final = 1.0
-# A peer that answers later than this is measured another time.
+# The timeout for the measurement of a peer's lag.
 MEASURE_WITHIN_S: Final = 2.0
-# How often a fence is told.
+# How often a fence is logged.
 FENCED_S: Final = 60.0
 
 
 class Daemon:
-    """`run` ends when it is cancelled. `ready` is set once every peer was reached and looked at."""
+    """`run` ends when it is cancelled. `ready` is set once all streams were compared with every peer."""
 
     def __init__(self, address: Address, durability: Durability | None = None) -> None:
         self.source = Endpoint(address)
@@ -72,11 +72,11 @@ class Daemon:
         self.status: DaemonStatus | None = None
         self._noting = asyncio.Lock()
         self._highest_ms = 0
-        self._fence_told_s = -FENCED_S
+        self._fence_logged_s = -FENCED_S
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def set_peers(self, peers: dict[str, tuple[int, Address]]) -> None:
-        """These are the peers from now on: number and address by name. To be called while `run` runs."""
+        """Set the peers: number and address by name. Call it while `run` runs."""
         for name, peer in [*self.peers.items()]:
             if (peer.id, peer.endpoint.address) != peers.get(name):
                 self._tasks.pop(name).cancel()
@@ -91,10 +91,10 @@ class Daemon:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._listen())
                 tasks.create_task(self.leases.run())
-                tasks.create_task(self._again_and_again(self.gate.choose, CHOOSE_S))
-                tasks.create_task(self._again_and_again(self._show_alive, NOTE_S))
-                tasks.create_task(self._again_and_again(self._measure_lags, EVERY_S))
-                tasks.create_task(self._again_and_again(self._report, EVERY_S))
+                tasks.create_task(self._repeat(self.gate.choose, CHOOSE_S))
+                tasks.create_task(self._repeat(self._show_alive, NOTE_S))
+                tasks.create_task(self._repeat(self._measure_lags, EVERY_S))
+                tasks.create_task(self._repeat(self._report, EVERY_S))
         finally:
             for task in self._tasks.values():
                 task.cancel()
@@ -109,12 +109,13 @@ class Daemon:
         return families(self.status, self.source.connected)
 
     async def why_not_ready(self) -> str:
-        """Empty if the own engine is reached. Peers do not matter: a restart would not bring them back."""
+        """Empty if the own engine is connected. Peers do not matter: a restart of the daemon would not
+        help."""
         return (
             "" if self.source.connected else f"the region's engine at {self.source.address} is not connected"
         )
 
-    # Hearing
+    # Detecting changes
 
     async def _listen(self) -> None:
         tries, refused, trouble = 0, "", Repeated()
@@ -129,10 +130,10 @@ class Daemon:
                     emit("source.up", **was)
                 feed = Feed(self.source.address, (here.writer,), self._heard, self._missed)
                 await _until_one_fails(feed.run(), self.source.watch())
-            except Exception as error:  # also a reply that nobody understands
+            except Exception as error:  # also for an unexpected reply
                 if feed is None or not isinstance(error, ReplyError):
-                    trouble.tell("source.lost", clock(), why=why_down(error))
-                elif str(error) != refused:  # said once; the sweeps go on meanwhile
+                    trouble.log("source.lost", clock(), why=why_down(error))
+                elif str(error) != refused:  # logged once; the sweeps continue
                     refused = str(error)
                     emit("feed.refused", why=error)
             if feed is not None and feed.is_listening:
@@ -140,21 +141,21 @@ class Daemon:
             await back_off(tries)
             tries += 1
 
-    async def _again_and_again(self, look: Callable[[], Awaitable[None]], pause_s: float) -> None:
-        """Look at the own engine. That it cannot be reached is told by `_listen`."""
+    async def _repeat(self, work: Callable[[], Awaitable[None]], pause_s: float) -> None:
+        """Repeat work on the own engine. Errors are ignored: `_listen` logs a lost engine."""
         while True:
             with contextlib.suppress(BraidError):
                 await self.source.connect()
-                await look()
+                await work()
             await asyncio.sleep(pause_s)
 
     async def _show_alive(self) -> None:
-        """Note which process serves the region. If it may give out IDs again, see to it that it does not."""
+        """Record which process serves the region. If it may generate IDs twice, raise the home strands."""
         async with self._noting:
             links = (peer.link for peer in self.peers.values() if peer.link is not None)
             self._highest_ms = max((link.highest_ms for link in links), default=self._highest_ms)
             waits, fenced = await self.source.run(show_alive(self._highest_ms))
-            self._tell_fence(fenced)
+            self._log_fence(fenced)
             if not waits:
                 return
             here = await self.source.run(read_region())
@@ -171,22 +172,21 @@ class Daemon:
         await asyncio.gather(*(self._measure_lag(peer) for peer in self.peers.values()))
 
     async def _measure_lag(self, peer: Peer) -> None:
-        """A peer that does not answer keeps its last figure. Its link notices soon, and tells why.
-
-        Nor may a reply that nobody understands end the daemon.
-        """
+        """Measure one peer. If it does not answer, or unexpectedly, it keeps its last value; its link logs
+        why."""
         with contextlib.suppress(Exception):
             async with asyncio.timeout(MEASURE_WITHIN_S):
                 if peer.swept and peer.lag.writer:
                     await peer.lag.measure(self.source, peer.endpoint if peer.link is not None else None)
 
-    def _tell_fence(self, fenced: bool) -> None:
-        """The region may be fenced under a running daemon: by a backup that was made during a rejoin."""
+    def _log_fence(self, fenced: bool) -> None:
+        """A region can be fenced while its daemon runs: a backup that was made during a rejoin has a
+        fence."""
         now = asyncio.get_running_loop().time()
         if not fenced:
-            self._fence_told_s = -FENCED_S
-        elif now - self._fence_told_s >= FENCED_S:
-            self._fence_told_s = now
+            self._fence_logged_s = -FENCED_S
+        elif now - self._fence_logged_s >= FENCED_S:
+            self._fence_logged_s = now
             emit("region.fenced", server=self.source.address)
 
     def _heard(self, name: bytes, more: bool) -> None:
@@ -194,26 +194,26 @@ class Daemon:
             for peer in self.peers.values():
                 if not more:
                     peer.lag.changed(name)
-                if peer.link is not None:  # else everything is looked at when it is up again
+                if peer.link is not None:  # else the next link starts with a sweep
                     if more:
                         peer.queue.add(name, Need.SYNC)
                     else:
                         peer.fresh.add(name, Need.FOLLOW)
 
     def _missed(self) -> None:
-        """Something may have changed unheard: look at all streams, for all peers."""
+        """Pushes may have been missed: sweep over all streams, for all peers."""
         for peer in self.peers.values():
             peer.sweep.set()
 
-    # Telling
+    # Sending
 
     async def _serve(self, peer: Peer) -> None:
-        """Keep the link to one peer up, as long as it is one.
+        """Keep the link to one peer up, until the peer is removed.
 
-        Whatever goes wrong ends this link only, and it is tried again: other peers are none the worse.
+        An error ends this link only, and is retried.
         """
         tries, clock = 0, asyncio.get_running_loop().time
-        while self.peers.get(peer.name) is peer:  # a failure in the same moment may swallow a cancellation
+        while self.peers.get(peer.name) is peer:  # an error at the same time may swallow the cancellation
             began, pause_s = clock(), 0.0
             try:
                 await self.source.connect()
@@ -244,14 +244,14 @@ class Daemon:
             await back_off(tries)
 
     def _pin(self) -> Pinned:
-        """The own engine on its present connection; all links on it share the pages that they read."""
+        """The own engine on its present connection. All links on it share pages."""
         if not self._pinned.lasts:
             self._pinned = Pinned(self.gate, self.source)
             self._pages = Pages(self._pinned)
         return self._pinned
 
     async def _introduce(self, peer: Peer) -> tuple[Region, Region]:
-        """Both regions, each knowing the other's writers."""
+        """Check both regions, and exchange their writers."""
         await self._show_alive()
         here = await self.source.run(read_region())
         await peer.endpoint.run(refuse_cluster())
@@ -263,7 +263,7 @@ class Daemon:
         return here, await peer.endpoint.run(meet(here.writers))
 
     async def _sweep(self, peer: Peer, link: Link) -> None:
-        """All streams: when the link comes up, when something may have been missed, and now and then."""
+        """Compare all streams: when the link comes up, after missed pushes, and at intervals."""
         clock = asyncio.get_running_loop().time
         await self.leases.known.wait()
         while True:
@@ -289,7 +289,7 @@ class Daemon:
                 pass
 
     async def _carry(self, peer: Peer, link: Link, queue: Queue) -> None:
-        """Take a stream, bring it over, and see when it wants to be looked at again."""
+        """Take streams from a queue, replicate them, and schedule the next check."""
         while True:
             name, need = await queue.take()
             try:
@@ -301,7 +301,7 @@ class Daemon:
                 self._again(peer, name, need, progress)
             except LostError:
                 raise
-            except Exception as error:  # refused, or a reply that nobody understands
+            except Exception as error:  # refused, or an unexpected reply
                 peer.queue.add(name, Need.SYNC, peer.later(name, REFUSED_S))
                 peer.refuse(name, error)
             finally:
@@ -317,7 +317,7 @@ class Daemon:
             peer.queue.add(name, Need.SYNC, peer.later(name, SETTLE_S))
 
     async def _trim_journal(self, peer: Peer, name: bytes, progress: Progress) -> None:
-        """What every peer has done of our journal goes; the last such entry stays as a mark."""
+        """Trim our journal up to what every peer has applied; the last such entry stays as a mark."""
         if progress.journal == ids.ZERO or peer.journals.get(name) == progress.journal or peer.link is None:
             return
         peer.journals[name] = progress.journal

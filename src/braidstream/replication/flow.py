@@ -1,11 +1,11 @@
-"""The entries of one stream on their way to one peer: pages are read while batches are in flight.
+"""Sends the entries of one stream to one peer: reads pages while batches are in flight.
 
     source   page 1   page 2   page 3
-    target            batch 1a 1b 2a 2b ...      nobody waits for an answer before sending the next one
+    target            batch 1a 1b 2a 2b ...      pipelined: no waiting for replies
 
-Where the target will stand is known when a batch is sent, not when it is answered, so a long way does not
-slow it down. If a batch is refused, those after it are refused as well (they would leave a gap), and the
-flow has failed: its owner looks again where the target stands.
+The flow knows the target's position after a batch when it sends the batch, not when the reply arrives, so a
+long round trip does not slow it down. If the target refuses a batch, it also refuses those after it (they
+would leave a gap), and the flow has failed: its link reads the target's position again.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ WINDOW_BYTES: Final = 8 * 1024 * 1024
 
 
 class Window:
-    """Bytes on their way to the target, bounded over all streams. sent_entries, sent_bytes: all so far."""
+    """Bounds the bytes in flight to the target, over all streams. sent_entries, sent_bytes: all so far."""
 
     def __init__(self, most: int = WINDOW_BYTES) -> None:
         self.most, self.used = most, 0
@@ -34,7 +34,7 @@ class Window:
         self._changed = asyncio.Condition()
 
     def count(self, applied: int, size: int) -> None:
-        """A batch arrived; what another link was faster with does not count."""
+        """Count a batch that arrived, unless another link was faster."""
         if applied:
             self.sent_entries += applied
             self.sent_bytes += size
@@ -55,8 +55,8 @@ class Flow:
     """One stream to one target.
 
     home: the target's own writer.
-    told: the source's meta that the target has; entries written after another one wait for it.
-    ends: where the target stands once everything in flight has arrived.
+    merged: the source's registry that the target has; entries written after a newer one wait for a merge.
+    ends: the target's positions once everything in flight has arrived.
     bell: the stamp of the target's bell, for strands that are new there.
     """
 
@@ -64,7 +64,7 @@ class Flow:
     pages: Pages
     window: Window
     home: int
-    told: dict[bytes, bytes] = field(default_factory=dict)
+    merged: dict[bytes, bytes] = field(default_factory=dict)
     ends: dict[Strand, Id] = field(default_factory=dict)
     bell: bytes = b""
     failed: BaseException | None = None
@@ -78,21 +78,21 @@ class Flow:
         return CopyTarget(self.home, self.bell)
 
     def start(self, strand: Strand, end: Id, width: int) -> None:
-        """A strand flows from here on, after `end`."""
+        """Add a strand to the flow, after `end`."""
         self.ends.setdefault(strand, end)
         self._appetite.setdefault(strand, ship.Appetite.guess(width))
 
     async def rewind(self, strand: Strand, end: Id) -> None:
-        """The target said it stands at `end`. With nothing in flight, it has lost what we believed it had.
+        """Go back to `end`, the target's position in a state just read: it has lost entries.
 
-        If that was in flight when the target spoke, it is sent twice, which changes nothing.
+        Not while batches are in flight: they may have arrived after that read. Resending is harmless.
         """
         async with self._lock:
             if not self._flying and end < self.ends[strand]:
                 self.ends[strand] = end
 
     async def pump(self, strand: Strand, *, alone: bool = False) -> None:
-        """Send what the strand has that was not sent yet; BSMOVED if the meta has to be merged first.
+        """Send the strand's new entries; BSMOVED if the registry must be merged first.
 
         alone: see Ahead.
         """
@@ -101,7 +101,7 @@ class Flow:
             try:
                 while answer := await ahead.take():
                     page, sizes, meta = answer
-                    if causal(meta) != causal(self.told):
+                    if causal(meta) != causal(self.merged):
                         raise ReplyError("BSMOVED the stream changed otherwise than by appends")
                     for part, size in ship.batches(page, sizes):
                         await self._take_off(strand, part, size)
@@ -109,7 +109,7 @@ class Flow:
                 ahead.close()
 
     async def reach(self, strand: Strand, upto: Id) -> None:
-        """The source stands further than its last entry, because what came last was deleted."""
+        """Raise the target's last ID to the source's: the entries after the last one were deleted."""
         async with self._lock:
             if (after := self._end(strand)) < upto:
                 await self.window.enter(0)
@@ -117,7 +117,7 @@ class Flow:
                 self.ends[strand] = upto
 
     def _end(self, strand: Strand) -> Id:
-        """Where the target will stand. Another round may have found that the strand is gone."""
+        """The target's position after the batches in flight. BSMOVED if a sync has removed the strand."""
         if self.failed is not None:
             raise self.failed
         if strand not in self.ends:
@@ -125,7 +125,7 @@ class Flow:
         return self.ends[strand]
 
     async def landed(self) -> None:
-        """Wait for everything in flight; what was refused is raised."""
+        """Wait for everything in flight; raise the first error."""
         while self._flying:
             await asyncio.gather(*self._flying, return_exceptions=True)
         if self.failed is not None:
@@ -135,7 +135,7 @@ class Flow:
         after = self._end(strand)
         await self.window.enter(size)
         if ship.is_wide(part):
-            # A native append has no guard of its own: nothing else may be in the air.
+            # A native append has no guard against gaps: nothing else may be in flight.
             while self._flying:
                 await asyncio.gather(*self._flying, return_exceptions=True)
             task = self._send(ship.append_wide(strand, after, part, self.there), size)

@@ -189,7 +189,7 @@ class Link:
                 theirs = await self._merge(ours, theirs, writers)
             progress.merged = progress.merged or theirs.meta != before
             known.merged, known.theirs = ours.shared, theirs.shared
-        known.flow.told = ours.meta
+        known.flow.merged = ours.meta
         await self._trim(ours, theirs, progress)  # first: it frees memory
         flows = [known.flow, self._flow(ours.meta)] if relay else [known.flow]
         for flow in flows:

@@ -1,4 +1,4 @@
-"""A peer as the daemon sees it: the link, the streams that wait for it, and what operators want to know."""
+"""A peer of the daemon: its link, the streams that wait for the link, and its status for operators."""
 
 import asyncio
 import time
@@ -18,19 +18,19 @@ from braidstream.replication.queue import Queue
 RESTLESS_S: Final = 5.0
 # An up link whose peer has not answered for so long is shown as silent. After endpoint.SILENCE_S it is lost.
 SILENT_S: Final = 2.0
-# How an engine refuses a user: waiting does not help, somebody has to change a file or a server.
+# How an engine refuses a user: a retry does not help, an operator must change a file or a server.
 _RIGHTS: Final = ("WRONGPASS", "NOAUTH", "NOPERM")
 
 
 def is_misconfigured(error: Exception) -> bool:
-    """Whether only a person can help."""
+    """Whether an operator must change something."""
     if isinstance(error, ReplyError):
         return error.code in _RIGHTS
     return isinstance(error, ConfigError | NotARegionError)
 
 
 def why_down(error: Exception) -> str:
-    """Without what a lost connection tells a client: whether to try again."""
+    """The reason of an error; for a lost connection without the advice for clients."""
     return f"{error.address}: {error.why}" if isinstance(error, LostError) else reason(error)
 
 
@@ -38,7 +38,8 @@ def why_down(error: Exception) -> str:
 class Peer:
     """A peer, the link to it while it is up, and the streams that wait for the link.
 
-    fresh: those that got entries. They are followed while others, or the same, are looked at as a whole.
+    fresh: streams with new entries; they do not wait for syncs in `queue`.
+    restless: the delay before the next check of a stream with pending entries, say.
     state, since_s, why: of the link, for `braid status`.
     refused: changes that the peer refused; refusal, refused_s: the last of them.
     clock_ms: how far the peer's clock is ahead, when it was last measured.
@@ -67,7 +68,7 @@ class Peer:
     _refusals: Repeated = field(default_factory=Repeated)
 
     def later(self, name: bytes, first_s: float) -> float:
-        """When to look at a stream again that keeps us waiting: later each time, up to a cap."""
+        """The delay before the next check of a stream: exponential backoff with a cap."""
         delay = self.restless[name] = min(RESTLESS_S, 2 * self.restless.get(name, first_s / 2))
         return delay
 
@@ -79,7 +80,7 @@ class Peer:
         emit("link.up", peer=self.name, **self._trouble.over(now))
 
     def down(self, error: Exception, own: Endpoint) -> None:
-        """The link ended, or could not be made. If our own engine was lost, the peer is not to blame."""
+        """The link ended, or could not be opened. If our own engine was lost, that is logged elsewhere."""
         if self.link is not None:
             self._sent = self.sent
             self.lag.lost(self.link.sent_upto, round(time.time() * 1000))
@@ -95,17 +96,17 @@ class Peer:
         event = "link.lost" if isinstance(error, LostError) else "link.failed"
         if state == "misconfigured":
             event = "peer.misconfigured"
-        self._trouble.tell(event, now, peer=self.name, why=self.why)
+        self._trouble.log(event, now, peer=self.name, why=self.why)
 
     def refuse(self, stream: bytes, error: Exception) -> None:
-        """A change was refused: one line, and one a minute while it goes on."""
+        """A change was refused: log it once, and once a minute while that continues."""
         now = _now()
         self.refused += 1
         self.refusal, self.refused_s = reason(error), now
-        self._refusals.tell("link.refused", now, peer=self.name, stream=stream, why=self.refusal)
+        self._refusals.log("link.refused", now, peer=self.name, stream=stream, why=self.refusal)
 
     def accepted(self) -> None:
-        """A round went well. Refusals are over when none came for a while."""
+        """A round succeeded. Clear the refusal if there was none for a while."""
         if self.refusal and _now() - self.refused_s > 2 * RESTLESS_S:
             self.refusal = ""
             self._refusals.over(_now())

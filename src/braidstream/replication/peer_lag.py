@@ -1,12 +1,18 @@
-"""How far a peer is behind: which entries of this region it lacks, and how old the oldest of them is.
+"""A peer's lag: how many entries of this region it lacks, and the age of the oldest one.
 
     pushes, sweeps --> Lag.changed(name) --> every second: state here, then state there --> equal: forget it
                                                                                        `--> lag in entries
 
+<<<<<<< HEAD
 Both engines are asked, so the figure is true however the entries travel. The own engine is asked first: what
 arrives in between can only make the lag smaller. While the peer is unreachable, entries are counted from
 where it was last seen; of a stream that was not looked at, from where the link had sent it, or since the link
 was lost.
+=======
+Both engines are read, so the lag is right however entries are replicated. The own engine is read first:
+entries that arrive in between can only reduce the lag. While the peer is unreachable, its last known position
+counts.
+>>>>>>> 7b747ed (replication, observability: plain docstrings, comments and names)
 """
 
 import asyncio
@@ -24,12 +30,12 @@ from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.ship import page_command
 from braidstream.replication.state import Extent, State, read_state
 
-# So many streams are compared at once; of more, the rest is estimated by these.
+# How many streams are compared at once; the rest is estimated from these.
 SAMPLE: Final = 32
-# Streams that may differ, and streams of which we remember where the peer was.
+# The most streams that may differ, and streams with a cached position of the peer.
 MOST: Final = 100_000
 REMEMBERED: Final = 10_000
-# Up to so many missing entries are counted, if the counters of the two engines cannot be compared.
+# If the counters of the two engines cannot be compared, missing entries are counted up to this number.
 COUNTED: Final = 200
 
 # Of each strand of ours, when the peer last had all of it: its last ID, and how many entries it ever had here
@@ -49,7 +55,7 @@ class Behind:
 
 
 class Lag:
-    """Of one peer. behind: as last measured; None before all streams were looked at."""
+    """The lag of one peer. behind: as last measured; None before the first sweep."""
 
     def __init__(self, writer: int = 0) -> None:
         self.writer = writer  # ours
@@ -79,7 +85,7 @@ class Lag:
         missing = [each for each in found if each.entries]
         rest = len(self._changed) - sum(1 for name in names if name in self._changed)
         entries = sum(each.entries for each in missing)
-        # Those that were not looked at lack as much as these do on average.
+        # The streams that were not compared count with the average of these.
         entries += entries * rest // len(names)
         ages = [each.oldest_ms for each in missing if each.oldest_ms]
         self.behind = Behind(entries, min(ages, default=0))
@@ -103,7 +109,7 @@ class Lag:
     async def _missing(
         self, strand: Strand, ours: Extent, source: PlanRunner, theirs: State | None
     ) -> Behind:
-        """What of one strand the peer lacks."""
+        """The entries of one strand that the peer lacks."""
         known = self._ends.get(strand.name, {}).get(strand)
         copy = None if theirs is None else theirs.strands.get(strand)
         end = self._last_seen(strand) if theirs is None else theirs.end(strand)
@@ -134,7 +140,7 @@ class Lag:
         return sent(strand) or since
 
     def _remember(self, own: dict[Strand, Extent], theirs: State) -> None:
-        """The peer has all of a stream."""
+        """Cache the positions of a stream that the peer has completely."""
         ends = Ends()
         for strand, extent in own.items():
             copy = theirs.strands.get(strand)

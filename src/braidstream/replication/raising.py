@@ -38,11 +38,11 @@ async def raise_home(source: Endpoint, here: Region, peers: Mapping[str, tuple[i
     IDs that only those peers have are covered too, if they are in the same millisecond.
     """
     await raise_above(source, source, here.writer)
-    asked = await asyncio.gather(*(_ask_peer(source, here, (name, *peer)) for name, peer in peers.items()))
-    return [name for name, done in zip(peers, asked, strict=True) if not done]
+    reached = await asyncio.gather(*(_query(source, here, (name, *peer)) for name, peer in peers.items()))
+    return [name for name, done in zip(peers, reached, strict=True) if not done]
 
 
-async def _ask_peer(source: Endpoint, here: Region, peer: tuple[str, int, Address]) -> bool:
+async def _query(source: Endpoint, here: Region, peer: tuple[str, int, Address]) -> bool:
     name, number, address = peer
     tries = 0
     try:

@@ -1,4 +1,4 @@
-"""What a daemon tells of itself: the status that it stores in its engine, and the metrics made from that."""
+"""A daemon's status, which it stores in its engine, and its metrics."""
 
 import os
 import socket
@@ -19,7 +19,7 @@ _VERSION: Final = version("braidstream")
 
 
 def report(daemon: bytes, gate: Gate, peers: Iterable[Peer]) -> Plan[DaemonStatus]:
-    """Store the status in the own engine; the status. Two round trips."""
+    """Store the status in the own engine, and return it. Two round trips."""
     [now] = yield Batch([("TIME",)], resend=True)
     at_ms = int(now[0]) * 1000 + int(now[1]) // 1000
     status = DaemonStatus(
@@ -57,7 +57,7 @@ def _link_families(links: dict[str, LinkStatus]) -> list[Family]:
     label = ("peer",)
 
     def values(field: str, factor: float = 1) -> dict[tuple[str, ...], float]:
-        """What is not known is left out."""
+        """Unknown values are left out."""
         known = {name: getattr(link, field) for name, link in links.items()}
         return {(name,): value * factor for name, value in known.items() if value is not None}
 

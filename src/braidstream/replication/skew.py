@@ -1,11 +1,10 @@
-"""How far two regions' clocks are apart: the engines' TIME compared, when a link comes up and every minute.
+"""Measures the difference of two regions' clocks: compares the engines' TIME every minute.
 
     ours     t0 --TIME--> t1          each clock is read between two readings of our own monotonic clock,
     theirs      t2 --TIME--> t3       so the result is off by half of both round trips at most
 
-A difference of more than a second is told. One beyond the bound of the hybrid logical clock (decision 0016)
-is told as an error. A peer that is so far behind is noted in `bs:config`, so that caps know how old its
-entries are.
+A difference of more than a second is logged; beyond the bound of the hybrid logical clock (decision 0016) as
+an error. If a peer is that far behind, `bs:config` records it, so that MAXLEN knows the age of its entries.
 """
 
 import asyncio
@@ -22,34 +21,34 @@ from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication.endpoint import PlanRunner
 
 EVERY_S: Final = 60.0
-TOLD_MS: Final = 1_000
+LOGGED_MS: Final = 1_000
 
 
 async def watch_clock(
     source: PlanRunner, target: PlanRunner, there: Region, note: Callable[[int], None]
 ) -> None:
-    """Until the link ends. there: the target's region; note: gets each result."""
+    """Measure until the link ends. there: the target's region; note: called with each result."""
     while True:
         ahead_ms, error_ms = await measure(source, target)
         note(ahead_ms)
         apart_ms = abs(ahead_ms) - error_ms
         beyond = apart_ms > CLOCK_BOUND_MS
-        if apart_ms > TOLD_MS:
+        if apart_ms > LOGGED_MS:
             event = "clock.apart" if beyond else "clock.skew"
             emit(event, peer=there.name, peer_ahead_s=f"{ahead_ms / 1000:+.1f}")
-        with contextlib.suppress(ReplyError):  # full, or read-only: there is a next minute
+        with contextlib.suppress(ReplyError):  # full, or read-only: try again in a minute
             await source.run(note_behind(there.writer, max(0, -ahead_ms) if beyond else 0))
         await asyncio.sleep(EVERY_S)
 
 
 async def measure(source: PlanRunner, target: PlanRunner) -> tuple[int, int]:
-    """By how many milliseconds the target's clock is ahead of the source's, and how wrong that may be."""
+    """By how many milliseconds the target's clock is ahead of the source's, and the maximum error."""
     ours, theirs = await _read(source), await _read(target)
     return round(theirs[0] - ours[0]), round(theirs[1] + ours[1])
 
 
 async def _read(engine: PlanRunner) -> tuple[float, float]:
-    """An engine's clock minus our own monotonic one, and how wrong that may be. Milliseconds."""
+    """An engine's clock minus our monotonic clock, and the maximum error, in milliseconds."""
     clock = asyncio.get_running_loop().time
     before = clock()
     seconds, micros = await engine.run(_time())

@@ -109,13 +109,13 @@ def _strip(
     for each in ordered:
         rows = max(1, *(each.rows.get(region, 0) for region in pair))
         width = room * rows / total
-        told = f"{each.low} to {each.high}: " + ", ".join(
+        title = f"{each.low} to {each.high}: " + ", ".join(
             f"region {one} {each.rows.get(one, 0):,}" for one in pair
         )
         colour = _colour(pair, each)
         parts.append(
             f"<rect x='{at:.2f}' y='{top + 2}' width='{max(1.5, width - 0.6):.2f}' height='{ROW - 8}' "
-            f"fill='{colour}'><title>{escape(told)}</title></rect>"
+            f"fill='{colour}'><title>{escape(title)}</title></rect>"
         )
         parts += [_mark(report, each, bad, at, width, top) for bad in _bad(report, pair, each)[:SHOWN]]
         at += width
@@ -134,15 +134,15 @@ def _bad(report: Report, pair: tuple[int, int], stretch: Stretch) -> list[Anomal
 
 
 def _mark(report: Report, stretch: Stretch, bad: Anomaly, at: float, width: float, top: int) -> str:
-    """A thin line where the entry stands in time."""
+    """A thin line at the time of the entry."""
     low, high, here = (_id(each)[0] for each in (stretch.low, stretch.high, bad.id))
     first = min((_id(each.id)[0] for each in report.anomalies if each.note != "group"), default=low)
     low = max(low, first - max(1, (high - first) // 20)) if low == 0 else low
     x = at + width * min(1.0, max(0.0, (here - low) / max(1, high - low)))
     colour = HEALED if bad.healed else WRONG
-    told = escape(f"{bad.id} {bad.kind} in region {bad.region}")
+    title = escape(f"{bad.id} {bad.kind} in region {bad.region}")
     place = f"x='{x:.2f}' y='{top}' width='3' height='{ROW - 4}'"
-    return f"<rect {place} fill='{colour}'><title>{told}</title></rect>"
+    return f"<rect {place} fill='{colour}'><title>{title}</title></rect>"
 
 
 def _colour(pair: tuple[int, int], stretch: Stretch) -> str:

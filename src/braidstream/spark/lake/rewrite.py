@@ -89,7 +89,7 @@ def holding(state: State, stream: str, place: str, positions: Sequence[bytes]) -
 
 
 def without(state: State, drops: Iterable[Drop]) -> list[Task]:
-    """Which files to write anew, without these entries."""
+    """Tasks that rewrite files without these entries."""
     found = dict[str, dict[str, bytearray]]()
     for path, place, positions in drops:
         found.setdefault(path, {}).setdefault(place, bytearray()).extend(positions)
@@ -102,7 +102,8 @@ def without(state: State, drops: Iterable[Drop]) -> list[Task]:
 def rewrite(
     spark: SparkSession | None, lake: Lake, tasks: Iterable[Task], what: str
 ) -> tuple[State, int, int]:
-    """Do it, and commit: (the lake then, files taken away, entries dropped). Safe to kill and run again."""
+    """Run the tasks and commit: (state of the lake, files removed, entries dropped). Safe to kill and
+    repeat."""
     listed = list(tasks)
     if not listed:
         return lake.load(), 0, 0
@@ -112,7 +113,7 @@ def rewrite(
     for _ in range(TRIES):
         state = lake.load()
         if not all(path in state.files for path in taken):
-            return state, 0, 0  # somebody else has rewritten one of them
+            return state, 0, 0  # another job has rewritten one of them
         dropped = sum(state.files[path].rows for path in taken) - sum(each.rows for each in made)
         try:
             return lake.commit(state, Change(what, add=tuple(made), remove=taken)), len(taken), dropped
@@ -122,7 +123,7 @@ def rewrite(
 
 
 def tidy(spark: SparkSession | None, lake: Lake) -> tuple[State, int]:
-    """Small files merged, files that nobody needs taken off the disk: (the lake then, files merged)."""
+    """Merge small files, and delete files that no commit needs: (state of the lake, files merged)."""
     state, merged_files, _ = rewrite(spark, lake, small_files(lake.load()), "merge")
     try:
         return lake.vacuum(state), merged_files
@@ -132,7 +133,7 @@ def tidy(spark: SparkSession | None, lake: Lake) -> tuple[State, int]:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """What `drop` did. undone: streams of which others have rewritten a file meanwhile: nothing was done."""
+    """What `drop` did. undone: streams that are unchanged, because another job has rewritten a file."""
 
     entries: int = 0
     files: int = 0
@@ -140,10 +141,10 @@ class Dropped:
 
 
 def drop(lake: Lake, frame: DataFrame) -> Dropped:
-    """Drop the entries of a frame (stream, path, place, position) from the files they are in.
+    """Drop the entries of a frame (stream, path, place, position) from their files.
 
-    The entries go from task to task and never to the driver. A commit has all of a stream or nothing, so
-    whoever reads a stream sees it before or after. Safe to kill and run again.
+    The entries never pass through the driver. A commit has all changes of a stream or none, so readers see a
+    stream before or after. Safe to kill and repeat.
     """
     streams = {row.path: row.stream for row in frame.select("path", "stream").distinct().collect()}
     if not streams:
