@@ -35,7 +35,12 @@ TRIES: Final = 5
 
 def rename(view: View, argv: Argv) -> Plan[bytes]:
     """RENAME: O(n), copies every entry once."""
-    yield from _rename(view, argv)
+    source, target = argv[1], argv[2]
+    if not (yield from _is_stream(argv)):
+        yield Batch([("RENAME", source, target)])
+        yield from delete(view, target)
+    elif source != target:
+        yield from _copy(view, source, target, move=True, replace=True)
     return b"OK"
 
 
@@ -63,15 +68,6 @@ def _is_stream(argv: Argv) -> Plan[bool]:
         if isinstance(each, ReplyError) and (each is reply or each.code == "NOPERM"):
             raise each
     return Registry.parse(source, reply).exists
-
-
-def _rename(view: View, argv: Argv) -> Plan[None]:
-    source, target = argv[1], argv[2]
-    if not (yield from _is_stream(argv)):
-        yield Batch([("RENAME", source, target)])
-        yield from delete(view, target)
-    elif source != target:
-        yield from _copy(view, source, target, move=True, replace=True)
 
 
 def copy(view: View, argv: Argv) -> Plan[int]:

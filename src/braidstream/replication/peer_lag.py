@@ -3,16 +3,10 @@
     pushes, sweeps --> Lag.changed(name) --> every second: state here, then state there --> equal: forget it
                                                                                        `--> lag in entries
 
-<<<<<<< HEAD
-Both engines are asked, so the figure is true however the entries travel. The own engine is asked first: what
-arrives in between can only make the lag smaller. While the peer is unreachable, entries are counted from
-where it was last seen; of a stream that was not looked at, from where the link had sent it, or since the link
-was lost.
-=======
 Both engines are read, so the lag is right however entries are replicated. The own engine is read first:
-entries that arrive in between can only reduce the lag. While the peer is unreachable, its last known position
-counts.
->>>>>>> 7b747ed (replication, observability: plain docstrings, comments and names)
+entries that arrive in between can only reduce the lag. While the peer is unreachable, entries are counted
+from its last known position; for a stream that was not compared, from where the link had sent it, or since
+the link was lost.
 """
 
 import asyncio

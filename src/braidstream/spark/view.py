@@ -29,7 +29,7 @@ from braidstream.spark.lake.log import Lake, State, within
 from braidstream.spark.options import SourceOptions, source_options
 from braidstream.spark.source import columns
 from braidstream.spark.source.reader import BatchReader, FilteringReader, resolve
-from braidstream.spark.source.reading import PAGE_BYTES, PAGE_ROWS
+from braidstream.spark.source.reading import PAGE_BYTES, PAGE_ROWS, page_command
 from braidstream.spark.source.rows import Rows, Shape
 from braidstream.spark.source.slices import Range, Slice
 from braidstream.spark.source.survey import StrandInfo, StrandInfos, open_server
@@ -124,11 +124,11 @@ def _live(server: Server, part: Range, shape: Shape, root: Path) -> Iterator[pa.
     rows, cursor = Rows(shape, part.strand), part.start
     count = max(1, min(PAGE_ROWS, PAGE_BYTES // max(1, part.size)))
     with server.wire(part.strand.key) as wire:
-        page, page_start = columns.parse(wire.receive(wire.send(_page(part, cursor, count)))), cursor
+        page, page_start = columns.parse(wire.receive(wire.send(page_command(part, cursor, count)))), cursor
         while True:
             cursor = page.id(-1) if len(page) else part.end
             head: Command = ("XRANGE", part.strand.key, "-", ids.text(page_start), "COUNT", 1)
-            mark = wire.send(head, _page(part, cursor, count))
+            mark = wire.send(head, page_command(part, cursor, count))
             made = rows.batch(page) if len(page) else None
             reply = wire.receive(mark)
             if not columns.take_first(reply):
@@ -138,10 +138,6 @@ def _live(server: Server, part: Range, shape: Shape, root: Path) -> Iterator[pa.
                 return
             yield made
             page, page_start = columns.parse(reply), cursor
-
-
-def _page(part: Range, after: Id, count: int) -> Command:
-    return ("XRANGE", part.strand.key, b"(" + ids.text(after), ids.text(part.end), "COUNT", count)
 
 
 def _from_lake(root: Path, strand: Strand, low: Id, high: Id, shape: Shape) -> Iterator[Any]:

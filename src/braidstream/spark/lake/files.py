@@ -268,12 +268,8 @@ def _page(batch: pa.RecordBatch, strand: Strand) -> Irregular:
         batch.column("position").to_pylist(), batch.column("fields").to_pylist(), strict=True
     ):
         ms, seq = strand.exact(entry_of(where)) or ids.ZERO
-        entries.append((ms, seq, {_bytes(name): value for name, value in fields}))
+        entries.append((ms, seq, {name.encode(): value for name, value in fields}))
     return Irregular(entries)
-
-
-def _bytes(name: str) -> bytes:
-    return name.encode()
 
 
 def merged(

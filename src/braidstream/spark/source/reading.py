@@ -73,10 +73,10 @@ def _pages(server: Server, part: Range, rows: Rows) -> Iterator[pa.RecordBatch]:
     cursor, guard = part.start, _Guard(server, part)
     count = max(1, min(PAGE_ROWS, PAGE_BYTES // max(1, part.size)))
     with server.wire(part.strand.key) as wire:
-        reply = wire.receive(wire.send(_page(part, cursor, count)))
+        reply = wire.receive(wire.send(page_command(part, cursor, count)))
         while True:
             guess = columns.last_id(reply)
-            mark = None if guess is None else wire.send(*guard.head(cursor), _page(part, guess, count))
+            mark = None if guess is None else wire.send(*guard.head(cursor), page_command(part, guess, count))
             page = columns.parse(reply)
             if cursor == part.start:
                 guard.check_start(page)
@@ -87,7 +87,7 @@ def _pages(server: Server, part: Range, rows: Rows) -> Iterator[pa.RecordBatch]:
             if end != guess:  # a value looked like an entry
                 if mark is not None:
                     wire.receive(mark)
-                mark = wire.send(*guard.head(cursor), _page(part, end, count))
+                mark = wire.send(*guard.head(cursor), page_command(part, end, count))
             cursor = end
             count = max(1, min(PAGE_ROWS, PAGE_BYTES * len(page) // max(1, len(reply))))
             yield rows.batch(page)
@@ -96,7 +96,7 @@ def _pages(server: Server, part: Range, rows: Rows) -> Iterator[pa.RecordBatch]:
             guard.check_head(reply, page)
 
 
-def _page(part: Range, after: Id, count: int) -> Command:
+def page_command(part: Range, after: Id, count: int) -> Command:
     return ("XRANGE", part.strand.key, b"(" + ids.text(after), ids.text(part.end), "COUNT", count)
 
 
