@@ -60,7 +60,7 @@ def in_transactions(bed: Bed) -> Case:
 
 
 def chosen_ids(bed: Bed) -> Case:
-    """Ours is an engine function, so it costs more on both sides: only minted IDs are the hot path."""
+    """Ours is an engine function, so it costs more on both sides: only generated IDs are the hot path."""
     return Case("XADD with chosen IDs", _chosen(bed.ours(), OURS), _chosen(bed.bare(), BARE))
 
 

@@ -36,7 +36,7 @@ WITHOUT_UVLOOP = "import sys; sys.modules['uvloop'] = None; from braidstream.cli
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What redis-benchmark tells of a turn, and the gateway's CPU for each command in us."""
+    """What redis-benchmark prints for a turn, and the gateway's CPU for each command in us."""
 
     rate: float
     p50_ms: float

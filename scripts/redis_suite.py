@@ -42,7 +42,7 @@ def run(suite: Path, port: str, units: list[str]) -> list[tuple[str, str]]:
 
 
 def link_programs(suite: Path, engine: str) -> None:
-    """The suite asks for programs where a build would put them: redis-8.10-server as redis-server."""
+    """The suite expects programs where a build would put them: redis-8.10-server as redis-server."""
     kind = engine.split("-")[0]
     for tool in ("server", "cli", "benchmark", "check-aof", "check-rdb", "sentinel"):
         program = shutil.which(f"{engine}-{tool}") or shutil.which(f"{kind}-{tool}")

@@ -132,7 +132,7 @@ def test_tune_of_a_database_that_is_no_region_says_how_to_make_it_one(engine: En
     assert (done.returncode, json.loads(done.stdout)["code"]) == (1, "NOREGION")
 
 
-# Misuse is exit code 2, before any server is asked.
+# A usage error is exit code 2, before any server is contacted.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""XADD: a plain append, its birth, its refusals."""
+"""XADD: a plain append, the creation of its strand, its refusals."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -54,7 +54,7 @@ def test_an_engine_that_says_nothing_is_still_a_timeout_and_the_client_goes_on(
                 reader.result(timeout=5)
         finally:
             engine.resume()
-        # The late reply must not be taken for the answer to what is asked next.
+        # The late reply must not be taken for the reply to the next command.
         assert [client.get("plain"), client.xrange("x")] == ["value", [(entry, {"n": "1"})]]
 
 
@@ -78,7 +78,7 @@ def _reborn(writer: braidstream.Redis) -> object:
     return writer.xadd("x", {"n": "new"}, id=f"{FAR}-1")
 
 
-BIRTHS: dict[str, Callable[[braidstream.Redis], object]] = {
+CREATIONS: dict[str, Callable[[braidstream.Redis], object]] = {
     "the first write": lambda writer: writer.xadd("x", {"n": "new"}),
     "the first chosen ID": lambda writer: writer.xadd("x", {"n": "new"}, id=f"{FAR}-1"),
     "another region's first write": lambda writer: writer.run_plan(
@@ -91,24 +91,24 @@ BIRTHS: dict[str, Callable[[braidstream.Redis], object]] = {
 }
 
 
-@pytest.mark.parametrize("before", ["unborn", "minted", "chosen"])
-@pytest.mark.parametrize("birth", BIRTHS)
+@pytest.mark.parametrize("before", ["unborn", "generated", "chosen"])
+@pytest.mark.parametrize("creation", CREATIONS)
 def test_a_waiting_reader_is_woken_by_a_strand_that_was_not_there(
     opened: Opener,
     liberal: braidstream.Redis,
     engine: Engine,
     background: ThreadPoolExecutor,
-    birth: str,
+    creation: str,
     before: str,
 ) -> None:
     with engine.client() as operator:
         operator.hset("bs:config", "writers", "1 2")
     if before != "unborn":
-        liberal.xadd("x", {"n": "old"}, id="*" if before == "minted" else "5-5")
+        liberal.xadd("x", {"n": "old"}, id="*" if before == "generated" else "5-5")
     client = opened(engine.url, decode_responses=True)
     reader = background.submit(client.xread, {"x": "$"}, block=5000)
     blocked(engine)
-    BIRTHS[birth](liberal)
+    CREATIONS[creation](liberal)
     assert [fields["n"] for _, fields in _answer(reader)] == ["new"]
 
 

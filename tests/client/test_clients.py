@@ -186,7 +186,7 @@ def test_the_first_error_of_a_pipeline_is_raised_as_redis_py_does(
 def test_a_pipeline_of_appends_returns_their_ids_in_order(opened: Opener, engine: Engine) -> None:
     become(engine)
     client = opened(engine.url, decode_responses=True)
-    for transaction in (False, True, False):  # an unborn strand, then known ones
+    for transaction in (False, True, False):  # a missing strand, then cached ones
         pipe = client.pipeline(transaction=transaction)
         for n in range(50):
             pipe.xadd(f"x{n % 3}", {"n": str(n)})

@@ -45,7 +45,7 @@ APPENDS: dict[str, Callable[[braidstream.Redis], object]] = {
     "ours, a chosen ID": lambda client: client.xadd("x", {"n": "new"}, id="60-1"),
     "region 2": lambda client: _bring(client, Strand(b"x", "s", 2)),
 }
-BIRTHS: dict[str, Callable[[braidstream.Redis], object]] = {
+CREATIONS: dict[str, Callable[[braidstream.Redis], object]] = {
     "region 2, a chosen ID": lambda client: _bring(client, Strand(b"x", "c", 2)),
     "a region nobody had heard of": lambda client: _bring(client, Strand(b"x", "s", 700)),
 }
@@ -79,20 +79,20 @@ def test_a_waiting_consumer_is_woken_by_an_append_to_any_strand(
 
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("limit", [None, 1, 10])
-@pytest.mark.parametrize("birth", BIRTHS)
+@pytest.mark.parametrize("creation", CREATIONS)
 def test_a_strand_born_while_a_consumer_waits_wakes_it(
     opened: Opener,
     stream: braidstream.Redis,
     engine: Engine,
     background: ThreadPoolExecutor,
-    birth: str,
+    creation: str,
     limit: int | None,
 ) -> None:
     client = opened(engine.url, decode_responses=True)
     started = time.monotonic()
     reader = background.submit(client.xreadgroup, "g", "ann", {"x": ">"}, count=limit, block=60_000)
     blocked(engine)
-    BIRTHS[birth](stream)
+    CREATIONS[creation](stream)
     assert _woken(reader) == ["new"]
     assert time.monotonic() - started < 30, "woken, not found by looking up after a while"
     assert client.xreadgroup("g", "ann", {"x": ">"}) == []

@@ -1,4 +1,4 @@
-"""Deletion that asks the groups, and entries given back: what newer servers have, on every engine."""
+"""Deletion that depends on groups, and XNACK: commands of newer servers, on every engine."""
 
 import pytest
 import redis
@@ -89,7 +89,7 @@ def test_a_group_with_an_empty_name_acknowledges_too(liberal: braidstream.Redis)
 
 def test_an_id_that_could_stand_in_two_strands_is_kept_where_it_stands(liberal: braidstream.Redis) -> None:
     liberal.xgroup_create("x", "g", "0", mkstream=True)
-    liberal.xadd("x", {"n": 1}, id="1-1")  # chosen; a minted ID of writer 1 looks the same
+    liberal.xadd("x", {"n": 1}, id="1-1")  # chosen; a generated ID of writer 1 looks the same
     assert liberal.execute_command("XDELEX", "x", "ACKED", "IDS", 1, "1-1") == [2]
     assert liberal.xlen("x") == 1
 

@@ -168,7 +168,7 @@ FIRST: dict[str, tuple[Any, ...]] = {
     "XTRIM": ("XTRIM", "x", "MAXLEN", 100),
     "XREADGROUP": ("PING",),  # it is what the test does next
 }
-BIRTHS: dict[str, Callable[[World], None]] = {
+CREATIONS: dict[str, Callable[[World], None]] = {
     "ours": lambda world: world.act("5 adds 110 130") and None,
     "region 2": lambda world: world.bring(Strand(b"x", "s", 2), [110, 130]),
     "region 700": lambda world: world.bring(Strand(b"x", "s", 700), [110, 130]),
@@ -176,21 +176,21 @@ BIRTHS: dict[str, Callable[[World], None]] = {
 }
 # A group's start, and how many of 110 and 130 lie after it: 110-2 and 110-0 do not lie after 110-4.
 STARTS: dict[str, dict[str, int]] = {
-    "0": dict.fromkeys(BIRTHS, 2),
-    "$": dict.fromkeys(BIRTHS, 2),
+    "0": dict.fromkeys(CREATIONS, 2),
+    "$": dict.fromkeys(CREATIONS, 2),
     "110-4": {"ours": 2, "region 2": 1, "region 700": 2, "region 2, chosen IDs": 1},
     "130-3": {"ours": 1, "region 2": 0, "region 700": 1, "region 2, chosen IDs": 0},
-    "140": dict.fromkeys(BIRTHS, 0),
+    "140": dict.fromkeys(CREATIONS, 0),
 }
 
 
-@pytest.mark.parametrize("birth", BIRTHS)
+@pytest.mark.parametrize("creation", CREATIONS)
 @pytest.mark.parametrize("start", STARTS)
 def test_a_strand_that_appears_after_the_group_is_read_from_the_groups_start(
-    engine: Engine, home: braidstream.Redis, start: str, birth: str
+    engine: Engine, home: braidstream.Redis, start: str, creation: str
 ) -> None:
     """Whichever command is the first to meet it, by a client that knew the stream without it."""
-    wanted = STARTS[start][birth]
+    wanted = STARTS[start][creation]
     read = ("XREADGROUP", "GROUP", "g", "ann", "COUNT", 5, "STREAMS", "x", ">")
     for command, first in FIRST.items():
         engine.flush()
@@ -201,7 +201,7 @@ def test_a_strand_that_appears_after_the_group_is_read_from_the_groups_start(
             client.response_callbacks.clear()
             client.execute_command("XGROUP", "CREATE", "x", "g", start)
             client.execute_command("XREADGROUP", "GROUP", "g", "bob", "NOACK", "STREAMS", "x", ">")
-            BIRTHS[birth](world)
+            CREATIONS[creation](world)
             client.execute_command(*first)
             [group] = [row for row in home.xinfo_groups("x") if row["name"] == "g"]
             assert group["lag"] == wanted, command

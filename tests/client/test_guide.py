@@ -24,7 +24,7 @@ def mystream(engine: Engine, request: pytest.FixtureRequest) -> Iterator[braidst
 
 
 def fill(client: braidstream.Redis, name: str, entries: int) -> list[str]:
-    """Entries 1 to n: all by `*`, or every third one minted, chosen and written by region 2."""
+    """Entries 1 to n: all by `*`, or every third one generated, chosen and written by region 2."""
     if not client.spread:
         pipe = client.pipeline(transaction=False)
         for n in range(1, entries + 1):

@@ -156,9 +156,9 @@ def test_a_star_after_a_chosen_id_ahead_of_the_clock_sorts_after_it(liberal: bra
 
 
 def test_a_chosen_id_below_a_minted_one_is_refused(liberal: braidstream.Redis) -> None:
-    minted = liberal.xadd("x", F1)
-    ms, seq = position(minted)
-    for smaller in (minted, f"{ms}-{seq - 1}", f"{ms - 1}-{seq + 1}", "1-1"):
+    generated = liberal.xadd("x", F1)
+    ms, seq = position(generated)
+    for smaller in (generated, f"{ms}-{seq - 1}", f"{ms - 1}-{seq + 1}", "1-1"):
         with pytest.raises(redis.ResponseError, match="equal or smaller"):
             liberal.xadd("x", F1, id=smaller)
     assert liberal.xadd("x", F1, id=f"{ms}-{seq + 1}") == seen(liberal)[1]
@@ -213,7 +213,7 @@ def test_a_connected_client_follows_each_change_of_the_mode(
 ) -> None:
     assert region.xadd("x", F1, id="110") == "110-1"
     tune(engine, "semi-strict")
-    # At once: before it refuses a full ID the client asks for the mode of this moment.
+    # At once: before it refuses a full ID the client reads the current mode.
     assert region.xadd("x", F1, id="120-7") == "120-7"
     tune(engine, "liberal")
     eventually(
@@ -264,10 +264,10 @@ def test_a_stream_that_reached_the_last_id_starts_over_once_it_is_deleted(
 def test_after_a_deletion_minted_ids_go_on_after_all_that_were_minted(liberal: braidstream.Redis) -> None:
     far = 10**14
     liberal.xadd("x", F1, id=f"{far}-5")
-    minted = liberal.xadd("x", F1)
+    generated = liberal.xadd("x", F1)
     liberal.xadd("x", F1, id=f"{far * 2}-5")
     liberal.delete("x")
-    assert position(liberal.xadd("x", F1)) > position(minted) > (far, 5)
+    assert position(liberal.xadd("x", F1)) > position(generated) > (far, 5)
     assert position(liberal.xadd("x", F1)) < (far * 2, 0)
 
 

@@ -330,7 +330,7 @@ def test_an_entry_cannot_be_named_later_where_peers_have_to_know(engine: Engine)
     become(engine)
     with client_of(engine, decode_responses=True) as client:
         client.run_plan(meet((1, 2)))
-        client.session.cache.expire_region()  # do not wait until the client asks again who its region is
+        client.session.cache.expire_region()  # do not wait until the client reads its region again
         entry = client.xadd("s", ENTRY)
         with pytest.raises(redis.ResponseError, match="refused by braidstream"):
             client.execute_command("XIDMPRECORD", "s", "p", "1", entry)

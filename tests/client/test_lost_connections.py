@@ -38,7 +38,7 @@ def test_an_append_whose_reply_is_lost_was_sent_once_and_the_error_says_so(
     client = opened(proxy.url, **opened.retry(10))
     if stream == "known":
         client.xadd(stream, {"n": "0"})
-    # An unborn strand is asked for first (nil), then born and appended to in one MULTI.
+    # A missing strand: the append returns nil, then one MULTI creates the strand and appends.
     proxy.lose_replies(b"bs_strand_ensure" if stream == "unborn" else b"XADD", times=100)
     with pytest.raises(redis.ConnectionError, match=UNKNOWN):
         client.xadd(stream, {"n": "1"})
@@ -108,7 +108,7 @@ def test_connecting_is_retried_because_nothing_was_sent(
     opened: Opener, proxy: Proxy, region: braidstream.Redis
 ) -> None:
     class OpensTheDoor(AbstractBackoff):
-        """Nobody answers for three attempts; then the server is back."""
+        """No answer for three attempts; then the server is back."""
 
         def compute(self, failures: int) -> float:
             if failures == 3:

@@ -24,13 +24,13 @@ def _expire(operator: redis.Redis, key: str) -> None:
 def test_a_strand_lost_behind_our_back_never_mints_an_id_again(
     region: braidstream.Redis, engine: Engine, lose: Callable[[redis.Redis, str], object]
 ) -> None:
-    minted = list[str]()
+    generated = list[str]()
     with engine.client() as operator:
         for _ in range(100 if lose is redis.Redis.delete else 5):
-            minted += [region.xadd("x", {"n": "1"}), region.xadd("x", {"n": "2"})]
+            generated += [region.xadd("x", {"n": "1"}), region.xadd("x", {"n": "2"})]
             lose(operator, "bs:1:s:{x}")
             assert region.xlen("x") == 0
-    assert minted == sorted(set(minted), key=position)
+    assert generated == sorted(set(generated), key=position)
     with pytest.raises(redis.ResponseError, match="equal or smaller"):
         region.xadd("x", {"n": "from the past"}, id="110")
     assert region.xadd("x", {"n": "3"}) == region.xrange("x")[-1][0]
@@ -67,15 +67,15 @@ def test_a_lost_strand_joins_its_groups_again(
 def test_a_lost_strand_is_not_reborn_past_its_guard_by_a_chosen_id(
     liberal: braidstream.Redis, engine: Engine
 ) -> None:
-    minted = list[str]()
+    generated = list[str]()
     with engine.client() as operator:
         for n in range(1, 101):
-            minted.append(liberal.xadd("x", {"n": "minted"}))
+            generated.append(liberal.xadd("x", {"n": "generated"}))
             operator.delete("bs:1:s:{x}")
             liberal.pipeline(transaction=False).xadd("x", {"n": "chosen"}, id=f"1-{n}").execute(
                 raise_on_error=False
             )
-    assert minted == sorted(set(minted), key=position)
+    assert generated == sorted(set(generated), key=position)
 
 
 def test_a_lost_strand_of_chosen_ids_starts_another_life(liberal: braidstream.Redis, engine: Engine) -> None:

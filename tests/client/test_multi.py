@@ -107,7 +107,7 @@ def test_a_watched_stream_that_another_client_changes_aborts_exec(
     if strands == "unborn" and change in ("XDEL", "XTRIM", "DEL"):
         return  # nothing to change yet
     if "s" in strands:
-        liberal.xadd("x", {"n": "minted"})
+        liberal.xadd("x", {"n": "generated"})
     if "c" in strands:
         liberal.xadd("x", {"n": "chosen"}, id=f"{FAR}-1")
     with client_of(engine, decode_responses=True) as other, liberal.pipeline() as pipe:
@@ -125,7 +125,7 @@ def test_a_watched_stream_that_another_client_changes_aborts_exec(
 def test_a_watched_stream_that_nobody_changes_lets_exec_through(
     liberal: braidstream.Redis, engine: Engine, name: str
 ) -> None:
-    liberal.xadd("x", {"n": "minted"})
+    liberal.xadd("x", {"n": "generated"})
     liberal.xadd("x", {"n": "chosen"}, id=f"{FAR}-1")
     with client_of(engine, decode_responses=True) as other, liberal.pipeline() as pipe:
         pipe.watch(name)

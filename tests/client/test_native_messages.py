@@ -190,7 +190,7 @@ def test_what_the_engine_knew_is_known_when_the_first_peer_comes(
         assert send(other, 21) == new
     assert client.xlen("s") == 22
     with capable.client() as operator:
-        assert operator.xlen("bs:1:j:{s}") == 1  # told: only what a client with peers accepted
+        assert operator.xlen("bs:1:j:{s}") == 1  # only what a client with peers accepted
 
 
 def test_what_was_known_with_peers_is_known_when_they_have_left(

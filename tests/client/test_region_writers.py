@@ -1,4 +1,4 @@
-"""Which writers a region knows, when several tell it at the same time."""
+"""Which writers a region has, when several clients change them at the same time."""
 
 from typing import Any
 

@@ -19,11 +19,11 @@ MAX = 2**64 - 1
 PEER = Strand(b"x", "s", 2)  # our copy of a strand that another region writes
 
 
-# Re-minted IDs: a key that is deleted forgets its last ID, and the engine mints it again.
+# Repeated IDs: a key that is deleted forgets its last ID, and the engine generates it again.
 
 
 def test_adding_deleting_and_adding_in_one_millisecond_never_repeats_an_id(region: braidstream.Redis) -> None:
-    minted = list[str]()
+    generated = list[str]()
     for _ in range(200):
         first, _, second = (
             region.pipeline(transaction=False)
@@ -32,9 +32,9 @@ def test_adding_deleting_and_adding_in_one_millisecond_never_repeats_an_id(regio
             .xadd("x", {"n": "2"})
             .execute()
         )
-        minted += [first, second]
+        generated += [first, second]
         region.delete("x")
-    assert minted == sorted(set(minted), key=position)
+    assert generated == sorted(set(generated), key=position)
 
 
 def _rename_onto(client: braidstream.Redis) -> None:
@@ -195,13 +195,13 @@ def test_all_keys_of_a_hostile_name_share_a_slot_and_none_with_another_name(flav
         become(engine, id_mode="liberal")
         with client_of(engine) as client:
             for number, name in enumerate(HOSTILE):
-                client.xadd(name, {b"minted": number})
+                client.xadd(name, {b"generated": number})
                 client.xadd(name, {b"chosen": number}, id=f"{FAR}-7")
                 client.xadd(name, {b"after": number}, maxlen=3, approximate=False)
             for number, name in enumerate(HOSTILE):
                 value = b"%d" % number
                 found = [fields for _, fields in client.xrange(name)]
-                assert found == [{b"minted": value}, {b"chosen": value}, {b"after": value}], name
+                assert found == [{b"generated": value}, {b"chosen": value}, {b"after": value}], name
                 mine = [key for key in operator.keys(b"bs:*") if _name(key) == name]
                 slots = {operator.execute_command("CLUSTER", "KEYSLOT", key) for key in mine}
                 assert (len(mine), len(slots)) == (3, 1), f"{name!r} has {mine} in slots {slots}"
@@ -236,13 +236,13 @@ def test_a_stream_can_be_renamed_within_its_slot(flavour: Flavour) -> None:
 
 @pytest.mark.parametrize("emptied_by", ["nothing", "XDEL", "XTRIM"])
 def test_the_last_id_never_moves_back(liberal: braidstream.Redis, emptied_by: str) -> None:
-    minted = liberal.xadd("x", {"n": "1"}, id=f"{FAR - 1}")
+    generated = liberal.xadd("x", {"n": "1"}, id=f"{FAR - 1}")
     chosen = liberal.xadd("x", {"n": "2"}, id=f"{FAR}-3")
     if emptied_by == "XDEL":
-        liberal.xdel("x", minted, chosen)
+        liberal.xdel("x", generated, chosen)
     elif emptied_by == "XTRIM":
         liberal.xtrim("x", maxlen=0, approximate=False)
-    for backwards in ("0-1", minted, f"{FAR}-2"):
+    for backwards in ("0-1", generated, f"{FAR}-2"):
         with pytest.raises(redis.ResponseError, match="XSETID.* is smaller than"):
             liberal.execute_command("XSETID", "x", backwards)
     assert liberal.xinfo_stream("x")["last-generated-id"] == chosen

@@ -135,7 +135,7 @@ def test_a_user_of_the_guide_needs_these_rights_and_no_other(
         WORK[user](client)
         if user == "writer":
             with engine.client() as operator:
-                operator.delete("bs:1:s:{orders}")  # lost behind our back: its successor asks for the time
+                operator.delete("bs:1:s:{orders}")  # lost: the strand that replaces it calls TIME
             client.xadd("orders", {"n": "7"})
     assert refused(engine) == set()
     assert needed | called(engine) == plain(USERS[user])

@@ -1,4 +1,4 @@
-"""A region is one server for now: what a node of a cluster is told, and what it is not asked."""
+"""A region is one server for now: how clients and commands refuse a node of a cluster."""
 
 import json
 from pathlib import Path

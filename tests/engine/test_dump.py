@@ -84,7 +84,7 @@ def test_what_is_dumped_is_restored_here_and_in_the_bare_engine(
     liberal: braidstream.Redis, engine: Engine, bare: redis.Redis
 ) -> None:
     fill(liberal)
-    liberal.xadd("x", {"n": "minted"})
+    liberal.xadd("x", {"n": "generated"})
     with braidstream.Redis.from_url(engine.url) as raw:
         payload = raw.dump("x")
     want = told(liberal)

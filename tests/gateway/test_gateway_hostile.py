@@ -107,7 +107,7 @@ def test_hostile_bytes_hurt_nobody_else(engine: Engine) -> None:
 
 
 def test_a_client_that_hangs_up_while_its_appends_are_under_way_takes_nobody_along(engine: Engine) -> None:
-    """It is leaving, so its XREAD waits for nothing; that replies cannot be sent tells that it has left."""
+    """It is leaving, so its XREAD does not wait; a failed write shows that it has left."""
     become(engine)
     said = b"NOPE\r\n" + packed("XREAD", "BLOCK", 1, "STREAMS", "h", "$") + packed("XADD", "h", "*", "a", "b")
     with Served(engine.url) as gateway, Line(gateway.port) as fair:

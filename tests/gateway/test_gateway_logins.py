@@ -1,4 +1,4 @@
-"""Passwords asked for, users who may little, clients that leave: nobody gets more than the engine gives."""
+"""Passwords, users with few rights, clients that leave: the gateway grants no more than the engine."""
 
 import socket
 import struct

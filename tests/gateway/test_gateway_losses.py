@@ -53,7 +53,7 @@ def test_a_watch_that_is_lost_is_not_taken_for_kept(engine: Engine) -> None:
         number = value_of(line.say("CLIENT ID"))
         assert line.say("WATCH k") == b"+OK\r\n"
         with engine.paused():
-            gateway.forget()  # the next command asks which region this is, on another connection
+            gateway.forget()  # the next command reads which region this is, on another connection
             admin.send("CLIENT", "KILL", "ID", number)
             line.send("XLEN", "s")
         assert admin.read() == b":1\r\n"

@@ -14,7 +14,7 @@ RESTARTS = 2
 
 
 class Worker:
-    """Appends and echoes what nobody else says, and notes what it is told."""
+    """Appends and echoes unique values, and records the replies."""
 
     def __init__(self, port: int, who: int) -> None:
         self.port, self.who, self.number = port, who, 0

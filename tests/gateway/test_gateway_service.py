@@ -1,4 +1,4 @@
-"""The gateway as a service: who may come in, with which rights, what it bears, how it ends and restarts."""
+"""The gateway as a service: logins and rights, limits, shutdown and restart."""
 
 import socket
 import ssl

@@ -72,7 +72,7 @@ def servers(flavour: Flavour) -> Iterator[Servers]:
 
 
 def say(text: str) -> None:
-    """Past pytest and xdist, to whoever waits for a million commands."""
+    """Print past pytest and xdist: a run of a million commands is long."""
     print(text, file=sys.__stderr__, flush=True)
 
 

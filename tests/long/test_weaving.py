@@ -35,7 +35,7 @@ from tests.support.servers import Engine
 
 HOME = 1
 OURS = (HOME, "s")  # our IDs ascend, whichever strand of ours an entry is in
-FULL = 2**53 + 100  # a native sequence that no writer gets to: it minted in the next millisecond
+FULL = 2**53 + 100  # a native sequence that no writer gets to: it generated in the next millisecond
 NUMBERS = [HOME, 2, 1023, 3, 512, 1022, 1021, 4, 5, 6, 7, 100, 255, 256, 257, 999]
 _names = itertools.count()
 
@@ -241,7 +241,7 @@ class Weaving(RuleBasedStateMachine):
         following = ids.after(self.far.get(strand.writer, ZERO))
         assert following is not None, "nobody comes near the last ID of all"
         native = strand.ceil(max(target, following))
-        # W12: XINFO takes a deleted native 0-1 for none, so nobody mints in millisecond 0 here.
+        # W12: XINFO takes a deleted native 0-1 for none, so no ID is generated in millisecond 0 here.
         if strand.kind == "s" and (native[1] > FULL or native[0] == 0):
             return native[0] + 1, 0
         return native

@@ -2,7 +2,7 @@
 
     history.py        what happened in several regions, as a list of facts (the simulation writes it)
     convergence.py    what all regions must come to, from a history
-    client_log.py     what clients did and were told (the soak writes it), where nobody sees all that happened
+    client_log.py     what clients did, and the replies they got (the soak writes it)
     anomalies.py      what must never happen, each by its name; `find(history)`
     answers.py        what regions answer in the end, compared with each other and with ID order
     verdict.py        the same names for a client log and what the regions hold in the end; `judge(log, ...)`

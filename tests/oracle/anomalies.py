@@ -7,7 +7,7 @@ skipped       never given to a group's consumers in a region, though nobody ackn
 resurrected   back after it was removed
 acausal       written after reading an entry, with a smaller ID, though clocks were within the bound
 diverged      regions that answer differently after quiescence, or not as the naive model does
-minted twice  one ID was given to two entries (verdict.py)
+generated twice  one ID was given to two entries (verdict.py)
 invented      there though it was refused, or nobody wrote it (only a client log shows it: verdict.py)
 """
 
@@ -30,9 +30,9 @@ from tests.oracle.history import (
     Added,
     Answered,
     Entry,
+    Generated,
     History,
     Left,
-    Minted,
     Removed,
     Saw,
     Sent,
@@ -131,8 +131,8 @@ def find_reordered(history: History) -> list[str]:
 
 def find_acausal(history: History) -> list[str]:
     return [
-        f"region {event.region} saw {_shown(entry)} of {event.name} and minted {_shown(event.entry)}"
-        for event in history.of(Minted)
+        f"region {event.region} saw {_shown(entry)} of {event.name} and generated {_shown(event.entry)}"
+        for event in history.of(Generated)
         for entry in sorted(event.seen)
         if user_id(entry) >= user_id(event.entry)
     ]

@@ -1,4 +1,4 @@
-"""What clients did and were told, by real time: all that is known of processes that crash and are cut off."""
+"""What clients did, and the replies they got, by real time: for processes that crash or are partitioned."""
 
 from collections import Counter
 from dataclasses import dataclass, field

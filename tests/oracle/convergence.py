@@ -145,7 +145,7 @@ def living(history: History, name: str) -> dict[str, Life]:
 
 
 def done_everywhere(history: History, name: str, life: Life) -> set[Id]:
-    """IDs that no region may give to anybody: some region acknowledged each and all before it in its strand.
+    """IDs that no region may deliver: some region acknowledged each and all before it in its strand.
 
     Not those that stand twice: XACK acknowledges what there is, and the other may not have been there.
     """

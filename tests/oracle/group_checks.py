@@ -93,9 +93,9 @@ class Seen(RuleBasedStateMachine):
     def the_full_story_is_the_models(self) -> None:
         if not self.model.exists:
             return
-        told = facts(self.look("XINFO", "STREAM", self.name, "FULL", "COUNT", 0))
-        assert told[b"entries"] == self.shown(sorted(self.model.entries))
-        seen = {row[1]: facts(row) for row in told[b"groups"]}
+        info = facts(self.look("XINFO", "STREAM", self.name, "FULL", "COUNT", 0))
+        assert info[b"entries"] == self.shown(sorted(self.model.entries))
+        seen = {row[1]: facts(row) for row in info[b"groups"]}
         assert sorted(seen) == sorted(self.model.groups)
         for name, group in self.model.groups.items():
             assert seen[name][b"pel-count"] == len(group.held)

@@ -22,8 +22,8 @@ def user_id(entry: Entry) -> Id:
     return user_of(native, writer) if strand.startswith("s") else native
 
 
-def minted_entry(entry: Id) -> Entry:
-    """The entry of an ID that a region minted."""
+def generated_entry(entry: Id) -> Entry:
+    """The entry of an ID that a region generated."""
     writer = writer_of(entry)
     return f"s{writer}:0", floor_of(entry, writer)
 
@@ -46,9 +46,9 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A producer's message, and the entry that the region told: a new one, or the one it knows.
+    """A producer's message, and the entry in the reply: a new one, or that of a duplicate.
 
-    era: what is known of messages is forgotten when the next one begins.
+    era: a region forgets messages when the next one begins.
     """
 
     region: int
@@ -59,8 +59,8 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class Minted:
-    """XADD with `*` by somebody who had just read the stream there, while clocks were within the bound."""
+class Generated:
+    """XADD with `*` by a user who had just read the stream there, while clocks were within the bound."""
 
     region: int
     name: str
@@ -70,7 +70,7 @@ class Minted:
 
 @dataclass(frozen=True, slots=True)
 class Forgot:
-    """A region no longer tells its peers which messages it has accepted."""
+    """A region has lost the record of messages that it accepted, and does not send it to its peers."""
 
     region: int
     name: str
@@ -168,7 +168,7 @@ class Left:
 Event = (
     Did
     | Added
-    | Minted
+    | Generated
     | Sent
     | Forgot
     | Removed

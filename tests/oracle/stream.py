@@ -18,7 +18,7 @@ from braidstream.model.ids import LAST, MAX, ZERO, Id
 
 Place = tuple[int, str]  # writer and kind: a strand
 Key = tuple[Id, int, str]  # an entry: its ID, and the strand it stands in; they sort as readers see them
-NOBODY: Final = b""  # owns what was given back
+NOBODY: Final = b""  # the owner of entries that XNACK returned
 MOST: Final = 2**63 - 1  # deliveries of what was given back as FATAL
 
 
@@ -104,7 +104,7 @@ class Stream:
         self.exists, self.added = True, self.added + 1
 
     def keys(self, wanted: Iterable[Id]) -> list[Key]:
-        """The entries with these IDs, in the order asked for; regions may have chosen the same ID."""
+        """The entries with these IDs, in the order of the IDs; regions may have chosen the same ID."""
         return [key for entry in wanted for key in sorted(self.entries) if key[0] == entry]
 
     def delete_entries(self, wanted: Iterable[Id]) -> int:
@@ -171,7 +171,7 @@ class Stream:
         return taken
 
     def read_own(self, group: bytes, consumer: bytes, after: Id, count: int | None) -> list[Key]:
-        """Its own again. What was deleted from the stream is told without fields and not counted."""
+        """A consumer's own pending entries. A deleted one has no fields and is not counted."""
         own = self.groups[group].own(consumer, after)[:count]
         for key in own:
             if key in self.entries:

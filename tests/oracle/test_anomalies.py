@@ -11,10 +11,10 @@ from tests.oracle.history import (
     Entry,
     Event,
     Forgot,
+    Generated,
     History,
     Left,
     Made,
-    Minted,
     Noted,
     Removed,
     Saw,
@@ -57,8 +57,8 @@ def test_a_history_without_trouble_has_no_anomaly() -> None:
 
 
 def test_acausal_is_what_sorts_before_an_entry_that_its_writer_had_seen() -> None:
-    assert kinds(Minted(2, "x", FAR, frozenset([ONE, TWO]))) == []
-    assert kinds(Minted(1, "x", TWO, frozenset([ONE, FAR]))) == ["acausal"]
+    assert kinds(Generated(2, "x", FAR, frozenset([ONE, TWO]))) == []
+    assert kinds(Generated(1, "x", TWO, frozenset([ONE, FAR]))) == ["acausal"]
 
 
 def test_lost_is_what_nobody_took_away_and_a_region_lacks() -> None:

@@ -94,7 +94,7 @@ def test_what_a_server_lost_before_a_peer_knew_it_is_excused() -> None:
 def test_one_id_for_two_entries_is_minted_twice_unless_the_first_was_lost() -> None:
     log = ClientLog([add(1, "1-1", "10-1"), add(9, "1-2", "10-1")])
     final = {1: regions({"keep-0": [("10-1", "1-2")]})}
-    assert set(judge(log, final, RULES)) == {"minted twice", "lost"}
+    assert set(judge(log, final, RULES)) == {"generated twice", "lost"}
     lost = Loss(region=1, since=0.5, upto=3.0, known=frozenset())
     assert judge(log, final, RULES, [lost]) == {}
 

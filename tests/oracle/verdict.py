@@ -1,4 +1,4 @@
-"""What the regions may hold in the end, given what the clients were told. anomalies.py has the names.
+"""What the regions may have in the end, by the replies that clients got. anomalies.py has the names.
 
 A client does not see when its command was done, or whether: what nobody can say is no anomaly.
 """
@@ -56,7 +56,7 @@ def judge(
     found["skipped"] += _skipped(log, one, rules.consumed)
     for name, entries in one.entries.items():
         ops = by_stream[name]
-        found["minted twice"] += _minted_again(name, ops, losses)
+        found["generated twice"] += _minted_again(name, ops, losses)
         found["duplicated"] += _twice(name, entries)
         found["reordered"] += _reordered(name, ops, entries)
         found["invented"] += _invented(name, ops, entries)
@@ -72,7 +72,7 @@ def judge(
 
 
 def _fates(ops: list[Op], losses: Sequence[Loss], maxlen: int | None) -> Iterator[tuple[Op, bool | None]]:
-    """Each acknowledged entry: must it be there (True), must it not (False), or can nobody say (None)?"""
+    """For each acknowledged entry: must it exist (True), must it not (False), or is it unknown (None)?"""
     adds = [op for op in ops if op.kind == "add" and op.outcome == ACKED]
     deleted: dict[str, set[str]] = defaultdict(set)
     for op in ops:

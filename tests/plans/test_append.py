@@ -1,4 +1,4 @@
-"""XADD: one native command; a birth the first time; a function for chosen IDs."""
+"""XADD: one native command; creates the strand the first time; a function for chosen IDs."""
 
 import pytest
 

@@ -8,7 +8,7 @@ from braidstream.model.strand import Strand
 from tests.support.transcript import Atomic, registry, remembering, replay
 
 ALL = [b"XRANGE", b"orders", b"-", b"+"]
-# From the first to the last ID, as a strand of minted IDs knows them: a sequence has 54 bits there.
+# From the first to the last ID of a strand of generated IDs: a sequence has 54 bits there.
 WHOLE = "0-0 18446744073709551615-18014398509481983"
 WHOLE_CHOSEN = "0-0 18446744073709551615-18446744073709551615"
 S1, S2, C2 = (Strand(b"orders", kind, writer) for kind, writer in (("s", 1), ("s", 2), ("c", 2)))
@@ -127,7 +127,8 @@ def test_another_error_of_a_strand_is_the_answer() -> None:
 
 
 def test_a_large_page_asks_each_strand_for_a_share_and_then_for_what_is_missing() -> None:
-    """200 of s1 and s2: an even share and some, 140 of each. All of s2 is far away, so more is asked for."""
+    """200 of s1 and s2: an even share and some, 140 of each. All of s2 is far away, so a second round
+    reads more."""
     near = [[b"%d-0" % ms, []] for ms in range(1, 301)]
     far = [[b"%d-0" % ms, []] for ms in range(1001, 1301)]
     last = WHOLE.split()[1]

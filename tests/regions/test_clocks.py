@@ -50,7 +50,7 @@ def test_clocks_that_are_apart_are_told_with_the_region_and_the_offset(
         with all_replicating(tmp_path, numbered([one, two])) as daemons:
             if event:
                 for daemon in daemons:
-                    eventually(lambda d=daemon: d.said(event), within_s=WITHIN_S, why="it is told")  # type: ignore[misc]
+                    eventually(lambda d=daemon: d.said(event), within_s=WITHIN_S, why="the event is logged")  # type: ignore[misc]
         told = [daemon.said("clock.skew") + daemon.said("clock.apart") for daemon in daemons]
         with one.client(decode_responses=True) as here:
             noted = here.hget("bs:config", "behind:2")
@@ -68,7 +68,7 @@ def test_clocks_that_are_apart_are_told_with_the_region_and_the_offset(
 def test_no_id_stands_for_two_entries_after_a_failover_to_a_replica_with_a_slow_clock(
     flavour: Flavour, tmp_path: Path, clock_s: float
 ) -> None:
-    """The new primary mints IDs again that the old one minted last. No peer has seen those entries."""
+    """The new primary generates the old one's last IDs again. No peer has seen those entries."""
     with ExitStack() as stack:
         home = stack.enter_context(site(flavour, clock_s=clock_s, second=True))
         peer = stack.enter_context(Engine(flavour))
@@ -92,7 +92,9 @@ def test_no_id_stands_for_two_entries_after_a_failover_to_a_replica_with_a_slow_
                 within_s=WITHIN_S,
                 why="both regions should have what was kept and what is new, and nothing of the lost tail",
             )
-        assert clock_s != -1 or old.keys() & new.keys(), "the clock was not slow enough to mint an ID again"
+        assert clock_s != -1 or old.keys() & new.keys(), (
+            "the clock was not slow enough to generate an ID again"
+        )
 
 
 def _write_for(seconds: float, client: Redis, what: str) -> dict[str, str]:

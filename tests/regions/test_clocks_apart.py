@@ -1,4 +1,4 @@
-"""Regions whose clocks are apart: IDs tell what was written after what was read."""
+"""Regions whose clocks differ: an ID is above all entries that its writer had read."""
 
 import asyncio
 import time
@@ -72,7 +72,7 @@ def test_ids_follow_chosen_ids_and_wide_entries_too(engines: list[Engine]) -> No
 
 
 def test_following_another_clock_shows_no_id_that_no_entry_has(world: World) -> None:
-    """What XINFO tells as the last ID is that of the last entry, also where the home strand was moved."""
+    """The last ID of XINFO is that of the last entry, also if the home strand was raised."""
     add(world[3], "m")
     for _ in range(3):
         last = add(world[1], "m")

@@ -178,7 +178,7 @@ def test_a_daemon_that_starts_when_memory_is_full_still_tells_the_others(
 
 
 def test_a_peer_that_is_removed_while_it_is_asked_is_left_alone(flavour: Flavour) -> None:
-    """Its link fails and is told to end in one moment: that is no reason to connect again."""
+    """Its link fails and is cancelled at the same time: it must not connect again."""
 
     async def remove(engines: tuple[Engine, Engine], world: World) -> None:
         daemon = Daemon(parse_address(engines[0].url))

@@ -1,4 +1,4 @@
-"""A sweep's first look names every stream that a region has something to tell of, and few others."""
+"""The first step of a sweep finds every stream that differs between regions, and few others."""
 
 import asyncio
 from collections.abc import Callable

@@ -85,7 +85,7 @@ def test_a_server_that_comes_back_with_ids_ahead_of_its_clock_mints_none_twice(
         backup = shutil.copy(one.directory / "dump.rdb", tmp_path / "backup.rdb")
         lost = {here.xadd("m", {"n": f"lost {number}"}): f"lost {number}" for number in range(LOST)}
         eventually(lambda: there.xlen("m") == LOST + 1, within_s=WITHIN_S, why="the peer has it all")
-        for _ in range(2):  # what it writes after the first loss must not be minted again after the second
+        for _ in range(2):  # IDs from after the first loss must not be generated again after the second
             one.kill()
             with writing(here) as later:
                 restore(one, Path(backup))

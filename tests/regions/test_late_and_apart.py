@@ -215,7 +215,7 @@ def test_what_a_deleted_consumer_had_not_acknowledged_counts_as_acknowledged_eve
 
 def test_the_deletion_of_the_last_possible_id_travels(make_world: Make) -> None:
     world = make_world(2, "liberal")
-    world[1].xadd("x", {"n": "minted"})
+    world[1].xadd("x", {"n": "generated"})
     world[1].xadd("x", {"n": "last of all"}, id="18446744073709551615-18446744073709551615")
     world.sync()
     assert world[2].xlen("x") == 2
@@ -223,7 +223,7 @@ def test_the_deletion_of_the_last_possible_id_travels(make_world: Make) -> None:
     world.sync()
     assert [world[number].exists("x") for number in world] == [0, 0]
     with pytest.raises(redis.ResponseError, match="exhausted the last possible ID"):
-        world[1].xadd("x", {"n": "minted IDs never go back"})
+        world[1].xadd("x", {"n": "generated IDs never go back"})
     again = world[2].xadd("x", {"n": "chosen ones do"}, id="5-1")
     world.sync()
     assert [world[number].xrange("x") for number in world] == [[(again, {"n": "chosen ones do"})]] * 2

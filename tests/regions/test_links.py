@@ -80,7 +80,7 @@ def test_an_entry_that_arrives_after_a_comparison_with_its_deleter_is_deleted(wo
 
 
 class Between(Here):
-    """An endpoint where something happens before the nth plan is asked."""
+    """An endpoint where something happens before the nth plan runs."""
 
     def __init__(self, here: Here, nth: int, act: Callable[[], None]) -> None:
         super().__init__(here.client)
@@ -113,7 +113,7 @@ def gone(flow: Flow) -> None:
 
 
 def refused(flow: Flow) -> None:
-    """A batch of another strand was refused: whoever went on would tell the target that all is there."""
+    """A batch of another strand was refused: a link that continued would leave a gap."""
     flow.failed = ReplyError("BSMOVED")
 
 

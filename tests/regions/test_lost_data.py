@@ -200,7 +200,7 @@ def test_an_old_backup_under_traffic_is_brought_up_to_date(flavour: Flavour, tmp
             return all(found >= set(before) for found in seen) and seen[0] == seen[1] == seen[2]
 
         eventually(kept, within_s=WITHIN_S, why="what was written before the crash is everywhere")
-        # What was acknowledged in the last moment before the crash may have reached nobody.
+        # Entries acknowledged just before the crash may have reached no peer.
         assert len(set(later) - set(ids(regions[1]))) < 20
         assert "other" in regions[1].keys("*")
 
@@ -248,7 +248,8 @@ def test_a_server_that_lost_everything_is_refused_and_rejoins(
 
 
 def test_a_region_that_a_backup_has_fenced_is_told(flavour: Flavour, tmp_path: Path) -> None:
-    """The backup was made during a rejoin: its daemon goes on, clients get LOADING until somebody acts."""
+    """The backup was made during a rejoin: its daemon continues, clients get LOADING until an operator
+    acts."""
     with started(flavour, tmp_path, 1) as regions:
         primary, daemon = regions.site.primary, regions.daemons[0]
         before = write(regions[1], 5)

@@ -1,4 +1,4 @@
-"""Regions that talk over TLS as users who may do no more than they must; and nothing of it is ever told."""
+"""Regions that replicate over TLS as users with the fewest rights; and no secret is ever logged."""
 
 import os
 import re
@@ -23,7 +23,7 @@ WITHIN_S = 30
 SECRET = "a-secret-of-the-link"
 
 # The guide's lists: what a daemon needs at its own engine, at its peers', and there for idempotent producers.
-# Functions act with the rights of whoever calls them, so these are also the commands inside.
+# Functions run with the rights of their caller, so these are also the commands inside.
 GUIDE = Path(__file__).parents[2] / "docs/guides/replication-security.md"
 *RIGHTS, IDEMPOTENT = [block.split() for block in re.findall(r"\+[^`~>]*?(?=\n```)", GUIDE.read_text())]
 # What the test itself calls while the daemon works.
@@ -119,7 +119,7 @@ def grant(engine: Engine, rights: list[str]) -> None:
 def refused(engine: Engine) -> list[str]:
     with engine.client() as operator:
         found = {str(entry["object"]) for entry in operator.acl_log()}
-    return sorted(found - {"client|setinfo"})  # redis-py tells its version, and does not mind
+    return sorted(found - {"client|setinfo"})  # redis-py sends its version, and ignores a refusal
 
 
 NAMES = ("kept", "trimmed", "dropped", "moved", "there", "lost", "compared", "fresh", "once", "ahead")

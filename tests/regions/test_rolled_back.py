@@ -1,5 +1,5 @@
 """An engine goes back to an earlier state (a failover to a replica that lagged, a backup), clients write on,
-and only then do links meet again: nothing is lost, nothing comes back that was deleted, nobody is skipped."""
+and only then do links run again: nothing is lost, no deleted entry comes back, no consumer skips an entry."""
 
 import pytest
 

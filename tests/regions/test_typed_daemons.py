@@ -10,7 +10,7 @@ from tests.support.typist import SHOWN, show
 from tests.support.up import braid_up
 from tests.support.up_world import UpWorld
 
-# In this order: a stream that was minted now cannot go back to millisecond 110.
+# In this order: a stream with IDs of now cannot go back to millisecond 110.
 PLAYED: list[Callable[..., None]] = [
     tables.test_groups_travel_and_consumers_stay,
     tables.test_a_stream_written_in_two_regions_becomes_the_same_in_both,

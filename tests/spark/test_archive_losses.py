@@ -60,7 +60,7 @@ def test_a_trim_while_lake_and_stream_are_compared_takes_nothing_out_of_the_lake
 
 
 def test_a_deletion_at_the_head_is_known_by_the_journal(engine: Engine, lake: str, archive: Run) -> None:
-    """It looks like a trim. Where there are peers a journal tells them, and the lake."""
+    """It looks like a trim. With peers a journal has the deletion, for them and for the lake."""
     with Engine() as other:
         world = World([engine, other])
         try:

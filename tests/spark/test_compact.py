@@ -136,7 +136,7 @@ class Story:
         return sorted(self.entries.keys() - gone)
 
     def current(self, entries: Iterable[int]) -> dict[str, str]:
-        """What somebody who reads these entries takes for the keys' values."""
+        """The keys' values, for a reader of these entries."""
         told = {fields.get("key"): fields.get("n") for ms in sorted(entries) for fields in [self.entries[ms]]}
         return {key: value for key, value in told.items() if key and value}
 

@@ -1,4 +1,4 @@
-"""Filters that Spark pushes narrow what is asked of the engine, and never too far."""
+"""Filters that Spark pushes down narrow what is read from the engine, and never too far."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""What is gone before it was read: trimmed, deleted one by one, or not to be told apart.
+"""Entries that are gone before they were read: trimmed, deleted one by one, or unknown which.
 
 A query has read entries 1, 2 and 3; then something happens to the stream.
 """

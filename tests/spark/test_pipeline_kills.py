@@ -55,7 +55,7 @@ class Job:
         return self.process.stdout.readline()
 
     def run(self, *words: str, kill_at: str) -> dict[str, Any]:
-        """A command whose first worker to reach a point dies. What it tells as JSON."""
+        """A command whose first worker to reach a point dies. Returns its JSON output."""
         with self.control.client() as control:
             control.set(f"kill:{kill_at}", "worker")
             answer = self.ask(words=["spark", *words, "--json"])

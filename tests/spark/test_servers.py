@@ -1,4 +1,4 @@
-"""Wherever Spark connects, TLS, ACL users and clusters work, and no secret is told."""
+"""Wherever Spark connects, TLS, ACL users and clusters work, and no secret is shown."""
 
 from typing import Any
 

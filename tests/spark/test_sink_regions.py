@@ -116,7 +116,7 @@ def test_a_driver_left_behind_in_the_other_region_is_fenced(world: World) -> Non
 def test_a_driver_that_is_fenced_after_it_asked_does_not_write(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The old one has asked, the new one takes over, and only then the old one decides."""
+    """The old one has queried, the new one takes over, and only then the old one decides."""
     old, new = both(world, 1), both(world, 2)
     old.run(0, [0])
     asked, real = [old.write([{"n": 1}]), new.write([{"n": 1}])], Committer._consult
@@ -135,7 +135,7 @@ def test_a_driver_that_is_fenced_after_it_asked_does_not_write(
 def test_of_two_drivers_that_begin_a_sink_at_once_in_two_regions_one_writes(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each has asked the other's region, which knew nothing, before either wrote anything."""
+    """Each has queried the other's region, which had no ledger, before either wrote one."""
     one, two = both(world, 1), both(world, 2)
     messages, real = [one.write([{"n": 0}]), two.write([{"n": 0}])], Committer._query_others
 
@@ -195,7 +195,7 @@ def test_a_batch_write_is_refused_where_it_cannot_be_known_whether_it_was_done(w
     save(world, 1, 7, [1])
     with pytest.raises(SinkError, match="cannot tell whether batch 7 was written.*do not answer"):
         Job(two, **silent, txnVersion=7).save([1])
-    Job(one, **silent, txnVersion=8).save([2])  # the region that did the last needs nobody
+    Job(one, **silent, txnVersion=8).save([2])  # the region with the last batch needs no other
     save(world, 2, 9, [3])
     Job(one, txnAppId="nightly", txnVersion=8).save([2])  # known to be done, and who holds the ledger is not
     with pytest.raises(SinkError, match="cannot tell whether batch 9 was written.*not in the list"):

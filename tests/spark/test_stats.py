@@ -1,4 +1,4 @@
-"""stats: what a plain Python count of the same entries tells."""
+"""stats: the same as a plain Python count of the entries."""
 
 import json
 from collections import Counter

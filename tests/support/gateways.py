@@ -64,7 +64,7 @@ class Served:
         asyncio.run_coroutine_threadsafe(forget(), self._loop).result(10)
 
     def most_waiting(self) -> int:
-        """The most bytes that wait to be sent to one client; asked where nobody changes it meanwhile."""
+        """The most bytes that wait to be sent to one client; read in the gateway's own thread."""
 
         async def ask() -> int:
             return max(each.transport.get_write_buffer_size() for each in self.gateway.hub.clients)

@@ -32,7 +32,7 @@ CONTROL: Final = "KILL_CONTROL"
 
 
 def reach(point: str) -> None:
-    """Die here if the test wants it. Where nobody is in control (the test's own process) nobody dies."""
+    """Die here if the test wants it. Never in the test's own process."""
     if CONTROL not in os.environ:
         return
     with redis.Redis.from_url(os.environ[CONTROL], decode_responses=True) as control:
@@ -90,7 +90,7 @@ _around(ledger.Book, "publish", after="published")
 
 
 def in_task(function: Any) -> Any:
-    """The function of a task of a pipeline, with a point after the work and before it is told."""
+    """The function of a task of a pipeline, with a point after the work and before its result is sent."""
     return partial(_in_task, function)
 
 

@@ -36,7 +36,7 @@ def guard() -> None:
     above = [str(soft - _BASE)] if soft > _BASE else []  # whose tests started us
     command = [sys.executable, "-I", "-S", __file__, str(_guarded), *above]
     quiet = [(os.POSIX_SPAWN_OPEN, file, os.devnull, os.O_RDWR, 0) for file in (0, 1)]
-    # Not a Popen: nobody waits for the guard, and a Popen warns about that.
+    # Not a Popen: the guard is never waited for, and a Popen warns about that.
     os.posix_spawn(sys.executable, command, os.environ, file_actions=quiet, setsid=True)
     resource.setrlimit(resource.RLIMIT_RTTIME, (_BASE + _guarded, hard))
 

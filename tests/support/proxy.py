@@ -1,4 +1,4 @@
-"""A loopback proxy before an engine, that loses replies, cuts connections and shuts its door when told to.
+"""A loopback proxy before an engine, that loses replies, cuts connections and refuses clients on demand.
 
 with Proxy(engine.port) as proxy:
     proxy.lose_replies(b"XADD", times=1)   # forwarded and answered, and the answer never arrives
@@ -6,7 +6,7 @@ with Proxy(engine.port) as proxy:
     proxy.break_off(b"end of it")          # an answer with these words ends before them, with its connection
     proxy.cut()                            # every open connection ends now
     proxy.point(other.port)                # a virtual IP address that moves; open connections end
-    proxy.shut()                           # nobody gets in any more, until open()
+    proxy.shut()                           # refuses new connections, until open()
     proxy.answer(b"XADD", b"+NO\\r\\n")      # requests with this word do not arrive, and are answered so
     proxy.swallow()                        # everybody gets in and nothing is ever answered, until deliver()
     proxy.requests                         # what was sent so far, one buffer for each connection

@@ -33,7 +33,7 @@ def position(entry: str) -> tuple[int, int]:
 
 
 def apply(strand: Strand, entries: Iterable[tuple[Id, Sequence[bytes]]], after: Id = ZERO) -> Plan[int]:
-    """Append entries to a strand as a link does: whoever its writer is."""
+    """Append entries to a strand of any writer, as a link does."""
     listed = [(text(native), fields) for native, fields in entries]
     [reply] = yield Batch([registry_of(strand.name)])
     bell = Registry.parse(strand.name, reply).bell

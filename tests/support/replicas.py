@@ -72,7 +72,7 @@ class Site:
         return self.door.url
 
     def deafen(self) -> None:
-        """The replica hears nothing more, and nobody notices."""
+        """The replica gets no more writes, unnoticed."""
         self.line.swallow()
 
     def cut_off(self) -> None:
@@ -101,7 +101,7 @@ def site(flavour: Flavour, *, clock_s: float | None = None, second: bool = False
 
 
 def role_of(engine: Engine) -> str:
-    """master, slave, or nothing where nobody answers."""
+    """master, slave, or empty if the server does not answer."""
     try:
         with engine.client(socket_timeout=1) as client:
             return str(client.execute_command("ROLE")[0].decode())

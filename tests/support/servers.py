@@ -294,7 +294,7 @@ def _tokens(described: Any) -> Iterator[str]:
 
 
 def free_port(*, bus: bool = False) -> int:
-    """A loopback port nobody listens on; with `bus`, the port 10,000 above it is free as well."""
+    """A free loopback port; with `bus`, the port 10,000 above it is free as well."""
     for _ in range(1000):
         port = DICE.randrange(10_000, 22_000)
         if all(_is_free(wanted) for wanted in ([port, port + BUS_OFFSET] if bus else [port])):

@@ -8,7 +8,7 @@
     ''')
 
 What stands after `->` is what the region answers: IDs of entries, names of groups or consumers, or a
-number. An ID that the engine minted is not known before: the first time it is printed it is bound to
+number. An ID that the engine generated is not known before: the first time it is printed it is bound to
 what is answered there, with the same region at its end; from then on it must be the same.
 """
 

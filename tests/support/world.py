@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Here:
-    """An endpoint for links that a test steps by hand: a plan runs when it is asked.
+    """An endpoint for links that a test steps by hand.
 
     A refusal comes as a link wants it, a ReplyError; a client would turn it into redis-py's.
     """

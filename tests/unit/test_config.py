@@ -1,4 +1,4 @@
-"""braid.toml: what is wrong with it is told by its field, and without secrets."""
+"""braid.toml: errors name the field, and contain no secrets."""
 
 from pathlib import Path
 

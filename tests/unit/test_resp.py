@@ -191,7 +191,7 @@ def test_many_commands_at_once_cost_in_proportion(said: bytes, commands: int) ->
     assert time.monotonic() - began < 20
 
 
-# Appends alike are told by columns; the parser must agree.
+# Uniform appends are recognised by columns; the parser must agree.
 
 TRICKY = [b"", b"a", b"*5", b"*7", b"$4", b"XADD", b"$1", b"*", b"orders", b"\r\n", b"x\r\n$1", b"v" * 5000]
 

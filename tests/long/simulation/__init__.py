@@ -5,9 +5,9 @@ with a strand *is* the protocol, and a stand-in would be a second opinion about 
 everything between them: which request goes next, which is lost, which comes late or twice, and what the
 clocks say. One process, one thread, one die: a seed is a run.
 
-Clocks are an hour ahead or behind, as the dice say. Users add with milliseconds of their own, which mint as
-`*` does, and our functions are given the time instead of asking the engine (libfaketime cannot be used: both
-engines' allocator, jemalloc, asks for the time before the library is ready, and they hang).
+Clocks are an hour ahead or behind, as the dice say. Users add with milliseconds of their own, which generate
+as `*` does, and our functions are given the time instead of asking the engine (libfaketime cannot be used:
+both engines' allocator, jemalloc, asks for the time before the library is ready, and they hang).
 
     clock.py       our functions with a clock that is told
     seat.py        a region's engine, with one connection

@@ -1,4 +1,4 @@
-"""`make simulate`: many seeds on all cores, or one seed told step by step (BRAID_SEED=17 make simulate)."""
+"""`make simulate`: many seeds on all cores, or one seed step by step (BRAID_SEED=17 make simulate)."""
 
 import os
 import sys

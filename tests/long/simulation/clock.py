@@ -1,4 +1,4 @@
-"""The engine's clock as the dice want it: who asks by TIME or by `XADD *`, function or user, hears this one.
+"""The engine's clock, chosen by the dice: TIME and `XADD *`, in functions and by users, use this one.
 
 It stands in the year 2100, later than any clock of a machine: what ends by its time to live does not end in
 a run. Microseconds go on with every question, because a stamp of the time must be a new one.
@@ -19,7 +19,7 @@ PROMOTE: Final = ("SWAPDB", 0, 1)
 _BEFORE: Final = """
 local clock_ms, ticks = 0, 0
 
-local function minted(stream)
+local function generated(stream)
   local ms, info = clock_ms, redis.pcall('XINFO', 'STREAM', stream)
   for at = 1, #info, 2 do
     if info[at] == 'last-generated-id' then
@@ -39,7 +39,7 @@ local function timed(call, verb, ...)
   local words = { ... }
   for at, word in ipairs(words) do
     if word == '*' then
-      words[at] = minted(words[1])
+      words[at] = generated(words[1])
       break
     end
   end

@@ -1,4 +1,4 @@
-"""Links between seats, stopped before every request. Whoever holds the network says what happens to it.
+"""Links between seats, stopped before every request. The caller decides what happens to it.
 
     link ----> request ----> deliver      done at the region, the answer goes back
                        |---> lose         the link hears that its connection is gone; nothing was done
@@ -88,7 +88,7 @@ class End:
 
 
 class Network:
-    """All lines. `open` lets every request pass at once. `sent`: all that targets were told, in order."""
+    """All lines. `open` lets every request pass at once. `sent`: all that was sent to targets, in order."""
 
     def __init__(self, seats: dict[int, Seat], history: History) -> None:
         self.seats, self.history = seats, history
@@ -200,7 +200,7 @@ class Network:
             self.renew(line)
 
     def arrive(self, request: Request) -> None:
-        """A request that nobody waits for any more."""
+        """A request whose sender no longer waits."""
         self.late.remove(request)
         try:
             outcome = _outcome(request, self.execute(request))
@@ -218,7 +218,7 @@ def _function(request: Request) -> object:
 
 
 def _note_of(request: Request) -> int:
-    """Which note a merge tells: the words are those of the registry that was read."""
+    """Which note a merge has: the words are those of the registry that was read."""
     words = request.batch.commands[0]
     first = words[2] + 3 + 1 + 3 * int(words[words[2] + 3])  # type: ignore[operator, index, arg-type]
     first += 1 + int(words[first]) + 1  # the turns of groups, and the stamp of the bell

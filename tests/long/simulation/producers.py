@@ -10,7 +10,7 @@ PRODUCERS: Final = ("p", "q", "auto-p", "auto-q")
 
 
 class Producers:
-    """doubtful: what was sent to each stream, and no reply came. Whoever sends it again may be elsewhere."""
+    """doubtful: messages to each stream without a reply. Another region may resend them."""
 
     def __init__(self, dice: Random, witness: Witness) -> None:
         self.dice, self.witness = dice, witness
@@ -37,7 +37,7 @@ class Producers:
                 doubtful.append(message)
 
     def _message(self, producer: str) -> str:
-        """What XADD is told of a message."""
+        """The words of XADD for a message."""
         self.made += 1
         if producer.startswith("auto"):
             return f"IDMPAUTO {producer} * f m{self.made}"

@@ -170,7 +170,7 @@ class Run:
         if not waiting:
             return
         request = self.dice.choice(waiting)
-        # Most requests are reads, and a lost one hurts nobody.
+        # Most requests are reads, and a lost read has no effect.
         roll, luck = self.dice.random(), self.luck if request.writes else self.luck / 5
         if roll < luck:
             await self.network.cut(request, self.dice.choice(("lose", "cut", "delay", "delay")))

@@ -80,7 +80,7 @@ class Users:
         return self.dice.choice((-self.spread_ms, 0, 0, self.spread_ms))
 
     def act(self, region: int) -> None:
-        """One operation by somebody in a region."""
+        """One operation by a user of a region."""
         self.now_ms += self.dice.choice((0, 0, 1, 2, 50))
         if self.dice.random() < self.step:
             self.skew_ms[region] = self._skew()

@@ -11,14 +11,14 @@ from tests.oracle.history import (
     Destroyed,
     Did,
     Entry,
+    Generated,
     History,
     Made,
-    Minted,
     Moved,
     Removed,
     Saw,
     Sent,
-    minted_entry,
+    generated_entry,
 )
 
 NAMES: Final = ("a", "b", "c")
@@ -86,24 +86,24 @@ class Witness:
         return reply
 
     def _append(self, region: int, words: tuple[Any, ...]) -> Any:
-        """XADD with milliseconds alone. Where they mint, the reply says it all."""
+        """XADD with milliseconds alone. If the engine generates the ID, the reply has it."""
         if self.seats[region].region.id_mode == "liberal":
             return self._change(region, (words[1],), words)[0]
         reply = self._say(region, words)
         if isinstance(reply, bytes):
-            self._added(region, words[1], minted_entry(native(reply)))
+            self._added(region, words[1], generated_entry(native(reply)))
         return reply
 
     def _mint(self, region: int, words: tuple[Any, ...]) -> Any:
-        """XADD with `*`, by somebody who has read the stream."""
+        """XADD with `*`, by a user who has read the stream."""
         self.look(region, words[1])
         seen = frozenset(self.seen[region, words[1]])
         reply = self._say(region, words)
         if isinstance(reply, bytes):
-            entry = minted_entry(native(reply))
+            entry = generated_entry(native(reply))
             self._added(region, words[1], entry)
             if self.bounded:
-                self.history.add(Minted(region, words[1], entry, seen))
+                self.history.add(Generated(region, words[1], entry, seen))
         return reply
 
     def _added(self, region: int, name: str, entry: Entry) -> None:
@@ -122,7 +122,7 @@ class Witness:
         era = self.seats[region].era(name)
         for message, reply in zip(messages, replies, strict=True):
             if isinstance(reply, bytes):
-                entry = minted_entry(native(reply))
+                entry = generated_entry(native(reply))
                 if (name, entry) not in self.accepted and not trim:
                     self._added(region, name, entry)
                 self.accepted.add((name, entry))

@@ -18,7 +18,7 @@ from tests.support.servers import DidNotStart, Engine, Flavour
 from tests.support.waiting import eventually
 
 # `always`: what was acknowledged is in the file when the process is killed. With `everysec` the engine itself
-# may lose it (docs/design/guarantees.md), and the soak could not tell whose fault that is.
+# may lose it (docs/design/guarantees.md), and the soak could not distinguish the causes.
 DURABLE: Final = ["--appendonly", "yes", "--appendfsync", "always"]
 # A replica that was away catches up from here, without a copy of everything.
 BACKLOG: Final = ["--repl-backlog-size", "16mb", "--repl-diskless-sync-delay", "0", "--repl-timeout", "10"]

@@ -1,4 +1,4 @@
-"""Writers and group consumers in every region, and what they were told.
+"""Writers and group consumers in every region, and the replies they got.
 
 Every stream belongs to a kind, and a kind says what is done to it:
 

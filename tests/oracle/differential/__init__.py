@@ -1,6 +1,6 @@
 """The same commands to a one-region braidstream and to the bare engine, compared reply for reply.
 
-    generator: Dice -> sequence()         what to say; IDs that engines mint stand in it as symbols
+    generator: Dice -> sequence()         what to say; IDs that engines generate stand in it as symbols
           |
        script: Step, Ref                  only data: any step can be dropped, so shrinking is simple
           |
@@ -8,9 +8,9 @@
           |
     our reply --`mapping`-->  ==  bare reply        else Mismatch, which `shrink` makes small and tells
 
-What must differ is mapped, never ignored. Minted IDs are read off the clock, so every XADD that both
+What must differ is mapped, never ignored. Generated IDs are read off the clock, so every XADD that both
 sides accept pairs (bare ID, our ID); our replies are translated by these pairs before they are
-compared, and later commands name entries by `Ref`, so that each side is told its own ID.
+compared, and later commands name entries by `Ref`, so that each side gets its own ID.
 
 Most scripts run in a region in liberal mode; some in strict mode, where a stream has one strand and the
 engine's own newer commands are used.

@@ -56,17 +56,17 @@ def sequence(dice: Dice, length: int) -> Script:
 
 
 class Maker:
-    """Chooses commands and words. Each stream gets a manner: minted IDs, chosen IDs, or both.
+    """Chooses commands and words. Each stream gets a manner: generated IDs, chosen IDs, or both.
 
-    In strict mode all IDs are minted, so a stream has one strand and the engine's own commands are used.
+    In strict mode all IDs are generated, so a stream has one strand and the engine's own commands are used.
     """
 
     def __init__(self, dice: Dice, id_mode: IdMode) -> None:
         self.dice, self.id_mode = dice, id_mode
         self.streams = [self.pick(STREAMS) for _ in range(3)]
-        self.manners = {name: self.pick(("minted", "chosen", "mixed", "mixed")) for name in STREAMS}
+        self.manners = {name: self.pick(("generated", "chosen", "mixed", "mixed")) for name in STREAMS}
         if id_mode == "strict":
-            self.manners = dict.fromkeys(STREAMS, "minted")
+            self.manners = dict.fromkeys(STREAMS, "generated")
         weights = {self.xadd: 34, self.xread: 9, self.xrange: 10, self.xinfo: 7, self.xdel: 4, self.xlen: 5}
         weights |= {
             self.xtrim: 4,
@@ -110,7 +110,7 @@ class Maker:
     def burst(self) -> tuple[Call, ...]:
         """Enough entries at once to fill nodes of the engine and pages of ours."""
         name, size = self.name(), self.pick((30, 30, 30, 30, 120, 120, 120, 600))
-        if self.manners.get(name) == "minted" or (self.manners.get(name) == "mixed" and self.chance(50)):
+        if self.manners.get(name) == "generated" or (self.manners.get(name) == "mixed" and self.chance(50)):
             return ((b"XADD", name, b"*", b"f", b"v"),) * size
         return tuple((b"XADD", name, Ref(name, "next", at=1, more=at), b"f", b"v") for at in range(size))
 
@@ -150,7 +150,7 @@ class Maker:
     def position(self, name: bytes, tails: tuple[bytes, ...] = ()) -> Word:
         """An ID to compare with: an entry, a millisecond, any small number, now and then nonsense.
 
-        `tails`: which ends of a millisecond divide the entries alike on both sides. A minted entry is
+        `tails`: which ends of a millisecond divide the entries alike on both sides. A generated entry is
         its first, `ms-0`, in the bare engine but never here.
         """
         which = self.dice.below(20)
@@ -230,7 +230,7 @@ class Maker:
             return Ref(name, "ms", tail=self.pick((b"", b"-*", b"-18446744073709551615")))
         if which == 10 and self.chance(10):
             return self.pick((LAST_ID, b"18446744073709551615-5", b"18446744073709551615-*"))
-        if manner == "minted" or (manner == "mixed" and which < 55):
+        if manner == "generated" or (manner == "mixed" and which < 55):
             return b"*"
         if which < 90:
             return Ref(name, "next", at=self.dice.below(3), more=self.dice.below(3))

@@ -212,7 +212,9 @@ class GroupWords:
             options += [b"FORCE"]
         if self._make.chance(25):
             options += [b"JUSTID"]
-        if self._make.chance(12) and self._make.id_mode == "liberal":  # a strand of minted IDs has no others
+        if (
+            self._make.chance(12) and self._make.id_mode == "liberal"
+        ):  # a strand of generated IDs has no others
             options += [b"LASTID", self._make.known_id(name)]
         if self._make.chance(2):
             options += [b"NOPE"]

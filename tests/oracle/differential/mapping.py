@@ -2,7 +2,7 @@
 
 XADD a *          bare 1700-0     ours 1701-1        paired
 XADD a 1705-3     bare 1705-3     ours 1705-3        paired, though equal
-DEL a                                                a new life: the bare engine may mint 1700-0 again
+DEL a                                                a new life: the bare engine may generate 1700-0 again
 """
 
 import copy
@@ -49,7 +49,7 @@ class Life:
     pairs: list[tuple[bytes, bytes]] = field(default_factory=list)  # (bare, ours), as they were added
     bare_of: dict[bytes, bytes] = field(default_factory=dict)
     top: tuple[Entry, Entry] = ((0, 0), (0, 0))
-    kinds: set[str] = field(default_factory=set)  # minted, chosen, copied
+    kinds: set[str] = field(default_factory=set)  # generated, chosen, copied
 
     def add(self, bare: bytes, ours: bytes, kind: str) -> None:
         self.pairs.append((bare, ours))
@@ -78,32 +78,33 @@ class Life:
 
 
 class Mapping:
-    """The lives of all streams of a run. strict: our side mints every ID, whatever was given."""
+    """The lives of all streams of a run. strict: our side generates every ID, also for chosen ones."""
 
     def __init__(self, *, strict: bool = False) -> None:
         self._strict = strict
         self._lives = dict[bytes, Life]()
         self.has_chosen = set[bytes]()  # names with a `c` strand, in this life or one before
         self.counted = set[bytes]()  # names whose counters a user has set, or that are copies of such
-        self.exhausted = set[bytes]()  # names whose minted strand is at the end of all IDs
+        self.exhausted = set[bytes]()  # names whose generated strand is at the end of all IDs
 
     def life(self, name: bytes) -> Life:
         return self._lives.get(name, Life())
 
     # To each side its own words
 
-    def resolve(self, call: Call, side: int, minting: Container[Word] = ()) -> Argv:
-        """The words for one side. `minting`: streams that may get minted IDs before this command runs."""
-        return [word if isinstance(word, bytes) else self._spell(word, side, minting) for word in call]
+    def resolve(self, call: Call, side: int, generating: Container[Word] = ()) -> Argv:
+        """The words for one side. `generating`: streams that may get generated IDs before this command
+        runs."""
+        return [word if isinstance(word, bytes) else self._spell(word, side, generating) for word in call]
 
-    def _spell(self, ref: Ref, side: int, minting: Container[Word]) -> bytes:
+    def _spell(self, ref: Ref, side: int, generating: Container[Word]) -> bytes:
         life = self.life(ref.name)
-        if ref.kind == "next" and ref.name not in minting:
+        if ref.kind == "next" and ref.name not in generating:
             return _beyond(ref, life, side)
         if ref.kind == "next" or not life.pairs:
             return ref.head + b"%d-%d" % (1 + ref.at % 5, max(ref.more, 0))
         entry = life.pair(ref.at)[side]
-        if ref.kind == "ms" and ref.name not in minting and not life.shares_ms(ref.at):
+        if ref.kind == "ms" and ref.name not in generating and not life.shares_ms(ref.at):
             entry = entry.split(b"-")[0] + ref.tail
         return ref.head + entry
 
@@ -139,25 +140,25 @@ class Mapping:
     # What commands did
 
     def added(self, call: Call, theirs: Argv, argv: Argv, bare: bytes, ours: bytes) -> bool:
-        """Both sides took an entry: pair the IDs. False if an ID is not what was asked for."""
+        """Both sides appended an entry: pair the IDs. False if an ID is not the chosen one."""
         at, life = id_word_at(argv), self._lives.setdefault(argv[1], Life())
-        minted = self._strict or argv[at] == b"*"
+        generated = self._strict or argv[at] == b"*"
         if entry_id(bare) <= life.top[BARE] and any(word.upper() in MESSAGES for word in argv[2:at]):
             return life.bare_of.get(ours) == bare  # a message that is known
-        if minted:
+        if generated:
             right = entry_id(ours)[1] % 1024 == 1
         elif argv[at].endswith(b"-*"):
             right = entry_id(bare)[0] == int(theirs[at][:-2]) and entry_id(ours)[0] == int(argv[at][:-2])
         else:
             right = entry_id(bare) == parsed(theirs[at]) and entry_id(ours) == parsed(argv[at])
-        # Within a millisecond that also has minted IDs, each side counts on from its own.
+        # Within a millisecond that also has generated IDs, each side counts on from its own.
         counts_on = life.top[BARE] != life.top[OURS] and life.top[BARE][0] == entry_id(bare)[0]
-        if isinstance(call[at], bytes) and not minted and not (counts_on and argv[at].endswith(b"-*")):
+        if isinstance(call[at], bytes) and not generated and not (counts_on and argv[at].endswith(b"-*")):
             right = right and bare == ours
         if not right or entry_id(bare) <= life.top[BARE] or entry_id(ours) <= life.top[OURS]:
             return False
-        life.add(bare, ours, "minted" if minted else "chosen")
-        if not minted:
+        life.add(bare, ours, "generated" if generated else "chosen")
+        if not generated:
             self.has_chosen.add(argv[1])
         self._note_end(argv[1], entry_id(ours))
         return True
@@ -202,7 +203,8 @@ class Mapping:
 
 
 def _beyond(ref: Ref, life: Life, side: int) -> bytes:
-    """An ID above all of a stream. The sequences of minted IDs differ, so nothing is counted on from them."""
+    """An ID above all of a stream. The sequences of generated IDs differ, so nothing is counted on from
+    them."""
     (ms, seq), same = life.top[side], life.top[BARE] == life.top[OURS]
     ms += ref.at if same else FAR_MS * (1 + ref.at)
     if ms > MAX - 10**6:

@@ -187,12 +187,12 @@ class ModelledReads:
         """As many of these as there is room for. Where there is nothing, the read makes the consumer."""
         if room.size is not None:
             rows = rows[:AT_ONCE]
-        told = 0
-        while told < len(rows) and room.take(rows[told]):
-            told += 1
-        if rows and not told:
-            position, told = b"18446744073709551615-18446744073709551614", 1
-        pages = _pairs(self._ask(*spec.natively(name, position, told or None)))
+        count = 0
+        while count < len(rows) and room.take(rows[count]):
+            count += 1
+        if rows and not count:
+            position, count = b"18446744073709551615-18446744073709551614", 1
+        pages = _pairs(self._ask(*spec.natively(name, position, count or None)))
         return pages[0][1] if pages else []
 
     def _body(self, name: bytes, entry: bytes) -> list[bytes] | None:

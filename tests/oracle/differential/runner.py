@@ -19,8 +19,8 @@ from tests.oracle.differential.script import (
     Step,
     command_of,
     forget,
+    generates,
     has_cap,
-    mints,
     names_read,
     reads_twice,
     sees_groups,
@@ -118,7 +118,7 @@ class Run:
             if not self._mapping.added(call, theirs, argv, bare, ours):
                 raise Mismatch(argv, bare, ours, "an ID that was not asked for, or does not ascend")
             if b"*" in argv:
-                self._deviations.note("minted IDs")
+                self._deviations.note("generated IDs")
         elif not self._agree(theirs, argv, bare, ours):
             raise Mismatch(argv, bare, ours)
         if not isinstance(bare, Fault):
@@ -166,9 +166,9 @@ class Run:
         for at, call in enumerate(calls):
             if any(map(unmakes, calls[:at])):
                 calls[at] = forget(call)
-            minting = {before[1] for before in calls[:at] if mints(before)}
-            theirs.append(self._mapping.resolve(calls[at], BARE, minting))
-            argvs.append(self._mapping.resolve(calls[at], OURS, minting))
+            generating = {before[1] for before in calls[:at] if generates(before)}
+            theirs.append(self._mapping.resolve(calls[at], BARE, generating))
+            argvs.append(self._mapping.resolve(calls[at], OURS, generating))
         if not calls or any(triggers(argv) for argv in argvs for _, triggers in KNOWN):
             return
         began = time.monotonic()
@@ -204,7 +204,7 @@ class Run:
         if is_modelled(words, self.sides.vocabulary) or is_unknown(words, self.sides.vocabulary):
             return False  # the model answers one command at a time
         if command == b"XINFO" and self._model.has_given_back and b"GROUPS" in map(upper, call):
-            return False  # which groups the stand-in was in, only the end of the pipeline tells
+            return False  # the groups of the stand-in are known only after the pipeline
         if command == b"SCAN" and mode == "pipeline":
             return False  # one page compares with nothing
         if command == b"XREAD" and b"+" in call:
@@ -212,7 +212,7 @@ class Run:
         if command in (b"XADD", b"XTRIM") and set(map(upper, call)) & set(ASKING):
             return False
         if b"MAXSIZE" in map(upper, call):
-            return False  # which IDs a pipeline mints, and how long they are, only its end tells
+            return False  # the IDs that a pipeline generates, and their length, are known only after it
         if self.script.protocol == 3 and reads_twice(call):
             return False
         if sees_groups(call) and any(command_of(other) in MOVES for other in calls[:at]):

@@ -1,4 +1,4 @@
-"""What is said: commands as data, and what can be told of a command from its words."""
+"""Scripts: commands as data, and what follows from a command's words."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Ref:
 
     exact   the ID itself
     ms      its milliseconds, then `tail` (the ID itself where another one has the same milliseconds)
-    next    an ID above all of the stream: counted on from equal IDs, or far beyond minted ones
+    next    an ID above all of the stream: counted on from equal IDs, or far beyond generated ones
     """
 
     name: bytes
@@ -69,7 +69,7 @@ class Script:
     id_mode: IdMode = "liberal"
 
     def __repr__(self) -> str:
-        return f"Script({len(self.steps)} steps)"  # a failure tells them, shrunk
+        return f"Script({len(self.steps)} steps)"  # a failure lists them, shrunk
 
 
 def command_of(call: Sequence[Word]) -> bytes:
@@ -85,8 +85,8 @@ def has_cap(call: Sequence[Word]) -> bool:
     return any(upper(word) in CAPS for word in call[2 : id_word_at(call)])
 
 
-def mints(call: Call) -> bool:
-    """Whether it may add an entry under a minted ID."""
+def generates(call: Call) -> bool:
+    """Whether it may add an entry under a generated ID."""
     return command_of(call) == b"XADD" and b"*" in call
 
 

@@ -1,4 +1,4 @@
-"""Failing well: the smallest script that still shows the difference, told as commands one can type."""
+"""Shrinks a failure to the smallest script that still shows the difference, as commands to type."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -21,10 +21,10 @@ def compare(servers: Servers, script: Script, tally: Tally) -> None:
         run.all()
     except Mismatch as error:
         small, story, found = shrink(servers, script, run.sides.story, error)
-        told = "\n".join(map(retold, story))
+        listing = "\n".join(map(retold, story))
         found.args = (
             f"{found}\n\nThe smallest sequence found, RESP{small.protocol}, stream-node-max-entries "
-            f"{small.node_entries}:\n{told}\n\nas data:\n{small.steps}",
+            f"{small.node_entries}:\n{listing}\n\nas data:\n{small.steps}",
         )
         raise found from None
 

@@ -151,7 +151,7 @@ class Sides:
             return Fault.of(error)
 
     def written_alike(self, who: int) -> bool:
-        """Whether the last replies of both sides are of the same types on the wire. Only a gateway tells."""
+        """Whether the last replies of both sides have the same types on the wire. Only for a gateway."""
         if self._gateway is None:
             return True
         ours, bare = self._ours[who].kinds, self._bare.kinds

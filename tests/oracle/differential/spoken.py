@@ -14,7 +14,7 @@ Kind = Any  # a type byte, or the kinds of the parts
 
 
 class Spoken:
-    """What `Sides` needs of a redis-py client; `kinds` tells how the last reply or replies were written."""
+    """What `Sides` needs of a redis-py client. kinds: the RESP types of the last reply or replies."""
 
     def __init__(self, port: int, protocol: int) -> None:
         self.line = Line(port, timeout_s=5)
