@@ -172,15 +172,15 @@ def test_a_slow_handler_keeps_its_entry(runs: Runs, region: braidstream.Redis) -
         log(message.id)
         assert go_on.wait(20)
 
-    with runs(handle, claim_after=0.3, name="slow"), runs(handle, claim_after=0.3, name="eager"):
+    with runs(handle, claim_after=2, name="slow"), runs(handle, claim_after=2, name="eager"):
         log.wait(1)
-        until = time.monotonic() + 1.5
-        eventually(lambda: time.monotonic() > until, within_s=5, why="time passes")
+        until = time.monotonic() + 5
+        eventually(lambda: time.monotonic() > until, within_s=9, why="time passes")
         [row] = pending(region)
         go_on.set()
         until_acknowledged(region)
     assert len(log.seen) == 1
-    assert (row["times_delivered"], row["time_since_delivered"] < 300) == (1, True)
+    assert (row["times_delivered"], row["time_since_delivered"] < 2000) == (1, True)
 
 
 def test_a_handler_that_takes_too_long_counts_as_failed(runs: Runs, region: braidstream.Redis) -> None:

@@ -87,7 +87,8 @@ class _Tasks(Running):
         async with braidstream.asyncio.Redis.from_url(self.url) as client:
             try:
                 self.consumer = braidstream.asyncio.Consumer(client, self.streams, **self.options)
-                self.consumer.handler(_as_coroutine(self.handle))
+                is_coroutine = inspect.iscoroutinefunction(self.handle)
+                self.consumer.handler(self.handle if is_coroutine else _as_coroutine(self.handle))
             finally:
                 self.began.set()
             await self.consumer.run()

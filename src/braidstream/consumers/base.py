@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from braidstream.consumers.handler import Handler
-from braidstream.consumers.held import Failure, Held, Reject, Work
+from braidstream.consumers.held import Failure, Held, Reject, Work, described
 from braidstream.consumers.hooks import Observer
 from braidstream.consumers.in_hand import InHand
 from braidstream.consumers.message import Message
@@ -126,10 +126,9 @@ class ConsumerBase:
 
     # Handlers
 
-    def prepare(self, work: Work) -> tuple[list[Message], Callable[[], Any], dict[Held, Reject]]:
-        """The messages that are valid, the call of the handler with them, and what is invalid."""
+    def prepare(self, work: Work, rejected: dict[Held, Reject]) -> tuple[list[Message], Callable[[], Any]]:
+        """The valid messages, and the call of the handler with them. Others are put into `rejected`."""
         handler = self.wanted
-        rejected = dict[Held, Reject]()
         messages, models = list[Message](), list[Any]()
         for held in work:
             try:
@@ -138,7 +137,7 @@ class ConsumerBase:
             except Reject as error:
                 rejected[held] = error
         arguments = handler.arguments(messages, models) if messages else ()
-        return messages, partial(handler.function, *arguments), rejected
+        return messages, partial(handler.function, *arguments)
 
     def observed(self, messages: Sequence[Message]) -> ExitStack:
         """Surrounds the call of a handler."""
@@ -223,7 +222,7 @@ class ConsumerBase:
 
 def _tell(failure: Failure) -> None:
     message = failure.held.message
-    why = f"{type(failure.error).__name__}: {failure.error}"
+    why = described(failure.error)
     facts = {"stream": message.stream, "id": message.id, "attempt": message.attempt, "why": why}
     if failure.delay is None:
         emit("consumer.dead", **facts)

@@ -16,6 +16,7 @@ from typing import Final
 
 from braidstream.clients.shared import Conversation
 from braidstream.consumers.spoken import ViewOf, command, in_one_step
+from braidstream.errors import ReplyError
 from braidstream.protocol.plan import Plan
 
 _PREFIX: Final = b"dead."
@@ -94,6 +95,9 @@ def retry(
 
     def plan(view_of: ViewOf) -> Plan[list[str]]:
         replies = yield from in_one_step(view_of, commands)
+        for reply in replies:
+            if isinstance(reply, ReplyError):
+                raise reply
         return [entry.decode() for entry in replies[::2]]
 
     return plan

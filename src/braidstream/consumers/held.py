@@ -48,3 +48,11 @@ class Failure:
     held: Held
     error: BaseException
     delay: float | None
+
+
+def described(error: BaseException) -> str:
+    """An error in one line. The text of an error may itself fail."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__

@@ -22,10 +22,10 @@ Every later attempt is counted in the engine (`due`) before it starts.
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count
+from itertools import count, islice
 from typing import Any, Final
 
-from braidstream.consumers.held import Failure, Held, Reject, Work
+from braidstream.consumers.held import Failure, Held, Reject, Work, described
 from braidstream.consumers.key_lanes import KeyLanes
 from braidstream.consumers.message import Message
 from braidstream.consumers.pace import Pace
@@ -179,18 +179,15 @@ class InHand:
         return self._countable > 0
 
     def countable(self) -> list[Held]:
-        """Entries whose next attempt may start as soon as the engine has counted it."""
-        return [self.due.popleft() for _ in range(self._countable)]
+        """Entries whose next attempt may start once the engine has counted it. Until then they stay due."""
+        return list(islice(self.due, self._countable))
 
     def counted(self, held: Held) -> Work:
         """The engine has counted the next attempt."""
+        self.due.remove(held)
         held.is_counted = held.is_again = True
         self._again_running += 1
         return self._start([held])
-
-    def not_counted(self, held: Held) -> None:
-        """The engine was not reached: later."""
-        self.due.appendleft(held)
 
     def _start(self, work: Work) -> Work:
         self._running += 1
@@ -229,7 +226,7 @@ class InHand:
             self._bury(held, f"rejected: {error}")
             return Failure(held, error, None)
         if held.attempts >= self.settings.retries:
-            self._bury(held, f"{type(error).__name__}: {error}")
+            self._bury(held, described(error))
             return Failure(held, error, None)
         delay = self.settings.delay(held.attempts, self._dice)
         heapq.heappush(self._waiting, (now + delay, next(self._numbers), held))

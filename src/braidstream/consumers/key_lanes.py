@@ -30,7 +30,7 @@ class KeyLanes:
         self._unseen = set[Held]()
         self._blocked = set[Held]()
         self._clear = set[Held]()
-        self._started = set[Held]()
+        self._started = dict[Lane, Held]()
         self._pause = SCAN_S[0]
         self.next_scan: float | None = None
 
@@ -48,15 +48,21 @@ class KeyLanes:
             lane[:] = [each for each in lane if each[1] is not held]
             if not lane:
                 del self._lanes[held.stream, held.key]
-        for group in (self._unseen, self._blocked, self._clear, self._started):
+        if self._started.get((held.stream, held.key)) is held:
+            del self._started[held.stream, held.key]
+        for group in (self._unseen, self._blocked, self._clear):
             group.discard(held)
 
     def startable(self) -> list[Held]:
         """Heads of lanes that may start, each once."""
-        found = [held for held in self._clear if self._lanes[held.stream, held.key][0][1] is held]
-        for held in found:
-            self._clear.discard(held)
-            self._started.add(held)
+        found = list[Held]()
+        for held in self._clear:
+            lane = (held.stream, held.key)
+            # A late entry may stand before one that runs.
+            if self._lanes[lane][0][1] is held and lane not in self._started:
+                self._started[lane] = held
+                found.append(held)
+        self._clear.difference_update(found)
         return sorted(found, key=number)
 
     def in_question(self, stream: bytes) -> list[Held]:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 from braidstream.commands.table import TABLE
-from braidstream.errors import ReplyError
 from braidstream.net.reply_shape import resp2
 from braidstream.protocol import gather
 from braidstream.protocol.carry import Carriage
@@ -22,13 +21,16 @@ def command(view_of: ViewOf, *words: bytes | str | int) -> Plan[Any]:
 
 
 def in_one_step(view_of: ViewOf, commands: list[list[bytes]]) -> Plan[list[Any]]:
-    """All commands in one MULTI; the first error among their replies is raised."""
+    """All commands in one MULTI. Returns their replies, errors among them.
+
+    An engine does not undo the others if one fails inside MULTI. So the streams of appends are looked at
+    first: a key of another type is refused before anything is done.
+    """
+    for name in dict.fromkeys(argv[1] for argv in commands if argv[0] == b"XADD"):
+        yield from command(view_of, "XLEN", name)
     queued = [Queued(argv, TABLE[argv[0]], argv) for argv in commands]
     if queued:
         yield from gather.transaction(
             lambda: view_of(Carriage(pipelined=True, in_multi=True)), queued, resp2, watching=False
         )
-    for item in queued:
-        if isinstance(item.result, ReplyError):
-            raise item.result
     return [item.result for item in queued]

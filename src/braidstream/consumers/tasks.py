@@ -80,7 +80,7 @@ class Consumer(ConsumerBase):
         self._events = deque[Any]()
         self._bell = asyncio.Event()
         self._permits = asyncio.Queue[int]()
-        self._is_reading = False
+        self._is_reading = self._is_ended = False
         self._middleware = list[AsyncMiddleware]()
 
     def middleware(self, function: AsyncMiddleware) -> AsyncMiddleware:
@@ -110,6 +110,7 @@ class Consumer(ConsumerBase):
             try:
                 await self._keep()
             finally:
+                self._is_ended = True
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
@@ -151,7 +152,7 @@ class Consumer(ConsumerBase):
             most = await self._permits.get()
             try:
                 reply = await self._client.converse(take(self.settings, most, BLOCK_MS))
-            except (ServerError, OSError) as error:
+            except Exception as error:
                 self._say(error)
             else:
                 self._say(reply or ())
@@ -173,18 +174,21 @@ class Consumer(ConsumerBase):
             self._say((work, error, rejected))
 
     async def _run_work(self, work: Work) -> tuple[BaseException | None, dict[Held, Reject]]:
-        messages, call, rejected = self.prepare(work)
-        if messages:
-            try:
+        rejected, limit = dict[Held, Reject](), asyncio.timeout(self.settings.timeout)
+        try:
+            messages, call = self.prepare(work, rejected)
+            if messages:
                 if self._middleware:
                     call = wrapped_async(messages, self._middleware, call)
                 with self.observed(messages):
-                    async with asyncio.timeout(self.settings.timeout) as limit:
+                    async with limit:
                         await call()
-            except TimeoutError as error:
-                return (self.too_late() if limit.expired() else error), rejected
-            except (Exception, SystemExit, KeyboardInterrupt) as error:
-                return error, rejected
+        except TimeoutError as error:
+            return (self.too_late() if limit.expired() else error), rejected
+        except BaseException as error:  # also SystemExit: only the handler ends
+            if isinstance(error, asyncio.CancelledError) and self._is_ended:
+                raise
+            return error, rejected
         return None, rejected
 
     # The keeper

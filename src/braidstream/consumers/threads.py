@@ -21,7 +21,7 @@ from braidstream.consumers.held import Held, Reject, Work
 from braidstream.consumers.hooks import Middleware, wrapped
 from braidstream.consumers.settings import Key
 from braidstream.consumers.turn import join, take
-from braidstream.consumers.worker_thread import WorkerPool
+from braidstream.consumers.worker_thread import HandlerTimeout, WorkerPool
 from braidstream.observability.events import emit
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Consumer(ConsumerBase):
         while (most := self._permits.get()) is not None:
             try:
                 reply = self._client.converse(take(self.settings, most, BLOCK_MS))
-            except (ServerError, OSError) as error:
+            except Exception as error:
                 self._inbox.put(error)
             else:
                 self._inbox.put(reply or ())
@@ -147,18 +147,18 @@ class Consumer(ConsumerBase):
     # The workers
 
     def _run_work(self, work: Work) -> tuple[BaseException | None, dict[Held, Reject]]:
-        messages, call, rejected = self.prepare(work)
-        if messages:
-            try:
+        rejected = dict[Held, Reject]()
+        try:
+            messages, call = self.prepare(work, rejected)
+            if messages:
                 if self._middleware:
                     call = wrapped(messages, self._middleware, call)
-                if self.observers:
-                    with self.observed(messages):
-                        call()
-                else:
+                with self.observed(messages):
                     call()
-            except (Exception, SystemExit, KeyboardInterrupt) as error:
-                return error, rejected
+        except HandlerTimeout:
+            raise
+        except BaseException as error:  # also SystemExit: only the handler ends
+            return error, rejected
         return None, rejected
 
     def _report(self, work: Work, error: BaseException | None, rejected: dict[Held, Reject]) -> None:

@@ -61,6 +61,7 @@ class Turns:
         self.counted = list[Work]()
         # By stream: how many entries were taken over, and how many were moved to the dead letters.
         self.claimed, self.buried = Counter[str](), Counter[str]()
+        self._not_moved = set[Held]()
         self._rests = dict[str, float]()
         self._order = None if hand.lanes is None else OrderScan(settings, hand.held, hand.lanes)
 
@@ -123,24 +124,31 @@ class Turns:
 
     def _bury(self, view_of: ViewOf, now: float) -> Plan[None]:
         """Move entries to the dead letters; each that is still pending for this consumer."""
-        part = self.hand.dead[:_DEAD_AT_ONCE]
-        mine = set[tuple[bytes, bytes]]()
-        for held, _ in part:
-            rows = yield from self._pending(view_of, held.stream, held.id, held.id, 1)
-            mine |= {held.place for row in rows if row[1] == self.settings.name.encode()}
-        commands = list[list[bytes]]()
+        part, mine = self.hand.dead[:_DEAD_AT_ONCE], list[tuple[Held, str]]()
         for held, reason in part:
-            if held.place in mine:
-                letter = self._letter(held, reason)
-                where = self.settings.dead_stream(letter.stream).encode()
-                commands.append([b"XADD", where, b"*", *letter.to_words()])
-                commands.append([b"XACK", held.stream, self.settings.group.encode(), held.id])
-        yield from in_one_step(view_of, commands)
-        for held, _ in part:
+            rows = yield from self._pending(view_of, held.stream, held.id, held.id, 1)
+            if held in self._not_moved or any(row[1] == self.settings.name.encode() for row in rows):
+                mine.append((held, reason))
+        commands = list[list[bytes]]()
+        for held, reason in mine:
+            where = self.settings.dead_stream(held.message.stream).encode()
+            commands.append([b"XADD", where, b"*", *self._letter(held, reason).to_words()])
+            commands.append([b"XACK", held.stream, self.settings.group.encode(), held.id])
+        replies = yield from in_one_step(view_of, commands)
+        # If an append fails inside MULTI, its entry is acknowledged all the same. It is appended later.
+        failed = {
+            held: reply
+            for (held, _), reply in zip(mine, replies[::2], strict=True)
+            if isinstance(reply, ReplyError)
+        }
+        self._not_moved = failed.keys() | (self._not_moved - {held for held, _ in part})
+        moved = {held for held, _ in part} - failed.keys()
+        self.buried.update(held.message.stream for held, _ in mine if held in moved)
+        self.hand.dead = [each for each in self.hand.dead if each[0] not in moved]
+        for held in moved:
             self.hand.forget(held)
-            self.buried[held.message.stream] += held.place in mine
-        buried = {held for held, _ in part}
-        self.hand.dead = [each for each in self.hand.dead if each[0] not in buried]
+        for error in failed.values():
+            raise error
 
     def _letter(self, held: Held, reason: str) -> DeadLetter:
         message, name = held.message, self.settings.name
@@ -156,28 +164,21 @@ class Turns:
 
     def _count(self, view_of: ViewOf, now: float) -> Plan[None]:
         """Record that attempts start. A lease that ran out is not ours to count on."""
-        chosen = self.hand.countable()
         by_count = defaultdict[tuple[bytes, int], list[Held]](list)
-        for held in chosen:
+        for held in self.hand.countable():
             if held.lease <= now:
                 self.hand.next_beat = now
-                self.hand.not_counted(held)
+                self._rests["count"] = now + _REST_S / 10
             else:
                 by_count[held.stream, self.hand.count_to_store(held)].append(held)
-        left = {held for helds in by_count.values() for held in helds}
-        try:
-            for (stream, number), helds in by_count.items():
-                kept = yield from self._claim_own(view_of, stream, helds, "RETRYCOUNT", number)
-                for held in helds:
-                    left.discard(held)
-                    if held.id in kept:
-                        self.hand.kept(held, now)
-                        self.counted.append(self.hand.counted(held))
-                    else:
-                        self.hand.lost(held)
-        finally:
-            for held in left:
-                self.hand.not_counted(held)
+        for (stream, number), helds in by_count.items():
+            kept = yield from self._claim_own(view_of, stream, helds, "RETRYCOUNT", number)
+            for held in helds:
+                if held.id in kept:
+                    self.hand.kept(held, now)
+                    self.counted.append(self.hand.counted(held))
+                else:
+                    self.hand.lost(held)
 
     def _uncount(self, view_of: ViewOf, now: float) -> Plan[None]:
         part = self.hand.uncounted[:_AT_ONCE]
