@@ -113,7 +113,9 @@ class Reader:
     def _python(self, text: str, page: str) -> None:
         output = io.StringIO()
         for statement in ast.parse(text).body:
-            source = "\n".join(text.splitlines()[statement.lineno - 1 : statement.end_lineno])
+            decorators = [each.lineno for each in getattr(statement, "decorator_list", [])]
+            first = min([statement.lineno, *decorators])
+            source = "\n".join(text.splitlines()[first - 1 : statement.end_lineno])
             shown = _SHOWN.search(source)
             with contextlib.redirect_stdout(output):
                 if shown is None:
