@@ -11,7 +11,8 @@ from tests.support.servers import NEWEST, Flavour, free_port
 
 TYPED = ["README.md", "docs/tutorial.md", "docs/tutorial-regions.md"]
 GUIDES = [
-    f"docs/guides/{name}.md" for name in ("drop-in", "move", "groups", "worker", "logs", "idempotence", "gateway")
+    f"docs/guides/{name}.md"
+    for name in ("drop-in", "move", "groups", "worker", "logs", "idempotence", "gateway")
 ]
 PAGES = sorted(path.relative_to(ROOT) for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
