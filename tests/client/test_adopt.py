@@ -208,6 +208,28 @@ def test_names_with_tags_and_bytes_are_adopted_too(region: Any, engine: Engine) 
             assert bare.xlen(name) == 2
 
 
+def test_a_producer_with_few_rights_appends_to_an_adopted_stream(region: Any, engine: Engine) -> None:
+    """Those of docs/guides/servers.md, also where it must create the strand beside the fence."""
+    rights = "+del +exec +exists +fcall +hget +hgetall +hset +hsetnx +multi +time +type +unlink +unwatch"
+    more = "+watch +xadd +xdel +xgroup|create +xgroup|destroy +xinfo|stream +xsetid +xlen"
+    with _bare(engine) as bare:
+        bare.execute_command(
+            "ACL", "SETUSER", "bob", "on", ">b", "~bs:*", "~orders*", *rights.split(), *more.split()
+        )
+        try:
+            _native(bare)
+            _adopted(region)
+            bare.delete("bs:1:s:{orders}")
+            direct = redis.Redis.from_url(engine.url, username="bob", password="b")
+            with direct, pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+                direct.xadd("orders", {"n": 1})
+            with client_of(engine, username="bob", password="b") as bob:
+                bob.xadd("orders", {"n": 1})
+                assert bob.xlen("orders") == 21
+        finally:
+            bare.execute_command("ACL", "DELUSER", "bob")
+
+
 # Back
 
 

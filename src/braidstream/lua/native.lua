@@ -113,7 +113,7 @@ function native_release(keys, args)
   local meta, s, c, name = keys[1], keys[2], keys[3], keys[4]
   local writer, named = tonumber(writer_of(s)), {}
   for at = 5, #args do named[args[at]] = true end
-  if redis.call('HEXISTS', meta, META.FENCE) == 0 or not is_current(meta, c, args[2], args[3]) or redis.call('EXISTS', c) == 0 then
+  if not redis.call('HGET', meta, META.FENCE) or not is_current(meta, c, args[2], args[3]) or redis.call('EXISTS', c) == 0 then
     return redis.error_reply('BSNOTADOPTED this stream was not adopted here')
   end
   local gone, fields = {}, redis.call('HGETALL', meta)

@@ -206,7 +206,7 @@ end
 
 -- Whether a plain key prevents a stream of that name. The fence of an adopted stream does not (native.lua).
 local function is_taken(meta, name)
-  return redis.call('EXISTS', name) == 1 and redis.call('HEXISTS', meta, META.FENCE) == 0
+  return redis.call('EXISTS', name) == 1 and not redis.call('HGET', meta, META.FENCE)
 end
 
 --[[ strand_ensure: create and register a strand before its first append, if it is missing.

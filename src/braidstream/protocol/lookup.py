@@ -6,7 +6,6 @@ from typing import Any, Final
 from braidstream.errors import ReplyError
 from braidstream.model import keys
 from braidstream.model.command import Command
-from braidstream.model.fields import MetaField
 from braidstream.model.meta import Registry
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
@@ -81,8 +80,8 @@ def refuse_other_types(name: bytes, kind: bytes | None = None) -> Plan[None]:
 
 def _is_fence(name: bytes) -> Plan[bool]:
     """Whether a plain key is the fence of an adopted stream. It may outlive the stream."""
-    [fenced] = yield Batch([("HEXISTS", keys.meta(name), MetaField.FENCE)], resend=True)
-    return bool(fenced)
+    [reply] = yield Batch([registry_of(name)], resend=True)
+    return Registry.parse(name, reply).fenced
 
 
 def find_natives(view: View, names: Iterable[bytes]) -> Plan[None]:
