@@ -12,6 +12,7 @@ import redis
 import braidstream
 from tests.support.matrix import on_every_engine
 from tests.support.servers import NEWEST, Engine
+from tests.support.waiting import eventually
 
 flavour = on_every_engine
 
@@ -218,6 +219,15 @@ def opener(engine: Engine, request: pytest.FixtureRequest) -> Iterator[Callable[
         client.close()
 
 
+def _all_wait(region: braidstream.Redis, readers: int) -> None:
+    """Until every reader is back: the order of those that wait is what is tested."""
+    eventually(
+        lambda: region.info("clients")["blocked_clients"] == readers,
+        within_s=10,
+        why="every reader should wait in the engine",
+    )
+
+
 def _read_fairly(
     region: braidstream.Redis,
     opener: Callable[[], redis.Redis],
@@ -239,7 +249,10 @@ def _read_fairly(
     for number in range(total):
         region.twrite("log", "t", str(number))
         most = max(most, region.xpending("log", "g")["pending"])
-        time.sleep(0.02 if readers < 10 else 0.005)
+        if readers < 10:
+            _all_wait(region, readers)
+        else:
+            time.sleep(0.005)
     for _ in range(200):
         if sum(len(reader.got) for reader in crowd) >= total:
             break

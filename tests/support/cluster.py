@@ -11,6 +11,7 @@ from redis.crc import key_slot
 from redis.exceptions import AskError, ClusterCrossSlotError, MovedError, ResponseError, TryAgainError
 
 from braidstream import lua as functions
+from braidstream.admin import log_moves
 from braidstream.admin.adoption import adopt_command, append_command, release_command, set_aside_command
 from braidstream.commands.produce import call
 from braidstream.commands.table import TABLE
@@ -305,6 +306,11 @@ def say_every_log_function(view: View, said: Nodes, name: bytes) -> None:
     assert run(command(view, *read), said) == [[offset, b"tag", b"entry"]]
     assert run(command(view, *read), said) == []
     assert run(command(view, b"TACK", name, b"g", b"1-%d" % offset), said) == 1
+    for writer, force in ((2, False), (1, True)):
+        epoch = log_moves.home_of(run(log_moves.read_log(name), said))
+        assert run(log_moves.end_epoch(name, epoch, writer, force=force), said) > offset
+    assert run(log_moves.append_tail(name, Strand(name, "t", 2, 1), [(offset, b"tag", b"entry")]), said) == 1
+    view.forget(name)
     run(command(view, b"DEL", name), said)
 
 

@@ -12,6 +12,7 @@ from braidstream.cli import (
     doctor,
     gateway,
     init,
+    log_verbs,
     region,
     replicate,
     spark,
@@ -56,6 +57,7 @@ app.command("groups", cls=UrlCommand)(streams.groups)
 app.command("tail", cls=UrlCommand)(streams.tail)
 spark.app.command("compact", cls=UrlCommand)(compact.compact)
 app.add_typer(dead.app, name="dead")
+app.add_typer(log_verbs.app, name="log")
 app.add_typer(region.app, name="region")
 app.add_typer(spark.app, name="spark")
 app.add_typer(tune.app, name="tune")

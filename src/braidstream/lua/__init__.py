@@ -20,11 +20,23 @@ from braidstream.model.region_config import Region
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.retries import Retries
 
-VERSION: Final = 10
+VERSION: Final = 11
 NAME: Final = "braidstream"
 _PARTS: Final = (
     *("rights", "id", "meta", "clock", "vector", "strand", "chosen", "settings", "group", "log"),
-    *("log_group", "braid", "native", "journal", "entry", "idempotence", "acks", "glance", "merge", "mend"),
+    *(
+        "log_group",
+        "log_move",
+        "braid",
+        "native",
+        "journal",
+        "entry",
+        "idempotence",
+        "acks",
+        "glance",
+        "merge",
+        "mend",
+    ),
     *("region", "database", "library"),
 )
 

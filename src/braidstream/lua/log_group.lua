@@ -95,19 +95,24 @@ do
     return out, dropped
   end
 
-  local function take_new(strands, group, policy, room, out)
-    for _, strand in ipairs(strands) do
+  -- `ends`: the last offset of each strand that counts. What a former home wrote beyond it is not part of the log.
+  local function take_new(strands, ends, group, policy, room, out)
+    for at, strand in ipairs(strands) do
       if room <= 0 then break end
       local got = redis.call('XREADGROUP', 'GROUP', group, policy, 'COUNT', room, 'STREAMS', strand, '>')
       for _, entry in ipairs(got and got[1][2] or {}) do
-        out[#out + 1] = entry
-        room = room - 1
+        if less_number(ends[at], string.sub(entry[1], 3)) then
+          redis.call('XACK', strand, group, entry[1])
+        else
+          out[#out + 1] = entry
+          room = room - 1
+        end
       end
     end
-    return room
   end
 
-  --[[ log_take: FCALL bs_log_take n <keys> <group> <count> <retry> <expire> <max> <0|1: ticket> <block> <token>
+  --[[ log_take: FCALL bs_log_take n <keys> <group> <count> <retry> <expire> <max> <0|1: ticket> <block> <token> <end>...
+       <end>: of each strand, the last offset that counts.
        <block>: empty: do not wait; `+<ms>`: wait so long from now; otherwise until then.
        Returns {entries, state, until, token, count, wait ms}:
          state 0   nothing to wait for: there are entries, or the time is up
@@ -136,7 +141,7 @@ do
     local free = max - pending - reserved_in(at.waits, now)
     local may_take = args[6] == '1' or not queued
     local before = #out
-    if may_take then take_new(strands, group, policy, math.min(count - #out, free), out) end
+    if may_take then take_new(strands, { unpack(args, 9) }, group, policy, math.min(count - #out, free), out) end
     free, pending = free - (#out - before), pending + (#out - before)
     if #out > 0 then
       if queued and free > 0 then redis.call('XADD', at.room, 'MAXLEN', 1, '*', 'r', 1) end

@@ -179,8 +179,9 @@ local function create_strand(meta, strand, label, own, bell)
   if start and start ~= '0-0' then redis.call('XSETID', strand, start) end
   local duration, size = native_settings(meta)
   if duration and own and not logs.is_label(label) then redis.call('XCFGSET', strand, 'IDMP-DURATION', duration, 'IDMP-MAXSIZE', size) end
-  join_groups(meta, strand, label, life or '0', bell)
-  register(meta, label, life or '0', '+', cut or '0-0')
+  life = life or select(3, split_label(label)) or '0'
+  join_groups(meta, strand, label, life, bell)
+  register(meta, label, life, '+', cut or '0-0')
 end
 
 -- The error if `create_strand` would fail: a missing right or a stale bell. A strand without its registry

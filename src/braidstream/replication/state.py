@@ -34,6 +34,7 @@ _ASIDE: Final = (
     MetaField.REDONE,
     MetaField.FENCE,
     MetaField.PASSED_ON,
+    MetaField.RESCUED,
 )
 # Also local: where a strand of ours began, and what was restored in it. A change of these wakes the links.
 LOCAL: Final = (*_ASIDE, MetaField.NEW, MetaField.MENDED)

@@ -152,15 +152,16 @@ def _deliver(view: View, parts: list[Segment], spec: Read, patience: _Patience) 
 
 def _deliver_once(parts: list[Segment], spec: Read, patience: _Patience) -> Plan[list[Any]]:
     """Older epochs first. One slice of waiting on the last strand."""
-    *older, last = [part.strand for part in parts]
-    for strand in older:
-        rows = _rows((yield from send_one(_native(spec, _NOACK, strand.key, noack=True))))
-        if rows:
+    *older, last = parts
+    for part in older:
+        rows = _rows((yield from send_one(_native(spec, _NOACK, part.strand.key, noack=True))))
+        if rows := [row for row in rows if row[0] <= part.last]:
             return rows
     if patience.is_over:
-        return _rows((yield from send_one(_native(spec, _NOACK, last.key, noack=True))))
+        return _rows((yield from send_one(_native(spec, _NOACK, last.strand.key, noack=True))))
     turn = patience.turn_ms
-    [reply] = yield Batch([_native(spec, _NOACK, last.key, noack=True, block_ms=turn)], block_ms=turn)
+    command = _native(spec, _NOACK, last.strand.key, noack=True, block_ms=turn)
+    [reply] = yield Batch([command], block_ms=turn)
     if reply is None:
         patience.waited(turn)
     return _rows(reply)
@@ -232,7 +233,8 @@ def _take(view: View, parts: list[Segment], spec: Read, patience: _Patience) -> 
     while True:
         limit = view.recall(last.name).log.pending
         times = (spec.group, spec.count, spec.retry_ms, spec.expire_ms, limit)
-        call: Command = ("FCALL", "bs_log_take", len(where), *where, *times, ticket, patience.until, token)
+        words: Command = (*times, ticket, patience.until, token, *(part.last for part in parts))
+        call: Command = ("FCALL", "bs_log_take", len(where), *where, *words)
         page, state, until, token, most, turn = yield from send_one(call)
         if page or state == 0:
             patience.end()

@@ -34,6 +34,10 @@ def write(view: View, argv: Argv) -> Plan[int | list[int]]:
     while True:
         retries.count()
         registry = yield from find_log(view, name)
+        if view.log_home(name).writer != view.region.writer and view.carriage.may_look_again:
+            # We are about to refuse: do so by what is true now, not a second ago.
+            view.forget(name)
+            registry = yield from read_registry(view, name)
         home = _home_here(view, name)
         try:
             natives = yield from append_run(view, home, _commands(home, spec, registry))

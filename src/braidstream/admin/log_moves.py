@@ -1,0 +1,90 @@
+"""Move the home of a log to another region: the plans behind `braid log move` and `braid log rescue`.
+
+move      seal at the old home, bring the registry to the new one, which continues at the next offset
+force     the old home is lost: the new one continues after the last offset that has arrived there
+rescue    the old home is back: what it wrote meanwhile is appended at the new home, with new offsets
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from braidstream.commands.drop import AT_ONCE, drop_command
+from braidstream.errors import BraidError
+from braidstream.model import keys
+from braidstream.model.command import Command
+from braidstream.model.keys import LOG
+from braidstream.model.meta import Registry
+from braidstream.model.offset_log import Epoch, offset_id, offset_of
+from braidstream.model.strand import Strand
+from braidstream.protocol.append import ensure_command
+from braidstream.protocol.identify import read_region
+from braidstream.protocol.lookup import registry_of
+from braidstream.protocol.plan import Plan, send_one
+from braidstream.protocol.stream_view import View
+
+# How many entries one call rescues.
+PAGE: Final = 300
+
+Entries = list[tuple[int, bytes, bytes]]
+
+
+def read_log(name: bytes) -> Plan[Registry]:
+    """The registry of a log. An error if it is none."""
+    reply = yield from send_one(registry_of(name), resend=True)
+    registry = Registry.parse(name, reply)
+    if registry.home is None or not (registry.is_log or not registry.exists):
+        raise BraidError(f"{name.decode(errors='replace')!r} is not a log.")
+    return registry
+
+
+def home_of(registry: Registry) -> Epoch:
+    assert registry.home is not None
+    return registry.home
+
+
+def strand_of_epoch(name: bytes, epoch: Epoch) -> Strand:
+    return Strand(name, LOG, epoch.writer, epoch.number)
+
+
+def end_epoch(name: bytes, epoch: Epoch, to: int, *, force: bool) -> Plan[int]:
+    """End an epoch and begin the next one at region `to`. Returns its first offset. You can repeat it.
+
+    force: at the new home, without the old one.
+    """
+    where = (keys.meta(name), strand_of_epoch(name, epoch).key)
+    function = "bs_log_force" if force else "bs_log_seal"
+    call: Command = ("FCALL", function, 2, *where, epoch.number, epoch.writer, to)
+    return int((yield from send_one(call)))
+
+
+def lost_tails(name: bytes, registry: Registry, writer: int) -> Iterator[tuple[Strand, int]]:
+    """Own strands of a region whose epochs are over, and the last offset of each that counts."""
+    following = [*registry.epochs[1:], None]
+    for epoch, after in zip(registry.epochs, following, strict=False):
+        if after is not None and epoch.writer == writer:
+            yield strand_of_epoch(name, epoch), after.first - 1
+
+
+def read_tail(strand: Strand, after: int) -> Plan[Entries]:
+    """A page of what a strand has beyond its epoch."""
+    words = ("XRANGE", strand.key, b"(" + offset_id(after), "+", "COUNT", PAGE)
+    page: list[Any] = yield from send_one(words, resend=True)
+    return [(offset_of(native), fields[1], fields[3]) for native, fields in page]
+
+
+def append_tail(name: bytes, old: Strand, entries: Entries) -> Plan[int]:
+    """Append them at the home, each once. Returns how many were new."""
+    registry = yield from read_log(name)
+    home = strand_of_epoch(name, home_of(registry))
+    yield from send_one(ensure_command(home, registry.bell))
+    words = [word for entry in entries for word in entry]
+    call: Command = ("FCALL", "bs_log_rescue", 2, keys.meta(name), home.key, home.label, old.label, *words)
+    return int((yield from send_one(call)))
+
+
+def delete_tail(strand: Strand, entries: Entries) -> Plan[None]:
+    """Delete what was rescued, in this region, and by its journal in the others."""
+    view = View((yield from read_region()))
+    for first in range(0, len(entries), AT_ONCE):
+        natives = [offset_id(offset) for offset, _, _ in entries[first : first + AT_ONCE]]
+        yield from send_one(drop_command(view, strand, natives, (b"KEEPREF", b"")))

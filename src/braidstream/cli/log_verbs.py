@@ -1,0 +1,254 @@
+"""`braid log`: create a log, show and move its home, change its settings, evict and follow entries."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from braidstream import config as files
+from braidstream.admin import log_moves
+from braidstream.cli.reach import Json, report, trouble
+from braidstream.cli.replicate import ConfigFile
+from braidstream.clients.sync import Redis, ServerError
+from braidstream.config import Config, RegionConfig
+from braidstream.errors import BraidError
+from braidstream.model.meta import Registry
+from braidstream.model.offset_log import DEFAULT_PENDING
+from braidstream.model.region_config import Region
+from braidstream.net.wire import parse_address
+from braidstream.protocol.identify import read_region
+from braidstream.replication.endpoint import Endpoint
+from braidstream.replication.link import Link
+
+app = typer.Typer(help="Logs: entries with offsets.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="The log.")]
+
+
+@contextmanager
+def _opened(config: Path, as_json: bool) -> Iterator[Config]:
+    with trouble(config, as_json):
+        yield files.load(config)
+
+
+def _client(region: RegionConfig) -> Redis:
+    return Redis.from_url(region.url, decode_responses=True)
+
+
+def _home(known: Config, name: str) -> tuple[RegionConfig, Registry]:
+    """The region that a log is written in, as the regions that answer know it. The latest epoch counts."""
+    found, errors = list[Registry](), list[str]()
+    for region in known.region:
+        try:
+            with _client(region) as client:
+                found.append(client.run_plan(log_moves.read_log(name.encode())))
+        except (BraidError, ServerError, OSError) as error:
+            errors.append(f"{region.name}: {error}")
+    if not found:
+        raise BraidError(f"no region has the log {name!r}. " + "; ".join(errors))
+    registry = max(found, key=lambda each: log_moves.home_of(each))
+    return known.named(str(log_moves.home_of(registry).writer)), registry
+
+
+@app.command("create")
+def create(
+    name: Name,
+    home: Annotated[str, typer.Option(help="The region that writes it: its name or number.")],
+    config: ConfigFile = Path("braid.toml"),
+    as_json: Json = False,
+) -> None:
+    """Create an empty log and choose its home, before several regions write it at once.
+
+    Example: braid log create payments --home us-east
+    """
+    with _opened(config, as_json) as known:
+        region = known.named(home)
+        with _client(region) as client:
+            if not client.exists(name):
+                client.tcfgset(name, pending=DEFAULT_PENDING)
+            registry = client.run_plan(log_moves.read_log(name.encode()))
+    writer = log_moves.home_of(registry).writer
+    text = f"log {name} is written in region {writer}."
+    report(as_json, {"log": name, "home": writer}, text)
+
+
+@app.command("info")
+def info(name: Name, config: ConfigFile = Path("braid.toml"), as_json: Json = False) -> None:
+    """Show the home of a log, its epochs, and the first and last offset in every region.
+
+    Example: braid log info payments
+    """
+    with _opened(config, as_json) as known:
+        home, registry = _home(known, name)
+        rows = list[dict[str, Any]]()
+        for region in known.region:
+            try:
+                with _client(region) as client:
+                    (first, last), _ = client.tread(name, count=0, withinfo=True)
+                    rows.append({"region": region.name, "first": first, "last": last})
+            except (BraidError, ServerError, OSError) as error:
+                rows.append({"region": region.name, "error": str(error)})
+    epochs = [{"epoch": each.number, "region": each.writer, "first": each.first} for each in registry.epochs]
+    facts = {"log": name, "home": home.name, "epochs": epochs, "regions": rows}
+    lines = [f"log {name}, home {home.name}"]
+    lines += [
+        f"  epoch {each['epoch']}: region {each['region']}, from offset {each['first']}" for each in epochs
+    ]
+    lines += [
+        f"  {row['region']}: {row.get('error') or 'offsets {} to {}'.format(row['first'], row['last'])}"
+        for row in rows
+    ]
+    report(as_json, facts, "\n".join(lines))
+
+
+@app.command("move")
+def move(
+    name: Name,
+    to: Annotated[str, typer.Option(help="The new home: its name or number.")],
+    force: Annotated[
+        bool, typer.Option(help="The old home is lost. Entries that have not arrived get new offsets later.")
+    ] = False,
+    config: ConfigFile = Path("braid.toml"),
+    as_json: Json = False,
+) -> None:
+    """Move the home of a log to another region. You can run it again if it fails.
+
+    The offsets continue without a gap. Writers of the old home get HOME errors from then on, and must write
+    in the new one. With --force the new home continues after the last entry that it has. When the old home is
+    back, run `braid log rescue`.
+
+    Example: braid log move payments --to eu-west
+    """
+    with _opened(config, as_json) as known:
+        target, (home, registry) = known.named(to), _home(known, name)
+        epoch = log_moves.home_of(registry)
+        if home.id == target.id:
+            first = epoch.first
+            if not force and len(registry.epochs) > 1:
+                asyncio.run(_bring(name, known.named(str(registry.epochs[-2].writer)), target))
+        else:
+            place = target if force else home
+            with _client(place) as client:
+                plan = log_moves.end_epoch(name.encode(), epoch, target.id, force=force)
+                first = client.run_plan(plan)
+            if not force:
+                asyncio.run(_bring(name, home, target))
+    text = f"log {name} is written in {target.name} from offset {first} on."
+    report(as_json, {"log": name, "home": target.name, "first": first}, text)
+
+
+async def _bring(name: str, source: RegionConfig, target: RegionConfig) -> None:
+    """Bring the registry and the rest of the log to the new home, whether daemons run or not."""
+    ends, regions = [Endpoint(parse_address(each.url)) for each in (source, target)], list[Region]()
+    try:
+        for end in ends:
+            await end.connect()
+            regions.append(await end.run(read_region()))
+        await Link(*ends, here=regions[0], there=regions[1]).sync(name.encode())
+    finally:
+        for end in ends:
+            end.close()
+
+
+@app.command("rescue")
+def rescue(name: Name, config: ConfigFile = Path("braid.toml"), as_json: Json = False) -> None:
+    """Append what former homes wrote after their epochs had ended, with new offsets, at the home.
+
+    Needed after `braid log move --force`, and if two regions created one log at once. Each entry is appended
+    once, also if you run it again.
+
+    Example: braid log rescue payments
+    """
+    rescued = 0
+    with _opened(config, as_json) as known:
+        home, registry = _home(known, name)
+        for region in known.region:
+            if region.id == home.id:
+                continue
+            asyncio.run(_bring(name, home, region))  # it seals its strand when it learns of the next epoch
+            with _client(region) as old, _client(home) as new:
+                rescued += _rescue(name.encode(), (old, new), registry, region.id)
+    report(as_json, {"log": name, "rescued": rescued}, f"{rescued} entries of {name} have new offsets.")
+
+
+def _rescue(name: bytes, clients: tuple[Redis, Redis], registry: Registry, writer: int) -> int:
+    (old, new), done = clients, 0
+    for strand, end in log_moves.lost_tails(name, registry, writer):
+        while entries := old.run_plan(log_moves.read_tail(strand, end)):
+            done += new.run_plan(log_moves.append_tail(name, strand, entries))
+            old.run_plan(log_moves.delete_tail(strand, entries))
+    return done
+
+
+@app.command("set")
+def set_(
+    name: Name,
+    pending: Annotated[int | None, typer.Option(help="How many entries of a group may be pending.")] = None,
+    backlog: Annotated[int | None, typer.Option(help="How many entries stay at least; 0: all.")] = None,
+    config: ConfigFile = Path("braid.toml"),
+    as_json: Json = False,
+) -> None:
+    """Change the settings of a log, in all regions.
+
+    Example: braid log set payments --backlog 1000000
+    """
+    with _opened(config, as_json) as known:
+        home, _ = _home(known, name)
+        with _client(home) as client:
+            client.tcfgset(name, pending=pending, backlog=backlog)
+            facts = client.xinfo_stream(name)
+    now = {"pending": facts["pending-max"], "backlog": facts["backlog"]}
+    text = f"log {name}: pending {now['pending']}, backlog {now['backlog']}"
+    report(as_json, {"log": name, **now}, text)
+
+
+@app.command("evict")
+def evict(
+    name: Name,
+    keep: Annotated[int | None, typer.Option(min=0, help="Keep at least so many entries.")] = None,
+    before: Annotated[int | None, typer.Option(min=1, help="Evict entries before this offset.")] = None,
+    config: ConfigFile = Path("braid.toml"),
+    as_json: Json = False,
+) -> None:
+    """Evict old entries of a log.
+
+    Example: braid log evict payments --keep 1000000
+    """
+    if (keep is None) == (before is None):
+        raise typer.BadParameter("give --keep or --before.")
+    with _opened(config, as_json) as known:
+        home, _ = _home(known, name)
+        with _client(home) as client:
+            gone = client.tevict(name, keep=keep) if before is None else client.tevict(name, before - 1)
+    report(as_json, {"log": name, "evicted": gone}, f"{gone} entries of {name} were evicted.")
+
+
+@app.command("tail")
+def tail(
+    name: Name,
+    start: Annotated[int | None, typer.Option("--from", min=1, help="The first offset to show.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Stop after so many entries.")] = None,
+    region: Annotated[str | None, typer.Option(help="Read here. Default: at the home.")] = None,
+    config: ConfigFile = Path("braid.toml"),
+    as_json: Json = False,
+) -> None:
+    """Show the entries of a log, and new ones as they are written.
+
+    Example: braid log tail payments --from 1000
+    """
+    with _opened(config, as_json) as known:
+        place = _home(known, name)[0] if region is None else known.named(region)
+        with _client(place) as client:
+            if start is None:
+                start = client.tread(name, count=0, withinfo=True)[0][1] + 1
+            shown = 0
+            while count is None or shown < count:
+                wanted = 100 if count is None else min(100, count - shown)
+                for offset, tag, entry in client.tread(name, start, wanted, block=1_000, skip=True):
+                    facts = {"offset": offset, "tag": tag, "entry": entry}
+                    typer.echo(json.dumps(facts) if as_json else f"{offset}  {tag}  {entry}")
+                    start, shown = offset + 1, shown + 1

@@ -1,0 +1,77 @@
+--[[ The home of a log moves: an epoch ends, and the next one begins in another region (model/offset_log.py).
+
+       seal      at the old home: notes the last offset N, and the engine refuses every further 0-*
+                 the registry says `<epoch + 1>.<to>:N+1`, and the new home starts there as soon as it knows
+       force     at the new home, if the old one is lost: N is the last offset that has arrived here
+       rescue    at the new home, if the old one is back: what it wrote after N gets new offsets, once ]]
+do
+  local SEALED = '1-0'
+  local RESCUED_AT_ONCE = 1000
+
+  -- The last epoch: number, writer, first offset; and all of them as text.
+  local function current(meta)
+    local homes = redis.call('HGET', meta, META.HOMES) or ''
+    local epoch, writer, first = string.match(homes, '(%d+)%.(%d+):(%d+)$')
+    return { number = epoch, writer = writer, first = first, text = homes }
+  end
+
+  local function begin(meta, now, to, after)
+    local first = successor(after)
+    redis.call('HSET', meta, META.HOMES, now.text .. ' ' .. string.format('%d', now.number + 1) .. '.' .. to .. ':' .. first)
+    return tonumber(first)
+  end
+
+  -- Where the strand of the last epoch ends here: the offset, or nil if it is sealed.
+  local function end_here(meta, strand, now)
+    local _, _, cut = registered(meta, KIND.LOG .. now.number .. '.' .. now.writer)
+    local last = last_of(strand) or cut or '0-0'
+    if not less(last, SEALED) then return nil end
+    local offset, before = string.match(last, '%d+$'), predecessor(now.first)
+    return less_number(offset, before) and before or offset
+  end
+
+  --[[ log_seal: FCALL bs_log_seal 2 <meta> <strand of the last epoch> <its epoch> <its writer> <to>
+       Returns the first offset of the next epoch. BSSTALE: the last epoch is another. You can call it again. ]]
+  function logs.seal(keys, args)
+    local meta, strand, now = keys[1], keys[2], current(keys[1])
+    if now.writer == args[3] then return tonumber(now.first) end -- it is the home already
+    if now.number ~= args[1] or now.writer ~= args[2] then return redis.error_reply('BSSTALE the home has moved') end
+    local after = end_here(meta, strand, now)
+    if not after then return redis.error_reply('BSSTALE the log is sealed') end
+    local refused = denied(meta, 'HSET', 'XSETID')
+    if refused then return refused end
+    if redis.call('EXISTS', strand) == 1 then redis.call('XSETID', strand, SEALED) end
+    return begin(meta, now, args[3], after)
+  end
+
+  --[[ log_force: the same at the new home, whose copy may lack the end. The strand is not sealed here: its writer does that
+       when it learns of the next epoch. FCALL bs_log_force 2 <meta> <strand> <epoch> <writer> <to> ]]
+  function logs.force(keys, args)
+    local meta, strand, now = keys[1], keys[2], current(keys[1])
+    if now.writer == args[3] then return tonumber(now.first) end -- it is the home already
+    if now.number ~= args[1] or now.writer ~= args[2] then return redis.error_reply('BSSTALE the home has moved') end
+    local after = end_here(meta, strand, now)
+    if not after then return redis.error_reply('BSSTALE the log is sealed') end
+    return begin(meta, now, args[3], after)
+  end
+
+  --[[ log_rescue: FCALL bs_log_rescue 2 <meta> <home strand> <home label> <label of the old strand> (<offset> <tag> <entry>)...
+       Appends entries of an old home that are beyond its epoch. `r:<label>` notes the last one, so each is appended once.
+       Returns how many were new. BSSTALE: the home is another, or its strand does not exist. ]]
+  function logs.rescue(keys, args)
+    local meta, home, field = keys[1], keys[2], META.RESCUED .. args[2]
+    if logs.home_label(redis.call('HGET', meta, META.HOMES)) ~= args[1] or redis.call('EXISTS', home) == 0 then
+      return redis.error_reply('BSSTALE the home is another')
+    end
+    if #args - 2 > 3 * RESCUED_AT_ONCE or (#args - 2) % 3 ~= 0 then return redis.error_reply('BSBATCH malformed entries') end
+    local upto, done = redis.call('HGET', meta, field) or '0', 0
+    for at = 3, #args, 3 do
+      if less_number(upto, args[at]) then
+        redis.call('XADD', home, 'NOMKSTREAM', '0-*', 't', args[at + 1], 'e', args[at + 2])
+        upto, done = args[at], done + 1
+      end
+    end
+    if done > 0 then redis.call('HSET', meta, field, upto) end
+    return done
+  end
+end

@@ -1,0 +1,78 @@
+"""`braid log`: where a log is written, its home moved, its settings, its entries."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cli import braid
+from tests.support.world import World
+
+
+@pytest.fixture
+def world(make_world: Callable[..., World]) -> World:
+    return make_world(2)
+
+
+@pytest.fixture
+def toml(world: World, tmp_path: Path) -> Path:
+    path = tmp_path / "braid.toml"
+    parts = [
+        f'[[region]]\nid = {number}\nname = "region-{number}"\nurl = "{engine.url}"\n'
+        for number, engine in enumerate(world.engines, 1)
+    ]
+    path.write_text("\n".join(parts), encoding="utf-8")
+    return path
+
+
+def log(toml: Path, verb: str, *words: str) -> Any:
+    done = braid("log", verb, "ledger", *words, "--config", str(toml), "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()][-1]
+
+
+def test_a_log_is_created_moved_set_evicted_and_followed(world: World, toml: Path) -> None:
+    assert log(toml, "create", "--home", "region-2") == {"log": "ledger", "home": 2}
+    assert log(toml, "create", "--home", "region-2") == {"log": "ledger", "home": 2}
+    world[2].twrite("ledger", entries=[("t", str(n)) for n in range(1, 6)])
+    assert log(toml, "move", "--to", "region-1") == {"log": "ledger", "home": "region-1", "first": 6}
+    assert log(toml, "move", "--to", "region-1")["first"] == 6
+    assert world[1].twrite("ledger", "t", "6") == 6
+    found = log(toml, "info")
+    assert found["home"] == "region-1"
+    assert found["epochs"] == [
+        {"epoch": 0, "region": 2, "first": 1},
+        {"epoch": 1, "region": 1, "first": 6},
+    ]
+    assert found["regions"][0] == {"region": "region-1", "first": 1, "last": 6}
+    assert log(toml, "set", "--backlog", "500") == {"log": "ledger", "pending": 1000, "backlog": 500}
+    assert log(toml, "evict", "--before", "3") == {"log": "ledger", "evicted": 2}
+    assert log(toml, "tail", "--from", "1", "--count", "2") == {"offset": 4, "tag": "t", "entry": "4"}
+    assert "home region-1" in braid("log", "info", "ledger", "--config", str(toml)).stdout
+
+
+def test_a_lost_home_is_replaced_and_its_entries_are_rescued(world: World, toml: Path) -> None:
+    world[1].twrite("ledger", entries=[("t", "1"), ("t", "2")])
+    world.sync()
+    world[1].twrite("ledger", "t", "late")
+    cut_off = toml.with_name("cut-off.toml")
+    cut_off.write_text(toml.read_text().replace(world.engines[0].url, "redis://127.0.0.1:1"))
+    assert log(cut_off, "move", "--to", "region-2", "--force")["first"] == 3
+    assert world[2].twrite("ledger", "t", "3") == 3
+    assert world[1].twrite("ledger", "t", "later") == 4  # it does not know yet
+    assert log(toml, "rescue") == {"log": "ledger", "rescued": 2}
+    assert log(toml, "rescue") == {"log": "ledger", "rescued": 0}
+    assert [row[2] for row in world[2].tread("ledger")] == ["1", "2", "3", "late", "later"]
+    world.sync()
+    assert world[1].tread("ledger") == world[2].tread("ledger")
+
+
+def test_what_is_no_log_is_said(world: World, toml: Path) -> None:
+    world[1].xadd("stream", {"a": "1"})
+    for name in ("stream", "missing"):
+        done = braid("log", "info", name, "--config", str(toml))
+        assert done.returncode == 1
+        assert f"'{name}' is not a log" in done.stderr
+    assert braid("log", "evict", "stream", "--config", str(toml)).returncode == 2
