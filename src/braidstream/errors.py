@@ -8,7 +8,7 @@ BraidError
 |-- NotARegionError     the server has no bs:config yet
 |-- RegionTakenError    the server already is another region
 |-- LibraryError        the engine functions are missing, or newer than this client
-|-- ConfigError         braid.toml is wrong, or does not have what was asked for
+|-- ConfigError         braid.toml is wrong, or lacks the region that was named
 |   `-- ClusterError    the server is a node of a cluster
 |-- LostError           a connection to an engine was lost, or never made
 |-- UnreachableError    none of the servers that a Spark job may use answers

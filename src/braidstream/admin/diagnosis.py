@@ -53,7 +53,7 @@ class Setup:
     """How a region's server is set up. settings: empty if CONFIG is forbidden.
 
     strays: native streams under the name of one of ours; natives: other native streams.
-    denied: commands that the user may not run; None if that cannot be asked.
+    denied: commands that the user may not run; None if that cannot be checked.
     """
 
     name: str
@@ -91,8 +91,8 @@ def _denied(user: str) -> Plan[tuple[str, ...] | None]:
     replies = yield Batch([("ACL", "DRYRUN", user, *words) for words in _NEEDED], resend=True, attempt=True)
     if any(isinstance(reply, ReplyError) for reply in replies):
         return None
-    asked = zip(_NEEDED, replies, strict=True)
-    return tuple(str(words[0]) for words, reply in asked if bytes(reply) != b"OK")
+    checked = zip(_NEEDED, replies, strict=True)
+    return tuple(str(words[0]) for words, reply in checked if bytes(reply) != b"OK")
 
 
 def diagnose(setups: Sequence[Setup], listed: dict[int, str], durability: dict[str, str]) -> list[Finding]:

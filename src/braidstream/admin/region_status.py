@@ -1,4 +1,4 @@
-"""The state of all regions and links, as `braid status` shows it: read from the engines, no daemon is asked.
+"""The state of all regions and links, as `braid status` shows it: read from the engines, not from daemons.
 
     engines --read_view()--> View of each region --overview()--> Overview: links, problems
 
@@ -84,7 +84,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class LinkView:
-    """One direction. status: None if nobody knows."""
+    """One direction. status: None if unknown."""
 
     source: str
     target: str

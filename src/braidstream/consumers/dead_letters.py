@@ -49,11 +49,11 @@ class DeadLetter:
 def parse(words: Sequence[bytes]) -> DeadLetter | None:
     """A dead letter, by the fields and values of its entry. None if the entry is none."""
     head = dict(zip(words[: 2 * len(_NAMES) : 2], words[1 : 2 * len(_NAMES) : 2], strict=True))
-    told = [head.get(_PREFIX + name.encode()) for name in _NAMES]
-    if any(each is None for each in told):
+    found = [head.get(_PREFIX + name.encode()) for name in _NAMES]
+    if any(each is None for each in found):
         return None
     stream, id, group, consumer, attempts, reason = (
-        each.decode("utf-8", "replace") for each in told if each is not None
+        each.decode("utf-8", "replace") for each in found if each is not None
     )
     number = int(attempts) if attempts.isdecimal() else 0
     return DeadLetter(stream, id, group, consumer, number, reason, tuple(words[2 * len(_NAMES) :]))

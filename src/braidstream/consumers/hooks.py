@@ -1,4 +1,4 @@
-"""What surrounds a handler: middleware, and what consumers tell about their work.
+"""What surrounds a handler: middleware, and hooks for metrics and traces.
 
     @consumer.middleware
     def timed(messages: Sequence[Message], call_next: Callable[[], None]) -> None:

@@ -197,7 +197,7 @@ class Turns:
         return set((yield from command(view_of, "XCLAIM", stream, *names, 0, *texts, *options, "JUSTID")))
 
     def _extend(self, view_of: ViewOf, now: float) -> Plan[None]:
-        """Tell the engine that we still work on what we hold."""
+        """Reset the idle time of entries in hand: we still work on them."""
         hand = self.hand
         for stream, helds in _by_stream(hand.held.values()).items():
             if any(held.lease <= now for held in helds):

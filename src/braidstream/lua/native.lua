@@ -25,7 +25,7 @@ end
      The native stream <name> becomes this region's `c` strand. Its groups start at 0 on strands that are created
      later: no entry of another region is skipped.
      Returns {entries, groups}. BSNONATIVE if there is no native stream, BSTAKEN if the stream exists already.
-     Why a function: between the steps an entry could be appended to a key that nobody reads. ]]
+     Why a function: between the steps an entry could be appended to a key that is not read. ]]
 function native_adopt(keys, args)
   local bell = take_bell(keys, args[4])
   local meta, s, c, name = keys[1], keys[2], keys[3], keys[4]

@@ -59,8 +59,8 @@ class StreamCache:
     calls, settings: for idempotent producers: the call up to the message, and non-default settings.
     native: streams whose messages the engine itself deduplicates; empty while the region has peers.
     readings: the state of groups, by stream and group.
-    natives: names that were native streams of the engine when somebody last looked. A hint: whoever relies on
-        it must notice that it is no longer true.
+    natives: names of native streams of the engine. A hint: code that relies on it must notice if it is
+        stale.
     """
 
     registries: OrderedDict[bytes, Registry]
@@ -95,7 +95,7 @@ class StreamCache:
         if now_s - self._held_at_s < HELD_S:
             raise ReplyError(
                 f"LOADING region {region.id} ({region.name}) is served by another process, and its IDs were "
-                "ahead of the clock. Its daemon asks the peers which IDs they have"
+                "ahead of the clock. Its daemon reads from the peers which IDs they have"
             )
 
     def learn_region(self, region: Region, now_s: float) -> None:
@@ -152,7 +152,7 @@ class StreamCache:
         self.readings.pop((name, group), None)
 
     def note_native(self, name: bytes, is_native: bool) -> None:
-        """Whether a name is a native stream. A pipeline's cache tells the client's."""
+        """Cache whether a name is a native stream; a pipeline's cache also updates the client's."""
         if not is_native:
             self.natives.discard(name)
         elif len(self.natives) < CACHE_LIMIT:

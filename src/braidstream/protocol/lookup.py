@@ -88,7 +88,7 @@ def find_natives(view: View, names: Iterable[bytes]) -> Plan[None]:
     """Look which names are native streams, and which are streams of ours. One round trip."""
     distinct = list(dict.fromkeys(names))
     types: list[Command] = [("TYPE", name) for name in distinct]
-    # The type first: whoever adopts a stream between the two leaves a registry.
+    # The type first: an adoption between the two leaves a registry.
     replies = yield Batch([*types, *map(registry_of, distinct)], resend=True)
     found = zip(distinct, replies[len(distinct) :], replies[: len(distinct)], strict=True)
     for name, reply, kind in found:

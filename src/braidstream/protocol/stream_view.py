@@ -111,7 +111,7 @@ class View:
         self.cache.forget_reading(name, group)
 
     def is_native(self, name: bytes) -> bool:
-        """Whether a name was a native stream of the engine when somebody last looked."""
+        """Whether a name is a native stream of the engine, by the cache."""
         return name in self.cache.natives
 
     def note_native(self, name: bytes, is_native: bool) -> None:

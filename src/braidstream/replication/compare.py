@@ -64,7 +64,7 @@ async def delete_missing(
     """Delete at the target what the source had and no longer has. own, there: their writers.
 
     None: a copy at the target does not reach as far as ours yet, and what has not come cannot be deleted.
-    All strands are read anew: one that did not exist a moment ago may have come over another link.
+    All strands are read again: one that did not exist a moment ago may have come over another link.
     """
     theirs = await target.run(read_state(ours.name, ours.registry.strands, []))
     for strand, extent in ours.strands.items():
