@@ -1,13 +1,15 @@
 """A region is given back what it lost while its clients go on: what they delete meanwhile stays deleted."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
+from functools import partial
 from threading import Thread
 from typing import TypeVar
 
 import pytest
 
-from braidstream.errors import ReplyError
+from braidstream.errors import BraidError, ReplyError
 from braidstream.model import keys
 from braidstream.protocol.plan import Plan
 from braidstream.replication.link import Link
@@ -18,11 +20,14 @@ T = TypeVar("T")
 
 
 class Interrupted(Here):
-    """Just before entries are put back into this region for the first time, something happens."""
+    """Just before a function is called in this region for the first time, something happens."""
 
-    def __init__(self, world: World, region: int, act: Callable[[], object]) -> None:
+    def __init__(
+        self, world: World, region: int, act: Callable[[], object], before: str = "bs_strand_mend"
+    ) -> None:
         super().__init__(world[region])
         self.act: Callable[[], object] | None = act
+        self.before = before
 
     async def run(self, plan: Plan[T]) -> T:
         return await super().run(self._watched(plan))
@@ -31,7 +36,7 @@ class Interrupted(Here):
         try:
             batch = next(plan)
             while True:
-                if any("bs_strand_mend" in command for command in batch.commands):
+                if any(self.before in command for command in batch.commands):
                     self._interrupt()
                 try:
                     replies = yield batch
@@ -258,3 +263,39 @@ def test_after_all_came_back_a_comparison_deletes_again(make_world: Make) -> Non
     delete_beyond_memory(world, *lost[:2])
     world.ship(3, 1, "x")
     assert_alike(world, before + lost[2:] + later)
+
+
+def flush(world: World, region: int) -> None:
+    """What somebody types by mistake. The functions stay."""
+    with world.engines[region - 1].client() as client:
+        client.flushall()
+
+
+def test_what_a_region_deletes_again_is_not_taken_from_a_peer_that_is_flushed(make_world: Make) -> None:
+    """FLUSHALL breaks no connection: between two commands of a link the peer's copy is gone."""
+    world = make_world(2)
+    written = write(world, 1, "a", "b", "c", "d")
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    assert world[1].xdel("x", written[1]) == 1
+    world.sync()
+    roll_back(world, 1, earlier)
+    peer = Interrupted(world, 2, partial(flush, world, 2), before="bs_entry_list")
+    link = Link(world.endpoints[1], peer, here=world.region(1), there=world.region(2))
+    with contextlib.suppress(ReplyError, BraidError):
+        asyncio.run(link.sync(b"x"))
+    assert peer.happened
+    assert set(written) - {written[1]} <= set(ids(world, 1))
+
+
+def test_a_comparison_deletes_nothing_for_a_server_that_is_flushed(make_world: Make) -> None:
+    world = make_world(3)
+    written, gone = write(world, 1, "a", "b"), write(world, 3, "y", "z")
+    world.sync()
+    delete_beyond_memory(world, *gone, written[1])
+    source = Interrupted(world, 3, partial(flush, world, 3), before="bs_entry_list")
+    link = Link(source, world.endpoints[1], here=world.region(3), there=world.region(1))
+    with contextlib.suppress(ReplyError, BraidError):
+        asyncio.run(link.sync(b"x"))
+    assert source.happened
+    assert written[0] in ids(world, 1)

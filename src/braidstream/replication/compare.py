@@ -10,11 +10,12 @@ last one that it does not have. Where that may be wrong, the target keeps its en
 """
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Final
+from typing import Any, Final
 
+from braidstream.errors import ReplyError
 from braidstream.model import ids
 from braidstream.model.ids import Id
-from braidstream.model.strand import Strand
+from braidstream.model.strand import Strand, facts
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.state import State, read_state
@@ -46,6 +47,22 @@ def list_between(strand: Strand, start: Id, end: Id) -> Plan[list[bytes]]:
         if following is None:
             return found
         at = following
+
+
+async def list_kept(runner: PlanRunner, strand: Strand, where: tuple[Id, Id], last: Id) -> set[bytes]:
+    """The native IDs in a range of a copy that reached up to `last` a moment ago.
+
+    BSMOVED if it no longer does: the server was flushed meanwhile, and what it lacks was not deleted.
+    """
+    found = await runner.run(list_between(strand, *where))
+    [info] = await runner.run(_info(strand))
+    if isinstance(info, ReplyError) or ids.native(facts(info)[b"last-generated-id"]) < last:
+        raise ReplyError(f"BSMOVED a server lost its copy of {strand.key!r} meanwhile")
+    return set(found)
+
+
+def _info(strand: Strand) -> Plan[list[Any]]:
+    return (yield Batch([strand.xinfo()], resend=True, attempt=True))
 
 
 def drop(strand: Strand, natives: Sequence[bytes]) -> Plan[int]:
@@ -99,7 +116,7 @@ async def _missing(
         if not page:
             break
         end = ids.native(page[-1])
-        kept = set(await source.run(list_between(strand, at, end)))
+        kept = await list_kept(source, strand, (at, end), extent.last)
         missing = [
             native for native in page if native not in kept and since <= ids.native(native) <= gone_upto
         ]

@@ -269,16 +269,17 @@ class Pair:
             elif strand.writer in self.region.writers and strand.writer != self.writer:
                 continue
             if upto is not None and not theirs.is_lost(strand):
-                gone += await self._delete_absent(strand, upto)
+                gone += await self._delete_absent(strand, upto, copy.last)
         return gone
 
-    async def _delete_absent(self, strand: Strand, upto: Id) -> int:
+    async def _delete_absent(self, strand: Strand, upto: Id, last: Id) -> int:
+        """last: how far the peer's copy reaches."""
         gone, at = 0, ids.ZERO
         while page := await self.home.run(compare.list_ids(strand, at, upto)):
             end = ids.native(page[-1])
             # Read after the page, so that it shows what another link has restored meanwhile.
             mended = (await self.home.run(read_state(strand.name, [strand], []))).mended(strand)
-            kept = set(await self.peer.run(compare.list_between(strand, at, end)))
+            kept = await compare.list_kept(self.peer, strand, (at, end), last)
             absent = [
                 native for native in page if native not in kept and not compare.is_within(native, mended)
             ]
