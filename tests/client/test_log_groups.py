@@ -121,6 +121,20 @@ def test_a_range_acknowledges_what_is_pending_in_it(region: braidstream.Redis) -
     assert region.xpending("log", "g")["pending"] == 0
 
 
+def test_tack_works_while_memory_is_full(region: braidstream.Redis, engine: Engine) -> None:
+    fill(region, 2)
+    region.tread("log", group="g", retry=LONG)
+    with engine.client() as operator:
+        operator.config_set("maxmemory", "1mb")
+        try:
+            assert region.tack("log", "g", 1) == 1
+            assert region.tack("log", "g", range(1, 3), range(5, 5)) == 1
+        finally:
+            operator.config_set("maxmemory", "0")
+    with pytest.raises(ValueError, match="not empty"):
+        region.tack("log", "g", range(5, 5))
+
+
 def test_withinfo_goes_with_a_group(region: braidstream.Redis) -> None:
     fill(region, 3)
     assert region.tread("log", count=0, group="g", withinfo=True) == ((1, 3), [])

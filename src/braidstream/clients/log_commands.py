@@ -71,7 +71,10 @@ class LogCommands:
 
         A range of offsets: tack(name, group, range(1, 100)), which has no 100, as everywhere in Python.
         """
-        words = [f"{each.start}-{each.stop - 1}" if isinstance(each, range) else each for each in offsets]
+        given = [each for each in offsets if not isinstance(each, range) or len(each)]
+        if not given or any(isinstance(each, range) and each.step != 1 for each in given):
+            raise ValueError("pass offsets, or ranges of step 1 that are not empty")
+        words = [f"{each[0]}-{each[-1]}" if isinstance(each, range) else each for each in given]
         return self._send_log("TACK", name, group, *words)
 
     def tevict(self, name: KeyT, offset: int | None = None, *, keep: int | None = None) -> Any:

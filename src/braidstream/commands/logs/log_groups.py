@@ -259,7 +259,7 @@ def _take(view: View, parts: list[Segment], spec: Read, patience: _Patience) -> 
             release: list[Command] = [("ZREM", waits, token)]
             if len(rows) < most:
                 release.append(("XADD", room, "NOMKSTREAM", "MAXLEN", 1, "*", "r", 1))
-            yield Batch(release)
+            yield Batch(release, attempt=True)  # the entries are delivered, whatever comes of it
             return rows
         ticket = 1  # it waited a whole slice
         if _parts(last.name, (yield from _read_again(view, last.name))) != parts:
@@ -283,7 +283,12 @@ def acknowledge(view: View, argv: Argv) -> Plan[int]:
     ]
     if commands:
         ring: Command = ("XADD", room, "NOMKSTREAM", "MAXLEN", 1, "*", "r", 1)
-        acked += sum((yield Batch([*commands, ring]))[:-1])
+        # The ring may be refused, if memory is full: readers that wait look again after a slice.
+        replies = (yield Batch([*commands, ring], attempt=True))[:-1]
+        for reply in replies:
+            if isinstance(reply, ReplyError):
+                raise reply
+        acked += sum(replies)
     for first, last in ranges:
         acked += yield from _acknowledge_range(parts, group, first, last)
     if not acked and group not in (yield from _read_again(view, name)).groups:
