@@ -68,6 +68,7 @@ class ConsumerBase:
         self.hand = InHand(settings, random.random, time.monotonic())
         self.turns = Turns(settings, self.hand)
         self.must_join = False
+        self.is_reading = False
         self._failures = 0
         self._resume_at = 0.0
         self._has_run = False
@@ -115,14 +116,14 @@ class ConsumerBase:
     def ring(self) -> None:
         """Wake the keeper."""
 
-    def is_done(self, *, is_reading: bool) -> bool:
+    def is_done(self) -> bool:
         """Whether the keeper may end: it was stopped, and all is done or the time is over."""
         if self._stop_at is None:
             return False
         self.hand.is_stopping = True
         if self._is_hurried or time.monotonic() >= self._stop_at:
             return True
-        return self.hand.is_idle and not is_reading
+        return self.hand.is_idle and not self.is_reading
 
     # Handlers
 
@@ -174,6 +175,19 @@ class ConsumerBase:
 
     # The engine
 
+    def hear(self, event: Any) -> None:
+        """What a worker or the taker says: work that is done, a reply, an error; None only wakes."""
+        if event is None:
+            return
+        if isinstance(event, tuple) and len(event) == 3:
+            self.finished(*event)
+            return
+        self.is_reading = False
+        if isinstance(event, Exception):
+            self.pause(event)
+        else:
+            self.took(event)
+
     def tell_refused(self, refused: dict[str, ReplyError]) -> None:
         for what, error in refused.items():
             self.must_join = self.must_join or error.code == "NOGROUP"
@@ -205,13 +219,15 @@ class ConsumerBase:
         self._resume_at = time.monotonic() + self.unreached(error)
 
     def may_read(self, now: float) -> bool:
-        if self._stop_at is not None or now < self._resume_at or self.must_join or self.hand.must_recover:
+        if self.is_reading or self._stop_at is not None or now < self._resume_at:
+            return False
+        if self.must_join or self.hand.must_recover:
             return False
         return self.hand.room > 0
 
-    def may_turn(self, now: float, *, is_reading: bool) -> bool:
+    def may_turn(self, now: float) -> bool:
         """After a lost reply a turn waits for the running read: what that gets is not lost."""
-        if now < self._resume_at or (self.hand.must_recover and is_reading):
+        if now < self._resume_at or (self.hand.must_recover and self.is_reading):
             return False
         return self.must_join or self.turns.is_due(now)
 

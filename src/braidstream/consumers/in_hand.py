@@ -208,7 +208,8 @@ class InHand:
     ) -> list[Failure]:
         """A handler is done with its work. error: of all of it; rejected: those that it could not get."""
         self._running -= 1
-        self._again_running -= work[0].is_again
+        if work[0].is_again:
+            self._again_running -= 1
         failures = list[Failure]()
         for held in work:
             held.is_running = held.is_counted = held.is_again = False

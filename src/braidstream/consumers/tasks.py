@@ -80,7 +80,7 @@ class Consumer(ConsumerBase):
         self._events = deque[Any]()
         self._bell = asyncio.Event()
         self._permits = asyncio.Queue[int]()
-        self._is_reading = self._is_ended = False
+        self._is_ended = False
         self._middleware = list[AsyncMiddleware]()
 
     def middleware(self, function: AsyncMiddleware) -> AsyncMiddleware:
@@ -194,7 +194,7 @@ class Consumer(ConsumerBase):
     # The keeper
 
     async def _keep(self) -> None:
-        while not self.is_done(is_reading=self._is_reading):
+        while not self.is_done():
             now = time.monotonic()
             self._hand_out(now)
             await self._turn(now)
@@ -214,29 +214,19 @@ class Consumer(ConsumerBase):
                     await self._bell.wait()
         self._bell.clear()
         while self._events:
-            self._hear(self._events.popleft())
-
-    def _hear(self, event: Any) -> None:
-        if isinstance(event, tuple) and len(event) == 3:
-            self.finished(*event)
-            return
-        self._is_reading = False
-        if isinstance(event, Exception):
-            self.pause(event)
-        else:
-            self.took(event)
+            self.hear(self._events.popleft())
 
     def _hand_out(self, now: float) -> None:
         """Give work to the workers, and leave to the taker."""
         self.hand.wake(now)
         for work in self.hand.next_work(now):
             self._work.put_nowait(work)
-        if self.may_read(now) and not self._is_reading:
-            self._is_reading = True
+        if self.may_read(now):
+            self.is_reading = True
             self._permits.put_nowait(self.hand.room)
 
     async def _turn(self, now: float) -> None:
-        if not self.may_turn(now, is_reading=self._is_reading):
+        if not self.may_turn(now):
             return
         try:
             if self.must_join:

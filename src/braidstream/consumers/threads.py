@@ -80,7 +80,6 @@ class Consumer(ConsumerBase):
         self._inbox = SimpleQueue[Any]()
         self._permits = SimpleQueue[int | None]()
         self._pool = WorkerPool(concurrency, self._run_work, self._report)
-        self._is_reading = False
         self._middleware = list[Middleware]()
 
     def middleware(self, function: Middleware) -> Middleware:
@@ -167,7 +166,7 @@ class Consumer(ConsumerBase):
     # The keeper
 
     def _keep(self) -> None:
-        while not self.is_done(is_reading=self._is_reading):
+        while not self.is_done():
             now = time.monotonic()
             self._give_up_hanging(now)
             self._hand_out(now)
@@ -184,7 +183,7 @@ class Consumer(ConsumerBase):
         try:
             event = self._inbox.get(timeout=self._patience())
             while True:
-                self._hear(event)
+                self.hear(event)
                 event = self._inbox.get_nowait()
         except Empty:
             pass
@@ -196,18 +195,6 @@ class Consumer(ConsumerBase):
             until = min(until, self._pool.next_overdue(self.settings.timeout, now))
         return max(until - now, 0.0)
 
-    def _hear(self, event: Any) -> None:
-        if event is None:
-            return
-        if isinstance(event, tuple) and len(event) == 3:
-            self.finished(*event)
-            return
-        self._is_reading = False
-        if isinstance(event, Exception):
-            self.pause(event)
-        else:
-            self.took(event)
-
     def _give_up_hanging(self, now: float) -> None:
         if self.settings.timeout is not None:
             for work in self._pool.overdue(self.settings.timeout, now):
@@ -218,12 +205,12 @@ class Consumer(ConsumerBase):
         self.hand.wake(now)
         for work in self.hand.next_work(now):
             self._pool.put(work)
-        if self.may_read(now) and not self._is_reading:
-            self._is_reading = True
+        if self.may_read(now):
+            self.is_reading = True
             self._permits.put(self.hand.room)
 
     def _turn(self, now: float) -> None:
-        if not self.may_turn(now, is_reading=self._is_reading):
+        if not self.may_turn(now):
             return
         try:
             if self.must_join:

@@ -183,7 +183,7 @@ class Turns:
     def _uncount(self, view_of: ViewOf, now: float) -> Plan[None]:
         part = self.hand.uncounted[:_AT_ONCE]
         for stream, helds in _by_stream(part).items():
-            fresh = [held for held in helds if held.attempts == 0 and not held.is_running]
+            fresh = [held for held in helds if held.attempts == 0 and not (held.is_running or held.is_lost)]
             if fresh:
                 yield from self._claim_own(view_of, stream, fresh, "RETRYCOUNT", 0)
         del self.hand.uncounted[: len(part)]
