@@ -5,6 +5,7 @@
 
 import inspect
 from collections.abc import Iterator
+from logging import getLevelName
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from braidstream import errors
 from braidstream.cli.main import app
 from braidstream.clients import raised
 from braidstream.commands.table import TABLE
+from braidstream.observability.events import EVENTS
 from braidstream.spark.option_table import OPTIONS
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
@@ -117,10 +119,26 @@ def spark_options() -> str:
     return NOTE + "\n".join(["# Options of Spark's source and sink", "", intro, head, *rows, ""])
 
 
+def events() -> str:
+    """Every log event."""
+    head = "| event | level | meaning | what to do |\n|---|---|---|---|"
+    rows = [
+        f"| `{name}` | {getLevelName(each.level)} | {_cell(each.meaning)} | {_cell(each.action)} |"
+        for name, each in EVENTS.items()
+    ]
+    intro = (
+        "`braid replicate` and `braid gateway` log one event per line to stderr, as text or, with\n"
+        "`--log-format json`, as one JSON object per line: `time`, `level`, `event` and the facts.\n"
+        "DEBUG events need `--verbose`. `braid_events_total` of `/metrics` counts all of them.\n"
+    )
+    return NOTE + "\n".join(["# Log events", "", intro, head, *rows, ""])
+
+
 PAGES = {
     "commands.md": commands,
     "cli.md": cli,
     "errors.md": error_page,
+    "events.md": events,
     "spark-options.md": spark_options,
 }
 

@@ -5,6 +5,7 @@
 #   engines   redis-server from bookworm, valkey-server from bookworm-backports; no service is left running.
 #             engines.sh adds newer ones, in a folder of their own
 #   packages  .venv with the versions of constraints.txt and this project, editable
+#   prometheus  checks the dashboard and the alert rules in deploy/
 #   clients   node and the JavaScript clients that are tested against the gateway
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -52,6 +53,7 @@ install_packages() {
     python3 -c 'import ensurepip' 2>/dev/null || wanted+=(python3-venv)
     have node || wanted+=(nodejs)
     have npm || wanted+=(npm)
+    have promtool || wanted+=(prometheus)
     [ ${#wanted[@]} -eq 0 ] && return
     have apt-get || fail "no apt-get here. Install these by hand: ${wanted[*]}."
     [ "$(id -u)" -eq 0 ] || fail "must be root to install ${wanted[*]}. Run 'sudo make setup' once."

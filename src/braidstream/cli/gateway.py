@@ -13,7 +13,7 @@ import typer
 
 from braidstream.cli.probing import listen_errors, parse_probes, serve_probes
 from braidstream.cli.reach import Json, trouble
-from braidstream.cli.replicate import log_to_stderr
+from braidstream.cli.replicate import LogFormat, LogFormats, log_to_stderr
 from braidstream.config import load
 from braidstream.gateway.hub import Settings
 from braidstream.gateway.server import Gateway
@@ -81,6 +81,7 @@ def gateway(
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
     allow_open: AllowOpen = False,
+    log_format: LogFormat = LogFormats.text,
     as_json: Json = False,
 ) -> None:
     """Serve any Redis client, in any language.
@@ -105,7 +106,7 @@ def gateway(
     settings = Settings(
         maxclients=maxclients, backends=backends, tls=_tls(tls_cert, tls_key, tls_ca), allow_open=allow_open
     )
-    log_to_stderr(verbose=False)
+    log_to_stderr(verbose=False, log_format=log_format)
     with trouble(url, as_json), asyncio.Runner(loop_factory=_loop) as runner:
         server = Gateway(parse_address(url), _within_files(settings))
         runner.run(_serve(server, (where, probes), url, as_json))

@@ -7,6 +7,7 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -21,7 +22,7 @@ from braidstream.config import Config, RegionConfig, load
 from braidstream.errors import BraidError, ConfigError, NotARegionError
 from braidstream.net.listen import Listen
 from braidstream.net.wire import Address, parse_address
-from braidstream.observability.events import emit
+from braidstream.observability.events import JsonFormatter, emit
 from braidstream.observability.probes import Answers
 from braidstream.protocol.identify import read_region, refuse_cluster
 from braidstream.replication.daemon import Daemon
@@ -37,6 +38,15 @@ RegionName = Annotated[
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Log every batch.")]
 
+
+class LogFormats(StrEnum):
+    """How log lines look."""
+
+    text = "text"
+    json = "json"
+
+
+LogFormat = Annotated[LogFormats, typer.Option("--log-format", help="text, or json: one object per line.")]
 ListenOn = Annotated[
     str | None,
     typer.Option(
@@ -51,6 +61,7 @@ def replicate(
     config: ConfigFile = Path("braid.toml"),
     listen: ListenOn = None,
     verbose: Verbose = False,
+    log_format: LogFormat = LogFormats.text,
     as_json: Json = False,
 ) -> None:
     """Replicate one region to all the others, until stopped.
@@ -69,7 +80,7 @@ def replicate(
         ask(here.url, refuse_cluster())
         _refuse_lost(here, regions.peers_of(here.name))
         ask(here.url, initialise(here.id, here.name), lua.load())
-    log_to_stderr(verbose)
+    log_to_stderr(verbose, log_format)
     with contextlib.suppress(asyncio.CancelledError):
         asyncio.run(_run(config, regions, here, probes, as_json))
 
@@ -97,13 +108,15 @@ def _knows(peer: RegionConfig, number: int) -> bool:
     return number in region.writers
 
 
-def log_to_stderr(verbose: bool) -> None:
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.WARNING,
-        format="%(asctime)s %(levelname)s %(message)s",
-        datefmt="%Y-%m-%dT%H:%M:%S%z",
-    )
+def log_to_stderr(verbose: bool, log_format: LogFormats = LogFormats.text) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    if log_format is LogFormats.json:
+        handler.setFormatter(JsonFormatter())
+    else:
+        handler.setFormatter(
+            logging.Formatter("%(asctime)s %(levelname)s %(message)s", datefmt="%Y-%m-%dT%H:%M:%S%z")
+        )
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("braidstream").setLevel(logging.DEBUG if verbose else logging.INFO)
 
 
@@ -119,6 +132,8 @@ async def _run(path: Path, regions: Config, here: RegionConfig, probes: Listen |
         asyncio.ensure_future(_follow_config(path, regions, here, daemon)),
         asyncio.ensure_future(_report_ready(regions, here, daemon, metrics, as_json)),
     ]
+    if metrics:
+        asides.append(asyncio.ensure_future(daemon.measure_groups()))
     try:
         await work
     finally:

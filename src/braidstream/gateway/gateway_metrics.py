@@ -20,6 +20,9 @@ __all__ = ["GatewayMetrics", "perf_counter"]
 # One in so many single appends is timed.
 TIMED_EVERY: Final = 16
 
+# Errors that are not the client's fault: alert rules watch them.
+_ALERTING: Final = ("LOST", "OOM", "LOADING", "LIBRARY", "NOREGION")
+
 _NAMES = {name: name.decode().lower() for name in TABLE}
 
 
@@ -44,6 +47,7 @@ class GatewayMetrics:
         self.time_from = 0  # the first run after so many appends is timed
         self.commands = Counts(most=len(_NAMES) + 2)
         self.errors = Counts()
+        self.errors.update(dict.fromkeys(_ALERTING, 0))  # there from the start, so that the first one is seen
         self.refused = 0  # clients above --maxclients
 
     def time_appends(self, began: float) -> None:

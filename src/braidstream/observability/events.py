@@ -7,92 +7,159 @@ Values are facts for an operator; secrets and entries' bodies are never among th
 
 import json
 import logging
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final
 
 from braidstream.observability.metrics import Family
 
 _log = logging.getLogger("braidstream")
+FACTS: Final = "braid_facts"  # the attribute of a log record
 
-# name -> (level, what it means)
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """docs/reference/events.md shows meaning and action: what an operator does; empty: nothing."""
+
+    level: int
+    meaning: str
+    action: str = ""
+
+
 EVENTS: Final = {
-    "daemon.listening": (logging.INFO, "serving /metrics, /healthz and /readyz"),
-    "daemon.ready": (logging.INFO, "every peer was reached and compared once"),
-    "daemon.stopped": (logging.INFO, "stopped by a signal"),
-    "link.up": (logging.INFO, "connected to a peer; comparing its state"),
-    "link.lost": (logging.WARNING, "a peer cannot be reached; retrying"),
-    "peer.misconfigured": (
-        logging.ERROR,
-        "a peer is a different region than the file says, was removed, or its bs:config is broken",
+    "daemon.listening": Event(logging.INFO, "serving `/metrics`, `/healthz` and `/readyz`"),
+    "daemon.ready": Event(logging.INFO, "every peer was reached and compared once"),
+    "daemon.stopped": Event(logging.INFO, "stopped by a signal"),
+    "link.up": Event(
+        logging.INFO,
+        "connected to a peer; comparing its state. After `link.lost`, `down_s` says how long it lasted",
     ),
-    "clock.skew": (
+    "link.lost": Event(
         logging.WARNING,
-        "a peer's clock differs from this region's by more than a second. Check NTP in both regions",
+        "a peer cannot be reached; the daemon retries, at most every two seconds. Logged once, then once a "
+        "minute with `times` and `down_s`",
+        "Check the network between the two regions and the peer's server. No data is lost: it catches up.",
     ),
-    "clock.apart": (
+    "peer.misconfigured": Event(
         logging.ERROR,
-        "the clocks differ by more than 60 s: IDs no longer follow the order of writes. Set the clock",
+        "a peer refuses the user or password, is no region, is another region than the file says, was "
+        "removed, shares its number with another server, or has a broken `bs:config`. The daemon sends it nothing",
+        "Correct the file or the server that `why` names. `braid doctor` shows more.",
     ),
-    "link.swept": (logging.DEBUG, "every stream was compared with a peer"),
-    "link.failed": (logging.ERROR, "a link ended with an unexpected error; retrying"),
-    "link.refused": (logging.WARNING, "a peer refused a change to a stream; retrying"),
-    "link.held": (
+    "clock.skew": Event(
         logging.WARNING,
-        "replication waits, because this region could still lose the new entries. Bring its replica back, or "
-        "set `durability` of the region",
+        "a peer's clock differs from this region's by more than a second. IDs still sort after entries that "
+        "were read",
+        "Check NTP on both servers.",
     ),
-    "link.released": (logging.INFO, "held links resume"),
-    "gate.chosen": (logging.INFO, "what links wait for, chosen by the engine's replicas and persistence"),
-    "link.shipped": (logging.DEBUG, "entries were sent to a peer"),
-    "region.lost_tail": (
+    "clock.apart": Event(
         logging.ERROR,
-        "the region's engine lost acknowledged entries or deletions that a peer has; they were restored from "
-        "there. Entries that no peer had are lost",
+        "the clocks differ by more than 60 s: a new entry may sort before one that its writer had read",
+        "Set the clock now.",
     ),
-    "region.fenced": (
+    "link.swept": Event(logging.DEBUG, "every stream was compared with a peer"),
+    "link.failed": Event(
+        logging.ERROR,
+        "a link ended with an unexpected error; the daemon retries",
+        "Read `why`. If it is no error reply of the peer's server, report it as a bug.",
+    ),
+    "link.refused": Event(
+        logging.WARNING,
+        "a peer refused a change to a stream; the daemon retries",
+        "Fix in the peer what `why` names: OOM (memory is full), MISCONF (disk), NOPERM (rights).",
+    ),
+    "link.held": Event(
+        logging.WARNING,
+        "replication waits, because this region could still lose the new entries: too few replicas have them",
+        "Bring the replica back, or change `durability` of the region.",
+    ),
+    "link.released": Event(logging.INFO, "held links resume"),
+    "gate.chosen": Event(logging.INFO, "what links wait for, chosen by the server's replicas"),
+    "link.shipped": Event(logging.DEBUG, "entries were sent to a peer"),
+    "region.lost_tail": Event(
+        logging.ERROR,
+        "this region's server lost acknowledged entries or deletions that a peer has; they were restored "
+        "from there. Entries that no peer had are lost",
+        "Find out why they were lost: a failover, a restored backup. With `why`, they could not be restored: "
+        "run `braid spark audit --repair`.",
+    ),
+    "region.fenced": Event(
         logging.ERROR,
         "the region serves no client: `braid region rejoin` runs, or its server was restored from a backup "
-        "that was made during one. If none runs, run it",
+        "that was made during one",
+        "If no rejoin runs, run `braid region rejoin`.",
     ),
-    "region.ids_raised": (
+    "region.ids_raised": Event(
         logging.WARNING,
         "another process serves the region, and its IDs were ahead of the clock: new IDs start above all IDs "
         "that the peers have. `without` lists peers that could not be reached",
+        "Check the clocks. If `without` names peers, run an audit.",
     ),
-    "source.lost": (logging.WARNING, "the region's engine cannot be reached; retrying"),
-    "source.up": (logging.INFO, "the region's engine is reached again, after `source.lost`"),
-    "source.refused": (
+    "source.lost": Event(
         logging.WARNING,
-        "the region's engine refuses writes. Its entries still reach the peers; acknowledgements do not, and "
-        "daemons of this region do not share their work",
+        "this region's own server cannot be reached; the daemon retries. Logged once, then once a minute",
+        "Check this region's server. Links are not logged as lost meanwhile.",
     ),
-    "feed.refused": (
+    "source.up": Event(logging.INFO, "this region's own server is reached again, after `source.lost`"),
+    "source.refused": Event(
         logging.WARNING,
-        "the region's engine refused CLIENT TRACKING; retrying. Until then changes wait for a sweep",
+        "this region's server refuses writes. Its entries still reach the peers; acknowledgements do not, "
+        "and daemons of this region do not share their work",
+        "Fix what `why` names: memory, disk, replicas, rights.",
     ),
-    "lease.taken": (logging.INFO, "this process now serves other shards"),
-    "gateway.ready": (logging.INFO, "listening for clients"),
-    "gateway.limited": (
+    "feed.refused": Event(
         logging.WARNING,
-        "the limit of open files allows fewer clients than --maxclients. Raise `ulimit -n`",
+        "the region's server refused CLIENT TRACKING; the daemon retries. Until then changes wait for a "
+        "sweep, up to 30 s",
+        "Grant `+client|tracking` to the daemon's user.",
     ),
-    "gateway.open": (
+    "lease.taken": Event(logging.INFO, "this process now serves other shards"),
+    "gateway.ready": Event(logging.INFO, "listening for clients"),
+    "gateway.limited": Event(
         logging.WARNING,
-        "clients on the network need no password (--allow-open). Set one on the server behind the gateway",
+        "the limit of open files allows fewer clients than --maxclients",
+        "Raise `ulimit -n` (systemd: `LimitNOFILE`), or set a lower --maxclients.",
     ),
-    "gateway.stopped": (logging.INFO, "stopped by a signal, after answering all running commands"),
-    "gateway.failed": (
+    "gateway.open": Event(
+        logging.WARNING,
+        "clients on the network need no password (--allow-open)",
+        "Set a password on the server behind the gateway.",
+    ),
+    "gateway.stopped": Event(logging.INFO, "stopped by a signal, after answering all running commands"),
+    "gateway.failed": Event(
         logging.ERROR,
-        "a command caused an unexpected error; its client was disconnected. Report it as a bug",
+        "a command caused an unexpected error; its client was disconnected",
+        "Report it as a bug, with the lines of `why`.",
     ),
-    "consumer.ready": (logging.INFO, "a consumer joined its group and takes entries"),
-    "consumer.stopped": (logging.INFO, "a consumer finished what it had started, and left its group"),
-    "consumer.failed": (logging.WARNING, "a handler failed; the entry is handled again after retry_in_s"),
-    "consumer.dead": (logging.ERROR, "an entry failed for the last time and goes to the dead letters"),
-    "consumer.unreached": (logging.WARNING, "a consumer cannot reach its engine, or was refused; retrying"),
-    "consumer.refused": (logging.WARNING, "the engine refused a part of a consumer's work; retrying"),
-    "consumer.claimed": (logging.INFO, "a consumer took over entries of one that is gone"),
-    "config.changed": (logging.INFO, "the list of regions changed"),
-    "config.broken": (logging.WARNING, "the changed file is invalid; the old list stays in use"),
+    "consumer.ready": Event(logging.INFO, "a consumer joined its group and takes entries"),
+    "consumer.stopped": Event(logging.INFO, "a consumer finished what it had started, and left its group"),
+    "consumer.failed": Event(
+        logging.WARNING,
+        "a handler failed; the entry is handled again after `retry_in_s`",
+        "Read the handler's error. Nothing, if the next attempt succeeds.",
+    ),
+    "consumer.dead": Event(
+        logging.ERROR,
+        "an entry failed for the last time and goes to the dead letters",
+        "Correct the handler, then see `braid dead --help`.",
+    ),
+    "consumer.unreached": Event(
+        logging.WARNING,
+        "a consumer cannot reach its server, or was refused; it retries",
+        "Check the server, its address and the user's rights.",
+    ),
+    "consumer.refused": Event(
+        logging.WARNING,
+        "the server refused a part of a consumer's work; it retries",
+        "Fix what `why` names.",
+    ),
+    "consumer.claimed": Event(logging.INFO, "a consumer took over entries of one that is gone"),
+    "config.changed": Event(logging.INFO, "the list of regions changed"),
+    "config.broken": Event(
+        logging.WARNING,
+        "the changed file is invalid; the old list stays in use",
+        "Correct the file. The daemon reads it again within two seconds.",
+    ),
 }
 
 
@@ -100,22 +167,39 @@ _counts = dict[str, int]()
 
 
 def emit(event: str, **facts: object) -> None:
-    level, _ = EVENTS[event]
+    level = EVENTS[event].level
     _counts[event] = _counts.get(event, 0) + 1
     if _log.isEnabledFor(level):
         words = (f"{name}={_shown(value)}" for name, value in facts.items())
-        _log.log(level, "%s", " ".join([event, *words]))
+        told = {"event": event, **{name: _plain(value) for name, value in facts.items()}}
+        _log.log(level, "%s", " ".join([event, *words]), extra={FACTS: told})
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object for each line: time (UTC), level, event, and its facts."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        told = getattr(record, FACTS, None) or {"event": "log", "text": record.getMessage()}
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        return json.dumps({"time": at, "level": record.levelname, **told})
 
 
 def event_families() -> list[Family]:
     """For /metrics: how often each event came. Those that need attention are there from the start, with 0."""
-    watched = {event: 0 for event, (level, _) in EVENTS.items() if level >= logging.WARNING}
+    watched = {event: 0 for event, about in EVENTS.items() if about.level >= logging.WARNING}
     values = dict[tuple[str, ...], float]()
     for event, count in {**watched, **_counts}.items():
-        values[event, logging.getLevelName(EVENTS[event][0]).lower()] = count
+        values[event, logging.getLevelName(EVENTS[event].level).lower()] = count
     return [
         Family.counter("braid_events_total", "Log events, by name and level.", values, ("event", "level"))
     ]
+
+
+def _plain(value: object) -> object:
+    """As JSON has it."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    return value if isinstance(value, bool | int | float | None) else str(value)
 
 
 def _shown(value: object) -> str:

@@ -26,6 +26,9 @@ from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint, Pinned,
 from braidstream.replication.feed import Feed, all_streams
 from braidstream.replication.gate import Durability, Gate
 from braidstream.replication.glance import differing
+from braidstream.replication.group_lags import EVERY_S as GROUPS_EVERY_S
+from braidstream.replication.group_lags import MOST as MOST_GROUPS
+from braidstream.replication.group_lags import GroupLag, read_lags, with_groups
 from braidstream.replication.identity import check_pair, check_region, claim, keep_claim
 from braidstream.replication.leases import Leases
 from braidstream.replication.link import Link, Progress
@@ -33,7 +36,7 @@ from braidstream.replication.pages import Pages
 from braidstream.replication.peer import Peer, is_misconfigured, why_down
 from braidstream.replication.queue import Need, Queue
 from braidstream.replication.raising import raise_home
-from braidstream.replication.reporting import families, report
+from braidstream.replication.reporting import families, group_families, report
 from braidstream.replication.skew import watch_clock
 
 # How many streams one link works on at once.
@@ -70,6 +73,7 @@ class Daemon:
         self.leases = Leases(self.source, self._missed)
         self.ready = asyncio.Event()
         self.status: DaemonStatus | None = None
+        self.group_lags: list[GroupLag] = []
         self._noting = asyncio.Lock()
         self._highest_ms = 0
         self._fence_logged_s = -FENCED_S
@@ -106,7 +110,7 @@ class Daemon:
 
     def families(self) -> list[Family]:
         """For /metrics."""
-        return families(self.status, self.source.connected)
+        return [*families(self.status, self.source.connected), *group_families(self.group_lags)]
 
     async def why_not_ready(self) -> str:
         """Empty if the own engine is connected. Peers do not matter: a restart of the daemon would not
@@ -170,6 +174,20 @@ class Daemon:
 
     async def _measure_lags(self) -> None:
         await asyncio.gather(*(self._measure_lag(peer) for peer in self.peers.values()))
+
+    async def measure_groups(self) -> None:
+        """For /metrics, while they are served: the lag of each group, round after round."""
+        while True:
+            with contextlib.suppress(Exception):  # the engine is lost, or has an odd stream: the next round
+                region, found = await self.source.run(read_region()), list[GroupLag]()
+                async for names in all_streams(self.source):
+                    mine = [*filter(self.leases.mine, names)]
+                    for name in await self.source.run(with_groups(mine)):
+                        found += await self.source.run(read_lags(region, name))
+                    if len(found) >= MOST_GROUPS:
+                        break
+                self.group_lags = found[:MOST_GROUPS]
+            await asyncio.sleep(GROUPS_EVERY_S)
 
     async def _measure_lag(self, peer: Peer) -> None:
         """Measure one peer. If it does not answer, or unexpectedly, it keeps its last value; its link logs

@@ -12,6 +12,7 @@ from braidstream.observability.events import event_families
 from braidstream.observability.metrics import Family, process_families
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication.gate import Gate
+from braidstream.replication.group_lags import GroupLag
 from braidstream.replication.peer import Peer
 
 _STARTED_MS: Final = int(time.time() * 1000)
@@ -51,6 +52,20 @@ def families(status: DaemonStatus | None, engine_up: bool) -> list[Family]:
         {(): status.held_ms / 1000},
     )
     return [*found, held, *_link_families(status.links)]
+
+
+def group_families(lags: Iterable[GroupLag]) -> list[Family]:
+    """For /metrics: the consumer groups."""
+    unread, pending = dict[tuple[str, ...], float](), dict[tuple[str, ...], float]()
+    for each in lags:
+        unread[each.stream, each.group] = each.lag
+        pending[each.stream, each.group] = each.pending
+    labels = ("stream", "group")
+    text = "Entries that the group has read and not acknowledged, on this region's server."
+    return [
+        Family.gauge("braid_group_lag_entries", "Entries that the group has not read.", unread, labels),
+        Family.gauge("braid_group_pending_entries", text, pending, labels),
+    ]
 
 
 def _link_families(links: dict[str, LinkStatus]) -> list[Family]:
