@@ -16,6 +16,7 @@ from braidstream import errors
 from braidstream.cli.main import app
 from braidstream.clients import raised
 from braidstream.commands.table import TABLE
+from braidstream.config import RegionConfig
 from braidstream.observability.events import EVENTS
 from braidstream.spark.option_table import OPTIONS
 
@@ -134,11 +135,33 @@ def events() -> str:
     return NOTE + "\n".join(["# Log events", "", intro, head, *rows, ""])
 
 
+def braid_toml() -> str:
+    """The keys of braid.toml."""
+    example = (
+        '```toml\n[[region]]\nid = 1\nname = "us-east"\n'
+        'url = "rediss://link:${LINK_PASSWORD}@redis.us-east.example:6379"\n'
+        'gateway = "127.0.0.1:6390"\nlisten = "127.0.0.1:9290"\ngateway_metrics = "127.0.0.1:9291"\n```\n'
+    )
+    intro = (
+        "The file lists all regions and is the same in every region. Give its place with `--config` or the\n"
+        "environment variable `BRAID_CONFIG`; the default is `braid.toml` in the current folder. Each region is\n"
+        "a table `[[region]]` with these keys. Any other key is an error. Daemons reload the file within two\n"
+        "seconds; `listen` and the keys of the gateway need a restart.\n"
+    )
+    rows = [
+        f"| `{name}` | {'required' if each.is_required() else ''} | {_cell(each.description or '')} |"
+        for name, each in RegionConfig.model_fields.items()
+    ]
+    head = "| key | | meaning |\n|---|---|---|"
+    return NOTE + "\n".join(["# braid.toml", "", intro, example, head, *rows, ""])
+
+
 PAGES = {
     "commands.md": commands,
     "cli.md": cli,
     "errors.md": error_page,
     "events.md": events,
+    "braid-toml.md": braid_toml,
     "spark-options.md": spark_options,
 }
 

@@ -35,13 +35,54 @@ class RegionConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    id: Annotated[int, Field(ge=1, le=LAST_WRITER)]
-    name: Annotated[str, Field(min_length=1, max_length=64)]
-    url: Annotated[str, Field(pattern=r"^(rediss?(\+sentinel)?|unix)://", repr=False)]
-    durability: Annotated[str | None, Field(pattern=r"^(replicas:[1-9][0-9]?|aof|none)$")] = None
-    gateway: Annotated[str | None, Field(pattern=r"^(unix:.+|.+:[0-9]{1,5})$")] = None
-    listen: Annotated[str | None, Field(pattern=_HTTP)] = None
-    gateway_metrics: Annotated[str | None, Field(pattern=_HTTP)] = None
+    id: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=LAST_WRITER,
+            description=f"A number from 1 to {LAST_WRITER}. Never reuse the number of another region, even of a "
+            "removed one: entry IDs contain it.",
+        ),
+    ]
+    name: Annotated[
+        str, Field(min_length=1, max_length=64, description="The region's name for `--region` and in logs.")
+    ]
+    url: Annotated[
+        str,
+        Field(
+            pattern=r"^(rediss?(\+sentinel)?|unix)://",
+            repr=False,
+            description="The region's server, as all other regions reach it. `${NAME}` is replaced by the "
+            "environment variable.",
+        ),
+    ]
+    durability: Annotated[
+        str | None,
+        Field(
+            pattern=r"^(replicas:[1-9][0-9]?|aof|none)$",
+            description="When an entry may go to the peers: `replicas:N`, `aof` or `none`. Left out: `none` until "
+            "a replica was seen, then `replicas:1`; with sentinels, all replicas.",
+        ),
+    ] = None
+    gateway: Annotated[
+        str | None,
+        Field(
+            pattern=r"^(unix:.+|.+:[0-9]{1,5})$",
+            description="Where `braid gateway --config` listens for clients: `HOST:PORT` or `unix:/path`. Left out: "
+            "`127.0.0.1:6390`.",
+        ),
+    ] = None
+    listen: Annotated[
+        str | None,
+        Field(
+            pattern=_HTTP,
+            description="Where `braid replicate` serves `/metrics`, `/healthz` and `/readyz`: `HOST:PORT`, or "
+            "`PORT` on loopback. Left out: not at all.",
+        ),
+    ] = None
+    gateway_metrics: Annotated[
+        str | None, Field(pattern=_HTTP, description="The same for `braid gateway`. Left out: not at all.")
+    ] = None
 
 
 class Config(BaseModel):

@@ -1,0 +1,126 @@
+"""The files in deploy/ name options, keys and ports that exist, and give no process needless rights."""
+
+import configparser
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from braidstream.cli.main import app
+from braidstream.config import load
+from tests.deploy.test_prometheus import DEPLOY
+
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+ROOT = DEPLOY.parent
+
+
+def check_words(words: list[str]) -> None:
+    """A verb, and options that it has."""
+    verb, *rest = words
+    known = {option for parameter in COMMANDS[verb].params for option in parameter.opts}
+    assert {word for word in rest if word.startswith("--")} <= known, words
+
+
+@pytest.mark.parametrize("unit", sorted((DEPLOY / "systemd").glob("*.service")), ids=lambda unit: unit.name)
+def test_a_unit_runs_a_command_that_exists_without_privileges(unit: Path, tmp_path: Path) -> None:
+    parser = configparser.ConfigParser(strict=False, interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string(unit.read_text())
+    service = parser["Service"]
+    program, *words = service["ExecStart"].split()
+    assert program.endswith("/braid")
+    check_words(words)
+    rights = (service["DynamicUser"], service["NoNewPrivileges"], service["ProtectSystem"])
+    assert rights == ("yes", "yes", "strict")
+    assert service["Restart"] == "always"
+    if shutil.which("systemd-analyze"):
+        text = unit.read_text().replace("/opt/braid/bin/braid", shutil.which("true") or "/bin/true")
+        copy = tmp_path / unit.name.replace("@", "@us-east")
+        copy.write_text(text)
+        done = subprocess.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True)
+        assert "Unknown" not in done.stderr, done.stderr
+
+
+def manifests() -> list[dict[str, Any]]:
+    return [*yaml.safe_load_all((DEPLOY / "kubernetes" / "braidstream.yaml").read_text())]
+
+
+def test_the_manifests_are_valid_for_kubernetes() -> None:
+    schemas = pytest.importorskip("kubernetes_validate", reason="run make setup")
+    for each in manifests():
+        schemas.validate(each, schemas.latest_version(), strict=True)
+
+
+def test_pods_run_commands_that_exist_with_probes_and_without_privileges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LINK_PASSWORD", "secret")
+    config = tmp_path / "braid.toml"
+    config.write_text(next(each for each in manifests() if each["kind"] == "ConfigMap")["data"]["braid.toml"])
+    region = load(config).region[0]
+    pods = [each["spec"]["template"]["spec"] for each in manifests() if each["kind"] == "Deployment"]
+    assert len(pods) == 2
+    for pod, address in zip(pods, (region.listen, region.gateway_metrics), strict=True):
+        [container] = pod["containers"]
+        check_words(container["args"])
+        assert address is not None
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        assert ports["metrics"] == int(address.rpartition(":")[2])
+        assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
+        assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_selectors_match_the_labels_of_their_pods() -> None:
+    labels = [
+        each["spec"]["template"]["metadata"]["labels"] for each in manifests() if each["kind"] == "Deployment"
+    ]
+    for each in manifests():
+        selector = each.get("spec", {}).get("selector")
+        if selector is not None:
+            wanted = selector.get("matchLabels", selector)
+            assert any(wanted.items() <= found.items() for found in labels), each["metadata"]["name"]
+
+
+def test_the_compose_file_runs_commands_that_exist() -> None:
+    folder = DEPLOY / "container"
+    services = yaml.safe_load((folder / "compose.yaml").read_text())["services"]
+    braids = {name: each for name, each in services.items() if "build" in each}
+    assert len(braids) == 4
+    for each in braids.values():
+        check_words(each["command"])
+        assert each["read_only"] is True
+        assert (folder / each["build"]["context"] / each["build"]["dockerfile"]).exists()
+    regions = {region.name for region in load(folder / "braid.toml").region}
+    assert regions == {each["command"][each["command"].index("--region") + 1] for each in braids.values()}
+    targets = yaml.safe_load((folder / "prometheus.yml").read_text())["scrape_configs"][0]["static_configs"][
+        0
+    ]
+    assert {target.partition(":")[0] for target in targets["targets"]} == set(braids)
+
+
+def test_the_image_copies_files_that_exist_and_is_not_run_by_root() -> None:
+    text = (DEPLOY / "container" / "Containerfile").read_text()
+    for sources in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.M):
+        assert all((ROOT / source).exists() for source in sources.split()), sources
+    assert re.search(r"^USER 65532", text, re.M)
+    assert "HEALTHCHECK" in text
+
+
+def test_the_runbook_has_a_section_for_every_alert() -> None:
+    runbook = (ROOT / "docs" / "guides" / "runbook.md").read_text()
+    rules = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())["groups"][0]["rules"]
+    for rule in rules:
+        where = rule["annotations"]["runbook"]
+        if "#" in where:
+            assert f"\n## {rule['alert']}\n" in runbook, rule["alert"]
+            assert where.endswith("#" + rule["alert"].lower())
+        else:
+            assert (ROOT / where).exists()
