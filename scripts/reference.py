@@ -144,9 +144,9 @@ def braid_toml() -> str:
     )
     intro = (
         "The file lists all regions and is the same in every region. Give its place with `--config` or the\n"
-        "environment variable `BRAID_CONFIG`; the default is `braid.toml` in the current folder. Each region is\n"
-        "a table `[[region]]` with these keys. Any other key is an error. Daemons reload the file within two\n"
-        "seconds; `listen` and the keys of the gateway need a restart.\n"
+        "environment variable `BRAID_CONFIG`; the default is `braid.toml` in the current folder. Each\n"
+        "region is a table `[[region]]` with these keys. Any other key is an error. Daemons reload the\n"
+        "file within two seconds; `listen` and the keys of the gateway need a restart.\n"
     )
     rows = [
         f"| `{name}` | {'required' if each.is_required() else ''} | {_cell(each.description or '')} |"

@@ -40,8 +40,8 @@ class RegionConfig(BaseModel):
         Field(
             ge=1,
             le=LAST_WRITER,
-            description=f"A number from 1 to {LAST_WRITER}. Never reuse the number of another region, even of a "
-            "removed one: entry IDs contain it.",
+            description=f"A number from 1 to {LAST_WRITER}. Never reuse the number of another region, even "
+            "of a removed one: entry IDs contain it.",
         ),
     ]
     name: Annotated[
@@ -60,24 +60,24 @@ class RegionConfig(BaseModel):
         str | None,
         Field(
             pattern=r"^(replicas:[1-9][0-9]?|aof|none)$",
-            description="When an entry may go to the peers: `replicas:N`, `aof` or `none`. Left out: `none` until "
-            "a replica was seen, then `replicas:1`; with sentinels, all replicas.",
+            description="When an entry may go to the peers: `replicas:N`, `aof` or `none`. Left out: `none` "
+            "until a replica was seen, then `replicas:1`; with sentinels, all replicas.",
         ),
     ] = None
     gateway: Annotated[
         str | None,
         Field(
             pattern=r"^(unix:.+|.+:[0-9]{1,5})$",
-            description="Where `braid gateway --config` listens for clients: `HOST:PORT` or `unix:/path`. Left out: "
-            "`127.0.0.1:6390`.",
+            description="Where `braid gateway --config` listens for clients: `HOST:PORT` or `unix:/path`. "
+            "Left out: `127.0.0.1:6390`.",
         ),
     ] = None
     listen: Annotated[
         str | None,
         Field(
             pattern=_HTTP,
-            description="Where `braid replicate` serves `/metrics`, `/healthz` and `/readyz`: `HOST:PORT`, or "
-            "`PORT` on loopback. Left out: not at all.",
+            description="Where `braid replicate` serves `/metrics`, `/healthz` and `/readyz`: `HOST:PORT`, "
+            "or `PORT` on loopback. Left out: not at all.",
         ),
     ] = None
     gateway_metrics: Annotated[
