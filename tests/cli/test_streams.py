@@ -8,6 +8,7 @@ import braidstream
 from tests.support.cli import BRAID, braid
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine
+from tests.support.waiting import eventually
 
 
 def fill(engine: Engine) -> braidstream.Redis:
@@ -86,3 +87,24 @@ def test_a_log_is_listed_with_its_last_offset(engine: Engine) -> None:
     assert (group["pending"], group["oldest_pending_ms"]) == (1, None)
     shown = braid("tail", "audit", "--url", engine.url, "--no-follow").stdout
     assert "0-1  region 1  t=login  e=ann" in shown
+
+
+def commands(client: braidstream.Redis) -> int:
+    """How often registries were read: by the tail, as the test reads none."""
+    return int(client.info("commandstats").get("cmdstat_hgetall", {}).get("calls", 0))
+
+
+def test_a_stream_that_is_deleted_is_followed_again_and_costs_no_cpu_meanwhile(engine: Engine) -> None:
+    words = [*BRAID, "tail", "orders", "--url", engine.url, "-n", "1", "--json"]
+    with fill(engine) as client, subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as tail:
+        assert tail.stdout is not None
+        tail.stdout.readline()
+        client.delete("orders")
+        began = commands(client)
+        # Two rounds of the tail; it would be thousands if it did not wait.
+        eventually(lambda: commands(client) - began >= 2, within_s=20, why="the tail should look again")
+        assert commands(client) - began < 200
+        client.xadd("orders", {"order": "again"})
+        assert json.loads(tail.stdout.readline())["fields"] == {"order": "again"}
+        tail.send_signal(signal.SIGINT)
+        assert tail.wait(10) == 0

@@ -77,15 +77,16 @@ def read_stream(name: bytes) -> Plan[StreamRow | None]:
     )
 
 
-def follow(name: bytes, ends: dict[Strand, Id], block_ms: int) -> Plan[list[Entry]]:
+def follow(name: bytes, ends: dict[Strand, Id], block_ms: int) -> Plan[list[Entry] | None]:
     """New entries of all strands since `ends`, which is updated; waits up to `block_ms` for some.
+    None, immediately, if there is no stream.
 
     Each strand has its own position, so entries that arrive late from another region are shown too.
     """
     [meta] = yield Batch([registry_of(name)], resend=True)
     strands = Registry.parse(name, meta).strands
     if not strands:
-        return []
+        return None
     positions = [ids.text(ends.get(strand, ids.ZERO)) for strand in strands]
     read: Command = (
         "XREAD",

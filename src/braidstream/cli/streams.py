@@ -96,11 +96,14 @@ def tail(
         if client.type(name) not in (b"stream", "stream"):
             raise BraidError(f"there is no stream {stream!r} in this region. List them: braid streams")
         ends = client.run_plan(ends_before(name, count))
-        first = client.run_plan(follow(name, ends, 1))
+        first = client.run_plan(follow(name, ends, 1)) or []
         try:
             _show(console, first[-count:] if count else [], as_json)
             while follow_:
-                _show(console, client.run_plan(follow(name, ends, _BLOCK_MS)), as_json)
+                found = client.run_plan(follow(name, ends, _BLOCK_MS))
+                if found is None:  # deleted; it may be written again
+                    time.sleep(_BLOCK_MS / 1000)
+                _show(console, found or [], as_json)
         except KeyboardInterrupt:
             pass
 
