@@ -190,6 +190,26 @@ def test_a_reader_waits_on_after_a_deletion(region: braidstream.Redis, retry: tu
     timer.join()
 
 
+def test_a_reader_does_not_notice_that_the_log_is_deleted_and_written_again(
+    region: braidstream.Redis,
+) -> None:
+    done = threading.Event()
+
+    def delete_and_write() -> None:
+        while not done.is_set():
+            region.twrite("log", "t", "x")
+            region.delete("log")
+
+    writer = threading.Thread(target=delete_and_write)
+    writer.start()
+    try:
+        for number in range(150):
+            region.tread("log", group=f"g{number}", retry=LONG if number % 2 else None)
+    finally:
+        done.set()
+        writer.join()
+
+
 class Reader(threading.Thread):
     """Reads one entry at a time, holds it, acknowledges it, and comes back."""
 

@@ -87,7 +87,7 @@ local function group_create(keys, args)
   local writer, mkstream = string.match(args[3], '^(%d+)(.*)$')
   local strands, _, bell = strands_of(keys, args)
   if not strands then return redis.error_reply(STALE_STREAM) end
-  if mkstream == '' and not exists(meta) then return redis.error_reply('BSNOKEY') end
+  if mkstream == '' and not exists(meta) then return redis.error_reply('BSNOKEY the stream does not exist') end
   if redis.call('HEXISTS', meta, META.GROUP .. group) == 1 then
     return redis.error_reply('BUSYGROUP Consumer Group name already exists')
   end
@@ -123,7 +123,7 @@ local function group_setid(keys, args)
   local meta, group, start = keys[1], args[1], args[2]
   local strands, _, bell = strands_of(keys, args)
   if not strands then return redis.error_reply(STALE_STREAM) end
-  if redis.call('HEXISTS', meta, META.GROUP .. group) == 0 then return redis.error_reply('BSNOGROUP') end
+  if redis.call('HEXISTS', meta, META.GROUP .. group) == 0 then return redis.error_reply('BSNOGROUP there is no such group') end
   local refused = denied(meta, 'XGROUP SETID', 'HGET', 'HSET', 'TIME', 'UNLINK')
   if refused then return refused end
   for _, strand in ipairs(strands) do

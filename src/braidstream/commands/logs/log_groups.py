@@ -109,8 +109,10 @@ def _create(view: View, name: bytes, spec: Read, *, from_last: bool) -> Plan[Non
     try:
         yield from xgroup.manage(view, [b"XGROUP", b"CREATE", name, spec.group, start])
     except ReplyError as error:
-        if error.code != "BUSYGROUP":
+        is_deleted = error.code == "BSNOKEY" or "requires the key to exist" in error.text
+        if error.code != "BUSYGROUP" and not is_deleted:
             raise
+        view.forget(name)  # another reader created it, or the log was deleted meanwhile: look again
 
 
 def _info(view: View, name: bytes) -> Plan[list[int]]:
