@@ -103,12 +103,14 @@ def look_again(view: View, spec: ReadGroup, *, turn: bool = False, waited: bool 
         yield from handout.look(view, spec, turn=turn)
     except ReplyError as error:
         gone = [name for name in spec.names if not view.recall(name).exists]
-        is_other = error.code == "WRONGTYPE"  # a native stream by now, perhaps (commands/native.py)
-        if spec.block_ms is None or not gone or not waited or is_other:
+        if spec.block_ms is None or not gone or not waited:
             raise
         # With peers, destroying the last group removes an empty stream; that is no deletion of the stream.
         destroyed = ("HEXISTS", keys.meta(gone[0]), MetaField.GROUP_DELETIONS + spec.group)
-        server, ended = yield Batch([("INFO", "server"), destroyed], resend=True, attempt=True)
+        looks: list[Command] = [("INFO", "server"), destroyed, ("TYPE", gone[0])]
+        server, ended, kind = yield Batch(looks, resend=True, attempt=True)
+        if error.code == "WRONGTYPE" and kind == b"stream":
+            raise  # a native stream by now: commands/native.py continues there
         if isinstance(server, bytes) and b"redis_version:7.0." in server and not ended:
             raise ReplyError("UNBLOCKED the stream key no longer exists") from None
         raise
