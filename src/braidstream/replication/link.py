@@ -316,14 +316,14 @@ class Link:
         return begins_later and strand.writer not in self.here.left
 
     async def _continues(self, strand: Strand, ours: State, theirs: State) -> bool:
-        """Whether our copy of another region's strand has, or had, the last entry of the target's copy.
+        """Whether our copy of a third region's strand has, or had, the last entry of the target's copy.
 
         If not, that region lost the entry and went on without it. The target must keep it as its last one, so
         that the region's link finds the loss (heal.py).
         """
         extent, copy = ours.strands[strand], theirs.strands.get(strand)
         tail = copy.tail if copy else None
-        if tail is None or strand.writer in self.here.left or tail <= extent.deleted:
+        if tail is None or tail <= extent.deleted or strand.writer in (self.there.writer, *self.here.left):
             return True
         if extent.first is None or tail < extent.first:
             return True
