@@ -80,9 +80,9 @@ def test_a_worker_takes_new_and_abandoned_entries_sets_bad_ones_aside_and_stops(
         finally:
             worker.send_signal(signal.SIGTERM)
             assert worker.wait(timeout=WITHIN_S) == 0
-    printed = (tmp_path / "stdout").read_text().splitlines()
-    assert set(printed[:-1]) == {"order 1: 10 charged", "order 3: 30 charged"}
-    assert printed[-1] == "stopped"
+    printed = (tmp_path / "stdout").read_text()
+    for text in ("order 1: 10 charged", "order 3: 30 charged", "stopped"):
+        assert printed.count(text) == 1  # threads may print on one line
     [(_, fields)] = region.xrange("example:orders:failed")
     assert (fields["order"], fields["amount"]) == ("2", "ten")
 
