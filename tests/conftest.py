@@ -1,6 +1,7 @@
 """Fixtures every test may ask for: clean engines, clients, gateways, regions; and the hypothesis profiles."""
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -21,6 +22,8 @@ from tests.support.thinning import mark_long, spread, thin
 from tests.support.world import Pool, World, pooled
 
 guard()
+# A shell ignores Ctrl-C for what it starts in the background, and processes inherit that. Tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A property test that asks for `engine` gets one clean server for all its examples, and calls engine.flush()
 # itself where examples must not see each other. Hypothesis would otherwise refuse such a fixture.

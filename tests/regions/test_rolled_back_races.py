@@ -11,6 +11,8 @@ import pytest
 
 from braidstream.errors import BraidError, ReplyError
 from braidstream.model import keys
+from braidstream.model.fields import MetaField
+from braidstream.model.strand import Strand
 from braidstream.protocol.plan import Plan
 from braidstream.replication.link import Link
 from tests.support.rolling_back import Make, assert_alike, ids, meet_again, roll_back, snapshot, write
@@ -299,3 +301,26 @@ def test_a_comparison_deletes_nothing_for_a_server_that_is_flushed(make_world: M
         asyncio.run(link.sync(b"x"))
     assert source.happened
     assert written[0] in ids(world, 1)
+
+
+def test_a_copy_that_began_late_is_not_complete_when_lost_entries_reach_it(make_world: Make) -> None:
+    """Region 3 was flushed and got only newer entries. It does not make others trim the older ones."""
+    world = make_world(3)
+    before = write(world, 1, "a", "b")
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    lost = write(world, 1, "c", "d", "e")
+    world.ship(1, 2, "x")
+    roll_back(world, 1, earlier)
+    later = write(world, 1, "f")
+    world.ship(1, 3, "x")
+    strand = Strand(b"x", keys.GENERATED, 1)
+    with world.engines[2].client() as client:
+        [(first, _)] = client.xrevrange(strand.key, count=1)
+        client.xtrim(strand.key, minid=first, approximate=False)
+        client.hset(keys.meta(b"x"), MetaField.NEW + strand.label, first)
+    world.ship(1, 2, "x")
+    world.ship(1, 3, "x")
+    world.ship(3, 2, "x")
+    world.ship(3, 1, "x")
+    assert ids(world, 1) == ids(world, 2) == before + lost + later

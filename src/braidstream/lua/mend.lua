@@ -111,11 +111,12 @@ local function rewind_groups(strand, before, acked, last)
   return moved
 end
 
--- The strand is complete again: remove the marks of the loss. `m:` tells links which range was restored.
-local function note_mended(meta, label, life, first, last)
-  local known = redis.call('HGET', meta, META.LOST .. label)
+--[[ `m:` tells links which range was restored. Our own strand is complete again: remove the marks of the loss. A
+     copy may still lack what is before its beginning (`n:`). ]]
+local function note_mended(meta, label, life, own, first, last)
+  local known = own and redis.call('HGET', meta, META.LOST .. label)
   if known then register(meta, label, life, '+', known) end
-  redis.call('HDEL', meta, META.LOST .. label, META.NEW .. label)
+  if own then redis.call('HDEL', meta, META.LOST .. label, META.NEW .. label) end
   local had_life, from, upto = string.match(redis.call('HGET', meta, META.MENDED .. label) or '', '^(%d+) (%S+) (%S+)$')
   if had_life == life then
     if less(from, first) then first = from end
@@ -144,7 +145,8 @@ local function deleted_since(journals, positions, strand)
 end
 
 --[[ strand_mend: restore entries in the middle of a strand.
-     FCALL bs_strand_mend n <meta> <strand> <journal>... [<bell>] <label> <life> <stamp> <common> <journals> <position>...
+     FCALL bs_strand_mend n <meta> <strand> <journal>... [<bell>] <label> <life> <stamp> <common> <0|1: own>
+           <journals> <position>...
            <groups> (<group> <acknowledged up to>)... (<id> <n> <field or value> * n)...
      Returns how many were restored; existing entries stay as they are. Entries below the cut, or deleted by the
      journals after these positions, stay deleted. <common>: entries here after this ID are new to the peer.
@@ -156,9 +158,9 @@ end
      Why a function: no client may read, append or delete in between. ]]
 local function strand_mend(keys, args)
   local meta, strand, label, life, bell = keys[1], keys[2], args[1], args[2], take_bell(keys, args[3])
-  local common, journals, positions, acked, at = args[4], { unpack(keys, 3) }, {}, {}, 6
+  local common, own, journals, positions, acked, at = args[4], args[5] == '1', { unpack(keys, 3) }, {}, {}, 7
   if not is_id(common) then return redis.error_reply('BSBATCH malformed ID') end
-  for _ = 1, tonumber(args[5]) do
+  for _ = 1, tonumber(args[6]) do
     if not is_id(args[at]) then return redis.error_reply('BSBATCH malformed position of a journal') end
     positions[#positions + 1], at = args[at], at + 1
   end
@@ -219,7 +221,7 @@ local function strand_mend(keys, args)
   end
   if kept then rebuild.restore_pending(strand, groups) end
   if rewind_groups(strand, before, acked, upto) then ring(meta, bell) end
-  note_mended(meta, label, life, new and less(new[1], lost[1][1]) and new[1] or lost[1][1], upto)
+  note_mended(meta, label, life, own, new and less(new[1], lost[1][1]) and new[1] or lost[1][1], upto)
   return #lost
 end
 

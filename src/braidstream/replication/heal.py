@@ -246,7 +246,8 @@ class Pair:
     async def _mend(self, strand: Strand, batch: ship.Page, acked: dict[bytes, bytes], loss: Loss) -> int:
         for left in reversed(range(TRIES)):
             try:
-                return await self.home.run(_mend(strand, batch, acked, loss))
+                own = strand.writer == self.region.writer
+                return await self.home.run(_mend(strand, batch, acked, loss, own=own))
             except ReplyError as error:
                 if error.code != "BSSTALE" or not left:
                     raise
@@ -371,7 +372,7 @@ def _between(strand: Strand, first: bytes, last: bytes) -> Plan[ship.Page]:
     return list(page)
 
 
-def _mend(strand: Strand, batch: ship.Page, acked: dict[bytes, bytes], loss: Loss) -> Plan[int]:
+def _mend(strand: Strand, batch: ship.Page, acked: dict[bytes, bytes], loss: Loss, *, own: bool) -> Plan[int]:
     name = strand.name
     [reply] = yield Batch([registry_of(name)], resend=True)
     bell = Registry.parse(name, reply).bell
@@ -384,7 +385,8 @@ def _mend(strand: Strand, batch: ship.Page, acked: dict[bytes, bytes], loss: Los
     for native, fields in batch:
         words += (native, len(fields), *fields)
     call = ("FCALL", "bs_strand_mend", len(where), *where, strand.label, strand.life, bell)
-    [done] = yield Batch([(*call, common, len(loss.seen), *ends, len(acked), *positions, *words)])
+    flag = 1 if own else 0
+    [done] = yield Batch([(*call, common, flag, len(loss.seen), *ends, len(acked), *positions, *words)])
     return int(done)
 
 
