@@ -40,12 +40,14 @@ class Loss:
     """A region lost what it acknowledged between two moments, but for what its peers knew by then.
 
     known: the texts of all entries that a peer had just before.
+    alone: entries of other regions that only this server had left: those regions had lost them before.
     """
 
     region: int
     since: float
     upto: float
     known: frozenset[str]
+    alone: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)

@@ -104,3 +104,10 @@ def test_what_a_cap_removed_while_a_clock_was_wrong_is_excused() -> None:
     assert judge(log, {1: regions({"trim-0": [TWO]})}, RULES, stepped_until=3.0) == {}
     assert list(judge(log, {1: regions({"trim-0": [ONE]})}, RULES, stepped_until=3.0)) == ["lost"]
     assert names(log, regions({"trim-0": [TWO]})) == ["lost"]
+
+
+def test_what_only_a_server_had_that_then_lost_it_is_excused() -> None:
+    log = ClientLog([add(1, "1-1", "10-1"), add(2, "1-2", "20-1")])
+    emptied = Loss(region=2, since=0.0, upto=9.0, known=frozenset(), alone=frozenset(["1-1"]))
+    assert judge(log, {1: regions({"keep-0": [TWO]})}, RULES, [emptied]) == {}
+    assert list(judge(log, {1: regions({"keep-0": [ONE]})}, RULES, [emptied])) == ["lost"]

@@ -116,7 +116,8 @@ def excused(log: ClientLog, losses: Sequence[Loss]) -> int:
 
 
 def _is_excused(op: Op, losses: Sequence[Loss]) -> bool:
-    return any(op.subject not in loss.known and _is_in(op, loss) for loss in losses)
+    lost_before = any(op.subject in loss.alone for loss in losses)
+    return lost_before or any(op.subject not in loss.known and _is_in(op, loss) for loss in losses)
 
 
 def _in_loss(op: Op, losses: Sequence[Loss]) -> bool:

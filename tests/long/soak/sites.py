@@ -231,8 +231,10 @@ class Sites:
         for peer in self.all.values():
             if peer is not site:
                 known |= _texts(peer.engine)
+        # On a busy machine another region may not have back yet what it lost before.
+        alone = {text for text in _texts(site.engine) - known if not text.startswith(f"{site.number}-")}
         yield
-        self.losses.append(Loss(site.number, since, time.monotonic(), frozenset(known)))
+        self.losses.append(Loss(site.number, since, time.monotonic(), frozenset(known), frozenset(alone)))
 
     def faults_of_ours(self) -> list[str]:
         """What no daemon may ever do: end by an exception."""
