@@ -72,6 +72,17 @@ def lose(world: World) -> tuple[list[str], list[str], list[str]]:
     return before, lost, write(world, 1, "f")
 
 
+def lose_what_one_peer_has(world: World) -> tuple[list[str], list[str]]:
+    """Region 1 goes back to what it had before it wrote the second list, which only region 2 has received."""
+    before = write(world, 1, "a", "b")
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    lost = write(world, 1, "c", "d", "e")
+    world.ship(1, 2, "x")
+    roll_back(world, 1, earlier)
+    return before, lost
+
+
 def heal(world: World, act: Callable[[], object]) -> None:
     """The link from region 1 to region 2 finds the loss, and is interrupted."""
     home = Interrupted(world, 1, act)
@@ -115,12 +126,7 @@ def test_a_stream_that_is_deleted_while_its_entries_come_back_stays_deleted(
 def test_what_is_deleted_while_it_is_passed_on_stays_deleted(make_world: Make) -> None:
     """Region 3 got less of what region 1 lost, and has gone on without the rest."""
     world = make_world(3)
-    before = write(world, 1, "a", "b")
-    world.sync()
-    earlier = snapshot(world.engines[0])
-    lost = write(world, 1, "c", "d", "e")
-    world.ship(1, 2, "x")
-    roll_back(world, 1, earlier)
+    before, lost = lose_what_one_peer_has(world)
     later = write(world, 1, "f")
     world.ship(1, 3, "x")
     world.ship(1, 2, "x")
@@ -227,12 +233,8 @@ def test_what_came_back_is_not_deleted_for_a_peer_that_has_never_had_it(
 ) -> None:
     """Region 3 went on without the entries, and compares its copy with that of region 1."""
     world = make_world(3)
-    before, gone = write(world, 1, "a", "b"), write(world, 3, "y", "z")
-    world.sync()
-    earlier = snapshot(world.engines[0])
-    lost = write(world, 1, "c", "d", "e")
-    world.ship(1, 2, "x")
-    roll_back(world, 1, earlier)
+    gone = write(world, 3, "y", "z")
+    before, lost = lose_what_one_peer_has(world)
     later = write(world, 1, "f", "g")
     world.ship(1, 3, "x")
     world.ship(1, 2, "x")
@@ -244,12 +246,8 @@ def test_what_came_back_is_not_deleted_for_a_peer_that_has_never_had_it(
 def test_what_a_region_lost_is_not_deleted_where_it_is_left(make_world: Make) -> None:
     """Region 3 went on without the entries, and compares its copy with the last that has them."""
     world = make_world(3)
-    before, gone = write(world, 1, "a", "b"), write(world, 3, "y", "z")
-    world.sync()
-    earlier = snapshot(world.engines[0])
-    lost = write(world, 1, "c", "d", "e")
-    world.ship(1, 2, "x")
-    roll_back(world, 1, earlier)
+    gone = write(world, 3, "y", "z")
+    before, lost = lose_what_one_peer_has(world)
     later = write(world, 1, "f")
     world.ship(1, 3, "x")
     delete_beyond_memory(world, *gone)
@@ -306,12 +304,7 @@ def test_a_comparison_deletes_nothing_for_a_server_that_is_flushed(make_world: M
 def test_a_copy_that_began_late_is_not_complete_when_lost_entries_reach_it(make_world: Make) -> None:
     """Region 3 was flushed and got only newer entries. It does not make others trim the older ones."""
     world = make_world(3)
-    before = write(world, 1, "a", "b")
-    world.sync()
-    earlier = snapshot(world.engines[0])
-    lost = write(world, 1, "c", "d", "e")
-    world.ship(1, 2, "x")
-    roll_back(world, 1, earlier)
+    before, lost = lose_what_one_peer_has(world)
     later = write(world, 1, "f")
     world.ship(1, 3, "x")
     strand = Strand(b"x", keys.GENERATED, 1)

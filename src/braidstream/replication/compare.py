@@ -18,7 +18,7 @@ from braidstream.model.ids import Id
 from braidstream.model.strand import Strand, facts
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication.endpoint import PlanRunner
-from braidstream.replication.state import State, read_state
+from braidstream.replication.state import Extent, State, read_state
 
 AT_ONCE: Final = 1_000
 
@@ -63,6 +63,27 @@ async def list_kept(runner: PlanRunner, strand: Strand, where: tuple[Id, Id], la
 
 def _info(strand: Strand) -> Plan[list[Any]]:
     return (yield Batch([strand.xinfo()], resend=True, attempt=True))
+
+
+def are_there(wanted: list[tuple[bytes, Id]]) -> Plan[list[bool]]:
+    """Which entries exist, by key and ID."""
+    if not wanted:
+        return []
+    commands = [("XRANGE", key, ids.text(native), ids.text(native)) for key, native in wanted]
+    replies = yield Batch(commands, resend=True)
+    return [bool(reply) for reply in replies]
+
+
+async def continues(source: PlanRunner, strand: Strand, extent: Extent, copy: Extent | None) -> bool:
+    """Whether the source's copy of a third region's strand has, or had, the last entry of the target's copy.
+
+    If not, that region lost the entry and went on without it. The target must keep it as its last one, so
+    that the region's link finds the loss (heal.py).
+    """
+    tail = copy.tail if copy else None
+    if tail is None or tail <= extent.deleted or extent.first is None or tail < extent.first:
+        return True
+    return all(await source.run(are_there([(strand.key, tail)])))
 
 
 def drop(strand: Strand, natives: Sequence[bytes]) -> Plan[int]:

@@ -63,7 +63,7 @@ class Pair:
         behind = self._is_behind(ours, theirs)
         if not wanted and not behind:
             return Loss()
-        there = await self.home.run(are_there(wanted))
+        there = await self.home.run(compare.are_there(wanted))
         missing = [strand for strand, here in zip(suspects, there, strict=False) if not here]
         if all(there) and not behind:
             return Loss()
@@ -72,7 +72,7 @@ class Pair:
         # The peer's journal may have grown. Check its new tail before our state is read, so a trim in between
         # is seen as a trim.
         journal = self._journal_suspect(ours, theirs)
-        lacks_journal = journal is not None and not all(await self.home.run(are_there([journal])))
+        lacks_journal = journal is not None and not all(await self.home.run(compare.are_there([journal])))
         ours = await self.home.run(read_state(ours.name, theirs.registry.strands, everyone))
         found, common = dict[Strand, list[bytes]](), dict[Strand, Id]()
         for strand in missing:
@@ -301,7 +301,9 @@ class Pair:
         upto, at = theirs.journal_ends([writer])[writer], ids.ZERO
         while True:
             page, _ = await self.peer.run(read_journal(name, writer, at, PAGE))
-            there = await self.home.run(are_there([(keys.journal(name, writer), _id(each)) for each in page]))
+            there = await self.home.run(
+                compare.are_there([(keys.journal(name, writer), _id(each)) for each in page])
+            )
             for entry in [each for each, here in zip(page, there, strict=True) if not here]:
                 await self.home.run(send_one(redo_command(name, writer, strands, entry, upto, write=True)))
             if len(page) < PAGE:
@@ -356,15 +358,6 @@ def _id(entry: tuple[bytes, list[bytes]]) -> Id:
 def _chunks(words: list[bytes], size: int) -> Iterator[list[bytes]]:
     for first in range(0, len(words), size):
         yield words[first : first + size]
-
-
-def are_there(wanted: list[tuple[bytes, Id]]) -> Plan[list[bool]]:
-    """Which entries exist, by key and ID."""
-    if not wanted:
-        return []
-    commands = [("XRANGE", key, ids.text(native), ids.text(native)) for key, native in wanted]
-    replies = yield Batch(commands, resend=True)
-    return [bool(reply) for reply in replies]
 
 
 def _between(strand: Strand, first: bytes, last: bytes) -> Plan[ship.Page]:

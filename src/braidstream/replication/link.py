@@ -33,7 +33,7 @@ from braidstream.protocol.retries import Retries
 from braidstream.replication import compare
 from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.flow import Flow, Window
-from braidstream.replication.heal import Pair, are_there
+from braidstream.replication.heal import Pair
 from braidstream.replication.loss import Loss
 from braidstream.replication.pages import Pages
 from braidstream.replication.state import (
@@ -299,7 +299,13 @@ class Link:
             end, own = theirs.end(strand), strand.writer == self.here.writer
             if own is foreign or end is None or (foreign and self._may_skip(strand, ours, theirs)):
                 continue
-            if foreign and end < extent.last and not await self._continues(strand, ours, theirs):
+            of_third = strand.writer not in (self.here.writer, self.there.writer, *self.here.left)
+            copy = theirs.strands.get(strand)
+            if (
+                of_third
+                and end < extent.last
+                and not await compare.continues(self.source, strand, extent, copy)
+            ):
                 continue
             flow.start(strand, end, extent.width)
             await flow.rewind(strand, end)
@@ -314,20 +320,6 @@ class Link:
         copy = theirs.strands.get(strand)
         begins_later = copy is not None and copy.last < ours.is_new_after(strand)
         return begins_later and strand.writer not in self.here.left
-
-    async def _continues(self, strand: Strand, ours: State, theirs: State) -> bool:
-        """Whether our copy of a third region's strand has, or had, the last entry of the target's copy.
-
-        If not, that region lost the entry and went on without it. The target must keep it as its last one, so
-        that the region's link finds the loss (heal.py).
-        """
-        extent, copy = ours.strands[strand], theirs.strands.get(strand)
-        tail = copy.tail if copy else None
-        if tail is None or tail <= extent.deleted or strand.writer in (self.there.writer, *self.here.left):
-            return True
-        if extent.first is None or tail < extent.first:
-            return True
-        return all(await self.source.run(are_there([(strand.key, tail)])))
 
     def _writers(self) -> list[int]:
         """Whose journals a relay sends: all but the target's own, also of regions that have left."""
