@@ -45,7 +45,7 @@ class Memory:
 class View:
     """A region as its engine shows it. error: why it could not be read; then the rest is empty.
 
-    clock_ms, clock_error_ms: the engine's clock against the one of whoever looks; filled in by them.
+    clock_ms, clock_error_ms: the engine's clock, compared with that of the machine that runs `braid status`.
     claims: how long the claim of each region number still lasts, in ms.
     """
 

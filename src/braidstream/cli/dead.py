@@ -159,7 +159,7 @@ def _missing(stream: str, ids: list[str], as_json: bool) -> None:
 def _chosen(
     client: Redis, stream: str, ids: list[str] | None, reason: str, group: str | None
 ) -> Iterator[tuple[str, DeadLetter]]:
-    """Dead letters by their IDs, or all that are there now: not those that arrive meanwhile."""
+    """Dead letters by their IDs, or all that exist at the start of the command."""
     last = client.converse(dead_letters.last_id(stream))
     low: str | None = "-" if last is not None and not ids else None
     for name in ids or ():

@@ -50,7 +50,7 @@ class LogCommands:
 
         block: wait so many milliseconds for an entry, 0 for ever. withinfo: return ((first, last), entries).
         skip: leave out missing entries, and return the next ones instead.
-        group: the next entries that nobody of the group was given; the offset is ignored. start: where a new
+        group: the next entries that no reader of the group has; the offset is ignored. start: where a new
         group starts, "FIRST" or "LAST". retry: (retry_ms, expire_ms): acknowledge the entries with tack().
         """
         words: list[Any] = []
