@@ -39,6 +39,7 @@ def run(engine: Engine, folder: Path, *command: str) -> None:
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         "BRAID_URL": engine.url,
         "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_TESTING": "1",  # a free port for Spark Connect: its own, 15002, may be taken by another test
     }
     done = subprocess.run(
         command, cwd=folder, env=env, capture_output=True, text=True, timeout=900, check=False
