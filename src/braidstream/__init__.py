@@ -60,6 +60,7 @@ from braidstream.consumers.threads import Consumer as Consumer
 from braidstream.consumers.tracing import trace_fields as trace_fields
 from braidstream.exceptions import (
     BraidError as BraidError,
+    HomeError as HomeError,
     LibraryError as LibraryError,
     NotARegionError as NotARegionError,
     RefusedError as RefusedError,
@@ -95,6 +96,7 @@ __all__ = sorted(
         *_redis.__all__,
         "BraidError",
         "Consumer",
+        "HomeError",
         "LibraryError",
         "Message",
         "NotARegionError",

@@ -4,7 +4,8 @@ Clients raise those of `clients/raised.py`, which are redis-py's exceptions as w
 
 BraidError
 |-- ReplyError          an error reply, in the engine's own words: "ERR syntax error", "WRONGTYPE ..."
-|   `-- RefusedError    we decline what the engine would do, and say why and what to use instead
+|   |-- RefusedError    we decline what the engine would do, and say why and what to use instead
+|   `-- HomeError       a log is written in another region
 |-- NotARegionError     the server has no bs:config yet
 |-- RegionTakenError    the server already is another region
 |-- LibraryError        the engine functions are missing, or newer than this client
@@ -47,6 +48,16 @@ class RefusedError(ReplyError):
 
     def __init__(self, command: str, why: str, instead: str) -> None:
         super().__init__(f"ERR {command} refused by braidstream: {why}. {instead}.")
+
+
+class HomeError(ReplyError):
+    """A log is written in another region: `region` is its number. Nothing was written."""
+
+    code = "HOME"
+
+    def __init__(self, log: str, region: int, why: str = "") -> None:
+        super().__init__(f"HOME {region} log '{log}' is written in region {region}{why}")
+        self.log, self.region = log, region
 
 
 class NotARegionError(BraidError):

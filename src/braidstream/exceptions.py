@@ -4,6 +4,7 @@ from redis.exceptions import *  # noqa: F403
 
 from braidstream.clients.raised import (
     BraidError as BraidError,
+    HomeError as HomeError,
     LibraryError as LibraryError,
     NotARegionError as NotARegionError,
     RefusedError as RefusedError,

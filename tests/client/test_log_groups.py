@@ -10,8 +10,11 @@ import pytest
 import redis
 
 import braidstream
+from tests.support.matrix import on_every_engine
 from tests.support.servers import NEWEST, Engine
 from tests.support.waiting import eventually
+
+flavour = on_every_engine
 
 LONG = (60_000, 600_000)
 

@@ -8,7 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import braidstream
+from tests.support.matrix import on_every_engine
 from tests.support.servers import Engine
+
+flavour = on_every_engine
 
 WORDS = st.sampled_from(["a", "b", ""])
 COUNTS = st.integers(0, 12)

@@ -10,7 +10,10 @@ import pytest
 import redis
 
 import braidstream
+from tests.support.matrix import on_every_engine
 from tests.support.servers import Engine
+
+flavour = on_every_engine
 
 GENERATED = "its offsets are generated. Use TWRITE."
 

@@ -8,7 +8,10 @@ import pytest
 import redis
 
 from braidstream.replication import raising
+from tests.support.matrix import on_every_engine
 from tests.support.world import World
+
+flavour = on_every_engine
 
 
 @pytest.fixture

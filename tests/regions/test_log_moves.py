@@ -9,7 +9,10 @@ import redis
 
 import braidstream
 from braidstream.admin import log_moves
+from tests.support.matrix import on_every_engine
 from tests.support.world import World
+
+flavour = on_every_engine
 
 LONG = (60_000, 600_000)
 

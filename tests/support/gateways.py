@@ -7,12 +7,14 @@ with Served(engine.url) as gateway, Line(gateway.port) as line:
 import asyncio
 import socket
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self
 
 import hiredis
 
+from braidstream.config import RegionConfig
 from braidstream.gateway.hub import Settings
 from braidstream.gateway.server import Gateway, Listen
 from braidstream.net.resp import Scanner
@@ -24,7 +26,14 @@ Word = str | bytes | int
 class Served:
     """`braid gateway` without the process: starts on a free port, stops at the end."""
 
-    def __init__(self, url: str, settings: Settings | None = None, listen: str = "127.0.0.1:0") -> None:
+    def __init__(
+        self,
+        url: str,
+        settings: Settings | None = None,
+        listen: str = "127.0.0.1:0",
+        others: Sequence[RegionConfig] = (),
+    ) -> None:
+        self._others = others
         self._url, self._settings, self._listen = url, settings, Listen.parse(listen)
         self._ready: Future[str] = Future()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
@@ -84,7 +93,7 @@ class Served:
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         try:
-            self.gateway = Gateway(parse_address(self._url), self._settings)
+            self.gateway = Gateway(parse_address(self._url), self._settings, self._others)
             where = await self.gateway.start(self._listen)
         except BaseException as error:
             self._ready.set_exception(error)

@@ -13,8 +13,8 @@ import braidstream.asyncio
 from braidstream.clients import aio, raised, sync
 
 # redis-py has these seams in one of its two clients only.
-ONLY_SYNC = {"Redis._execute_command"}
-ONLY_AIO = {"Redis.execute_command"}
+ONLY_SYNC = {"Redis._execute_command", "Redis.close"}
+ONLY_AIO = {"Redis.aclose", "Redis.execute_command"}
 
 
 def test_our_own_names_are_these() -> None:
@@ -25,6 +25,7 @@ def test_our_own_names_are_these() -> None:
         "LibraryError",
         "Message",
         "NotARegionError",
+        "HomeError",
         "RefusedError",
         "RegionTakenError",
         "Reject",

@@ -14,7 +14,7 @@ import typer
 from braidstream.cli.probing import listen_errors, parse_probes, serve_probes
 from braidstream.cli.reach import Json, trouble
 from braidstream.cli.replicate import LogFormat, LogFormats, log_to_stderr
-from braidstream.config import load
+from braidstream.config import RegionConfig, load
 from braidstream.gateway.hub import Settings
 from braidstream.gateway.server import Gateway
 from braidstream.net.bulk import shown
@@ -93,9 +93,11 @@ def gateway(
     """
     if (url is None) == (config is None) or (config is None) != (region is None):
         raise typer.BadParameter("give either --url, or --config and --region.")
+    others: tuple[RegionConfig, ...] = ()
     if config is not None and region is not None:
         with trouble(config, as_json):
-            here = load(config).named(region)
+            known = load(config)
+            here, others = known.named(region), known.peers_of(region)
         url, listen, metrics = here.url, listen or here.gateway, metrics or here.gateway_metrics
     assert url is not None
     try:
@@ -108,7 +110,7 @@ def gateway(
     )
     log_to_stderr(verbose=False, log_format=log_format)
     with trouble(url, as_json), asyncio.Runner(loop_factory=_loop) as runner:
-        server = Gateway(parse_address(url), _within_files(settings))
+        server = Gateway(parse_address(url), _within_files(settings), others)
         runner.run(_serve(server, (where, probes), url, as_json))
 
 

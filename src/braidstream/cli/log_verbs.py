@@ -117,8 +117,9 @@ def move(
 ) -> None:
     """Move the home of a log to another region. You can run it again if it fails.
 
-    The offsets continue without a gap. Writers of the old home get HOME errors from then on, and must write
-    in the new one. With --force the new home continues after the last entry that it has. When the old home is
+    The offsets continue without a gap. Writes in the old home are forwarded to the new one by gateways and
+    clients that know the regions; others get HOME errors. With --force the new home continues after the last
+    entry that it has. When the old home is
     back, run `braid log rescue`.
 
     Example: braid log move payments --to eu-west

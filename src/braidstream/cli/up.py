@@ -165,7 +165,8 @@ async def _report_end(child: Child) -> None:
 async def _start_gateway(folder: Path, region: dict[str, Any], children: list[Child]) -> dict[str, Any]:
     """Where it listens: for clients, and for Prometheus."""
     name, listen, metrics = (str(region[field]) for field in ("name", "gateway", "gateway_metrics"))
-    words = ("gateway", "--json", "--url", str(region["url"]), "--listen", listen, "--metrics", metrics)
+    place = ("--config", str(folder / "braid.toml"), "--region", name)
+    words = ("gateway", "--json", *place, "--listen", listen, "--metrics", metrics)
     child = Child(f"the gateway of {name}", braid_command(*words), folder / name / "gateway.log")
     children.append(child)
     await child.start()

@@ -1,5 +1,6 @@
 """`braidstream.asyncio.Redis`: the same as `sync.py`, with awaits. Change both together."""
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
@@ -11,6 +12,7 @@ from redis.typing import KeyT
 
 from braidstream.clients import pipeline, shared
 from braidstream.clients.client_options import AsyncioOptions
+from braidstream.clients.forwarding import Way, by_log, is_elsewhere
 from braidstream.clients.log_commands import LogCommands
 from braidstream.clients.raised import for_user
 from braidstream.clients.shared import Sending, Session
@@ -98,6 +100,7 @@ class Redis(_Plans, shared.OurClient, LogCommands, redis.asyncio.Redis):  # type
 
     idempotent: every XADD with `*` gets a message ID, so the client resends it if its reply is lost.
     producer: a name for its messages; random by default. Clients that run at once need different ones.
+    config: the file that lists the regions. Writes to a log then go to its home, as this client's user.
     """
 
     if TYPE_CHECKING:
@@ -107,15 +110,21 @@ class Redis(_Plans, shared.OurClient, LogCommands, redis.asyncio.Redis):  # type
             *,
             idempotent: bool = False,
             producer: str | bytes | None = None,
+            config: shared.ConfigFile = None,
             **options: Unpack[AsyncioOptions],
         ) -> None: ...
 
     else:
 
         def __init__(
-            self, *args: Any, idempotent: bool = False, producer: str | bytes | None = None, **kwargs: Any
+            self,
+            *args: Any,
+            idempotent: bool = False,
+            producer: str | bytes | None = None,
+            config: shared.ConfigFile = None,
+            **kwargs: Any,
         ) -> None:
-            self.session = shared.new_session(idempotent, producer)
+            self.session = shared.new_session(idempotent, producer, config)
             super().__init__(*args, **kwargs)
 
     async def run_plan(self, plan: Plan[T]) -> T:
@@ -136,9 +145,40 @@ class Redis(_Plans, shared.OurClient, LogCommands, redis.asyncio.Redis):  # type
             await self.connection_pool.release(conn)
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
+        try:
+            return await self._execute_here(*args, **options)
+        except exceptions.ResponseError as error:
+            if self.session.homes is None or not is_elsewhere(error):
+                raise
+            refused = error
+        return await self._execute_at_home(refused, *args, **options)
+
+    async def _execute_here(self, *args: Any, **options: Any) -> Any:
         lane, args = self.session.mark(self, args)
         with Sending(self.session, lane):
             return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+
+    async def _execute_at_home(self, refused: Exception, *args: Any, **options: Any) -> Any:
+        way, homes = Way(self.session), self.session.homes
+        assert homes is not None
+        while True:
+            number, wait_s = way.next(refused)
+            await asyncio.sleep(wait_s)
+            client = self if number == way.here else homes.client(Redis, self, number)
+            if client is None:
+                raise refused
+            try:
+                return await client._execute_here(*args, **options)
+            except exceptions.ResponseError as error:
+                if not is_elsewhere(error):
+                    raise
+                refused = error
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        if self.session.homes is not None:
+            for client in self.session.homes.take_all():
+                await client.aclose()
+        await super().aclose(close_connection_pool)
 
     if TYPE_CHECKING:
 
@@ -167,7 +207,33 @@ class Pipeline(_Plans, LogCommands, redis.asyncio.client.Pipeline):  # type: ign
         if not pipeline.has_streams(commands):
             return await super()._execute_pipeline(connection, commands, raise_on_error)
         found = await self._run(connection, pipeline.pipeline(self, connection, commands))
+        if self.session.homes is not None:
+            for places in by_log(commands, found):
+                await self._write_at_home(connection, commands, found, places)
         return await self._checked(commands, found, raise_on_error)
+
+    async def _write_at_home(
+        self, connection: Any, commands: Any, found: list[Any], places: list[int]
+    ) -> None:
+        """Send refused writes to one log to its home. Each gets its result or its error."""
+        way, homes = Way(self.session), self.session.homes
+        assert homes is not None
+        while places:
+            try:
+                number, wait_s = way.next(found[places[0]])
+            except exceptions.ResponseError:
+                return
+            await asyncio.sleep(wait_s)
+            again = [commands[at] for at in places]
+            if number == way.here:
+                results = await self._run(connection, pipeline.pipeline(self, connection, again))
+            elif (client := homes.client(Redis, self, number)) is not None:
+                results = await _sent(client, again)
+            else:
+                return
+            for at, result in zip(places, results, strict=True):
+                found[at] = result
+            places = [at for at in places if is_elsewhere(found[at])]
 
     async def _execute_transaction(self, connection: Any, commands: Any, raise_on_error: bool) -> Any:
         if not pipeline.has_streams(commands):
@@ -183,6 +249,18 @@ class Pipeline(_Plans, LogCommands, redis.asyncio.client.Pipeline):  # type: ign
         if raise_on_error:
             shared.raise_braid_error(found)
             self.raise_first_error(commands, found)
+        return found
+
+
+async def _sent(client: Redis, commands: Any) -> list[Any]:
+    """Send commands of a pipeline to another region. If the connection is lost, each gets that error."""
+    async with client.pipeline(transaction=False) as pipe:
+        for args, options in commands:
+            pipe.execute_command(*args, **options)
+        try:
+            found: list[Any] = await pipe.execute(raise_on_error=False)
+        except exceptions.RedisError as error:
+            return [error] * len(commands)
         return found
 
 

@@ -5,7 +5,8 @@
     |   |-- NotARegionError
     |   |-- RegionTakenError
     |   |-- LibraryError
-    |   `-- RefusedError        also a redis.ResponseError
+    |   |-- RefusedError        also a redis.ResponseError
+    |   `-- HomeError           also a redis.ResponseError
     `-- ResponseError, ConnectionError, ...     redis-py's own, for all error replies of the engine
 
 Plans raise the classes of `errors.py`, which does not depend on redis-py. `for_user` converts each to its
@@ -19,7 +20,15 @@ from redis import exceptions
 from braidstream import errors
 from braidstream.net.compat import parse_error
 
-__all__ = ["BraidError", "LibraryError", "NotARegionError", "RefusedError", "RegionTakenError", "for_user"]
+__all__ = [
+    "BraidError",
+    "HomeError",
+    "LibraryError",
+    "NotARegionError",
+    "RefusedError",
+    "RegionTakenError",
+    "for_user",
+]
 
 
 class BraidError(errors.BraidError, exceptions.RedisError):
@@ -55,6 +64,16 @@ class RefusedError(BraidError, errors.RefusedError, exceptions.ResponseError):
         self.text = text
 
 
+class HomeError(BraidError, errors.HomeError, exceptions.ResponseError):
+    """A log is written in another region: `region` is its number. Nothing was written."""
+
+    code = "HOME"
+
+    def __init__(self, text: str, log: str = "", region: int = 0) -> None:
+        BraidError.__init__(self, text)
+        self.text, self.log, self.region = text, log, region
+
+
 _RAISED: Final = {
     errors.RefusedError: RefusedError,
     errors.NotARegionError: NotARegionError,
@@ -72,6 +91,8 @@ def for_user(error: errors.BraidError) -> Exception:
             "the engine lacks the braidstream functions this client needs. "
             "Load them with: braid init --url URL --region N --name NAME"
         )
+    if isinstance(error, errors.HomeError):
+        return HomeError(error.text, error.log, error.region)
     if type(error) in _RAISED:
         return _RAISED[type(error)](str(error).removeprefix("ERR "))
     if isinstance(error, errors.ReplyError):

@@ -8,6 +8,7 @@ callbacks. Methods, pools, TLS, pipelines and parsing stay redis-py's.
 import time
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self, TypeVar
 
@@ -16,10 +17,13 @@ from redis import exceptions
 from redis.client import EMPTY_RESPONSE, NEVER_DECODE
 
 from braidstream.clients import log_commands
+from braidstream.clients.forwarding import HomeClients, read_config
 from braidstream.clients.producer import Producer
+from braidstream.clients.raised import for_user
 from braidstream.commands.arguments import FUNCTION_ARGUMENTS
 from braidstream.commands.produce import call, is_numbered, native_call, user_id
 from braidstream.commands.table import TABLE, Spec
+from braidstream.config import Config
 from braidstream.errors import BraidError
 from braidstream.lua import require_current
 from braidstream.model.command import Command
@@ -39,6 +43,9 @@ from braidstream.protocol.stream_view import View
 # Commands after which a connection may use another database, or queues commands.
 MOVES: Final = frozenset(("SELECT", "SWAPDB", "RESET", "MULTI", "EXEC", "DISCARD"))
 
+# braid.toml, or what was read from it.
+ConfigFile = str | Path | Config | None
+
 T = TypeVar("T")
 # Makes a plan, given a function that returns the view of the streams for a way to carry commands.
 Conversation = Callable[[Callable[[Carriage | None], View]], Plan[T]]
@@ -47,6 +54,7 @@ Conversation = Callable[[Callable[[Carriage | None], View]], Plan[T]]
 class Session:
     """One client's state: its cache, and the producer of an idempotent client.
 
+    homes: clients of the other regions, for writes to logs; None if it does not know them.
     has_fast_path: whether plain appends may skip the plan; not with an encoder that changes text.
     """
 
@@ -54,6 +62,7 @@ class Session:
         self.producer = producer
         self.cache = StreamCache()
         self.has_fast_path = True
+        self.homes: HomeClients | None = None
 
     def stale(self, conn: Any) -> bool:
         """Whether to read the region again: the connection is new, or the cache has expired."""
@@ -209,14 +218,20 @@ class OurClient:
 
     def client(self) -> Self:
         alone = type(self)(connection_pool=self.connection_pool, single_connection_client=True)  # type: ignore
-        alone.session.producer = self.session.producer
+        alone.session.producer, alone.session.homes = self.session.producer, self.session.homes
         return alone
 
     @classmethod
     def from_url(
-        cls, url: str, *, idempotent: bool = False, producer: str | bytes | None = None, **kwargs: Any
+        cls,
+        url: str,
+        *,
+        idempotent: bool = False,
+        producer: str | bytes | None = None,
+        config: ConfigFile = None,
+        **kwargs: Any,
     ) -> Self:
-        session = new_session(idempotent, producer)
+        session = new_session(idempotent, producer, config)
         pool = sentinel_pool(url, kwargs, is_async=issubclass(cls, redis.asyncio.Redis))
         client: Self = super().from_url(url, **kwargs) if pool is None else cls.from_pool(pool)  # type: ignore
         client.session = session
@@ -257,11 +272,16 @@ def is_for_plan(command: Command, error: exceptions.ResponseError) -> bool:
     return command[3] == "IDMP" or reply_error(error).code == "BSSTALE"
 
 
-def new_session(idempotent: bool, producer: str | bytes | None) -> Session:
+def new_session(idempotent: bool, producer: str | bytes | None, config: ConfigFile = None) -> Session:
     """The session of a new client."""
     if producer is not None and not idempotent:
         raise ValueError("producer= names an idempotent client: pass idempotent=True as well.")
-    return Session(Producer(producer) if idempotent else None)
+    session = Session(Producer(producer) if idempotent else None)
+    try:
+        session.homes = read_config(config)
+    except BraidError as error:
+        raise for_user(error) from None
+    return session
 
 
 @lru_cache(maxsize=4096)

@@ -1,5 +1,6 @@
 """`braidstream.Redis`: redis-py's client, whose stream commands run plans. `aio.py` is its asyncio twin."""
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
@@ -10,6 +11,7 @@ from redis.typing import KeyT
 
 from braidstream.clients import pipeline, shared
 from braidstream.clients.client_options import SyncOptions
+from braidstream.clients.forwarding import Way, by_log, is_elsewhere
 from braidstream.clients.log_commands import LogCommands
 from braidstream.clients.raised import for_user
 from braidstream.clients.shared import Sending, Session
@@ -92,6 +94,7 @@ class Redis(_Plans, shared.OurClient, LogCommands, redis.Redis):
 
     idempotent: every XADD with `*` gets a message ID, so the client resends it if its reply is lost.
     producer: a name for its messages; random by default. Clients that run at once need different ones.
+    config: the file that lists the regions. Writes to a log then go to its home, as this client's user.
     """
 
     if TYPE_CHECKING:
@@ -105,15 +108,21 @@ class Redis(_Plans, shared.OurClient, LogCommands, redis.Redis):
             *,
             idempotent: bool = False,
             producer: str | bytes | None = None,
+            config: shared.ConfigFile = None,
             **options: Unpack[SyncOptions],
         ) -> None: ...
 
     else:
 
         def __init__(
-            self, *args: Any, idempotent: bool = False, producer: str | bytes | None = None, **kwargs: Any
+            self,
+            *args: Any,
+            idempotent: bool = False,
+            producer: str | bytes | None = None,
+            config: shared.ConfigFile = None,
+            **kwargs: Any,
         ) -> None:
-            self.session = shared.new_session(idempotent, producer)
+            self.session = shared.new_session(idempotent, producer, config)
             super().__init__(*args, **kwargs)
 
     def run_plan(self, plan: Plan[T]) -> T:
@@ -133,9 +142,40 @@ class Redis(_Plans, shared.OurClient, LogCommands, redis.Redis):
             self.connection_pool.release(conn)
 
     def _execute_command(self, *args: Any, **options: Any) -> Any:
+        try:
+            return self._execute_here(*args, **options)
+        except exceptions.ResponseError as error:
+            if self.session.homes is None or not is_elsewhere(error):
+                raise
+            refused = error
+        return self._execute_at_home(refused, *args, **options)
+
+    def _execute_here(self, *args: Any, **options: Any) -> Any:
         lane, args = self.session.mark(self, args)
         with Sending(self.session, lane):
             return super()._execute_command(*args, **options)  # type: ignore[no-untyped-call]
+
+    def _execute_at_home(self, refused: Exception, *args: Any, **options: Any) -> Any:
+        way, homes = Way(self.session), self.session.homes
+        assert homes is not None
+        while True:
+            number, wait_s = way.next(refused)
+            time.sleep(wait_s)
+            client = self if number == way.here else homes.client(Redis, self, number)
+            if client is None:
+                raise refused
+            try:
+                return client._execute_here(*args, **options)
+            except exceptions.ResponseError as error:
+                if not is_elsewhere(error):
+                    raise
+                refused = error
+
+    def close(self) -> None:
+        if self.session.homes is not None:
+            for client in self.session.homes.take_all():
+                client.close()
+        super().close()
 
     if TYPE_CHECKING:
 
@@ -164,7 +204,31 @@ class Pipeline(_Plans, LogCommands, redis.client.Pipeline):
         if not pipeline.has_streams(commands):
             return super()._execute_pipeline(connection, commands, raise_on_error)  # type: ignore[no-untyped-call]
         found = self._run(connection, pipeline.pipeline(self, connection, commands))
+        if self.session.homes is not None:
+            for places in by_log(commands, found):
+                self._write_at_home(connection, commands, found, places)
         return self._checked(commands, found, raise_on_error)
+
+    def _write_at_home(self, connection: Any, commands: Any, found: list[Any], places: list[int]) -> None:
+        """Send refused writes to one log to its home. Each gets its result or its error."""
+        way, homes = Way(self.session), self.session.homes
+        assert homes is not None
+        while places:
+            try:
+                number, wait_s = way.next(found[places[0]])
+            except exceptions.ResponseError:
+                return
+            time.sleep(wait_s)
+            again = [commands[at] for at in places]
+            if number == way.here:
+                results = self._run(connection, pipeline.pipeline(self, connection, again))
+            elif (client := homes.client(Redis, self, number)) is not None:
+                results = _sent(client, again)
+            else:
+                return
+            for at, result in zip(places, results, strict=True):
+                found[at] = result
+            places = [at for at in places if is_elsewhere(found[at])]
 
     def _execute_transaction(self, connection: Any, commands: Any, raise_on_error: bool) -> Any:
         if not pipeline.has_streams(commands):
@@ -180,6 +244,17 @@ class Pipeline(_Plans, LogCommands, redis.client.Pipeline):
             shared.raise_braid_error(found)
             self.raise_first_error(commands, found)  # type: ignore[no-untyped-call]
         return found
+
+
+def _sent(client: Redis, commands: Any) -> list[Any]:
+    """Send commands of a pipeline to another region. If the connection is lost, each gets that error."""
+    with client.pipeline(transaction=False) as pipe:
+        for args, options in commands:
+            pipe.execute_command(*args, **options)  # type: ignore[no-untyped-call]
+        try:
+            return pipe.execute(raise_on_error=False)
+        except exceptions.RedisError as error:
+            return [error] * len(commands)
 
 
 Redis.pipeline_class = Pipeline

@@ -104,6 +104,11 @@ class Lane:
         if self.conn is not None and self.conn.place != place:
             self.conn.close("the sentinels name another primary, {}:{}".format(*place))
 
+    def abandon(self, why: str = "it does not answer") -> None:
+        """Give up the connection. The next batch opens another one."""
+        if self.conn is not None:
+            self.conn.close(why)
+
     def close(self) -> None:
         self._closed = True
         if self.conn is not None:

@@ -89,7 +89,7 @@ class ClientConnection(Client, asyncio.Protocol):
         if self._worker is not None and self.blocking:
             self._worker.cancel()  # other commands run to their end, as in the engine
         self.close_own()
-        self.hub.give_back(self.lane)
+        self.give_back_lanes()
         self.resume_writing()
 
     def pause_writing(self) -> None:

@@ -14,7 +14,7 @@ from braidstream.gateway.backends import Lane
 from braidstream.gateway.database import Database
 from braidstream.gateway.hub import Hub
 from braidstream.gateway.own_connection import OwnConnection
-from braidstream.gateway.session import Session, may_be_plain
+from braidstream.gateway.session import Login, Session, may_be_plain
 from braidstream.net.resp import Words
 from braidstream.net.wire import pack
 from braidstream.protocol.plan import Batch, Replies
@@ -26,6 +26,7 @@ class Client(ABC):
     lane: the connection that it shares with clients of the same login. own: a connection of its own.
     raw: bytes are relayed unread, after SYNC or PSYNC.
     is_plain: whether appends may use the fast path; updated after each command.
+    away: lanes to other regions, by region and login (homes.py).
     """
 
     transport: asyncio.Transport
@@ -42,6 +43,7 @@ class Client(ABC):
         self.multi: Any = None
         self.is_plain = False
         self.closed = False
+        self.away: dict[tuple[Any, Login | None], Lane] = {}
 
     def enter(self) -> None:
         """Borrow a lane, once the client is connected: a failed TLS handshake never calls connection_lost."""
@@ -153,6 +155,12 @@ class Client(ABC):
                 own.close()
         self.own = self.second = None
         self.hub.backends.released(self)
+
+    def give_back_lanes(self) -> None:
+        self.hub.give_back(self.lane)
+        for (region, _), lane in self.away.items():
+            region.give_back(lane)
+        self.away = {}
 
     @property
     def lost_with_state(self) -> LostError | None:

@@ -14,6 +14,8 @@ from braidstream.gateway.session import Login
 from braidstream.net.address import Address
 from braidstream.net.resp import Limits
 from braidstream.observability.events import emit
+from braidstream.observability.metrics import Family
+from braidstream.protocol.gather import Queued
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +43,18 @@ class Admitted(Protocol):
     def retire(self) -> None: ...
 
 
+class Forwards(Protocol):
+    """Runs writes of logs in other regions: homes.py."""
+
+    async def forward(self, client: Any, queued: list[Queued]) -> None: ...
+
+    def families(self) -> list[Family]: ...
+
+    def close(self) -> None: ...
+
+
 class Hub:
-    """See the top of the file. db: the database of the region."""
+    """See the top of the file. db: the database of the region. homes: None if no file names the regions."""
 
     def __init__(self, address: Address, settings: Settings) -> None:
         self.settings = settings
@@ -52,6 +64,7 @@ class Hub:
         self.db = address.db
         self.databases: dict[int, Database] = {}
         self.metrics = GatewayMetrics()
+        self.homes: Forwards | None = None
         self._address = address
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -90,5 +103,7 @@ class Hub:
         for task in self._tasks:
             task.cancel()
         self.backends.close()
+        if self.homes is not None:
+            self.homes.close()
         for database in self.databases.values():
             database.lane.close()

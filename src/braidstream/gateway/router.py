@@ -4,7 +4,7 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from braidstream.commands import keyspace
 from braidstream.errors import BraidError, LostError
@@ -193,9 +193,18 @@ async def reply_to(client: Client, words: Words) -> bytes:
             raise
         return error_line(lost)
     except BraidError as error:
-        client.hub.metrics.failed(error)
-        return error_line(error)
+        result = await _at_home(client, words, error)
     return reply_of(spec, words, result, session.resp)
+
+
+async def _at_home(client: Client, words: Words, error: BraidError) -> Any:
+    """The result of a refused command. A write to a log that is written elsewhere is run there."""
+    item = Queued(words, spec_of(words), words, result=error)
+    if client.hub.homes is not None:
+        await client.hub.homes.forward(client, [item])
+    if isinstance(item.result, BraidError):
+        client.hub.metrics.failed(item.result)
+    return item.result
 
 
 class _UnblockedError(Exception):
@@ -230,6 +239,8 @@ async def _run_pipelined(client: Client, run: list[Words]) -> bytes:
         await client.database.refresh_if_due()
         view = client.database.view(Carriage(pipelined=True))
         await arun(gather.pipeline(view, queued, resp2), client.send)
+        if client.hub.homes is not None:
+            await client.hub.homes.forward(client, queued)
     except BraidError as error:
         # Unknown which of them ran: every command gets the error.
         client.hub.metrics.failed(error)

@@ -2,13 +2,16 @@
 
 import asyncio
 import ssl
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from braidstream.config import RegionConfig
 from braidstream.errors import BraidError, ConfigError, LostError
 from braidstream.gateway.backends import needs_no_login
 from braidstream.gateway.client_connection import ClientConnection
+from braidstream.gateway.homes import Homes, OtherRegion
 from braidstream.gateway.hub import Hub, Settings
 from braidstream.model.region_config import Region
 from braidstream.net.address import Address
@@ -26,10 +29,14 @@ _ANSWERS_WITHIN_S: Final = 2.0
 class Gateway:
     """A server before one engine. It is stateless: run several and restart any of them."""
 
-    def __init__(self, address: Address, settings: Settings | None = None) -> None:
+    def __init__(
+        self, address: Address, settings: Settings | None = None, others: Iterable[RegionConfig] = ()
+    ) -> None:
+        """others: the other regions. Writes to logs are forwarded to them."""
         self.settings = settings or Settings()
         self.hub = Hub(address, self.settings)
         self._address = address
+        self._others = {region.id: OtherRegion(region) for region in others}
         self._servers: list[asyncio.AbstractServer] = []
         self._socket: str | None = None
 
@@ -45,6 +52,10 @@ class Gateway:
             await self.stop()
             raise
         self.hub.run(self._keep_fresh())
+        if self._others:
+            self.hub.homes = Homes(self.region.id, self._others)
+            for other in self._others.values():
+                self.hub.run(other.keep_fresh())
         if self._address.sentinels is not None:
             self.hub.run(self._follow_primary(self._address.sentinels))
         return where
@@ -74,6 +85,7 @@ class Gateway:
                 {(): int(hub.database(self._address.db).is_connected)},
             ),
             *hub.metrics.families(),
+            *([] if hub.homes is None else hub.homes.families()),
         ]
 
     async def why_not_ready(self) -> str:

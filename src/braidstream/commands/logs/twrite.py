@@ -9,7 +9,7 @@ from typing import Final
 from braidstream.commands.arguments import Argv, fail, shown
 from braidstream.commands.logs.log_arguments import Write, parse_configure, parse_evict, parse_write
 from braidstream.commands.logs.log_lookup import Segment, find_log, infos, segments
-from braidstream.errors import ReplyError
+from braidstream.errors import HomeError, ReplyError
 from braidstream.model import keys
 from braidstream.model.command import Command
 from braidstream.model.meta import Registry
@@ -58,7 +58,7 @@ def _home_here(view: View, name: bytes) -> Strand:
     """The strand that is written in this region; an error if the home is another one."""
     home = view.log_home(name)
     if home.writer != view.region.writer:
-        fail(f"HOME {home.writer} log '{shown(name)}' is written in region {home.writer}")
+        raise HomeError(shown(name), home.writer)
     return home
 
 
