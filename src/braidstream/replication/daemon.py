@@ -16,12 +16,15 @@ from braidstream.admin.membership import meet, show_alive
 from braidstream.errors import BraidError, LostError, ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.region_config import Region
+from braidstream.model.strand import Strand
 from braidstream.net.wire import Address
 from braidstream.observability.events import emit
 from braidstream.observability.metrics import Family
 from braidstream.observability.repeated import Repeated
 from braidstream.protocol.identify import read_region, refuse_cluster
 from braidstream.protocol.plan import send_one
+from braidstream.replication.ack_watch import EVERY_S as ACKS_EVERY_S
+from braidstream.replication.ack_watch import AckWatch
 from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint, Pinned, back_off
 from braidstream.replication.feed import Feed, all_streams
 from braidstream.replication.gate import Durability, Gate
@@ -74,6 +77,8 @@ class Daemon:
         self.ready = asyncio.Event()
         self.status: DaemonStatus | None = None
         self.group_lags: list[GroupLag] = []
+        self._acks = AckWatch(self.source, self._acknowledged)
+        self._has_new_peer = asyncio.Event()
         self._noting = asyncio.Lock()
         self._highest_ms = 0
         self._fence_logged_s = -FENCED_S
@@ -87,6 +92,7 @@ class Daemon:
                 self.peers.pop(name).endpoint.close()
         for name, (number, address) in peers.items():
             if name not in self.peers:
+                self._has_new_peer.set()
                 self.peers[name] = peer = Peer(number, name, Endpoint(address, PEER_REPLY_BYTES))
                 self._tasks[name] = asyncio.ensure_future(self._serve(peer))
 
@@ -97,6 +103,7 @@ class Daemon:
                 tasks.create_task(self.leases.run())
                 tasks.create_task(self._repeat(self.gate.choose, CHOOSE_S))
                 tasks.create_task(self._repeat(self._show_alive, NOTE_S))
+                tasks.create_task(self._repeat(self._acks.look, ACKS_EVERY_S))
                 tasks.create_task(self._repeat(self._measure_lags, EVERY_S))
                 tasks.create_task(self._repeat(self._report, EVERY_S))
         finally:
@@ -132,8 +139,10 @@ class Daemon:
                 here = await self.source.run(read_region())
                 if was := trouble.over(clock()):
                     emit("source.up", **was)
-                feed = Feed(self.source.address, (here.writer,), self._heard, self._missed)
-                await _until_one_fails(feed.run(), self.source.watch())
+                self._has_new_peer.clear()
+                writers = here.writer, {*here.writers, *(peer.id for peer in self.peers.values())}
+                feed = Feed(self.source.address, writers, self._heard, self._arrived, self._missed)
+                await _until_one_fails(feed.run(), self.source.watch(), self._has_new_peer.wait())
             except Exception as error:  # also for an unexpected reply
                 if feed is None or not isinstance(error, ReplyError):
                     trouble.log("source.lost", clock(), why=why_down(error))
@@ -217,6 +226,18 @@ class Daemon:
                         peer.queue.add(name, Need.SYNC)
                     else:
                         peer.fresh.add(name, Need.FOLLOW)
+
+    def _arrived(self, strand: Strand) -> None:
+        if self.leases.mine(strand.name):
+            self._acks.add([strand])
+
+    def _acknowledged(self, name: bytes) -> bool:
+        """Groups of a quiet stream moved. False if a link is busy: report it again later."""
+        links = [peer for peer in self.peers.values() if peer.link is not None]
+        idle = [peer for peer in links if len(peer.queue) < AT_ONCE]
+        for peer in idle:
+            peer.queue.add(name, Need.SYNC)
+        return len(idle) == len(links)
 
     def _missed(self) -> None:
         """Pushes may have been missed: sweep over all streams, for all peers."""
@@ -310,12 +331,15 @@ class Daemon:
         """Take streams from a queue, replicate them, and schedule the next check."""
         while True:
             name, need = await queue.take()
+            added = self._acks.added
             try:
                 if need is Need.FOLLOW:
                     progress = await link.follow(name)
                 else:
                     progress = await link.sync(name, relay=need is Need.RELAY)
                     await self._trim_journal(peer, name, progress)
+                if need is not Need.FOLLOW and not progress.restless:
+                    self._acks.discard(name, added)
                 self._again(peer, name, need, progress)
             except LostError:
                 raise
@@ -329,6 +353,8 @@ class Daemon:
         if progress.entries:
             emit("link.shipped", peer=peer.name, stream=name, entries=progress.entries)
         moved, waits = need is Need.FOLLOW or progress.moved, progress.restless or progress.waiting
+        if progress.restless:
+            self._acks.add(progress.strands)
         if moved or not waits:
             peer.restless.pop(name, None)
         if moved or waits:
@@ -345,7 +371,7 @@ class Daemon:
             await self.source.run(send_one(("XTRIM", journal, "MINID", "=", ids.text(done))))
 
 
-async def _until_one_fails(*works: Coroutine[Any, Any, None]) -> None:
+async def _until_one_fails(*works: Coroutine[Any, Any, object]) -> None:
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,16 +1,17 @@
 """Which streams changed: pushes from the engine as hints, and sweeps over all streams as the truth.
 
-With BCAST tracking the engine pushes the names of changed keys, coalesced, at almost no cost. XACK causes no
-push, and pushes are lost while the connection is down. So the daemon sweeps over all streams on every connect
-and at intervals.
+With BCAST tracking the engine pushes the names of changed keys, coalesced, at almost no cost. XACK causes
+no push (ack_watch.py), and pushes are lost while the connection is down. So the daemon sweeps over all
+streams on every connect and at intervals.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any, Final
 
 from braidstream.errors import ReplyError
 from braidstream.model import keys
+from braidstream.model.strand import Strand
 from braidstream.net.address import Address
 from braidstream.net.wire import Connection, connect
 from braidstream.protocol.plan import Batch, Plan
@@ -22,16 +23,26 @@ HEARTBEAT_S: Final = 3.0
 
 # name, and whether more than entries changed
 Heard = Callable[[bytes, bool], None]
+Arrived = Callable[[Strand], None]
 
 
 class Feed:
-    """Calls `heard` for every stream that this region's writers or functions change.
+    """Calls `heard` for every stream that this region's writer or functions change, and `arrived` for every
+    strand of another writer that gets entries.
 
     Calls `missed` when it may have missed pushes. is_listening: tracking is on.
     """
 
-    def __init__(self, address: Address, writers: tuple[int, ...], heard: Heard, missed: Callable[[], None]):
-        self.address, self.writers, self.heard, self.missed = address, writers, heard, missed
+    def __init__(
+        self,
+        address: Address,
+        writers: tuple[int, Collection[int]],
+        heard: Heard,
+        arrived: Arrived,
+        missed: Callable[[], None],
+    ):
+        self.address, self.heard, self.arrived, self.missed = address, heard, arrived, missed
+        self.own, self.others = writers
         self.is_listening = False
 
     async def run(self) -> None:
@@ -45,7 +56,8 @@ class Feed:
             conn.close()
 
     async def _listen(self, conn: Connection) -> None:
-        prefixes = [word for writer in self.writers for word in ("PREFIX", keys.of_writer(writer))]
+        writers = {self.own, *self.others}
+        prefixes = [word for writer in writers for word in ("PREFIX", keys.of_writer(writer))]
         track = ("CLIENT", "TRACKING", "ON", "BCAST", *prefixes, "PREFIX", keys.META)
         [reply] = await conn.send(Batch([track], resend=True, attempt=True))
         if isinstance(reply, ReplyError):
@@ -64,10 +76,13 @@ class Feed:
             return
         for key in message[1]:
             if found := keys.parse_strand(key):
-                self.heard(found[0], False)
+                if found[2] == self.own:
+                    self.heard(found[0], False)
+                else:
+                    self.arrived(Strand(*found))
             elif (name := keys.name_of_meta(key)) is not None:
                 self.heard(name, True)
-            elif journal := keys.parse_journal(key):
+            elif (journal := keys.parse_journal(key)) and journal[1] == self.own:
                 self.heard(journal[0], True)
 
 

@@ -58,7 +58,7 @@ class Progress:
 
     healed: entries restored at the source, which had lost them.
     waiting: the journal names entries that have not arrived at the target yet; another link brings them.
-    restless: a group of the source has unread or pending entries; XACK causes no push.
+    restless: a group of the source has unread or pending entries, in these strands; XACK causes no push.
     journal: how far the target has applied our journal.
     """
 
@@ -69,6 +69,7 @@ class Progress:
     healed: int = 0
     waiting: bool = False
     restless: bool = False
+    strands: tuple[Strand, ...] = ()
     journal: Id = ids.ZERO
 
     @property
@@ -171,7 +172,7 @@ class Link:
         if self.heals and (known.marks is None or known.owes):
             await self._heal(name, known, progress)
         ours = await self.source.run(read_state(name, self._likely(name), writers, home=own))
-        progress.restless = ours.restless
+        progress.restless, progress.strands = ours.restless, ours.registry.strands
         if (home := ours.strands.get(Strand(name, keys.GENERATED, own))) is not None:
             self.highest_ms = max(self.highest_ms, home.last[0])
         if any(strand.is_of_log and strand.writer == own for strand in ours.strands):
