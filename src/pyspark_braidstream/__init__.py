@@ -23,9 +23,9 @@ class DefaultSource(DataSource):
         return "braidstream"
 
     def schema(self) -> StructType:
-        from braidstream.spark.source.rows import META
+        from braidstream.spark.source.rows import LOG_META, META
 
-        return META
+        return LOG_META if "logs" in self.options else META
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from braidstream.spark.view import batch_reader

@@ -43,6 +43,12 @@ STREAMS = Option(
     "streams", "source", values.stream_names, "",
     "The streams, comma-separated; or a JSON list. Alternative: `streamPattern`.", "subscribe",
 )  # fmt: skip
+LOGS = Option(
+    "logs", "source", values.stream_names, "",
+    "Logs instead of streams, comma-separated; or a JSON list. The columns are `stream`, `offset`, `tag`, "
+    "`entry`.",
+    "subscribe",
+)  # fmt: skip
 STREAM_PATTERN = Option(
     "streamPattern", "source", values.stream_name, "",
     "All streams whose names match this glob, as in KEYS, also new ones. Scans the keyspace.",
@@ -54,7 +60,8 @@ REGIONS = Option(
 )  # fmt: skip
 STARTING_OFFSETS = Option(
     "startingOffsets", "source", values.offsets, "earliest",
-    "`earliest`, `latest`, or JSON: an ID for a stream, or for each of its strands. Others start at their "
+    "`earliest`, `latest`, or JSON: an ID for a stream, or for each of its strands; the first offset of a "
+    "log, as a number. Others start at their "
     "beginning. A streaming query uses this option once; then it uses its checkpoint.",
     "startingOffsets",
 )  # fmt: skip

@@ -11,6 +11,7 @@ from braidstream.errors import OptionError
 from braidstream.model import ids
 from braidstream.model.frontier import name_of_text, place_of_text
 from braidstream.model.ids import Id
+from braidstream.model.offset_log import LAST_OFFSET
 
 Mode = Literal["PERMISSIVE", "DROPMALFORMED", "FAILFAST"]
 MODES: Final[tuple[Mode, ...]] = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
@@ -20,17 +21,19 @@ MODES: Final[tuple[Mode, ...]] = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
 class Start:
     """Where to begin or end: everything, nothing, a time, or a position for each stream.
 
-    at: stream -> "earliest", "latest", one user ID, or {place: native ID}. `rest` is for the others.
+    at: stream -> "earliest", "latest", one user ID, the last offset of a log before the position, or
+    {place: native ID}. `rest` is for the others. option: the one that says so.
     """
 
     rest: str = "earliest"
     at: Mapping[bytes, Any] = field(default_factory=dict)
     time_ms: int | None = None
+    option: str = "startingOffsets"
 
 
 def offsets(name: str, value: str) -> Start:
     if value in ("earliest", "latest"):
-        return Start(value)
+        return Start(value, option=name)
     try:
         given = json.loads(value)
     except ValueError as error:
@@ -39,7 +42,8 @@ def offsets(name: str, value: str) -> Start:
         raise OptionError(name, 'JSON must be {"stream": position, ...}')
     # What a progress report or a checkpoint shows may be pasted as it is.
     given = given.get("frontier", given) if set(given) <= {"frontier", "counted", "began"} else given
-    return Start(at=dict(_positions(name, given)), rest="earliest" if name.startswith("start") else "latest")
+    rest = "earliest" if name.startswith("start") else "latest"
+    return Start(rest, dict(_positions(name, given)), option=name)
 
 
 def _positions(name: str, given: dict[str, Any]) -> Iterator[tuple[bytes, Any]]:
@@ -47,15 +51,28 @@ def _positions(name: str, given: dict[str, Any]) -> Iterator[tuple[bytes, Any]]:
         key = name_of_text(stream)
         if isinstance(position, str):
             yield key, position if position in ("earliest", "latest") else _id(name, stream, position)
+        elif isinstance(position, int) and not isinstance(position, bool):
+            yield key, _number(name, stream, position)
         elif isinstance(position, dict):
             for place in position:
                 if place_of_text(key, place) is None:
-                    raise OptionError(name, f"{stream}: {place} is no strand; one is like s1, c1.2 or p")
+                    raise OptionError(
+                        name, f"{stream}: {place} is no strand; one is like s1, c1.2, t0.1 or p"
+                    )
             yield key, {place: _id(name, stream, text) for place, text in position.items()}
         else:
             raise OptionError(
-                name, f"{stream}: a position is an ID, earliest, latest, or an ID for each strand"
+                name,
+                f"{stream}: a position is an ID, earliest, latest, an ID for each strand, or the offset of "
+                "a log",
             )
+
+
+def _number(name: str, stream: str, offset: int) -> int:
+    """A log is read from this offset on, or up to it: the last offset before."""
+    if not 0 <= offset <= LAST_OFFSET:
+        raise OptionError(name, f"{stream}: {offset} is no offset; they are 1, 2, 3, ...")
+    return max(0, offset - 1) if name.startswith("start") else offset
 
 
 def _id(name: str, stream: str, text: Any) -> Id:

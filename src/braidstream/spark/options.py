@@ -47,6 +47,7 @@ class SourceOptions:
     push_filters: bool
     replication_wait_s: float
     lake: str | None = None
+    logs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +91,10 @@ class _Taker:
 
 def source_options(given: Mapping[str, str]) -> SourceOptions:
     taker = _Taker(given)
-    lake = taker.find(table.LAKE)
+    lake, logs = taker.find(table.LAKE), taker.take(table.LOGS)
     options = SourceOptions(
         servers=_servers(taker, needed=lake is None),
-        streams=taker.take(table.STREAMS),
+        streams=(*taker.take(table.STREAMS), *logs),
         pattern=taker.find(table.STREAM_PATTERN),
         start=_start(taker, table.STARTING_OFFSETS, table.STARTING_TIMESTAMP),
         end=_start(taker, table.ENDING_OFFSETS, table.ENDING_TIMESTAMP),
@@ -110,10 +111,15 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         push_filters=taker.take(table.PUSH_FILTERS),
         replication_wait_s=taker.take(table.REPLICATION_WAIT),
         lake=lake,
+        logs=bool(logs),
     )
     taker.finish()
     if bool(options.streams) == (options.pattern is not None):
-        raise OptionError("streams", "give either streams (a,b,c) or streamPattern (a glob like orders-*)")
+        raise OptionError(
+            "streams", "give streams (a,b,c), streamPattern (a glob like orders-*), or logs (a,b,c)"
+        )
+    if logs and len(options.streams) != len(logs):
+        raise OptionError("logs", "give either streams or logs: their columns differ")
     return options
 
 
@@ -154,5 +160,5 @@ def _start(taker: _Taker, offsets: Option[Start], timestamp: Option[int]) -> Sta
     if position is not None and moment is not None:
         raise OptionError(timestamp.name, f"give either this or {offsets.name}")
     if moment is not None:
-        return Start(offsets.default, time_ms=moment)
+        return Start(offsets.default, time_ms=moment, option=timestamp.name)
     return position or offsets.fallback

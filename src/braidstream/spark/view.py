@@ -28,11 +28,13 @@ from braidstream.spark.lake.files import Wanted, read, rows_of
 from braidstream.spark.lake.log import Lake, State, within
 from braidstream.spark.options import SourceOptions, source_options
 from braidstream.spark.source import columns
-from braidstream.spark.source.reader import BatchReader, FilteringReader, resolve
+from braidstream.spark.source.positions import resolve
+from braidstream.spark.source.reader import BatchReader, FilteringReader
 from braidstream.spark.source.reading import PAGE_BYTES, PAGE_ROWS, page_command
 from braidstream.spark.source.rows import Rows, Shape
 from braidstream.spark.source.slices import Range, Slice
-from braidstream.spark.source.survey import StrandInfo, StrandInfos, open_server
+from braidstream.spark.source.strand_info import StrandInfo, StrandInfos
+from braidstream.spark.source.survey import open_server
 
 _NOT_THERE = StrandInfo(ids.ZERO, 0, 0, None, ids.ZERO, 64, there=False)
 

@@ -41,7 +41,8 @@ from braidstream.spark.source.data_loss import Loss, missing
 from braidstream.spark.source.offsets import adopted
 from braidstream.spark.source.reading import read
 from braidstream.spark.source.slices import PIECE, Range, Slice, cut_up, piece, range_of
-from braidstream.spark.source.survey import StrandInfo, StrandInfos, Surveyor
+from braidstream.spark.source.strand_info import StrandInfo, StrandInfos
+from braidstream.spark.source.survey import Surveyor
 
 WAIT_S: Final = 30.0
 

@@ -36,7 +36,8 @@ from braidstream.spark.lake.files import LakeRows, entry_of
 from braidstream.spark.options import Servers
 from braidstream.spark.source.reading import read
 from braidstream.spark.source.slices import Range, Slice, split
-from braidstream.spark.source.survey import StrandInfo, Surveyor, find
+from braidstream.spark.source.strand_info import StrandInfo
+from braidstream.spark.source.survey import Surveyor, find
 
 RANGE_ROWS: Final = 50_000
 POLL_S: Final = 0.5

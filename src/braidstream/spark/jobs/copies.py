@@ -33,7 +33,8 @@ from braidstream.spark.options import Servers
 from braidstream.spark.source.reading import read
 from braidstream.spark.source.rows import META
 from braidstream.spark.source.slices import PIECE, Range, Slice, cut_up, piece, range_of
-from braidstream.spark.source.survey import StrandInfo, StrandInfos, Surveyor
+from braidstream.spark.source.strand_info import StrandInfo, StrandInfos
+from braidstream.spark.source.survey import Surveyor
 
 WAIT_S: Final = 30.0
 # In addition to the columns of the source: the strand, a sortable ID, the file (empty: live), whether it is

@@ -37,7 +37,8 @@ from braidstream.spark.lake.rewrite import Drop, holding, rewrite, without
 from braidstream.spark.options import Servers
 from braidstream.spark.source.reading import read
 from braidstream.spark.source.slices import Range, Slice
-from braidstream.spark.source.survey import StrandInfo, StrandInfos, Surveyor, open_server
+from braidstream.spark.source.strand_info import StrandInfo, StrandInfos
+from braidstream.spark.source.survey import Surveyor, open_server
 
 _PIECE: Final = StructType()
 for _name in ("stream", "place", "low", "high", "alive_from", "paths"):

@@ -14,7 +14,8 @@ from braidstream.model.meta import Registry
 from braidstream.model.strand import Strand, facts
 from braidstream.protocol.lookup import registry_of
 from braidstream.protocol.plan import Batch, Plan
-from braidstream.spark.source.survey import StrandInfo, StrandInfos, look
+from braidstream.spark.source.strand_info import StrandInfo, StrandInfos
+from braidstream.spark.source.survey import look
 
 _NOTHING: Final = StrandInfo(ids.ZERO, 0, 0, None, ids.ZERO, 64, there=False)
 

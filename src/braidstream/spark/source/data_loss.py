@@ -14,7 +14,7 @@ from enum import Enum
 from braidstream.model import ids
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
-from braidstream.spark.source.survey import StrandInfo
+from braidstream.spark.source.strand_info import StrandInfo
 
 
 class Loss(Enum):
@@ -23,6 +23,7 @@ class Loss(Enum):
     UNCOUNTED = "all entries that were read are trimmed here, and unread entries may be trimmed too"
     DELETED = "the stream was deleted before it was read to its end"
     RECREATED = "the stream was deleted and created again"
+    MOVED = "the home of the log was moved by force, and these entries are no longer part of the log"
     NOT_REPLICATED = "entries have not arrived in this region yet"
 
 
@@ -33,6 +34,8 @@ def losses(
 
     before, after: how many entries were added to the strand at both ends, if known.
     """
+    if end > info.limit:
+        return Loss.MOVED
     if strand.is_plain:
         if start > end or (before is not None and after is not None and after < before):
             return Loss.RECREATED
@@ -49,8 +52,8 @@ def missing(position: Id, info: StrandInfo, count: int | None) -> Loss | None:
     """Whether entries after a position were lost. count: how many entries were added up to there."""
     if info.first is not None and info.first <= position:
         return None  # the head is at or before the position, so nothing after it was trimmed
-    if info.added == info.length or info.last == position:
-        return None
+    if info.added == info.length or info.last == position or info.first == ids.after(position):
+        return None  # nothing was removed, or nothing can be missing in between
     if count is None:
         return Loss.UNCOUNTED
     gone = info.added - count - info.length
@@ -65,6 +68,7 @@ _NEXT = {
     Loss.UNCOUNTED: "Continue in the region that the query read before, which it has counted",
     Loss.DELETED: "Its entries are lost",
     Loss.RECREATED: "Its old entries are lost; the new ones would be read from the start",
+    Loss.MOVED: "`braid log rescue` appends them again, with new offsets",
     Loss.NOT_REPLICATED: "Wait for the region to catch up",
 }
 

@@ -24,19 +24,20 @@ from pyspark.sql.types import StructType
 
 from braidstream.errors import DataLossError, OptionError
 from braidstream.model import ids
-from braidstream.model.frontier import Frontier, place_text
+from braidstream.model.frontier import Frontier
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
-from braidstream.spark.option_values import Start
 from braidstream.spark.options import SourceOptions, source_options
 from braidstream.spark.source import limits, progress_group
 from braidstream.spark.source.data_loss import Loss, describe, losses
 from braidstream.spark.source.filters import Bounds, narrow
 from braidstream.spark.source.offsets import INITIAL, Offset, adopted
+from braidstream.spark.source.positions import check_logs, in_epochs, resolve
 from braidstream.spark.source.reading import await_copy, read
 from braidstream.spark.source.rows import Rows, Shape
 from braidstream.spark.source.slices import Range, Slice, split
-from braidstream.spark.source.survey import StrandInfo, StrandInfos, Surveyor
+from braidstream.spark.source.strand_info import StrandInfo, StrandInfos
+from braidstream.spark.source.survey import Surveyor
 
 log = logging.getLogger("braidstream.spark")
 
@@ -57,7 +58,13 @@ class _Source:
         self.__init__(state["options"], state["shape"])  # type: ignore[misc]
 
     def survey(self) -> StrandInfos:
-        return {strand: each for strand, each in self.surveyor.survey().items() if self._is_wanted(strand)}
+        infos = self.surveyor.survey()
+        check_logs(self.options, infos)
+        return {
+            strand: each
+            for strand, each in infos.items()
+            if self._is_wanted(strand) and each.limit > ids.ZERO
+        }
 
     def _is_wanted(self, strand: Strand) -> bool:
         return self.options.regions is None or strand.is_plain or strand.writer in self.options.regions
@@ -84,20 +91,6 @@ class _Source:
         if pieces == 1:
             return [part]
         return self.surveyor.try_servers(lambda server: server.run(split(part, pieces), part.strand.key))
-
-
-def resolve(start: Start, strand: Strand, info: StrandInfo, *, is_new: bool = False) -> Id:
-    """The position in a strand that an option means. is_new: the strand was created after the query began."""
-    if start.time_ms is not None:
-        return ids.before((start.time_ms, 0)) or ids.ZERO
-    position = start.at.get(strand.name, start.rest)
-    if isinstance(position, dict):
-        position = position.get(place_text(strand), start.rest)
-        if isinstance(position, tuple):
-            return position
-    if isinstance(position, tuple):
-        return strand.floor(position)
-    return info.last if position == "latest" and not is_new else ids.ZERO
 
 
 class BatchReader(_Source, DataSourceReader):
@@ -173,6 +166,7 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         begin = self._positions(before, infos)
         ends = self._ends(begin, infos)
         if not isinstance(limit, ReadAllAvailable):
+            ends = in_epochs(begin, ends)
             if self._is_too_little(before, begin, ends, infos):
                 ends = {strand: (begin[strand], 0) for strand in ends}
             else:
@@ -223,12 +217,16 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
             return self._part(
                 strand, start, before, after, self.surveyor.info(self.surveyor.look([strand]), strand)
             )
-        if loss is not None and known and start != ids.ZERO:
+        if loss is not None and (loss is Loss.MOVED or (known and start != ids.ZERO)):
             if self.options.fail_on_data_loss:
                 raise DataLossError(describe(loss, strand, start, end))
             log.warning("%s", describe(loss, strand, start, end))
         if loss is Loss.RECREATED:
             start = ids.ZERO
+        if loss is Loss.MOVED:
+            end = info.limit
+            if end <= start:
+                return []
         first = info.first if info.first is not None and info.first > start else None
         guarded = self.options.fail_on_data_loss and known and loss is None
         return [Range(strand, start, end, first, info.size, guarded, info.length, count)]

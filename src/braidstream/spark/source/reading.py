@@ -23,7 +23,8 @@ from braidstream.spark.source import columns
 from braidstream.spark.source.data_loss import Loss, describe, missing
 from braidstream.spark.source.rows import Rows
 from braidstream.spark.source.slices import Range, Slice
-from braidstream.spark.source.survey import StrandInfo, info_of, look, open_server, region_of
+from braidstream.spark.source.strand_info import StrandInfo, info_of
+from braidstream.spark.source.survey import look, open_server, region_of
 
 PAGE_ROWS, PAGE_BYTES = 5_000, 2 << 20
 POLL_S = 0.05

@@ -4,10 +4,15 @@ Without a schema of the user's own:
 
     stream string, id string, region int, timestamp timestamp, fields map<string, binary>
 
-With one, each column is the field of its name, cast to its type; `_stream`, `_id`, `_region`,
-`_timestamp` and `_fields` are the above. A value that does not fit makes the entry malformed: PERMISSIVE sets
-null (and puts the entry into `_corrupt_record`, if the schema has it), DROPMALFORMED leaves the entry out,
-FAILFAST fails. A missing field is null, and the entry is not malformed.
+Of logs (the option `logs`):
+
+    stream string, offset bigint, tag binary, entry binary
+
+With a schema of the user's own, each column is the field of its name, cast to its type; `_stream`, `_id`,
+`_offset`, `_region`, `_timestamp` and `_fields` are the above, `tag` and `entry` those of a log. A value that
+does not fit makes the entry malformed: PERMISSIVE sets null (and puts the entry into `_corrupt_record`, if
+the schema has it), DROPMALFORMED leaves the entry out, FAILFAST fails. A missing field is null, and the entry
+is not malformed.
 
 A field name that is not UTF-8 shows its bytes as \\xNN. Of a repeated field the last value counts.
 """
@@ -44,6 +49,7 @@ from pyspark.sql.types import (
 from braidstream.errors import MalformedError, OptionError
 from braidstream.model import ids
 from braidstream.model.frontier import name_text
+from braidstream.model.offset_log import ENTRY, TAG
 from braidstream.model.strand import Strand
 from braidstream.spark.option_values import Mode
 from braidstream.spark.source.columns import Irregular, Page, Regular
@@ -57,6 +63,16 @@ META: Final = StructType(
         StructField("fields", MapType(StringType(), BinaryType(), False), False),
     ]
 )
+LOG_META: Final = StructType(
+    [
+        StructField("stream", StringType(), False),
+        StructField("offset", LongType(), True),
+        StructField("tag", BinaryType(), True),
+        StructField("entry", BinaryType(), True),
+    ]
+)
+_OFFSET: Final = LOG_META["offset"]
+_LOG_FIELDS: Final = {"tag": TAG, "entry": ENTRY}
 _CASTABLE: Final = (
     BinaryType, BooleanType, ByteType, DateType, DecimalType, DoubleType, FloatType, IntegerType, LongType,
     ShortType, StringType, TimestampType,
@@ -72,16 +88,25 @@ class Shape:
     mode: Mode
     corrupt: str
 
+    @property
+    def is_default(self) -> bool:
+        """Whether the columns have their own names, without an underscore."""
+        return self.schema.names in (META.names, LOG_META.names)
+
     @staticmethod
     def of(schema: StructType, mode: Mode, corrupt: str) -> "Shape":
-        if [(each.name, each.dataType) for each in schema] != [(each.name, each.dataType) for each in META]:
+        if not any(_is_like(schema, each) for each in (META, LOG_META)):
             for each in schema:
                 _check(each, corrupt)
         return Shape(schema, mode, corrupt)
 
 
+def _is_like(schema: StructType, other: StructType) -> bool:
+    return [(each.name, each.dataType) for each in schema] == [(each.name, each.dataType) for each in other]
+
+
 def _check(column: StructField, corrupt: str) -> None:
-    meta = {f"_{each.name}": each.dataType for each in META}
+    meta = {f"_{each.name}": each.dataType for each in (*META, _OFFSET)}
     wanted: DataType | None = StringType() if column.name == corrupt else meta.get(column.name)
     if wanted is not None and column.dataType.simpleString() != wanted.simpleString():
         raise OptionError("schema", f"column {column.name} must be {wanted.simpleString()}")
@@ -101,7 +126,7 @@ class Rows:
         self.arrow: pa.Schema = to_arrow_schema(shape.schema, timezone="UTC")
         self._name = name_text(strand.name)
         self._made_keys: tuple[tuple[bytes, ...], pa.Array] = ((), pa.array([], pa.string()))
-        self._plain = [each.name for each in shape.schema] == [each.name for each in META]
+        self._plain = shape.is_default
 
     def batch(self, page: Page) -> pa.RecordBatch:
         keep = _Faults(len(page))
@@ -122,7 +147,8 @@ class Rows:
             return make(self, page)
         if field.name == self.shape.corrupt:
             return pa.nulls(len(page), field.type)
-        return _cast(_values(page, field.name.encode()), field.type, faults)
+        named = _LOG_FIELDS.get(field.name) if self.strand.is_of_log else None
+        return _cast(_values(page, named or field.name.encode()), field.type, faults)
 
     def _stream(self, page: Page) -> pa.Array:
         return pa.repeat(pa.scalar(self._name, pa.string()), len(page))
@@ -131,8 +157,16 @@ class Rows:
         writer = self.strand.writer if not self.strand.is_plain else None
         return pa.repeat(pa.scalar(writer, pa.int32()), len(page))
 
+    def _offset(self, page: Page) -> pa.Array:
+        if not self.strand.is_of_log:
+            return pa.nulls(len(page), pa.int64())
+        found = [seq for _, seq, _ in page.entries] if isinstance(page, Irregular) else page.seq
+        return pa.array(found, pa.int64())
+
     def _timestamp(self, page: Page) -> pa.Array:
         kind = pa.timestamp("us", tz="UTC")
+        if self.strand.is_of_log:
+            return pa.nulls(len(page), kind)
         if isinstance(page, Irregular):
             return pa.array([ms * 1000 if ms <= LAST_MS else None for ms, _, _ in page.entries], kind)
         return pa.array(page.ms * 1000, pa.int64(), mask=page.ms > LAST_MS).cast(kind)
@@ -202,6 +236,7 @@ class Rows:
 _META_COLUMNS: Final[dict[str, Callable[[Rows, Page], pa.Array]]] = {
     "stream": Rows._stream,
     "id": Rows._id,
+    "offset": Rows._offset,
     "region": Rows._region,
     "timestamp": Rows._timestamp,
     "fields": Rows._fields,

@@ -1,13 +1,12 @@
 """Finds the streams, their strands, and where each strand begins and ends. Driver only.
 
 A stream of braidstream has the strands of its registry. A plain stream, on a server that is no region, is one
-strand of kind `p`.
+strand of kind `p`. Of the strands of a log counts what log_extent.py says.
 """
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from braidstream.commands.glob import matcher
 from braidstream.errors import OptionError, ReplyError, UnreachableError
@@ -20,33 +19,14 @@ from braidstream.net.bulk import RedisError, Server, shown
 from braidstream.protocol.lookup import registry_of
 from braidstream.protocol.plan import Batch, Plan, send_one
 from braidstream.spark.options import Servers
+from braidstream.spark.source.log_extent import dense
+from braidstream.spark.source.strand_info import StrandInfo, StrandInfos, info_of
 
 T = TypeVar("T")
 
 SCAN_COUNT = 1000
 # The result of a pattern's SCAN is cached for ten times the duration of the SCAN.
 SCAN_REST = 10
-
-
-@dataclass(frozen=True, slots=True)
-class StrandInfo:
-    """One strand in this region.
-
-    added: entries ever added. cut: its last ID when it was last deleted. size: bytes of an entry.
-    there: it exists. deleted: the highest ID that XDEL deleted.
-    """
-
-    last: Id
-    added: int
-    length: int
-    first: Id | None
-    cut: Id
-    size: int
-    there: bool = True
-    deleted: Id = ids.ZERO
-
-
-StrandInfos = dict[Strand, StrandInfo]
 _GONE = StrandInfo(ids.ZERO, 0, 0, None, ids.ZERO, 0, there=False)
 
 
@@ -62,27 +42,18 @@ def look(name: bytes) -> Plan[StrandInfos]:
         raise ReplyError(f"WRONGTYPE {name.decode('utf-8', 'replace')} is no stream but a {kind.decode()}")
     replies = (yield Batch([each.xinfo() for each in strands], resend=True, attempt=True)) if strands else []
     infos = {strand: StrandInfo(ids.ZERO, 0, 0, None, cut, 0, there=False) for strand, cut in cuts.items()}
+    ends = dict[Strand, Id]()
     for strand, reply in zip(strands, replies, strict=True):
         if isinstance(reply, ReplyError):
             if not reply.text.startswith("ERR no such key"):
                 raise reply
         else:
-            infos[strand] = info_of(facts(reply), cuts.get(strand, ids.ZERO))
-    return infos
-
-
-def info_of(info: dict[bytes, Any], cut: Id) -> StrandInfo:
-    first, last = info.get(b"first-entry"), info.get(b"last-entry")
-    sizes = [sum(map(len, entry[1])) + 32 for entry in (first, last) if entry]
-    return StrandInfo(
-        last=ids.native(info[b"last-generated-id"]),
-        added=int(info.get(b"entries-added", 0)),
-        length=int(info[b"length"]),
-        first=ids.native(first[0]) if first else None,
-        cut=cut,
-        size=max(sizes, default=64),
-        deleted=ids.native(info.get(b"max-deleted-entry-id", b"0-0")),
-    )
+            info = facts(reply)
+            infos[strand] = info_of(info, cuts.get(strand, ids.ZERO))
+            if info[b"last-entry"]:
+                ends[strand] = ids.native(info[b"last-entry"][0])
+    is_log = registry.is_log or (registry.epochs and not registry.exists)
+    return dense(name, registry, infos, ends) if is_log else infos
 
 
 def _scan(match: bytes, kind: str) -> Plan[list[bytes]]:

@@ -1,0 +1,44 @@
+"""What a server says of one strand."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from braidstream.model import ids
+from braidstream.model.ids import Id
+from braidstream.model.strand import Strand
+
+
+@dataclass(frozen=True, slots=True)
+class StrandInfo:
+    """One strand in this region.
+
+    added: entries ever added. cut: its last ID when it was last deleted. size: bytes of an entry.
+    there: it exists. deleted: the highest ID that XDEL deleted. limit: entries above it do not count.
+    """
+
+    last: Id
+    added: int
+    length: int
+    first: Id | None
+    cut: Id
+    size: int
+    there: bool = True
+    deleted: Id = ids.ZERO
+    limit: Id = ids.LAST
+
+
+StrandInfos = dict[Strand, StrandInfo]
+
+
+def info_of(info: dict[bytes, Any], cut: Id) -> StrandInfo:
+    first, last = info.get(b"first-entry"), info.get(b"last-entry")
+    sizes = [sum(map(len, entry[1])) + 32 for entry in (first, last) if entry]
+    return StrandInfo(
+        last=ids.native(info[b"last-generated-id"]),
+        added=int(info.get(b"entries-added", 0)),
+        length=int(info[b"length"]),
+        first=ids.native(first[0]) if first else None,
+        cut=cut,
+        size=max(sizes, default=64),
+        deleted=ids.native(info.get(b"max-deleted-entry-id", b"0-0")),
+    )
