@@ -28,8 +28,9 @@ from braidstream.model.strand import Strand
 
 # So many native IDs of a millisecond are translated by a table.
 _TAILS: Final = 1024
-# Words of a row before its fields: XADD key *
+# Words of a row before its fields: XADD key *; of a log XADD key NOMKSTREAM 0-*
 ROW_WORDS: Final = 3
+LOG_ROW_WORDS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,11 @@ def splice(data: bytes, homes: Homes) -> tuple[bytes, int] | None:
 def row_start(key: bytes) -> bytes:
     """The bytes of `XADD key *` without the number of words. A command before it creates the strand."""
     return _start(key) + b"$1\r\n*\r\n"
+
+
+def log_row_start(key: bytes) -> bytes:
+    """The same for a log, whose strand must exist."""
+    return _start(key) + b"$10\r\nNOMKSTREAM\r\n$3\r\n0-*\r\n"
 
 
 def _start(key: bytes) -> bytes:

@@ -133,6 +133,11 @@ STREAM = Option(
     "stream", "sink", values.stream_name, "",
     "The stream to append to. Without it, a column names the stream of each row.", "topic",
 )  # fmt: skip
+LOG = Option(
+    "log", "sink", values.stream_name, "",
+    "The log to append to, instead of a stream. `url` must be its home. Rows have the columns `tag` and "
+    "`entry`.", "topic",
+)  # fmt: skip
 STREAM_COLUMN = Option(
     "streamColumn", "sink", values.text, "stream",
     "The column that names the stream, if `stream` is not set.", "column topic",

@@ -5,7 +5,7 @@ offset would otherwise be ignored silently.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from braidstream.errors import OptionError
@@ -63,6 +63,7 @@ class SinkOptions:
     stage_ttl_s: int
     take_over: bool
     replication_wait_s: float
+    is_log: bool = False
 
 
 class _Taker:
@@ -91,10 +92,10 @@ class _Taker:
 
 def source_options(given: Mapping[str, str]) -> SourceOptions:
     taker = _Taker(given)
-    lake, logs = taker.find(table.LAKE), taker.take(table.LOGS)
+    lake = taker.find(table.LAKE)
     options = SourceOptions(
         servers=_servers(taker, needed=lake is None),
-        streams=(*taker.take(table.STREAMS), *logs),
+        streams=taker.take(table.STREAMS),
         pattern=taker.find(table.STREAM_PATTERN),
         start=_start(taker, table.STARTING_OFFSETS, table.STARTING_TIMESTAMP),
         end=_start(taker, table.ENDING_OFFSETS, table.ENDING_TIMESTAMP),
@@ -111,23 +112,27 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         push_filters=taker.take(table.PUSH_FILTERS),
         replication_wait_s=taker.take(table.REPLICATION_WAIT),
         lake=lake,
-        logs=bool(logs),
     )
+    logs = taker.take(table.LOGS)
     taker.finish()
+    if logs and options.streams:
+        raise OptionError("logs", "give either streams or logs: their columns differ")
+    options = replace(options, streams=logs, logs=True) if logs else options
     if bool(options.streams) == (options.pattern is not None):
         raise OptionError(
-            "streams", "give streams (a,b,c), streamPattern (a glob like orders-*), or logs (a,b,c)"
+            "streams", "give either streams (a,b,c), streamPattern (a glob like orders-*) or logs (a,b,c)"
         )
-    if logs and len(options.streams) != len(logs):
-        raise OptionError("logs", "give either streams or logs: their columns differ")
     return options
 
 
 def sink_options(given: Mapping[str, str]) -> SinkOptions:
     taker = _Taker(given)
+    servers, stream, log = _servers(taker), taker.find(table.STREAM), taker.find(table.LOG)
+    if stream is not None and log is not None:
+        raise OptionError("log", "give either stream or log")
     options = SinkOptions(
-        servers=_servers(taker),
-        stream=taker.find(table.STREAM),
+        servers=servers,
+        stream=stream if log is None else log,
         stream_column=taker.take(table.STREAM_COLUMN),
         fields_column=taker.take(table.FIELDS_COLUMN),
         exactly_once=taker.take(table.IDEMPOTENCE),
@@ -137,6 +142,7 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
         stage_ttl_s=taker.take(table.STAGING_TTL),
         take_over=taker.take(table.TAKE_OVER),
         replication_wait_s=taker.take(table.REPLICATION_WAIT),
+        is_log=log is not None,
     )
     taker.finish()
     return options

@@ -30,6 +30,7 @@ from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
 from braidstream.protocol.retries import Retries
 from braidstream.spark.jobs import deletions
+from braidstream.spark.jobs.no_times import refuse_logs
 from braidstream.spark.jobs.trim_archived import noted, trim
 from braidstream.spark.lake import distribute
 from braidstream.spark.lake.files import FACTS, LakeRows, Writer, facts_batch, facts_of
@@ -118,6 +119,8 @@ class Archiver:
         while True:
             retries.count()
             state, infos = self.lake.load(), self.surveyor.survey()
+            if self.what.trim:
+                refuse_logs(infos, "trim")
             work = self._plan(state, infos, self.what.max_entries)
             files = self._read(work)
             offset = moved(state.offset, work.ends, work.counts, self.surveyor.region)

@@ -22,6 +22,7 @@ from braidstream.model import ids
 from braidstream.spark.jobs import deletions
 from braidstream.spark.jobs.copies import about, copies, scopes
 from braidstream.spark.jobs.lasts import HELD, SUPERSEDED, TOMBSTONE, is_tombstone, key_of, keyed, verdicts
+from braidstream.spark.jobs.no_times import refuse_logs
 from braidstream.spark.jobs.removal import Removed, remove, steps
 from braidstream.spark.lake.files import position
 from braidstream.spark.lake.log import Lake, State
@@ -116,6 +117,7 @@ class Compactor:
         state = self._state()
         what, horizon = self.what, (max(0, horizon_ms - 1), ids.MAX)
         scoped = scopes(self.surveyor, state, what.streams, what.pattern, horizon)
+        refuse_logs((scope.strand for scope in scoped), "compact")
         most = about(scoped, state)
         self.show(f"reading {most:,} entries", 0, None)
         frame = copies(self.spark, scoped, self.surveyor, self.lake, state)

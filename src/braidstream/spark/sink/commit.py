@@ -109,7 +109,7 @@ class Committer:
             try:
                 ledger = book.read()
                 if ledger is not None and ledger.is_undone and not ledger.moved:
-                    self._complete(book, ledger, batch)
+                    self._complete_there(book, ledger, batch)
                     ledger = book.read()
             except (RedisError, OSError):
                 silent += 1
@@ -117,6 +117,14 @@ class Committer:
             if ledger is not None:
                 found.append((book, ledger))
         return found, silent
+
+    def _complete_there(self, book: Book, ledger: Ledger, batch: int) -> None:
+        """Publish the rest of a batch on another server. takeOver: also if that is impossible there."""
+        try:
+            self._complete(book, ledger, batch)
+        except SinkError:
+            if not self.options.take_over:
+                raise
 
     def _complete(self, book: Book, ledger: Ledger, batch: int) -> bool:
         """Publish the rest of a decided batch. False if that is impossible: read the ledger again, or decide

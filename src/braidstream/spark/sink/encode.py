@@ -8,7 +8,7 @@ Each column is a field; a null leaves it out. Or one map column has all fields.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -25,24 +25,30 @@ from pyspark.sql.types import (
 
 from braidstream.errors import OptionError, SinkError
 from braidstream.model.frontier import name_of_text
-from braidstream.protocol.append import ROW_WORDS, row_start
+from braidstream.model.offset_log import ENTRY, TAG
+from braidstream.protocol.append import LOG_ROW_WORDS, ROW_WORDS, log_row_start, row_start
 from braidstream.spark.options import SinkOptions
-from braidstream.spark.source.rows import META
+from braidstream.spark.source.rows import LOG_META, META
+
+_NESTED: Final = (ArrayType, MapType, StructType, NullType, VariantType)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Which column has the stream's name, which columns are fields. mapped: the map column, if there is
-    one."""
+    one. is_log: the columns are tag and entry."""
 
     stream: bytes | None
     stream_column: str | None
     mapped: str | None
     columns: tuple[str, ...]
+    is_log: bool = False
 
     @staticmethod
     def of(schema: StructType, options: SinkOptions) -> "Layout":
         names = schema.names
+        if options.is_log:
+            return _log_layout(schema, options)
         column = options.stream_column if options.stream is None else None
         if column is not None and column not in names:
             raise OptionError(
@@ -61,11 +67,22 @@ class Layout:
             return Layout(options.stream, column, mapped, ())
         fields = tuple(name for name in names if name != column)
         for name in fields:
-            if isinstance(schema[name].dataType, ArrayType | MapType | StructType | NullType | VariantType):
+            if isinstance(schema[name].dataType, _NESTED):
                 raise SinkError(f"column {name}: a field is a text or bytes. Write it as to_json({name}).")
         if not fields:
             raise SinkError("there is no column that would be a field: an entry needs one at least")
         return Layout(options.stream, column, None, fields)
+
+
+def _log_layout(schema: StructType, options: SinkOptions) -> Layout:
+    wanted = ("tag", "entry")
+    for name in wanted:
+        if name not in schema.names or isinstance(schema[name].dataType, _NESTED):
+            raise OptionError("log", f"needs a column {name}, a text or bytes")
+    others = set(schema.names) - {*wanted, *LOG_META.names}
+    if others:
+        raise OptionError("log", f"an entry of a log has a tag and an entry, so {sorted(others)} must go")
+    return Layout(options.stream, None, None, wanted, is_log=True)
 
 
 def _check_map(kind: Any, column: str) -> None:
@@ -94,11 +111,21 @@ def by_stream(layout: Layout, batch: pa.RecordBatch) -> Iterator[tuple[bytes, pa
 
 def commands(layout: Layout, key: bytes, batch: pa.RecordBatch) -> pa.BinaryArray:
     """One XADD for each row, as the engine reads it."""
+    if layout.is_log:
+        return _log_commands(key, batch)
     bodies, counts = _mapped(batch.column(layout.mapped)) if layout.mapped else _columns(layout, batch)
     if len(counts) and int(counts.min()) == 0:
         raise SinkError("a row has no field that is not null: an entry needs one at least")
     words = pa.array(ROW_WORDS + 2 * counts).cast(pa.string()).cast(pa.binary())
     return _join(b"*", words, b"\r\n" + row_start(key), bodies)
+
+
+def _log_commands(key: bytes, batch: pa.RecordBatch) -> pa.BinaryArray:
+    values = [as_bytes(batch.column(name)) for name in ("tag", "entry")]
+    if any(each.null_count for each in values):
+        raise SinkError("a row has no tag or no entry: a log needs both")
+    pairs = [_pair(name, b"%d" % len(name), each) for name, each in zip((TAG, ENTRY), values, strict=True)]
+    return _join(b"*%d\r\n" % (LOG_ROW_WORDS + 4) + log_row_start(key), *pairs)
 
 
 def _join(*parts: Any) -> pa.BinaryArray:

@@ -22,12 +22,12 @@ from braidstream.model import keys
 from braidstream.model.command import Command
 from braidstream.model.fields import MetaField
 from braidstream.model.frontier import name_of_text, name_text
-from braidstream.model.strand import Strand, facts
+from braidstream.model.strand import Strand, facts, strand_of
 from braidstream.net.bulk import Server, Wire
-from braidstream.protocol.append import ROW_WORDS, ensure_command, row_start
-from braidstream.protocol.identify import read_region
+from braidstream.protocol.append import LOG_ROW_WORDS, ROW_WORDS, ensure_command, log_row_start, row_start
 from braidstream.protocol.plan import Batch, Plan, send_one
 from braidstream.protocol.retries import Retries
+from braidstream.spark.sink.target import target, watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,19 +172,6 @@ def marked(reply: bytes | None) -> tuple[int, int, int]:
     return int(batch), int(published), int(chunks)
 
 
-def target(server: Server, stream: bytes) -> Strand:
-    """The strand that this server appends to; the plain stream if it is no region."""
-
-    def plan() -> Plan[Strand]:
-        [known] = yield Batch([("EXISTS", keys.CONFIG)], resend=True)
-        if not known:
-            return Strand(stream, keys.PLAIN, 0)
-        region = yield from read_region()
-        return Strand(stream, keys.GENERATED, region.writer)
-
-    return server.run(plan(), keys.CONFIG)
-
-
 def append(wire: Wire, strand: Strand, chunk: bytes, marks: Iterable[Command] = ()) -> bool:
     """A chunk of XADDs and its marks, in one MULTI. False, and nothing done, if a WATCHed key changed."""
     reply = wire.exchange([("MULTI",), *_ensure(wire, strand)], chunk, [*marks, ("EXEC",)])
@@ -194,6 +181,8 @@ def append(wire: Wire, strand: Strand, chunk: bytes, marks: Iterable[Command] = 
     if refusal >= 0:
         text = bytes(reply[refusal + 1 :]).split(b"\r\n", 1)[0].decode("utf-8", "replace")
         raise SinkError(f"the server refused rows for {strand.name!r}: {text}")
+    if strand.is_of_log and b"\r\n$-1\r\n" in reply:
+        raise SinkError(f"log {strand.name!r} was deleted while rows were appended")
     return True
 
 
@@ -227,14 +216,8 @@ class Publisher:
 
     def _step(self, wire: Wire) -> int:
         """Publish the next chunk. Returns how many are published then, by this or another driver."""
-        plain = self.strand.name if keys.shares_slot(self.strand.name) else self.mark_key + b":none"
-        watched: tuple[Command, ...] = (
-            ("WATCH", self.mark_key, plain),
-            ("GET", self.mark_key),
-            ("TYPE", plain),
-        )
-        _, mark, kind = wire.call(*watched)
-        batch, published, _ = marked(mark)
+        seen = watch(wire, self.strand, self.mark_key)
+        batch, published, _ = marked(seen.mark)
         if batch > self.batch:
             published = len(self.places)
         elif batch < self.batch:
@@ -242,21 +225,19 @@ class Publisher:
         if published >= len(self.places):
             wire.call(("UNWATCH",))
             return len(self.places)
-        if kind not in ((b"none",) if self.strand.has_generated_ids else (b"none", b"stream")):
-            raise SinkError(
-                f"{self.strand.name!r} is no stream but another kind of key. Nothing was appended."
-            )
+        if seen.refusal:
+            raise SinkError(seen.refusal)
         key, at = self.places[published]
         [chunk] = wire.call(("LINDEX", key, at))
         if chunk is None:
             raise SinkError(f"the stage {key!r} is gone in the middle of publishing batch {self.batch}")
-        done = self._append(wire, bytes(chunk), published + 1)
+        done = self._append(wire, bytes(chunk), published + 1, seen.besides)
         return published + 1 if done else published
 
-    def _append(self, wire: Wire, chunk: bytes, published: int) -> bool:
+    def _append(self, wire: Wire, chunk: bytes, published: int, besides: Iterable[Command]) -> bool:
         mark = b"%d:%d:%d" % (self.batch, published, len(self.places))
-        marks: list[Command] = [("SET", self.mark_key, mark)]
-        if self.strand.has_generated_ids and published == len(self.places) and not self.book.forgets:
+        marks: list[Command] = [*besides, ("SET", self.mark_key, mark)]
+        if not self.strand.is_plain and published == len(self.places) and not self.book.forgets:
             # The registry is replicated (lua/merge.lua), so other regions get the mark.
             marks.append(("HSET", keys.meta(self.strand.name), MetaField.SINK + self.book.sink, mark))
         return append(wire, self.strand, self._readdressed(chunk), marks)
@@ -267,10 +248,14 @@ class Publisher:
         old, new = rest[: int(length[1:])], self.strand.key
         if old == new:
             return chunk
-        return b"".join(_replaced(chunk, row_start(old), row_start(new)))
+        if strand_of(old).is_of_log != self.strand.is_of_log:
+            raise SinkError(f"{self.strand.name!r} was a log or is one now. Nothing was appended.")
+        if self.strand.is_of_log:
+            return b"".join(_replaced(chunk, log_row_start(old), log_row_start(new), LOG_ROW_WORDS))
+        return b"".join(_replaced(chunk, row_start(old), row_start(new), ROW_WORDS))
 
 
-def _replaced(chunk: bytes, old: bytes, new: bytes) -> Iterator[bytes]:
+def _replaced(chunk: bytes, old: bytes, new: bytes, head: int) -> Iterator[bytes]:
     """Replace the start of each command. Parses lengths, because a value may contain the same bytes."""
     at = 0
     while at < len(chunk):
@@ -278,7 +263,7 @@ def _replaced(chunk: bytes, old: bytes, new: bytes) -> Iterator[bytes]:
         words = int(chunk[at + 1 : stop - 2])
         yield chunk[at:stop] + new
         at = start = stop + len(old)
-        for _ in range(words - ROW_WORDS):
+        for _ in range(words - head):
             stop = chunk.index(b"\r\n", at) + 2
             at = stop + int(chunk[at + 1 : stop - 2]) + 2
         yield chunk[start:at]

@@ -17,7 +17,8 @@ from braidstream.spark.options import SinkOptions, sink_options
 from braidstream.spark.sink import encode
 from braidstream.spark.sink.commit import Committer
 from braidstream.spark.sink.encode import Layout
-from braidstream.spark.sink.ledger import Book, Stage, append, target
+from braidstream.spark.sink.ledger import Book, Stage, append
+from braidstream.spark.sink.target import target
 from braidstream.spark.source.survey import open_server, region_of
 
 CHUNK_BYTES = 1 << 20
@@ -169,7 +170,7 @@ class _Task:
     def take(self, batch: pa.RecordBatch) -> None:
         for stream, rows in encode.by_stream(self.layout, batch):
             if stream not in self.strands:
-                self.strands[stream] = target(self.server, stream)
+                self.strands[stream] = target(self.server, stream, is_log=self.options.is_log)
             commands = encode.commands(self.layout, self.strands[stream].key, rows)
             for chunk, count in encode.chunks(commands, self.options.step_rows, CHUNK_BYTES):
                 self._put(stream, chunk, count)

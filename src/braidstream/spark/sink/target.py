@@ -1,0 +1,122 @@
+"""Where the rows of a sink go: the strand of a stream, or of a log, that this server appends to.
+
+A log takes rows at its home only. The home may move at any time, so a step of a publisher watches the
+registry: whatever ends an epoch changes it, and then the step does nothing.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from braidstream.errors import SinkError
+from braidstream.model import ids, keys
+from braidstream.model.command import Command
+from braidstream.model.meta import Registry
+from braidstream.model.offset_log import SEALED, Epoch
+from braidstream.model.strand import Strand, facts
+from braidstream.net.bulk import Server, Wire
+from braidstream.protocol.append import ensure_command
+from braidstream.protocol.identify import read_region
+from braidstream.protocol.lookup import registry_of
+from braidstream.protocol.plan import Batch, Plan
+
+
+def target(server: Server, name: bytes, *, is_log: bool | None = None) -> Strand:
+    """The strand that this server appends to; the plain stream if it is no region.
+
+    is_log: what the sink's options say; None if the registry decides. A log is created if it is missing.
+    """
+    writer = server.run(_writer(), keys.CONFIG)
+    if writer is None:
+        if is_log:
+            raise SinkError(f"log {_shown(name)}: this server is no region. Run `braid init` first.")
+        return Strand(name, keys.PLAIN, 0)
+    registry = server.run(_registry(name), keys.meta(name))
+    known = registry.is_log or (registry.home is not None and not registry.exists)
+    if known and is_log is False:
+        raise SinkError(f"{_shown(name)} is a log: name it in the option log, not in stream.")
+    if not (known or is_log):
+        return Strand(name, keys.GENERATED, writer)
+    if registry.exists and not registry.is_log:
+        raise SinkError(f"{_shown(name)} is a stream: name it in the option stream, not in log.")
+    home = registry.home
+    if home is not None and home.writer != writer:
+        if is_log is None:
+            raise SinkError(_has_moved(name, home, writer))
+        raise SinkError(
+            f"log {_shown(name)} is written in region {home.writer}, and this is region {writer}. "
+            "Name the server of its home in url."
+        )
+    strand = Strand(name, keys.LOG, writer, 0 if home is None else home.number)
+    server.run(_ensure(strand, registry.bell), strand.key)
+    return strand
+
+
+def _writer() -> Plan[int | None]:
+    [known] = yield Batch([("EXISTS", keys.CONFIG)], resend=True)
+    if not known:
+        return None
+    return (yield from read_region()).writer
+
+
+def _registry(name: bytes) -> Plan[Registry]:
+    [reply] = yield Batch([registry_of(name)], resend=True)
+    return Registry.parse(name, reply)
+
+
+def _ensure(strand: Strand, bell: bytes) -> Plan[None]:
+    yield Batch([ensure_command(strand, bell)], resend=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What a step found: the mark of the sink, why nothing can be appended, and what a step does besides."""
+
+    mark: bytes | None
+    refusal: str = ""
+    besides: tuple[Command, ...] = ()
+
+
+def watch(wire: Wire, strand: Strand, mark_key: bytes) -> Watched:
+    """WATCH what the next step depends on, and look at it."""
+    return _watch_log(wire, strand, mark_key) if strand.is_of_log else _watch_stream(wire, strand, mark_key)
+
+
+def _watch_stream(wire: Wire, strand: Strand, mark_key: bytes) -> Watched:
+    plain = strand.name if keys.shares_slot(strand.name) else mark_key + b":none"
+    _, mark, kind = wire.call(("WATCH", mark_key, plain), ("GET", mark_key), ("TYPE", plain))
+    if kind not in ((b"none",) if strand.has_generated_ids else (b"none", b"stream")):
+        return Watched(mark, f"{strand.name!r} is no stream but another kind of key. Nothing was appended.")
+    return Watched(mark)
+
+
+def _watch_log(wire: Wire, strand: Strand, mark_key: bytes) -> Watched:
+    commands: list[Command] = [("GET", mark_key), registry_of(strand.name), strand.xinfo()]
+    _, mark, reply, info = wire.call(("WATCH", mark_key, keys.meta(strand.name)), *commands)
+    registry = Registry.parse(strand.name, reply)
+    home = registry.home
+    if home is None or (home.number, home.writer) != (strand.life, strand.writer):
+        return Watched(mark, _has_moved(strand.name, home, strand.writer))
+    if strand not in registry.strands or isinstance(info, Exception):
+        return Watched(mark, f"log {_shown(strand.name)} was deleted while rows were published. Start again.")
+    if ids.native(_last_of(info)) >= SEALED:
+        return Watched(mark, f"log {_shown(strand.name)} is moving to another region. Start again.")
+    backlog = registry.log.backlog
+    return Watched(mark, besides=(("XTRIM", strand.key, "MAXLEN", "~", backlog),) if backlog else ())
+
+
+def _has_moved(name: bytes, home: Epoch | None, writer: int) -> str:
+    where = "gone" if home is None else f"region {home.writer} now"
+    return (
+        f"the home of log {_shown(name)} is {where}, and a batch was begun in region {writer}. Move the home "
+        "back (braid log move) until the batch is published. Or set takeOver to true for one run in the new "
+        "home: rows of the batch may then be doubled."
+    )
+
+
+def _last_of(info: Any) -> bytes:
+    last: bytes = facts(info)[b"last-generated-id"]
+    return last
+
+
+def _shown(name: bytes) -> str:
+    return repr(name.decode("utf-8", "backslashreplace"))
