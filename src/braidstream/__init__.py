@@ -1,74 +1,72 @@
 """braidstream: active-active event streams on the Redis or Valkey servers you already run.
 
 `import braidstream as redis` is enough: all public names of redis-py are here. Redis, StrictRedis, from_url,
-Sentinel and their asyncio twins are ours; RedisCluster refuses.
+Sentinel and their asyncio twins are ours; RedisCluster refuses. A name is imported when it is first used: the
+`braid` command imports this package too, and `braid --help` needs none of them.
 """
 
-from importlib.metadata import version as _version
+from importlib import import_module as _import
 from typing import TYPE_CHECKING, Any
 
-import redis as _redis
-from redis import (
-    AuthenticationError as AuthenticationError,
-    AuthenticationWrongNumberOfArgsError as AuthenticationWrongNumberOfArgsError,
-    BlockingConnectionPool as BlockingConnectionPool,
-    BusyLoadingError as BusyLoadingError,
-    ChildDeadlockedError as ChildDeadlockedError,
-    Connection as Connection,
-    ConnectionError as ConnectionError,
-    ConnectionPool as ConnectionPool,
-    CredentialProvider as CredentialProvider,
-    CrossSlotTransactionError as CrossSlotTransactionError,
-    DataError as DataError,
-    InvalidPipelineStack as InvalidPipelineStack,
-    InvalidResponse as InvalidResponse,
-    MaxConnectionsError as MaxConnectionsError,
-    OutOfMemoryError as OutOfMemoryError,
-    PubSubError as PubSubError,
-    ReadOnlyError as ReadOnlyError,
-    RedisClusterException as RedisClusterException,
-    RedisError as RedisError,
-    ResponseError as ResponseError,
-    SSLConnection as SSLConnection,
-    SentinelConnectionPool as SentinelConnectionPool,
-    SentinelManagedConnection as SentinelManagedConnection,
-    SentinelManagedSSLConnection as SentinelManagedSSLConnection,
-    TimeoutError as TimeoutError,
-    UnixDomainSocketConnection as UnixDomainSocketConnection,
-    UsernamePasswordCredentialProvider as UsernamePasswordCredentialProvider,
-    WatchError as WatchError,
-    default_backoff as default_backoff,
-)
+if TYPE_CHECKING:
+    from redis import (
+        AuthenticationError as AuthenticationError,
+        AuthenticationWrongNumberOfArgsError as AuthenticationWrongNumberOfArgsError,
+        BlockingConnectionPool as BlockingConnectionPool,
+        BusyLoadingError as BusyLoadingError,
+        ChildDeadlockedError as ChildDeadlockedError,
+        Connection as Connection,
+        ConnectionError as ConnectionError,
+        ConnectionPool as ConnectionPool,
+        CredentialProvider as CredentialProvider,
+        CrossSlotTransactionError as CrossSlotTransactionError,
+        DataError as DataError,
+        InvalidPipelineStack as InvalidPipelineStack,
+        InvalidResponse as InvalidResponse,
+        MaxConnectionsError as MaxConnectionsError,
+        OutOfMemoryError as OutOfMemoryError,
+        PubSubError as PubSubError,
+        ReadOnlyError as ReadOnlyError,
+        RedisClusterException as RedisClusterException,
+        RedisError as RedisError,
+        ResponseError as ResponseError,
+        SSLConnection as SSLConnection,
+        SentinelConnectionPool as SentinelConnectionPool,
+        SentinelManagedConnection as SentinelManagedConnection,
+        SentinelManagedSSLConnection as SentinelManagedSSLConnection,
+        TimeoutError as TimeoutError,
+        UnixDomainSocketConnection as UnixDomainSocketConnection,
+        UsernamePasswordCredentialProvider as UsernamePasswordCredentialProvider,
+        WatchError as WatchError,
+        default_backoff as default_backoff,
+    )
 
-from braidstream import (
-    asyncio as asyncio,
-    backoff as backoff,
-    client as client,
-    cluster as cluster,
-    connection as connection,
-    credentials as credentials,
-    exceptions as exceptions,
-    retry as retry,
-    sentinel as sentinel,
-)
-from braidstream.cluster import RedisCluster as RedisCluster
-from braidstream.net.compat import fall_back_to as _fall_back_to
-from braidstream.clients.sync import Redis as Redis
-from braidstream.consumers.held import Reject as Reject
-from braidstream.consumers.message import Message as Message
-from braidstream.consumers.threads import Consumer as Consumer
-from braidstream.consumers.tracing import trace_fields as trace_fields
-from braidstream.exceptions import (
-    BraidError as BraidError,
-    HomeError as HomeError,
-    LibraryError as LibraryError,
-    NotARegionError as NotARegionError,
-    RefusedError as RefusedError,
-    RegionTakenError as RegionTakenError,
-)
-from braidstream.sentinel import Sentinel as Sentinel
-
-if TYPE_CHECKING:  # newer than the oldest redis-py that is supported
+    from braidstream import (
+        asyncio as asyncio,
+        backoff as backoff,
+        client as client,
+        cluster as cluster,
+        connection as connection,
+        credentials as credentials,
+        exceptions as exceptions,
+        retry as retry,
+        sentinel as sentinel,
+    )
+    from braidstream.cluster import RedisCluster as RedisCluster
+    from braidstream.clients.sync import Redis as Redis
+    from braidstream.consumers.held import Reject as Reject
+    from braidstream.consumers.message import Message as Message
+    from braidstream.consumers.threads import Consumer as Consumer
+    from braidstream.consumers.tracing import trace_fields as trace_fields
+    from braidstream.exceptions import (
+        BraidError as BraidError,
+        HomeError as HomeError,
+        LibraryError as LibraryError,
+        NotARegionError as NotARegionError,
+        RefusedError as RefusedError,
+        RegionTakenError as RegionTakenError,
+    )
+    from braidstream.sentinel import Sentinel as Sentinel
     from redis import (
         ChannelType as ChannelType,
         ClusterKeyspaceNotifications as ClusterKeyspaceNotifications,
@@ -87,22 +85,12 @@ if TYPE_CHECKING:  # newer than the oldest redis-py that is supported
         Subscription as Subscription,
         get_channel_type as get_channel_type,
     )
-else:
-    __getattr__ = _fall_back_to(_redis)
 
-__version__ = _version("braidstream")
-__all__ = sorted(
-    {
-        *_redis.__all__,
-        "BraidError",
-        "Consumer",
-        "HomeError",
-        "LibraryError",
-        "Message",
-        "NotARegionError",
-        "RefusedError",
-        "RegionTakenError",
-        "Reject",
+    StrictRedis = Redis
+    __version__: str
+    __all__: list[str]
+else:
+    _MODULES = (
         "asyncio",
         "backoff",
         "client",
@@ -112,13 +100,47 @@ __all__ = sorted(
         "exceptions",
         "retry",
         "sentinel",
-        "trace_fields",
+    )
+    _OURS = {
+        "BraidError": "exceptions",
+        "Consumer": "consumers.threads",
+        "HomeError": "exceptions",
+        "LibraryError": "exceptions",
+        "Message": "consumers.message",
+        "NotARegionError": "exceptions",
+        "Redis": "clients.sync",
+        "RedisCluster": "cluster",
+        "RefusedError": "exceptions",
+        "RegionTakenError": "exceptions",
+        "Reject": "consumers.held",
+        "Sentinel": "sentinel",
+        "trace_fields": "consumers.tracing",
     }
-)
 
-StrictRedis = Redis
+    def __getattr__(name: str) -> Any:
+        value = globals()[name] = _find(name)
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__getattr__("__all__")})
+
+    def _find(name: str) -> Any:
+        if name in _OURS:
+            return getattr(_import(f"braidstream.{_OURS[name]}"), name)
+        if name in _MODULES:
+            return _import(f"braidstream.{name}")
+        if name == "StrictRedis":
+            return _find("Redis")
+        if name == "__version__":
+            return _import("importlib.metadata").version("braidstream")
+        if name == "__all__":
+            return sorted({*_import("redis").__all__, *_OURS, *_MODULES})
+        if name.startswith("_"):
+            raise AttributeError(f"braidstream has no name {name!r}")
+        return getattr(_import("redis"), name)
 
 
-def from_url(url: str, **kwargs: Any) -> Redis:
+def from_url(url: str, **kwargs: Any) -> "Redis":
     """A client by its URL, like redis://user:password@host:6379/0, rediss:// for TLS, or unix://."""
-    return Redis.from_url(url, **kwargs)
+    client: Redis = _import("braidstream.clients.sync").Redis.from_url(url, **kwargs)
+    return client

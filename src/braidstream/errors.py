@@ -13,6 +13,7 @@ BraidError
 |   `-- ClusterError    the server is a node of a cluster
 |-- LostError           a connection to an engine was lost, or never made
 |-- UnreachableError    none of the servers that a Spark job may use answers
+|-- MissingStreamError  a Spark job names a stream that does not exist
 |-- OptionError         a Spark option that is missing, unknown, or cannot be read
 |-- DataLossError       entries went away before a Spark query read them
 |-- NotReplicatedError  a Spark query needs entries that this region has not got yet
@@ -22,6 +23,7 @@ BraidError
 `-- JobError            a Spark job of `braid spark` failed
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 # How an engine refuses every write: its disk is broken, or it has too few replicas.
@@ -128,9 +130,27 @@ class LostError(BraidError):
 
 
 class UnreachableError(BraidError):
-    """No server of a Spark job answers."""
+    """No server of a Spark job answers, or every one refuses the login."""
 
     code = "UNREACHABLE"
+
+    @staticmethod
+    def of(faults: Sequence[str]) -> "UnreachableError":
+        """What is wrong with each server that was tried."""
+        [*others, last] = faults
+        text = "; ".join(faults) if others else last
+        return UnreachableError(f"no server can be used: {text}" if others else text)
+
+
+class MissingStreamError(BraidError):
+    """A Spark query or job names a stream that does not exist."""
+
+    code = "NOSTREAM"
+
+    @staticmethod
+    def of(names: Sequence[str], where: str, hint: str) -> "MissingStreamError":
+        some = ", ".join(map(repr, names))
+        return MissingStreamError(f"{where}: there is no stream {some}. {hint}")
 
 
 class OptionError(BraidError):

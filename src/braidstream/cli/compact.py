@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import Progress
 
-from braidstream.cli.reach import Json
-from braidstream.cli.spark import (
+from braidstream.cli.reach import Json, trouble
+from braidstream.cli.spark_run import (
     Follow,
     Pattern,
     RedisOptions,
     Streams,
+    check_streams,
     chosen,
     duration,
     need_spark,
     servers_of,
     spark_trouble,
+    start_spark,
     until_stopped,
 )
 from braidstream.cli.terminal import bar, print_summary, refuse
@@ -71,18 +73,20 @@ def compact(
     Example: braid spark compact --url redis://localhost:6379 --lake /lake --streams users --key user
     """
     need_spark()
-    from braidstream.spark.jobs.compaction import Compact, Compactor, check
-    from braidstream.spark.jobs.spark_session import open_session
-
     names, glob = chosen(streams, pattern)
     servers, folder = servers_of(url, redis) if url else None, None if lake is None else str(lake)
+    if servers is not None:
+        with trouble(url, as_json):
+            check_streams(servers, names, glob, lake)
+    from braidstream.spark.jobs.compaction import Compact, Compactor, check
+
     what = Compact(folder, servers, names, glob, key, key_expr, tombstone, keep, grace, dry_run)
     try:
         check(what)
     except OptionError as error:
         refuse(str(error))
     with spark_trouble(url or str(lake), as_json), until_stopped() as stopped:
-        session = open_session("compact")
+        session = start_spark("compact")
         with bar("reading", None) as shown:
             compactor = Compactor(session, what, _shows(shown))
             try:

@@ -10,14 +10,14 @@ from rich.console import Console
 from rich.table import Table
 
 from braidstream.cli.reach import Json, Url, report, trouble
-from braidstream.cli.secret import UrlCommand
+from braidstream.cli.verbs import Verbs
 from braidstream.clients.sync import Redis
 from braidstream.consumers import dead_letters
 from braidstream.consumers.dead_letters import DeadLetter
 
 _PAGE: Final = 100
 
-app = typer.Typer(help="List, show, retry and drop dead letters of consumers.", no_args_is_help=True)
+app = Verbs("List, show, retry and drop dead letters of consumers.")
 
 Stream = Annotated[str, typer.Argument(help="Stream of dead letters, like orders.dead.")]
 Ids = Annotated[list[str] | None, typer.Argument(help="IDs of dead letters.")]
@@ -26,12 +26,7 @@ Reason = Annotated[str, typer.Option(help="Only those whose reason contains this
 Group = Annotated[str | None, typer.Option(help="Only those of this group.")]
 
 
-@app.callback()
-def dead() -> None:
-    """List, show, retry and drop dead letters of consumers."""
-
-
-@app.command("list", cls=UrlCommand)
+@app.command("list")
 def list_(
     stream: Stream,
     url: Url,
@@ -62,7 +57,7 @@ def list_(
         typer.echo(f"{stream} has no dead letters.")
 
 
-@app.command("show", cls=UrlCommand)
+@app.command("show")
 def show(
     stream: Stream,
     entry: Annotated[str, typer.Argument(metavar="ID", help="ID of the dead letter.")],
@@ -83,7 +78,7 @@ def show(
     report(as_json, facts, "\n".join(lines))
 
 
-@app.command("retry", cls=UrlCommand)
+@app.command("retry")
 def retry(
     stream: Stream,
     url: Url,
@@ -114,7 +109,7 @@ def retry(
     report(as_json, {"stream": stream, "retried": done}, f"{len(done)} retried.")
 
 
-@app.command("drop", cls=UrlCommand)
+@app.command("drop")
 def drop(
     stream: Stream,
     url: Url,

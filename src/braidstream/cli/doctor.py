@@ -13,8 +13,7 @@ from rich.text import Text
 
 from braidstream.admin.diagnosis import Finding, Level, diagnose, read_setup
 from braidstream.admin.region_status import overview
-from braidstream.cli.reach import Json, ask, trouble
-from braidstream.cli.replicate import ConfigFile
+from braidstream.cli.reach import ConfigFile, Json, ask, trouble
 from braidstream.cli.status import look
 from braidstream.clients.sync import ServerError
 from braidstream.config import Config, load

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import resource
 import signal
 import ssl
@@ -29,7 +30,12 @@ _OTHER_FILES: Final = 64
 
 Url = Annotated[str | None, typer.Option(help="The region's server, like redis://user:password@host:6379.")]
 ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="The file that lists the regions, instead of --url.")
+    Path | None,
+    typer.Option(
+        "--config",
+        help="With --region: the file that lists the regions, instead of --url. Default: BRAID_CONFIG, or "
+        "braid.toml.",
+    ),
 ]
 RegionName = Annotated[
     str | None, typer.Option("--region", help="Which region of the file this is: its name or number.")
@@ -91,6 +97,8 @@ def gateway(
 
     Example: braid gateway --url redis://localhost:6379 --listen 127.0.0.1:6390
     """
+    if region is not None and url is None and config is None:
+        config = Path(os.environ.get("BRAID_CONFIG") or "braid.toml")
     if (url is None) == (config is None) or (config is None) != (region is None):
         raise typer.BadParameter("give either --url, or --config and --region.")
     others: tuple[RegionConfig, ...] = ()

@@ -11,8 +11,8 @@ import typer
 
 from braidstream import config as files
 from braidstream.admin import log_moves
-from braidstream.cli.reach import Json, report, trouble
-from braidstream.cli.replicate import ConfigFile
+from braidstream.cli.reach import ConfigFile, Json, report, trouble
+from braidstream.cli.verbs import Verbs
 from braidstream.clients.sync import Redis, ServerError
 from braidstream.config import Config, RegionConfig
 from braidstream.errors import BraidError
@@ -24,7 +24,7 @@ from braidstream.protocol.identify import read_region
 from braidstream.replication.endpoint import Endpoint
 from braidstream.replication.link import Link
 
-app = typer.Typer(help="Logs: entries with offsets.", no_args_is_help=True)
+app = Verbs("Logs: entries with offsets.")
 
 Name = Annotated[str, typer.Argument(help="The log.")]
 

@@ -1,37 +1,100 @@
-"""The `braid` command. Exit codes: 0 success, 1 error or problem found, 2 usage error."""
+"""The `braid` command. Exit codes: 0 success, 1 error or problem found, 2 usage error.
 
-from typing import Annotated
+A verb's module is imported when the verb is used: `braid --help` and shell completion import none of them.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
-from braidstream import __version__
-from braidstream.cli import (
-    adopt,
-    compact,
-    dead,
-    doctor,
-    gateway,
-    init,
-    log_verbs,
-    region,
-    replicate,
-    spark,
-    status,
-    streams,
-    tune,
-    up,
-)
-from braidstream.cli.secret import UrlCommand
+from braidstream.cli.help import SETTINGS, HelpGroup
+from braidstream.cli.verbs import Verbs
+
+
+class Verb(NamedTuple):
+    """Where a verb is defined: a module of braidstream.cli, and the function or group there."""
+
+    place: str
+    summary: str
+
+
+VERBS: Final = {
+    "init": Verb("init:init", "Make a database a region, or upgrade its functions."),
+    "adopt": Verb("adopt:adopt", "Take over native streams, in place."),
+    "gateway": Verb("gateway:gateway", "Serve any Redis client, in any language."),
+    "replicate": Verb("replicate:replicate", "Replicate one region to all the others."),
+    "up": Verb("up:up", "Start several regions on this machine."),
+    "status": Verb("status:status", "Show all regions, their links, and what is wrong."),
+    "doctor": Verb("doctor:doctor", "Check how the regions are set up."),
+    "streams": Verb("streams:streams", "List the streams of a region."),
+    "groups": Verb("streams:groups", "List the consumer groups of a region and their lag."),
+    "tail": Verb("streams:tail", "Print the entries of a stream as they arrive."),
+    "dead": Verb("dead:app", "List, show, retry and drop dead letters."),
+    "log": Verb("log_verbs:app", "Create, move and read logs: entries with offsets."),
+    "region": Verb("region:app", "Add, restore or remove a region."),
+    "spark": Verb("spark:app", "Archive, audit, replay, compact and measure with Spark."),
+    "tune": Verb("tune:app", "Change how a region behaves, at run time."),
+}
+
+
+class LazyVerbs(HelpGroup):
+    """The verbs, each imported when it is used."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = _Loading()  # type: ignore[assignment]
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*VERBS]
+
+    def summaries(self, ctx: Any) -> list[tuple[str, str]]:
+        return [(name, verb.summary) for name, verb in VERBS.items()]
+
+
+class _Loading(Mapping[str, Any]):
+    """The commands by name. A command is imported when it is looked up."""
+
+    def __getitem__(self, name: str) -> Any:
+        return load(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(VERBS)
+
+    def __len__(self) -> int:
+        return len(VERBS)
+
+
+@cache
+def load(name: str) -> Any:
+    """A verb as a command, or as a group of them."""
+    module, _, attribute = VERBS[name].place.partition(":")
+    found = getattr(import_module(f"braidstream.cli.{module}"), attribute)
+    if isinstance(found, typer.Typer):
+        group = typer.main.get_group(found)
+        group.name = name
+        return group
+    alone = Verbs()
+    alone.command(name)(found)
+    return typer.main.get_group(alone).commands[name]
+
 
 app = typer.Typer(
     name="braid",
+    cls=LazyVerbs,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings=dict(SETTINGS),
 )
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from braidstream import __version__
+
         typer.echo(f"braidstream {__version__}")
         raise typer.Exit
 
@@ -43,24 +106,6 @@ def braid(
     ] = False,
 ) -> None:
     """Active-active event streams on the Redis or Valkey servers you already run."""
-
-
-app.command("init", cls=UrlCommand)(init.init)
-app.command("adopt", cls=UrlCommand)(adopt.adopt)
-app.command("gateway", cls=UrlCommand)(gateway.gateway)
-app.command("replicate")(replicate.replicate)
-app.command("up")(up.up)
-app.command("status")(status.status)
-app.command("doctor")(doctor.doctor)
-app.command("streams", cls=UrlCommand)(streams.streams)
-app.command("groups", cls=UrlCommand)(streams.groups)
-app.command("tail", cls=UrlCommand)(streams.tail)
-spark.app.command("compact", cls=UrlCommand)(compact.compact)
-app.add_typer(dead.app, name="dead")
-app.add_typer(log_verbs.app, name="log")
-app.add_typer(region.app, name="region")
-app.add_typer(spark.app, name="spark")
-app.add_typer(tune.app, name="tune")
 
 
 if __name__ == "__main__":

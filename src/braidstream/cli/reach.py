@@ -23,6 +23,9 @@ Url = Annotated[
         help="Server: redis://user:password@host:6379/0, rediss:// for TLS, or redis+sentinel://host:26379,host:26379/service."
     ),
 ]
+ConfigFile = Annotated[
+    Path, typer.Option("--config", envvar="BRAID_CONFIG", help="The file that lists the regions.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
 
 _errors = Console(stderr=True, highlight=False)

@@ -16,9 +16,9 @@ from rich.progress import Progress
 from braidstream import config as files
 from braidstream import lua
 from braidstream.admin.membership import initialise, meet, part, set_fence
-from braidstream.cli.reach import Json, ask, report, trouble
-from braidstream.cli.replicate import ConfigFile, durability_of
-from braidstream.cli.secret import UrlCommand
+from braidstream.cli.reach import ConfigFile, Json, ask, report, trouble
+from braidstream.cli.replicate import durability_of
+from braidstream.cli.verbs import Verbs
 from braidstream.clients.sync import ServerError
 from braidstream.config import Config, RegionConfig
 from braidstream.errors import BraidError, ConfigError
@@ -34,18 +34,13 @@ from braidstream.replication.gate import Gate
 from braidstream.replication.identity import check_region
 from braidstream.replication.link import Link
 
-app = typer.Typer(help="Add or remove a region.", no_args_is_help=True)
+app = Verbs("Add or remove a region.")
 
 AT_ONCE: Final = 16
 _console = Console(stderr=True)
 
 
-@app.callback()
-def region() -> None:
-    """Add or remove a region."""
-
-
-@app.command("add", cls=UrlCommand)
+@app.command("add")
 def add(
     number: Annotated[
         int, typer.Option("--id", min=1, max=LAST_WRITER, help="Its number. Entry IDs contain it.")

@@ -16,7 +16,7 @@ import typer
 from braidstream import lua
 from braidstream.admin.membership import initialise
 from braidstream.cli.probing import parse_probes, serve_probes
-from braidstream.cli.reach import Json, ask, trouble
+from braidstream.cli.reach import ConfigFile, Json, ask, trouble
 from braidstream.clients.sync import ServerError
 from braidstream.config import Config, RegionConfig, load
 from braidstream.errors import BraidError, ConfigError, NotARegionError
@@ -30,9 +30,6 @@ from braidstream.replication.gate import Durability
 
 CONFIG_CHECK_S: Final = 2.0
 
-ConfigFile = Annotated[
-    Path, typer.Option("--config", envvar="BRAID_CONFIG", help="The file that lists the regions.")
-]
 RegionName = Annotated[
     str, typer.Option("--region", help="Which region of the file this is: its name or number.")
 ]

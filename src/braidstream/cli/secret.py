@@ -1,9 +1,7 @@
 """Keeps passwords out of the process list: --url-file or the environment variable BRAID_URL instead of --url.
 
-    app.command("init", cls=UrlCommand)(init)
-
---url wins over --url-file, which wins over BRAID_URL. If the user passes --config or --lake instead of an
-optional --url, BRAID_URL is ignored.
+--url wins over --url-file, which wins over BRAID_URL. If the user passes --config, --region or --lake instead
+of an optional --url, BRAID_URL is ignored.
 """
 
 import os
@@ -11,13 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from typer.core import TyperCommand
+
+from braidstream.cli.help import HelpCommand, name_value
 
 _VARIABLE: Final = "BRAID_URL"
-_INSTEAD: Final = ("--config", "--lake")
+_INSTEAD: Final = ("--config", "--region", "--lake")
 
 
-class UrlCommand(TyperCommand):
+class UrlCommand(HelpCommand):
     """A command with --url, which also accepts --url-file and BRAID_URL."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -60,3 +59,4 @@ def _template(
 _made = typer.Typer(add_completion=False)
 _made.command()(_template)
 _OPTION: Final = next(each for each in typer.main.get_command(_made).params if each.name == "url_file")
+name_value(_OPTION)

@@ -1,104 +1,49 @@
 """`braid spark NAME`: Spark applications on streams and lakes. With spark-submit: docs/guides/lake.md."""
 
-import contextlib
 import dataclasses
-import importlib.util
 import json
-import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from braidstream.cli.reach import Json, Url, trouble
-from braidstream.cli.secret import UrlCommand
+from braidstream.cli.compact import compact
+from braidstream.cli.reach import ConfigFile, Json, Url, trouble
+from braidstream.cli.spark_run import (
+    Follow,
+    LakePath,
+    Pattern,
+    RedisOptions,
+    Streams,
+    check_regions,
+    check_streams,
+    chosen,
+    duration,
+    need_spark,
+    servers_of,
+    spark_trouble,
+    start_spark,
+    until_stopped,
+)
 from braidstream.cli.terminal import bar, print_rows, print_summary, refuse
+from braidstream.cli.verbs import Verbs
 from braidstream.config import load
-from braidstream.errors import JobError
-from braidstream.model.frontier import name_of_text
-from braidstream.spark.option_values import duration_s
 
 if TYPE_CHECKING:
     from braidstream.spark.jobs.archive import Round
     from braidstream.spark.jobs.audit import Report
-    from braidstream.spark.options import Servers
 
-app = typer.Typer(help="Spark applications on streams and lakes.", no_args_is_help=True)
+app = Verbs("Spark applications on streams and lakes.")
+app.command("compact")(compact)
 
-LakePath = Annotated[
-    Path, typer.Option("--lake", help="Folder of the lake. All Spark nodes need it at this path.")
-]
-Streams = Annotated[str, typer.Option("--streams", help="Streams by name: a,b,c.")]
-Pattern = Annotated[str, typer.Option("--pattern", help="Streams that match a glob, like 'orders-*'.")]
-
-RedisOptions = Annotated[
-    list[str] | None, typer.Option("--redis", help="An option of redis-py, like cluster=true. Repeatable.")
-]
-Follow = Annotated[bool, typer.Option("--follow", help="Run until stopped.")]
-
-SHOWN = 20  # anomalies listed in a terminal
+SHOWN: Final = 20  # anomalies listed in a terminal
 
 
-def duration(text: str) -> float:
-    try:
-        return duration_s(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is no duration; one is like 500ms, 30s, 15m, 1h, 7d") from None
-
-
-def need_spark() -> None:
-    if importlib.util.find_spec("pyspark") is None:
-        refuse("Spark is not installed here. Run: pip install 'braidstream[spark]'")
-
-
-def chosen(streams: str, pattern: str) -> tuple[tuple[bytes, ...], bytes | None]:
-    if bool(streams) == bool(pattern):
-        refuse("give either --streams a,b,c or --pattern 'orders-*'")
-    names = tuple(name_of_text(each.strip()) for each in streams.split(",") if each.strip())
-    return names, name_of_text(pattern) if pattern else None
-
-
-def servers_of(url: str, redis: list[str] | None = None) -> "Servers":
-    from braidstream.spark.options import Servers
-
-    pairs = [each.partition("=") for each in redis or ()]
-    if any(not name or not equals for name, equals, _ in pairs):
-        refuse("write --redis name=value, like --redis cluster=true")
-    return Servers((url,), {name: value for name, _, value in pairs})
-
-
-@contextlib.contextmanager
-def spark_trouble(where: str | Path, as_json: bool) -> Iterator[None]:
-    """As `trouble`; for an error of a Spark job, the last error line only, without Spark's stack traces."""
-    from braidstream.spark.jobs.spark_session import JOB_ERRORS
-
-    with trouble(where, as_json):
-        try:
-            yield
-        except JOB_ERRORS as error:
-            lines = [line.strip() for line in str(error).splitlines() if "Error: " in line]
-            raise JobError(lines[-1] if lines else str(error).splitlines()[0]) from None
-
-
-@contextlib.contextmanager
-def until_stopped() -> Iterator[threading.Event]:
-    """An event that Ctrl-C and SIGTERM set: the job ends after the current round."""
-    stopped = threading.Event()
-    before = {
-        number: signal.signal(number, lambda *_: stopped.set()) for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield stopped
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@app.command("archive", cls=UrlCommand)
+@app.command("archive")
 def archive(
     url: Url,
     lake: LakePath,
@@ -134,13 +79,15 @@ def archive(
     Example: braid spark archive --url redis://localhost:6379 --streams orders --lake /lake --trim --keep 24h
     """
     need_spark()
-    from braidstream.spark.jobs.archive import Archive, Archiver
-    from braidstream.spark.jobs.spark_session import open_session
-
     names, glob = chosen(streams, pattern)
-    what = Archive(str(lake), servers_of(url, redis), names, glob, max_entries, trim, keep, allow_loss)
+    servers = servers_of(url, redis)
+    with trouble(url, as_json):
+        check_streams(servers, names, glob, lake)
+    from braidstream.spark.jobs.archive import Archive, Archiver
+
+    what = Archive(str(lake), servers, names, glob, max_entries, trim, keep, allow_loss)
     with spark_trouble(url, as_json), until_stopped() as stopped:
-        archiver = Archiver(open_session("archive"), what)
+        archiver = Archiver(start_spark("archive"), what)
         try:
             rounds = _rounds(archiver.backlog(), archiver.round, stopped, every if follow else None)
         finally:
@@ -175,9 +122,7 @@ def _summed(rounds: "list[Round]") -> dict[str, Any]:
 
 @app.command("audit")
 def audit(
-    config: Annotated[Path, typer.Option("--config", help="The file that lists the regions.")] = Path(
-        "braid.toml"
-    ),
+    config: ConfigFile = Path("braid.toml"),
     streams: Streams = "",
     pattern: Pattern = "",
     settle: Annotated[
@@ -199,15 +144,16 @@ def audit(
     Example: braid spark audit --config braid.toml --pattern '*' --html audit.html
     """
     need_spark()
+    names, glob = chosen(streams, pattern)
+    with trouble(config, as_json):
+        regions = {region.id: servers_of(region.url) for region in load(config).region}
+        check_regions(regions, names, glob)
     from braidstream.spark.jobs.audit import Auditor
     from braidstream.spark.jobs.audit_report import as_facts, as_page, verdict
     from braidstream.spark.jobs.repair import repair as heal
-    from braidstream.spark.jobs.spark_session import open_session
 
-    names, glob = chosen(streams, pattern)
     with spark_trouble(config, as_json):
-        regions = {region.id: servers_of(region.url) for region in load(config).region}
-        auditor = Auditor(open_session("audit"), regions, streams=names, pattern=glob, settle_s=settle)
+        auditor = Auditor(start_spark("audit"), regions, streams=names, pattern=glob, settle_s=settle)
         try:
             with bar("comparing regions", None):
                 report = auditor.run()
@@ -243,7 +189,7 @@ def _show_audit(report: "Report", sentence: str) -> None:
         console.print(f"and {len(report.anomalies) - SHOWN:,} more: --json or --html lists them")
 
 
-@app.command("replay", cls=UrlCommand)
+@app.command("replay")
 def replay(
     to_url: Annotated[str, typer.Option(help="Server of the target stream.")],
     to: Annotated[str, typer.Option(help="Stream to write to.")],
@@ -273,13 +219,17 @@ def replay(
     --to-url redis://localhost:6379 --to orders-again --job nov-1 --where "fields['tag'] = 'eu'" --speed 10
     """
     need_spark()
-    from braidstream.spark.jobs.replay import Replay, check
-    from braidstream.spark.jobs.replay import replay as run
-    from braidstream.spark.jobs.spark_session import open_session
-    from braidstream.spark.option_values import time_ms
-
     if not url and lake is None:
         refuse("give --lake, or --url, or both")
+    names, glob = chosen(streams, pattern)
+    with trouble(to_url, as_json):
+        check_streams(servers_of(to_url), (), b"*")
+        if url:
+            check_streams(servers_of(url), names, glob, lake)
+    from braidstream.spark.jobs.replay import Replay, check
+    from braidstream.spark.jobs.replay import replay as run
+    from braidstream.spark.option_values import time_ms
+
     source = _source(streams, pattern, url, lake)
     with spark_trouble(to_url, as_json):
         ends = time_ms("since", since), time_ms("until", until)
@@ -297,6 +247,7 @@ def replay(
                 keep_ids=keep_ids,
             )
         )
+        session = start_spark("replay")
         with bar("replaying", what.until_ms - what.since_ms) as shown:
             task = shown.task_ids[0]
 
@@ -304,7 +255,7 @@ def replay(
                 description = f"replaying, {entries:,} entries"
                 shown.update(task, completed=upto_ms - what.since_ms, description=description)
 
-            entries = run(open_session("replay"), what, show)
+            entries = run(session, what, show)
     print_summary(as_json, f"Replayed into {to}", {"entries": entries, "job": job})
 
 
@@ -314,7 +265,7 @@ def _source(streams: str, pattern: str, url: str, lake: Path | None, **more: str
     return {name: value for name, value in options.items() if value}
 
 
-@app.command("stats", cls=UrlCommand)
+@app.command("stats")
 def stats(
     streams: Streams = "",
     pattern: Pattern = "",
@@ -332,21 +283,25 @@ def stats(
     Example: braid spark stats --url redis://localhost:6379 --streams orders --key tag --html stats.html
     """
     need_spark()
-    from braidstream.spark.jobs import stats_plots
-    from braidstream.spark.jobs.spark_session import open_session
-    from braidstream.spark.jobs.stats import collect
-
     if not url and lake is None:
         refuse("give --lake, or --url, or both")
-    chosen(streams, pattern)
+    names, glob = chosen(streams, pattern)
+    if url:
+        with trouble(url, as_json):
+            check_streams(servers_of(url), names, glob, lake)
+    from braidstream.spark.jobs import stats_plots
+    from braidstream.spark.jobs.stats import collect
+
     source = _source(streams, pattern, url, lake, startingTimestamp=since, endingTimestamp=until)
-    with spark_trouble(url or lake or "", as_json), bar("reading", None):
-        frame = open_session("stats").read.format("braidstream").options(**source).load()
-        found = collect(frame, key=key, url=url)
-        if png is not None:
-            png.write_bytes(stats_plots.as_png(found))
-        if html is not None:
-            html.write_text(stats_plots.as_page(found), encoding="utf-8")
+    with spark_trouble(url or lake or "", as_json):
+        session = start_spark("stats")
+        with bar("reading", None):
+            frame = session.read.format("braidstream").options(**source).load()
+            found = collect(frame, key=key, url=url)
+            if png is not None:
+                png.write_bytes(stats_plots.as_png(found))
+            if html is not None:
+                html.write_text(stats_plots.as_page(found), encoding="utf-8")
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(found), default=str))
         return

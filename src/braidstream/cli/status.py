@@ -15,8 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from braidstream.admin.region_status import LinkView, Overview, View, as_json, overview, read_view
-from braidstream.cli.reach import trouble
-from braidstream.cli.replicate import ConfigFile
+from braidstream.cli.reach import ConfigFile, trouble
 from braidstream.config import Config, RegionConfig, load
 from braidstream.errors import BraidError
 from braidstream.net.wire import connect, parse_address

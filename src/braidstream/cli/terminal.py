@@ -1,7 +1,10 @@
 """What `braid spark` prints in a terminal: errors, a progress bar, tables."""
 
 import json
-from collections.abc import Callable
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import typer
@@ -20,6 +23,34 @@ from rich.table import Table
 from rich.text import Text
 
 progress_console = Console(stderr=True)
+
+
+@contextmanager
+def logs_above_bars() -> Iterator[None]:
+    """Processes that are started inside get a pipe as stderr; what they write is printed above progress bars.
+
+    Without it, log lines of the JVM and the bar would share lines. Nothing to do if stderr is no terminal.
+    """
+    if not progress_console.is_terminal:
+        yield
+        return
+    reader, writer = os.pipe()
+    terminal = os.dup(2)
+    progress_console.file = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace")
+    threading.Thread(target=_print_lines, args=(reader,), daemon=True, name="braid-logs").start()
+    os.dup2(writer, 2)
+    os.close(writer)
+    try:
+        yield
+    finally:
+        os.dup2(terminal, 2)
+        os.close(terminal)
+
+
+def _print_lines(reader: int) -> None:
+    with os.fdopen(reader, encoding="utf-8", errors="backslashreplace") as lines:
+        for line in lines:
+            progress_console.print(line.rstrip("\n"), markup=False, highlight=False, soft_wrap=True)
 
 
 def refuse(text: str) -> NoReturn:

@@ -7,21 +7,16 @@ import typer
 
 from braidstream.admin.membership import tune_id_mode
 from braidstream.cli.reach import Json, Url, ask, report, trouble
-from braidstream.cli.secret import UrlCommand
+from braidstream.cli.verbs import Verbs
 from braidstream.model.region_config import ID_MODES
 from braidstream.net.bulk import shown
 
 IdMode = Enum("IdMode", {mode: mode for mode in ID_MODES})  # type: ignore[misc]
 
-app = typer.Typer(help="Change how a region behaves, at run time.", no_args_is_help=True)
+app = Verbs("Change how a region behaves, at run time.")
 
 
-@app.callback()
-def tune() -> None:
-    """Change how a region behaves, at run time."""
-
-
-@app.command("id-mode", cls=UrlCommand)
+@app.command("id-mode")
 def id_mode(
     mode: Annotated[IdMode, typer.Argument(help="strict, semi-strict or liberal.")],
     url: Url,

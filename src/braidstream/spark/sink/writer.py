@@ -155,7 +155,7 @@ def _first_that_answers(options: SinkOptions) -> tuple[int, Server]:
         except (RedisError, OSError) as error:
             server.close()
             trouble.append(f"{shown(url)}: {error}")
-    raise UnreachableError("no server answers: " + "; ".join(trouble))
+    raise UnreachableError.of(trouble)
 
 
 class _Task:

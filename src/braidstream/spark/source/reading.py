@@ -49,7 +49,7 @@ def read(part: Slice, servers: Servers, rows: Rows, wait_s: float) -> Iterator[p
         finally:
             server.close()
         return
-    raise UnreachableError("no server answers: " + "; ".join(trouble))
+    raise UnreachableError.of(trouble)
 
 
 def await_copy(server: Server, part: Range, wait_s: float) -> None:

@@ -97,11 +97,18 @@ class Surveyor:
             except (RedisError, OSError) as error:
                 self.close()
                 trouble.append(f"{shown(self.servers.urls[at])}: {error}")
-        raise UnreachableError("no server answers: " + "; ".join(trouble))
+        raise UnreachableError.of(trouble)
 
     def survey(self) -> StrandInfos:
         """Every strand of every stream, now."""
         return self.try_servers(self._look_at_all)
+
+    def missing(self) -> list[bytes]:
+        """The streams that are named but do not exist now; none if there is a pattern."""
+        if self.pattern is not None:
+            self.try_servers(region_of)
+            return []
+        return self.try_servers(lambda server: [name for name in self.names if not _exists(server, name)])
 
     def look(self, strands: Iterable[Strand]) -> StrandInfos:
         """The streams of these strands, now."""
@@ -123,6 +130,10 @@ class Surveyor:
             now = time.monotonic()
             self._scan_again_at = now + SCAN_REST * (now - began)
         return self._found
+
+
+def _exists(server: Server, name: bytes) -> bool:
+    return any(info.there for info in server.run(look(name), keys.meta(name)).values())
 
 
 def _merged(surveys: Iterable[StrandInfos]) -> StrandInfos:
