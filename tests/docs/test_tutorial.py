@@ -9,7 +9,7 @@ import redis
 from tests.support.reader import ROOT, Reader, blocks
 from tests.support.servers import NEWEST, Flavour, free_port
 
-TYPED = ["README.md", "docs/tutorial.md", "docs/tutorial-regions.md"]
+TYPED = ["README.md", "docs/tutorial.md", "docs/tutorial-regions.md", "docs/tutorial-logs.md"]
 GUIDES = [
     f"docs/guides/{name}.md"
     for name in ("drop-in", "move", "groups", "worker", "logs", "idempotence", "gateway")
