@@ -165,6 +165,21 @@ def test_a_forced_move_and_the_rescue_of_what_the_old_home_wrote(world: World) -
     assert world.all("XLEN", "log") == [6, 6, 6]
 
 
+def test_a_move_that_was_planned_and_then_forced_begins_where_the_new_home_did(world: World) -> None:
+    write(world[1], "1", "2")
+    world.sync()
+    write(world[1], "late 3", "late 4")
+    assert end_epoch(world, 2) == 5  # and then region 1 is lost, before region 2 learns of it
+    assert end_epoch(world, 2, force=True) == 3
+    assert write(world[2], "3") == [3]
+    world.sync()
+    assert [bodies(world, number) for number in world] == [["1", "2", "3"]] * 3
+    assert rescue(world, 1, 2) == 2
+    world.sync()
+    assert [bodies(world, number) for number in world] == [["1", "2", "3", "late 3", "late 4"]] * 3
+    assert write(world[2], "6") == [6]
+
+
 @pytest.mark.parametrize("retry", [None, LONG])
 def test_a_group_does_not_get_what_is_not_part_of_the_log(
     world: World, retry: tuple[int, int] | None

@@ -47,6 +47,7 @@ BY_TURNS: Final = {
     "long/test_long_pages.py",
     "long/test_weaving.py",
     "regions/test_daemons.py",
+    "regions/test_log_kills.py",
     "regions/test_long_absence.py",
     "regions/test_region_changes.py",
 }

@@ -2,10 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -18,13 +19,14 @@ from braidstream.config import Config, RegionConfig
 from braidstream.errors import BraidError
 from braidstream.model.meta import Registry
 from braidstream.model.offset_log import DEFAULT_PENDING
-from braidstream.model.region_config import Region
 from braidstream.net.wire import parse_address
-from braidstream.protocol.identify import read_region
-from braidstream.replication.endpoint import Endpoint
-from braidstream.replication.link import Link
+from braidstream.replication import log_homes
+from braidstream.replication.endpoint import Endpoint, PlanRunner
 
 app = Verbs("Logs: entries with offsets.")
+
+T = TypeVar("T")
+Work = Callable[[PlanRunner, PlanRunner], Awaitable[T]]
 
 Name = Annotated[str, typer.Argument(help="The log.")]
 
@@ -130,29 +132,32 @@ def move(
         if home.id == target.id:
             first = epoch.first
             if not force and len(registry.epochs) > 1:
-                asyncio.run(_bring(name, known.named(str(registry.epochs[-2].writer)), target))
+                former = known.named(str(registry.epochs[-2].writer))
+                asyncio.run(_between(former, target, partial(_bring, name.encode())))
+        elif force:
+            with _client(target) as client:
+                first = client.run_plan(log_moves.end_epoch(name.encode(), epoch, target.id, force=True))
         else:
-            place = target if force else home
-            with _client(place) as client:
-                plan = log_moves.end_epoch(name.encode(), epoch, target.id, force=force)
-                first = client.run_plan(plan)
-            if not force:
-                asyncio.run(_bring(name, home, target))
+            moving = partial(log_homes.move_home, name.encode(), epoch=epoch, to=target.id)
+            first = asyncio.run(_between(home, target, moving))
     text = f"log {name} is written in {target.name} from offset {first} on."
     report(as_json, {"log": name, "home": target.name, "first": first}, text)
 
 
-async def _bring(name: str, source: RegionConfig, target: RegionConfig) -> None:
-    """Bring the registry and the rest of the log to the new home, whether daemons run or not."""
-    ends, regions = [Endpoint(parse_address(each.url)) for each in (source, target)], list[Region]()
+async def _between(source: RegionConfig, target: RegionConfig, work: Work[T]) -> T:
+    """Connect to two regions and do some work, whether daemons run or not."""
+    ends = [Endpoint(parse_address(each.url)) for each in (source, target)]
     try:
         for end in ends:
             await end.connect()
-            regions.append(await end.run(read_region()))
-        await Link(*ends, here=regions[0], there=regions[1]).sync(name.encode())
+        return await work(*ends)
     finally:
         for end in ends:
             end.close()
+
+
+async def _bring(name: bytes, source: PlanRunner, target: PlanRunner) -> None:
+    await (await log_homes.link_of(source, target)).sync(name)
 
 
 @app.command("rescue")
@@ -166,23 +171,12 @@ def rescue(name: Name, config: ConfigFile = Path("braid.toml"), as_json: Json = 
     """
     rescued = 0
     with _opened(config, as_json) as known:
-        home, registry = _home(known, name)
+        home, _ = _home(known, name)
         for region in known.region:
-            if region.id == home.id:
-                continue
-            asyncio.run(_bring(name, home, region))  # it seals its strand when it learns of the next epoch
-            with _client(region) as old, _client(home) as new:
-                rescued += _rescue(name.encode(), (old, new), registry, region.id)
+            if region.id != home.id:
+                rescuing = partial(log_homes.rescue, name.encode(), writer=region.id)
+                rescued += asyncio.run(_between(region, home, rescuing))
     report(as_json, {"log": name, "rescued": rescued}, f"{rescued} entries of {name} have new offsets.")
-
-
-def _rescue(name: bytes, clients: tuple[Redis, Redis], registry: Registry, writer: int) -> int:
-    (old, new), done = clients, 0
-    for strand, end in log_moves.lost_tails(name, registry, writer):
-        while entries := old.run_plan(log_moves.read_tail(strand, end)):
-            done += new.run_plan(log_moves.append_tail(name, strand, entries))
-            old.run_plan(log_moves.delete_tail(strand, entries))
-    return done
 
 
 @app.command("set")

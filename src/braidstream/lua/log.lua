@@ -30,13 +30,19 @@ do
     return table.concat(words, ' ')
   end
 
-  -- The epochs that either knows. One that both know begins at the same offset.
+  --[[ The epochs that either knows. One that both know begins at the lower offset: its region was forced to begin before
+       it learned where the old home had been sealed. ]]
   function logs.merge_homes(meta, theirs)
     local known = redis.call('HGET', meta, META.HOMES) or ''
     local epochs, seen = epochs_of(known), {}
-    for _, each in ipairs(epochs) do seen[each.epoch .. '.' .. each.writer] = true end
+    for _, each in ipairs(epochs) do seen[each.epoch .. '.' .. each.writer] = each end
     for _, each in ipairs(epochs_of(theirs)) do
-      if not seen[each.epoch .. '.' .. each.writer] then epochs[#epochs + 1] = each end
+      local mine = seen[each.epoch .. '.' .. each.writer]
+      if not mine then
+        epochs[#epochs + 1] = each
+      elseif less_number(each.first, mine.first) then
+        mine.first = each.first
+      end
     end
     local text = epochs_text(epochs)
     if text ~= known then redis.call('HSET', meta, META.HOMES, text) end

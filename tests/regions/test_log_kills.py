@@ -1,0 +1,266 @@
+"""kill -9 at every step of a move of a log's home, under load: dense, nothing lost, nothing twice.
+
+The one who moves talks to the two regions; before its k-th word the victim is killed: itself, the old home or
+the new one. Then it is run again. Writers write through gateways of other regions meanwhile.
+"""
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, TypeVar
+
+import pytest
+import redis
+
+from braidstream.admin import log_moves
+from braidstream.config import RegionConfig
+from braidstream.errors import BraidError
+from braidstream.net.wire import parse_address
+from braidstream.protocol.plan import Plan
+from braidstream.replication import log_homes
+from braidstream.replication.endpoint import Endpoint
+from tests.support.gateways import Served
+from tests.support.servers import Engine, Flavour
+from tests.support.waiting import eventually
+from tests.support.world import World
+
+T = TypeVar("T")
+SAFE = ("--appendonly", "yes", "--appendfsync", "always")
+
+
+class KilledError(Exception):
+    """The one who moves is dead."""
+
+
+class Steps:
+    """Counts what the one who moves says, and kills before a given word."""
+
+    def __init__(self, kill_at: int, kill: Callable[[], None]) -> None:
+        self.said, self._kill_at, self._kill = 0, kill_at, kill
+
+    def next(self) -> None:
+        self.said += 1
+        if self.said == self._kill_at:
+            self._kill()
+
+
+class Stepped:
+    """A region, as the one who moves talks to it."""
+
+    def __init__(self, endpoint: Endpoint, steps: Steps) -> None:
+        self._endpoint, self._steps = endpoint, steps
+
+    async def run(self, plan: Plan[T]) -> T:
+        self._steps.next()
+        return await self._endpoint.run(plan)
+
+
+class Writers:
+    """Write through gateways until they are stopped. receipts: offsets and what they are;
+    unknown: the replies were lost."""
+
+    def __init__(self, ports: list[int], count: int, log: str = "log") -> None:
+        self.receipts, self.unknown, self.refused = list[tuple[int, str]](), set[str](), set[str]()
+        self._log, self.longest_s = log, 0.0
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._write, args=(ports[who % len(ports)], who)) for who in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _write(self, port: int, who: int) -> None:
+        with redis.Redis(port=port) as client:
+            since = time.monotonic()
+            for number in itertools.count():
+                if self._stop.is_set():
+                    return
+                body = f"{who}.{number}"
+                try:
+                    self.receipts.append((client.execute_command("TWRITE", self._log, "t", body), body))
+                    self.longest_s = max(self.longest_s, time.monotonic() - since)
+                    since = time.monotonic()
+                except redis.RedisError as error:
+                    if "may or may not" in str(error):
+                        self.unknown.add(body)
+                    else:
+                        self.refused.add(str(error))
+                    self._stop.wait(0.02)
+
+    @property
+    def everything(self) -> set[str]:
+        return {body for _, body in self.receipts}
+
+    def go_on(self, count: int = 5) -> None:
+        """Wait until they have written some more."""
+        goal = len(self.receipts) + count
+        eventually(lambda: len(self.receipts) >= goal, within_s=60, why=f"writers: {self.refused}")
+
+    def stop(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
+@pytest.fixture
+def world(flavour: Flavour) -> Iterator[World]:
+    with ExitStack() as stack:
+        engines = [stack.enter_context(Engine(flavour, args=SAFE)) for _ in range(3)]
+        world = World(engines)
+        stack.callback(world.close)
+        world[1].twrite("log", "t", "first")
+        world.sync()
+        yield world
+
+
+@pytest.fixture
+def ports(world: World) -> Iterator[list[int]]:
+    """Gateways of all regions, which know the others."""
+    regions = [
+        RegionConfig(id=number, name=f"region-{number}", url=engine.url)
+        for number, engine in enumerate(world.engines, 1)
+    ]
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(Served(here.url, others=[each for each in regions if each is not here])).port
+            for here in regions
+        ]
+
+
+def revive(world: World) -> None:
+    for engine in world.engines:
+        if not engine.alive:
+            engine.start()
+
+
+async def talk(world: World, regions: tuple[int, int], steps: Steps, say: Callable[[Any, Any], Any]) -> Any:
+    ends = [Endpoint(parse_address(world.engines[number - 1].url)) for number in regions]
+    try:
+        for end in ends:
+            await end.connect()
+        return await say(*(Stepped(end, steps) for end in ends))
+    finally:
+        for end in ends:
+            end.close()
+
+
+def move(world: World, home: int, to: int, steps: Steps) -> int:
+    """What `braid log move` does, for one who is run again and again."""
+
+    async def say(source: Any, target: Any) -> int:
+        registry = await source.run(log_moves.read_log(b"log"))
+        there = await target.run(log_moves.read_log(b"log"))
+        epoch = max(log_moves.home_of(registry), log_moves.home_of(there))
+        if epoch.writer == to:
+            await (await log_homes.link_of(source, target)).sync(b"log")
+            return epoch.first
+        return await log_homes.move_home(b"log", source, target, epoch=epoch, to=to)
+
+    return int(asyncio.run(talk(world, (home, to), steps, say)))
+
+
+def die() -> None:
+    raise KilledError
+
+
+def whole(world: World, region: int, log: str = "log") -> list[Any]:
+    rows = list[Any]()
+    while page := world[region].tread(log, len(rows) + 1, 1_000):
+        rows += page
+    return rows
+
+
+def test_a_planned_move_survives_kill_at_every_step(world: World, ports: list[int]) -> None:
+    writers, home, moves = Writers(ports, 3), 1, 0
+    try:
+        for victim in ("mover", "old", "new"):
+            for kill_at in itertools.count(1):
+                writers.go_on()
+                to = home % 2 + 1
+                engine = world.engines[(home if victim == "old" else to) - 1]
+                steps = Steps(kill_at, die if victim == "mover" else engine.kill)
+                try:
+                    move(world, home, to, steps)
+                except (KilledError, BraidError):
+                    revive(world)
+                    move(world, home, to, Steps(0, die))
+                revive(world)
+                home, moves = to, moves + 1
+                if steps.said < kill_at:
+                    break  # it had nothing more to say
+        writers.go_on()
+        writers.longest_s = 0.0
+        for _ in range(2):
+            move(world, home, home % 2 + 1, Steps(0, die))
+            home = home % 2 + 1
+            writers.go_on()
+        pause = writers.longest_s
+    finally:
+        writers.stop()
+    world.sync()
+    rows = whole(world, 3)
+    counts = f"{moves} moves, {len(rows)} entries, {len(writers.unknown)} replies lost"
+    print(f"{counts}; the longest write in two moves took {1000 * pause:.0f} ms")
+    assert None not in rows
+    assert [row[0] for row in rows] == [*range(1, len(rows) + 1)]
+    assert whole(world, 1) == whole(world, 2) == rows
+    bodies = [row[2] for row in rows]
+    assert len(bodies) == len(set(bodies))
+    assert [(offset, bodies[offset - 1]) for offset, _ in writers.receipts] == writers.receipts
+    assert set(bodies) <= {"first", *writers.everything, *writers.unknown}
+
+
+def test_a_forced_move_and_the_rescue_survive_kill_at_every_step(world: World, ports: list[int]) -> None:
+    logs = dict[str, Writers]()
+    old, new = world.engines[:2]
+    for victim, kill in (("mover", die), ("old", old.kill), ("new", new.kill)):
+        for kill_at in itertools.count(1):
+            log = f"log.{victim}.{kill_at}"
+            world[1].twrite(log, "t", "first")
+            world.ship(1, 2, log)
+            logs[log] = writers = Writers(ports, 2, log)
+            try:
+                writers.go_on()
+                old.kill()  # it is lost, with entries that the new home does not have
+                if victim == "new":
+                    new.kill()
+                    new.start()
+                epoch = log_moves.home_of(world[2].run_plan(log_moves.read_log(log.encode())))
+                world[2].run_plan(log_moves.end_epoch(log.encode(), epoch, 2, force=True))
+                writers.go_on()
+                old.start()
+                steps, say = Steps(kill_at, kill), partial(log_homes.rescue, log.encode(), writer=1)
+                try:
+                    asyncio.run(talk(world, (1, 2), steps, say))
+                except (KilledError, BraidError):
+                    revive(world)
+                    asyncio.run(talk(world, (1, 2), Steps(0, die), say))
+                revive(world)
+                writers.go_on()
+            finally:
+                writers.stop()
+            if steps.said < kill_at:
+                break  # it had nothing more to say
+    rescued = sum(_check_rescued(world, log, writers) for log, writers in logs.items())
+    writes = sum(len(each.receipts) for each in logs.values())
+    print(f"{len(logs)} forced moves, {writes} writes, {rescued} rescued")
+    assert rescued
+
+
+def _check_rescued(world: World, log: str, writers: Writers) -> int:
+    """What was written is there once, at its offset; what was rescued is after it. How many that are."""
+    for source, target in ((2, 1), (1, 3), (2, 3), (1, 2)):
+        world.ship(source, target, log)
+    rows = whole(world, 2, log)
+    assert whole(world, 1, log) == whole(world, 3, log) == rows
+    assert None not in rows
+    place = {row[2]: row[0] for row in rows}
+    assert len(place) == len(rows)
+    assert writers.everything <= set(place) <= {"first", *writers.unknown, *writers.everything}
+    late = [(offset, body) for offset, body in writers.receipts if place[body] != offset]
+    assert all(place[body] > offset for offset, body in late)
+    return len(late)
