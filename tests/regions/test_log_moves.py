@@ -257,3 +257,21 @@ def test_writers_under_way_lose_nothing_in_a_planned_move(world: World) -> None:
     assert refused == {"HOME"}
     rows = [(n, "t", told.get(n, "0")) for n in range(1, len(told) + 2)]
     assert [world[number].tread("log", 1, 100_000) for number in world] == [rows] * 3
+
+
+def test_an_epoch_ends_where_any_later_one_begins(world: World) -> None:
+    """Two regions are declared the home at once, and the one that stays has fewer entries than the other."""
+    write(world[1], "1", "2")
+    world.sync()
+    write(world[1], "3", "4", "5")
+    world.ship(1, 2, "log")
+    assert end_epoch(world, 2, force=True) == 6
+    write(world[2], "6")
+    assert end_epoch(world, 3, force=True) == 3
+    write(world[3], "x")
+    world.sync()
+    assert [bodies(world, region) for region in (1, 2, 3)] == [["1", "2", "x"]] * 3
+    assert rescue(world, 1, 3) == 3
+    assert rescue(world, 2, 3) == 1
+    world.sync()
+    assert [bodies(world, region) for region in (1, 2, 3)] == [["1", "2", "x", "3", "4", "5", "6"]] * 3

@@ -14,7 +14,7 @@ from braidstream.model import keys
 from braidstream.model.command import Command
 from braidstream.model.keys import LOG
 from braidstream.model.meta import Registry
-from braidstream.model.offset_log import Epoch, offset_id, offset_of
+from braidstream.model.offset_log import Epoch, ends_of, offset_id, offset_of
 from braidstream.model.strand import Strand
 from braidstream.protocol.append import ensure_command
 from braidstream.protocol.identify import read_region
@@ -59,10 +59,9 @@ def end_epoch(name: bytes, epoch: Epoch, to: int, *, force: bool) -> Plan[int]:
 
 def lost_tails(name: bytes, registry: Registry, writer: int) -> Iterator[tuple[Strand, int]]:
     """Own strands of a region whose epochs are over, and the last offset of each that counts."""
-    following = [*registry.epochs[1:], None]
-    for epoch, after in zip(registry.epochs, following, strict=False):
-        if after is not None and epoch.writer == writer:
-            yield strand_of_epoch(name, epoch), after.first - 1
+    for epoch, end in zip(registry.epochs[:-1], ends_of(registry.epochs), strict=False):
+        if epoch.writer == writer:
+            yield strand_of_epoch(name, epoch), end
 
 
 def read_tail(strand: Strand, after: int) -> Plan[Entries]:

@@ -11,6 +11,7 @@ every further `0-*`.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,6 +55,18 @@ def epochs_of(value: bytes) -> tuple[Epoch, ...]:
     """The epochs of a log, oldest first. The last one is where the home is."""
     found = (_EPOCH.match(word) for word in value.split())
     return tuple(sorted(Epoch(*map(int, epoch.groups())) for epoch in found if epoch))
+
+
+def ends_of(epochs: Sequence[Epoch]) -> list[int]:
+    """The last offset of each epoch that counts: before the first offset of every later one.
+
+    An epoch may begin before the one that it follows: its region was declared the home without knowing of it.
+    """
+    ends, end = list[int](), LAST_OFFSET
+    for epoch in reversed(epochs):
+        ends.append(end)
+        end = min(end, epoch.first - 1)
+    return ends[::-1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from braidstream.model import ids
 from braidstream.model.command import Command
 from braidstream.model.keys import LOG
 from braidstream.model.meta import Registry
-from braidstream.model.offset_log import LAST_OFFSET, SEALED, offset_id, offset_of
+from braidstream.model.offset_log import LAST_OFFSET, SEALED, ends_of, offset_id, offset_of
 from braidstream.model.strand import Strand, facts
 from braidstream.protocol.lookup import WRONGTYPE, find_registry, read_registry, refuse_other_types
 from braidstream.protocol.plan import Plan
@@ -65,8 +65,7 @@ class Segment:
 
 def segments(name: bytes, registry: Registry) -> list[Segment]:
     """The segments of a log, oldest first. The last one has no end."""
-    ends = [epoch.first - 1 for epoch in registry.epochs[1:]]
-    found = zip(registry.epochs, [*ends, LAST_OFFSET], strict=False)
+    found = zip(registry.epochs, ends_of(registry.epochs), strict=True)
     return [
         Segment(Strand(name, LOG, epoch.writer, epoch.number), epoch.first, last)
         for epoch, last in found
