@@ -108,6 +108,11 @@ class Seat:
         [reply] = self.send(Batch([registry_of(name.encode())]))
         return Registry.parse(name.encode(), reply).settings
 
+    def log(self, name: str) -> Registry:
+        """The registry of a log; without a home if there is none here."""
+        [reply] = self.send(Batch([registry_of(name.encode())], resend=True))
+        return Registry.parse(name.encode(), reply)
+
     def look(self, name: str) -> tuple[bool, dict[Entry, bytes]]:
         """Whether a stream exists here, and every entry in it with its value."""
         plan = read_strands(self.eyes, name.encode(), lambda strand: strand.xrange(ids.ZERO, ids.LAST))

@@ -12,24 +12,23 @@ from braidstream.errors import BraidError, ReplyError
 from braidstream.model.ids import native
 from braidstream.model.strand import facts
 from braidstream.replication import link, ship
-from braidstream.replication.glance import differing
-from tests.long.simulation.network import Line, Network, Request
+from tests.long.simulation.logs import LogUsers
+from tests.long.simulation.network import Network, Request
 from tests.long.simulation.replicas import Replicas
+from tests.long.simulation.rounds import calm, one_round, settle
 from tests.long.simulation.seat import Seat
 from tests.long.simulation.users import Users
 from tests.long.simulation.witness import NAMES, Witness
 from tests.oracle.anomalies import GROUPS, MESSAGES, RANGE, find
 from tests.oracle.convergence import SETTINGS, messages
-from tests.oracle.history import Answered, History, Left
+from tests.oracle.history import Answered, Did, History, Left
 from tests.support.event_counts import counted_events
 from tests.support.servers import FLAVOURS, Engine
 
 OPERATIONS: Final = 200
 MOST_REGIONS: Final = 5
-ROUNDS: Final = 15
 # In so many runs regions have replicas, and these are promoted.
 FAILING_OVER: Final = 0.3
-FACTS: Final = ("entries", "merged", "trimmed", "deletions", "waiting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class Outcome:
     def __str__(self) -> str:
         lines = [f"BRAID_SEED={self.seed}", self.history.table(), ""]
         for name, found in self.trouble.items():
-            lines += [f"{name}: {what}" for what in found[:10]]
+            lines += [f"{name}: {what}" for what in (found if name == "log" else found[:10])]
         return "\n".join([*lines, f"replay: BRAID_SEED={self.seed} make simulate"])
 
 
@@ -72,12 +71,17 @@ def simulate(seed: int, engines: Sequence[Engine], *, gate: bool = True) -> Outc
             seats[number] = Seat(engine, number, everyone, dice.choice((mode, mode, "strict")))
         trouble: dict[str, list[str]] = {}
         try:
+            run = Run(dice, seats, history, gate=gate)
             with small_parts(), counted_events() as counts:
-                asyncio.run(Run(dice, seats, history, gate=gate).whole())
+                if run.network.replicas is None and LogUsers.are_in(seed):
+                    run.logs = LogUsers(seed, seats)
+                asyncio.run(run.whole())
             unfounded = gate and counts["region.lost_tail"] > 0
             assert not unfounded, "no region lost what a peer has, and a link says one did"
         except (BraidError, AssertionError) as error:
             trouble["failed"] = [f"{type(error).__name__}: {error}"]
+            if run.logs is not None:
+                trouble["log"] = run.logs.history.table().splitlines()
         return Outcome(seed, history, trouble or find(history))
     finally:
         for seat in seats.values():
@@ -92,6 +96,8 @@ class Run:
         self.network = Network(seats, history)
         self.witness = Witness(seats, history)
         self.users = Users(dice, self.witness)
+        self.logs: LogUsers | None = None
+        self.flushes = 0
         self.partitions: set[frozenset[int]] = set()
         self.paused: set[int] = set()
         # Some runs are calm, some are not.
@@ -101,12 +107,17 @@ class Run:
 
     async def whole(self) -> None:
         done = 0
+        if self.logs is not None:
+            await self.logs.begin()
         while done < OPERATIONS:
             roll = self.dice.random()
+            awake = [region for region in self.seats if region not in self.paused]
+            if self.logs is not None:
+                await self.logs.turn(self._can_pass, self.luck, awake)
             if roll < 0.2:
-                awake = [region for region in self.seats if region not in self.paused]
                 if awake:
                     self.users.act(self.dice.choice(awake))
+                    self._note_flush()
                 done += 1
             elif roll < 0.3:
                 await self._start()
@@ -119,6 +130,16 @@ class Run:
                 await self._step()
         await self._quiesce()
         ask_everything(self.witness)
+        if self.logs is not None:
+            await self.logs.finish()
+
+    def _note_flush(self) -> None:
+        """FLUSHDB deletes the log too."""
+        if self.logs is not None:
+            flushes = sum(each.what == "FLUSHDB" for each in self.history.of(Did))
+            if flushes > self.flushes:
+                self.flushes = flushes
+                self.logs.flushed()
 
     async def _start(self) -> None:
         line = self.dice.choice(self.network.lines)
@@ -182,11 +203,7 @@ class Run:
     async def _quiesce(self) -> None:
         """The storm is over: every request arrives or is lost, then links run until nothing moves."""
         self.network.tell("(the storm is over)")
-        # While one line is cut, another may send what it had prepared.
-        while busy := [line for line in self.network.lines if line.busy]:
-            await self.network.cut(busy[0].parked[0], self.dice.choice(("lose", "cut")))
-        while self.network.late:
-            self.network.arrive(self.dice.choice(self.network.late))
+        await calm(self.network, self.dice)
         self.users.producers.finish()
         self.network.open = True
         first = [line for line in self.network.lines if line.number == 0]
@@ -195,32 +212,6 @@ class Run:
             self.network.renew(line)
         if await one_round(self.network, first):
             raise AssertionError("links without a memory find something that those with one have missed")
-
-
-async def settle(network: Network, lines: list[Line]) -> None:
-    """Links run until nothing moves."""
-    for _ in range(ROUNDS):
-        if not await one_round(network, lines):
-            return
-    raise AssertionError(f"links still move after {ROUNDS} rounds")
-
-
-async def one_round(network: Network, lines: list[Line]) -> bool:
-    """Whether something moved."""
-    moved = False
-    for line in lines:
-        for name in NAMES:
-            line.name, line.dead = name, False
-            ends = line.link.source, line.link.target
-            differ = await differing([name.encode()], line.link.here.writers, *ends)
-            progress = await line.link.sync(name.encode())
-            if progress.moved and not differ:
-                raise AssertionError(f"{line}: a glance at {name} does not show what is to be brought")
-            if progress.moved or progress.waiting:
-                found = {fact: getattr(progress, fact) for fact in FACTS if getattr(progress, fact)}
-                network.tell(f"{line} sync {name}", str(found))
-            moved = moved or progress.moved
-    return moved
 
 
 def ask_everything(witness: Witness) -> None:
