@@ -28,6 +28,7 @@ _PARTS: Final = (
         "log_group",
         "log_move",
         "braid",
+        "deadline",
         "native",
         "journal",
         "entry",

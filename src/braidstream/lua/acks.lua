@@ -92,7 +92,7 @@ end
      its place among the keys after the meta) to entries ahead of the clock, in case the clock stepped back
      since they arrived. `=` before a label: a link reads the stream for the first time; neither is done then.
      FCALL bs_braid_look is the same without labels and writes nothing. ]]
-local function braid_state(keys, args)
+local function braid_look(keys, args)
   local meta, found, groups, busy = keys[1], {}, {}, false
   local home, highest, now = args[#keys] and keys[1 + args[#keys]], nil, nil
   for at = 2, #keys do
@@ -124,4 +124,9 @@ local function braid_state(keys, args)
     end
   end
   return { redis.call('HGETALL', meta), found, busy and 1 or 0 }
+end
+
+local function braid_state(keys, args)
+  deadline.settle(keys[1], keys)
+  return braid_look(keys, args)
 end
