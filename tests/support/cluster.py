@@ -267,6 +267,9 @@ def say_every_function(said: Nodes, name: bytes) -> None:
     assert run(command(view, b"XGROUP", b"CREATE", name, b"g", b"0"), said) == b"OK"
     assert run(command(view, b"XGROUP", b"SETID", name, b"g", b"$"), said) == b"OK"
     assert run(command(view, *WAIT, name, b">"), said) is None
+    assert run(command(view, b"EXPIRE", name, b"1000"), said) == 1
+    assert run(command(view, b"EXISTS", name), said) == 1
+    assert run(command(view, b"PERSIST", name), said) == 1
     assert run(apply(Strand(name, "c", 2), [((3, 3), [b"v", b"a"])]), said) == 1
     assert run(command(view, b"XDELEX", name, b"ACKED", b"IDS", b"1", b"7-7"), said) == [1]
     state = run(read_state(name, [], [2], home=1), said)

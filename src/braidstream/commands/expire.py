@@ -18,6 +18,7 @@ from braidstream.protocol.stream_view import View
 
 _CONDITIONS: Final = (b"NX", b"XX", b"GT", b"LT")
 _MOST: Final = 2**63 - 1
+_PAST_S: Final = 1_700_000_000
 # More milliseconds than since 1970, for the engine's check that a sum fits.
 _NOW_MS: Final = 5 * 10**12
 # By command: milliseconds in its unit, and whether it counts from now.
@@ -51,7 +52,7 @@ def persist(view: View, argv: Argv) -> Plan[int]:
     registry, plain = yield from _look(view, argv)
     if not registry.exists:
         return int(plain)
-    return int((yield from _set(view, argv[1], (b"never", b"0", b""))) or 0)
+    return int((yield from _set(view, argv[:2], (b"never", b"0", b""))) or 0)
 
 
 def expire(view: View, argv: Argv) -> Plan[int]:
@@ -73,12 +74,12 @@ def expire(view: View, argv: Argv) -> Plan[int]:
         view.expect_deleted(name)
     else:
         view.carriage.expect_deleted(name)  # it may be: a MULTI creates the strand again before an append
-    return int((yield from _set(view, name, when, registry)) or 0)
+    return int((yield from _set(view, argv[:2], when, registry)) or 0)
 
 
 def expire_at(view: View, name: bytes, at_ms: int) -> Plan[None]:
     """Give a stream the deadline of the one that it was copied from."""
-    yield from _set(view.alone(), name, (b"at", b"%d" % at_ms, b""))
+    yield from _set(view.alone(), [b"PEXPIREAT", name], (b"at", b"%d" % at_ms, b""))
 
 
 def _look(view: View, argv: Argv) -> Plan[tuple[Registry, Any]]:
@@ -97,24 +98,26 @@ def _look(view: View, argv: Argv) -> Plan[tuple[Registry, Any]]:
     return registry, plain
 
 
-def _set(view: View, name: bytes, when: Command, known: Registry | None = None) -> Plan[int | None]:
+def _set(view: View, said: Argv, when: Command, known: Registry | None = None) -> Plan[int | None]:
     """Set the deadline; retry if the strands have changed. known: the registry for the first attempt."""
+    name = said[1]
     first = [known] if known is not None else []
 
     def command() -> Plan[Command | None]:
         registry = first.pop() if first else (yield from find_registry(view, name))
-        return _command(view, name, registry, when) if registry.exists else None
+        return _call(view, said, registry, when) if registry.exists else None
 
     return (yield from until_current(view, name, command))  # type: ignore[no-any-return]
 
 
-def _command(view: View, name: bytes, registry: Registry, when: Command) -> Command:
+def _call(view: View, said: Argv, registry: Registry, when: Command) -> Command:
+    verb, name = said
     where, words = named_keys(name, registry, registry.strands)
     fence = (name,) if registry.fenced and keys.shares_slot(name) else ()
     region = view.region
     own = (region.writer, region.journal_writer)
     call = ("FCALL", "bs_braid_expire", 1 + len(where) + len(fence), keys.meta(name), *where, *fence)
-    return (*call, *own, *when, *words, len(fence))
+    return (*call, *own, *when, *words, len(fence), verb.lower(), name)
 
 
 def _when(argv: Argv) -> tuple[bytes, bytes, bytes]:
@@ -141,9 +144,15 @@ def _is_past(argv: Argv) -> bool:
         value = integer(argv[2])
     except ReplyError:
         return False
-    # Times before the year 2001, in seconds or milliseconds; spans of nothing or less.
-    earliest = {b"EXPIREAT": 10**9, b"PEXPIREAT": 10**12}.get(argv[0].upper(), 0)
-    return value <= earliest
+    # Times before this was written, or spans of nothing or less.
+    return value <= {b"EXPIREAT": _PAST_S, b"PEXPIREAT": 1000 * _PAST_S}.get(argv[0].upper(), 0)
+
+
+def shares(view: View, argv: Argv) -> bool:
+    """Whether commands after it in a pipeline know what is left: it surely deletes, or not."""
+    if _is_past(argv):
+        return len(argv) == 3
+    return argv[0].upper() in (b"EXPIRE", b"PEXPIRE")
 
 
 def _refused(argv: Argv, why: str, instead: str) -> RefusedError:

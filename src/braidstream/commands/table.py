@@ -173,10 +173,12 @@ TABLE: Final[dict[bytes, Spec]] = {
     b"RENAME": Spec("key newkey", rename.rename, _pair, 3, 3, multi=False),
     b"RENAMENX": Spec("key newkey", rename.rename_if_new, _pair, 3, 3, multi=False),
     b"COPY": Spec("source destination [REPLACE]", rename.copy, _pair, 3, multi=False),
-    b"EXPIRE": Spec("key seconds [NX|XX|GT|LT]", expire.expire, _first, 3),
-    b"PEXPIRE": Spec("key milliseconds [NX|XX|GT|LT]", expire.expire, _first, 3),
-    b"EXPIREAT": Spec("key unix-time-seconds [NX|XX|GT|LT]", expire.expire, _first, 3),
-    b"PEXPIREAT": Spec("key unix-time-milliseconds [NX|XX|GT|LT]", expire.expire, _first, 3),
+    b"EXPIRE": Spec("key seconds [NX|XX|GT|LT]", expire.expire, _first, 3, shares=expire.shares),
+    b"PEXPIRE": Spec("key milliseconds [NX|XX|GT|LT]", expire.expire, _first, 3, shares=expire.shares),
+    b"EXPIREAT": Spec("key unix-time-seconds [NX|XX|GT|LT]", expire.expire, _first, 3, shares=expire.shares),
+    b"PEXPIREAT": Spec(
+        "key unix-time-milliseconds [NX|XX|GT|LT]", expire.expire, _first, 3, shares=expire.shares
+    ),
     b"TTL": Spec("key", expire.time_to_live, _first, 2, 2),
     b"PTTL": Spec("key", expire.time_to_live, _first, 2, 2),
     b"EXPIRETIME": Spec("key", expire.time_to_live, _first, 2, 2),

@@ -104,7 +104,7 @@ do
     return true
   end
 
-  --[[ braid_registry: the registry as it is now. FCALL bs_braid_registry 1 <meta>
+  --[[ braid_registry: the registry as it is now. FCALL_RO bs_braid_registry 1 <meta>
        After the deadline it shows what `settle` will write, as far as readers need it. ]]
   function deadline.registry(keys)
     local fields = redis.call('HGETALL', keys[1])
@@ -150,8 +150,8 @@ do
 
   --[[ braid_expire: EXPIRE, PEXPIRE, EXPIREAT, PEXPIREAT, PERSIST.
        FCALL bs_braid_expire n <meta> <its keys> [<name>] <our writer> <journal's writer> <at, in or never> <ms>
-             <condition ...> <what its keys are> <0|1: name>
-       <name>: the plain key, to expire with the stream if it is the fence.
+             <condition ...> <what its keys are> <0|1: name> <command> <its key>
+       <name>: the plain key, to expire with the stream if it is the fence. <command>: NOPERM unless the user may run it.
        Returns 1 if the deadline changed; a deadline that is not in the future deletes. 0 if the stream does not exist, or a
        condition is not met. BSSTALE if it has a strand or a group that is not named, or a deadline is over.
        Why a function: the keys and the registry must agree, and no strand may be created in between. ]]
@@ -159,6 +159,9 @@ do
     local meta, given, key, place = keys[1], nil, nil, nil
     given, key, place = read_stream_keys(keys, 2, args, 6)
     local fence = args[place] == '1' and redis.call('HGET', meta, META.FENCE) and keys[key]
+    local said = { args[place + 1], args[place + 2] }
+    if args[3] ~= 'never' then said[3] = '10' end
+    if not redis.acl_check_cmd(unpack(said)) then return no_permission(said[1]) end
     local settled, refused = deadline.settle(meta, keys)
     if refused then return refused end
     if settled or not names_all(meta, given.named) or logs.is_log(meta) then return redis.error_reply(STALE_STREAM) end

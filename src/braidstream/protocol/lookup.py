@@ -26,7 +26,7 @@ def registry_now(view: View, name: bytes) -> Command:
 
 
 def _checked(name: bytes) -> Command:
-    return ("FCALL", "bs_braid_registry", 1, keys.meta(name))
+    return ("FCALL_RO", "bs_braid_registry", 1, keys.meta(name))
 
 
 def settled(view: View, names: Iterable[bytes]) -> Plan[None]:
