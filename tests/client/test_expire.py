@@ -1,4 +1,4 @@
-"""EXPIRE and its family on streams: a region alone answers as the bare engine does, also after the deadline."""
+"""EXPIRE and its family on streams: a region alone answers as the bare engine does, before and after."""
 
 import asyncio
 from collections.abc import Iterator

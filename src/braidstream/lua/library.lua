@@ -7,7 +7,7 @@ redis.register_function { function_name = 'bs_strand_raise', callback = strand_r
 redis.register_function { function_name = 'bs_journal_apply', callback = journal_apply, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'bs_journal_skip', callback = journal_skip, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'bs_braid_merge', callback = braid_merge, flags = { 'allow-oom' } }
-redis.register_function { function_name = 'bs_braid_state', callback = braid_state, flags = { 'allow-oom' } }
+redis.register_function { function_name = 'bs_braid_state', callback = deadline.state, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'bs_braid_look', callback = braid_look, flags = { 'no-writes' } }
 redis.register_function { function_name = 'bs_braid_glance', callback = braid_glance, flags = { 'no-writes' } }
 redis.register_function('bs_strand_mend', strand_mend)
