@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
+from braidstream.spark.plain_errors import plain_errors
+
 if TYPE_CHECKING:
     from braidstream.spark.sink.writer import BatchWriter, StreamWriter
 
@@ -22,26 +24,35 @@ class DefaultSource(DataSource):
     def name(cls) -> str:
         return "braidstream"
 
+    @plain_errors
     def schema(self) -> StructType:
-        from braidstream.spark.source.rows import LOG_META, META
+        from braidstream.spark.options import value_type
+        from braidstream.spark.source.rows import LOG_META, LOG_META_TEXT, META, META_TEXT
 
-        return LOG_META if "logs" in self.options else META
+        is_text = value_type(self.options) == "string"
+        if "logs" in self.options:
+            return LOG_META_TEXT if is_text else LOG_META
+        return META_TEXT if is_text else META
 
+    @plain_errors
     def reader(self, schema: StructType) -> DataSourceReader:
         from braidstream.spark.view import batch_reader
 
         return batch_reader(self.options, schema)
 
+    @plain_errors
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from braidstream.spark.source.reader import stream_reader
 
         return stream_reader(self.options, schema)
 
+    @plain_errors
     def writer(self, schema: StructType, overwrite: bool) -> "BatchWriter":
         from braidstream.spark.sink.writer import batch_writer
 
         return batch_writer(self.options, schema, overwrite)
 
+    @plain_errors
     def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamWriter":
         from braidstream.spark.sink.writer import stream_writer
 

@@ -82,7 +82,10 @@ def test_a_wrong_option_of_the_source_is_named(given: dict[str, Any], told: str)
         ({"stream": "a"}, "option url: missing"),
         ({"url": "redis://h", "stream": "a", "idempotence": "some"}, "option idempotence: 'some' is neither"),
         ({"url": "redis://h", "txnAppId": "a b"}, "option txnAppId: must be 1 to 200"),
-        ({"url": "redis://h", "streams": "a"}, "option streams: unknown. The options are: url"),
+        (
+            {"url": "redis://h", "streams": "a"},
+            "option streams: unknown. Did you mean stream[?] The options are: url",
+        ),
     ],
 )
 def test_a_wrong_option_of_the_sink_is_named(given: dict[str, Any], told: str) -> None:

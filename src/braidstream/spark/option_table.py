@@ -105,6 +105,14 @@ FAIL_ON_DATA_LOSS = Option(
     "failOnDataLoss", "source", values.flag, "true",
     "Fail if unread entries were removed, and say how. `false`: warn and continue.", "failOnDataLoss",
 )  # fmt: skip
+FAIL_ON_MISSING = Option(
+    "failOnMissing", "source", values.flag, "true",
+    "Fail if a stream of `streams` does not exist when the query starts. `false`: read it once it exists.",
+)  # fmt: skip
+VALUE_TYPE = Option(
+    "valueType", "source", values.value_type, "binary",
+    "Type of the values in `fields`: `binary`, or `string` (bytes that are not UTF-8 appear as `\\xNN`).",
+)  # fmt: skip
 GROUP = Option(
     "group", "source", values.stream_name, "",
     "After each batch, store the query's position in this consumer group, for tools that monitor lag.",

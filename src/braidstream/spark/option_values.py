@@ -13,6 +13,8 @@ from braidstream.model.frontier import name_of_text, place_of_text
 from braidstream.model.ids import Id
 from braidstream.model.offset_log import LAST_OFFSET
 
+ValueType = Literal["binary", "string"]
+VALUE_TYPES: Final[tuple[ValueType, ...]] = ("binary", "string")
 Mode = Literal["PERMISSIVE", "DROPMALFORMED", "FAILFAST"]
 MODES: Final[tuple[Mode, ...]] = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
 
@@ -177,6 +179,13 @@ def mode(name: str, value: str) -> Mode:
         if value.strip().upper() == known:
             return known
     raise OptionError(name, f"{value!r} is none of {', '.join(MODES)}")
+
+
+def value_type(name: str, value: str) -> ValueType:
+    for each in VALUE_TYPES:
+        if value.lower() == each:
+            return each
+    raise OptionError(name, f"{value!r} is neither binary nor string")
 
 
 def is_exactly_once(name: str, value: str) -> bool:

@@ -4,14 +4,15 @@ Spark passes a case-insensitive dict of strings. An unknown option is an error, 
 offset would otherwise be ignored silently.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Final, TypeVar
 
 from braidstream.errors import OptionError
 from braidstream.spark import option_table as table
 from braidstream.spark.option_table import Option
-from braidstream.spark.option_values import Mode, Start
+from braidstream.spark.option_values import Mode, Start, ValueType
 
 T = TypeVar("T")
 
@@ -47,6 +48,8 @@ class SourceOptions:
     push_filters: bool
     replication_wait_s: float
     lake: str | None = None
+    fail_on_missing: bool = True
+    value_type: ValueType = "binary"
     logs: bool = False
 
 
@@ -87,7 +90,19 @@ class _Taker:
     def finish(self) -> None:
         unknown = sorted(set(self.left) - _SPARKS_OWN)
         if unknown:
-            raise OptionError(unknown[0], f"unknown. The options are: {', '.join(self.names)}, redis.*")
+            name, hint = _meant(unknown[0], self.names)
+            raise OptionError(name, f"unknown.{hint} The options are: {', '.join(self.names)}, redis.*")
+
+
+def _meant(unknown: str, names: Sequence[str]) -> tuple[str, str]:
+    """The option as users write it, and what they may have meant. Kafka's names are known. Spark passes
+    names in lower case."""
+    for each in table.OPTIONS:
+        if unknown in (each.kafka.lower(), f"kafka.{each.kafka.lower()}") and each.name in names:
+            return each.kafka, f" Did you mean {each.name}? That is its name here."
+    known = {name.lower(): name for name in names}
+    close = [known[name] for name in get_close_matches(unknown, known, n=1)]
+    return unknown, f" Did you mean {close[0]}?" if close else ""
 
 
 def source_options(given: Mapping[str, str]) -> SourceOptions:
@@ -112,6 +127,8 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         push_filters=taker.take(table.PUSH_FILTERS),
         replication_wait_s=taker.take(table.REPLICATION_WAIT),
         lake=lake,
+        fail_on_missing=taker.take(table.FAIL_ON_MISSING),
+        value_type=taker.take(table.VALUE_TYPE),
     )
     logs = taker.take(table.LOGS)
     taker.finish()
@@ -123,6 +140,11 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
             "streams", "give either streams (a,b,c), streamPattern (a glob like orders-*) or logs (a,b,c)"
         )
     return options
+
+
+def value_type(given: Mapping[str, str]) -> ValueType:
+    """The option valueType alone: Spark asks for the schema before it needs the other options."""
+    return _Taker(given).take(table.VALUE_TYPE)
 
 
 def sink_options(given: Mapping[str, str]) -> SinkOptions:

@@ -27,6 +27,7 @@ from braidstream.net.bulk import Server
 from braidstream.spark.lake.files import Wanted, read, rows_of
 from braidstream.spark.lake.log import Lake, State, within
 from braidstream.spark.options import SourceOptions, source_options
+from braidstream.spark.plain_errors import plain_errors
 from braidstream.spark.source import columns
 from braidstream.spark.source.positions import resolve
 from braidstream.spark.source.reader import BatchReader, FilteringReader
@@ -58,9 +59,11 @@ class ViewReader(BatchReader):
         assert options.lake is not None
         self.lake = Lake(options.lake)
 
+    @plain_errors
     def partitions(self) -> list[InputPartition]:
         state = self.lake.load()  # before the engine: entries that are trimmed by then are in the lake
-        infos = self.survey() if self.options.servers.urls else StrandInfos()
+        archived = {strand.name for strand in state.offset.frontier}
+        infos = self.first_survey(archived) if self.options.servers.urls else StrandInfos()
         wanted, live = dict[str, list[tuple[Strand, Id, Id]]](), list[Range]()
         for strand in dict.fromkeys([*infos, *self._archived(state, infos)]):
             info = infos.get(strand, _NOT_THERE)

@@ -32,7 +32,7 @@ from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
 from braidstream.spark.lake.log import DATA, File
 from braidstream.spark.source.columns import Irregular, Page
-from braidstream.spark.source.rows import META, Rows, Shape
+from braidstream.spark.source.rows import META, Rows, Shape, as_text
 
 SCHEMA: Final = pa.schema(
     [
@@ -248,7 +248,11 @@ def rows_of(table: pa.Table, stream: str, shape: Shape) -> Iterator[pa.RecordBat
         rows = Rows(shape, Strand(name, keys.PLAIN, 0))
         for batch in table.to_batches():
             columns = [pa.repeat(pa.scalar(name_text(name), pa.string()), batch.num_rows)]
-            columns += [batch.column(each) for each in ("id", "region", "timestamp", "fields")]
+            columns += [batch.column(each) for each in ("id", "region", "timestamp")]
+            fields = batch.column("fields")
+            if pa.types.is_string(rows.arrow.field("fields").type.item_type):
+                fields = pa.MapArray.from_arrays(fields.offsets, fields.keys, as_text(fields.items))
+            columns.append(fields)
             yield pa.RecordBatch.from_arrays(
                 [each.cast(f.type) for each, f in zip(columns, rows.arrow, strict=True)], schema=rows.arrow
             )

@@ -22,12 +22,14 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from braidstream.errors import DataLossError, OptionError
+from braidstream.errors import DataLossError, MissingStreamError, OptionError
 from braidstream.model import ids
-from braidstream.model.frontier import Frontier
+from braidstream.model.frontier import Frontier, name_text
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
+from braidstream.net.bulk import shown
 from braidstream.spark.options import SourceOptions, source_options
+from braidstream.spark.plain_errors import plain_errors
 from braidstream.spark.source import limits, progress_group
 from braidstream.spark.source.data_loss import Loss, describe, losses
 from braidstream.spark.source.filters import Bounds, narrow
@@ -58,7 +60,19 @@ class _Source:
         self.__init__(state["options"], state["shape"])  # type: ignore[misc]
 
     def survey(self) -> StrandInfos:
+        return self._wanted(self.surveyor.survey())
+
+    def first_survey(self, archived: Iterable[bytes] = ()) -> StrandInfos:
+        """As survey. Raises MissingStreamError if a stream is neither there nor in the lake."""
         infos = self.surveyor.survey()
+        there = {strand.name for strand, each in infos.items() if each.there} | {*archived}
+        missing = [name_text(name) for name in self.options.streams if name not in there]
+        if missing and self.options.fail_on_missing:
+            where, hint = self.options.servers.urls[self.surveyor.url], "Or set failOnMissing to false."
+            raise MissingStreamError.of(missing, shown(where), f"Check the names. {hint}")
+        return self._wanted(infos)
+
+    def _wanted(self, infos: StrandInfos) -> StrandInfos:
         check_logs(self.options, infos)
         return {
             strand: each
@@ -100,9 +114,10 @@ class BatchReader(_Source, DataSourceReader):
         super().__init__(options, shape)
         self.bounds = Bounds()
 
+    @plain_errors
     def partitions(self) -> list[InputPartition]:
         parts = list[Range]()
-        for strand, info in self.survey().items():
+        for strand, info in self.first_survey().items():
             start = resolve(self.options.start, strand, info)
             end = self._end(strand, info)
             found = self.bounds.narrow(strand, start, end)
@@ -155,12 +170,16 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
             return ReadMaxBytes(options.max_bytes)
         return ReadAllAvailable() if options.min_entries is None else ReadMinRows(options.min_entries)
 
+    @plain_errors
     def prepareForTriggerAvailableNow(self) -> None:
         infos = self.survey()
         self._target = self.surveyor.region, infos
 
+    @plain_errors
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        before, infos = Offset.parse(start), self.survey()
+        before = Offset.parse(start)
+        is_first = before.initial and self._began is None
+        infos = self.first_survey() if is_first else self.survey()
         before = before.renamed(adopted(before.frontier, infos, self.surveyor.region))
         self._begin(before, infos)
         begin = self._positions(before, infos)
@@ -183,6 +202,7 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         counts = {strand: each.added for strand, each in infos.items() if each.there}
         return Offset(frontier, counts, self.surveyor.region).stored
 
+    @plain_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         before, after = Offset.parse(start), Offset.parse(end)
         native = [strand for strand in (*before.frontier, *after.frontier) if strand.is_plain]

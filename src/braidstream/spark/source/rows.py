@@ -71,6 +71,13 @@ LOG_META: Final = StructType(
         StructField("entry", BinaryType(), True),
     ]
 )
+# The same with valueType=string.
+META_TEXT: Final = StructType(
+    [*META.fields[:-1], StructField("fields", MapType(StringType(), StringType(), False), False)]
+)
+LOG_META_TEXT: Final = StructType(
+    [*LOG_META.fields[:2], *(StructField(name, StringType(), True) for name in ("tag", "entry"))]
+)
 _OFFSET: Final = LOG_META["offset"]
 _LOG_FIELDS: Final = {"tag": TAG, "entry": ENTRY}
 _CASTABLE: Final = (
@@ -95,7 +102,7 @@ class Shape:
 
     @staticmethod
     def of(schema: StructType, mode: Mode, corrupt: str) -> "Shape":
-        if not any(_is_like(schema, each) for each in (META, LOG_META)):
+        if not any(_is_like(schema, each) for each in (META, META_TEXT, LOG_META, LOG_META_TEXT)):
             for each in schema:
                 _check(each, corrupt)
         return Shape(schema, mode, corrupt)
@@ -108,6 +115,8 @@ def _is_like(schema: StructType, other: StructType) -> bool:
 def _check(column: StructField, corrupt: str) -> None:
     meta = {f"_{each.name}": each.dataType for each in (*META, _OFFSET)}
     wanted: DataType | None = StringType() if column.name == corrupt else meta.get(column.name)
+    if column.name == "_fields" and column.dataType.simpleString() == "map<string,string>":
+        wanted = column.dataType
     if wanted is not None and column.dataType.simpleString() != wanted.simpleString():
         raise OptionError("schema", f"column {column.name} must be {wanted.simpleString()}")
     if wanted is None and not isinstance(column.dataType, _CASTABLE):
@@ -148,7 +157,10 @@ class Rows:
         if field.name == self.shape.corrupt:
             return pa.nulls(len(page), field.type)
         named = _LOG_FIELDS.get(field.name) if self.strand.is_of_log else None
-        return _cast(_values(page, named or field.name.encode()), field.type, faults)
+        values = _values(page, named or field.name.encode())
+        if self._plain and pa.types.is_string(field.type):
+            return as_text(values)
+        return _cast(values, field.type, faults)
 
     def _stream(self, page: Page) -> pa.Array:
         return pa.repeat(pa.scalar(self._name, pa.string()), len(page))
@@ -192,12 +204,16 @@ class Rows:
     def _fields(self, page: Page) -> pa.Array:
         kind = self.arrow.field("fields" if self._plain else "_fields").type
         if isinstance(page, Irregular):
-            pairs = [[(_shown(name), value) for name, value in fields.items()] for *_, fields in page.entries]
+            show = _shown if pa.types.is_string(kind.item_type) else bytes
+            pairs = [
+                [(_shown(name), show(value)) for name, value in fields.items()] for *_, fields in page.entries
+            ]
             return pa.array(pairs, kind)
         if not len(page):
             return pa.array([], kind)
         offsets = pa.array(np.arange(0, len(page) + 1, dtype=np.int32) * np.int32(len(page.names)))
-        return pa.MapArray.from_arrays(offsets, self._keys(page), page.values(), type=kind)
+        values = as_text(page.values()) if pa.types.is_string(kind.item_type) else page.values()
+        return pa.MapArray.from_arrays(offsets, self._keys(page), values, type=kind)
 
     def _keys(self, page: Regular) -> pa.Array:
         """The field names, repeated for each entry. Cached: pages of one strand mostly have the same."""
@@ -262,6 +278,14 @@ class _Faults:
 
 def _shown(word: bytes) -> str:
     return word.decode("utf-8", "backslashreplace")
+
+
+def as_text(values: pa.Array) -> pa.Array:
+    """Bytes as text; those that are not UTF-8 appear as \\xNN."""
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([None if each is None else _shown(each) for each in values.to_pylist()], pa.string())
 
 
 def _values(page: Page, name: bytes) -> pa.Array:
