@@ -168,3 +168,21 @@ def test_an_address_that_is_taken_is_named(up: Up, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert f"{up.metrics[1]}: cannot listen here: Address already in use" in done.stderr
     assert "--metrics" in done.stderr
+
+
+def test_streams_that_a_client_writes_past_us_are_counted_until_they_are_brought_in(up: Up) -> None:
+    def strays() -> tuple[float | None, float | None]:
+        seen = metrics(up.metrics[1])
+        return seen.get("braid_stray_streams"), seen.get("braid_stray_entries")
+
+    with up.client(1) as client, redis.Redis.from_url(up.urls[1]) as plain:
+        client.xadd("sessions", {"n": 1})
+        eventually(lambda: strays() == (0, 0), within_s=60, why="none yet")
+        for number in range(3):
+            plain.xadd("sessions", {"n": number})
+        plain.xadd("nobodys", {"n": 1})  # a native stream that nobody adopted is no stray
+        eventually(lambda: strays() == (1, 3), within_s=60, why="one stream with three entries")
+        assert braid("adopt", "--strays", "--url", up.urls[1]).returncode == 0
+        eventually(lambda: strays() == (0, 0), within_s=60, why="they are brought in")
+        assert client.xlen("sessions") == 4
+        plain.delete("nobodys")

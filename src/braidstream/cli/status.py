@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -22,8 +21,7 @@ from braidstream.net.wire import connect, parse_address
 from braidstream.protocol.plan import arun
 
 _WITHIN_S: Final = 2.0
-# More regions than this are listed link by link: a table of them does not fit on a screen.
-_MATRIX: Final = 6
+_ANY_WIDTH: Final = 10_000
 
 Rates = dict[tuple[str, str], float]
 
@@ -117,8 +115,20 @@ async def _look(region: RegionConfig, regions: Config) -> View:
 
 
 def screen(found: Overview, rates: Rates) -> RenderableType:
-    links = _matrix(found, rates) if len(found.views) <= _MATRIX else _list(found, rates)
-    return Group(_regions(found), "", links, "", _problems(found))
+    return Group(_regions(found), "", _Links(found, rates), "", _problems(found))
+
+
+class _Links:
+    """A table of regions by regions, or, where that is too wide for the screen, a list of links."""
+
+    def __init__(self, found: Overview, rates: Rates) -> None:
+        self._found, self._rates = found, rates
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = _matrix(self._found, self._rates)
+        unlimited = options.update(max_width=_ANY_WIDTH)
+        is_wide = console.measure(table, options=unlimited).maximum > options.max_width
+        yield _list(self._found, self._rates) if is_wide else table
 
 
 def _regions(found: Overview) -> Table:
@@ -201,8 +211,20 @@ def _problems(found: Overview) -> RenderableType:
     lines: list[RenderableType] = [Text(f"{count} problem{'s' if count > 1 else ''}:", style="bold red")]
     for each in found.problems:
         line = Text.assemble((each.where, "bold"), f": {each.text.rstrip('.')}. ", (each.fix, "cyan"))
-        lines.append(Padding(line, (0, 0, 0, 2)))
+        lines.append(_Hanging(line))
     return Group(*lines)
+
+
+class _Hanging:
+    """A paragraph whose first line is indented by two columns, and the others by four."""
+
+    def __init__(self, text: Text) -> None:
+        self._text = text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = self._text.wrap(console, max(10, options.max_width - 4))
+        for at, line in enumerate(lines):
+            yield Text.assemble("    " if at else "  ", line)
 
 
 def age(ms: int | None) -> str:

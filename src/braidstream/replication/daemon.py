@@ -31,7 +31,7 @@ from braidstream.replication.gate import Durability, Gate
 from braidstream.replication.glance import differing
 from braidstream.replication.group_lags import EVERY_S as GROUPS_EVERY_S
 from braidstream.replication.group_lags import MOST as MOST_GROUPS
-from braidstream.replication.group_lags import GroupLag, read_lags, with_groups
+from braidstream.replication.group_lags import GroupLag, Strays, count_strays, read_lags, with_groups
 from braidstream.replication.identity import check_pair, check_region, claim, keep_claim
 from braidstream.replication.leases import Leases
 from braidstream.replication.link import Link, Progress
@@ -77,6 +77,7 @@ class Daemon:
         self.ready = asyncio.Event()
         self.status: DaemonStatus | None = None
         self.group_lags: list[GroupLag] = []
+        self.strays: Strays | None = None
         self._acks = AckWatch(self.source, self._acknowledged)
         self._has_new_peer = asyncio.Event()
         self._noting = asyncio.Lock()
@@ -117,7 +118,7 @@ class Daemon:
 
     def families(self) -> list[Family]:
         """For /metrics."""
-        return [*families(self.status, self.source.connected), *group_families(self.group_lags)]
+        return [*families(self.status, self.source.connected), *group_families(self.group_lags, self.strays)]
 
     async def why_not_ready(self) -> str:
         """Empty if the own engine is connected. Peers do not matter: a restart of the daemon would not
@@ -185,17 +186,18 @@ class Daemon:
         await asyncio.gather(*(self._measure_lag(peer) for peer in self.peers.values()))
 
     async def measure_groups(self) -> None:
-        """For /metrics, while they are served: the lag of each group, round after round."""
+        """For /metrics, while they are served: the lag of each group, and strays, round after round."""
         while True:
             with contextlib.suppress(Exception):  # the engine is lost, or has an odd stream: the next round
-                region, found = await self.source.run(read_region()), list[GroupLag]()
+                region, found, strays = await self.source.run(read_region()), list[GroupLag](), Strays()
                 async for names in all_streams(self.source):
                     mine = [*filter(self.leases.mine, names)]
-                    for name in await self.source.run(with_groups(mine)):
+                    here = await self.source.run(count_strays(mine))
+                    strays = Strays(strays.streams + here.streams, strays.entries + here.entries)
+                    room = mine if len(found) < MOST_GROUPS else []
+                    for name in await self.source.run(with_groups(room)):
                         found += await self.source.run(read_lags(region, name))
-                    if len(found) >= MOST_GROUPS:
-                        break
-                self.group_lags = found[:MOST_GROUPS]
+                self.group_lags, self.strays = found[:MOST_GROUPS], strays
             await asyncio.sleep(GROUPS_EVERY_S)
 
     async def _measure_lag(self, peer: Peer) -> None:

@@ -1,4 +1,4 @@
-"""The lag of the consumer groups of a region, for /metrics: entries not read, entries not acknowledged.
+"""For /metrics: the lag of a region's consumer groups, and native streams beside streams of ours (strays).
 
 Streams are looked at one after the other, round after round, so the load on the engine is small and even.
 """
@@ -8,6 +8,8 @@ from typing import Final
 
 from braidstream.commands.groups.group_status import groups
 from braidstream.errors import ReplyError
+from braidstream.model import keys
+from braidstream.model.command import Command
 from braidstream.model.meta import Registry
 from braidstream.model.region_config import Region
 from braidstream.model.strand import facts
@@ -28,6 +30,25 @@ class GroupLag:
     group: str
     lag: int
     pending: int
+
+
+@dataclass(frozen=True, slots=True)
+class Strays:
+    """Native streams under the names of streams of ours: a client wrote them past us, at the engine."""
+
+    streams: int = 0
+    entries: int = 0
+
+
+def count_strays(names: list[bytes]) -> Plan[Strays]:
+    """One round trip. A fence, another type and a name that this user may not read count as none."""
+    if not names:
+        return Strays()
+    commands: list[Command] = [("XLEN", key) for name in names for key in (name, keys.stray(name))]
+    replies = yield Batch(commands, resend=True, attempt=True)
+    lengths = [0 if isinstance(reply, ReplyError) else int(reply) for reply in replies]
+    found = [beside + aside for beside, aside in zip(lengths[::2], lengths[1::2], strict=True)]
+    return Strays(sum(entries > 0 for entries in found), sum(found))
 
 
 def with_groups(names: list[bytes]) -> Plan[list[bytes]]:

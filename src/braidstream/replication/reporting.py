@@ -12,7 +12,7 @@ from braidstream.observability.events import event_families
 from braidstream.observability.metrics import Family, process_families
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication.gate import Gate
-from braidstream.replication.group_lags import GroupLag
+from braidstream.replication.group_lags import GroupLag, Strays
 from braidstream.replication.peer import Peer
 
 _STARTED_MS: Final = int(time.time() * 1000)
@@ -54,8 +54,8 @@ def families(status: DaemonStatus | None, engine_up: bool) -> list[Family]:
     return [*found, held, *_link_families(status.links)]
 
 
-def group_families(lags: Iterable[GroupLag]) -> list[Family]:
-    """For /metrics: the consumer groups."""
+def group_families(lags: Iterable[GroupLag], strays: Strays | None) -> list[Family]:
+    """For /metrics: the consumer groups, and strays; None before they were first counted."""
     unread, pending = dict[tuple[str, ...], float](), dict[tuple[str, ...], float]()
     for each in lags:
         unread[each.stream, each.group] = each.lag
@@ -65,6 +65,17 @@ def group_families(lags: Iterable[GroupLag]) -> list[Family]:
     return [
         Family.gauge("braid_group_lag_entries", "Entries that the group has not read.", unread, labels),
         Family.gauge("braid_group_pending_entries", text, pending, labels),
+        *_stray_families(strays),
+    ]
+
+
+def _stray_families(strays: Strays | None) -> list[Family]:
+    if strays is None:
+        return []
+    streams = "Native streams beside streams of braidstream: a client writes at the server, not through it."
+    return [
+        Family.gauge("braid_stray_streams", streams, {(): strays.streams}),
+        Family.gauge("braid_stray_entries", "Their entries, which no reader sees.", {(): strays.entries}),
     ]
 
 
