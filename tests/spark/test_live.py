@@ -63,7 +63,11 @@ def test_three_regions_replicate_late_and_out_of_order_while_a_query_runs_and_mo
         def orders(*regions: int) -> DataFrame:
             urls = [world.engines[region - 1].url for region in regions]
             options = {"url": urls[0], "fallbackUrls": ",".join(urls[1:]), "maxEntriesPerTrigger": "7"}
-            return spark.readStream.format("braidstream").options(streams="orders", **options).load()
+            return (
+                spark.readStream.format("braidstream")
+                .options(streams="orders", failOnMissing="false", **options)
+                .load()
+            )
 
         def traffic(turns: int) -> int:
             for n in range(turns):

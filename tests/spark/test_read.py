@@ -53,10 +53,6 @@ def test_chosen_ids_are_read_as_they_are(load: Load, engine: Engine) -> None:
     assert [(row.id, row.fields) for row in load(streams="orders").collect()] == [("3-1", {"n": b"2"})]
 
 
-def test_a_stream_that_does_not_exist_has_no_rows(load: Load, engine: Engine) -> None:
-    assert load(streams="nothing").count() == 0
-
-
 def test_several_streams_and_a_pattern(load: Load, engine: Engine) -> None:
     for name in ("orders-eu", "orders-us", "other"):
         fill(engine, 2, name)

@@ -23,7 +23,13 @@ def test_every_entry_is_read_once_however_late_it_arrives(world: World, seed: in
     """Writers, links and the query take turns by the dice; the query is cut off and moves between regions."""
     dice = random.Random(seed)
     query = Micro(
-        {"streams": "orders", "maxEntriesPerTrigger": 4, "replicationWait": "0.05s", **urls(world, 1)}
+        {
+            "streams": "orders",
+            "failOnMissing": "false",
+            "maxEntriesPerTrigger": 4,
+            "replicationWait": "0.05s",
+            **urls(world, 1),
+        }
     )
     added = 0
     for _ in range(60):

@@ -85,7 +85,7 @@ class Story:
         self.there += [f"{ms}-2" for ms, _ in natives]
 
     def _read(self, seen: list[str]) -> Iterator[None]:
-        options = {"url": self.engine.url, "lake": self.lake, "streams": "orders"}
+        options = {"url": self.engine.url, "lake": self.lake, "streams": "orders", "failOnMissing": "false"}
         reader: Any = DefaultSource(options).reader(META)  # type: ignore[arg-type]
         partitions = reader.partitions()
         worker = pickle.loads(pickle.dumps(reader))
