@@ -19,7 +19,7 @@ from braidstream.cli.probing import parse_probes, serve_probes
 from braidstream.cli.reach import ConfigFile, Json, ask, trouble
 from braidstream.clients.sync import ServerError
 from braidstream.config import Config, RegionConfig, load
-from braidstream.errors import BraidError, ConfigError, NotARegionError
+from braidstream.errors import BraidError, ConfigError, LibraryError, NotARegionError
 from braidstream.net.listen import Listen
 from braidstream.net.wire import Address, parse_address
 from braidstream.observability.events import JsonFormatter, emit
@@ -76,10 +76,21 @@ def replicate(
     with trouble(here.url, as_json):
         ask(here.url, refuse_cluster())
         _refuse_lost(here, regions.peers_of(here.name))
-        ask(here.url, initialise(here.id, here.name), lua.load())
+        ask(here.url, initialise(here.id, here.name))
+        _load_functions(here.url)
     log_to_stderr(verbose, log_format)
     with contextlib.suppress(asyncio.CancelledError):
         asyncio.run(_run(config, regions, here, probes, as_json))
+
+
+def _load_functions(url: str) -> None:
+    """Newer functions are kept: they work with this daemon too, so that an upgrade can be rolled back."""
+    try:
+        ask(url, lua.load())
+    except LibraryError:
+        [found] = ask(url, lua.installed())
+        if found <= lua.VERSION:
+            raise
 
 
 def _refuse_lost(here: RegionConfig, peers: Sequence[RegionConfig]) -> None:
