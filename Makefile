@@ -12,6 +12,9 @@ help: ## list the targets
 setup: ## install the engines (Debian packages), the venv and the pinned packages
 	@bash scripts/setup.sh
 
+panels: ## draw panels of the dashboard from a real run, for the docs
+	$(PYTHON) -m scripts.panels
+
 check: ## format, lint, types, import contracts, shape
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
