@@ -1,86 +1,26 @@
 """A region is given back what it lost while its clients go on: what they delete meanwhile stays deleted."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable
-from functools import partial
-from threading import Thread
-from typing import TypeVar
 
 import pytest
 
-from braidstream.errors import BraidError, ReplyError
-from braidstream.model import keys
-from braidstream.model.fields import MetaField
-from braidstream.model.strand import Strand
-from braidstream.protocol.plan import Plan
+from braidstream.errors import ReplyError
 from braidstream.replication.link import Link
-from tests.support.rolling_back import Make, assert_alike, ids, meet_again, roll_back, snapshot, write
-from tests.support.world import Here, World
-
-T = TypeVar("T")
-
-
-class Interrupted(Here):
-    """Just before a function is called in this region for the first time, something happens."""
-
-    def __init__(
-        self, world: World, region: int, act: Callable[[], object], before: str = "bs_strand_mend"
-    ) -> None:
-        super().__init__(world[region])
-        self.act: Callable[[], object] | None = act
-        self.before = before
-
-    async def run(self, plan: Plan[T]) -> T:
-        return await super().run(self._watched(plan))
-
-    def _watched(self, plan: Plan[T]) -> Plan[T]:
-        try:
-            batch = next(plan)
-            while True:
-                if any(self.before in command for command in batch.commands):
-                    self._interrupt()
-                try:
-                    replies = yield batch
-                except ReplyError as error:
-                    batch = plan.throw(error)
-                else:
-                    batch = plan.send(replies)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-
-    def _interrupt(self) -> None:
-        if self.act is not None:
-            act, self.act = self.act, None
-            thread = Thread(target=act)  # a loop runs here
-            thread.start()
-            thread.join()
-
-    @property
-    def happened(self) -> bool:
-        return self.act is None
-
-
-def lose(world: World) -> tuple[list[str], list[str], list[str]]:
-    """Region 1 goes back to what it had before it wrote the second list, and writes on."""
-    before = write(world, 1, "a", "b")
-    world.sync()
-    earlier = snapshot(world.engines[0])
-    lost = write(world, 1, "c", "d", "e")
-    world.sync()
-    roll_back(world, 1, earlier)
-    return before, lost, write(world, 1, "f")
-
-
-def lose_what_one_peer_has(world: World) -> tuple[list[str], list[str]]:
-    """Region 1 goes back to what it had before it wrote the second list, which only region 2 has received."""
-    before = write(world, 1, "a", "b")
-    world.sync()
-    earlier = snapshot(world.engines[0])
-    lost = write(world, 1, "c", "d", "e")
-    world.ship(1, 2, "x")
-    roll_back(world, 1, earlier)
-    return before, lost
+from tests.support.rolling_back import (
+    Interrupted,
+    Make,
+    assert_alike,
+    delete_beyond_memory,
+    ids,
+    lose,
+    lose_what_one_peer_has,
+    meet_again,
+    roll_back,
+    snapshot,
+    write,
+)
+from tests.support.world import World
 
 
 def heal(world: World, act: Callable[[], object]) -> None:
@@ -218,15 +158,6 @@ def test_what_is_written_below_the_lost_entries_reaches_the_peers(make_world: Ma
     assert_alike(world, before + later + lost)
 
 
-def delete_beyond_memory(world: World, *entries: str) -> None:
-    """Region 3 deletes entries, and its journal no longer reaches back to them."""
-    journal = keys.journal(b"x", 3)
-    with world.engines[2].client() as client:
-        for entry in entries:
-            assert world[3].xdel("x", entry) == 1
-            client.xtrim(journal, maxlen=1, approximate=False)
-
-
 @pytest.mark.parametrize("deletes_later", [True, False])
 def test_what_came_back_is_not_deleted_for_a_peer_that_has_never_had_it(
     make_world: Make, deletes_later: bool
@@ -263,57 +194,3 @@ def test_after_all_came_back_a_comparison_deletes_again(make_world: Make) -> Non
     delete_beyond_memory(world, *lost[:2])
     world.ship(3, 1, "x")
     assert_alike(world, before + lost[2:] + later)
-
-
-def flush(world: World, region: int) -> None:
-    """What somebody types by mistake. The functions stay."""
-    with world.engines[region - 1].client() as client:
-        client.flushall()
-
-
-def test_what_a_region_deletes_again_is_not_taken_from_a_peer_that_is_flushed(make_world: Make) -> None:
-    """FLUSHALL breaks no connection: between two commands of a link the peer's copy is gone."""
-    world = make_world(2)
-    written = write(world, 1, "a", "b", "c", "d")
-    world.sync()
-    earlier = snapshot(world.engines[0])
-    assert world[1].xdel("x", written[1]) == 1
-    world.sync()
-    roll_back(world, 1, earlier)
-    peer = Interrupted(world, 2, partial(flush, world, 2), before="bs_entry_list")
-    link = Link(world.endpoints[1], peer, here=world.region(1), there=world.region(2))
-    with contextlib.suppress(ReplyError, BraidError):
-        asyncio.run(link.sync(b"x"))
-    assert peer.happened
-    assert set(written) - {written[1]} <= set(ids(world, 1))
-
-
-def test_a_comparison_deletes_nothing_for_a_server_that_is_flushed(make_world: Make) -> None:
-    world = make_world(3)
-    written, gone = write(world, 1, "a", "b"), write(world, 3, "y", "z")
-    world.sync()
-    delete_beyond_memory(world, *gone, written[1])
-    source = Interrupted(world, 3, partial(flush, world, 3), before="bs_entry_list")
-    link = Link(source, world.endpoints[1], here=world.region(3), there=world.region(1))
-    with contextlib.suppress(ReplyError, BraidError):
-        asyncio.run(link.sync(b"x"))
-    assert source.happened
-    assert written[0] in ids(world, 1)
-
-
-def test_a_copy_that_began_late_is_not_complete_when_lost_entries_reach_it(make_world: Make) -> None:
-    """Region 3 was flushed and got only newer entries. It does not make others trim the older ones."""
-    world = make_world(3)
-    before, lost = lose_what_one_peer_has(world)
-    later = write(world, 1, "f")
-    world.ship(1, 3, "x")
-    strand = Strand(b"x", keys.GENERATED, 1)
-    with world.engines[2].client() as client:
-        [(first, _)] = client.xrevrange(strand.key, count=1)
-        client.xtrim(strand.key, minid=first, approximate=False)
-        client.hset(keys.meta(b"x"), MetaField.NEW + strand.label, first)
-    world.ship(1, 2, "x")
-    world.ship(1, 3, "x")
-    world.ship(3, 2, "x")
-    world.ship(3, 1, "x")
-    assert ids(world, 1) == ids(world, 2) == before + lost + later

@@ -280,7 +280,7 @@ def say_every_function(said: Nodes, name: bytes) -> None:
     assert run(list_ids(Strand(name, "s", 2), (0, 0), (9, 9)), said) == [b"5-5"]
     bell = _registry(view, said, name).bell
     where = (keys.meta(name), Strand(name, "s", 2).key, keys.journal(name, 2), keys.bell(name, bell))
-    mend = ("FCALL", "bs_strand_mend", len(where), *where, "s2", 0, bell, "0-0", 0, 1, "0-0", 0)
+    mend = ("FCALL", "bs_strand_mend", len(where), *where, "s2", 0, bell, "0-0", 0, "5-5", 1, "0-0", 0)
     assert said(Batch([(*mend, "4-4", 2, "v", "a")])) == [1]
     redo = ("FCALL", "bs_journal_redo", 2, keys.meta(name), keys.journal(name, 1), 0, "1-1", 0, 2)
     assert said(Batch([redo])) == [0]

@@ -145,12 +145,14 @@ local function deleted_since(journals, positions, strand)
 end
 
 --[[ strand_mend: restore entries in the middle of a strand.
-     FCALL bs_strand_mend n <meta> <strand> <journal>... [<bell>] <label> <life> <stamp> <common> <0|1: own>
+     FCALL bs_strand_mend n <meta> <strand> <journal>... [<bell>] <label> <life> <stamp> <common> <0|1: own> <began>
            <journals> <position>...
            <groups> (<group> <acknowledged up to>)... (<id> <n> <field or value> * n)...
      Returns how many were restored; existing entries stay as they are. Entries below the cut, or deleted by the
      journals after these positions, stay deleted. <common>: entries here after this ID are new to the peer.
-     BSSTALE: the strand is deleted or in another life, the bell is stale, or too many entries were deleted.
+     <began>: `n:` of the strand when the caller read it, or empty.
+     BSSTALE: the strand is deleted or in another life, the bell is stale, or too many entries were deleted; or the
+     server was flushed since the caller read it: a copy is shorter, or our own strand has begun again.
      BSLATER: more entries follow than one call may move, or one is too wide.
 
      A native stream accepts no entry in its middle. So the entries that follow are deleted, and all are appended
@@ -158,9 +160,10 @@ end
      Why a function: no client may read, append or delete in between. ]]
 local function strand_mend(keys, args)
   local meta, strand, label, life, bell = keys[1], keys[2], args[1], args[2], take_bell(keys, args[3])
-  local common, own, journals, positions, acked, at = args[4], args[5] == '1', { unpack(keys, 3) }, {}, {}, 7
+  local common, own, began = args[4], args[5] == '1', args[6]
+  local journals, positions, acked, at = { unpack(keys, 3) }, {}, {}, 8
   if not is_id(common) then return redis.error_reply('BSBATCH malformed ID') end
-  for _ = 1, tonumber(args[6]) do
+  for _ = 1, tonumber(args[7]) do
     if not is_id(args[at]) then return redis.error_reply('BSBATCH malformed position of a journal') end
     positions[#positions + 1], at = args[at], at + 1
   end
@@ -182,6 +185,10 @@ local function strand_mend(keys, args)
     return redis.error_reply('BSSTALE ' .. label)
   end
   if is_stale(meta, bell) then return redis.error_reply(STALE_GROUPS) end
+  local has_begun = redis.call('HGET', meta, META.NEW .. label)
+  if (has_begun and has_begun ~= began) or (not own and less(last_of(strand), args[starts[#starts]])) then
+    return redis.error_reply('BSSTALE the server was flushed meanwhile')
+  end
   local deleted_now = deleted_since(journals, positions, label .. ':' .. life)
   if not deleted_now then return redis.error_reply('BSSTALE too much was deleted meanwhile') end
   local first, there, lost = args[starts[1]], {}, {}

@@ -339,7 +339,7 @@ class Daemon:
                     progress = await link.follow(name)
                 else:
                     progress = await link.sync(name, relay=need is Need.RELAY)
-                    await self._trim_journal(peer, name, progress)
+                    await self._trim_journal(link, name, progress)
                 if need is not Need.FOLLOW and not progress.restless:
                     self._acks.discard(name, added)
                 self._again(peer, name, need, progress)
@@ -362,15 +362,22 @@ class Daemon:
         if moved or waits:
             peer.queue.add(name, Need.SYNC, peer.later(name, SETTLE_S))
 
-    async def _trim_journal(self, peer: Peer, name: bytes, progress: Progress) -> None:
-        """Trim our journal up to what every peer has applied; the last such entry stays as a mark."""
-        if progress.journal == ids.ZERO or peer.journals.get(name) == progress.journal or peer.link is None:
+    async def _trim_journal(self, link: Link, name: bytes, progress: Progress) -> None:
+        """Trim our journal up to what every peer has applied; the last such entry stays as a mark.
+
+        Only if all links use the same connection to our engine. After it was lost, another server may have
+        taken over, and a link that has not looked for losses yet needs the journal for that (heal.py).
+        """
+        if progress.journal == ids.ZERO:
             return
-        peer.journals[name] = progress.journal
-        done = min(each.journals.get(name, ids.ZERO) for each in self.peers.values())
+        links = [peer.link for peer in self.peers.values()]
+        done = min(
+            each.applied(name) if each is not None and each.source is link.source else ids.ZERO
+            for each in links
+        )
         if done > ids.ZERO:
-            journal = keys.journal(name, peer.link.here.writer)
-            await self.source.run(send_one(("XTRIM", journal, "MINID", "=", ids.text(done))))
+            journal = keys.journal(name, link.here.writer)
+            await link.source.run(send_one(("XTRIM", journal, "MINID", "=", ids.text(done))))
 
 
 async def _until_one_fails(*works: Coroutine[Any, Any, object]) -> None:

@@ -13,7 +13,7 @@ if that was lost, it repeats the deletions of the peers.
 """
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -80,7 +80,8 @@ class Pair:
             if lost:
                 found[strand], common[strand] = lost, before
         lost_journal = lacks_journal and self._lost_journal(ours, theirs)
-        return Loss(found, lost_journal, self._is_behind(ours, theirs), ours.journal_ends(everyone), common)
+        behind, seen = self._is_behind(ours, theirs), ours.journal_ends(everyone)
+        return Loss(found, lost_journal, behind, seen, common, _beginnings(ours, found))
 
     @property
     def _everyone(self) -> tuple[int, ...]:
@@ -229,7 +230,7 @@ class Pair:
             return None
         back = Pair(self.peer, self.home, there, self.region.writer)
         entries = {strand: natives for strand, natives in lacking.items() if natives}
-        loss = Loss(entries, seen=theirs.journal_ends(everyone))
+        loss = Loss(entries, seen=theirs.journal_ends(everyone), began=_beginnings(theirs, entries))
         done = sum([await back.put_back(strand, loss, ours) for strand in entries])
         await self._note_passed_on(ours)
         return done
@@ -270,12 +271,13 @@ class Pair:
             elif strand.writer in self.region.writers and strand.writer != self.writer:
                 continue
             if upto is not None and not theirs.is_lost(strand):
-                gone += await self._delete_absent(strand, upto, copy.last)
+                since = theirs.is_new_after(strand)
+                gone += await self._delete_absent(strand, (since, upto), copy.last)
         return gone
 
-    async def _delete_absent(self, strand: Strand, upto: Id, last: Id) -> int:
-        """last: how far the peer's copy reaches."""
-        gone, at = 0, ids.ZERO
+    async def _delete_absent(self, strand: Strand, where: tuple[Id, Id], last: Id) -> int:
+        """where: the range in which the peer had all entries. last: how far its copy reaches."""
+        gone, (at, upto) = 0, where
         while page := await self.home.run(compare.list_ids(strand, at, upto)):
             end = ids.native(page[-1])
             # Read after the page, so that it shows what another link has restored meanwhile.
@@ -340,6 +342,10 @@ def _is_over(ours: State, strand: Strand) -> bool:
     return any(known.label == strand.label and known.life > strand.life for known in ours.registry.cuts)
 
 
+def _beginnings(state: State, strands: Iterable[Strand]) -> dict[Strand, bytes]:
+    return {strand: state.meta.get(MetaField.NEW + strand.label, b"") for strand in strands}
+
+
 def _acknowledged(state: State, strand: Strand) -> dict[bytes, bytes]:
     """How far each group has acknowledged a strand, by a region's registry."""
     found = {}
@@ -378,8 +384,8 @@ def _mend(strand: Strand, batch: ship.Page, acked: dict[bytes, bytes], loss: Los
     for native, fields in batch:
         words += (native, len(fields), *fields)
     call = ("FCALL", "bs_strand_mend", len(where), *where, strand.label, strand.life, bell)
-    flag = 1 if own else 0
-    [done] = yield Batch([(*call, common, flag, len(loss.seen), *ends, len(acked), *positions, *words)])
+    place = (common, 1 if own else 0, loss.began.get(strand, b""))
+    [done] = yield Batch([(*call, *place, len(loss.seen), *ends, len(acked), *positions, *words)])
     return int(done)
 
 

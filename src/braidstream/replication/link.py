@@ -59,7 +59,7 @@ class Progress:
     healed: entries restored at the source, which had lost them.
     waiting: the journal names entries that have not arrived at the target yet; another link brings them.
     restless: a group of the source has unread or pending entries, in these strands; XACK causes no push.
-    journal: how far the target has applied our journal.
+    journal: how far the target has applied our journal, if that has changed.
     """
 
     entries: int = 0
@@ -85,6 +85,7 @@ class Known:
     merge.
     marks: our fields about losses when we last looked for losses; None: not yet.
     owes: the target lacks restored entries, and deletions of them may be in transit.
+    applied: how far the target has applied our journal.
     """
 
     flow: Flow
@@ -92,6 +93,7 @@ class Known:
     theirs: dict[bytes, bytes] = field(default_factory=dict)
     marks: dict[bytes, bytes] | None = None
     owes: bool = False
+    applied: Id = ids.ZERO
 
 
 class Link:
@@ -125,6 +127,11 @@ class Link:
         """Where the target stands once everything in flight has arrived; None if that is not known."""
         known = self._known.get(strand.name)
         return None if known is None else known.flow.ends.get(strand)
+
+    def applied(self, name: bytes) -> Id:
+        """How far the target has applied our journal; 0-0 if that is not known."""
+        known = self._known.get(name)
+        return ids.ZERO if known is None else known.applied
 
     async def sync(self, name: bytes, *, relay: bool = False) -> Progress:
         """One whole round for a stream: compare the states. When it returns, everything has arrived."""
@@ -202,6 +209,10 @@ class Link:
             theirs = theirs.with_strands(flow.ends)
         for writer in writers:
             await self._journal(writer, ours, theirs, progress)
+        if progress.journal == known.applied:
+            progress.journal = ids.ZERO
+        else:
+            known.applied = progress.journal
         self._remember(name, known)
 
     async def _heal(self, name: bytes, known: Known, progress: Progress) -> None:
@@ -319,6 +330,8 @@ class Link:
         """Whether our copy begins after the target's last entry. Only the writer's region has those
         between."""
         copy = theirs.strands.get(strand)
+        if strand.writer == self.there.writer and ours.strands[strand].first is None:
+            return False  # the target lost its own entries, and all are deleted here: its last ID is raised
         begins_later = copy is not None and copy.last < ours.is_new_after(strand)
         return begins_later and strand.writer not in self.here.left
 

@@ -13,6 +13,7 @@ class Loss:
     behind: the peer's copy of a strand of ours has a higher last ID; its last entries may be deleted again.
     seen: the ends of our journals at that time. Entries that are deleted later are not restored.
     common: the last entry before the loss, by strand. Our entries after it are new.
+    began: the mark where a strand began (`n:`), by strand; empty if it has none.
     """
 
     entries: dict[Strand, list[bytes]] = field(default_factory=dict)
@@ -20,6 +21,7 @@ class Loss:
     behind: bool = False
     seen: dict[int, Id] = field(default_factory=dict)
     common: dict[Strand, Id] = field(default_factory=dict)
+    began: dict[Strand, bytes] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.entries) or self.journal or self.behind

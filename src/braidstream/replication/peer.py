@@ -7,7 +7,6 @@ from typing import Final
 
 from braidstream.admin.daemon_status import LinkState, LinkStatus
 from braidstream.errors import ConfigError, LostError, NotARegionError, ReplyError
-from braidstream.model.ids import Id
 from braidstream.observability.events import emit
 from braidstream.observability.repeated import Repeated
 from braidstream.replication.endpoint import Endpoint, reason
@@ -53,7 +52,6 @@ class Peer:
     queue: Queue = field(default_factory=Queue)
     sweep: asyncio.Event = field(default_factory=asyncio.Event)
     swept: bool = False
-    journals: dict[bytes, Id] = field(default_factory=dict)
     restless: dict[bytes, float] = field(default_factory=dict)
     lag: Lag = field(default_factory=Lag)
     state: LinkState = "starting"

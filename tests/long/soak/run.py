@@ -11,6 +11,7 @@ import redis
 from rich.console import Console
 from rich.table import Table
 
+from tests.long.soak.evidence import keep_evidence
 from tests.long.soak.faults import KINDS, Fault, schedule
 from tests.long.soak.sites import Site, Sites, running
 from tests.long.soak.traffic import GROUP, JOBS, RULES, STREAMS, Traffic, odd_errors
@@ -41,11 +42,12 @@ def soak(
     with running(flavour, folder) as sites:
         _make_group(sites)
         with Traffic(sites, seed) as traffic:
+            began = time.monotonic()
             _suffer(sites, plan, traffic, seconds)
             traffic.stop_writing()
-            began = time.monotonic()
+            stopped = time.monotonic()
             quiet = _quiet(sites, traffic)
-            took_s = time.monotonic() - began
+            took_s = time.monotonic() - stopped
         finals = {number: _final(sites[number]) for number in sites}
         judged = verdict.judge(traffic.log, finals, RULES, sites.losses, sites.stepped_until)
         anomalies = [
@@ -55,6 +57,8 @@ def soak(
             *(f"odd reply: {text}" for text in odd_errors(traffic.log)),
             *(f"{name}: {line}" for name, lines in judged.items() for line in lines),
         ]
+        if anomalies:
+            keep_evidence(folder, sites, traffic.log, plan, began, anomalies)
         restarts = sum(site.restarts for site in sites.all.values())
     kinds = Counter(fault.kind for fault in plan)
     return Outcome(anomalies, kinds, _facts(traffic, finals, took_s, restarts, sites.losses))

@@ -1,0 +1,148 @@
+"""FLUSHALL breaks no connection: between two commands of a link a server is empty, or has begun again.
+No other region loses anything by it."""
+
+import asyncio
+import contextlib
+from functools import partial
+
+import redis
+
+from braidstream.errors import BraidError, ReplyError
+from braidstream.model import keys
+from braidstream.model.fields import MetaField
+from braidstream.model.strand import Strand
+from braidstream.replication.link import Link
+from tests.support.rolling_back import (
+    Interrupted,
+    Make,
+    delete_beyond_memory,
+    ids,
+    lose_what_one_peer_has,
+    meet_again,
+    roll_back,
+    snapshot,
+    write,
+)
+from tests.support.world import World
+
+
+def flush(world: World, region: int) -> None:
+    """What somebody types by mistake. The functions stay."""
+    with world.engines[region - 1].client() as client:
+        client.flushall()
+
+
+def test_what_a_region_deletes_again_is_not_taken_from_a_peer_that_is_flushed(make_world: Make) -> None:
+    """FLUSHALL breaks no connection: between two commands of a link the peer's copy is gone."""
+    world = make_world(2)
+    written = write(world, 1, "a", "b", "c", "d")
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    assert world[1].xdel("x", written[1]) == 1
+    world.sync()
+    roll_back(world, 1, earlier)
+    peer = Interrupted(world, 2, partial(flush, world, 2), before="bs_entry_list")
+    link = Link(world.endpoints[1], peer, here=world.region(1), there=world.region(2))
+    with contextlib.suppress(ReplyError, BraidError):
+        asyncio.run(link.sync(b"x"))
+    assert peer.happened
+    assert set(written) - {written[1]} <= set(ids(world, 1))
+
+
+def test_a_comparison_deletes_nothing_for_a_server_that_is_flushed(make_world: Make) -> None:
+    world = make_world(3)
+    written, gone = write(world, 1, "a", "b"), write(world, 3, "y", "z")
+    world.sync()
+    delete_beyond_memory(world, *gone, written[1])
+    source = Interrupted(world, 3, partial(flush, world, 3), before="bs_entry_list")
+    link = Link(source, world.endpoints[1], here=world.region(3), there=world.region(1))
+    with contextlib.suppress(ReplyError, BraidError):
+        asyncio.run(link.sync(b"x"))
+    assert source.happened
+    assert written[0] in ids(world, 1)
+
+
+def test_a_copy_that_began_late_is_not_complete_when_lost_entries_reach_it(make_world: Make) -> None:
+    """Region 3 was flushed and got only newer entries. It does not make others trim the older ones."""
+    world = make_world(3)
+    before, lost = lose_what_one_peer_has(world)
+    later = write(world, 1, "f")
+    world.ship(1, 3, "x")
+    strand = Strand(b"x", keys.GENERATED, 1)
+    with world.engines[2].client() as client:
+        begin_late(client, strand)
+    world.ship(1, 2, "x")
+    world.ship(1, 3, "x")
+    world.ship(3, 2, "x")
+    world.ship(3, 1, "x")
+    assert ids(world, 1) == ids(world, 2) == before + lost + later
+
+
+def begin_late(client: redis.Redis, strand: Strand) -> None:
+    """The server was flushed, and got only the last entry back."""
+    [(first, _)] = client.xrevrange(strand.key, count=1)
+    client.xtrim(strand.key, minid=first, approximate=False)
+    client.hset(keys.meta(strand.name), MetaField.NEW + strand.label, first)
+
+
+def test_a_region_that_lost_its_journal_keeps_what_a_flushed_peer_lacks(make_world: Make) -> None:
+    """Region 2 has only the last of its own entries back, when region 1 asks what it has to delete again."""
+    world = make_world(2)
+    theirs, ours = write(world, 2, "a", "b", "c"), write(world, 1, "d", "e")
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    assert world[1].xdel("x", ours[0]) == 1
+    world.sync()
+    with world.engines[1].client() as client:
+        begin_late(client, Strand(b"x", keys.GENERATED, 2))
+    roll_back(world, 1, earlier)
+    world.ship(1, 2, "x")
+    assert ids(world, 1) == [*theirs, ours[1]]
+
+
+def test_restored_entries_do_not_begin_a_copy_that_was_flushed(make_world: Make) -> None:
+    """If they did, the copy would look complete, and all regions would trim what is before them."""
+    world = make_world(3)
+    before, lost = lose_what_one_peer_has(world)
+    later = write(world, 1, "f")
+    world.ship(1, 3, "x")
+    world.ship(1, 2, "x")
+    strand = Strand(b"x", keys.GENERATED, 1)
+
+    def act() -> None:
+        flush(world, 3)
+        with world.engines[2].client() as client:  # as a link that merges the registry
+            client.hset(keys.meta(b"x"), strand.label, "0:+:0-0")
+            client.xgroup_create(strand.key, "g", mkstream=True)
+            client.xgroup_destroy(strand.key, "g")
+
+    there = Interrupted(world, 3, act)
+    link = Link(world.endpoints[1], there, here=world.region(1), there=world.region(3))
+    with contextlib.suppress(ReplyError, BraidError):
+        asyncio.run(link.sync(b"x"))
+    assert there.happened
+    back = Link(world.endpoints[3], world.endpoints[1], here=link.there, there=link.here, heals=False)
+    with contextlib.suppress(ReplyError, BraidError):
+        asyncio.run(back.sync(b"x", relay=True))
+    assert ids(world, 1) == ids(world, 2) == before + lost + later
+
+
+def test_a_region_that_lost_entries_which_were_deleted_elsewhere_hears_of_later_deletions(
+    make_world: Make,
+) -> None:
+    """Its own strand is there again, empty: deletions of what it lost must not hold up those that follow."""
+    world = make_world(2)
+    ours = write(world, 1, "a", "b")
+    world.sync()
+    theirs = write(world, 2, "c", "d")
+    assert world[2].xdel("x", *ours) == 2
+    with world.engines[0].client() as client:
+        client.delete(keys.meta(b"x"), *client.keys("bs:*{x}*"))
+    world[1].xgroup_create("x", "g", mkstream=True)
+    meet_again(world)
+    assert world[2].xdel("x", theirs[0]) == 1
+    world.sync()
+    assert ids(world, 1) == ids(world, 2) == theirs[1:]
+    assert world[2].xdel("x", theirs[1]) == 1
+    world.sync()
+    assert ids(world, 1) == []
