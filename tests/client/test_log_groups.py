@@ -243,9 +243,9 @@ def opener(engine: Engine, request: pytest.FixtureRequest) -> Iterator[Callable[
 
     def open_client() -> redis.Redis:
         if request.param == "client":
-            clients.append(braidstream.Redis.from_url(engine.url))
+            clients.append(braidstream.Redis.from_url(engine.url, socket_timeout=120))
         else:
-            clients.append(redis.Redis(port=request.getfixturevalue("served").port))
+            clients.append(redis.Redis(port=request.getfixturevalue("served").port, socket_timeout=120))
         return clients[-1]
 
     yield open_client

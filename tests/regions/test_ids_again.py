@@ -100,7 +100,7 @@ def test_a_replica_with_a_slow_clock_that_is_promoted_mints_no_id_of_its_peers_t
 ) -> None:
     """Without the durability gate: the peer has entries that the new primary lacks."""
     with ExitStack() as stack:
-        home = stack.enter_context(site(flavour, clock_s=-2))
+        home = stack.enter_context(site(flavour, clock_s=-30))
         peer = stack.enter_context(Engine(flavour))
         urls = numbered([home, peer])
         stack.enter_context(all_replicating(tmp_path, urls, durability=dict.fromkeys(urls, "none")))
