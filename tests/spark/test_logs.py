@@ -11,9 +11,11 @@ from pyspark.sql.types import LongType, StringType, StructType
 import braidstream
 from braidstream.admin import log_moves
 from braidstream.errors import DataLossError, OptionError, SinkError
+from braidstream.model.strand import Strand
 from braidstream.spark.jobs.audit import Auditor
 from braidstream.spark.jobs.compaction import Compact, Compactor
 from braidstream.spark.options import Servers
+from braidstream.spark.sink import target
 from braidstream.spark.sink.ledger import Publisher
 from braidstream.spark.source.rows import LOG_META, META
 from pyspark_braidstream import DefaultSource
@@ -332,3 +334,21 @@ def test_an_audit_of_a_log_that_moved_finds_nothing_wrong(world: World) -> None:
     auditor.close()
     assert not report.anomalies
     assert report.rows == 16  # eight in each region
+
+
+def test_a_home_that_moves_while_a_task_looks_for_it_is_found(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _ = world.engines
+    run(log_sink(one), 0, [1])
+    world.sync()
+    real = target._ensure
+
+    def moving(strand: Strand, bell: bytes) -> Any:
+        monkeypatch.undo()
+        move(world, 1, 2)
+        return real(strand, bell)
+
+    monkeypatch.setattr(target, "_ensure", moving)
+    with pytest.raises(SinkError, match="written in region 2, and this is region 1"):
+        log_sink(one).write([{"tag": "t", "entry": "e"}])

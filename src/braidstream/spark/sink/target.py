@@ -7,7 +7,7 @@ registry: whatever ends an epoch changes it, and then the step does nothing.
 from dataclasses import dataclass
 from typing import Any
 
-from braidstream.errors import SinkError
+from braidstream.errors import ReplyError, SinkError
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.meta import Registry
@@ -16,8 +16,9 @@ from braidstream.model.strand import Strand, facts
 from braidstream.net.bulk import Server, Wire
 from braidstream.protocol.append import ensure_command
 from braidstream.protocol.identify import read_region
-from braidstream.protocol.lookup import registry_of
+from braidstream.protocol.lookup import is_stale, registry_of
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.retries import Retries
 
 
 def target(server: Server, name: bytes, *, is_log: bool | None = None) -> Strand:
@@ -30,6 +31,17 @@ def target(server: Server, name: bytes, *, is_log: bool | None = None) -> Strand
         if is_log:
             raise SinkError(f"log {_shown(name)}: this server is no region. Run `braid init` first.")
         return Strand(name, keys.PLAIN, 0)
+    retries = Retries(f"the home of log {_shown(name)} kept moving", error=SinkError)
+    while True:
+        retries.count()
+        try:
+            return _target(server, name, writer, is_log)
+        except ReplyError as error:
+            if not is_stale(error):  # the home has just moved
+                raise SinkError(f"the server refused {_shown(name)}: {error.text}") from None
+
+
+def _target(server: Server, name: bytes, writer: int, is_log: bool | None) -> Strand:
     registry = server.run(_registry(name), keys.meta(name))
     known = registry.is_log or (registry.home is not None and not registry.exists)
     if known and is_log is False:
