@@ -10,7 +10,7 @@ them. Checked while they run and at the end, when every region has everything an
     a group is given every entry in some region, and none twice in one region
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from random import Random
 from typing import Any, Final
 
@@ -191,17 +191,28 @@ class LogUsers:
                 self.gone.setdefault(body, why)
 
     def _move(self, region: int) -> None:
-        registry = self._registry(region)
+        registry = self._latest(region, self.seats)
         if registry is not None and log_moves.home_of(registry).writer == region:
             self._end_epoch(
                 region, registry, self.dice.choice([each for each in self.seats if each != region])
             )
 
     def _force(self, region: int) -> None:
-        registry = self._registry(region)
-        if registry is not None and log_moves.home_of(registry).writer != region:
+        """The home is lost, all others answer. What it does alone meanwhile is rescued at the end."""
+        known = self._registry(region)
+        lost = None if known is None else log_moves.home_of(known).writer
+        registry = self._latest(region, [each for each in self.seats if each != lost])
+        if registry is not None and lost != region:
             first = self._end_epoch(region, registry, region, force=True)
             self.sure_below = min(self.sure_below, first or LAST_OFFSET)
+
+    def _latest(self, region: int, others: Iterable[int]) -> Registry | None:
+        """The registry of a region, if none of the others knows of a later epoch: `braid log move` asks
+        all."""
+        registry = self._registry(region)
+        known = (self._registry(each) for each in others)
+        homes = [log_moves.home_of(each) for each in known if each is not None]
+        return registry if registry is not None and log_moves.home_of(registry) == max(homes) else None
 
     def _end_epoch(self, region: int, registry: Registry, to: int, *, force: bool = False) -> int | None:
         what = f"(the home moves to {to}{' by force' if force else ''})"
