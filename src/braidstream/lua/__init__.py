@@ -20,7 +20,7 @@ from braidstream.model.region_config import Region
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.retries import Retries
 
-VERSION: Final = 14
+VERSION: Final = 15
 NAME: Final = "braidstream"
 _PARTS: Final = (
     *("rights", "id", "meta", "clock", "vector", "strand", "chosen", "settings", "group", "log"),
@@ -28,7 +28,6 @@ _PARTS: Final = (
         "log_group",
         "log_move",
         "braid",
-        "deadline",
         "native",
         "journal",
         "entry",

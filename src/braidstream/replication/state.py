@@ -33,7 +33,6 @@ _ASIDE: Final = (
     MetaField.NATIVE,
     MetaField.REDONE,
     MetaField.FENCE,
-    MetaField.DUE,
     MetaField.PASSED_ON,
     MetaField.RESCUED,
 )
