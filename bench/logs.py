@@ -5,6 +5,7 @@
 
 import argparse
 import random
+import time
 from typing import Any, Final
 
 from bench.append import BARE, ONE_BY_ONE, OURS, PIPELINE
@@ -18,6 +19,7 @@ TAG, BODY = "customer-4711", "0123456789abcdef" * 3
 ENTRIES: Final = 6_000
 PAGE: Final = 10
 GROUP, CONSUMER = "g", "c"
+PAUSE_S: Final = 0.00012  # about what our client computes more for a command
 TIMES: Final = (30_000, 3_600_000)
 SMALL, LARGE, QUICK_LARGE = 1_000, 10_000_000, 1_000_000
 FILLED_AT_ONCE: Final = 10_000
@@ -28,17 +30,48 @@ for _ = 1, ARGV[1] do redis.call('XADD', KEYS[1], '0-*', 't', ARGV[2], 'e', ARGV
 
 
 def writes(bed: Bed) -> Case:
-    ours, bare = bed.ours(), bed.bare()
+    ours = bed.ours()
 
     def twrite() -> None:
         for _ in range(ONE_BY_ONE):
             ours.twrite(OURS, TAG, BODY)
 
-    def xadd() -> None:
+    return Case("log: TWRITE one by one", twrite, _xadds(bed.bare()), {"engine CPU": 1.15})
+
+
+def native_writes(bed: Bed) -> Case:
+    """What TWRITE sends, by the same client as the XADD: the cost of the command itself."""
+    bare, key = bed.bare(), _home(OURS)
+    bed.ours().twrite(OURS, TAG, BODY)
+
+    def of_log() -> None:
+        for _ in range(ONE_BY_ONE):
+            bare.execute_command("XADD", key, "NOMKSTREAM", "0-*", "t", TAG, "e", BODY)  # type: ignore[no-untyped-call]
+
+    name = "log: the native command of TWRITE, by redis-py"
+    return Case(name, of_log, _xadds(bare), {"engine CPU": 1.15})
+
+
+def paused_writes(bed: Bed) -> Case:
+    """A control: how much more the same XADD costs the engine if its client computes between two of them."""
+    bare = bed.bare()
+
+    def paused() -> None:
         for _ in range(ONE_BY_ONE):
             bare.xadd(BARE, {"t": TAG, "e": BODY})
+            until = time.thread_time() + PAUSE_S
+            while time.thread_time() < until:
+                pass
 
-    return Case("log: TWRITE one by one", twrite, xadd, {"engine CPU": 1.15})
+    return Case("log: control: XADD with pauses, against itself", paused, _xadds(bare))
+
+
+def _xadds(client: Any) -> Turn:
+    def turn() -> None:
+        for _ in range(ONE_BY_ONE):
+            client.xadd(BARE, {"t": TAG, "e": BODY})
+
+    return turn
 
 
 def piped_writes(bed: Bed) -> Case:
@@ -97,7 +130,7 @@ def shares(bed: Bed) -> Case:
     return Case(f"log: TREAD GROUP RETRY of {PAGE} + TACK", tread, xreadgroup, {"engine CPU": 1.25})
 
 
-CASES = (writes, piped_writes, reads, shares)
+CASES = (writes, native_writes, paused_writes, piped_writes, reads, shares)
 
 
 def _fill(client: Any, key: bytes | str, entries: int) -> None:
