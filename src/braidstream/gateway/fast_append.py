@@ -86,7 +86,8 @@ class FastAppends:
     def _time(self) -> float:
         """When a run is sent; 0.0 for most single appends, because reading the clock twice costs 3 %."""
         metrics = self._client.hub.metrics
-        return perf_counter() if metrics.appended >= metrics.time_from else 0.0
+        is_timed = metrics.appended >= metrics.time_from or self._client.hub.traces.enabled
+        return perf_counter() if is_timed else 0.0
 
     def _open_lane(self) -> Connection | None:
         """The lane, if appends can use the fast path now."""
@@ -117,6 +118,8 @@ class FastAppends:
         metrics.appended += count
         if began:
             metrics.time_appends(began)
+            if client.hub.traces.enabled:
+                client.hub.traces.commands(run, count, began)
         if isinstance(replies, LostError):
             metrics.failed(replies)
             self._fill(slot, [error_line(replies)] * count)

@@ -15,6 +15,7 @@ from braidstream.net.address import Address
 from braidstream.net.resp import Limits
 from braidstream.observability.events import emit
 from braidstream.observability.metrics import Family
+from braidstream.observability.traces import Traces
 from braidstream.protocol.gather import Queued
 
 
@@ -64,6 +65,7 @@ class Hub:
         self.db = address.db
         self.databases: dict[int, Database] = {}
         self.metrics = GatewayMetrics()
+        self.traces = Traces()
         self.homes: Forwards | None = None
         self._address = address
         self._tasks: set[asyncio.Task[Any]] = set()

@@ -120,6 +120,8 @@ async def _relay(client: Client, most: int) -> None:
             await own.relay(pack(map(tuple, run)), len(run))
         if not client.blocking:
             metrics.natives.observe(perf_counter() - began, len(run))
+            if client.hub.traces.enabled:
+                client.hub.traces.commands(run, len(run), began)
     finally:
         client.blocking = False
 
@@ -164,6 +166,8 @@ async def _plans(client: Client, most: int) -> None:
     client.write(await (reply_to(client, run[0]) if len(run) == 1 else _run_pipelined(client, run)))
     if not blocks(run[0]):
         metrics.plans.observe(perf_counter() - began, len(run))
+        if client.hub.traces.enabled:
+            client.hub.traces.commands(run, len(run), began)
 
 
 def _needs_own(client: Client, words: Words) -> bool:

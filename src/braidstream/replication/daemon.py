@@ -8,6 +8,7 @@ The daemon is stateless. A new process that replaces a killed one starts with a 
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from braidstream.net.wire import Address
 from braidstream.observability.events import emit
 from braidstream.observability.metrics import Family
 from braidstream.observability.repeated import Repeated
+from braidstream.observability.traces import Traces
 from braidstream.protocol.identify import read_region, refuse_cluster
 from braidstream.protocol.plan import send_one
 from braidstream.replication.ack_watch import EVERY_S as ACKS_EVERY_S
@@ -78,6 +80,7 @@ class Daemon:
         self.status: DaemonStatus | None = None
         self.group_lags: list[GroupLag] = []
         self.strays: Strays | None = None
+        self._traces = Traces()
         self._acks = AckWatch(self.source, self._acknowledged)
         self._has_new_peer = asyncio.Event()
         self._noting = asyncio.Lock()
@@ -333,7 +336,7 @@ class Daemon:
         """Take streams from a queue, replicate them, and schedule the next check."""
         while True:
             name, need = await queue.take()
-            added = self._acks.added
+            added, began = self._acks.added, time.perf_counter()
             try:
                 if need is Need.FOLLOW:
                     progress = await link.follow(name)
@@ -343,6 +346,8 @@ class Daemon:
                 if need is not Need.FOLLOW and not progress.restless:
                     self._acks.discard(name, added)
                 self._again(peer, name, need, progress)
+                if self._traces.enabled and progress.entries:
+                    self._traces.replicated(name, peer.name, progress.entries, began)
             except LostError:
                 raise
             except Exception as error:  # refused, or an unexpected reply
