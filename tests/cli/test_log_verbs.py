@@ -47,7 +47,9 @@ def test_a_log_is_created_moved_set_evicted_and_followed(world: World, toml: Pat
         {"epoch": 1, "region": 1, "first": 6},
     ]
     assert found["regions"][0] == {"region": "region-1", "first": 1, "last": 6}
-    assert log(toml, "set", "--backlog", "500") == {"log": "ledger", "pending": 1000, "backlog": 500}
+    now = {"log": "ledger", "pending": 1000, "backlog": 500, "max_age_ms": 3_600_000}
+    assert log(toml, "set", "--backlog", "500", "--max-age", "1h") == now
+    assert log(toml, "evict", "--older", "1h") == {"log": "ledger", "evicted": 0}
     assert log(toml, "evict", "--before", "3") == {"log": "ledger", "evicted": 2}
     assert log(toml, "tail", "--from", "1", "--count", "2") == {"offset": 4, "tag": "t", "entry": "4"}
     assert "home region-1" in braid("log", "info", "ledger", "--config", str(toml)).stdout

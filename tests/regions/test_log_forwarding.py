@@ -83,6 +83,17 @@ def test_a_gateway_writes_at_the_home_and_tells_the_offset(
     assert served.gateway.hub.homes.forwarded["region-1",] == 104
 
 
+def test_eviction_by_age_runs_at_the_home(world: World, gateway: Callable[..., Served]) -> None:
+    world[1].twrite("log", "t", "2")
+    with pytest.raises(HomeError):
+        world[2].tevict("log", older=0)
+    with Line(gateway(2).port) as line:
+        assert line.say("TEVICT log OLDER 3600000") == b":0\r\n"
+        assert line.say("TEVICT log OLDER 0") == b":2\r\n"
+    world.sync()
+    assert [world[number].tread("log", 1, 5) for number in world] == [[None, None]] * 3
+
+
 def test_multi_is_not_forwarded(world: World, gateway: Callable[..., Served]) -> None:
     with Line(gateway(2).port) as line:
         line.say("MULTI")

@@ -306,6 +306,8 @@ def say_every_log_function(view: View, said: Nodes, name: bytes) -> None:
     assert run(command(view, *read), said) == [[offset, b"tag", b"entry"]]
     assert run(command(view, *read), said) == []
     assert run(command(view, b"TACK", name, b"g", b"1-%d" % offset), said) == 1
+    assert run(command(view, b"TWRITE", name, b"tag", b"next"), said) == offset + 1
+    assert run(command(view, b"TEVICT", name, b"OLDER", b"60000"), said) == 0
     for writer, force in ((2, False), (1, True)):
         epoch = log_moves.home_of(run(log_moves.read_log(name), said))
         assert run(log_moves.end_epoch(name, epoch, writer, force=force), said) > offset

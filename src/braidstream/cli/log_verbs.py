@@ -13,6 +13,7 @@ import typer
 from braidstream import config as files
 from braidstream.admin import log_moves
 from braidstream.cli.reach import ConfigFile, Json, report, trouble
+from braidstream.cli.spark_run import duration
 from braidstream.cli.verbs import Verbs
 from braidstream.clients.sync import Redis, ServerError
 from braidstream.config import Config, RegionConfig
@@ -184,6 +185,12 @@ def set_(
     name: Name,
     pending: Annotated[int | None, typer.Option(help="How many entries of a group may be pending.")] = None,
     backlog: Annotated[int | None, typer.Option(help="How many entries stay at least; 0: all.")] = None,
+    max_age: Annotated[
+        float | None,
+        typer.Option(
+            parser=duration, metavar="DURATION", help="How long entries stay, like 7d; 0s: for ever."
+        ),
+    ] = None,
     config: ConfigFile = Path("braid.toml"),
     as_json: Json = False,
 ) -> None:
@@ -194,10 +201,11 @@ def set_(
     with _opened(config, as_json) as known:
         home, _ = _home(known, name)
         with _client(home) as client:
-            client.tcfgset(name, pending=pending, backlog=backlog)
+            age = None if max_age is None else round(max_age * 1000)
+            client.tcfgset(name, pending=pending, backlog=backlog, maxage=age)
             facts = client.xinfo_stream(name)
-    now = {"pending": facts["pending-max"], "backlog": facts["backlog"]}
-    text = f"log {name}: pending {now['pending']}, backlog {now['backlog']}"
+    now = {"pending": facts["pending-max"], "backlog": facts["backlog"], "max_age_ms": facts["max-age"]}
+    text = f"log {name}: pending {now['pending']}, backlog {now['backlog']}, max age {now['max_age_ms']} ms"
     report(as_json, {"log": name, **now}, text)
 
 
@@ -206,6 +214,10 @@ def evict(
     name: Name,
     keep: Annotated[int | None, typer.Option(min=0, help="Keep at least so many entries.")] = None,
     before: Annotated[int | None, typer.Option(min=1, help="Evict entries before this offset.")] = None,
+    older: Annotated[
+        float | None,
+        typer.Option(parser=duration, metavar="DURATION", help="Evict entries that are older, like 7d."),
+    ] = None,
     config: ConfigFile = Path("braid.toml"),
     as_json: Json = False,
 ) -> None:
@@ -213,12 +225,15 @@ def evict(
 
     Example: braid log evict payments --keep 1000000
     """
-    if (keep is None) == (before is None):
-        raise typer.BadParameter("give --keep or --before.")
+    if [keep, before, older].count(None) != 2:
+        raise typer.BadParameter("give --keep, --before or --older.")
     with _opened(config, as_json) as known:
         home, _ = _home(known, name)
         with _client(home) as client:
-            gone = client.tevict(name, keep=keep) if before is None else client.tevict(name, before - 1)
+            if older is not None:
+                gone = client.tevict(name, older=round(older * 1000))
+            else:
+                gone = client.tevict(name, keep=keep) if before is None else client.tevict(name, before - 1)
     report(as_json, {"log": name, "evicted": gone}, f"{gone} entries of {name} were evicted.")
 
 

@@ -60,6 +60,9 @@ class _Plans:
             session.forget(conn)
         spec = shared.spec_of(args)
         if spec is None:
+            if not self.watching and session.overwrites(conn, args) and not pipeline.is_in_multi(conn):
+                result = await self._run(conn, session.overwrite(conn, args))
+                return shared.present_native(self, conn, result, args, options)
             if args[0] in shared.MOVES:
                 session.forget(conn)
                 pipeline.note_multi(conn, args[0])

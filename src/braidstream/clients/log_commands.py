@@ -17,19 +17,21 @@ class LogCommands:
         *,
         entries: Iterable[tuple[EncodableT, EncodableT]] | None = None,
         backlog: int | None = None,
+        maxage: int | None = None,
     ) -> Any:
         """Append an entry and return its offset; or append `entries` and return their offsets.
 
-        backlog: evict old entries, but keep at least so many.
+        backlog: evict old entries, but keep at least so many. maxage: evict entries older than so many ms.
         """
         if (tag is None) != (entry is None) or (tag is None) == (entries is None):
             raise ValueError("pass a tag and an entry, or entries=[(tag, entry), ...]")
-        if entries is None and backlog is None:
+        if entries is None and backlog is None and maxage is None:
             return self._send_log("TWRITE", name, tag, entry)
         pairs = [(tag, entry)] if entries is None else list(entries)
         if not pairs:
             raise ValueError("entries is empty")
         words: list[Any] = [] if backlog is None else ["BACKLOG", backlog]
+        words += [] if maxage is None else ["MAXAGE", maxage]
         words += ["ENTRIES", *(word for pair in pairs for word in pair)]
         return self._send_log("TWRITE", name, *words, **({"single": True} if entries is None else {}))
 
@@ -77,19 +79,33 @@ class LogCommands:
         words = [f"{each[0]}-{each[-1]}" if isinstance(each, range) else each for each in given]
         return self._send_log("TACK", name, group, *words)
 
-    def tevict(self, name: KeyT, offset: int | None = None, *, keep: int | None = None) -> Any:
-        """Evict everything up to an offset, or all but the last `keep` entries. Returns how many went."""
-        if (offset is None) == (keep is None):
-            raise ValueError("pass an offset, or keep=")
+    def tevict(
+        self, name: KeyT, offset: int | None = None, *, keep: int | None = None, older: int | None = None
+    ) -> Any:
+        """Evict everything up to an offset, or all but the last `keep` entries, or entries that are `older`
+        than so many ms. Returns how many went."""
+        if [offset, keep, older].count(None) != 2:
+            raise ValueError("pass an offset, or keep=, or older=")
+        if older is not None:
+            return self._send_log("TEVICT", name, "OLDER", older)
         if keep is not None:
             # -0 would be offset 0, which evicts nothing.
             return self._send_log("TEVICT", name, -keep if keep else "-0")
         return self._send_log("TEVICT", name, offset)
 
-    def tcfgset(self, name: KeyT, *, pending: int | None = None, backlog: int | None = None) -> Any:
-        """Set how many entries a group may have pending, and how many entries stay at least (0: all)."""
+    def tcfgset(
+        self,
+        name: KeyT,
+        *,
+        pending: int | None = None,
+        backlog: int | None = None,
+        maxage: int | None = None,
+    ) -> Any:
+        """Set how many entries a group may have pending, how many entries stay at least, and how many ms
+        they stay (0: all of them, for ever)."""
         words: list[Any] = [] if pending is None else ["PENDING", pending]
         words += [] if backlog is None else ["BACKLOG", backlog]
+        words += [] if maxage is None else ["MAXAGE", maxage]
         return self._send_log("TCFGSET", name, *words)
 
     def _send_log(self, *args: Any, **options: Any) -> Any:

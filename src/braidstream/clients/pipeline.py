@@ -39,9 +39,14 @@ def note_multi(conn: Any, word: str) -> None:
     conn.braid_multi = socket_of(conn) if word == "MULTI" else None
 
 
+def is_in_multi(conn: Any) -> bool:
+    """Whether the user has sent MULTI as a command."""
+    return getattr(conn, "braid_multi", None) is not None and conn.braid_multi is socket_of(conn)
+
+
 def refuse_in_multi(conn: Any) -> None:
     """Refuse a plan after such a MULTI: the engine would queue its commands and send no replies."""
-    if getattr(conn, "braid_multi", None) is not None and conn.braid_multi is socket_of(conn):
+    if is_in_multi(conn):
         raise for_user(_multi_as_command())
 
 

@@ -20,6 +20,7 @@ from braidstream.clients import log_commands
 from braidstream.clients.forwarding import HomeClients, read_config
 from braidstream.clients.producer import Producer
 from braidstream.clients.raised import for_user
+from braidstream.commands import keyspace
 from braidstream.commands.arguments import FUNCTION_ARGUMENTS
 from braidstream.commands.produce import call, is_numbered, native_call, user_id
 from braidstream.commands.table import TABLE, Spec
@@ -43,6 +44,7 @@ from braidstream.protocol.stream_view import View
 # Commands after which a connection may use another database, or queues commands.
 MOVES: Final = frozenset(("SELECT", "SWAPDB", "RESET", "MULTI", "EXEC", "DISCARD"))
 
+_OVERWRITING: Final = frozenset(name.decode() for name in keyspace.OVERWRITING)
 # braid.toml, or what was read from it.
 ConfigFile = str | Path | Config | None
 
@@ -90,6 +92,16 @@ class Session:
         """The plan of one command, on a connection."""
         yield from self.refresh(conn)
         return (yield from spec.plan(self.view(Carriage(watching=watching)), argv))
+
+    def overwrites(self, conn: Any, args: tuple[Any, ...]) -> bool:
+        """Whether a command replaces a stream or a log that we know with a plain key."""
+        if args[0] not in _OVERWRITING or len(args) < 3 or self.cache.region is None:
+            return False
+        return self.cache.holds_stream(bytes(encoder_of(conn).encode(args[1])))
+
+    def overwrite(self, conn: Any, args: tuple[Any, ...]) -> Plan[Any]:
+        yield from self.refresh(conn)
+        return (yield from keyspace.overwrite(self.view(), words(conn, args)))
 
     def viewed(self, conn: Any, make: "Conversation[T]") -> Plan[T]:
         """A plan over the plans of several commands, on a connection."""

@@ -261,7 +261,7 @@ TABLE: Final[dict[bytes, Spec]] = {
     ),
     b"XIDMPRECORD": Spec("key producer iid id", message_settings.record, _first, 5, 5),
     b"TWRITE": Spec(
-        "key tag entry | TWRITE key [BACKLOG count] ENTRIES tag entry [tag entry ...]",
+        "key tag entry | TWRITE key [BACKLOG count] [MAXAGE ms] ENTRIES tag entry [tag entry ...]",
         twrite.write,
         _first,
         4,
@@ -277,6 +277,6 @@ TABLE: Final[dict[bytes, Spec]] = {
     b"TACK": Spec(
         "key group offset|from-to [offset|from-to ...]", log_groups.acknowledge, _first, 4, multi=False
     ),
-    b"TEVICT": Spec("key offset | key -count", twrite.evict, _first, 3, 3, multi=False),
-    b"TCFGSET": Spec("key [PENDING count] [BACKLOG count]", twrite.configure, _first, 4),
+    b"TEVICT": Spec("key offset | key -count | key OLDER ms", twrite.evict, _first, 3, 4, multi=False),
+    b"TCFGSET": Spec("key [PENDING count] [BACKLOG count] [MAXAGE ms]", twrite.configure, _first, 4),
 }

@@ -119,7 +119,7 @@ class Database:
 
     def holds_stream(self, name: bytes) -> bool:
         """Whether a name is a stream in the cache."""
-        return name in self.cache.homes or self.cache.registry(name).exists
+        return self.cache.holds_stream(name)
 
     def remember(self, words: Words) -> None:
         """After an append, the next one to that name may use the fast path; after a DEL it may not."""

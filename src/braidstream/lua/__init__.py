@@ -25,6 +25,7 @@ NAME: Final = "braidstream"
 _PARTS: Final = (
     *("rights", "id", "meta", "clock", "vector", "strand", "chosen", "settings", "group", "log"),
     *(
+        "log_age",
         "log_group",
         "log_move",
         "braid",

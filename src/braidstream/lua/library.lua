@@ -15,6 +15,8 @@ redis.register_function('bs_journal_redo', journal_redo)
 redis.register_function('bs_log_ensure', logs.ensure)
 redis.register_function { function_name = 'bs_log_configure', callback = logs.configure, flags = { 'allow-oom' } }
 redis.register_function('bs_log_take', logs.take)
+redis.register_function { function_name = 'bs_log_tick', callback = logs.tick, flags = { 'allow-oom' } }
+redis.register_function { function_name = 'bs_log_older', callback = logs.older, flags = { 'no-writes' } }
 redis.register_function { function_name = 'bs_log_seal', callback = logs.seal, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'bs_log_force', callback = logs.force, flags = { 'allow-oom' } }
 redis.register_function('bs_log_rescue', logs.rescue)

@@ -14,6 +14,7 @@
     bs:look:<n>:<tag>:<group> string  of a log: somebody has just looked for entries that are due
     bs:gate:<n>:<tag>:<group> stream  of a log, empty: whether a native read may take new entries
     bs:waits:<n>:<tag>:<group>  zset  of a log: how many entries waiting readers may take
+    bs:tick:<tag>             stream  of a log, at its home: which offset it had reached when; expires
     bs:daemons                hash    the region's daemons: each increments a counter while it runs
     bs:status                 hash    what each daemon knows of its links, for `braid status`; expires
     bs:claim:<w>              string  the server that replicates to this region as writer w; expires
@@ -55,6 +56,7 @@ META: Final = b"bs:meta:"
 _BELL = b"bs:bell:"
 _TURN = b"bs:turn:"
 _TAKES: Final = (b"bs:room:", b"bs:look:", b"bs:gate:", b"bs:waits:")
+_TICK = b"bs:tick:"
 _COPY = b"bs:copy:"
 _CLAIM = b"bs:claim:"
 STRAY: Final = b"bs:stray:"
@@ -130,6 +132,10 @@ def takes(name: bytes, group: bytes) -> tuple[bytes, bytes, bytes, bytes]:
     return room, look, gate, waits
 
 
+def tick(name: bytes) -> bytes:
+    return _TICK + tag(name)
+
+
 def copy(name: bytes, token: bytes) -> bytes:
     return _COPY + token + b":" + tag(name)
 
@@ -197,7 +203,7 @@ def parse_journal(key: bytes) -> tuple[bytes, int] | None:
 def is_ours(key: bytes) -> bool:
     """Whether a key belongs to braidstream. KEYS and SCAN hide it."""
     if key in (CONFIG, DAEMONS, STATUS) or key.startswith(
-        (META, _BELL, _TURN, *_TAKES, _COPY, _CLAIM, _ABOUT, _STAGE, _SINK, STRAY)
+        (META, _BELL, _TURN, *_TAKES, _TICK, _COPY, _CLAIM, _ABOUT, _STAGE, _SINK, STRAY)
     ):
         return True
     return any(form.match(key) for form in (_STRAND, _JOURNAL, _KNOWN))

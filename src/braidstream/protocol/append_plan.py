@@ -44,13 +44,18 @@ def append(
     return native
 
 
-def append_run(view: View, home: Strand, commands: Sequence[Command]) -> Plan[list[bytes]]:
+def append_run(
+    view: View, home: Strand, commands: Sequence[Command], then: Sequence[Command] = ()
+) -> Plan[list[bytes]]:
     """Append entries to a log, all or none, and without other entries in between. Returns their native IDs.
 
+    then: sent along with a single entry; what they answer does not matter.
     Raises BSSTALE if the home of the log is elsewhere, and the engine's error if the strand is sealed.
     """
     if not view.needs_create(home):
-        replies = yield Batch(commands, atomic=view.carriage.one_step(len(commands)), attempt=True)
+        is_atomic = view.carriage.one_step(len(commands))
+        sent = commands if is_atomic else [*commands, *then]
+        replies = (yield Batch(sent, atomic=is_atomic, attempt=True))[: len(commands)]
         for reply in replies:
             if isinstance(reply, ReplyError):
                 raise reply

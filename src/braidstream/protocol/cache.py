@@ -54,6 +54,8 @@ class StreamCache:
 
     registries: by stream name.
     crowded: groups of logs, by name and group, whose pending list was found full or in need of a look.
+    ticked: logs whose age was noted since the region was read.
+    names_of_logs: names that were logs; a hint, which outlives their registries.
     logs: names of logs among them. They are read again with the region: the home of a log may move.
     homes: the strands for plain appends, by name as the user writes it (text or bytes).
     calls, settings: for idempotent producers: the call up to the message, and non-default settings.
@@ -65,6 +67,8 @@ class StreamCache:
 
     registries: OrderedDict[bytes, Registry]
     logs: set[bytes]
+    names_of_logs: set[bytes]
+    ticked: set[bytes]
     homes: dict[str | bytes, Home]
     calls: dict[tuple[Any, Any], Command]
     settings: dict[bytes, Settings]
@@ -126,6 +130,8 @@ class StreamCache:
         registries[name] = registry
         if registry.epochs:
             self.logs.add(name)
+            if len(self.names_of_logs) < CACHE_LIMIT:
+                self.names_of_logs.add(name)
         if self._limit is not None and len(registries) > self._limit:
             registries.popitem(last=False)
 
@@ -135,7 +141,11 @@ class StreamCache:
     def _forget_logs(self) -> None:
         for name in list(self.logs):
             self.forget(name)
-        self.logs, self.crowded = set(), set()
+        self.logs, self.crowded, self.ticked = set(), set(), set()
+
+    def holds_stream(self, name: bytes) -> bool:
+        """Whether a name is a stream or a log, as far as we know."""
+        return name in self.homes or name in self.names_of_logs or self.registry(name).exists
 
     def remember_home(self, name: str | bytes, strand: Strand) -> None:
         """An append has succeeded, so the strand exists."""
@@ -167,6 +177,7 @@ class StreamCache:
 
     def forget_all(self) -> None:
         self.registries, self.logs, self.crowded = OrderedDict(), set(), set()
+        self.names_of_logs, self.ticked = set(), set()
         self.readings, self.natives = {}, set()
         self.forget_homes()
 
@@ -177,6 +188,7 @@ class StreamCache:
         own = StreamCache(limit=None)
         own.region, own.commands, own.readings = self.region, self.commands, self.readings
         own.homes, own.natives, own._parent = self.homes, set(self.natives), self
+        own.ticked, own.names_of_logs = self.ticked, self.names_of_logs
         return own
 
     def copy(self) -> "StreamCache":

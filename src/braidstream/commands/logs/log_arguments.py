@@ -8,7 +8,7 @@ from braidstream.model.offset_log import LAST_OFFSET, MOST_PENDING
 
 # How many entries one TWRITE takes.
 MOST_ENTRIES: Final = 10_000
-_LONG_FORM: Final = (b"ENTRIES", b"BACKLOG")
+_LONG_FORM: Final = (b"ENTRIES", b"BACKLOG", b"MAXAGE")
 
 
 def _number(word: bytes, what: str, least: int = 0, most: int = LAST_OFFSET) -> int:
@@ -21,34 +21,37 @@ def _number(word: bytes, what: str, least: int = 0, most: int = LAST_OFFSET) -> 
 class Write:
     """TWRITE. backlog: how many entries stay at least; None: as the log is set.
 
+    max_age_ms: older entries are evicted; None: as the log is set.
     many: the long form, which answers a list of offsets.
     """
 
     entries: list[tuple[bytes, bytes]]
     backlog: int | None = None
+    max_age_ms: int | None = None
     many: bool = False
 
 
 def parse_write(argv: Argv) -> Write:
-    """TWRITE key tag entry | TWRITE key [BACKLOG count] ENTRIES tag entry [tag entry ...]
+    """TWRITE key tag entry | TWRITE key [BACKLOG count] [MAXAGE ms] ENTRIES tag entry [tag entry ...]
 
     Four words are the short form, even if the tag is `ENTRIES`.
     """
     if len(argv) == 4:
         return Write([(argv[2], argv[3])])
-    at, backlog = 2, None
+    at, limits = 2, dict[bytes, int]()
     if option(argv[2]) not in _LONG_FORM:
         raise wrong_arity("twrite")
     while at < len(argv) and (word := option(argv[at])) != b"ENTRIES":
-        if word != b"BACKLOG" or at + 1 == len(argv):
+        if word not in (b"BACKLOG", b"MAXAGE") or at + 1 == len(argv):
             fail(SYNTAX)
-        backlog, at = _number(argv[at + 1], "backlog"), at + 2
+        limits[word], at = _number(argv[at + 1], word.decode().lower()), at + 2
     words = argv[at + 1 :]
     if not words or len(words) % 2:
         raise wrong_arity("twrite")
     if len(words) > 2 * MOST_ENTRIES:
         fail(f"ERR too many entries (at most {MOST_ENTRIES})")
-    return Write(list(zip(words[::2], words[1::2], strict=True)), backlog, many=True)
+    entries = list(zip(words[::2], words[1::2], strict=True))
+    return Write(entries, limits.get(b"BACKLOG"), limits.get(b"MAXAGE"), many=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +133,19 @@ def parse_ack(argv: Argv) -> tuple[list[int], list[tuple[int, int]]]:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """TEVICT: everything up to an offset, or all but the last entries."""
+    """TEVICT: everything up to an offset, or all but the last entries, or what is so old."""
 
     upto: int | None = None
     keep: int | None = None
+    older_ms: int | None = None
 
 
 def parse_evict(argv: Argv) -> Evict:
-    """TEVICT key offset | -count"""
+    """TEVICT key offset | -count | OLDER ms"""
+    if len(argv) == 4:
+        if option(argv[2]) != b"OLDER":
+            fail(SYNTAX)
+        return Evict(older_ms=_number(argv[3], "age"))
     if argv[2].startswith(b"-"):
         return Evict(keep=_number(argv[2][1:], "count"))
     return Evict(upto=_number(argv[2], "offset"))
@@ -149,11 +157,12 @@ class Configure:
 
     pending: int | None = None
     backlog: int | None = None
+    max_age_ms: int | None = None
 
 
 def parse_configure(argv: Argv) -> Configure:
-    """TCFGSET key [PENDING count] [BACKLOG count]"""
-    pending = backlog = None
+    """TCFGSET key [PENDING count] [BACKLOG count] [MAXAGE ms]"""
+    pending = backlog = max_age_ms = None
     if len(argv) % 2:
         raise wrong_arity("tcfgset")
     for word, value in zip(argv[2::2], argv[3::2], strict=True):
@@ -161,6 +170,8 @@ def parse_configure(argv: Argv) -> Configure:
             pending = _number(value, "pending", 1, MOST_PENDING)
         elif option(word) == b"BACKLOG":
             backlog = _number(value, "backlog")
+        elif option(word) == b"MAXAGE":
+            max_age_ms = _number(value, "maxage")
         else:
             fail(SYNTAX)
-    return Configure(pending, backlog)
+    return Configure(pending, backlog, max_age_ms)

@@ -141,6 +141,7 @@ def about_log(name: bytes, registry: Registry, answers: list[tuple[Strand, Any]]
         b"last-offset": extent.last,
         b"pending-max": registry.log.pending,
         b"backlog": registry.log.backlog,
+        b"max-age": registry.log.max_age_ms,
     }
 
 

@@ -18,7 +18,7 @@ from braidstream.model.strand import Strand, facts
 from braidstream.protocol.append import ensure_command, native_command
 from braidstream.protocol.append_plan import append_run
 from braidstream.protocol.lookup import is_stale, read_registry
-from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.plan import Batch, Plan, send_one
 from braidstream.protocol.retries import Retries
 from braidstream.protocol.stream_view import View
 
@@ -40,7 +40,10 @@ def write(view: View, argv: Argv) -> Plan[int | list[int]]:
             registry = yield from read_registry(view, name)
         home = _home_here(view, name)
         try:
-            natives = yield from append_run(view, home, _commands(home, spec, registry))
+            tick = _tick(view, name, spec, registry)
+            natives = yield from append_run(view, home, _commands(home, spec, registry), tick)
+            if tick and spec.many and view.carriage.may_look_again:
+                yield Batch(tick, attempt=True)  # the entries are written, whatever comes of it
         except ReplyError as error:
             if not is_stale(error) and _REFUSED not in error.text:
                 raise
@@ -73,6 +76,20 @@ def _commands(home: Strand, spec: Write, registry: Registry) -> list[Command]:
     ]
 
 
+def _tick(view: View, name: bytes, spec: Write, registry: Registry) -> list[Command]:
+    """Once in a while, note how far the log has come, and evict what is too old (lua/log_age.lua)."""
+    ticked = view.cache.ticked
+    if view.carriage.is_all_or_nothing or (name in ticked and spec.max_age_ms is None):
+        return []
+    strands = [part.strand for part in segments(name, registry) if part.strand in registry.strands]
+    if not strands:
+        return []  # its first entry
+    ticked.add(name)
+    age = registry.log.max_age_ms if spec.max_age_ms is None else spec.max_age_ms
+    where = (keys.tick(name), *(strand.key for strand in strands))
+    return [("FCALL", "bs_log_tick", len(where), *where, age)]
+
+
 def evict(view: View, argv: Argv) -> Plan[int]:
     """TEVICT: a round trip for each 100,000 offsets. It evicts in this region, and links in the others."""
     name, spec = argv[1], parse_evict(argv)
@@ -80,6 +97,10 @@ def evict(view: View, argv: Argv) -> Plan[int]:
     parts = [part for part in segments(name, registry) if part.strand in registry.strands]
     if not parts:
         return 0
+    if spec.older_ms is not None:
+        _home_here(view, name)  # the home knows the time
+        older = yield from send_one(("FCALL_RO", "bs_log_older", 1, keys.tick(name), spec.older_ms))
+        return (yield from _evict_upto(parts, older)) if older else 0
     if spec.upto is not None:
         return (yield from _evict_upto(parts, spec.upto))
     assert spec.keep is not None
@@ -124,7 +145,9 @@ def configure(view: View, argv: Argv) -> Plan[bytes]:
     while True:
         retries.count()
         registry = yield from find_log(view, name)
-        words = [b"" if value is None else b"%d" % value for value in (spec.pending, spec.backlog, None)]
+        words = [
+            b"" if value is None else b"%d" % value for value in (spec.pending, spec.backlog, spec.max_age_ms)
+        ]
         change: Command = ("FCALL", "bs_log_configure", 1, keys.meta(name), view.region.writer, *words)
         commands = [change]
         if not registry.is_log:

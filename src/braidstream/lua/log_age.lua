@@ -1,0 +1,52 @@
+--[[ The age of entries of a log. Offsets carry no time, so the home notes now and then how far the log has come:
+
+       bs:tick:<tag>    1700000000000-0 {o 1017}      at this time the last offset was 1017, or an entry before it
+
+     An entry is at least as old as the first tick that has reached it. Eviction by age is late by the time between two
+     ticks, never early. A region that becomes the home starts with no ticks: what it got is as old as its first one. ]]
+do
+  local MOST_TICKS = 100000
+  local EVERY_MS, SHORTEST_MS, TICKS_PER_AGE = 60000, 1000, 1000
+  local KEPT_MS = 90 * 24 * 3600 * 1000
+  local EVICTED_AT_ONCE = 100000
+
+  -- The last offset that was reached so many ms ago; nil if no tick is so old.
+  local function reached(tick, before)
+    if before < 0 then return nil end
+    local row = redis.call('XREVRANGE', tick, string.format('%.0f', before), '-', 'COUNT', 1)[1]
+    return row and row[2][2]
+  end
+
+  local function evict(strand, upto)
+    local row = redis.call('XRANGE', strand, '-', '+', 'COUNT', 1)[1]
+    if not row then return 0 end
+    local most = string.format('%.0f', tonumber(string.match(row[1], '%d+$')) + EVICTED_AT_ONCE)
+    if less_number(most, upto) then upto = most end
+    return redis.call('XTRIM', strand, 'MINID', '=', '0-' .. successor(upto))
+  end
+
+  --[[ log_tick: FCALL bs_log_tick n <tick> <strand>... <home strand> <max age in ms, or 0>
+       Notes how far the log has come, if the last tick is old enough, and evicts what is older than <max age>: at most
+       100,000 entries of each strand. Returns how many. ]]
+  function logs.tick(keys, args)
+    local tick, home, age = keys[1], keys[#keys], tonumber(args[1])
+    local last = last_of(home)
+    if not last or not less(last, '1-0') then return 0 end
+    local now = now_ms()
+    local newest = redis.call('XREVRANGE', tick, '+', '-', 'COUNT', 1)[1]
+    local every = age > 0 and math.max(SHORTEST_MS, age / TICKS_PER_AGE) or EVERY_MS
+    if not newest or now - tonumber(string.match(newest[1], '^%d+')) >= every then
+      redis.call('XADD', tick, 'MAXLEN', '~', MOST_TICKS, '*', 'o', string.match(last, '%d+$'))
+      redis.call('PEXPIRE', tick, string.format('%.0f', math.max(KEPT_MS, 2 * age)))
+    end
+    local upto, gone = age > 0 and reached(tick, now - age), 0
+    if upto then
+      for at = 2, #keys do gone = gone + evict(keys[at], upto) end
+    end
+    return gone
+  end
+
+  --[[ log_older: FCALL bs_log_older 1 <tick> <ms>
+       The last offset that is at least so old, as far as the ticks show; 0 if there is none. ]]
+  function logs.older(keys, args) return tonumber(reached(keys[1], now_ms() - tonumber(args[1])) or '0') end
+end
