@@ -15,11 +15,13 @@ from braidstream.replication.link import Link
 from tests.support.rolling_back import (
     Interrupted,
     Make,
+    assert_alike,
     delete_beyond_memory,
     ids,
     lose_what_one_peer_has,
     meet_again,
     roll_back,
+    served_by,
     snapshot,
     write,
 )
@@ -144,3 +146,61 @@ def test_a_region_that_lost_entries_which_were_deleted_elsewhere_hears_of_later_
     assert world[2].xdel("x", theirs.pop(1)) == 1
     world.sync()
     assert ids(world, 1) == ids(world, 2) == theirs
+
+
+def forget_stream(world: World, region: int) -> None:
+    """All of the stream is gone in one region."""
+    with world.engines[region - 1].client() as client:
+        client.delete(*client.keys("bs:*{x}*"))
+
+
+def test_a_copy_that_was_made_after_a_deletion_which_was_lost_gets_the_entry(make_world: Make) -> None:
+    """Region 2 was flushed and copied the stream from region 1, which then went back to before the deletion.
+    Only the journal could say so, and it was trimmed."""
+    world = make_world(3)
+    written = write(world, 1, "a", "b", "c", "d")
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    assert world[1].xdel("x", written[1]) == 1
+    with world.engines[0].client() as client:
+        client.xtrim(keys.journal(b"x", 1), maxlen=0, approximate=False)
+    forget_stream(world, 2)
+    meet_again(world)
+    lost = write(world, 1, "e")
+    world.ship(1, 2, "x")
+    assert ids(world, 2) == [written[0], *written[2:], *lost]
+    roll_back(world, 1, earlier)
+    later = write(world, 1, "f")
+    assert_alike(world, written + lost + later)
+
+
+def test_what_only_one_peer_has_in_the_middle_comes_back_to_a_region_that_lost_all(make_world: Make) -> None:
+    world = make_world(3)
+    written = write(world, 1, "a", "b", "c", "d")
+    world.sync()
+    with world.engines[1].client() as client:
+        client.xdel(Strand(b"x", keys.GENERATED, 1).key, written[1].replace("-1", "-0"))
+    forget_stream(world, 1)
+    meet_again(world)
+    for peer in (2, 3):
+        asyncio.run(world.link(1, peer).recover(b"x"))
+    assert ids(world, 1) == written
+    meet_again(world)
+    assert_alike(world, written)
+
+
+def test_the_oldest_entries_that_one_peer_has_left_are_not_trimmed_for_another(make_world: Make) -> None:
+    """Region 3 never got what region 1 lost, and all before it is deleted there: its copy begins later."""
+    world = make_world(3)
+    served_by(world, 1, "one process")
+    before, lost = lose_what_one_peer_has(world)
+    served_by(world, 1, "another process")
+    meet_again(world)
+    later = write(world, 1, "f")
+    world.ship(1, 3, "x")
+    assert world[3].xdel("x", *before) == 2
+    world.ship(3, 2, "x")
+    world.ship(3, 1, "x")
+    world.ship(1, 2, "x")
+    world.ship(3, 1, "x")
+    assert_alike(world, lost + later)

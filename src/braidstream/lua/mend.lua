@@ -1,4 +1,4 @@
---[[ Restores entries that this engine lost from a peer's copy (replication/heal.py decides which). ]]
+--[[ Restores entries that this engine lost from a peer's copy (replication/search.py decides which). ]]
 
 local MENDED_AT_ONCE = 10000
 local XDEL_AT_ONCE = 1000

@@ -67,7 +67,7 @@ end
 --[[ region_alive: FCALL bs_region_alive 1 bs:config <run id of the server> [<highest ms of a home strand> <0|1: raised>]
      The daemon of a region calls it every few seconds. `run` and `alive` record the server process and the time of
      the last call. If another process serves the region now, writes since that time may be lost: the window is
-     added to `doubts`, `<ms>-<ms>` ..., and entries missing in it were lost, not trimmed (replication/heal.py).
+     added to `doubts`, `<ms>-<ms>` ..., and entries missing in it were lost, not trimmed (replication/search.py).
      The fields are part of the data, so a lagging replica or a backup restores old values.
      Returns {1 while clients must wait until the home strands are raised, 1 while the region is fenced}. ]]
 local function region_alive(keys, args)

@@ -78,7 +78,7 @@ async def continues(source: PlanRunner, strand: Strand, extent: Extent, copy: Ex
     """Whether the source's copy of a third region's strand has, or had, the last entry of the target's copy.
 
     If not, that region lost the entry and went on without it. The target must keep it as its last one, so
-    that the region's link finds the loss (heal.py).
+    that the region's link finds the loss (search.py).
     """
     tail = copy.tail if copy else None
     if tail is None or tail <= extent.deleted or extent.first is None or tail < extent.first:

@@ -371,7 +371,7 @@ class Daemon:
         """Trim our journal up to what every peer has applied; the last such entry stays as a mark.
 
         Only if all links use the same connection to our engine. After it was lost, another server may have
-        taken over, and a link that has not looked for losses yet needs the journal for that (heal.py).
+        taken over, and a link that has not looked for losses yet needs the journal for that (search.py).
         """
         if progress.journal == ids.ZERO:
             return

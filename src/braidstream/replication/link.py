@@ -36,6 +36,7 @@ from braidstream.replication.flow import Flow, Window
 from braidstream.replication.heal import Pair
 from braidstream.replication.loss import Loss
 from braidstream.replication.pages import Pages
+from braidstream.replication.search import Search
 from braidstream.replication.state import (
     State,
     lacks,
@@ -113,6 +114,7 @@ class Link:
         self.heals = heals
         self.pages = pages or Pages(source)
         self.window = Window()
+        self._lossy = set[bytes]()  # streams with a loss that the target has not been told all about
         self.highest_ms = 0  # the highest ID of our home strands that this link has read
         self._known: OrderedDict[bytes, Known] = OrderedDict()
 
@@ -224,15 +226,19 @@ class Link:
         own = self.here.writer
         ours = await self.source.run(read_state(name, self._likely(name), [own], met=True))
         theirs = await self.target.run(read_state(name, ours.registry.strands, [own]))
-        pair = Pair(self.source, self.target, self.here, self.there.writer)
-        if loss := await pair.find_loss(ours, theirs):
+        pair, search = self._pair()
+        if loss := await search.find_loss(ours, theirs):
+            self._lossy.add(name)
             progress.healed += await self._restore(pair, loss, ours, theirs)
+            progress.healed += await self._fill(name)
             ours = await self.source.run(read_state(name, self._likely(name), [own]))
-        known.owes = False
-        if any(ours.mended(strand) for strand in ours.strands):
-            passed_on = await pair.pass_on(ours, self.there)
+        known.owes, whole = False, name in self._lossy
+        if whole or any(ours.mended(strand) for strand in ours.strands):
+            passed_on = await pair.pass_on(ours, self.there, whole=whole)
             known.owes = passed_on is None
             progress.healed += passed_on or 0
+            if not known.owes:
+                self._lossy.discard(name)
         known.marks = ours.marks(own)
 
     async def _restore(self, pair: Pair, loss: Loss, ours: State, theirs: State) -> int:
@@ -264,6 +270,19 @@ class Link:
         emit("region.lost_tail", stream=name, peer=self.there.name, **facts, why=why)
         return done
 
+    async def _fill(self, name: bytes) -> int:
+        """Restore what the target has in the middle of our strands and other peers could not give back."""
+        pair, search = self._pair()
+        gaps = await search.find_gaps(name)
+        if not gaps:
+            return 0
+        theirs = await self.target.run(read_state(name, list(gaps.entries), []))
+        return sum([await pair.put_back(strand, gaps, theirs) for strand in gaps.entries])
+
+    def _pair(self) -> tuple[Pair, Search]:
+        ends = self.source, self.target, self.here, self.there.writer
+        return Pair(*ends), Search(*ends)
+
     async def recover(self, name: bytes) -> int:
         """For an engine that lost its data: restore all that the target has of a stream. Counts entries."""
         back, own, progress = self._back(), self.here.writer, Progress()
@@ -271,9 +290,8 @@ class Link:
         await self._heal(name, self._recall(name), progress)
         ours = await self.source.run(read_state(name, self._likely(name), [own]))
         theirs = await self.target.run(read_state(name, ours.registry.strands, [own]))
-        pair = Pair(self.source, self.target, self.here, self.there.writer)
-        await pair.redo_journal(ours, theirs)
-        return entries + progress.healed
+        await self._pair()[0].redo_journal(ours, theirs)
+        return entries + progress.healed + await self._fill(name)
 
     def _back(self) -> "Link":
         return Link(self.target, self.source, here=self.there, there=self.here, heals=False)
@@ -354,10 +372,18 @@ class Link:
         """Trim at the target what was trimmed here: entries before our first one, as far back as we had them.
 
         If nothing was ever removed from our own strand, it is younger than the peer's copy: this engine lost
-        earlier entries, and nothing is trimmed.
+        earlier entries, and nothing is trimmed. What came back to the target after a loss we have never had.
+        A third region's strand is trimmed by that region: it may have lost entries which only the target has.
         """
         for strand, extent in ours.strands.items():
+            if strand.writer not in (self.here.writer, self.there.writer, *self.here.left):
+                continue
             copy, below = theirs.strands.get(strand), extent.removed_below
+            withheld = (
+                theirs.withheld(strand, self.here.writer) if strand.writer != self.here.writer else None
+            )
+            if withheld and below and withheld[0] < below:
+                below = withheld[0]
             if ours.is_lost(strand) or (strand.writer == self.here.writer and extent.whole):
                 continue
             if copy and copy.first and below and copy.first < below:

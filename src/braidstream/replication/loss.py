@@ -1,7 +1,9 @@
-"""What a region lost and a peer still has, as a value. heal.py finds it."""
+"""What a region lost and a peer still has, as a value. search.py finds it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from braidstream.model.fields import MetaField
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
 from braidstream.replication.state import State
@@ -37,3 +39,8 @@ class Loss:
             for each, last in self.common.items()
             if each in ours.strands and ours.strands[each].last > last
         }
+
+
+def beginnings(state: State, strands: Iterable[Strand]) -> dict[Strand, bytes]:
+    """The marks of where strands began (`n:`), by strand; empty where there is none."""
+    return {strand: state.meta.get(MetaField.NEW + strand.label, b"") for strand in strands}

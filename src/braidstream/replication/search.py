@@ -1,0 +1,228 @@
+"""Finds entries that a region wrote and lost. heal.py restores them.
+
+An engine may return without entries that it acknowledged: a promoted replica that lagged, an old snapshot, an
+empty server, keys deleted by hand. A region generates IDs in order and a peer's copy is a prefix. So when a
+link first reads a stream, it checks one thing: do we still have the peer's last entry of our strand?
+
+    peer    1 2 3 4 5 6 |           6 is the peer's last entry of our strand
+    home    1 2 3 . . . 7 8 |       we lack it, and no record says that we removed it: 4 5 6 were lost
+
+If no record explains the absence (a trim, a cut, a journal), the link restores the entries before it sends
+anything: absence alone never counts as a deletion. It checks the last entry of our journal in the same way;
+if that was lost, it repeats the deletions of the peers.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from braidstream.model import ids, keys
+from braidstream.model.fields import MetaField
+from braidstream.model.ids import Id
+from braidstream.model.journal import deletions
+from braidstream.model.region_config import Region
+from braidstream.model.strand import Strand
+from braidstream.replication import compare
+from braidstream.replication.endpoint import PlanRunner
+from braidstream.replication.loss import Loss, beginnings
+from braidstream.replication.state import Extent, State, read_journal, read_state
+
+PAGE: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """A region, and the peer that may have what it lost. writer: the peer's. Restoring: heal.py."""
+
+    home: PlanRunner
+    peer: PlanRunner
+    region: Region
+    writer: int
+
+    async def find_loss(self, ours: State, theirs: State) -> Loss:
+        """The loss; nearly always none, found by comparing two states, or with one more round trip."""
+        suspects = {
+            strand: copy.tail
+            for strand, copy in theirs.strands.items()
+            if strand.writer == self.region.writer and copy.tail and _tail(ours, strand) != copy.tail
+        }
+        journal = self._journal_suspect(ours, theirs)
+        wanted = [(strand.key, tail) for strand, tail in suspects.items()]
+        if journal:
+            wanted.append(journal)
+        behind = self._is_behind(ours, theirs)
+        if not wanted and not behind:
+            return Loss()
+        there = await self.home.run(compare.are_there(wanted))
+        missing = [strand for strand, here in zip(suspects, there, strict=False) if not here]
+        if all(there) and not behind:
+            return Loss()
+        everyone = self.everyone
+        theirs = await self.peer.run(read_state(ours.name, theirs.registry.strands, everyone))
+        # The peer's journal may have grown. Check its new tail before our state is read, so a trim in between
+        # is seen as a trim.
+        journal = self._journal_suspect(ours, theirs)
+        lacks_journal = journal is not None and not all(await self.home.run(compare.are_there([journal])))
+        ours = await self.home.run(read_state(ours.name, theirs.registry.strands, everyone))
+        found, common = dict[Strand, list[bytes]](), dict[Strand, Id]()
+        for strand in missing:
+            lost, before = await self._lost_of(strand, ours, theirs)
+            if lost:
+                found[strand], common[strand] = lost, before
+        lost_journal = lacks_journal and self._lost_journal(ours, theirs)
+        behind, seen = self._is_behind(ours, theirs), ours.journal_ends(everyone)
+        return Loss(found, lost_journal, behind, seen, common, beginnings(ours, found))
+
+    @property
+    def everyone(self) -> tuple[int, ...]:
+        return (*self.region.writers, *self.region.left)
+
+    def _is_behind(self, ours: State, theirs: State) -> bool:
+        for strand, copy in theirs.strands.items():
+            end = ours.end(strand) if strand.writer == self.region.writer else None
+            if end is not None and end < copy.last:
+                return True
+        return False
+
+    def _journal_suspect(self, ours: State, theirs: State) -> tuple[bytes, Id] | None:
+        own, copy = ours.journals.get(self.region.writer), theirs.journals.get(self.region.writer)
+        if copy is None or copy.tail is None or (own and own.tail == copy.tail):
+            return None
+        is_redone = copy.tail <= ours.redone(self.writer)
+        return None if is_redone else (keys.journal(ours.name, self.region.writer), copy.tail)
+
+    def _lost_journal(self, ours: State, theirs: State) -> bool:
+        own, copy = ours.journals.get(self.region.writer), theirs.journals.get(self.region.writer)
+        if copy is None or copy.tail is None:
+            return False
+        return own is None or own.last < copy.tail or not _was_trimmed(own, copy.tail)
+
+    async def _lost_of(self, strand: Strand, ours: State, theirs: State) -> tuple[list[bytes], Id]:
+        """The lost entries, and the last entry before them: one that we have or that a record explains."""
+        copy = theirs.strands.get(strand)
+        if copy is None or copy.tail is None or _is_over(ours, strand):
+            return [], ids.ZERO
+        absent, common = await self._absent(strand, ours, copy)
+        if not absent:
+            return [], common
+        # Read the state after the listing, so that it explains trims and deletions before the listing.
+        ours = await self.home.run(read_state(ours.name, theirs.registry.strands, self.everyone))
+        deleted, certain = await self._deleted(strand, ours, theirs)
+        here = ours.strands.get(strand)
+        if _is_over(ours, strand) or (not certain and here is not None and here.deleted >= copy.tail):
+            return [], ids.ZERO  # or the journals are too short, and we deleted entries up to there
+        found = list[bytes]()
+        for native in absent:
+            if self._is_accounted_for(ours, strand, ids.native(native), copy):
+                return found[::-1], ids.native(native)
+            if native not in deleted:
+                found.append(native)
+        return found[::-1], common
+
+    async def _absent(self, strand: Strand, ours: State, copy: Extent) -> tuple[list[bytes], Id]:
+        """Entries of the peer that we lack, newest first, back to one that we have or that is explained."""
+        absent, end = list[bytes](), copy.tail
+        while end is not None and (page := await self.peer.run(compare.list_back(strand, end))):
+            low, high = ids.native(page[-1]), ids.native(page[0])
+            kept = set(await self.home.run(compare.list_between(strand, low, high)))
+            for native in page:
+                if native in kept or self._is_accounted_for(ours, strand, ids.native(native), copy):
+                    return absent, ids.native(native)
+                absent.append(native)
+            end = ids.before(low)
+        return absent, ids.ZERO
+
+    def _is_accounted_for(self, ours: State, strand: Strand, native: Id, copy: Extent) -> bool:
+        """Whether nothing up to an entry was lost. A loss takes the end of a strand: before an entry that we
+        deleted, and that the peer has seen, nothing is lost."""
+        extent = ours.strands.get(strand)
+        had = extent is not None and native <= extent.deleted <= copy.last
+        return had or self._is_explained(ours, strand, native)
+
+    def _is_explained(self, ours: State, strand: Strand, native: Id) -> bool:
+        """Whether everything up to an entry was deleted or trimmed here.
+
+        A trim leaves no record. So it explains nothing in a time window in which another server process took
+        over: that process may have lost the entries.
+        """
+        cut = ours.meta.get(MetaField.LOST + strand.label)
+        if native <= (ids.native(cut) if cut else ours.registry.cuts.get(strand, ids.ZERO)):
+            return True
+        extent = ours.strands.get(strand)
+        if extent is None or native < ours.is_new_after(strand) or ours.is_lost(strand):
+            return False
+        doubts = self.region.doubts
+        if not strand.has_generated_ids and doubts:  # its IDs do not show when they were written
+            return False
+        if any(first <= native[0] <= last for first, last in doubts):
+            return False
+        return _was_trimmed(extent, native) and native <= extent.last
+
+    async def _deleted(self, strand: Strand, ours: State, theirs: State) -> tuple[set[bytes], bool]:
+        """Deletions in our journals that the peer has not applied; and whether the journals have all of
+        them."""
+        found, certain = set[bytes](), True
+        for writer in ours.journals:
+            at = theirs.journal_ends([writer])[writer]
+            certain = certain and not theirs.is_beyond(ours, writer)
+            while True:
+                page, _ = await self.home.run(read_journal(ours.name, writer, at, PAGE))
+                for _, words in page:
+                    registration, natives = deletions(words)
+                    if registration == strand.registration:
+                        found.update(natives)
+                if len(page) < PAGE:
+                    break
+                at = ids.native(page[-1][0])
+        return found, certain
+
+    async def find_gaps(self, name: bytes) -> Loss:
+        """What the peer has in the middle of our strands and we lack, without a record that we removed it.
+
+        After a loss a copy may not be a prefix: other peers gave us back less than this one has. Lists all
+        IDs of the strands, so it is only for that case.
+        """
+        theirs = await self.peer.run(read_state(name, [], self.everyone))
+        ours = await self.home.run(read_state(name, theirs.registry.strands, self.everyone))
+        found = dict[Strand, list[bytes]]()
+        for strand, copy in theirs.strands.items():
+            extent = ours.strands.get(strand)
+            if strand.writer == self.region.writer and extent and not _is_over(ours, strand):
+                absent = await self._absent_upto(strand, min(copy.last, extent.last))
+                # Read after the listing: what was deleted or trimmed before it is known by then.
+                ours = await self.home.run(read_state(name, theirs.registry.strands, self.everyone))
+                deleted, certain = await self._deleted(strand, ours, theirs)
+                lost = [
+                    native
+                    for native in absent
+                    if native not in deleted and not self._is_explained(ours, strand, ids.native(native))
+                ]
+                if lost and certain:
+                    found[strand] = lost
+        return Loss(found, seen=ours.journal_ends(self.everyone), began=beginnings(ours, found))
+
+    async def _absent_upto(self, strand: Strand, end: Id) -> list[bytes]:
+        """All entries of the peer up to an ID that we lack."""
+        absent, at = list[bytes](), ids.ZERO
+        while page := await self.peer.run(compare.list_ids(strand, at, end)):
+            last = ids.native(page[-1])
+            kept = set(await self.home.run(compare.list_between(strand, at, last)))
+            absent += [native for native in page if native not in kept]
+            following = ids.after(last)
+            if len(page) < compare.AT_ONCE or following is None:
+                break
+            at = following
+        return absent
+
+
+def _tail(state: State, strand: Strand) -> Id | None:
+    extent = state.strands.get(strand)
+    return extent.tail if extent else None
+
+
+def _was_trimmed(extent: Extent, native: Id) -> bool:
+    return not extent.whole and (extent.first is None or native < extent.first)
+
+
+def _is_over(ours: State, strand: Strand) -> bool:
+    """Whether this life of a strand was ended here."""
+    return any(known.label == strand.label and known.life > strand.life for known in ours.registry.cuts)
