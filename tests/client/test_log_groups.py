@@ -340,7 +340,7 @@ def test_readers_that_die_lose_nothing(region: braidstream.Redis, engine: Engine
 def test_64_readers_are_served_alike_and_the_limit_holds(
     region: braidstream.Redis, opener: Callable[[], redis.Redis], pending: int
 ) -> None:
-    """Of 20 entries for each. Measured on two cores: 19 to 21; at the limit, by the gateway, 17 to 22."""
+    """Of 20 entries for each. Measured on two cores: 19 to 21; at the limit, by the gateway, 17 to 21."""
     counts, most = _read_fairly(region, opener, 64, LONG, pending=pending, each=20)
     assert min(counts) >= 14, sorted(counts)
     assert max(counts) <= 26, sorted(counts)

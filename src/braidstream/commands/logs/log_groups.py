@@ -34,7 +34,7 @@ _GONE: Final = ("NOGROUP", "UNBLOCKED")
 _NOACK: Final = b"-"
 _FOREVER_MS: Final = 10**12
 # How often a reader whose turn it is asks again before it queues once more.
-_SPINS: Final = 5
+_SPINS: Final = 40
 _FULL, _MAY_WAIT = 1, 2
 
 
