@@ -204,3 +204,24 @@ def test_the_oldest_entries_that_one_peer_has_left_are_not_trimmed_for_another(m
     world.ship(1, 2, "x")
     world.ship(3, 1, "x")
     assert_alike(world, lost + later)
+
+
+def test_a_region_that_lost_its_journal_keeps_what_its_peer_has_just_lost(make_world: Make) -> None:
+    """Region 1 went back to an earlier state, and has not looked for losses yet."""
+    world = make_world(2)
+    served_by(world, 1, "one process")
+    written = write(world, 1, "a", "b", "c")
+    world.sync()
+    assert world[2].xdel("x", written[0]) == 1
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    lost = write(world, 1, "d")
+    world.sync()
+    roll_back(world, 1, earlier)
+    served_by(world, 1, "another process")
+    assert world[1].xdel("x", *write(world, 1, "e")) == 1
+    with world.engines[1].client() as client:
+        client.delete(keys.journal(b"x", 2))
+    meet_again(world)
+    world.ship(2, 1, "x")
+    assert_alike(world, written[1:] + lost)

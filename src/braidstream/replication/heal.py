@@ -1,7 +1,7 @@
 """Restores from a peer what a region lost (search.py), at its place."""
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,12 +9,14 @@ from braidstream.commands.drop import AT_ONCE as DROPPED_AT_ONCE
 from braidstream.commands.drop import drop_command
 from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
-from braidstream.model.fields import MetaField
+from braidstream.model.fields import ConfigField, MetaField
 from braidstream.model.ids import Id
 from braidstream.model.journal import messages, redo_command
+from braidstream.model.keys import CONFIG
 from braidstream.model.meta import Registry, acked
 from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
+from braidstream.protocol.identify import info_facts, read_region
 from braidstream.protocol.lookup import registry_of
 from braidstream.protocol.plan import Batch, Plan, send_one
 from braidstream.protocol.retries import TRIES
@@ -118,9 +120,10 @@ class Pair:
         them.
 
         Of our own strand only entries older than the loss: newer ones never reached the peer. Of the other
-        strands only the peer's own: of a third region's, the peer may lack what that region lost.
+        strands only the peer's own: of a third region's, the peer may lack what that region lost. And the
+        peer may have lost entries of its own strand just now, too.
         """
-        gone = 0
+        gone, doubts = 0, await self.peer.run(_doubts())
         for strand, copy in theirs.strands.items():
             upto: Id | None = max(copy.deleted, ids.before(copy.first or ids.ZERO) or ids.ZERO)
             if strand in loss.entries:
@@ -130,20 +133,30 @@ class Pair:
             elif strand.writer in self.region.writers and strand.writer != self.writer:
                 continue
             if upto is not None and not theirs.is_lost(strand):
-                since = theirs.is_new_after(strand)
-                gone += await self._delete_absent(strand, (since, upto), copy.last)
+                where = (theirs.is_new_after(strand), upto)
+                doubtful = doubts if strand.writer == self.writer else ()
+                gone += await self._delete_absent(strand, where, copy.last, doubtful)
         return gone
 
-    async def _delete_absent(self, strand: Strand, where: tuple[Id, Id], last: Id) -> int:
-        """where: the range in which the peer had all entries. last: how far its copy reaches."""
+    async def _delete_absent(
+        self, strand: Strand, where: tuple[Id, Id], last: Id, doubts: Sequence[tuple[int, int]]
+    ) -> int:
+        """where: the range in which the peer had all entries, except in times of doubt. last: how far its
+        copy reaches."""
         gone, (at, upto) = 0, where
+        if doubts and not strand.has_generated_ids:  # its IDs do not show when they were written
+            return 0
         while page := await self.home.run(compare.list_ids(strand, at, upto)):
             end = ids.native(page[-1])
             # Read after the page, so that it shows what another link has restored meanwhile.
             mended = (await self.home.run(read_state(strand.name, [strand], []))).mended(strand)
             kept = await compare.list_kept(self.peer, strand, (at, end), last)
             absent = [
-                native for native in page if native not in kept and not compare.is_within(native, mended)
+                native
+                for native in page
+                if native not in kept
+                and not compare.is_within(native, mended)
+                and not any(first <= ids.native(native)[0] <= upto_ms for first, upto_ms in doubts)
             ]
             for first in range(0, len(absent), DROPPED_AT_ONCE):
                 part = absent[first : first + DROPPED_AT_ONCE]
@@ -185,6 +198,17 @@ class Pair:
             where = keys.known_messages(name, settings.era, producer)
             for pairs in _chunks(await self.peer.run(_known(*where)), 2 * MESSAGES_AT_ONCE):
                 yield messages(settings, producer, pairs)
+
+
+def _doubts() -> Plan[tuple[tuple[int, int], ...]]:
+    """When a region may have lost entries (Region.doubts). At any time, if its daemon has not noted yet that
+    another process serves it."""
+    region = yield from read_region()
+    run, info = yield Batch(
+        [("HGET", CONFIG, ConfigField.RUN), ("INFO", "server")], resend=True, attempt=True
+    )
+    is_noted = isinstance(info, ReplyError) or not run or info_facts(info).get(b"run_id") == run
+    return region.doubts if is_noted else ((0, ids.FULL),)
 
 
 def _is_trimmed(theirs: State, strand: Strand, native: Id) -> bool:
