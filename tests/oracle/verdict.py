@@ -52,7 +52,7 @@ def judge(
         by_stream[op.stream].append(op)
     found: dict[str, list[str]] = defaultdict(list)
     found["diverged"] += _diverged(finals)
-    found["duplicated"] += _redelivered(log, losses)
+    found["duplicated"] += _redelivered(log, losses, peers=len(finals) - 1)
     found["skipped"] += _skipped(log, one, rules.consumed)
     for name, entries in one.entries.items():
         ops = by_stream[name]
@@ -168,12 +168,12 @@ def _invented(name: str, ops: list[Op], entries: Entries) -> Iterator[str]:
             yield f"{name} has {id} ({text}), which was refused or never written"
 
 
-def _redelivered(log: ClientLog, losses: Sequence[Loss]) -> Iterator[str]:
-    """A server that forgot a delivery may give the entry out once more."""
+def _redelivered(log: ClientLog, losses: Sequence[Loss], peers: int) -> Iterator[str]:
+    """A server that lost data may give an entry out once more for each peer that gives entries back."""
     times = Counter((each.stream, each.region, each.id) for each in log.deliveries if each.new)
     forgot = Counter(loss.region for loss in losses)
     for (name, region, id), count in times.items():
-        if count > 1 + forgot[region]:
+        if count > 1 + peers * forgot[region]:
             yield f"region {region} gave out {id} of {name} as new {count} times"
 
 
