@@ -184,7 +184,9 @@ def _report(regions: list[dict[str, Any]], folder: Path, as_json: bool) -> None:
         typer.echo(json.dumps({"regions": regions}))
         return
     columns = {"region": "id", "name": "name", "url": "url", "gateway": "gateway", "metrics": "metrics"}
-    table = Table(*columns, title="Ready. Ctrl-C stops everything.", title_justify="left")
+    table = Table(
+        *columns, title="Ready. Ctrl-C stops everything.", title_justify="left", box=None, pad_edge=False
+    )
     for region in regions:
         table.add_row(*(str(region[field]) for field in columns.values()))
     console = Console()
