@@ -189,3 +189,19 @@ def test_a_log_whose_key_was_lost_at_home_comes_back(world: World) -> None:
     rows = [(n, "t", f"{n}") for n in range(1, 700)]
     assert [world[number].tread("log", 1, 699) for number in world] == [rows] * 3
     assert [world[number].tread("log", later, 1) for number in world] == [[(later, "t", "later")]] * 3
+
+
+def test_a_deleted_log_becomes_no_stream_because_of_a_group_made_elsewhere(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world(2)
+    world[1].twrite("log", "t", "m")
+    world.sync()
+    world[2].tread("log", group="g")
+    world[1].delete("log")
+    world.sync()
+    for region in (1, 2):
+        assert world[region].tread("log", 0, 5) == [None]
+    assert world[1].twrite("log", "t", "m") == 2
+    world.sync()
+    assert world[2].tread("log", 2, 1) == [(2, "t", "m")]
