@@ -75,9 +75,6 @@ def compact(
     need_spark()
     names, glob = chosen(streams, pattern)
     servers, folder = servers_of(url, redis) if url else None, None if lake is None else str(lake)
-    if servers is not None:
-        with trouble(url, as_json):
-            check_streams(servers, names, glob, lake)
     from braidstream.spark.jobs.compaction import Compact, Compactor, check
 
     what = Compact(folder, servers, names, glob, key, key_expr, tombstone, keep, grace, dry_run)
@@ -85,6 +82,9 @@ def compact(
         check(what)
     except OptionError as error:
         refuse(str(error))
+    if servers is not None:
+        with trouble(url, as_json):
+            check_streams(servers, names, glob, lake)
     with spark_trouble(url or str(lake), as_json), until_stopped() as stopped:
         session = start_spark("compact")
         with bar("reading", None) as shown:

@@ -113,6 +113,7 @@ class Daemon:
         finally:
             for task in self._tasks.values():
                 task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
             await self.leases.release()
             with contextlib.suppress(BraidError):
                 await self.source.run(forget_status(self.leases.id))
