@@ -19,6 +19,7 @@ class Held:
     lease: until when no other consumer claims it.
     is_lost: another consumer has claimed it.
     is_again: the running attempt was counted on its own, before it started.
+    is_suspect: its last attempt was in a process that crashed.
     """
 
     message: Message
@@ -30,6 +31,7 @@ class Held:
     is_running: bool = False
     is_lost: bool = False
     is_again: bool = False
+    is_suspect: bool = False
     key: Hashable = None
 
     @property

@@ -22,7 +22,7 @@ Every later attempt is counted in the engine (`due`) before it starts.
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count, islice
+from itertools import count, islice, takewhile
 from typing import Any, Final
 
 from braidstream.consumers.held import Failure, Held, Reject, Work, described
@@ -60,7 +60,7 @@ class InHand:
         self.next_claim = now + dice() * self._claim_every
         self._waiting: list[tuple[float, int, Held]] = []
         self._numbers = count()
-        self._running = self._again_running = 0
+        self._running = self._again_running = self._suspects_running = 0
         self._oldest_ready: float | None = None
         self._pace = Pace(now)
 
@@ -116,6 +116,7 @@ class InHand:
             attempts = max(attempts, 0)
             message = Message(name, entry.decode(), words)
             held = Held(message, stream, entry, attempts, False, lease)
+            held.is_suspect = not ours and attempts > 0
             self.held[stream, entry] = held
             if attempts >= self.settings.retries:
                 held.attempts = min(attempts, self.settings.retries) if attempts >= _FATAL else attempts
@@ -171,8 +172,15 @@ class InHand:
 
     @property
     def _countable(self) -> int:
+        """A suspect was started in a process that crashed. It runs while no other attempt is counted: if it
+        crashes this process too, that is not held against others."""
+        if self.is_stopping or not self.due or self._suspects_running:
+            return 0
         busy = self._running if self.is_exact else self._again_running
-        return 0 if self.is_stopping else min(max(self.settings.concurrency - busy, 0), len(self.due))
+        free = max(self.settings.concurrency - busy, 0)
+        if self.due[0].is_suspect:
+            return 0 if self._again_running else min(free, 1)
+        return sum(1 for _ in takewhile(lambda held: not held.is_suspect, islice(self.due, free)))
 
     @property
     def can_count(self) -> bool:
@@ -187,6 +195,7 @@ class InHand:
         self.due.remove(held)
         held.is_counted = held.is_again = True
         self._again_running += 1
+        self._suspects_running += held.is_suspect
         return self._start([held])
 
     def _start(self, work: Work) -> Work:
@@ -210,9 +219,10 @@ class InHand:
         self._running -= 1
         if work[0].is_again:
             self._again_running -= 1
+            self._suspects_running -= work[0].is_suspect
         failures = list[Failure]()
         for held in work:
-            held.is_running = held.is_counted = held.is_again = False
+            held.is_running = held.is_counted = held.is_again = held.is_suspect = False
             if (mine := rejected.get(held, error)) is None:
                 self.done.append(held)
             elif not held.is_lost:
