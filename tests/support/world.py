@@ -14,7 +14,8 @@ from braidstream.model.keys import name_of_meta
 from braidstream.model.region_config import Region
 from braidstream.protocol.identify import read_region
 from braidstream.protocol.plan import Plan
-from braidstream.replication.link import Link, Progress
+from braidstream.replication.link import Link
+from braidstream.replication.progress import Progress
 from tests.support.servers import Engine, Flavour
 
 T = TypeVar("T")

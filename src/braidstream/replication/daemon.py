@@ -32,13 +32,13 @@ from braidstream.replication.feed import Feed, all_streams
 from braidstream.replication.gate import Durability, Gate
 from braidstream.replication.glance import differing
 from braidstream.replication.group_lags import EVERY_S as GROUPS_EVERY_S
-from braidstream.replication.group_lags import MOST as MOST_GROUPS
-from braidstream.replication.group_lags import GroupLag, Strays, count_strays, read_lags, with_groups
+from braidstream.replication.group_lags import GroupLag, Strays, measure
 from braidstream.replication.identity import check_pair, check_region, claim, keep_claim
 from braidstream.replication.leases import Leases
-from braidstream.replication.link import Link, Progress
+from braidstream.replication.link import Link
 from braidstream.replication.pages import Pages
 from braidstream.replication.peer import Peer, is_misconfigured, why_down
+from braidstream.replication.progress import Progress
 from braidstream.replication.queue import Need, Queue
 from braidstream.replication.raising import raise_home
 from braidstream.replication.reporting import families, group_families, report
@@ -193,15 +193,7 @@ class Daemon:
         """For /metrics, while they are served: the lag of each group, and strays, round after round."""
         while True:
             with contextlib.suppress(Exception):  # the engine is lost, or has an odd stream: the next round
-                region, found, strays = await self.source.run(read_region()), list[GroupLag](), Strays()
-                async for names in all_streams(self.source):
-                    mine = [*filter(self.leases.mine, names)]
-                    here = await self.source.run(count_strays(mine))
-                    strays = Strays(strays.streams + here.streams, strays.entries + here.entries)
-                    room = mine if len(found) < MOST_GROUPS else []
-                    for name in await self.source.run(with_groups(room)):
-                        found += await self.source.run(read_lags(region, name))
-                self.group_lags, self.strays = found[:MOST_GROUPS], strays
+                self.group_lags, self.strays = await measure(self.source, self.leases.mine)
             await asyncio.sleep(GROUPS_EVERY_S)
 
     async def _measure_lag(self, peer: Peer) -> None:

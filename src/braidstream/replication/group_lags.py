@@ -3,6 +3,7 @@
 Streams are looked at one after the other, round after round, so the load on the engine is small and even.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,9 +14,12 @@ from braidstream.model.command import Command
 from braidstream.model.meta import Registry
 from braidstream.model.region_config import Region
 from braidstream.model.strand import facts
+from braidstream.protocol.identify import read_region
 from braidstream.protocol.lookup import registry_of
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
+from braidstream.replication.endpoint import PlanRunner
+from braidstream.replication.feed import all_streams
 
 EVERY_S: Final = 15.0
 # Of more groups than this the others are not shown: each is a time series of Prometheus.
@@ -38,6 +42,19 @@ class Strays:
 
     streams: int = 0
     entries: int = 0
+
+
+async def measure(source: PlanRunner, is_mine: Callable[[bytes], bool]) -> tuple[list[GroupLag], Strays]:
+    """One round over the streams that are ours to look at."""
+    region, found, strays = await source.run(read_region()), list[GroupLag](), Strays()
+    async for names in all_streams(source):
+        mine = [*filter(is_mine, names)]
+        here = await source.run(count_strays(mine))
+        strays = Strays(strays.streams + here.streams, strays.entries + here.entries)
+        room = mine if len(found) < MOST else []
+        for name in await source.run(with_groups(room)):
+            found += await source.run(read_lags(region, name))
+    return found[:MOST], strays
 
 
 def count_strays(names: list[bytes]) -> Plan[Strays]:

@@ -17,7 +17,7 @@ Kill a link between any two steps, and another one continues. Two links on one s
 import contextlib
 from collections import OrderedDict
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
 from braidstream.errors import WRITES_REFUSED, BraidError, ReplyError
@@ -36,6 +36,7 @@ from braidstream.replication.flow import Flow, Window
 from braidstream.replication.heal import Pair
 from braidstream.replication.loss import Loss
 from braidstream.replication.pages import Pages
+from braidstream.replication.progress import Known, Progress
 from braidstream.replication.search import Search
 from braidstream.replication.state import (
     State,
@@ -51,50 +52,6 @@ JOURNAL_PAGE: Final = 100
 
 # Errors of the target if our cache is stale, and of the link if the source has changed meanwhile.
 STALE: Final = ("BSGAP", "BSSTALE", "BSMOVED")
-
-
-@dataclass(slots=True)
-class Progress:
-    """What a round did.
-
-    healed: entries restored at the source, which had lost them.
-    waiting: the journal names entries that have not arrived at the target yet; another link brings them.
-    restless: a group of the source has unread or pending entries, in these strands; XACK causes no push.
-    journal: how far the target has applied our journal, if that has changed.
-    """
-
-    entries: int = 0
-    merged: bool = False
-    trimmed: int = 0
-    deletions: int = 0
-    healed: int = 0
-    waiting: bool = False
-    restless: bool = False
-    strands: tuple[Strand, ...] = ()
-    journal: Id = ids.ZERO
-
-    @property
-    def moved(self) -> bool:
-        return bool(self.entries or self.merged or self.trimmed or self.deletions or self.healed)
-
-
-@dataclass(slots=True)
-class Known:
-    """What a link caches of one stream. The engine functions check it on each write.
-
-    merged, theirs: the two registries after the last merge; while both are unchanged there is nothing to
-    merge.
-    marks: our fields about losses when we last looked for losses; None: not yet.
-    owes: the target lacks restored entries, and deletions of them may be in transit.
-    applied: how far the target has applied our journal.
-    """
-
-    flow: Flow
-    merged: dict[bytes, bytes] = field(default_factory=dict)
-    theirs: dict[bytes, bytes] = field(default_factory=dict)
-    marks: dict[bytes, bytes] | None = None
-    owes: bool = False
-    applied: Id = ids.ZERO
 
 
 class Link:

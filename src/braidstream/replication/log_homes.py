@@ -1,7 +1,7 @@
 """Moves the home of a log between two regions, and rescues what a former home wrote late: `braid log`.
 
     move      1  the new home gets what it lacks, while writers go on
-              2  the old home is sealed; from here on nobody writes
+              2  the old home is sealed; no region can write until step 3
               3  the new home learns of its epoch, and gets the rest; writers go on there
     rescue    1  the former home learns that its epoch is over, and is sealed
               2  page by page: append at the home, once; delete at the former home
