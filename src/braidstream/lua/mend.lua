@@ -186,7 +186,7 @@ local function strand_mend(keys, args)
   if is_stale(meta, bell) then return redis.error_reply(STALE_GROUPS) end
   local has_begun = redis.call('HGET', meta, META.NEW .. label)
   if (has_begun and has_begun ~= began) or (not own and less(last_of(strand), args[starts[#starts]])) then
-    return redis.error_reply('BSSTALE the server was flushed meanwhile')
+    return redis.error_reply('BSSTALE the server was flushed since the link read it')
   end
   local deleted_now = deleted_since(journals, positions, label .. ':' .. life)
   if not deleted_now then return redis.error_reply('BSSTALE too much was deleted meanwhile') end

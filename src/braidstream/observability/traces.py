@@ -74,7 +74,7 @@ def _find() -> "Tracer | None":
     except ImportError:
         return None
     provider = trace.get_tracer_provider()
-    if isinstance(provider, trace.ProxyTracerProvider):  # nobody has set one
+    if isinstance(provider, trace.ProxyTracerProvider):  # none is set
         return None
     return provider.get_tracer("braidstream")
 
