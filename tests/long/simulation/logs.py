@@ -102,20 +102,7 @@ class LogUsers:
         elif roll < 0.27 and self.network.late:
             self.network.arrive(self.dice.choice(self.network.late))
         else:
-            await self._step(can_pass, luck)
-
-    async def _step(self, can_pass: Callable[[Request], bool], luck: float) -> None:
-        heads = (request for line in self.network.lines if line.parked for request in line.heads)
-        waiting = [request for request in heads if can_pass(request)]
-        if not waiting:
-            return
-        request, roll = self.dice.choice(waiting), self.dice.random()
-        if roll < luck:
-            await self.network.cut(request, self.dice.choice(("lose", "cut", "delay", "delay")))
-            if self.dice.random() < 0.5:
-                self.network.renew(request.line)
-        else:
-            await self.network.deliver(request, repeat=roll < 2 * luck)
+            await self.network.step(self.dice, can_pass, lambda _: luck)
 
     def act(self, region: int) -> None:
         verb = self.dice.choices(list(OFTEN), self.weights)[0]

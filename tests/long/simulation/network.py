@@ -10,7 +10,9 @@ A link that lost a connection goes on with the memory it has, or is replaced by 
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any, Final, TypeVar
 
 from braidstream.errors import BraidError, LostError
@@ -158,6 +160,23 @@ class Network:
             self.history.add(Noted(request.region, request.name, self.notes))
         if self.replicas is not None and request.region == line.pair[0]:
             self.replicas.read(request.region)
+
+    async def step(
+        self, dice: Random, can_pass: Callable[[Request], bool], luck_of: Callable[[Request], float]
+    ) -> None:
+        """A request that waits goes on, or does not."""
+        heads = (request for line in self.lines if line.parked for request in line.heads)
+        waiting = [request for request in heads if can_pass(request)]
+        if not waiting:
+            return
+        request = dice.choice(waiting)
+        roll, luck = dice.random(), luck_of(request)
+        if roll < luck:
+            await self.cut(request, dice.choice(("lose", "cut", "delay", "delay")))
+            if dice.random() < 0.5:
+                self.renew(request.line)
+        else:
+            await self.deliver(request, repeat=roll < 2 * luck)
 
     async def deliver(self, request: Request, *, repeat: bool = False) -> None:
         line = request.line

@@ -127,7 +127,7 @@ class Run:
                 if self.network.late:
                     self.network.arrive(self.dice.choice(self.network.late))
             else:
-                await self._step()
+                await self.network.step(self.dice, self._can_pass, self._luck_of)
         await self._quiesce()
         ask_everything(self.witness)
         if self.logs is not None:
@@ -184,21 +184,9 @@ class Run:
         apart = request.region == pair[1] and frozenset(pair) in self.partitions
         return request.region not in self.paused and not apart
 
-    async def _step(self) -> None:
-        """A request that waits goes on, or does not."""
-        heads = (request for line in self.network.lines if line.parked for request in line.heads)
-        waiting = [request for request in heads if self._can_pass(request)]
-        if not waiting:
-            return
-        request = self.dice.choice(waiting)
-        # Most requests are reads, and a lost read has no effect.
-        roll, luck = self.dice.random(), self.luck if request.writes else self.luck / 5
-        if roll < luck:
-            await self.network.cut(request, self.dice.choice(("lose", "cut", "delay", "delay")))
-            if self.dice.random() < 0.5:
-                self.network.renew(request.line)
-        else:
-            await self.network.deliver(request, repeat=roll < 2 * luck)
+    def _luck_of(self, request: Request) -> float:
+        """Most requests are reads, and a lost read has no effect."""
+        return self.luck if request.writes else self.luck / 5
 
     async def _quiesce(self) -> None:
         """The storm is over: every request arrives or is lost, then links run until nothing moves."""
