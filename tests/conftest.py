@@ -49,6 +49,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         spread(items)
 
 
+class FailuresAtOnce:
+    """Prints the name of a failed test when it fails, not only at the end of a run of 20 minutes."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._config.get_terminal_writer().line(f" failed: {report.nodeid}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        config.pluginmanager.register(FailuresAtOnce(config))
+
+
 @pytest.fixture(scope="session")
 def engines() -> Iterator[dict[Flavour, Engine]]:
     """The servers this worker has started so far; each lives until the session ends."""

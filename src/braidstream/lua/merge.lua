@@ -215,7 +215,7 @@ local function braid_merge(keys, args)
   local of_log = logs.is_log(meta)
   if of_log then logs.seal_old_homes(meta, named, makes) end
   -- A log that was deleted becomes no stream because another region created a group of it at that time.
-  local was_log = not next(strands) and redis.call('HEXISTS', meta, META.HOMES) == 1
+  local was_log = not next(strands) and redis.call('HGET', meta, META.HOMES)
   if next(ours.groups) and not of_log and not was_log then
     for _, strand in ipairs(makes) do
       if redis.call('EXISTS', strand.key) == 0 then create_strand(meta, strand.key, strand.label, strand.own, given.bell) end
