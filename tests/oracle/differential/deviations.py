@@ -57,6 +57,9 @@ DEVIATIONS: Final = {
     "a cap that asks the groups": "DELREF and ACKED over several strands take the oldest entries that may "
     "go; the bare engine stops at a node that is not to go as a whole, or is larger than LIMIT. What ours "
     "took further may go there too, and is then taken",
+    "XACKDEL ACKED of what was deleted": "a pending entry that is no longer there answers 1 or 2 by whether "
+    "other groups have passed it; ours looks at the entry's strand, and another strand may have been read "
+    "further",
     "radix-tree-keys, -nodes": "equal while a stream has IDs of one kind and was not copied; generated keys "
     "share prefixes as the clock says, so nodes only while there is one key; else nodes are at least keys, "
     "or one in engines that keep leaves in their parents",
@@ -286,6 +289,22 @@ class Deviations:
             raise Mismatch(argv, more, our_more, f"the exact trim after ~ left {lengths} entries")
         if argv[0].upper() == b"XTRIM" and bare + more != ours + our_more:
             raise Mismatch(argv, (bare, more), (ours, our_more), "~ and the exact trim dropped other numbers")
+
+    def acks_deleted(self, theirs: Argv, argv: Argv, bare: Reply, ours: Reply) -> bool:
+        """Whether XACKDEL ACKED answers other numbers only for entries that neither side has."""
+        if b"ACKED" not in map(upper, argv) or argv[1] not in self._mapping.has_chosen:
+            return False
+        if not isinstance(bare, list) or not isinstance(ours, list) or len(bare) != len(ours):
+            return False
+        for at, pair in enumerate(zip(bare, ours, strict=True), start=len(argv) - len(ours)):
+            if pair[0] == pair[1]:
+                continue
+            left = self._sides.peek("XRANGE", theirs[1], theirs[at], theirs[at])
+            our_left = self._sides.ask_ours([b"XRANGE", argv[1], argv[at], argv[at]])
+            if left or our_left or {*pair} != {1, 2}:
+                return False
+            self.note("XACKDEL ACKED of what was deleted")
+        return True
 
     def trims_further(self, argv: Argv) -> bool:
         """Whether a trim that depends on groups may remove more here than in the bare engine."""

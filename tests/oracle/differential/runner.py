@@ -140,6 +140,8 @@ class Run:
             return type(bare) is type(ours) is int  # the sum is checked next
         if command == b"XINFO" and argv[1].upper() == b"STREAM":
             return self._same_facts(argv[2], bare, ours)
+        if command == b"XACKDEL" and self._deviations.acks_deleted(theirs, argv, bare, ours):
+            return True
         if command in GROUPS or (command == b"XINFO" and argv[1].upper() != b"HELP"):
             return self._groups.agree(argv, bare, ours)
         translated = self._mapping.reply(argv, ours)
