@@ -40,6 +40,7 @@ class Proxy:
         self._swallowing = False
         self._open: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
+        self._accepting: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         self.open()
@@ -54,6 +55,8 @@ class Proxy:
         self.shut()
         self._stall_at = None
         self.go_on()
+        if self._accepting is not None:
+            self._accepting.join()  # or it could add a connection after the cut
         self.cut()
         for thread in self._threads:
             thread.join()
@@ -111,7 +114,7 @@ class Proxy:
         """Listen: on a free port the first time, on the same one later."""
         self._door = socket.create_server(("127.0.0.1", self.port))
         self.port = self._door.getsockname()[1]
-        self._start(self._accept, self._door)
+        self._accepting = self._start(self._accept, self._door)
 
     def shut(self) -> None:
         """Refuse new connections; those that are open stay."""
@@ -128,10 +131,11 @@ class Proxy:
         self._swallowing = False
         self.cut()
 
-    def _start(self, target: object, *args: object) -> None:
+    def _start(self, target: object, *args: object) -> threading.Thread:
         thread = threading.Thread(target=target, args=args, daemon=True)  # type: ignore[arg-type]
         self._threads.append(thread)
         thread.start()
+        return thread
 
     def _accept(self, door: socket.socket) -> None:
         while True:
