@@ -13,6 +13,7 @@ import redis
 
 import braidstream
 from braidstream.admin.membership import set_fence
+from braidstream.model import keys
 from tests.support.cli import braid
 from tests.support.daemons import Daemon, all_replicating, numbered
 from tests.support.replicas import Site, site
@@ -221,6 +222,10 @@ def test_a_server_that_lost_everything_is_refused_and_rejoins(
         left = [entry for entry in before if entry != before[250]]
         everywhere(regions, left)
         everywhere(regions, [message], "m")
+        first, deleted, last = write(regions[1], 3, "y")
+        regions[1].xdel("y", deleted)
+        everywhere(regions, [first, last], "y")
+        late = list[str]()
         done = lambda: regions[2].xinfo_groups("x")[0]["last-delivered-id"]  # noqa: E731
         eventually(lambda: done() == before[99], within_s=WITHIN_S, why="the peer knows what is done")
         with traffic(regions.site.url) as later:
@@ -230,6 +235,10 @@ def test_a_server_that_lost_everything_is_refused_and_rejoins(
             else:
                 with primary.client() as engine:
                     engine.flushall()
+                    # A client that has not noticed yet. Without the old IDs it gets one among those of peers.
+                    ms = deleted.partition("-")[0]
+                    engine.xadd(keys.strand(b"y", keys.GENERATED, 1), {"n": "late"}, id=f"{ms}-5")
+                    late.append(f"{ms}-{5 * 1024 + 1}")
             daemon.kill()
             refused = braid("replicate", "--config", str(regions.config), "--region", "region-1")
             assert refused.returncode == 1
@@ -242,6 +251,7 @@ def test_a_server_that_lost_everything_is_refused_and_rejoins(
         lost = set(later) - set(ids(regions[1]))
         assert len(lost) < 20  # acknowledged in the last moment before the loss; no peer had them yet
         everywhere(regions, left + [entry for entry in later if entry not in lost])
+        everywhere(regions, [first, *late, last], "y")
         assert regions[1].execute_command(*send) == message
         [[_, entries]] = regions[1].xreadgroup("jobs", "ann", {"x": ">"}, count=10)
         assert [entry for entry, _ in entries] == before[100:110]

@@ -8,7 +8,7 @@ from braidstream.model.command import Command
 from braidstream.model.fields import ConfigField
 from braidstream.model.ids import LAST_WRITER
 from braidstream.model.keys import CONFIG
-from braidstream.model.region_config import ID_MODES, Region
+from braidstream.model.region_config import FLUSHED, ID_MODES, Region
 from braidstream.protocol.identify import info_facts, read_region
 from braidstream.protocol.plan import Batch, Plan
 
@@ -32,7 +32,7 @@ def initialise(region: int, name: str, *, fenced: bool = False) -> Plan[Region]:
         except NotARegionError:
             who = (ConfigField.REGION, region, ConfigField.NAME, name, ConfigField.ID_MODE, "strict")
             writers = (ConfigField.WRITER, region, ConfigField.WRITERS, region, ConfigField.TOPOLOGY, 1)
-            fence = (ConfigField.FENCED, 1) if fenced else ()
+            fence = (ConfigField.FENCED, FLUSHED) if fenced else ()
             yield Batch([("HSET", CONFIG, *who, *writers, *fence)], atomic=True)
             continue  # read what this or another client has written
         yield Batch([("UNWATCH",)])
@@ -62,9 +62,14 @@ def _refuse_eviction() -> Plan[None]:
 
 def set_fence(up: bool) -> Plan[Region]:
     """Whether a region serves clients. Running clients follow within a second."""
-    fence: Command = ("HSET", CONFIG, ConfigField.FENCED, 1) if up else ("HDEL", CONFIG, ConfigField.FENCED)
+    fence: Command = ("HSETNX", CONFIG, ConfigField.FENCED, 1) if up else ("HDEL", CONFIG, ConfigField.FENCED)
     yield Batch([fence, ("HINCRBY", CONFIG, ConfigField.TOPOLOGY, 1)])
     return (yield from read_region())
+
+
+def note_marked() -> Plan[None]:
+    """What clients wrote to a flushed server is marked. Everything that comes now is restored."""
+    yield Batch([("HSET", CONFIG, ConfigField.FENCED, 1)])
 
 
 def meet(writers: Iterable[int]) -> Plan[Region]:

@@ -15,7 +15,7 @@ from rich.progress import Progress
 
 from braidstream import config as files
 from braidstream import lua
-from braidstream.admin.membership import initialise, meet, part, set_fence
+from braidstream.admin.membership import initialise, meet, note_marked, part, set_fence
 from braidstream.cli.reach import ConfigFile, Json, ask, report, trouble
 from braidstream.cli.replicate import durability_of
 from braidstream.cli.verbs import Verbs
@@ -30,6 +30,7 @@ from braidstream.protocol.cache import REGION_FRESH_S
 from braidstream.protocol.identify import read_region, refuse_cluster
 from braidstream.replication.endpoint import Endpoint
 from braidstream.replication.feed import all_streams
+from braidstream.replication.flushed import mark_written
 from braidstream.replication.gate import Gate
 from braidstream.replication.identity import check_region
 from braidstream.replication.link import Link
@@ -112,7 +113,7 @@ def rejoin(
         for each in sources:
             _check(each)
     with trouble(lost.url, as_json):
-        ask(
+        *_, fenced = ask(
             lost.url,
             refuse_cluster(),
             initialise(lost.id, lost.name, fenced=True),
@@ -120,6 +121,8 @@ def rejoin(
             set_fence(True),
         )
         time.sleep(2 * REGION_FRESH_S)  # until connected clients see the fence
+        if fenced.flushed:
+            asyncio.run(_mark_written(lost))
         regions = [_add_writers(each, known) for each in (*sources, lost)]
 
         def recover(home: Endpoint, gate: Gate, region: Region) -> Callable[[bytes], Awaitable[int]]:
@@ -190,6 +193,14 @@ def _add_writers(each: RegionConfig, joined: Config) -> Region:
     [region] = ask(each.url, meet(other.id for other in joined.region))
     known: Region = region
     return known
+
+
+async def _mark_written(flushed: RegionConfig) -> None:
+    home = Endpoint(parse_address(flushed.url))
+    await home.connect()
+    await mark_written(home, flushed.id)
+    await home.run(note_marked())
+    home.close()
 
 
 # The target, the gate of a source and its region -> a function that copies one stream and counts entries.

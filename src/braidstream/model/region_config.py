@@ -9,6 +9,8 @@ from braidstream.model.keys import CONFIG
 from braidstream.model.strand import facts
 
 ID_MODES: Final = ("strict", "semi-strict", "liberal")
+# The value of `fenced` on a server that was no region: it was flushed or is new.
+FLUSHED: Final = b"flushed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class Region:
     ahead of its clock).
     adopted: native streams were adopted, so a plain key may be a fence (lua/native.lua).
     fenced: the region lost its data and refuses clients until it is restored.
+    flushed: it is fenced, and all that its server has was written after the loss (replication/flushed.py).
     """
 
     id: int
@@ -48,6 +51,7 @@ class Region:
     doubts: tuple[tuple[int, int], ...] = ()
     last_generated: tuple[int, bytes, bool] = (0, b"", False)
     fenced: bool = False
+    flushed: bool = False
     adopted: bool = False
 
     @property
@@ -90,6 +94,7 @@ class Region:
             doubts=tuple(_window(each) for each in config.get(ConfigField.DOUBTS, b"").split()),
             last_generated=_last_generated(config.get(ConfigField.GENERATED, b"0 - -")),
             fenced=ConfigField.FENCED in config,
+            flushed=config.get(ConfigField.FENCED) == FLUSHED,
             adopted=ConfigField.ADOPTED in config,
         )
 
