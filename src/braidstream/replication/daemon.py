@@ -87,12 +87,16 @@ class Daemon:
         self._highest_ms = 0
         self._fence_logged_s = -FENCED_S
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ending = set[asyncio.Task[None]]()  # of peers that were removed
 
     def set_peers(self, peers: dict[str, tuple[int, Address]]) -> None:
         """Set the peers: number and address by name. Call it while `run` runs."""
         for name, peer in [*self.peers.items()]:
             if (peer.id, peer.endpoint.address) != peers.get(name):
-                self._tasks.pop(name).cancel()
+                ended = self._tasks.pop(name)
+                ended.cancel()
+                self._ending.add(ended)
+                ended.add_done_callback(self._ending.discard)
                 self.peers.pop(name).endpoint.close()
         for name, (number, address) in peers.items():
             if name not in self.peers:
@@ -113,7 +117,7 @@ class Daemon:
         finally:
             for task in self._tasks.values():
                 task.cancel()
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await asyncio.gather(*self._tasks.values(), *self._ending, return_exceptions=True)
             await self.leases.release()
             with contextlib.suppress(BraidError):
                 await self.source.run(forget_status(self.leases.id))

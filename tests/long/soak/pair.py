@@ -7,6 +7,7 @@ What the primary sends while the wire is deaf never arrives, so a replica that i
 """
 
 import shutil
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -105,7 +106,8 @@ class Pair:
         self._snapshot.mkdir(exist_ok=True)
         with self.primary.client() as client:
             client.config_set("save", "3600 1")
-            client.execute_command("BGSAVE", "SCHEDULE")
+            saves = partial(_begins_to_save, client)
+            eventually(saves, within_s=SYNCED_WITHIN_S, why="the engine should try to save")
 
     def take_writes(self) -> None:
         self._snapshot.rmdir()
@@ -145,3 +147,10 @@ def _is_synced(replica: Engine) -> bool:
             return client.info("replication").get("master_link_status") == "up"
     except redis.RedisError:
         return False
+
+
+def _begins_to_save(client: redis.Redis) -> bool:
+    """False while it saves for a replica."""
+    with suppress(redis.ResponseError):
+        return bool(client.execute_command("BGSAVE", "SCHEDULE"))
+    return False
