@@ -2,7 +2,7 @@
 
     engines --read_view()--> View of each region --overview()--> Overview: links, problems
 
-What daemons know is in their engine (daemon_status.py). Everything else an engine tells itself: its memory,
+What daemons know is in their engine (daemon_status.py). Everything else comes from the engine: its memory,
 its clock, who replicates to it.
 """
 

@@ -113,7 +113,7 @@ class Homes:
     async def forward(self, client: Client, queued: list[Queued]) -> None:
         """Run the writes that were refused at the homes of their logs, in order. Each gets its result."""
         if client.session.db != client.hub.db:
-            return  # the file tells of one database only
+            return  # the file is about one database only
         by_log = dict[bytes, list[Queued]]()
         for item in queued:
             if is_elsewhere(item.result):

@@ -171,17 +171,17 @@ def emit(event: str, **facts: object) -> None:
     _counts[event] = _counts.get(event, 0) + 1
     if _log.isEnabledFor(level):
         words = (f"{name}={_shown(value)}" for name, value in facts.items())
-        told = {"event": event, **{name: _plain(value) for name, value in facts.items()}}
-        _log.log(level, "%s", " ".join([event, *words]), extra={FACTS: told})
+        shown = {"event": event, **{name: _plain(value) for name, value in facts.items()}}
+        _log.log(level, "%s", " ".join([event, *words]), extra={FACTS: shown})
 
 
 class JsonFormatter(logging.Formatter):
     """One JSON object for each line: time (UTC), level, event, and its facts."""
 
     def format(self, record: logging.LogRecord) -> str:
-        told = getattr(record, FACTS, None) or {"event": "log", "text": record.getMessage()}
+        shown = getattr(record, FACTS, None) or {"event": "log", "text": record.getMessage()}
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        return json.dumps({"time": at, "level": record.levelname, **told})
+        return json.dumps({"time": at, "level": record.levelname, **shown})
 
 
 def event_families() -> list[Family]:

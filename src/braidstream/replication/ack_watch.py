@@ -87,11 +87,11 @@ class AckWatch:
                 known.pop(strand, None)
             elif strand in known and known[strand] != groups:
                 moved.add(strand.name)
-        told = {name for name in moved if self._report(name)}
-        if told != moved:
+        reported = {name for name in moved if self._report(name)}
+        if reported != moved:
             self._calls = None  # look again
         for strand, groups in zip(strands, replies, strict=True):
-            if strand.name in told and strand in self._streams.get(strand.name, {}):
+            if strand.name in reported and strand in self._streams.get(strand.name, {}):
                 self._streams[strand.name][strand] = groups
         for name in {strand.name for strand in strands}:
             if not self._streams.get(name):

@@ -71,7 +71,7 @@ class Link:
         self.heals = heals
         self.pages = pages or Pages(source)
         self.window = Window()
-        self._lossy = set[bytes]()  # streams with a loss that the target has not been told all about
+        self._lossy = set[bytes]()  # streams with a loss, until the target has received everything
         self.highest_ms = 0  # the highest ID of our home strands that this link has read
         self._known: OrderedDict[bytes, Known] = OrderedDict()
 
