@@ -107,22 +107,3 @@ def test_a_server_that_may_evict_strands_is_not_made_a_region(flavour: Flavour, 
         assert operator.dbsize() == 0
         operator.config_set("maxmemory-policy", "volatile-lru")
         become(engine)
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("EXPIRE", "x", 1),
-        ("PEXPIRE", "x", 1),
-        ("EXPIREAT", "x", 1),
-        ("PEXPIREAT", "x", 1, "GT"),
-    ],
-    ids=lambda command: command[0],
-)
-def test_what_would_lose_a_strand_is_refused_and_says_what_to_use(
-    region: braidstream.Redis, command: tuple[str | int, ...]
-) -> None:
-    entry = region.xadd("x", {"n": "1"})
-    with pytest.raises(redis.ResponseError, match=rf"{command[0]} refused by braidstream: .*\. Use "):
-        region.execute_command(*command)
-    assert (region.xrange("x"), region.ttl("x")) == ([(entry, {"n": "1"})], -1)

@@ -13,6 +13,7 @@ from redis.exceptions import AskError, ClusterCrossSlotError, MovedError, Respon
 from braidstream import lua as functions
 from braidstream.admin import log_moves
 from braidstream.admin.adoption import adopt_command, append_command, release_command, set_aside_command
+from braidstream.commands.expire import expire_at
 from braidstream.commands.produce import call
 from braidstream.commands.table import TABLE
 from braidstream.errors import ReplyError
@@ -267,6 +268,9 @@ def say_every_function(said: Nodes, name: bytes) -> None:
     assert run(command(view, b"XGROUP", b"CREATE", name, b"g", b"0"), said) == b"OK"
     assert run(command(view, b"XGROUP", b"SETID", name, b"g", b"$"), said) == b"OK"
     assert run(command(view, *WAIT, name, b">"), said) is None
+    run(expire_at(view, name, 4_102_444_800_000), said)
+    assert run(command(view, b"EXISTS", name), said) == 1
+    assert run(command(view, b"PERSIST", name), said) == 1
     assert run(apply(Strand(name, "c", 2), [((3, 3), [b"v", b"a"])]), said) == 1
     assert run(command(view, b"XDELEX", name, b"ACKED", b"IDS", b"1", b"7-7"), said) == [1]
     state = run(read_state(name, [], [2], home=1), said)

@@ -13,6 +13,7 @@ position, before the first entry that was not delivered: some entries may be del
 from typing import Any, Final
 
 from braidstream.commands.arguments import Argv, fail, option, shown
+from braidstream.commands.expire import expire_at
 from braidstream.commands.groups import group_status
 from braidstream.commands.groups.pending import Query, rows_of
 from braidstream.commands.rename import PAGE, TRIES, Copy, adoption, fail_changing, fill, token
@@ -24,7 +25,7 @@ from braidstream.model.ids import Id
 from braidstream.model.meta import Registry, group_start
 from braidstream.model.strand import facts
 from braidstream.protocol import braid
-from braidstream.protocol.lookup import read_registry, registry_of
+from braidstream.protocol.lookup import read_registry, registry_of, settled
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
 
@@ -155,7 +156,9 @@ def _restore_stream(view: View, argv: Argv, replace: bool) -> Plan[bool]:
         ],
         attempt=True,
     )
-    registry = view.learn(name, reply)
+    view.learn(name, reply)
+    yield from settled(view, [name])
+    registry = view.recall(name)
     busy = not replace and ((taken and not registry.fenced) or registry.exists)
     if not isinstance(kind, ReplyError) and kind != b"stream" and argv[3][0] not in _STREAM:
         yield Batch([("UNWATCH",), ("UNLINK", aside)])
@@ -167,15 +170,18 @@ def _restore_stream(view: View, argv: Argv, replace: bool) -> Plan[bool]:
             raise error
         if busy:
             fail(_BUSY)
-        if argv[2] != b"0":
-            why = "an expired stream would forget its last ID and generate the same IDs again"
+        if argv[2] != b"0" and view.region.journal_writer:
+            why = "the region has peers, and a deadline is not replicated"
             raise RefusedError("RESTORE of a stream with a TTL", why, "Use 0")
+        [due] = yield Batch([("PEXPIRETIME", aside)])
         yield from _adopt(view, Copy(name, name, aside, move=False, replaces=bool(taken)))
     except ReplyError:
         yield Batch([("UNWATCH",), ("UNLINK", aside)])
         raise
     finally:
         view.forget(name)
+    if due >= 0:
+        yield from expire_at(view, name, due)
     return True
 
 

@@ -1,4 +1,4 @@
-"""Commands on keys, where a key may be a stream: DEL, EXISTS, TYPE, TTL, SCAN, KEYS, FLUSHDB and kin.
+"""Commands on keys, where a key may be a stream: DEL, EXISTS, TYPE, SCAN, KEYS, FLUSHDB and kin.
 
 Each name is looked up as a plain key, by the native command, and as a stream. Plain keys work as in
 the engine, so code that uses both needs no second client.
@@ -16,7 +16,14 @@ from braidstream.model.meta import Registry
 from braidstream.protocol import braid
 from braidstream.protocol.braid import delete_command
 from braidstream.protocol.identify import INFO_CLUSTER, is_cluster
-from braidstream.protocol.lookup import FENCE_TYPE, WRONGTYPE, read_registry, registry_of
+from braidstream.protocol.lookup import (
+    FENCE_TYPE,
+    WRONGTYPE,
+    checked_now,
+    read_registry,
+    registry_now,
+    registry_of,
+)
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
 
@@ -105,13 +112,14 @@ def _deleted(view: View, cached: list[tuple[bytes, Registry]], answers: list[Any
 Found = tuple[Any, dict[bytes, Registry]]
 
 
-def _look(names: Iterable[bytes], native: Command | None = None, *, writes: bool = False) -> Plan[Found]:
-    """A native command, and the registry of each name. One round trip."""
+def _look(view: View, names: Iterable[bytes], native: Command | None = None) -> Plan[Found]:
+    """A native command, and the registry of each name. One round trip; two if one of them has a deadline."""
     distinct = list(dict.fromkeys(names))
     first: list[Command] = [] if native is None else [native]
-    replies = yield Batch([*first, *map(registry_of, distinct)], resend=not writes)
+    reads = [registry_now(view, name) for name in distinct]
+    replies = yield Batch([*first, *reads], resend=True)
     plain = replies.pop(0) if native is not None else None
-    return plain, _parsed(distinct, replies)
+    return plain, (yield from checked_now(reads, _parsed(distinct, replies)))
 
 
 def _parsed(names: list[bytes], replies: list[Any]) -> dict[bytes, Registry]:
@@ -122,8 +130,10 @@ def count_existing(view: View, argv: Argv) -> Plan[int]:
     """EXISTS: a name that is repeated counts twice."""
     names = list(dict.fromkeys(argv[1:]))
     counts: list[Command] = [(argv[0], name) for name in names]
-    replies = yield Batch([*counts, *map(registry_of, names)], resend=True)
-    plain, found = dict(zip(names, replies, strict=False)), _parsed(names, replies[len(names) :])
+    reads = [registry_now(view, name) for name in names]
+    replies = yield Batch([*counts, *reads], resend=True)
+    plain = dict(zip(names, replies, strict=False))
+    found = yield from checked_now(reads, _parsed(names, replies[len(names) :]))
     return sum(found[name].exists or (bool(plain[name]) and not found[name].fenced) for name in argv[1:])
 
 
@@ -134,62 +144,17 @@ def touch(view: View, argv: Argv) -> Plan[int]:
 
 def kind(view: View, argv: Argv) -> Plan[bytes]:
     """TYPE key."""
-    plain, found = yield from _look(argv[1:], tuple(argv))
+    plain, found = yield from _look(view, argv[1:], tuple(argv))
     if found[argv[1]].exists:
         return b"stream"
     return b"none" if plain == FENCE_TYPE and found[argv[1]].fenced else plain
-
-
-def time_to_live(view: View, argv: Argv) -> Plan[int]:
-    """TTL, PTTL, EXPIRETIME, PEXPIRETIME: -1 for a stream, which never expires."""
-    plain, found = yield from _look(argv[1:], tuple(argv))
-    if found[argv[1]].fenced and not found[argv[1]].exists:
-        return -2
-    return -1 if found[argv[1]].exists else plain
-
-
-def persist(view: View, argv: Argv) -> Plan[int]:
-    """PERSIST: 0 for a stream, which has no time to live."""
-    plain, found = yield from _look(argv[1:], tuple(argv), writes=True)
-    return 0 if found[argv[1]].exists else plain
-
-
-def expire(view: View, argv: Argv) -> Plan[Any]:
-    """EXPIRE, PEXPIRE, EXPIREAT, PEXPIREAT: refused on a stream."""
-    if _is_past(argv):
-        view.carriage.expect_no_plain_key(argv[1])
-    if view.region.adopted and (yield from read_registry(view, argv[1])).fenced:
-        if view.recall(argv[1]).exists:  # the plain key is its fence, which must not expire
-            raise _expires_not(argv)
-        return 0
-    plain, found = yield from _look(argv[1:2], tuple(argv), writes=True)
-    if found[argv[1]].exists:
-        raise _expires_not(argv)
-    return plain
-
-
-def _expires_not(argv: Argv) -> RefusedError:
-    why = "an expired stream would forget its last ID and generate the same IDs again"
-    instead = "Use XTRIM MINID to drop old entries, or DEL"
-    return RefusedError(argv[0].decode("ascii", "replace").upper(), why, instead)
-
-
-def _is_past(argv: Argv) -> bool:
-    """Whether an expiry surely deletes a plain key at once; there is no clock here."""
-    try:
-        value = integer(argv[2])
-    except ReplyError:
-        return False
-    # Times before the year 2001, in seconds or milliseconds; spans of nothing or less.
-    earliest = {b"EXPIREAT": 10**9, b"PEXPIREAT": 10**12}.get(argv[0].upper(), 0)
-    return value <= earliest
 
 
 def overwrite(view: View, argv: Argv) -> Plan[Any]:
     """SET, SETEX, PSETEX of a name that is a stream: the stream is deleted. Not one step."""
     only_new = argv[0].upper() == b"SET" and b"NX" in map(option, argv[3:])
     native = tuple(word for at, word in enumerate(argv) if at < 3 or option(word) != b"XX")
-    is_stream = (yield from _look(argv[1:2]))[1][argv[1]].exists
+    is_stream = (yield from _look(view, argv[1:2]))[1][argv[1]].exists
     if not is_stream:
         native = tuple(argv)
     elif returns_old_value(argv):
@@ -237,11 +202,11 @@ def watch(view: View, argv: Argv) -> Plan[Any]:
     return b"OK"
 
 
-def _existing(names: Iterable[bytes]) -> Plan[list[bytes]]:
+def _existing(view: View, names: Iterable[bytes]) -> Plan[list[bytes]]:
     wanted = list(names)
     if not wanted:
         return []
-    _, found = yield from _look(wanted)
+    _, found = yield from _look(view, wanted)
     return [name for name in wanted if found[name].exists]
 
 
@@ -260,7 +225,7 @@ def list_keys(view: View, argv: Argv) -> Plan[list[bytes]]:
     plain, metas = yield Batch([("KEYS", argv[1]), ("KEYS", keys.META + b"*")], resend=True)
     matches = matcher(argv[1])
     names = [name for key in metas if (name := keys.name_of_meta(key)) is not None and matches(name)]
-    found = (yield from _look(names))[1] if names else {}
+    found = (yield from _look(view, names))[1] if names else {}
     hidden = {name for name, registry in found.items() if registry.exists or registry.fenced}
     streams = [name for name, registry in found.items() if registry.exists]
     return [key for key in plain if key not in hidden and not keys.is_ours(key)] + streams
@@ -275,7 +240,7 @@ def pick_key(view: View, argv: Argv) -> Plan[bytes | None]:
             if key is None or not keys.is_ours(key):
                 return None if key is None else bytes(key)
             name = keys.name_of_meta(key)
-            if name is not None and (yield from _existing([name])):
+            if name is not None and (yield from _existing(view, [name])):
                 return name
     cursor = b"0"
     while True:
@@ -294,7 +259,9 @@ def hidden_keys() -> Plan[tuple[set[bytes], int]]:
         fresh = {key for key in found if keys.is_ours(key)} - ours
         ours |= fresh
         names = [name for key in fresh if (name := keys.name_of_meta(key)) is not None]
-        registries = (yield from _look(names))[1] if names else {}
+        reads = list(map(registry_of, names))
+        replies = (yield Batch(reads, resend=True)) if names else []
+        registries = yield from checked_now(reads, _parsed(names, replies))
         streams.update(name for name, registry in registries.items() if registry.exists)
         ours.update(name for name, registry in registries.items() if registry.fenced)
         if integer(cursor) == 0:
@@ -335,12 +302,12 @@ def scan(view: View, argv: Argv) -> Plan[list[Any]]:
     names = [name for key in listed if (name := keys.name_of_meta(key)) is not None and matches(name)]
     plain = [key for key in listed if not keys.is_ours(key) and matches(key)]
     if view.region.adopted and plain:
-        registries = (yield from _look(plain))[1]
+        registries = (yield from _look(view, plain))[1]
         plain = [key for key in plain if not registries[key].fenced]
     if wanted is not None:
         types = yield Batch([("TYPE", key) for key in plain], resend=True)
         plain = [key for key, type_ in zip(plain, types, strict=True) if type_.lower() == wanted.lower()]
-    streams = yield from _existing(names if wanted is None or wanted.lower() == b"stream" else [])
+    streams = yield from _existing(view, names if wanted is None or wanted.lower() == b"stream" else [])
     return [cursor, plain + streams]
 
 

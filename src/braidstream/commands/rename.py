@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from braidstream.commands.arguments import Argv, fail, integer, option, shown
+from braidstream.commands.expire import expire_at
 from braidstream.commands.xinfo import info
 from braidstream.commands.xread import read_range
 from braidstream.errors import RefusedError, ReplyError
@@ -25,7 +26,7 @@ from braidstream.model.meta import Registry, named_keys
 from braidstream.model.strand import facts
 from braidstream.protocol.append import native_command
 from braidstream.protocol.braid import delete
-from braidstream.protocol.lookup import exists, registry_of
+from braidstream.protocol.lookup import checked_now, exists, registry_of, settled
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
 
@@ -67,7 +68,8 @@ def _is_stream(argv: Argv) -> Plan[bool]:
     for each in (checked, reply):
         if isinstance(each, ReplyError) and (each is reply or each.code == "NOPERM"):
             raise each
-    return Registry.parse(source, reply).exists
+    found = yield from checked_now([registry_of(source)], {source: Registry.parse(source, reply)})
+    return found[source].exists
 
 
 def copy(view: View, argv: Argv) -> Plan[int]:
@@ -119,7 +121,10 @@ def _copy(view: View, source: bytes, target: bytes, *, move: bool, replace: bool
         replies = yield Batch(
             [("WATCH", target), watch, registry_of(source), registry_of(target), ("EXISTS", target)]
         )
-        here, there = view.learn(source, replies[2]), view.learn(target, replies[3])
+        view.learn(source, replies[2])
+        view.learn(target, replies[3])
+        yield from settled(view, (source, target))
+        here, there = view.recall(source), view.recall(target)
         if not replace and ((replies[4] and not there.fenced) or there.exists):
             yield Batch([("UNWATCH",)])
             return False
@@ -142,6 +147,8 @@ def _copy(view: View, source: bytes, target: bytes, *, move: bool, replace: bool
         if done:
             if move and here.fenced:
                 yield Batch([("UNLINK", source)])
+            if here.due:
+                yield from expire_at(view, target, here.due)
             return True
     yield Batch([("UNLINK", aside)])
     fail_changing(source)

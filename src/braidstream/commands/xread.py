@@ -24,7 +24,7 @@ from braidstream.model.ids import Id
 from braidstream.model.merge import merge_certain, merge_pages, reply_entries
 from braidstream.model.strand import Entry, Strand, facts, strand_of
 from braidstream.protocol.braid import read_strands
-from braidstream.protocol.lookup import find_natives, refuse_other_types, registry_of, type_check
+from braidstream.protocol.lookup import find_natives, refuse_other_types, registry_of, settled, type_check
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
 
@@ -210,7 +210,10 @@ def _find_all(view: View, names: list[bytes]) -> Plan[Strands]:
     """The strands of each stream. A native stream is its own only strand."""
     distinct = list(dict.fromkeys(names))
     replies = yield Batch([registry_of(name) for name in distinct], resend=True)
-    found = {name: view.learn(name, reply) for name, reply in zip(distinct, replies, strict=True)}
+    for name, reply in zip(distinct, replies, strict=True):
+        view.learn(name, reply)
+    yield from settled(view, distinct)
+    found = {name: view.recall(name) for name in distinct}
     missing = [name for name, registry in found.items() if not registry.exists]
     if missing:
         yield from find_natives(view, missing)
@@ -327,7 +330,11 @@ def _look_cached(view: View, spec: Read) -> Plan[tuple[bool, list[Any] | None]]:
     checks = [("TYPE", name) for name in missing]
     commands = [_xread(spec, starts, None), *map(registry_of, spec.names), *checks]
     replies = yield Batch(commands, resend=True)
-    registries = {name: view.learn(name, replies[at]) for at, name in enumerate(spec.names, 1)}
+    for at, name in enumerate(spec.names, 1):
+        view.learn(name, replies[at])
+    if not replies[0] and view.carriage.may_look_again:
+        yield from settled(view, spec.names)
+    registries = {name: view.recall(name) for name in spec.names}
     kinds = dict(zip(missing, replies[1 + len(spec.names) :], strict=True))
     for name, registry in registries.items():
         if not registry.exists and not view.is_native(name):

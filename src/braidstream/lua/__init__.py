@@ -20,7 +20,7 @@ from braidstream.model.region_config import Region
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.retries import Retries
 
-VERSION: Final = 16
+VERSION: Final = 17
 NAME: Final = "braidstream"
 _PARTS: Final = (
     *("rights", "id", "meta", "clock", "vector", "strand", "chosen", "settings", "group", "log"),
@@ -29,6 +29,7 @@ _PARTS: Final = (
         "log_group",
         "log_move",
         "braid",
+        "deadline",
         "native",
         "journal",
         "entry",

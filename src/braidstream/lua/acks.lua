@@ -4,8 +4,6 @@
          delivered    1  2  3  4  5         k moves to 2: the last entry before the first pending one
          acknowledged x  x     x            (4 follows once 3 is acknowledged) ]]
 
-local ACKS_AT_ONCE = 1000
-
 local function acked_text(acked)
   local names, words = {}, {}
   for strand in pairs(acked) do names[#names + 1] = strand end
@@ -16,6 +14,7 @@ end
 
 -- Apply a peer's acknowledgements: acknowledge pending entries here, and do not deliver the others.
 local function apply_acks(meta, strands, group, theirs)
+  local ACKS_AT_ONCE = 1000
   local known = redis.call('HGET', meta, META.GROUP_ACKED .. group) or ''
   local acked, finished = acked_of(known), true
   for id, upto in pairs(theirs) do
@@ -92,7 +91,7 @@ end
      its place among the keys after the meta) to entries ahead of the clock, in case the clock stepped back
      since they arrived. `=` before a label: a link reads the stream for the first time; neither is done then.
      FCALL bs_braid_look is the same without labels and writes nothing. ]]
-local function braid_state(keys, args)
+local function braid_look(keys, args)
   local meta, found, groups, busy = keys[1], {}, {}, false
   local home, highest, now = args[#keys] and keys[1 + args[#keys]], nil, nil
   for at = 2, #keys do
@@ -124,4 +123,10 @@ local function braid_state(keys, args)
     end
   end
   return { redis.call('HGETALL', meta), found, busy and 1 or 0 }
+end
+
+-- The same, for callers that may write.
+function deadline.state(keys, args)
+  deadline.settle(keys[1], keys)
+  return braid_look(keys, args)
 end

@@ -83,6 +83,7 @@ local function delete_strands(meta, writer, given)
     if #turns > 0 then ring(meta, given.bell) end
     if existed == 1 then count_deletion(meta, META.DELETIONS, writer) end
     forget_idempotence(meta, writer == '0')
+    deadline.forget(meta)
     logs.forget_settings(meta, writer)
     return existed
   end
@@ -92,6 +93,8 @@ local function braid_delete(keys, args)
   local given, _, at = read_stream_keys(keys, 2, args, 2)
   local command, name = args[at], args[at + 1]
   if command and not redis.acl_check_cmd(command, name) then return no_permission(string.lower(command)) end
+  local _, not_settled = deadline.settle(keys[1], keys)
+  if not_settled then return not_settled end
   local delete, refused = delete_strands(keys[1], args[1], given)
   return refused or delete()
 end
@@ -111,6 +114,9 @@ local function braid_adopt(keys, args)
   end
   local given, key, at = read_stream_keys(keys, 5, args, 7)
   local bell = given.bell
+  local settled, not_settled = deadline.settle(meta, keys)
+  if not_settled then return not_settled end
+  if settled then return redis.error_reply(STALE_STREAM) end
   local is_log_there = logs.refused(meta, 'RENAME, COPY and RESTORE')
   if is_log_there then return is_log_there end
   if is_stale(meta, bell) then return redis.error_reply(STALE_GROUPS) end
@@ -120,6 +126,7 @@ local function braid_adopt(keys, args)
     at = at + 1
   else
     local source_meta, source = keys[key], nil
+    if deadline.is_over(source_meta) then return redis.error_reply(STALE_STREAM) end
     source, key, at = read_stream_keys(keys, key + 1, args, at)
     if not refused then delete_source, refused = delete_strands(source_meta, args[6], source) end
   end

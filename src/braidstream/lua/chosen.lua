@@ -40,6 +40,7 @@ local function ensure_chosen(meta, c, label, life, bell)
     create_empty(c)
     join_groups(meta, c, label, life, bell)
     register(meta, label, life, '+', '0-0')
+    deadline.arm(meta, c)
   end
 end
 
@@ -56,7 +57,7 @@ end
 
 -- The error if the caller lacks a right to write `c`, to raise `s`, or to create one of them; else nil.
 local function writing_refused(meta, s, c, s_label, bell)
-  local refused = denied(meta, 'XSETID', 'HSET', 'HSETNX', 'TIME')
+  local refused = denied(meta, 'XSETID', 'HSET', 'HSETNX', 'TIME', unpack(deadline.rights(meta)))
   if not refused and redis.call('EXISTS', c) == 0 then
     refused = denied(meta, 'XADD', 'XGROUP CREATE', 'XGROUP DESTROY') or joining_refused(meta, bell)
   end
@@ -81,6 +82,8 @@ local function chosen_add(keys, args)
   local meta, s, c = keys[1], keys[2], keys[3]
   local s_label, c_label, life, id, bound = args[1], args[2], args[3], args[4], args[5]
   local bell = take_bell(keys, args[8])
+  local _, not_settled = deadline.settle(meta, keys)
+  if not_settled then return not_settled end
   if keys[4] and is_taken(meta, keys[4]) then
     return redis.error_reply('WRONGTYPE Operation against a key holding the wrong kind of value')
   end
@@ -119,6 +122,8 @@ end
 local function chosen_setid(keys, args)
   local meta, s, c, c_label, life, id = keys[1], keys[2], keys[3], args[2], args[3], args[4]
   local bell = take_bell(keys, args[10])
+  local _, not_settled = deadline.settle(meta, keys)
+  if not_settled then return not_settled end
   local refused = logs.refused(meta, 'XSETID')
   if refused then return refused end
   if not is_current(meta, c, c_label, life) then return redis.error_reply('BSSTALE ' .. c_label) end

@@ -32,7 +32,7 @@ local function braid_glance(keys, args)
     if life and not named[field .. ':' .. life] then return '' end
   end
   table.sort(words)
-  local news, now = false, now_ms()
+  local news, now = deadline.is_over(keys[1]), now_ms()
   for at = 2, #keys do
     local key, id = keys[at], args[at]
     if redis.call('EXISTS', key) == 1 then

@@ -13,6 +13,8 @@ local STALE_STREAM = 'BSSTALE the strands or the groups of this stream have chan
 -- The strands, the turn and the bell; nil if the caller's knowledge is stale.
 local function strands_of(keys, args)
   local named, strands = {}, {}
+  local _, not_settled = deadline.settle(keys[1], keys)
+  if not_settled then return nil end
   local bell = take_bell(keys, args[4])
   for at = 2, #keys - 1 do
     local first = 5 + (at - 2) * 4
@@ -156,13 +158,14 @@ local function group_destroy(keys, args)
 end
 
 -- Create a key with this group, unless it has the group. Returns whether it was created.
-local function ensure_group(key, group, start)
+local function ensure_group(meta, key, group, start)
   if redis.call('EXISTS', key) == 1 then
     for _, info in ipairs(redis.call('XINFO', 'GROUPS', key)) do
       if info[2] == group then return false end
     end
   end
   redis.call('XGROUP', 'CREATE', key, group, start, 'MKSTREAM')
+  deadline.arm(meta, key)
   return true
 end
 
@@ -173,9 +176,10 @@ end
 local function group_wait(keys, args)
   local group, bell = args[1], take_bell(keys, args[2])
   local meta, turn = keys[1], keys[2]
+  deadline.settle(meta, {})
   if bell.key and not is_stale(meta, bell) and redis.call('HEXISTS', meta, META.GROUP .. group) == 1 then
-    ensure_group(bell.key, group, '$')
-    if turn and ensure_group(turn, group, '0') then redis.call('XADD', turn, '*', 'turn', '1') end
+    ensure_group(meta, bell.key, group, '$')
+    if turn and ensure_group(meta, turn, group, '0') then redis.call('XADD', turn, '*', 'turn', '1') end
   end
   return redis.call('HGETALL', meta)
 end

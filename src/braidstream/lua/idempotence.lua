@@ -48,6 +48,7 @@ end
 
 --[[ The map's value for an ID that was found in it; nil if it has expired or is over the size limit. ]]
 local function still_known(where, settings, iid, waiting, now)
+  if deadline.is_over(where.meta) then return nil end -- the stream has expired, and its messages with it
   forget_oldest(where.map, where.queue, redis.call('LLEN', where.queue) + waiting - settings.size)
   local value = redis.call('HGET', where.map, iid)
   if not value or not is_expired(value, now, settings.duration) then return value or nil end

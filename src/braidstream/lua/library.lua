@@ -7,8 +7,8 @@ redis.register_function { function_name = 'bs_strand_raise', callback = strand_r
 redis.register_function { function_name = 'bs_journal_apply', callback = journal_apply, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'bs_journal_skip', callback = journal_skip, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'bs_braid_merge', callback = braid_merge, flags = { 'allow-oom' } }
-redis.register_function { function_name = 'bs_braid_state', callback = braid_state, flags = { 'allow-oom' } }
-redis.register_function { function_name = 'bs_braid_look', callback = braid_state, flags = { 'no-writes' } }
+redis.register_function { function_name = 'bs_braid_state', callback = deadline.state, flags = { 'allow-oom' } }
+redis.register_function { function_name = 'bs_braid_look', callback = braid_look, flags = { 'no-writes' } }
 redis.register_function { function_name = 'bs_braid_glance', callback = braid_glance, flags = { 'no-writes' } }
 redis.register_function('bs_strand_mend', strand_mend)
 redis.register_function('bs_journal_redo', journal_redo)
@@ -33,6 +33,8 @@ redis.register_function {
   callback = idempotence_count,
   flags = { 'no-writes' },
 }
+redis.register_function { function_name = 'bs_braid_expire', callback = deadline.set, flags = { 'allow-oom' } }
+redis.register_function { function_name = 'bs_braid_registry', callback = deadline.registry, flags = { 'no-writes' } }
 redis.register_function('bs_braid_adopt', braid_adopt)
 redis.register_function('bs_native_adopt', native_adopt)
 redis.register_function('bs_native_release', native_release)

@@ -111,6 +111,8 @@ do
       if not home then redis.call('HSET', meta, META.HOMES, epoch .. '.' .. writer .. ':1') end
       return 0
     end
+    local _, not_settled = deadline.settle(meta, keys)
+    if not_settled then return not_settled end
     local bell = take_bell(keys, args[2] or '')
     if keys[3] and redis.call('EXISTS', keys[3]) == 1 then return redis.error_reply(WRONG_TYPE) end
     if not logs.is_log(meta) and exists(meta) then return redis.error_reply(WRONG_TYPE) end

@@ -179,6 +179,7 @@ local function strand_mend(keys, args)
   for which = 2, #starts do
     if not less(args[starts[which - 1]], args[starts[which]]) then return redis.error_reply('BSBATCH out of order') end
   end
+  if deadline.settle(meta, keys) then return redis.error_reply('BSSTALE the stream has expired here') end
   local has_life, state, cut = registered(meta, label)
   if has_life ~= life or state ~= '+' or redis.call('EXISTS', strand) == 0 then
     return redis.error_reply('BSSTALE ' .. label)
@@ -216,7 +217,10 @@ local function strand_mend(keys, args)
     return redis.error_reply('BSLATER its nodes are too large')
   end
   local new = redis.call('XRANGE', strand, '(' .. common, '+', 'COUNT', 1)[1]
-  if kept then rebuild.delete_and_create(strand, groups) end
+  if kept then
+    rebuild.delete_and_create(strand, groups)
+    deadline.arm(meta, strand)
+  end
   local again = kept or (moves and take_end_out(strand, later, last)) or {}
   for _, entry in ipairs(merged(lost, moves and later or {})) do again[#again + 1] = entry end
   for _, entry in ipairs(again) do redis.call('XADD', strand, entry[1], unpack(entry[2])) end

@@ -163,6 +163,7 @@ local function braid_merge(keys, args)
   local given, _, first = read_stream_keys(keys, 2 + count, args, 2 + 3 * count)
   local theirs, wrong = read_meta(args, first)
   if not theirs then return redis.error_reply('BSBATCH the peer\'s ' .. wrong .. ' cannot be read') end
+  if deadline.settle(meta, keys) then return redis.error_reply('BSSTALE the stream has expired here') end
   local ours = read_meta(redis.call('HGETALL', meta), 1)
   for label, strand in pairs(ours.strands) do
     if strand.there and not named[label .. ':' .. strand.life] then return redis.error_reply('BSSTALE ' .. label) end

@@ -18,6 +18,9 @@ end
 --[[ What is known of logs (log.lua), in one table: the main chunk has room for 200 locals. ]]
 local logs = {}
 
+-- What is known of deadlines (deadline.lua), likewise.
+local deadline = {}
+
 function logs.is_label(label) return split_label(label) == KIND.LOG end
 
 local function is_chosen(label) return split_label(label) == KIND.CHOSEN end

@@ -19,6 +19,7 @@ local function is_stream(key) return redis.call('TYPE', key).ok == 'stream' end
 local function raise_fence(meta, name)
   redis.call('HSET', name, 'braidstream', FENCE_TEXT)
   redis.call('HSET', meta, META.FENCE, '1')
+  deadline.arm(meta, name)
 end
 
 --[[ native_adopt: FCALL bs_native_adopt n <meta> <s> <c> <name> [<bell>] <s label> <c label> <life of c> <stamp>
@@ -30,6 +31,8 @@ function native_adopt(keys, args)
   local bell = take_bell(keys, args[4])
   local meta, s, c, name = keys[1], keys[2], keys[3], keys[4]
   if not is_stream(name) then return redis.error_reply('BSNONATIVE there is no native stream of that name') end
+  local _, not_settled = deadline.settle(meta, keys)
+  if not_settled then return not_settled end
   if exists(meta) then return redis.error_reply('BSTAKEN a stream of that name exists already') end
   if redis.call('PTTL', name) >= 0 then return redis.error_reply('BSEXPIRES the native stream has a time to live') end
   if is_stale(meta, bell) then return redis.error_reply(STALE_GROUPS) end
@@ -152,6 +155,7 @@ function native_release(keys, args)
   for at = 5, #keys do redis.call('UNLINK', keys[at]) end
   for _, field in ipairs(gone) do redis.call('HDEL', meta, field) end
   redis.call('HDEL', meta, META.FENCE)
+  deadline.forget(meta)
   forget_idempotence(meta, true)
   ring(meta, bell)
   return -1 - #page

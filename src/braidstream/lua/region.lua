@@ -48,9 +48,6 @@ local function region_writers(keys, args)
   return redis.call('HGETALL', config)
 end
 
--- How many windows are kept; the oldest ones are joined.
-local DOUBTS_KEPT = 8
-
 --[[ The highest ID that this region has generated: `minted` -> `<ms> <run id> <+ or ->`: the milliseconds of a home
      strand, the server process that generated it, and whether that was ahead of the clock. If another process
      serves the region now, it may have lost IDs and generate them again. So clients wait (protocol/cache.py) until
@@ -71,6 +68,7 @@ end
      The fields are part of the data, so a lagging replica or a backup restores old values.
      Returns {1 while clients must wait until the home strands are raised, 1 while the region is fenced}. ]]
 local function region_alive(keys, args)
+  local DOUBTS_KEPT = 8 -- windows; the oldest ones are joined
   local found = config_fields(keys[1], CONFIG.REGION, CONFIG.RUN, CONFIG.ALIVE, CONFIG.DOUBTS, CONFIG.FENCED)
   if not found[1] then return { 0, 0 } end
   local now = now_ms()

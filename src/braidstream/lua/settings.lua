@@ -48,6 +48,8 @@ end
      Returns OK; BSNOKEY if the stream does not exist. A changed setting forgets every message.
      <strand>, the home strand, is passed by a region without peers. ]]
 local function idempotence_configure(keys, args)
+  local _, not_settled = deadline.settle(keys[1], keys)
+  if not_settled then return not_settled end
   if not exists(keys[1]) then return redis.error_reply('BSNOKEY the stream does not exist') end
   local known = redis.call('HGET', keys[1], META.IDEMPOTENCE)
   local settings = read_settings(known or IDMP_DEFAULTS)

@@ -182,6 +182,7 @@ local function create_strand(meta, strand, label, own, bell)
   life = life or select(3, split_label(label)) or '0'
   join_groups(meta, strand, label, life, bell)
   register(meta, label, life, '+', cut or '0-0')
+  deadline.arm(meta, strand)
 end
 
 -- The error if `create_strand` would fail: a missing right or a stale bell. A strand without its registry
@@ -196,6 +197,7 @@ local function create_refused(meta, label, bell)
     needs[#needs + 1] = 'XSETID'
   end
   if native_settings(meta) then needs[#needs + 1] = 'XCFGSET' end
+  for _, right in ipairs(deadline.rights(meta)) do needs[#needs + 1] = right end
   local joins = has_groups(fields)
   if joins or state == '+' then
     needs[#needs + 1] = 'TIME'
@@ -222,6 +224,8 @@ local function strand_ensure(keys, args)
     register_again(meta, label, '0')
     return 0
   end
+  local _, not_settled = deadline.settle(meta, keys)
+  if not_settled then return not_settled end
   local bell = take_bell(keys, args[2] or '')
   if keys[3] and is_taken(meta, keys[3]) then
     return redis.error_reply('WRONGTYPE Operation against a key holding the wrong kind of value')
@@ -292,6 +296,7 @@ local function strand_apply(keys, args)
   if not is_id(after) or not is_id(upto) then return redis.error_reply('BSBATCH ' .. after .. ' is no ID') end
   local starts, wrong = batch_of(args, 6)
   if not starts then return redis.error_reply('BSBATCH malformed batch at argument ' .. wrong) end
+  if deadline.settle(meta, keys) then return redis.error_reply('BSSTALE the stream has expired here') end
   local has_life, state, cut = registered(meta, label)
   if has_life and has_life ~= life then
     if state == '+' or less_number(life, has_life) then
@@ -314,6 +319,7 @@ local function strand_apply(keys, args)
     if last ~= '0-0' then redis.call('XSETID', strand, last) end
     join_groups(meta, strand, label, life, bell)
     register(meta, label, life, '+', last)
+    deadline.arm(meta, strand)
     -- Entries below the batch were never in this copy, so peers must not read their absence as a trim.
     redis.call('HSET', meta, META.NEW .. label, starts[1] and args[starts[1]] or following(ends))
   else

@@ -24,6 +24,7 @@ class MetaField:
     HOMES: Final = b"home"  # the epochs of a log: where its home was, and from which offset on
     LOG: Final = b"log"  # settings of a log
     RESCUED: Final = b"r:"  # up to which offset a former home's entries were appended again, by strand
+    DUE: Final = b"due"  # when the stream expires here, our writer, and whether we had peers
     FENCE: Final = b"fence"  # the plain key of the stream's name is our fence: the stream was adopted
     BELL: Final = b"bell"  # a stamp that changes when the groups change
     AHEAD: Final = b"ahead"  # where a new home strand must start, if that is ahead of the clock

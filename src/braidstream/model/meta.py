@@ -45,6 +45,7 @@ class Registry:
     native: the engine itself deduplicates messages in this era, as long as the region has no peers.
     epochs: of a log, also of one that was deleted; log: its settings.
     fenced: the plain key of the name is the fence of an adopted stream (lua/native.lua).
+    due: when it expires, 0 for never. After that its keys are missing (lua/deadline.lua).
     ahead_ms: by label, how far a strand's last entry was ahead of our clock on arrival, if beyond the bound.
     """
 
@@ -59,13 +60,14 @@ class Registry:
     epochs: tuple[Epoch, ...] = ()
     log: LogSettings = _LOG_DEFAULTS
     fenced: bool = False
+    due: int = 0
 
     @staticmethod
     def parse(name: bytes, reply: list[Any]) -> "Registry":
         cuts, there, groups = dict[Strand, Id](), list[Strand](), dict[bytes, Id]()
         user_counted, bell, idempotence, native = set[bytes](), b"", None, b""
         ahead_ms, epochs, log = dict[bytes, int](), tuple[Epoch, ...](), _LOG_DEFAULTS
-        fenced = False
+        fenced, due = False, 0
         for label, value in zip(reply[::2], reply[1::2], strict=True):
             if label.startswith(_KINDS):
                 if (found := _registered(name, label, value)) is not None:
@@ -93,6 +95,8 @@ class Registry:
                 log = LogSettings.parse(value)
             elif label == MetaField.FENCE:
                 fenced = True
+            elif label == MetaField.DUE:
+                due = int(value.split()[0]) if value else 0
         is_native = idempotence is not None and native == b"%d" % idempotence.era
         return Registry(
             cuts,
@@ -106,6 +110,7 @@ class Registry:
             epochs,
             log,
             fenced,
+            due,
         )
 
     @property

@@ -13,7 +13,7 @@ from braidstream.model.command import Command
 from braidstream.model.meta import Registry, named_keys
 from braidstream.model.strand import Strand
 from braidstream.protocol.append import ensure_command
-from braidstream.protocol.lookup import find_registry, refuse_other_types, registry_of, type_check
+from braidstream.protocol.lookup import find_registry, refuse_other_types, registry_of, settled, type_check
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.retries import until_current
 from braidstream.protocol.stream_view import View
@@ -51,11 +51,18 @@ def read_strands_with(
             # The registry was lost (evicted, say) while the home strand exists.
             yield Batch([ensure_command(view.home(name))])
         elif all(strand in found for strand in registry.strands):
+            if registry.due and view.carriage.may_look_again and not any(map(_has_content, found.values())):
+                yield from settled(view, [name])
+                registry = view.recall(name)
             if not registry.exists:
                 yield from refuse_other_types(name, *kind)
             answers = [(strand, found[strand]) for strand in registry.strands if _exists(found[strand])]
             return registry, answers, rest[: len(also)]
         strands = registry.strands or strands
+
+
+def _has_content(reply: Any) -> bool:
+    return bool(reply) and not isinstance(reply, ReplyError)
 
 
 def _exists(reply: Any) -> bool:

@@ -19,7 +19,7 @@ from braidstream.model.command import Command
 from braidstream.model.keys import meta, shares_slot
 from braidstream.protocol.append import is_plain
 from braidstream.protocol.exchange import Exchange, Shape, unpack, wire
-from braidstream.protocol.lookup import FENCE_TYPE, registry_of
+from braidstream.protocol.lookup import FENCE_TYPE, registry_of, settled
 from braidstream.protocol.plan import Batch, Plan, Replies, first_error, without_multi
 from braidstream.protocol.retries import Retries
 from braidstream.protocol.stream_view import View
@@ -210,6 +210,7 @@ def _kinds(view: View, names: list[bytes]) -> Plan[dict[bytes, bytes]]:
     replies = yield Batch([*types, *map(registry_of, names)], resend=True)
     for name, reply in zip(names, replies[len(names) :], strict=True):
         view.learn(name, reply)
+    yield from settled(view, names)
     return dict(zip(names, replies, strict=False))
 
 

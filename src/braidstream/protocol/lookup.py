@@ -1,6 +1,6 @@
 """Looks up a stream: its registry, whether it exists, and whether a plain key has its name."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from braidstream.errors import ReplyError
@@ -20,12 +20,44 @@ def registry_of(name: bytes) -> Command:
     return ("HGETALL", keys.meta(name))
 
 
+def registry_now(view: View, name: bytes) -> Command:
+    """Read the registry as it is now. If the stream is known to expire, a function checks its deadline."""
+    return _checked(name) if view.recall(name).due else registry_of(name)
+
+
+def _checked(name: bytes) -> Command:
+    return ("FCALL_RO", "bs_braid_registry", 1, keys.meta(name))
+
+
+def settled(view: View, names: Iterable[bytes]) -> Plan[None]:
+    """Read registries again, with a check of the deadline, if they were just read without one."""
+    due = [name for name in dict.fromkeys(names) if view.recall(name).due]
+    if due:
+        replies = yield Batch([_checked(name) for name in due], resend=True)
+        for name, reply in zip(due, replies, strict=True):
+            view.learn(name, reply)
+
+
+def checked_now(reads: Sequence[Command], found: dict[bytes, Registry]) -> Plan[dict[bytes, Registry]]:
+    """Registries, after a check of deadlines that their reads did not check."""
+    known = zip(reads, found.items(), strict=True)
+    due = [name for read, (name, registry) in known if registry.due and read == registry_of(name)]
+    if not due:
+        return found
+    replies = yield Batch([_checked(name) for name in due], resend=True)
+    return found | {name: Registry.parse(name, reply) for name, reply in zip(due, replies, strict=True)}
+
+
 def read_registry(view: View, name: bytes) -> Plan[Registry]:
     """The registry, read now. In a pipeline: from its lookup, a moment ago."""
     if view.carriage.has_looked and view.remembers(name):
         return view.recall(name)
-    [reply] = yield Batch([registry_of(name)], resend=True)
-    return view.learn(name, reply)
+    command = registry_now(view, name)
+    [reply] = yield Batch([command], resend=True)
+    view.learn(name, reply)
+    if command == registry_of(name):
+        yield from settled(view, [name])
+    return view.recall(name)
 
 
 def find_registry(view: View, name: bytes) -> Plan[Registry]:
@@ -48,7 +80,8 @@ def look(view: View, name: bytes) -> Plan[Registry]:
 def exists(name: bytes) -> Plan[bool]:
     """Whether the stream exists. One round trip."""
     [reply] = yield Batch([registry_of(name)], resend=True)
-    return Registry.parse(name, reply).exists
+    found = yield from checked_now([registry_of(name)], {name: Registry.parse(name, reply)})
+    return found[name].exists
 
 
 def refuse_unseen_types(view: View, name: bytes) -> Plan[None]:
@@ -81,7 +114,8 @@ def refuse_other_types(name: bytes, kind: bytes | None = None) -> Plan[None]:
 def _is_fence(name: bytes) -> Plan[bool]:
     """Whether a plain key is the fence of an adopted stream. It may outlive the stream."""
     [reply] = yield Batch([registry_of(name)], resend=True)
-    return Registry.parse(name, reply).fenced
+    found = yield from checked_now([registry_of(name)], {name: Registry.parse(name, reply)})
+    return found[name].fenced
 
 
 def find_natives(view: View, names: Iterable[bytes]) -> Plan[None]:
@@ -90,9 +124,11 @@ def find_natives(view: View, names: Iterable[bytes]) -> Plan[None]:
     types: list[Command] = [("TYPE", name) for name in distinct]
     # The type first: an adoption between the two leaves a registry.
     replies = yield Batch([*types, *map(registry_of, distinct)], resend=True)
-    found = zip(distinct, replies[len(distinct) :], replies[: len(distinct)], strict=True)
-    for name, reply, kind in found:
-        view.note_native(name, kind == b"stream" and not view.learn(name, reply).exists)
+    for name, reply in zip(distinct, replies[len(distinct) :], strict=True):
+        view.learn(name, reply)
+    yield from settled(view, distinct)
+    for name, kind in zip(distinct, replies, strict=False):
+        view.note_native(name, kind == b"stream" and not view.recall(name).exists)
 
 
 def is_stale(reply: Any) -> bool:

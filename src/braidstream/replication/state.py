@@ -33,6 +33,7 @@ _ASIDE: Final = (
     MetaField.NATIVE,
     MetaField.REDONE,
     MetaField.FENCE,
+    MetaField.DUE,
     MetaField.PASSED_ON,
     MetaField.RESCUED,
 )

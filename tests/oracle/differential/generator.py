@@ -348,8 +348,9 @@ class Maker:
             value += b"000"
         if self.chance(25):
             value = self.pick((b"-1", b"0", b"abc", b"9223372036854775807", b"1.5"))
-        name = self.pick(PLAINS) if self.chance(60) else self.name()
-        return (command, name, value, *self.pick((b"", b"", b"NX", b"XX", b"GT", b"NX XX", b"NOPE")).split())
+        name = self.pick(PLAINS) if self.chance(30) else self.name()
+        conditions = (b"", b"", b"NX", b"XX", b"GT", b"LT", b"XX LT", b"NX XX", b"NOPE")
+        return (command, name, value, *self.pick(conditions).split())
 
     def plain(self) -> Call:
         name = self.pick(PLAINS) if self.chance(80) else self.name()

@@ -1,0 +1,159 @@
+"""EXPIRE, PERSIST, TTL and kin, where a key may be a stream.
+
+All strands of a stream have the same native deadline, so the engine itself frees them, and its answer about
+one of them is the answer about the stream. lua/deadline.lua says what is left of an expired stream.
+"""
+
+from typing import Any, Final
+
+from braidstream.commands.arguments import Argv, fail, integer, option, shown
+from braidstream.errors import RefusedError, ReplyError
+from braidstream.model import keys
+from braidstream.model.command import Command
+from braidstream.model.meta import Registry, named_keys
+from braidstream.protocol.lookup import find_registry, read_registry, registry_now
+from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.retries import until_current
+from braidstream.protocol.stream_view import View
+
+_CONDITIONS: Final = (b"NX", b"XX", b"GT", b"LT")
+_MOST: Final = 2**63 - 1
+_PAST_S: Final = 1_700_000_000
+# More milliseconds than since 1970, for the engine's check that a sum fits.
+_NOW_MS: Final = 5 * 10**12
+# By command: milliseconds in its unit, and whether it counts from now.
+_UNITS: Final = {
+    b"EXPIRE": (1000, b"in"),
+    b"PEXPIRE": (1, b"in"),
+    b"EXPIREAT": (1000, b"at"),
+    b"PEXPIREAT": (1, b"at"),
+}
+
+
+def time_to_live(view: View, argv: Argv) -> Plan[int]:
+    """TTL, PTTL, EXPIRETIME, PEXPIRETIME: of a stream, what the engine says about a strand."""
+    name = argv[1]
+    strands = view.recall(name).strands or (view.home(name),)
+    commands: list[Command] = [tuple(argv), *((argv[0], strand.key) for strand in strands)]
+    plain, *lives, reply = yield Batch([*commands, registry_now(view, name)], resend=True)
+    registry = view.learn(name, reply)
+    if not registry.exists:
+        return -2 if registry.fenced else int(plain)
+    if not registry.due:
+        return -1
+    if set(registry.strands).isdisjoint(strands):
+        lives = yield Batch([(argv[0], strand.key) for strand in registry.strands], resend=True)
+    life = max(lives)
+    return int(plain) if life == -2 and not registry.fenced else int(life)
+
+
+def persist(view: View, argv: Argv) -> Plan[int]:
+    """PERSIST."""
+    registry, plain = yield from _look(view, argv)
+    if not registry.exists:
+        return int(plain)
+    return int((yield from _set(view, argv[:2], (b"never", b"0", b""))) or 0)
+
+
+def expire(view: View, argv: Argv) -> Plan[int]:
+    """EXPIRE, PEXPIRE, EXPIREAT, PEXPIREAT. A deadline that is not in the future deletes."""
+    name = argv[1]
+    if _is_past(argv):
+        view.carriage.expect_no_plain_key(name)
+    registry, plain = yield from _look(view, argv)
+    if not registry.exists:
+        return int(plain)
+    when = _when(argv)
+    if registry.is_log:
+        why = f"'{shown(name)}' is a log: its offsets continue for ever"
+        raise _refused(argv, why, "Delete old entries with TEVICT, or the log with DEL")
+    if view.region.journal_writer:
+        why = "the region has peers, and a deadline is not replicated"
+        raise _refused(argv, why, "Use XTRIM MINID to drop old entries, or DEL")
+    if _is_past(argv) and not when[2]:
+        view.expect_deleted(name)
+    else:
+        view.carriage.expect_deleted(name)  # it may be: a MULTI creates the strand again before an append
+    return int((yield from _set(view, argv[:2], when, registry)) or 0)
+
+
+def expire_at(view: View, name: bytes, at_ms: int) -> Plan[None]:
+    """Give a stream the deadline of the one that it was copied from."""
+    yield from _set(view.alone(), [b"PEXPIREAT", name], (b"at", b"%d" % at_ms, b""))
+
+
+def _look(view: View, argv: Argv) -> Plan[tuple[Registry, Any]]:
+    """The registry; if the name is no stream, the engine's answer about the plain key."""
+    name = argv[1]
+    known = view.recall(name)
+    if view.carriage.has_looked and known.exists:
+        return known, None
+    if view.region.adopted and (yield from read_registry(view, name)).fenced:
+        return view.recall(name), 0  # the plain key is a fence
+    command = registry_now(view, name)
+    plain, reply = yield Batch([tuple(argv), command])
+    registry = view.learn(name, reply)
+    if registry.due and command[0] == "HGETALL":
+        registry = yield from read_registry(view, name)
+    return registry, plain
+
+
+def _set(view: View, said: Argv, when: Command, known: Registry | None = None) -> Plan[int | None]:
+    """Set the deadline; retry if the strands have changed. known: the registry for the first attempt."""
+    name = said[1]
+    first = [known] if known is not None else []
+
+    def command() -> Plan[Command | None]:
+        registry = first.pop() if first else (yield from find_registry(view, name))
+        return _call(view, said, registry, when) if registry.exists else None
+
+    return (yield from until_current(view, name, command))  # type: ignore[no-any-return]
+
+
+def _call(view: View, said: Argv, registry: Registry, when: Command) -> Command:
+    verb, name = said
+    where, words = named_keys(name, registry, registry.strands)
+    fence = (name,) if registry.fenced and keys.shares_slot(name) else ()
+    region = view.region
+    own = (region.writer, region.journal_writer)
+    call = ("FCALL", "bs_braid_expire", 1 + len(where) + len(fence), keys.meta(name), *where, *fence)
+    return (*call, *own, *when, *words, len(fence), verb.lower(), name)
+
+
+def _when(argv: Argv) -> tuple[bytes, bytes, bytes]:
+    """How the time is meant, the milliseconds, and the conditions; refused in the engine's words."""
+    conditions = [option(word) for word in argv[3:]]
+    for word, condition in zip(argv[3:], conditions, strict=True):
+        if condition not in _CONDITIONS:
+            fail(f"ERR Unsupported option {shown(word)}")
+    if b"NX" in conditions and set(conditions) != {b"NX"}:
+        fail("ERR NX and XX, GT or LT options at the same time are not compatible")
+    if {b"GT", b"LT"} <= set(conditions):
+        fail("ERR GT and LT options at the same time are not compatible")
+    unit, how = _UNITS[argv[0].upper()]
+    value = integer(argv[2])
+    most = _MOST - (_NOW_MS if how == b"in" else 0)
+    if not -_MOST <= value * unit <= most:
+        fail(f"ERR invalid expire time in '{argv[0].decode().lower()}' command")
+    return how, b"%d" % (value * unit), b" ".join(conditions)
+
+
+def _is_past(argv: Argv) -> bool:
+    """Whether an expiry surely deletes a key at once; there is no clock here."""
+    try:
+        value = integer(argv[2])
+    except ReplyError:
+        return False
+    # Times before this was written, or spans of nothing or less.
+    return value <= {b"EXPIREAT": _PAST_S, b"PEXPIREAT": 1000 * _PAST_S}.get(argv[0].upper(), 0)
+
+
+def shares(view: View, argv: Argv) -> bool:
+    """Whether commands after it in a pipeline know what is left: it surely deletes, or not."""
+    if _is_past(argv):
+        return len(argv) == 3
+    return argv[0].upper() in (b"EXPIRE", b"PEXPIRE")
+
+
+def _refused(argv: Argv, why: str, instead: str) -> RefusedError:
+    return RefusedError(argv[0].decode("ascii", "replace").upper(), why, instead)

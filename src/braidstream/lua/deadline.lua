@@ -1,0 +1,202 @@
+--[[ Deadlines: EXPIRE on a stream. `due` in the registry -> `<ms> <our writer> <our writer, 0 without peers>`, or ''.
+
+        strands, turns, bell, fence     each has the same native PEXPIREAT: the engine frees them, and a native append
+                                        needs no check
+        registry                        has none: it keeps the last IDs
+
+     So after the deadline the keys are missing and the registry still lists them. They were deleted by the deadline, not
+     lost: `deadline.settle` writes what DEL would have written. Every function that creates or lists strands calls it
+     first. Clients that only read call `bs_braid_registry`, which writes nothing. ]]
+do
+  local FOREVER = 9007199254740991 -- larger numbers are not exact in Lua
+
+  local function read(text)
+    local at, writer, journal = string.match(text or '', '^(%d+) (%d+) (%d+)$')
+    if at then return { at = tonumber(at), text = at, writer = writer, journal = journal } end
+  end
+
+  local function of(meta) return read(redis.call('HGET', meta, META.DUE)) end
+
+  -- As the engine: a key exists until its millisecond is over.
+  local function is_past(due) return due ~= nil and now_ms() > due.at end
+
+  function deadline.is_over(meta) return is_past(of(meta)) end
+
+  -- A key of a stream was created: it expires with the others. A copy of another region's strand does not.
+  function deadline.arm(meta, key)
+    local due, writer = of(meta), writer_of(key)
+    if due and (not writer or writer == due.writer) then redis.call('PEXPIREAT', key, due.text) end
+  end
+
+  function deadline.rights(meta) return of(meta) and { 'PEXPIREAT' } or {} end
+
+  function deadline.forget(meta)
+    if of(meta) then redis.call('HSET', meta, META.DUE, '') end
+  end
+
+  local function home_among(keys, writer)
+    for _, key in ipairs(keys) do
+      if string.match(key, '^' .. KEY_PREFIX .. writer .. ':' .. KIND.GENERATED .. ':') then return key end
+    end
+  end
+
+  local function higher(a, b) return less(a, b or '0-0') and b or a end
+
+  -- Our own strand expired: everything that it can have generated is below this ID.
+  local function cut_of(meta, label, cut, due)
+    if is_chosen(label) then return MAX_SEQ .. '-' .. MAX_SEQ end
+    local last = higher(after_loss(label, cut), redis.call('HGET', meta, META.AHEAD))
+    local raised = due.journal ~= '0' and string.match(redis.call('HGET', meta, META.FUTURE .. label) or '', ' (%d+)-%d+$')
+    return raised and higher(last, raised .. '-' .. MAX_SEQ) or last
+  end
+
+  --[[ The engine deletes the home strand at the deadline. If it exists now, it was created again since, or its last
+       millisecond is not quite over. Keeps what was added after the deadline. Returns the cut; nil without such entries. ]]
+  local function keep_later(home, due)
+    if not home or redis.call('EXISTS', home) == 0 then return nil end
+    local cut = due.text .. '-' .. MAX_SEQ
+    redis.call('XTRIM', home, 'MINID', '=', following(cut))
+    if redis.call('XLEN', home) == 0 then
+      redis.call('UNLINK', home)
+      return nil
+    end
+    redis.call('PERSIST', home)
+    for _, group in ipairs(redis.call('XINFO', 'GROUPS', home)) do redis.call('XGROUP', 'DESTROY', home, group[2]) end
+    return cut
+  end
+
+  local function ends_with_stream(field)
+    return DELETED_WITH_STREAM[split_field(field)] or field == META.FENCE
+  end
+
+  --[[ If the deadline is over: record that the stream was deleted. Returns whether it did; or nil and the error, if the
+       caller lacks a right. keys: those of the caller, among them our home strand. ]]
+  function deadline.settle(meta, keys)
+    local due = of(meta)
+    if not is_past(due) then return false end
+    local fields, gone, has_group = redis.call('HGETALL', meta), {}, false
+    for at = 1, #fields, 2 do
+      if ends_with_stream(fields[at]) then gone[#gone + 1] = fields[at] end
+      has_group = has_group or split_field(fields[at]) == META.GROUP
+    end
+    local refused = denied(meta, 'HSET', 'HGET', 'TIME') or (#gone > 0 and denied(meta, 'HDEL')) or nil
+    if refused then return nil, refused end
+    local kept = keep_later(home_among(keys, due.writer), due)
+    for at = 1, #fields, 2 do
+      local label = fields[at]
+      local life, cut = strand_there(label, fields[at + 1])
+      if life then
+        local kind, writer = split_label(label)
+        local own = writer == due.writer
+        if own and kept and kind == KIND.GENERATED then
+          register(meta, label, life, '+', kept)
+        else
+          register(meta, label, life, '-', own and cut_of(meta, label, cut, due) or cut)
+        end
+        if redis.call('HGET', meta, META.FUTURE .. label) then redis.call('HSET', meta, META.FUTURE .. label, '') end
+      end
+    end
+    for _, field in ipairs(gone) do redis.call('HDEL', meta, field) end
+    if has_group then ring(meta, {}) end
+    count_deletion(meta, META.DELETIONS, due.journal)
+    forget_idempotence(meta, due.journal == '0')
+    redis.call('HSET', meta, META.DUE, '')
+    return true
+  end
+
+  --[[ braid_registry: the registry as it is now. FCALL_RO bs_braid_registry 1 <meta>
+       After the deadline it shows what `settle` will write, as far as readers need it. ]]
+  function deadline.registry(keys)
+    local fields = redis.call('HGETALL', keys[1])
+    local over, shown = deadline.is_over(keys[1]), {}
+    if not over then return fields end
+    for at = 1, #fields, 2 do
+      local field, value = fields[at], fields[at + 1]
+      local life, cut = strand_there(field, value)
+      if life then value = life .. ':-:' .. cut end
+      if not ends_with_stream(field) and field ~= META.DUE then
+        shown[#shown + 1], shown[#shown + 2] = field, value
+      end
+    end
+    return shown
+  end
+
+  -- Whether the caller named every strand and group.
+  local function names_all(meta, named)
+    local fields = redis.call('HGETALL', meta)
+    for at = 1, #fields, 2 do
+      local life = strand_there(fields[at], fields[at + 1])
+      if life and not named[fields[at] .. ':' .. life] then return false end
+      if split_field(fields[at]) == META.GROUP and not named[fields[at]] then return false end
+    end
+    return true
+  end
+
+  local function is_refused(condition, due, at)
+    if condition == 'NX' then return due ~= nil end
+    if condition == 'XX' then return due == nil end
+    if condition == 'GT' then return due == nil or at <= due.at end
+    return condition == 'LT' and due ~= nil and at >= due.at
+  end
+
+  -- Remember IDs that are ahead of the clock: the strand is created again above them.
+  local function note_ahead(meta, label, home)
+    local last = home and last_of(home)
+    local ms = last and string.match(last_before_future(meta, label, last), '^%d+')
+    if ms and tonumber(ms) >= now_ms() then
+      redis.call('HSET', meta, META.AHEAD, higher(ms .. '-' .. MAX_SEQ, redis.call('HGET', meta, META.AHEAD)))
+    end
+  end
+
+  --[[ braid_expire: EXPIRE, PEXPIRE, EXPIREAT, PEXPIREAT, PERSIST.
+       FCALL bs_braid_expire n <meta> <its keys> [<name>] <our writer> <journal's writer> <at, in or never> <ms>
+             <condition ...> <what its keys are> <0|1: name> <command> <its key>
+       <name>: the plain key, to expire with the stream if it is the fence. <command>: NOPERM unless the user may run it.
+       Returns 1 if the deadline changed; a deadline that is not in the future deletes. 0 if the stream does not exist, or a
+       condition is not met. BSSTALE if it has a strand or a group that is not named, or a deadline is over.
+       Why a function: the keys and the registry must agree, and no strand may be created in between. ]]
+  function deadline.set(keys, args)
+    local meta, given, key, place = keys[1], nil, nil, nil
+    given, key, place = read_stream_keys(keys, 2, args, 6)
+    local fence = args[place] == '1' and redis.call('HGET', meta, META.FENCE) and keys[key]
+    local said = { args[place + 1], args[place + 2] }
+    if args[3] ~= 'never' then said[3] = '10' end
+    if not redis.acl_check_cmd(unpack(said)) then return no_permission(said[1]) end
+    local settled, refused = deadline.settle(meta, keys)
+    if refused then return refused end
+    if settled or not names_all(meta, given.named) or logs.is_log(meta) then return redis.error_reply(STALE_STREAM) end
+    if not exists(meta) then return 0 end
+    local due, now = of(meta), now_ms()
+    local ends = {}
+    if given.bell.key then ends[1] = given.bell.key end
+    if fence then ends[#ends + 1] = fence end
+    for _, each in pairs(given.named) do ends[#ends + 1] = each end
+    if args[3] == 'never' then
+      if not due then return 0 end
+      refused = denied(meta, 'HSET', 'PERSIST')
+      if refused then return refused end
+      for _, each in ipairs(ends) do redis.call('PERSIST', each) end
+      redis.call('HSET', meta, META.DUE, '')
+      return 1
+    end
+    local at = math.min(tonumber(args[4]) + (args[3] == 'in' and now or 0), FOREVER)
+    for condition in string.gmatch(args[5], '%u+') do
+      if is_refused(condition, due, at) then return 0 end
+    end
+    if at <= now then
+      local delete
+      delete, refused = delete_strands(meta, args[2], given)
+      if refused then return refused end
+      delete()
+      if fence then redis.call('UNLINK', fence) end
+      return 1
+    end
+    refused = denied(meta, 'HSET', 'PEXPIREAT', 'TIME')
+    if refused then return refused end
+    local text, label = string.format('%.0f', at), KIND.GENERATED .. args[1]
+    note_ahead(meta, label, given.named[label .. ':0'])
+    redis.call('HSET', meta, META.DUE, text .. ' ' .. args[1] .. ' ' .. args[2])
+    for _, each in ipairs(ends) do redis.call('PEXPIREAT', each, text) end
+    return 1
+  end
+end
