@@ -67,8 +67,8 @@ def expire(view: View, argv: Argv) -> Plan[int]:
     if registry.is_log:
         why = f"'{shown(name)}' is a log: its offsets continue for ever"
         raise _refused(argv, why, "Delete old entries with TEVICT, or the log with DEL")
-    if view.region.journal_writer:
-        why = "the region has peers, and a deadline is not replicated"
+    if view.region.journal_writer or any(each.writer != view.region.writer for each in registry.strands):
+        why = "the region has peers, or the stream has entries of some, and a deadline is not replicated"
         raise _refused(argv, why, "Use XTRIM MINID to drop old entries, or DEL")
     if _is_past(argv) and not when[2]:
         view.expect_deleted(name)

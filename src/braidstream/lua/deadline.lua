@@ -65,8 +65,16 @@ do
     return cut
   end
 
-  local function ends_with_stream(field)
-    return DELETED_WITH_STREAM[split_field(field)] or field == META.FENCE
+  --[[ Which fields end with the deadline: the fence, and the groups and marks if nothing is left. Strands of other regions, which
+       came after the deadline was set, do not expire: then the stream goes on, without what we wrote. ]]
+  local function ending(fields, due)
+    local goes_on = false
+    for at = 1, #fields, 2 do
+      local life = strand_there(fields[at], fields[at + 1])
+      goes_on = goes_on or (life ~= nil and select(2, split_label(fields[at])) ~= due.writer)
+    end
+    local function ends(field) return field == META.FENCE or (not goes_on and DELETED_WITH_STREAM[split_field(field)]) end
+    return ends, goes_on
   end
 
   --[[ If the deadline is over: record that the stream was deleted. Returns whether it did; or nil and the error, if the
@@ -75,8 +83,9 @@ do
     local due = of(meta)
     if not is_past(due) then return false end
     local fields, gone, has_group = redis.call('HGETALL', meta), {}, false
+    local ends, goes_on = ending(fields, due)
     for at = 1, #fields, 2 do
-      if ends_with_stream(fields[at]) then gone[#gone + 1] = fields[at] end
+      if ends(fields[at]) then gone[#gone + 1] = fields[at] end
       has_group = has_group or split_field(fields[at]) == META.GROUP
     end
     local refused = denied(meta, 'HSET', 'HGET', 'TIME') or (#gone > 0 and denied(meta, 'HDEL')) or nil
@@ -85,21 +94,22 @@ do
     for at = 1, #fields, 2 do
       local label = fields[at]
       local life, cut = strand_there(label, fields[at + 1])
-      if life then
-        local kind, writer = split_label(label)
-        local own = writer == due.writer
-        if own and kept and kind == KIND.GENERATED then
+      local kind, writer = split_label(label)
+      if life and writer == due.writer then
+        if kept and kind == KIND.GENERATED then
           register(meta, label, life, '+', kept)
         else
-          register(meta, label, life, '-', own and cut_of(meta, label, cut, due) or cut)
+          register(meta, label, life, '-', cut_of(meta, label, cut, due))
         end
         if redis.call('HGET', meta, META.FUTURE .. label) then redis.call('HSET', meta, META.FUTURE .. label, '') end
       end
     end
     for _, field in ipairs(gone) do redis.call('HDEL', meta, field) end
     if has_group then ring(meta, {}) end
-    count_deletion(meta, META.DELETIONS, due.journal)
-    forget_idempotence(meta, due.journal == '0')
+    if not goes_on then
+      count_deletion(meta, META.DELETIONS, due.journal)
+      forget_idempotence(meta, due.journal == '0')
+    end
     redis.call('HSET', meta, META.DUE, '')
     return true
   end
@@ -108,13 +118,14 @@ do
        After the deadline it shows what `settle` will write, as far as readers need it. ]]
   function deadline.registry(keys)
     local fields = redis.call('HGETALL', keys[1])
-    local over, shown = deadline.is_over(keys[1]), {}
-    if not over then return fields end
+    local due, shown = of(keys[1]), {}
+    if not is_past(due) then return fields end
+    local ends = ending(fields, due)
     for at = 1, #fields, 2 do
       local field, value = fields[at], fields[at + 1]
       local life, cut = strand_there(field, value)
-      if life then value = life .. ':-:' .. cut end
-      if not ends_with_stream(field) and field ~= META.DUE then
+      if life and select(2, split_label(field)) == due.writer then value = life .. ':-:' .. cut end
+      if not ends(field) and field ~= META.DUE then
         shown[#shown + 1], shown[#shown + 2] = field, value
       end
     end
@@ -196,7 +207,7 @@ do
     local text, label = string.format('%.0f', at), KIND.GENERATED .. args[1]
     note_ahead(meta, label, given.named[label .. ':0'])
     redis.call('HSET', meta, META.DUE, text .. ' ' .. args[1] .. ' ' .. args[2])
-    for _, each in ipairs(ends) do redis.call('PEXPIREAT', each, text) end
+    for _, each in ipairs(ends) do deadline.arm(meta, each) end
     return 1
   end
 end
