@@ -20,7 +20,7 @@ from braidstream.model.meta import Registry, bell
 from braidstream.model.strand import facts
 from braidstream.protocol.append import ensure_command
 from braidstream.protocol.identify import read_region
-from braidstream.protocol.lookup import read_registry, registry_of
+from braidstream.protocol.lookup import checked_now, read_registry, registry_of
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.retries import Retries
 from braidstream.protocol.stream_view import View
@@ -93,16 +93,23 @@ def _described(names: list[bytes]) -> Plan[list[NativeStream]]:
         groups: Command = ("XINFO", "GROUPS", name)
         commands += (registry_of(name), ("XLEN", name), ("XLEN", keys.stray(name)), groups)
     replies = (yield Batch(commands, resend=True, attempt=True)) if commands else []
+    registries = yield from _registries(names, replies[::4])
     described = list[NativeStream]()
     for at, name in enumerate(names):
-        registry, length, aside, found = replies[4 * at : 4 * at + 4]
+        length, aside, found = replies[4 * at + 1 : 4 * at + 4]
         rows = [] if isinstance(found, ReplyError) else [facts(row) for row in found]
         entries = sum(count for count in (length, aside) if not isinstance(count, ReplyError))
         pending = sum(row[b"pending"] for row in rows)
-        is_stray = bool(aside) or Registry.parse(name, registry).exists
+        is_stray = bool(aside) or registries[name].exists
         if not isinstance(length, ReplyError) or aside:
             described.append(NativeStream(name, entries, len(rows), pending, is_stray))
     return described
+
+
+def _registries(names: list[bytes], replies: list[Any]) -> Plan[dict[bytes, Registry]]:
+    """Registries that were read, after a check of deadlines."""
+    found = {name: Registry.parse(name, reply) for name, reply in zip(names, replies, strict=True)}
+    return (yield from checked_now([registry_of(name) for name in names], found))
 
 
 def open_view() -> Plan[View]:
@@ -213,10 +220,8 @@ def adopted_names(patterns: Iterable[bytes]) -> Plan[list[bytes]]:
         )
         names = list(_matching(listed, wanted))
         replies = (yield Batch(list(map(registry_of, names)), resend=True)) if names else []
-        for name, reply in zip(names, replies, strict=True):
-            registry = Registry.parse(name, reply)
-            if registry.fenced and registry.exists:
-                found.add(name)
+        registries = yield from _registries(names, replies)
+        found |= {name for name, each in registries.items() if each.fenced and each.exists}
         if int(cursor) == 0:
             return sorted(found)
 

@@ -7,9 +7,8 @@ from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
-from braidstream.model.meta import Registry
 from braidstream.model.strand import Entry, Strand, facts
-from braidstream.protocol.lookup import registry_of
+from braidstream.protocol.lookup import current
 from braidstream.protocol.plan import Batch, Plan
 
 PAGE: Final = 1_000
@@ -51,8 +50,7 @@ def list_streams(cursor: bytes | int = 0) -> Plan[tuple[int, list[bytes]]]:
 
 def read_stream(name: bytes) -> Plan[StreamRow | None]:
     """None if it was deleted. Two round trips."""
-    [meta] = yield Batch([registry_of(name)], resend=True)
-    registry = Registry.parse(name, meta)
+    registry = yield from current(name)
     strands = [*registry.strands]
     if not registry.exists:
         return None
@@ -83,8 +81,7 @@ def follow(name: bytes, ends: dict[Strand, Id], block_ms: int) -> Plan[list[Entr
 
     Each strand has its own position, so entries that arrive late from another region are shown too.
     """
-    [meta] = yield Batch([registry_of(name)], resend=True)
-    strands = Registry.parse(name, meta).strands
+    strands = (yield from current(name)).strands
     if not strands:
         return None
     positions = [ids.text(ends.get(strand, ids.ZERO)) for strand in strands]
@@ -110,8 +107,7 @@ def follow(name: bytes, ends: dict[Strand, Id], block_ms: int) -> Plan[list[Entr
 
 def ends_before(name: bytes, count: int) -> Plan[dict[Strand, Id]]:
     """Where to start so that `follow` shows the last `count` entries of each strand. Two round trips."""
-    [meta] = yield Batch([registry_of(name)], resend=True)
-    strands = Registry.parse(name, meta).strands
+    strands = (yield from current(name)).strands
     commands: list[Command] = [("XREVRANGE", strand.key, "+", "-", "COUNT", count + 1) for strand in strands]
     pages: list[Any] = yield Batch(commands, resend=True)
     ends = dict[Strand, Id]()

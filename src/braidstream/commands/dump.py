@@ -173,7 +173,9 @@ def _restore_stream(view: View, argv: Argv, replace: bool) -> Plan[bool]:
         if argv[2] != b"0" and view.region.journal_writer:
             why = "the region has peers, and a deadline is not replicated"
             raise RefusedError("RESTORE of a stream with a TTL", why, "Use 0")
-        [due] = yield Batch([("PEXPIRETIME", aside)])
+        due = -1
+        if argv[2] != b"0":  # the copy itself must not expire: its registry would not know why
+            due, _ = yield Batch([("PEXPIRETIME", aside), ("PERSIST", aside)])
         yield from _adopt(view, Copy(name, name, aside, move=False, replaces=bool(taken)))
     except ReplyError:
         yield Batch([("UNWATCH",), ("UNLINK", aside)])

@@ -27,7 +27,7 @@ from braidstream.model.command import Command
 from braidstream.model.ids import Id
 from braidstream.model.meta import Registry
 from braidstream.model.strand import Strand, facts
-from braidstream.protocol.lookup import find_natives, registry_of
+from braidstream.protocol.lookup import checked_now, find_natives, registry_of
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
 
@@ -90,7 +90,7 @@ def _pass(view: View, argv: Argv, names: Argv) -> Plan[Any]:
         [*map(registry_of, names), _careful(argv)], resend=argv[0].upper() in _READS, attempt=True
     )
     reply = replies.pop()
-    if _is_gone(argv, reply) or (not _has_added(argv, reply) and _is_braided(names, replies)):
+    if _is_gone(argv, reply) or (not _has_added(argv, reply) and (yield from _is_braided(names, replies))):
         raise _forgotten(view, names, argv)
     if isinstance(reply, ReplyError):
         raise reply
@@ -122,14 +122,15 @@ def _has_added(argv: Argv, reply: Any) -> bool:
     return argv[0].upper() == b"XADD" and isinstance(reply, bytes)
 
 
-def _is_braided(names: Argv, replies: list[Any]) -> bool:
-    """Whether one of the names is a stream of ours by now."""
+def _is_braided(names: Argv, replies: list[Any]) -> Plan[bool]:
+    """Whether one of the names is a stream of ours by now, which has not expired."""
+    found = dict[bytes, Registry]()
     for name, reply in zip(names, replies, strict=False):
         if isinstance(reply, ReplyError):
             raise reply
-        if Registry.parse(name, reply).exists:
-            return True
-    return False
+        found[name] = Registry.parse(name, reply)
+    found = yield from checked_now([registry_of(name) for name in found], found)
+    return any(registry.exists for registry in found.values())
 
 
 def _forgotten(view: View, names: Argv, argv: Argv) -> _NotNativeError:
@@ -170,7 +171,7 @@ def _wait(view: View, argv: Argv, names: Argv, at: int) -> Plan[Any]:
         left_ms -= turn
         if spec.block_ms and left_ms <= 0:
             return None
-        if _is_braided(names, replies):
+        if (yield from _is_braided(names, replies)):
             raise _forgotten(view, names, rest)
 
 

@@ -124,7 +124,9 @@ do
     for at = 1, #fields, 2 do
       local field, value = fields[at], fields[at + 1]
       local life, cut = strand_there(field, value)
-      if life and select(2, split_label(field)) == due.writer then value = life .. ':-:' .. cut end
+      if life and select(2, split_label(field)) == due.writer then
+        value = life .. ':-:' .. cut_of(keys[1], field, cut, due)
+      end
       if not ends(field) and field ~= META.DUE then
         shown[#shown + 1], shown[#shown + 2] = field, value
       end

@@ -77,11 +77,16 @@ def look(view: View, name: bytes) -> Plan[Registry]:
     return registry
 
 
-def exists(name: bytes) -> Plan[bool]:
-    """Whether the stream exists. One round trip."""
+def current(name: bytes) -> Plan[Registry]:
+    """The registry, read now, for callers without a view. One round trip; two if the stream expires."""
     [reply] = yield Batch([registry_of(name)], resend=True)
     found = yield from checked_now([registry_of(name)], {name: Registry.parse(name, reply)})
-    return found[name].exists
+    return found[name]
+
+
+def exists(name: bytes) -> Plan[bool]:
+    """Whether the stream exists."""
+    return (yield from current(name)).exists
 
 
 def refuse_unseen_types(view: View, name: bytes) -> Plan[None]:
@@ -113,9 +118,7 @@ def refuse_other_types(name: bytes, kind: bytes | None = None) -> Plan[None]:
 
 def _is_fence(name: bytes) -> Plan[bool]:
     """Whether a plain key is the fence of an adopted stream. It may outlive the stream."""
-    [reply] = yield Batch([registry_of(name)], resend=True)
-    found = yield from checked_now([registry_of(name)], {name: Registry.parse(name, reply)})
-    return found[name].fenced
+    return (yield from current(name)).fenced
 
 
 def find_natives(view: View, names: Iterable[bytes]) -> Plan[None]:

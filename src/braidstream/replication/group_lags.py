@@ -15,7 +15,7 @@ from braidstream.model.meta import Registry
 from braidstream.model.region_config import Region
 from braidstream.model.strand import facts
 from braidstream.protocol.identify import read_region
-from braidstream.protocol.lookup import registry_of
+from braidstream.protocol.lookup import checked_now, registry_of
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
 from braidstream.replication.endpoint import PlanRunner
@@ -72,11 +72,11 @@ def with_groups(names: list[bytes]) -> Plan[list[bytes]]:
     """Those of the streams that have groups. One round trip."""
     if not names:
         return []
-    replies = yield Batch([registry_of(name) for name in names], resend=True)
-    registries = (Registry.parse(name, reply) for name, reply in zip(names, replies, strict=True))
-    return [
-        name for name, registry in zip(names, registries, strict=True) if registry.exists and registry.groups
-    ]
+    reads = [registry_of(name) for name in names]
+    replies = yield Batch(reads, resend=True)
+    found = {name: Registry.parse(name, reply) for name, reply in zip(names, replies, strict=True)}
+    found = yield from checked_now(reads, found)
+    return [name for name, registry in found.items() if registry.exists and registry.groups]
 
 
 def read_lags(region: Region, name: bytes) -> Plan[list[GroupLag]]:

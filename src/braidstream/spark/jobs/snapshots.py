@@ -12,7 +12,7 @@ from braidstream.model.ids import Id
 from braidstream.model.journal import deletions
 from braidstream.model.meta import Registry
 from braidstream.model.strand import Strand, facts
-from braidstream.protocol.lookup import registry_of
+from braidstream.protocol.lookup import current
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.spark.source.strand_info import StrandInfo, StrandInfos
 from braidstream.spark.source.survey import look
@@ -37,8 +37,8 @@ class RegionSnapshot:
 
 def read_snapshot(name: bytes) -> Plan[RegionSnapshot]:
     """Read a stream in one region. A few round trips; the journals before the strands."""
-    config, meta = yield Batch([("HGETALL", keys.CONFIG), registry_of(name)], resend=True)
-    region, registry = facts(config), Registry.parse(name, meta)
+    [config] = yield Batch([("HGETALL", keys.CONFIG)], resend=True)
+    region, registry = facts(config), (yield from current(name))
     words = region.get(ConfigField.WRITERS, b"").split() + region.get(ConfigField.LEFT, b"").split()
     writers = sorted({int(word) for word in [*words, region.get(ConfigField.WRITER, b"0")]} - {0})
     journals = dict[int, tuple[Id, Mapping[tuple[bytes, Id], Id], bool]]()

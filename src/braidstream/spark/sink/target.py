@@ -16,7 +16,7 @@ from braidstream.model.strand import Strand, facts
 from braidstream.net.bulk import Server, Wire
 from braidstream.protocol.append import ensure_command
 from braidstream.protocol.identify import read_region
-from braidstream.protocol.lookup import is_stale, registry_of
+from braidstream.protocol.lookup import current, is_stale, registry_of
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.retries import Retries
 
@@ -42,7 +42,7 @@ def target(server: Server, name: bytes, *, is_log: bool | None = None) -> Strand
 
 
 def _target(server: Server, name: bytes, writer: int, is_log: bool | None) -> Strand:
-    registry = server.run(_registry(name), keys.meta(name))
+    registry = server.run(current(name), keys.meta(name))
     known = registry.is_log or (registry.home is not None and not registry.exists)
     if known and is_log is False:
         raise SinkError(f"{_shown(name)} is a log: name it in the option log, not in stream.")
@@ -68,11 +68,6 @@ def _writer() -> Plan[int | None]:
     if not known:
         return None
     return (yield from read_region()).writer
-
-
-def _registry(name: bytes) -> Plan[Registry]:
-    [reply] = yield Batch([registry_of(name)], resend=True)
-    return Registry.parse(name, reply)
 
 
 def _ensure(strand: Strand, bell: bytes) -> Plan[None]:

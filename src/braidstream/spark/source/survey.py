@@ -16,7 +16,7 @@ from braidstream.model.ids import Id
 from braidstream.model.meta import Registry
 from braidstream.model.strand import Strand, facts
 from braidstream.net.bulk import RedisError, Server, shown
-from braidstream.protocol.lookup import registry_of
+from braidstream.protocol.lookup import checked_now, registry_of
 from braidstream.protocol.plan import Batch, Plan, send_one
 from braidstream.spark.options import Servers
 from braidstream.spark.source.log_extent import dense
@@ -33,7 +33,8 @@ _GONE = StrandInfo(ids.ZERO, 0, 0, None, ids.ZERO, 0, there=False)
 def look(name: bytes) -> Plan[StrandInfos]:
     """The strands of one stream. Two round trips; a snapshot of each strand."""
     registry_reply, kind = yield Batch([registry_of(name), ("TYPE", name)], resend=True)
-    registry = Registry.parse(name, registry_reply)
+    read = {name: Registry.parse(name, registry_reply)}
+    registry = (yield from checked_now([registry_of(name)], read))[name]
     cuts = {strand: cut for strand, cut in registry.cuts.items()}
     strands = list(registry.strands)
     if not registry.exists and kind == b"stream":
