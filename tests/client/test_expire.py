@@ -213,7 +213,12 @@ def test_rename_copy_and_restore_take_the_deadline_along(
         client.execute_command("RESTORE", "w", FAR_MS, payload, "ABSTTL")
         client.xadd("y", {"n": "1"})
         client.set("w2", "1", pxat=FAR_MS)
-        answers.append([client.pexpiretime(name) for name in ("w", "w2", "x", "y", "z")])
+        for source, name in (("y", "string"), ("x", "never")):
+            client.copy(source, name)
+            assert client.xlen(name)
+            client.set(name, "1", keepttl=True)
+        names = ("w", "w2", "x", "y", "z", "string", "never")
+        answers.append([client.pexpiretime(name) for name in names])
         client.delete("z")
         client.xadd("z", {"n": "1"})
         answers[-1].append(client.ttl("z"))

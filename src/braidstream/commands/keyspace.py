@@ -153,8 +153,8 @@ def kind(view: View, argv: Argv) -> Plan[bytes]:
 def overwrite(view: View, argv: Argv) -> Plan[Any]:
     """SET, SETEX, PSETEX of a name that is a stream: the stream is deleted. Not one step."""
     only_new = argv[0].upper() == b"SET" and b"NX" in map(option, argv[3:])
-    native = tuple(word for at, word in enumerate(argv) if at < 3 or option(word) != b"XX")
-    is_stream = (yield from _look(view, argv[1:2]))[1][argv[1]].exists
+    registry = (yield from _look(view, argv[1:2]))[1][argv[1]]
+    native, is_stream = _instead_of_stream(argv, registry.due), registry.exists
     if not is_stream:
         native = tuple(argv)
     elif returns_old_value(argv):
@@ -165,6 +165,19 @@ def overwrite(view: View, argv: Argv) -> Plan[Any]:
     if is_stream and reply is not None:
         yield from braid.delete(view, argv[1])
     return reply
+
+
+def _instead_of_stream(argv: Argv, due: int) -> Command:
+    """The command for a plain key that does not exist yet: it replaces a stream with this deadline."""
+    if argv[0].upper() != b"SET":
+        return tuple(argv)
+    words = list[bytes](argv[:3])
+    for word in argv[3:]:
+        if option(word) == b"KEEPTTL":
+            words += (b"PXAT", b"%d" % due) if due else ()
+        elif option(word) != b"XX":
+            words.append(word)
+    return tuple(words)
 
 
 def returns_old_value(argv: Argv) -> bool:
