@@ -1,4 +1,4 @@
-"""A stream whose deadline is over, before any command has noticed it: for operators, Spark, native streams."""
+"""A stream whose deadline is over, before a command notices it: for operators, Spark, native streams."""
 
 from collections.abc import Iterator
 
@@ -69,8 +69,12 @@ def test_a_native_stream_of_the_name_is_adopted(
 def test_a_copy_with_a_deadline_that_is_over_is_no_stream(
     region: braidstream.Redis, operator: redis.Redis
 ) -> None:
+    region.xadd("x", {"n": "0"})
     operator.xadd("source", {"n": "1"}, id="1-1")
     payload = operator.execute_command("DUMP", "source", NEVER_DECODE=True)
-    operator.restore("plain", 1_500_000_000_000, payload, absttl=True)
-    region.restore("x", 1_500_000_000_000, payload, absttl=True)
-    assert region.exists("plain") == region.exists("x") == 0
+    for name in ("new", "x"):
+        region.restore(name, 1_500_000_000_000, payload, absttl=True, replace=name == "x")
+        assert (region.exists(name), region.ttl(name)) == (0, -2)
+        region.restore(name, 3_600_000, payload)
+        assert 3_500_000 < region.pttl(name) <= 3_600_000
+        assert region.xrange(name) == [("1-1", {"n": "1"})]

@@ -32,6 +32,8 @@ from braidstream.protocol.stream_view import View
 # The first byte of a payload: the types that engines have used for a stream, and for anything else.
 _STREAM: Final = frozenset((0x0F, 0x13, 0x15, 0x1A, 0x1B))
 _OTHER: Final = frozenset((*range(0, 8), *range(9, 0x1A))) - _STREAM
+# What PEXPIRETIME answers about a key that does not exist.
+_IS_OVER: Final = -2
 _BUSY: Final = "BUSYKEY Target key name already exists."
 _UNREADABLE: Final = ("ERR DUMP payload", "ERR Bad data format")
 
@@ -176,6 +178,10 @@ def _restore_stream(view: View, argv: Argv, replace: bool) -> Plan[bool]:
         due = -1
         if argv[2] != b"0":  # the copy itself must not expire: its registry would not know why
             due, _ = yield Batch([("PEXPIRETIME", aside), ("PERSIST", aside)])
+        if due == _IS_OVER:  # as the engine: only what it replaces is deleted
+            yield Batch([("UNWATCH",), ("UNLINK", name)])
+            yield from braid.delete(view, name)
+            return True
         yield from _adopt(view, Copy(name, name, aside, move=False, replaces=bool(taken)))
     except ReplyError:
         yield Batch([("UNWATCH",), ("UNLINK", aside)])
