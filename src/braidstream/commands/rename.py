@@ -126,13 +126,13 @@ def _copy(view: View, source: bytes, target: bytes, *, move: bool, replace: bool
         yield from settled(view, (source, target))
         here, there = view.recall(source), view.recall(target)
         if not replace and ((replies[4] and not there.fenced) or there.exists):
-            yield Batch([("UNWATCH",)])
+            yield Batch([("UNWATCH",), ("UNLINK", aside)])
             return False
         if not here.exists:
-            yield Batch([("UNWATCH",)])
+            yield Batch([("UNWATCH",), ("UNLINK", aside)])
             raise ReplyError("ERR no such key")
         if here.is_log or there.is_log:
-            yield Batch([("UNWATCH",)])
+            yield Batch([("UNWATCH",), ("UNLINK", aside)])
             refuse_logs(source if here.is_log else target)
         try:
             yield Batch([("WATCH", *(strand.key for strand in here.strands)), ("UNLINK", aside)])
