@@ -13,8 +13,8 @@ def test_a_refusal_is_ours_and_an_error_reply(opened: Opener, engine: Engine) ->
     become(engine)
     client = opened(engine.url)
     client.xadd("orders", {"n": 1})
-    with pytest.raises(braidstream.RefusedError, match="^EXPIRE refused by braidstream") as raised:
-        client.expire("orders", 3)
+    with pytest.raises(braidstream.RefusedError, match="^XADD refused by braidstream") as raised:
+        client.xadd("orders", {"n": 1}, id="1-1")
     assert isinstance(raised.value, redis.ResponseError)
     assert isinstance(raised.value, braidstream.BraidError)
 
@@ -24,8 +24,8 @@ def test_a_refusal_in_a_pipeline_names_its_command(opened: Opener, engine: Engin
     become(engine)
     pipe = opened(engine.url).pipeline(transaction=transaction)
     pipe.xadd("orders", {"n": 1})
-    pipe.expire("orders", 3)
-    with pytest.raises(braidstream.RefusedError, match=r"Command # 2 \(EXPIRE orders 3\)"):
+    pipe.xadd("orders", {"n": 1}, id="1-1")
+    with pytest.raises(braidstream.RefusedError, match=r"Command # 2 \(XADD orders 1-1 n 1\)"):
         pipe.execute()
 
 
