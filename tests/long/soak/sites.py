@@ -131,6 +131,10 @@ class Sites:
     def __iter__(self) -> Iterator[int]:
         return iter(self.all)
 
+    @property
+    def are_whole(self) -> bool:
+        return all(site.is_whole for site in self.all.values())
+
     def start(self) -> None:
         for site in self.all.values():
             site.pair.start()
