@@ -15,12 +15,13 @@ setup: ## install the engines (Debian packages), the venv and the pinned package
 panels: ## draw panels of the dashboard from a real run, for the docs
 	$(PYTHON) -m scripts.panels
 
-check: ## format, lint, types, import contracts, shape
+check: ## format, lint, types, import contracts, shape, workflows
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 	$(PYTHON) -m scripts.shape
+	node scripts/workflows/lint.mjs
 
 format: ## rewrite the code to the format and fix what lint can fix
 	.venv/bin/ruff check --fix .
@@ -35,6 +36,12 @@ test-fast: ## unit, plans, engine, client, gateway and regions without the long 
 
 # Before .venv's own in the path: no second environment is needed.
 OLDEST := .oldest-redis-py
+
+coverage: ## which lines of src the tests run, with the processes that they start; about half as long again as make test
+	rm -rf .coverage .coverage.*
+	$(PYTHON) -m coverage run -m pytest -n 3 --dist loadgroup $(TESTS)
+	$(PYTHON) -m coverage combine --quiet
+	$(PYTHON) -m coverage report
 
 oldest-redis-py: ## the clients' tests with the oldest supported redis-py (the others run with the newest)
 	@grep -qs '^$(REDIS_PY)$$' $(OLDEST)/version || { rm -rf $(OLDEST) && $(PYTHON) -m pip install --quiet \
@@ -101,6 +108,10 @@ crowd: ## 10,000 idle and 500 busy clients at one gateway
 
 docs: ## build the documentation site into site/, with every link checked
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet --strict
+
+docs-version: ## the site as one version on the branch gh-pages of this clone; VERSION=0.1 ALIAS=latest
+	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/mike deploy --update-aliases $(VERSION) $(ALIAS)
+	.venv/bin/mike set-default $(or $(ALIAS),$(VERSION))
 
 docs-serve: ## the site at http://127.0.0.1:8000, built again when a page changes
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs serve

