@@ -1,0 +1,84 @@
+"""The packages that a release publishes: built from the tree, installed where nothing else is, used once."""
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.support.servers import NEWEST, Engine
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+WITHIN_S = 300
+ROUND_TRIP = """
+import sys, braidstream
+with braidstream.from_url(sys.argv[1], decode_responses=True) as client:
+    entry = client.xadd("orders", {"order": "1"})
+    assert client.xrange("orders") == [(entry, {"order": "1"})], client.xrange("orders")
+print(braidstream.__version__, braidstream.__file__)
+"""
+
+
+def run(*words: str | Path) -> str:
+    """Outside of the tree, so that nothing is imported from it."""
+    pins = {name: str(ROOT / "constraints.txt") for name in ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT")}
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | pins
+    done = subprocess.run(
+        [*map(str, words)], cwd="/", env=env, capture_output=True, text=True, timeout=WITHIN_S
+    )
+    assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist, and the wheel that is built from it, by the setuptools of this environment."""
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT)
+    return folder
+
+
+@pytest.mark.xdist_group("package")
+def test_the_wheel_has_every_file_of_the_source_and_no_other(built: Path) -> None:
+    [wheel] = built.glob("*.whl")
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    source = {path.relative_to(ROOT / "src") for path in (ROOT / "src").rglob("*") if path.is_file()}
+    wanted = {path for path in source if path.suffix in (".py", ".lua") or path.name == "py.typed"}
+    wanted = {path.as_posix() for path in wanted if "__pycache__" not in path.parts}
+    assert names == wanted
+    assert "braidstream/py.typed" in names
+    assert any(name.endswith(".lua") for name in names)
+
+
+@pytest.mark.xdist_group("package")
+def test_links_on_the_page_of_the_package_lead_into_the_repository(built: Path) -> None:
+    [sdist] = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        member = archive.extractfile(f"braidstream-{PROJECT['version']}/PKG-INFO")
+        assert member is not None
+        about = member.read().decode()
+    links = re.findall(r"\]\(([^)]+)\)", about)
+    assert len(links) > 10
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+
+
+@pytest.mark.xdist_group("package")
+@pytest.mark.parametrize("flavour", NEWEST[-1:], indirect=True)
+def test_the_wheel_works_in_a_clean_environment(built: Path, tmp_path: Path, engine: Engine) -> None:
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "clean")
+    python, braid = tmp_path / "clean" / "bin" / "python", tmp_path / "clean" / "bin" / "braid"
+    [wheel] = built.glob("*.whl")
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-compile", wheel)
+    assert run(braid, "--version") == f"braidstream {PROJECT['version']}\n"
+    assert "is region 1 (us-east)" in run(
+        braid, "init", "--url", engine.url, "--region", "1", "--name", "us-east"
+    )
+    version, place = run(python, "-c", ROUND_TRIP, engine.url).split()
+    assert version == PROJECT["version"]
+    assert Path(place).is_relative_to(tmp_path)
