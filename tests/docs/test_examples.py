@@ -38,8 +38,20 @@ def test_every_example_is_tested_and_listed() -> None:
         "fastapi_producer.py",
         "faststream_gateway.py",
     }
-    listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
-    assert [name for name in programs if f"]({name})" not in listed] == []
+    assert programs == set(told())
+    for folder in EXAMPLES.iterdir():
+        assert not folder.is_dir() or folder.name == "__pycache__" or (folder / "README.md").exists()
+
+
+def told() -> dict[str, str]:
+    """The section of each program in the README, with what it prints."""
+    text = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    return {part.partition("\n")[0]: part for part in text.split("\n## ")[1:]}
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_the_readme_shows_what_an_example_prints(name: str) -> None:
+    assert f"python examples/{name}\n```\n\n```text\n{PRINTED[name]}```" in told()[name]
 
 
 @pytest.mark.parametrize("flavour", NEWEST[-1:], indirect=True)
