@@ -186,6 +186,7 @@ INSIDE = {
     "RENAME s t": ["rename", "unlink", "hset", "hsetnx", "hdel", "hget", "time", "xsetid"],
     "XGROUP DESTROY s g": ["xgroup|destroy", "hdel", "unlink", "hget", "hset", "time"],
     "XGROUP CREATE s h 0": ["xgroup|create", "hget", "hset", "time", "unlink"],
+    "XGROUP SCOPE s g ONCE": ["hget", "hset", "time", "unlink"],
     "XGROUP SETID s g $": ["xgroup|setid", "hget", "hset", "time", "unlink"],
 }
 

@@ -78,6 +78,16 @@ HISTORIES = {
         3 XREADGROUP GROUP g bob COUNT 9 STREAMS a > / 3 XACK a g 100-1
         2 XGROUP DESTROY a g / 2 XGROUP CREATE a g 0
     """,
+    "scopes, and strands taken and given apart": """
+        1 XADD a 100 f v / 2 XADD a 101 f v / 1 XGROUP CREATE a g 0 SCOPE ONCE / 1 XGROUP CREATE a h 0 / sync
+        2 XGROUP TAKE a g REGION 1 / 2 XGROUP SCOPE a h ONCE / 3 XGROUP TAKE a g REGION 1
+        3 XGROUP GIVE a g REGION 2 TO REGION 1 TIMEOUT 1
+        2 XREADGROUP GROUP g ann STREAMS a > / 2 XACK a g 100-1
+    """,
+    "a scope of a group that is destroyed meanwhile": """
+        1 XADD a 100 f v / 1 XGROUP CREATE a g 0 SCOPE ONCE / sync
+        3 XGROUP TAKE a g REGION 1 / 2 XGROUP DESTROY a g / 2 XGROUP CREATE a g 0
+    """,
     "names that are moved": """
         2 XADD a 100 f v / 3 XADD a 101 f v / 2 XGROUP CREATE a g 0 / sync
         2 RENAME a b / 3 XADD a 102 f v / 3 RENAME a b

@@ -267,6 +267,8 @@ def say_every_function(said: Nodes, name: bytes) -> None:
     assert known.lstrip(b"+").startswith(added.lstrip(b"+"))
     assert run(command(view, b"XGROUP", b"CREATE", name, b"g", b"0"), said) == b"OK"
     assert run(command(view, b"XGROUP", b"SETID", name, b"g", b"$"), said) == b"OK"
+    assert run(command(view, b"XGROUP", b"SCOPE", name, b"g", b"ONCE"), said) == b"OK"
+    assert run(command(view, b"XGROUP", b"SCOPE", name, b"g", b"EVERYWHERE"), said) == b"OK"
     assert run(command(view, *WAIT, name, b">"), said) is None
     run(expire_at(view, name, 4_102_444_800_000), said)
     assert run(command(view, b"EXISTS", name), said) == 1

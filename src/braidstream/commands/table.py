@@ -208,8 +208,10 @@ TABLE: Final[dict[bytes, Spec]] = {
     b"FLUSHALL": Spec("[ASYNC|SYNC]", keyspace.flush, _none, 1, multi=False),
     b"WATCH": Spec("key [key ...]", keyspace.watch, _all, 2, multi=False),
     b"XGROUP": Spec(
-        "CREATE|SETID key group id|$ [MKSTREAM] [ENTRIESREAD n] | DESTROY key group | "
-        "CREATECONSUMER|DELCONSUMER key group consumer | HELP",
+        "CREATE|SETID key group id|$ [MKSTREAM] [ENTRIESREAD n] [SCOPE EVERYWHERE|ONCE] | "
+        "DESTROY key group | "
+        "CREATECONSUMER|DELCONSUMER key group consumer | SCOPE key group EVERYWHERE|ONCE | "
+        "TAKE key group REGION id | GIVE key group REGION id TO REGION id [TIMEOUT ms] | HELP",
         xgroup.manage,
         _second,
         2,

@@ -20,10 +20,10 @@ from braidstream.model.region_config import Region
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.retries import Retries
 
-VERSION: Final = 17
+VERSION: Final = 18
 NAME: Final = "braidstream"
 _PARTS: Final = (
-    *("rights", "id", "meta", "clock", "vector", "strand", "chosen", "settings", "group", "log"),
+    *("rights", "id", "meta", "clock", "vector", "strand", "chosen", "settings", "scope", "group", "log"),
     *(
         "log_age",
         "log_group",

@@ -53,6 +53,7 @@ end
 -- Collect in `groups` what the groups of one strand have acknowledged. Returns whether one has unread or
 -- pending entries.
 local function note_acks(meta, key, id, last, groups)
+  local _, region = split_label(string.match(id, '^[^:]+'))
   local busy = false
   for _, info in ipairs(groups_of(key, {})) do
     local group = groups[info.name]
@@ -61,9 +62,11 @@ local function note_acks(meta, key, id, last, groups)
         acked = acked_of(redis.call('HGET', meta, META.GROUP_ACKED .. info.name)),
         base = acked_of(redis.call('HGET', meta, META.GROUP_BASE .. info.name)),
         jumped = redis.call('HGET', meta, META.GROUP_MOVED .. info.name),
+        pending = {},
       }
       groups[info.name] = group
     end
+    group.pending[region] = (group.pending[region] or 0) + info.pending
     local upto = acked_here(key, info)
     local base = group.base[id] or (group.jumped and start_of(group.jumped, string.match(id, '^[^:]+'))) or '0-0'
     if less(group.acked[id] or '0-0', upto) and less(base, upto) then
@@ -87,7 +90,7 @@ end
      Returns the meta; for each key {last ID, first ID, length, entries added, bytes of the last entry,
      ID of the last entry, highest deleted ID}, or nil if it does not exist; and 1 if a group has unread or
      pending entries.
-     It also writes the acknowledgements of labelled strands to `k:<group>`, and raises the home strand (named by
+     It also writes the acknowledgements of labelled strands to `k:<group>`, hands strands over (scope.lua), and raises the home strand (named by
      its place among the keys after the meta) to entries ahead of the clock, in case the clock stepped back
      since they arrived. `=` before a label: a link reads the stream for the first time; neither is done then.
      FCALL bs_braid_look is the same without labels and writes nothing. ]]
@@ -118,6 +121,7 @@ local function braid_look(keys, args)
   end
   if highest then raise_home(meta, home, highest) end
   for name, group in pairs(groups) do
+    if home then scopes.hand_over(meta, name, writer_of(home), group.pending, args) end
     if group.moved and redis.call('HEXISTS', meta, META.GROUP .. name) == 1 then
       redis.call('HSET', meta, META.GROUP_ACKED .. name, acked_text(group.acked))
     end

@@ -47,6 +47,7 @@ local function forget_group(meta, group, turn, bell)
   for _, prefix in ipairs({ META.GROUP, META.GROUP_SEEN, META.GROUP_ACKED, META.GROUP_BASE, META.GROUP_MOVED }) do
     redis.call('HDEL', meta, prefix .. group)
   end
+  redis.call('HDEL', meta, META.GROUP_SCOPE .. group, META.GROUP_OWNERS .. group)
   redis.call('UNLINK', turn)
   ring(meta, bell)
 end
@@ -82,14 +83,15 @@ local function note_group(meta, group, start, bell)
   if seen ~= '/' then redis.call('HSET', meta, META.GROUP_SEEN .. group, seen) end
 end
 
---[[ group_create: <flag> is our writer, MKSTREAM may follow. Creates named strands that are missing: a blocked
+--[[ group_create: <flag> is our writer, MKSTREAM and ONCE may follow. Creates named strands that are missing: a blocked
      reader can only wait on existing keys. Returns OK. ]]
 local function group_create(keys, args)
   local meta, group, start = keys[1], args[1], args[2]
-  local writer, mkstream = string.match(args[3], '^(%d+)(.*)$')
+  local writer, options = string.match(args[3], '^(%d+)(.*)$')
+  local mkstream, once = string.find(options, 'MKSTREAM', 1, true), string.find(options, 'ONCE', 1, true)
   local strands, _, bell = strands_of(keys, args)
   if not strands then return redis.error_reply(STALE_STREAM) end
-  if mkstream == '' and not exists(meta) then return redis.error_reply('BSNOKEY the stream does not exist') end
+  if not mkstream and not exists(meta) then return redis.error_reply('BSNOKEY the stream does not exist') end
   if redis.call('HEXISTS', meta, META.GROUP .. group) == 1 then
     return redis.error_reply('BUSYGROUP Consumer Group name already exists')
   end
@@ -113,6 +115,7 @@ local function group_create(keys, args)
     redis.call('XGROUP', 'CREATE', strand.key, group, strand.from, unpack(entries_read(strand)))
   end
   note_group(meta, group, start, bell)
+  if once then scopes.note(meta, group, writer) end
   -- `$` is the end of each strand in this region: the group starts at the same entries in the other regions.
   if from ~= '' and strands[1].from == '$' then redis.call('HSET', meta, META.GROUP_ACKED .. group, from) end
   return redis.status_reply('OK')

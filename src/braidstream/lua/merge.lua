@@ -5,6 +5,7 @@
        x          1.2,3.1                 deletions of the whole stream, by writer: the higher count
        x:<group>  2.1                     deletions of a group: likewise
        v:<group>  1.2/2.1 /               deletions each creator of the group had seen, as `x/x:<group>`: all kept
+       e:, w:<group>                      scope and owners: see scope.lua
        g:<group>                          where the group starts on strands created later: our own
        k:<group>  s1:0 7-3 c1:2 9-0       acknowledged without a gap: the furthest
        q:<sink>   7:3:9                   of a Spark sink's batch 7, 3 of 9 chunks are in the stream: the later
@@ -44,6 +45,10 @@ local function read_meta(fields, first)
       group(name).start = value
     elseif prefix == META.GROUP_SEEN then
       group(name).seen = value
+    elseif prefix == META.GROUP_SCOPE then
+      group(name).scope = value
+    elseif prefix == META.GROUP_OWNERS then
+      group(name).owners = value
     elseif prefix == META.GROUP_ACKED then
       group(name).acked = acked_of(value)
     elseif split_label(field) then
@@ -227,7 +232,9 @@ local function braid_merge(keys, args)
   local finished = true
   for name, group in pairs(theirs.groups) do
     if ours.groups[name] and same(theirs.x, x) and same(theirs.gone[name] or {}, gone[name] or {}) then
-      finished = apply_acks(meta, strands, name, group.acked) and finished
+      local is_applied = apply_acks(meta, strands, name, group.acked)
+      if is_applied then scopes.merge(meta, name, group, given.bell) end -- a new owner starts after them
+      finished = is_applied and finished
     end
   end
   return finished and 1 or 0

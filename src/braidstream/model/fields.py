@@ -16,6 +16,8 @@ class MetaField:
     GROUP_BASE: Final = b"b:"  # where XGROUP SETID put the group, by strand
     GROUP_ACKED: Final = b"k:"  # the group has acknowledged everything up to here, by strand
     GROUP_SEEN: Final = b"v:"  # deletions that each creator of the group had seen
+    GROUP_SCOPE: Final = b"e:"  # which regions deliver which strands: `once`; everywhere without it
+    GROUP_OWNERS: Final = b"w:"  # in scope `once`: the region that delivers the strands of another
     GROUP_DELETIONS: Final = b"x:"  # deletions of the group, by writer
     DELETIONS: Final = b"x"  # deletions of the whole stream, by writer
     SINK: Final = b"q:"  # how far a Spark sink has written

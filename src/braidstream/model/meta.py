@@ -21,6 +21,8 @@ from braidstream.model.fields import MetaField
 from braidstream.model.idempotence import Settings
 from braidstream.model.ids import Id
 from braidstream.model.offset_log import Epoch, LogSettings, epochs_of
+from braidstream.model.region_config import Region
+from braidstream.model.scope import Scope, is_once, owners_of
 from braidstream.model.strand import Strand, strand_of_label
 
 # The most streams that a client remembers.
@@ -46,6 +48,7 @@ class Registry:
     epochs: of a log, also of one that was deleted; log: its settings.
     fenced: the plain key of the name is the fence of an adopted stream (lua/native.lua).
     due: when it expires, 0 for never. After that its keys are missing (lua/deadline.lua).
+    scopes: groups of scope `once`; all others deliver every strand.
     ahead_ms: by label, how far a strand's last entry was ahead of our clock on arrival, if beyond the bound.
     """
 
@@ -61,13 +64,14 @@ class Registry:
     log: LogSettings = _LOG_DEFAULTS
     fenced: bool = False
     due: int = 0
+    scopes: dict[bytes, Scope] = field(default_factory=dict)
 
     @staticmethod
     def parse(name: bytes, reply: list[Any]) -> "Registry":
         cuts, there, groups = dict[Strand, Id](), list[Strand](), dict[bytes, Id]()
         user_counted, bell, idempotence, native = set[bytes](), b"", None, b""
         ahead_ms, epochs, log = dict[bytes, int](), tuple[Epoch, ...](), _LOG_DEFAULTS
-        fenced, due = False, 0
+        fenced, due, once, owners = False, 0, set[bytes](), dict[bytes, bytes]()
         for label, value in zip(reply[::2], reply[1::2], strict=True):
             if label.startswith(_KINDS):
                 if (found := _registered(name, label, value)) is not None:
@@ -97,6 +101,11 @@ class Registry:
                 fenced = True
             elif label == MetaField.DUE:
                 due = int(value.split()[0]) if value else 0
+            elif label.startswith(MetaField.GROUP_SCOPE):
+                if is_once(value):
+                    once.add(label[len(MetaField.GROUP_SCOPE) :])
+            elif label.startswith(MetaField.GROUP_OWNERS):
+                owners[label[len(MetaField.GROUP_OWNERS) :]] = value
         is_native = idempotence is not None and native == b"%d" % idempotence.era
         return Registry(
             cuts,
@@ -111,6 +120,7 @@ class Registry:
             log,
             fenced,
             due,
+            {group: Scope(owners_of(owners.get(group, b""))) for group in once},
         )
 
     @property
@@ -135,6 +145,20 @@ class Registry:
     @property
     def settings(self) -> Settings:
         return self.idempotence or _DEFAULTS
+
+    def owned(self, group: bytes, region: Region) -> tuple[Strand, ...]:
+        """The strands whose pending entries a group has in this region."""
+        scope = self.scopes.get(group)
+        if scope is None:
+            return self.strands
+        return tuple(strand for strand in self.strands if scope.is_owned(strand.writer, region))
+
+    def delivered(self, group: bytes, region: Region) -> tuple[Strand, ...]:
+        """The strands whose new entries a group delivers in this region."""
+        scope = self.scopes.get(group)
+        if scope is None:
+            return self.strands
+        return tuple(strand for strand in self.strands if scope.is_delivered(strand.writer, region))
 
     def end(self, strand: Strand, last: Id) -> Id:
         """The last user ID of a strand; 0-0 if it has had no entry since its cut."""

@@ -82,6 +82,14 @@ class View:
                 self.seen[name] = found
         return found
 
+    def owned(self, name: bytes, group: bytes) -> tuple[Strand, ...]:
+        """The strands whose pending entries a group has in this region, by the cache."""
+        return self.recall(name).owned(group, self.region)
+
+    def delivered(self, name: bytes, group: bytes) -> tuple[Strand, ...]:
+        """The strands whose new entries a group delivers in this region, by the cache."""
+        return self.recall(name).delivered(group, self.region)
+
     def remembers(self, name: bytes) -> bool:
         """Whether the stream was looked up. It may not exist."""
         return name in self.cache.registries

@@ -40,7 +40,10 @@ def claim(view: View, argv: Argv) -> Plan[list[Any]]:
         at += 1
     options = _parse_claim(argv, at)
     wanted = [strict_id(word) for word in argv[5:at]]
-    return (yield from _claim(view, registry.strands, (group, consumer, idle), wanted, options))
+    strands = registry.owned(group, view.region)
+    if not strands:
+        return []
+    return (yield from _claim(view, strands, (group, consumer, idle), wanted, options))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +123,16 @@ def claim_idle(view: View, argv: Argv) -> Plan[list[Any]]:
     registry = yield from look(view, name)
     if group not in registry.groups:
         no_group(name, group)
-    if len(registry.strands) == 1:
-        return (
-            yield from _claim_idle_natively(
-                registry.strands[0], (group, consumer, idle), start, (count, justid)
-            )
-        )
+    strands = registry.owned(group, view.region)
+    if not strands:
+        return [b"0-0", [], []]
+    if len(strands) == 1:
+        return (yield from _claim_idle_natively(strands[0], (group, consumer, idle), start, (count, justid)))
     attempts = count * 10
-    rows = yield from rows_of(view, registry.strands, group, Query(start, ids.LAST, attempts + 1))
+    rows = yield from rows_of(view, strands, group, Query(start, ids.LAST, attempts + 1))
     holders = {row.strand for row in rows}
     if len(holders) <= 1:
-        holder = next(iter(holders), registry.strands[0])
+        holder = next(iter(holders), strands[0])
         return (yield from _claim_idle_natively(holder, (group, consumer, idle), start, (count, justid)))
     gone = yield from _deleted([row for row in rows[:attempts] if row.idle < idle])
     taken, position = list[Row](), 0
@@ -141,7 +143,7 @@ def claim_idle(view: View, argv: Argv) -> Plan[list[Any]]:
         position += 1
     following = ids.text(rows[position].id) if position < len(rows) else b"0-0"
     who, words = (group, consumer, idle), ("JUSTID",) if justid else ()
-    by_strand = _by_strand(taken) or {registry.strands[0]: [b"0-0"]}
+    by_strand = _by_strand(taken) or {strands[0]: [b"0-0"]}
     commands: list[Command] = [
         ("XCLAIM", strand.key, *who, *here, *words) for strand, here in by_strand.items()
     ]

@@ -7,13 +7,14 @@ are used where they are exact; else the entries are counted.
 from collections.abc import Iterable
 from typing import Any, Final
 
+from braidstream.commands.groups.group_scope import no_group
 from braidstream.commands.groups.pending import STAND_IN, deliveries
-from braidstream.commands.groups.xgroup import no_group
 from braidstream.errors import ReplyError
 from braidstream.model import ids
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
 from braidstream.model.meta import Registry
+from braidstream.model.scope import ONCE
 from braidstream.model.strand import Strand, facts
 from braidstream.protocol.braid import read_strands
 from braidstream.protocol.plan import Batch, Plan
@@ -40,8 +41,10 @@ def groups(view: View, name: bytes) -> Plan[list[Any]]:
     }
     found = []
     for group in registry.groups:
-        rows = {strand: natives[strand][group] for strand in strands if group in natives[strand]}
-        consumers = yield from _consumers(rows, group)
+        everywhere = {strand: natives[strand][group] for strand in strands if group in natives[strand]}
+        consumers = yield from _consumers(everywhere, group)
+        owned = registry.owned(group, view.region)
+        rows = {strand: row for strand, row in everywhere.items() if strand in owned}
         found.append(
             flat(
                 {
@@ -51,10 +54,19 @@ def groups(view: View, name: bytes) -> Plan[list[Any]]:
                     b"last-delivered-id": ids.text(last_delivered(registry, group, rows)),
                     b"entries-read": entries_read(strands, rows),
                     b"lag": (yield from lag(strands, rows, group in registry.user_counted)),
+                    **_scope(registry, group, view),
                 }
             )
         )
     return found
+
+
+def _scope(registry: Registry, group: bytes, view: View) -> Info:
+    """The regions whose strands a group of scope `once` delivers here. Others have the engine's fields."""
+    scope = registry.scopes.get(group)
+    if scope is None:
+        return {}
+    return {b"scope": ONCE, b"owned": [b"%d" % writer for writer in scope.owned(view.region)]}
 
 
 def last_delivered(registry: Registry, group: bytes, rows: dict[Strand, Info]) -> Id:

@@ -103,8 +103,8 @@ def pending(view: View, argv: Argv) -> Plan[list[Any]]:
     if group not in registry.groups:
         no_group(name, group)
     if query is None:
-        return (yield from _summary(view, registry.strands, group))
-    rows = yield from rows_of(view, registry.strands, group, query)
+        return (yield from _summary(view, registry.owned(group, view.region), group))
+    rows = yield from rows_of(view, registry.owned(group, view.region), group, query)
     return [
         [ids.text(row.id), b"", -1, row.deliveries]
         if row.is_given_back
@@ -138,7 +138,7 @@ def _parse_pending(argv: Argv) -> Query:
 
 def rows_of(view: View, strands: tuple[Strand, ...], group: bytes, query: Query) -> Plan[list[Row]]:
     """Pending entries of every strand, in ID order."""
-    if not query.count:
+    if not query.count or not strands:
         return []
     idle: Command = ("IDLE", query.idle) if query.idle else ()
     who: Command = () if query.consumer is None else (query.consumer,)
@@ -156,6 +156,8 @@ def rows_of(view: View, strands: tuple[Strand, ...], group: bytes, query: Query)
 
 
 def _summary(view: View, strands: tuple[Strand, ...], group: bytes) -> Plan[list[Any]]:
+    if not strands:
+        return [0, None, None, None]
     commands: list[Command] = [("XPENDING", strand.key, group) for strand in strands]
     replies = yield Batch(commands, atomic=view.carriage.one_step(len(commands)), resend=True)
     total, consumers = 0, dict[bytes, int]()

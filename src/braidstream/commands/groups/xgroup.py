@@ -4,13 +4,21 @@ So the engine keeps pending lists, delivery counts and idle times, and a group's
 an entry that arrives late from another region is still delivered.
 """
 
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from braidstream.commands.arguments import Argv, fail, integer, option, shown, strict_id
+from braidstream.commands.groups.group_scope import (
+    change_scope,
+    no_group,
+    parse_change,
+    parse_scope,
+    refuse_log,
+)
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
 from braidstream.model.meta import Registry, bell, group_start
+from braidstream.model.scope import ONCE
 from braidstream.model.strand import Strand
 from braidstream.protocol.lookup import look
 from braidstream.protocol.plan import Batch, Plan
@@ -23,6 +31,9 @@ SUBCOMMANDS: Final = {
     b"DESTROY": (4, 4),
     b"CREATECONSUMER": (5, 5),
     b"DELCONSUMER": (5, 5),
+    b"SCOPE": (5, 5),
+    b"TAKE": (6, 6),
+    b"GIVE": (9, 11),
     b"HELP": (2, 2),
 }
 _KEY_NEEDED: Final = (
@@ -32,7 +43,7 @@ _KEY_NEEDED: Final = (
 
 
 def manage(view: View, argv: Argv) -> Plan[Any]:
-    """XGROUP CREATE | SETID | DESTROY | CREATECONSUMER | DELCONSUMER | HELP."""
+    """XGROUP CREATE | SETID | DESTROY | CREATECONSUMER | DELCONSUMER | SCOPE | TAKE | GIVE | HELP."""
     which = option(argv[1])
     if which == b"HELP":
         [reply] = yield Batch([tuple(argv)], resend=True)
@@ -41,18 +52,15 @@ def manage(view: View, argv: Argv) -> Plan[Any]:
         return (yield from _place(view, argv, which == b"CREATE"))
     if which == b"DESTROY":
         return (yield from _destroy(view, argv[2], argv[3]))
+    if which in (b"SCOPE", b"TAKE", b"GIVE"):
+        return (yield from change_scope(view, argv[2], argv[3], parse_change(view, argv)))
     return (yield from _consumer(view, argv, which == b"CREATECONSUMER"))
-
-
-def no_group(name: bytes, group: bytes) -> NoReturn:
-    """NOGROUP, as XGROUP and XINFO word it."""
-    fail(f"NOGROUP No such consumer group '{shown(group)}' for key name '{shown(name)}'")
 
 
 def _place(view: View, argv: Argv, create: bool) -> Plan[bytes]:
     """XGROUP CREATE and SETID."""
     name, group, word = argv[2], argv[3], argv[4]
-    mkstream, read, at = False, None, 5
+    mkstream, read, once, at = False, None, False, 5
     while at < len(argv):
         if create and option(argv[at]) == b"MKSTREAM":
             mkstream, at = True, at + 1
@@ -60,6 +68,8 @@ def _place(view: View, argv: Argv, create: bool) -> Plan[bytes]:
             read, at = integer(argv[at + 1]), at + 2
             if read < -1:
                 fail("ERR value for ENTRIESREAD must be positive or -1")
+        elif create and option(argv[at]) == b"SCOPE" and at + 1 < len(argv):
+            once, at = parse_scope(argv[at + 1]) == ONCE, at + 2
         else:
             typed = shown(argv[1])
             fail(f"ERR unknown subcommand or wrong number of arguments for '{typed}'. Try XGROUP HELP.")
@@ -76,9 +86,11 @@ def _place(view: View, argv: Argv, create: bool) -> Plan[bytes]:
         start = _start(word, create)
         if create and group in registry.groups:
             fail("BUSYGROUP Consumer Group name already exists")
+        if once:
+            refuse_log(registry)
         strands = _wanted(view, name, registry) if create else registry.strands
         function = "bs_group_create" if create else "bs_group_setid"
-        flag = b"%d%b" % (view.region.writer, b" MKSTREAM" if mkstream else b"")
+        flag = b"%d%b%b" % (view.region.writer, b" MKSTREAM" * mkstream, b" ONCE" * once)
         return _command(function, name, (group, registry.bell), strands, start, read, flag)
 
     yield from until_current(view, name, command)

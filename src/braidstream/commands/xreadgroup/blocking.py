@@ -67,7 +67,7 @@ class Wait:
 
     @property
     def strands(self) -> list[Strand]:
-        return [strand for name in self.names for strand in self.view.recall(name).strands]
+        return [strand for name in self.names for strand in self.view.delivered(name, self.spec.group)]
 
 
 def wait(view: View, spec: ReadGroup) -> Plan[Answer]:
@@ -117,14 +117,16 @@ def look_again(view: View, spec: ReadGroup, *, turn: bool = False, waited: bool 
 
 
 def _how(here: Wait) -> Plan[Answer]:
+    if not here.strands:
+        return _wait_for_strands(here)
     if here.in_turn:
         return _look_out(here) if here.turn else _queue(here)
     return _listen(here) if here.is_few else _take(here)
 
 
 def _take(here: Wait) -> Plan[Answer]:
-    """Wait natively on all strands."""
-    count = None if here.spec.count is None else here.spec.count // len(here.strands)
+    """Wait natively on all strands, and on the bells."""
+    count = None if here.spec.count is None else here.spec.count // max(1, len(here.strands))
     bells = [bell for name in here.names for bell in handout.bell(here.view, name)]
     time_ms = here.slice_ms(QUEUE_SLICE_MS)
     where = [*(strand.key for strand in here.strands), *bells]
@@ -132,6 +134,12 @@ def _take(here: Wait) -> Plan[Answer]:
     if not reply:
         here.left_ms -= time_ms
     return _delivered(here, reply)
+
+
+def _wait_for_strands(here: Wait) -> Plan[Answer]:
+    """This region delivers no strand: wait for the bells. CLAIM may still find pending entries."""
+    found = yield from _take(here)
+    return found or ((yield from _read(here)) if here.spec.limited else found)
 
 
 def _delivered(here: Wait, reply: list[Any] | None) -> list[Any]:
@@ -205,7 +213,10 @@ def _look_out(here: Wait) -> Plan[Answer]:
             yield Batch([_pass_on(here)], attempt=True)
         return found
     [(strand, [[seen, _]])] = pages.items()
-    commands = [handout.xreadgroup(here.spec, [strand.key], here.spec.count), _pass_on(here)]
+    # If the strand may have been taken away or given since, the bell refuses the read.
+    is_once = here.spec.group in here.view.recall(strand.name).scopes
+    bells = handout.bell(here.view, strand.name) if is_once else []
+    commands = [handout.xreadgroup(here.spec, [strand.key, *bells], here.spec.count), _pass_on(here)]
     reply, _ = yield Batch(commands, attempt=True)
     if isinstance(reply, ReplyError):
         raise reply

@@ -43,7 +43,7 @@ def _is_one_read(view: View, spec: ReadGroup) -> bool:
     """Whether one blocking read also returns existing entries, up to COUNT."""
     if len(spec.names) > 1 or spec.limited:
         return False
-    return spec.count is None or len(view.recall(spec.names[0]).strands) == 1
+    return spec.count is None or len(view.delivered(spec.names[0], spec.group)) == 1
 
 
 def _is_known(view: View, spec: ReadGroup) -> bool:
@@ -70,4 +70,4 @@ def fits_multi(view: View, argv: Argv) -> bool:
     if spec.claim_ms is not None and spec.positions == [b">"]:
         return handout.claims_natively(view, spec)
     unlimited = spec.count is None and spec.max_count is None
-    return unlimited or len(view.recall(spec.names[0]).strands) <= 1
+    return unlimited or len(view.delivered(spec.names[0], spec.group)) <= 1

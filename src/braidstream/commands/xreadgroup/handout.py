@@ -156,11 +156,20 @@ def claims_natively(view: View, spec: ReadGroup) -> bool:
     if spec.claim_ms is None or spec.max_size is not None or b"XNACK" not in view.commands:
         return False
     unlimited = view.carriage.is_all_or_nothing and spec.count is None and spec.max_count is None
-    return unlimited or all(len(view.recall(name).strands) <= 1 for name in spec.names)
+    return unlimited or all(_is_one_strand(view, name, spec.group) for name in spec.names)
+
+
+def _is_one_strand(view: View, name: bytes, group: bytes) -> bool:
+    """Whether new and pending entries of a group are in one strand at most."""
+    delivered = view.delivered(name, group)
+    return len(delivered) <= 1 and delivered == view.owned(name, group)
 
 
 def _with_claims(view: View, spec: ReadGroup, name: bytes, budget: Budget) -> Plan[list[Any]]:
-    strands = view.recall(name).strands
+    strands = view.delivered(name, spec.group)
+    if not strands:
+        yield from new(view, spec, name)
+        return []
     where = [*(strand.key for strand in strands), *bell(view, name)]
     read = xreadgroup(spec, where, budget.cap(spec.count), claim_ms=spec.claim_ms)
     reply, now = yield Batch([read, ("TIME",)])
@@ -183,7 +192,7 @@ def _limited(view: View, spec: ReadGroup, name: bytes, budget: Budget) -> Plan[l
     found = list[Any]()
     if spec.claim_ms is not None:
         who = (spec.group, spec.consumer, spec.claim_ms)
-        found = yield from claim_idle_entries(view, view.recall(name).strands, who, spec.count, budget)
+        found = yield from claim_idle_entries(view, view.owned(name, spec.group), who, spec.count, budget)
     left = budget.cap(None if spec.count is None else spec.count - len(found))
     if left == 0 or budget.spent:
         return found
@@ -204,11 +213,13 @@ def _limited(view: View, spec: ReadGroup, name: bytes, budget: Budget) -> Plan[l
 def _empty_page(view: View, spec: ReadGroup, name: bytes) -> Plan[list[Any] | None]:
     """The stream's name alone filled MAXSIZE. Like the engine, create the consumer and return no
     entries; None if there were none to return."""
-    strands, last = view.recall(name).strands, ids.before(ids.LAST)
+    strands, last = view.owned(name, spec.group), ids.before(ids.LAST)
     assert last is not None
     at = yield from heads.now(view, name, spec.group)
-    made = _xreadgroup_own(spec, strands[0], last, 1)
-    reply, _ = yield Batch([heads.xread(at, 1), made])
+    made = _xreadgroup_own(spec, view.recall(name).strands[0], last, 1)
+    looks = [heads.xread(at, 1)] if at else []
+    replies = yield Batch([*looks, made])
+    reply = replies[0] if at else None
     if not reply and spec.claim_ms is not None:
         rows = yield from rows_of(view, strands, spec.group, Query(ids.ZERO, ids.LAST, PEEK, spec.claim_ms))
         reply = yield from that_fit(rows, Budget(1, None), claimed=True)
@@ -218,6 +229,8 @@ def _empty_page(view: View, spec: ReadGroup, name: bytes) -> Plan[list[Any] | No
 def _how_many_fit(view: View, spec: ReadGroup, name: bytes, budget: Budget) -> Plan[int]:
     """MAXSIZE: read the next entries with XREAD first, because a delivery cannot be undone."""
     at = yield from heads.now(view, name, spec.group)
+    if not at:
+        return 1
     page = min(spec.count or PEEK, PEEK)
     [reply] = yield Batch([heads.xread(at, page)], resend=True)
     if not reply:
@@ -228,7 +241,12 @@ def _how_many_fit(view: View, spec: ReadGroup, name: bytes, budget: Budget) -> P
 
 def new(view: View, spec: ReadGroup, name: bytes) -> Plan[list[Entry]]:
     """New entries of one stream, in ID order."""
-    strands = view.recall(name).strands
+    strands = view.delivered(name, spec.group)
+    if not strands:
+        # This region delivers no strand of the stream. The read creates the consumer.
+        none = _xreadgroup_own(spec, view.recall(name).strands[0], ids.before(ids.LAST) or ids.ZERO, 1)
+        yield Batch([none])
+        return []
     if spec.count is None or len(strands) == 1:
         where = [*(strand.key for strand in strands), *bell(view, name)]
         [reply] = yield Batch([xreadgroup(spec, where, spec.count)])
@@ -270,8 +288,11 @@ def _of(view: View, spec: ReadGroup, strand: Strand) -> Plan[dict[Strand, list[A
 
 def _history(view: View, spec: ReadGroup, name: bytes, since: Id, budget: Budget) -> Plan[list[Any]]:
     """The consumer's own pending entries after an ID, in ID order; [id, nil] for one that was deleted."""
-    strands, count = view.recall(name).strands, budget.cap(spec.count)
+    strands, count = view.owned(name, spec.group), budget.cap(spec.count)
     budget.begin(name)
+    if not strands:
+        budget.end(0)
+        return []
     shares: dict[Strand, int | None] = dict.fromkeys(strands, count)
     if (count is not None and len(strands) > 1) or budget.size is not None:
         rows = yield from _own(view, replace(spec, count=count), strands, since)

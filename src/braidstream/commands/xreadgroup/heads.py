@@ -25,7 +25,6 @@ from braidstream.model import ids
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
 from braidstream.model.merge import merge_certain
-from braidstream.model.meta import Registry
 from braidstream.model.strand import Entry, Strand, facts, strand_of
 from braidstream.protocol.cache import Reading
 from braidstream.protocol.plan import Batch, Plan
@@ -51,7 +50,7 @@ def shares(view: View, name: bytes, group: bytes, count: int) -> Plan[dict[Stran
     """
     pages = yield from _heads(view, name, group, count)
     if len(pages) < 2:
-        return dict.fromkeys(pages or view.recall(name).strands[:1], count)
+        return dict.fromkeys(pages or view.delivered(name, group)[:1], count)
     taken = {id(entry) for entry in merge_certain(pages.values(), ())[:count]}
     numbers = {strand: sum(id(entry) in taken for entry in page) for strand, page in pages.items()}
     return {strand: number for strand, number in numbers.items() if number}
@@ -99,7 +98,7 @@ def positions(view: View, name: bytes, group: bytes) -> Plan[dict[Strand, Id]]:
     if reading is not None:
         return reading.at
     at = yield from now(view, name, group)
-    view.remember_reading(name, group, Reading(view.recall(name).bell, at, view.recall(name).strands))
+    view.remember_reading(name, group, Reading(view.recall(name).bell, at, view.delivered(name, group)))
     return at
 
 
@@ -128,7 +127,7 @@ def by_strand(reply: list[Any] | None) -> Iterator[tuple[Strand, list[Any]]]:
 def _heads(view: View, name: bytes, group: bytes, count: int) -> Plan[Pages]:
     """At least the next COUNT undelivered entries, or all there are."""
     reading = view.reading(name, group)
-    expected = len(reading.busy) if reading is not None else len(view.recall(name).strands)
+    expected = len(reading.busy) if reading is not None else len(view.delivered(name, group))
     even = count // max(expected, 1)
     page = min(even + isqrt(even) + 1, count) if count > 1 else AHEAD
     guess = reading.at if reading is not None and reading.alone else None
@@ -141,7 +140,7 @@ def _heads(view: View, name: bytes, group: bytes, count: int) -> Plan[Pages]:
     pages = {strand: strand.entries(head) for strand, head in heads.items()}
     yield from _read_on(pages, heads, page, count)
     alone = right or reading is None or (guess is None and reading.at == at)
-    busy = tuple(pages) or view.recall(name).strands[:1]
+    busy = tuple(pages) or view.delivered(name, group)[:1]
     ahead = {strand: tuple(ids.native(entry) for entry, _ in head) for strand, head in heads.items()}
     memory = Reading(view.recall(name).bell, at, busy, alone, ahead if count == 1 else {})
     view.remember_reading(name, group, memory)
@@ -165,23 +164,23 @@ def _look(
     view: View, name: bytes, group: bytes, along: Command | None
 ) -> Plan[tuple[dict[Strand, Id], list[Any] | None]]:
     """The group's position in every strand, and the reply to one more command of the same batch."""
-    registry = view.recall(name)
-    commands = [_xinfo_groups(strand) for strand in registry.strands]
+    strands = view.delivered(name, group)
+    commands = [_xinfo_groups(strand) for strand in strands]
     more = [] if along is None else [along]
     replies = yield Batch([*commands, *more], resend=True, attempt=True)
     for reply in replies:
         if isinstance(reply, ReplyError) and not reply.text.startswith("ERR no such key"):
             raise reply
-    return _placed(registry, group, replies), replies[-1] if more else None
+    return _placed(strands, group, replies), replies[-1] if more else None
 
 
-def _placed(registry: Registry, group: bytes, replies: list[Any]) -> dict[Strand, Id]:
+def _placed(strands: tuple[Strand, ...], group: bytes, replies: list[Any]) -> dict[Strand, Id]:
     at = dict[Strand, Id]()
-    for strand, rows in zip(registry.strands, replies, strict=False):
+    for strand, rows in zip(strands, replies, strict=False):
         position = None if isinstance(rows, ReplyError) else _position(rows, group)
         if position is not None:
             at[strand] = position
-    if len(at) != len(registry.strands):
+    if len(at) != len(strands):
         raise ReplyError("NOGROUP the group was destroyed meanwhile")
     return at
 

@@ -1,0 +1,132 @@
+--[[ The scope of a group: which regions deliver which strands (decision 0019).
+
+       e:<group>  2.1 once                  version 2, set in region 1; without the field: everywhere
+       w:<group>  1:3.2:0:0 2:4.2:3:0       who delivers the strands of a region, if that is not the region itself:
+                                            <region>:<epoch>.<owner>:<next owner>:<until ms>
+
+     In scope `once` the strands of a region have one owner, and only the owner delivers them. Both fields merge by
+     maximum: the later version, and for each region the greatest (epoch, owner, next owner, until). A next owner
+     means that the owner delivers nothing new; it hands over once nothing is pending (acks.lua), or at `until`. ]]
+local scopes = {}
+
+do
+  function scopes.read(value)
+    local version, writer, word = string.match(value or '', '^(%d+)%.(%d+) (%l+)$')
+    if word == 'once' or word == 'everywhere' then return { version, writer, word } end
+  end
+
+  local function read_owners(value)
+    local owners = {}
+    for region, epoch, owner, to, deadline in string.gmatch(value or '', '(%d+):(%d+)%.(%d+):(%d+):(%d+)') do
+      owners[region] = { epoch, owner, to, deadline }
+    end
+    return owners
+  end
+
+  local function owners_text(owners)
+    local regions, words = {}, {}
+    for region in pairs(owners) do regions[#regions + 1] = region end
+    table.sort(regions, less_number)
+    for _, region in ipairs(regions) do
+      local claim = owners[region]
+      words[#words + 1] = region .. ':' .. claim[1] .. '.' .. claim[2] .. ':' .. claim[3] .. ':' .. claim[4]
+    end
+    return table.concat(words, ' ')
+  end
+
+  -- Whether the first `parts` numbers of a come after those of b.
+  local function is_later(a, b, parts)
+    for at = 1, parts do
+      if a[at] ~= b[at] then return less_number(b[at], a[at]) end
+    end
+    return false
+  end
+
+  -- Merge a peer's scope and owners of a group.
+  function scopes.merge(meta, group, theirs, bell)
+    local changed, scope = false, scopes.read(theirs.scope)
+    local known = scopes.read(redis.call('HGET', meta, META.GROUP_SCOPE .. group)) or { '0', '0' }
+    if scope and is_later(scope, known, 2) then
+      redis.call('HSET', meta, META.GROUP_SCOPE .. group, theirs.scope)
+      changed = true
+    end
+    local text = redis.call('HGET', meta, META.GROUP_OWNERS .. group) or ''
+    local owners = read_owners(text)
+    for region, claim in pairs(read_owners(theirs.owners)) do
+      if not owners[region] or is_later(claim, owners[region], 4) then owners[region] = claim end
+    end
+    if owners_text(owners) ~= text then
+      redis.call('HSET', meta, META.GROUP_OWNERS .. group, owners_text(owners))
+      changed = true
+    end
+    if changed then ring(meta, bell) end
+  end
+
+  -- Regions with a strand that is not among these (`<label>:<life>` ...).
+  local function unnamed_regions(meta, named)
+    local known, found, fields = {}, {}, redis.call('HGETALL', meta)
+    for _, id in ipairs(named) do known[id] = true end
+    for at = 1, #fields, 2 do
+      local life = strand_there(fields[at], fields[at + 1])
+      if life and not known[fields[at] .. ':' .. life] then found[select(2, split_label(fields[at]))] = true end
+    end
+    return found
+  end
+
+  --[[ Called by the daemon of region `own`, which has just read the named strands: hand over what this region gives away
+       and has nothing pending of, or whose time is up. pending: how many entries are, by region. ]]
+  function scopes.hand_over(meta, group, own, pending, named)
+    local text = redis.call('HGET', meta, META.GROUP_OWNERS .. group)
+    if not text then return end
+    local owners, unnamed, now = read_owners(text), unnamed_regions(meta, named), string.format('%.0f', now_ms())
+    for region, claim in pairs(owners) do
+      local is_over = claim[4] ~= '0' and not less_number(now, claim[4])
+      local is_done = not unnamed[region] and (pending[region] or 0) == 0
+      if claim[3] ~= '0' and claim[2] == own and (is_over or is_done) then
+        owners[region] = { successor(claim[1]), claim[3], '0', '0' }
+      end
+    end
+    if owners_text(owners) ~= text then redis.call('HSET', meta, META.GROUP_OWNERS .. group, owners_text(owners)) end
+  end
+
+  -- The field of a new group, created in region `writer`.
+  function scopes.note(meta, group, writer) redis.call('HSET', meta, META.GROUP_SCOPE .. group, '1.' .. writer .. ' once') end
+
+  --[[ group_scope: FCALL bs_group_scope n <meta> [<bell>] <group> <stamp> <own writer> <verb> ...
+             scope once|everywhere
+             give <region> <next owner> <ms>        as soon as nothing is pending, or after ms (0: without a limit)
+             take <region>                          this region delivers the strands of that one from now on
+       Returns OK. BSSTALE if the bell is stale, BSNOGROUP without the group; nothing is done. ]]
+  function scopes.change(keys, args)
+    local meta, group, bell = keys[1], args[1], take_bell(keys, args[2])
+    local own, verb, what = args[3], args[4], args[5]
+    if is_stale(meta, bell) then return redis.error_reply(STALE_GROUPS) end
+    if redis.call('HEXISTS', meta, META.GROUP .. group) == 0 then return redis.error_reply('BSNOGROUP there is no such group') end
+    local refused = denied(meta, 'HGET', 'HSET', 'TIME', 'UNLINK')
+    if refused then return refused end
+    local scope = scopes.read(redis.call('HGET', meta, META.GROUP_SCOPE .. group)) or { '0', '0', 'everywhere' }
+    if verb == 'scope' then
+      if scope[3] == what then return redis.status_reply('OK') end
+      redis.call('HSET', meta, META.GROUP_SCOPE .. group, successor(scope[1]) .. '.' .. own .. ' ' .. what)
+      ring(meta, bell)
+      return redis.status_reply('OK')
+    end
+    if scope[3] ~= 'once' then
+      return redis.error_reply('ERR the group has the scope EVERYWHERE, every region delivers all strands. See XGROUP SCOPE.')
+    end
+    local owners = read_owners(redis.call('HGET', meta, META.GROUP_OWNERS .. group))
+    local claim = owners[what] or { '0', what, '0', '0' }
+    local to = verb == 'take' and own or args[6]
+    if claim[2] == to and claim[3] == '0' then return redis.status_reply('OK') end
+    local deadline = '0'
+    if verb == 'give' and args[7] ~= '0' then deadline = string.format('%.0f', now_ms() + tonumber(args[7])) end
+    if verb == 'take' or claim[2] == to then
+      owners[what] = { successor(claim[1]), to, '0', '0' }
+    else
+      owners[what] = { successor(claim[1]), claim[2], to, deadline }
+    end
+    redis.call('HSET', meta, META.GROUP_OWNERS .. group, owners_text(owners))
+    ring(meta, bell)
+    return redis.status_reply('OK')
+  end
+end
