@@ -3,7 +3,7 @@
 lost          added, removed by nobody, and missing in the end
 duplicated    there more often than it was added; a message that stands twice
 reordered     out of ID order, or seen before an earlier entry of its strand
-skipped       never given to a group's consumers in a region, though nobody acknowledged it
+skipped       never given to a group's consumers in a region (scope ONCE: in any), and not acknowledged
 resurrected   back after it was removed
 acausal       written after reading an entry, with a smaller ID, though clocks were within the bound
 diverged      regions that answer differently after quiescence, or not as the naive model does
@@ -14,7 +14,7 @@ invented      there though it was refused, or nobody wrote it (only a client log
 from collections import Counter, defaultdict
 from collections.abc import Callable
 
-from braidstream.model.ids import text
+from braidstream.model.ids import Id, text
 from tests.oracle.answers import ascends, difference, times_over
 from tests.oracle.convergence import (
     Accepted,
@@ -157,12 +157,16 @@ def find_resurrected(history: History) -> list[str]:
 
 def find_skipped(history: History) -> list[str]:
     found, wanted, lives, sent = list[str](), _surviving(history), _living(history), _messages(history)
+    anywhere = dict[tuple[str, str], set[Id]]()
+    for event in history.of(Left):
+        anywhere.setdefault((event.name, event.group), set()).update(event.ids)
     for event in history.of(Left):
         life = lives[event.name].get(event.group)
         if life is None:
             continue
+        given = anywhere[event.name, event.group] if event.once else event.ids
         for entry in sorted(wanted[event.name] - sent[event.name].may_go):
-            if user_id(entry) not in event.ids and not life.is_done(user_id(entry)):
+            if user_id(entry) not in given and not life.is_done(user_id(entry)):
                 found.append(
                     f"region {event.region}, group {event.group} of {event.name} never gets {_shown(entry)}"
                 )
@@ -184,6 +188,14 @@ def find_diverged(history: History) -> list[str]:
             found.append(f"groups of {name}: {first}, and the model has {sorted(lives[name])}")
         if question == MESSAGES and first != (known := known_as(messages(history, name))):
             found.append(f"messages of {name}: {first}, and the model has {known}")
+    givers = defaultdict[tuple[str, str, Id], set[int]](set)
+    for event in history.of(Left):
+        for entry in event.ids if event.once else ():
+            givers[event.name, event.group, entry].add(event.region)
+    for (name, group, entry), regions in givers.items():
+        # Two strands may have an entry with this ID each, if users chose it.
+        if len(regions) > max(1, sum(user_id(each) == entry for each in wanted[name])):
+            found.append(f"regions {sorted(regions)} all give {entry} of {name} to group {group}")
     for event in history.of(Left):
         life = lives[event.name].get(event.group)
         if life is None or event.region in life.moved:

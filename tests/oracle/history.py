@@ -157,12 +157,16 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What a group's consumers in a region would still be given in the end, or have not acknowledged."""
+    """What a group's consumers in a region would still be given in the end, or have not acknowledged.
+
+    once: the group gives each entry in one region.
+    """
 
     region: int
     name: str
     group: str
     ids: frozenset[Id]
+    once: bool = False
 
 
 Event = (

@@ -12,6 +12,8 @@ from tests.long.simulation.simulator import OPERATIONS, Outcome, pool, simulate
 
 SEEDS = int(os.environ.get("BRAID_SEEDS", "10000"))
 FIRST = int(os.environ.get("BRAID_FIRST", "0"))
+# Users also change the scope of groups, and take and give strands.
+SCOPES = bool(os.environ.get("BRAID_SCOPES"))
 CORES = len(os.sched_getaffinity(0))  # `taskset -c 0 make simulate` takes one
 AT_ONCE = 25
 
@@ -19,7 +21,7 @@ AT_ONCE = 25
 def main() -> int:
     if (one := os.environ.get("BRAID_SEED")) is not None:
         with pool() as engines:
-            outcome = simulate(int(one), engines)
+            outcome = simulate(int(one), engines, scopes=SCOPES)
         print(outcome)
         return int(bool(outcome.trouble))
     began, bad = time.monotonic(), 0
@@ -43,7 +45,10 @@ def _outcomes() -> Iterator[Outcome]:
 def _some(first: int) -> list[Outcome]:
     """A worker's share: engines are started for each, which costs little against the runs."""
     with pool() as engines:
-        outcomes = [simulate(seed, engines) for seed in range(first, min(first + AT_ONCE, FIRST + SEEDS))]
+        outcomes = [
+            simulate(seed, engines, scopes=SCOPES)
+            for seed in range(first, min(first + AT_ONCE, FIRST + SEEDS))
+        ]
     return [outcome for outcome in outcomes if outcome.trouble]
 
 

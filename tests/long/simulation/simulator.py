@@ -57,8 +57,11 @@ def small_parts() -> Iterator[None]:
         ship.BATCH_ENTRIES, link.JOURNAL_PAGE = known  # type: ignore[misc]
 
 
-def simulate(seed: int, engines: Sequence[Engine], *, gate: bool = True) -> Outcome:
-    """Run a seed. The same seed does the same, whatever ran before. gate: see replicas.py."""
+def simulate(seed: int, engines: Sequence[Engine], *, gate: bool = True, scopes: bool = False) -> Outcome:
+    """Run a seed. The same seed does the same, whatever ran before. gate: see replicas.py.
+
+    scopes: users also change the scope of groups, and take and give strands. Other dice decide about that.
+    """
     dice = Random(seed)
     count = dice.choices((2, 3, 4, 5), (4, 6, 2, 1))[0]
     used = dice.sample(list(engines), count)
@@ -73,6 +76,7 @@ def simulate(seed: int, engines: Sequence[Engine], *, gate: bool = True) -> Outc
         try:
             run = Run(dice, seats, history, gate=gate)
             with small_parts(), counted_events() as counts:
+                run.users.scopes = Random(f"scopes {seed}") if scopes else None
                 if run.network.replicas is None and LogUsers.are_in(seed):
                     run.logs = LogUsers(seed, seats)
                 asyncio.run(run.whole())
@@ -213,7 +217,8 @@ def ask_everything(witness: Witness) -> None:
     for number, seat in witness.seats.items():
         for name in NAMES:
             for group in _groups(seat, name):
-                witness.history.add(Left(number, name, group, left(seat, name, group)))
+                once = is_once(seat, name, group)
+                witness.history.add(Left(number, name, group, left(seat, name, group), once))
     for name in NAMES:
         kept = sorted(messages(witness.history, name).kept)
         for number, seat in witness.seats.items():
@@ -254,6 +259,11 @@ def _groups(seat: Seat, name: str) -> list[str]:
         return sorted(facts(info)[b"name"].decode() for info in seat.do("XINFO", "GROUPS", name))
     except ReplyError:  # no such key
         return []
+
+
+def is_once(seat: Seat, name: str, group: str) -> bool:
+    rows = map(facts, seat.do("XINFO", "GROUPS", name))
+    return any(row[b"name"] == group.encode() and row.get(b"scope") == b"once" for row in rows)
 
 
 def left(seat: Seat, name: str, group: str) -> frozenset[tuple[int, int]]:

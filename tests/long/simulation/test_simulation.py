@@ -28,6 +28,16 @@ def test_regions_converge_and_nothing_is_lost_doubled_skipped_or_brought_back(
         assert not outcome.trouble, f"\n{outcome}"
 
 
+@pytest.mark.parametrize("first", range(0, SEEDS // 5, AT_ONCE))
+def test_groups_that_give_once_skip_nothing_and_agree_on_who_gives_what(
+    simulated: list[Engine], first: int
+) -> None:
+    """`BRAID_SCOPES=1 make simulate` runs more."""
+    for seed in range(first, first + AT_ONCE):
+        outcome = simulate(seed, simulated, scopes=True)
+        assert not outcome.trouble, f"\n{outcome}"
+
+
 def test_a_seed_is_a_run(simulated: list[Engine]) -> None:
     first, second = (simulate(7, simulated).history for _ in range(2))
     assert first.table() == second.table()

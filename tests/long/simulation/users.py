@@ -19,6 +19,8 @@ BOUNDED_MS: Final = 25_000
 GROUPS: Final = ("g", "g", "h")
 CONSUMERS: Final = ("ann", "bob")
 
+# How often the scope of a group changes, or a strand is taken or given.
+SCOPED: Final = 0.15
 # How often each is done.
 OFTEN: Final[dict[str, int]] = {
     "add": 32,
@@ -63,6 +65,7 @@ class Users:
     def __init__(self, dice: Random, witness: Witness) -> None:
         self.dice, self.witness, self.do = dice, witness, witness.do
         self.now_ms, self.values = START_MS, 0
+        self.scopes: Random | None = None
         self.producers = Producers(dice, witness)
         # How far clocks are behind or ahead: within the bound of each other, or beyond it.
         self.spread_ms = dice.choice((BOUNDED_MS, HOUR_MS))
@@ -85,6 +88,8 @@ class Users:
         if self.dice.random() < self.step:
             self.skew_ms[region] = self._skew()
         self._tell_time()
+        if self.scopes is not None and self.scopes.random() < SCOPED:
+            self._change_scope(self.scopes, region)
         verb = self.dice.choices(list(OFTEN), self.weights)[0]
         method: Callable[[int, str], None] = getattr(self, f"_{verb}")
         # Most of the time on one stream, so that operations meet.
@@ -169,6 +174,21 @@ class Users:
     def _make_group(self, region: int, name: str) -> None:
         start = self.dice.choices(("0", "$", self._some_id(region, name)), (6, 2, 1))[0]
         self.do(region, "XGROUP", "CREATE", name, self.dice.choice(GROUPS), start)
+
+    def _change_scope(self, dice: Random, region: int) -> None:
+        """Dice of their own: the rest of the run stays as it is without scopes."""
+        name, group = dice.choices(NAMES, (8, 3, 1))[0], dice.choice(GROUPS)
+        number, to = dice.choices(list(self.witness.seats), k=2)
+        words = dice.choices(
+            (
+                ("SCOPE", name, group, "ONCE"),
+                ("TAKE", name, group, "REGION", number),
+                ("GIVE", name, group, "REGION", number, "TO", "REGION", to, "TIMEOUT", 1),
+                ("SCOPE", name, group, "EVERYWHERE"),
+            ),
+            (5, 3, 3, 1),
+        )[0]
+        self.do(region, "XGROUP", *words)
 
     def _move_group(self, region: int, name: str) -> None:
         where = self._some_id(region, name)
