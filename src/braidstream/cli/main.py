@@ -31,6 +31,7 @@ VERBS: Final = {
     "doctor": Verb("doctor:doctor", "Check how the regions are set up."),
     "streams": Verb("streams:streams", "List the streams of a region."),
     "groups": Verb("streams:groups", "List the consumer groups of a region and their lag."),
+    "group": Verb("group_verbs:app", "Take and give the work of groups between regions."),
     "tail": Verb("streams:tail", "Print the entries of a stream as they arrive."),
     "dead": Verb("dead:app", "List, show, retry and drop dead letters."),
     "log": Verb("log_verbs:app", "Create, move and read logs: entries with offsets."),

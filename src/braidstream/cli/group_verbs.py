@@ -1,0 +1,175 @@
+"""`braid group`: the scope of groups, and which region delivers what, for one stream or many."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from braidstream.admin.stream_overview import list_streams
+from braidstream.cli.reach import Json, Url, report, trouble
+from braidstream.cli.verbs import Verbs
+from braidstream.clients.sync import Redis
+from braidstream.commands.glob import matcher
+from braidstream.model.frontier import name_of_text
+from braidstream.model.meta import Registry
+from braidstream.model.region_config import Region
+from braidstream.model.scope import Scope
+from braidstream.protocol.identify import read_region
+from braidstream.protocol.lookup import registry_of
+from braidstream.protocol.plan import send_one
+
+app = Verbs("List groups and their scope; take and give the work of a region.")
+
+Streams = Annotated[str, typer.Option("--streams", help="A stream, or a glob like 'orders-*'.")]
+Group = Annotated[str | None, typer.Option("--group", help="Only this group. Default: all.")]
+From = Annotated[int, typer.Option("--from", help="Number of the region whose entries are meant.")]
+
+
+class ScopeName(StrEnum):
+    """Scopes of a group."""
+
+    everywhere = "everywhere"
+    once = "once"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """A group of a stream; scope: None if every region delivers everything."""
+
+    stream: bytes
+    group: bytes
+    scope: Scope | None
+
+    def owners(self, region: Region) -> dict[int, int]:
+        """The owner of each region's strands."""
+        if self.scope is None:
+            return {}
+        return {writer: self.scope.owner(writer, region) for writer in region.writers}
+
+
+@app.command("list")
+def list_(url: Url, streams: Streams = "*", group: Group = None, as_json: Json = False) -> None:
+    """List groups: their scope, and in scope once which region delivers the entries of which.
+
+    Example: braid group list --url redis://localhost:6379 --streams 'orders-*'
+    """
+    with trouble(url, as_json), Redis.from_url(url) as client:
+        region = client.run_plan(read_region())
+        rows = [*_groups(client, streams, group)]
+    if as_json:
+        typer.echo(json.dumps({"groups": [_facts(row, region) for row in rows]}))
+        return
+    table = Table("stream", "group", "scope", "delivered by", box=None)
+    for row in rows:
+        owners = ", ".join(f"{writer} by {owner}" for writer, owner in row.owners(region).items())
+        table.add_row(
+            escape(_text(row.stream)), escape(_text(row.group)), _scope(row), owners or "each region"
+        )
+    Console(highlight=False, soft_wrap=True).print(table if rows else "No groups.")
+
+
+@app.command("scope")
+def scope(
+    value: Annotated[ScopeName, typer.Argument(metavar="SCOPE", help="once, or everywhere.")],
+    url: Url,
+    streams: Streams,
+    group: Annotated[str, typer.Option("--group", help="The group.")],
+    as_json: Json = False,
+) -> None:
+    """Set the scope of a group, in all regions: once delivers each entry in one region.
+
+    Example: braid group scope once --streams orders --group billing --url redis://localhost:6379
+    """
+    with trouble(url, as_json), Redis.from_url(url) as client:
+        client.run_plan(read_region())
+        rows = [row for row in _groups(client, streams, group) if _scope(row) != value]
+        for row in rows:
+            client.execute_command("XGROUP SCOPE", row.stream, row.group, value.value)
+    _report(rows, as_json, f"have scope {value.value} now")
+
+
+@app.command("take")
+def take(url: Url, of: From, streams: Streams = "*", group: Group = None, as_json: Json = False) -> None:
+    """Let this region deliver the entries of another one, after that one failed.
+
+    It starts after what was acknowledged there. Entries in hand there are delivered again.
+
+    Example: braid group take --from 1 --streams 'orders-*' --url redis://localhost:6379
+    """
+    _change(url, as_json, streams, group, ("TAKE", of, ()))
+
+
+@app.command("give")
+def give(
+    url: Url,
+    of: From,
+    to: Annotated[int, typer.Option("--to", help="Number of the region that continues.")],
+    streams: Streams = "*",
+    group: Group = None,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=0, help="Seconds to wait for acknowledgements; 0: no limit.")
+    ] = 0,
+    as_json: Json = False,
+) -> None:
+    """Hand the entries of a region over to another one, without a repeat.
+
+    The present owner delivers nothing new. When everything is acknowledged, the other region continues.
+
+    Example: braid group give --from 1 --to 2 --timeout 60 --url redis://localhost:6379
+    """
+    limit = ("TIMEOUT", max(1, round(timeout_s * 1000))) if timeout_s else ()
+    _change(url, as_json, streams, group, ("GIVE", of, ("TO", "REGION", to, *limit)))
+
+
+def _change(
+    url: str, as_json: bool, streams: str, group: str | None, how: tuple[str, int, tuple[Any, ...]]
+) -> None:
+    verb, of, rest = how
+    with trouble(url, as_json), Redis.from_url(url) as client:
+        client.run_plan(read_region())
+        rows = [row for row in _groups(client, streams, group) if row.scope is not None]
+        for row in rows:
+            client.execute_command(f"XGROUP {verb}", row.stream, row.group, "REGION", of, *rest)
+    done = f"deliver the entries of region {of} here now"
+    if verb == "GIVE":
+        done = f"hand the entries of region {of} over to region {rest[2]}"
+    _report(rows, as_json, done)
+
+
+def _report(rows: list[GroupRow], as_json: bool, done: str) -> None:
+    named = [{"stream": _text(row.stream), "group": _text(row.group)} for row in rows]
+    report(as_json, {"groups": named}, f"{len(rows)} group{'' if len(rows) == 1 else 's'} {done}.")
+
+
+def _groups(client: Redis, streams: str, group: str | None) -> Iterator[GroupRow]:
+    names, cursor, matches = set[bytes](), 0, matcher(name_of_text(streams))
+    while True:
+        cursor, page = client.run_plan(list_streams(cursor))
+        names.update(name for name in page if matches(name))
+        if not cursor:
+            break
+    wanted = None if group is None else name_of_text(group)
+    for name in sorted(names):
+        registry = Registry.parse(name, client.run_plan(send_one(registry_of(name), resend=True)))
+        for each in registry.groups if registry.exists else ():
+            if wanted in (None, each):
+                yield GroupRow(name, each, registry.scopes.get(each))
+
+
+def _facts(row: GroupRow, region: Region) -> dict[str, Any]:
+    owners = {str(writer): owner for writer, owner in row.owners(region).items()}
+    return {"stream": _text(row.stream), "group": _text(row.group), "scope": _scope(row), "owners": owners}
+
+
+def _scope(row: GroupRow) -> str:
+    return ScopeName.everywhere.value if row.scope is None else ScopeName.once.value
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace")

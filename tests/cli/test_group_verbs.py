@@ -1,0 +1,38 @@
+"""`braid group`: scope, take and give, for the streams that match."""
+
+import json
+from typing import Any
+
+from tests.support.cli import braid
+from tests.support.servers import Engine, Flavour
+from tests.support.world import fresh_world
+
+
+def said(url: str, *words: str) -> dict[str, Any]:
+    done = braid("group", *words, "--url", url, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_scope_take_and_give_reach_the_groups_of_the_streams_that_match(flavour: Flavour) -> None:
+    with Engine(flavour) as one, Engine(flavour) as two, fresh_world([one, two]) as world:
+        for name in ("orders-a", "orders-b", "other"):
+            world[1].xgroup_create(name, "jobs", "0")
+        changed = said(one.url, "scope", "once", "--streams", "orders-*", "--group", "jobs")
+        assert [row["stream"] for row in changed["groups"]] == ["orders-a", "orders-b"]
+        world.sync()
+        assert len(said(two.url, "take", "--from", "1")["groups"]) == 2
+        said(two.url, "give", "--from", "1", "--to", "1", "--streams", "orders-b", "--timeout", "60")
+        world.sync()
+        listed = said(one.url, "list")["groups"]
+        assert [(row["stream"], row["scope"], row["owners"]) for row in listed] == [
+            ("orders-a", "once", {"1": 2, "2": 2}),
+            ("orders-b", "once", {"1": 1, "2": 2}),
+            ("other", "everywhere", {}),
+        ]
+        shown = braid("group", "list", "--url", one.url).stdout
+        assert "1 by 2, 2 by 2" in shown
+        refused = braid("group", "take", "--from", "9", "--url", one.url)
+        assert refused.returncode == 1
+        assert "there is no region 9" in refused.stdout + refused.stderr
