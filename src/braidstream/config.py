@@ -9,6 +9,9 @@
     gateway_metrics = "127.0.0.1:9291" # the same for `braid gateway`
     durability = "replicas:1"          # when an entry may go to the peers; chosen by itself if left out
 
+    [groups]
+    takeover_after_s = 60              # scope ONCE: take over from a region that is silent for so long
+
 `${NAME}` in a URL is taken from the environment, so that the file need not hold a password.
 """
 
@@ -85,12 +88,30 @@ class RegionConfig(BaseModel):
     ] = None
 
 
+class GroupsConfig(BaseModel):
+    """Consumer groups, in all regions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    takeover_after_s: Annotated[
+        float | None,
+        Field(
+            ge=5,
+            le=86_400,
+            description="Groups of scope ONCE: if the heartbeat of a region has stopped for so many seconds, "
+            "another region delivers for it, and gives back when the region has been back for as long. Left "
+            "out: never.",
+        ),
+    ] = None
+
+
 class Config(BaseModel):
     """All regions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     region: Annotated[tuple[RegionConfig, ...], Field(min_length=1)]
+    groups: GroupsConfig = GroupsConfig()
 
     def named(self, name: str) -> RegionConfig:
         """A region by its name, or by its number as text."""
@@ -132,7 +153,7 @@ def parse(words: dict[str, Any], where: str, environment: Mapping[str, str]) -> 
         if twice is not None:
             raise ConfigError(f"{where}: two regions have the {field} {twice!r}. Each needs its own.")
     regions = [_filled(region, where, environment) for region in config.region]
-    return Config(region=tuple(regions))
+    return config.model_copy(update={"region": tuple(regions)})
 
 
 def _filled(region: RegionConfig, where: str, environment: Mapping[str, str]) -> RegionConfig:

@@ -49,7 +49,10 @@ class LinkStatus:
 
 @dataclass(frozen=True, slots=True)
 class DaemonStatus:
-    """One daemon. held_ms: how long its links have waited for `durability`; 0 if they do not wait."""
+    """One daemon. held_ms: how long its links have waited for `durability`; 0 if they do not wait.
+
+    taken: regions that it delivers for, because their heartbeat stopped, and in how many groups.
+    """
 
     at_ms: int
     started_ms: int
@@ -59,6 +62,7 @@ class DaemonStatus:
     durability: str = ""
     held_ms: int = 0
     links: dict[str, LinkStatus] = field(default_factory=dict)
+    taken: dict[str, int] = field(default_factory=dict)
 
     @property
     def text(self) -> str:

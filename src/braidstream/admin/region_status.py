@@ -7,6 +7,7 @@ its clock, who replicates to it.
 """
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -152,6 +153,7 @@ def overview(views: Sequence[View], max_lag_ms: int = LAG_MS) -> Overview:
             problems += [] if alive else [_no_daemon(view)]
             mine = [_link(view, other) for other in views if other is not view]
             problems += _held(view)
+            problems += _taken_over(view)
             problems += [each for link in mine for each in _of_link(link, max_lag_ms)]
             links += mine
         else:
@@ -216,6 +218,18 @@ def _held(view: View) -> list[Problem]:
         return []
     text = f"replication waits for durability {view.live[0].durability} since {held / 1000:.0f} s"
     return [Problem("held", view.name, text, "Bring its replica back, or change durability.")]
+
+
+def _taken_over(view: View) -> list[Problem]:
+    """Several daemons of a region share its streams: their counts add up."""
+    taken = Counter[str]()
+    for each in view.live:
+        taken.update(each.taken)
+    fix = "They are given back when it is back; nothing to do."
+    return [
+        Problem("takeover", view.name, f"it delivers for region {region} in {groups:,} groups", fix)
+        for region, groups in sorted(taken.items())
+    ]
 
 
 def _link(view: View, other: View) -> LinkView:

@@ -130,6 +130,7 @@ def log_to_stderr(verbose: bool, log_format: LogFormats = LogFormats.text) -> No
 
 async def _run(path: Path, regions: Config, here: RegionConfig, probes: Listen | None, as_json: bool) -> None:
     daemon = Daemon(parse_address(here.url), durability_of(here))
+    daemon.takeover.after_s = regions.groups.takeover_after_s
     prober, metrics = await serve_probes(
         probes, Answers(here.name, daemon.families, daemon.why_not_ready), option="--listen", as_json=as_json
     )
@@ -192,6 +193,7 @@ async def _follow_config(path: Path, regions: Config, here: RegionConfig, daemon
                     regions = load(path)
                     peers = _peers(regions, here)
                     daemon.gate.want(durability_of(regions.named(here.name)))
+                    daemon.takeover.after_s = regions.groups.takeover_after_s
                     emit("config.changed", regions=",".join(region.name for region in regions.region))
                 except BraidError as error:
                     emit("config.broken", why=error)

@@ -3,6 +3,7 @@
        e:<group>  2.1 once                  version 2, set in region 1; without the field: everywhere
        w:<group>  1:3.2:0:0 2:4.2:3:0       who delivers the strands of a region, if that is not the region itself:
                                             <region>:<epoch>.<owner>:<next owner>:<until ms>
+                                            `:0:1` at the end: taken by a daemon, which gives it back
 
      In scope `once` the strands of a region have one owner, and only the owner delivers them. Both fields merge by
      maximum: the later version, and for each region the greatest (epoch, owner, next owner, until). A next owner
@@ -95,7 +96,7 @@ do
   --[[ group_scope: FCALL bs_group_scope n <meta> [<bell>] <group> <stamp> <own writer> <verb> ...
              scope once|everywhere
              give <region> <next owner> <ms>        as soon as nothing is pending, or after ms (0: without a limit)
-             take <region>                          this region delivers the strands of that one from now on
+             take <region> [automatic]              this region delivers the strands of that one from now on
        Returns OK. BSSTALE if the bell is stale, BSNOGROUP without the group; nothing is done. ]]
   function scopes.change(keys, args)
     local meta, group, bell = keys[1], args[1], take_bell(keys, args[2])
@@ -116,12 +117,13 @@ do
     end
     local owners = read_owners(redis.call('HGET', meta, META.GROUP_OWNERS .. group))
     local claim = owners[what] or { '0', what, '0', '0' }
-    local to = verb == 'take' and own or args[6]
-    if claim[2] == to and claim[3] == '0' then return redis.status_reply('OK') end
+    local to, mark = verb == 'take' and own or args[6], '0'
+    if verb == 'take' and args[6] == 'automatic' then mark = '1' end
+    if claim[2] == to and claim[3] == '0' and (claim[4] == '0' or mark == '1') then return redis.status_reply('OK') end
     local deadline = '0'
     if verb == 'give' and args[7] ~= '0' then deadline = string.format('%.0f', now_ms() + tonumber(args[7])) end
     if verb == 'take' or claim[2] == to then
-      owners[what] = { successor(claim[1]), to, '0', '0' }
+      owners[what] = { successor(claim[1]), to, '0', mark }
     else
       owners[what] = { successor(claim[1]), claim[2], to, deadline }
     end

@@ -17,6 +17,7 @@
     bs:tick:<tag>             stream  of a log, at its home: which offset it had reached when; expires
     bs:daemons                hash    the region's daemons: each increments a counter while it runs
     bs:status                 hash    what each daemon knows of its links, for `braid status`; expires
+    bs:beats                  hash    the latest heartbeat of each region (model/beat.py)
     bs:claim:<w>              string  the server that replicates to this region as writer w; expires
     bs:copy:<token>:<tag>     stream  a copy being made; becomes a `c` strand (commands/rename.py)
     bs:stray:<tag>            stream  entries written beside the stream, to be brought in (admin/adoption.py)
@@ -41,6 +42,7 @@ from typing import Final, Literal
 CONFIG: Final = b"bs:config"
 DAEMONS: Final = b"bs:daemons"
 STATUS: Final = b"bs:status"
+BEATS: Final = b"bs:beats"
 PREFIX: Final = b"bs:"
 
 Kind = Literal["s", "c", "t", "p"]
@@ -202,7 +204,7 @@ def parse_journal(key: bytes) -> tuple[bytes, int] | None:
 
 def is_ours(key: bytes) -> bool:
     """Whether a key belongs to braidstream. KEYS and SCAN hide it."""
-    if key in (CONFIG, DAEMONS, STATUS) or key.startswith(
+    if key in (CONFIG, DAEMONS, STATUS, BEATS) or key.startswith(
         (META, _BELL, _TURN, *_TAKES, _TICK, _COPY, _CLAIM, _ABOUT, _STAGE, _SINK, STRAY)
     ):
         return True

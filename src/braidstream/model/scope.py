@@ -2,6 +2,7 @@
 
 e:jobs   2.1 once                 version 2, set in region 1
 w:jobs   1:3.2:0:0 2:4.2:3:0      region 2 owns the strands of region 1 (epoch 3), and gives its own to 3
+w:jobs   1:5.2:0:1                region 2 took the strands of region 1 automatically
 """
 
 import re
@@ -24,6 +25,11 @@ class Claim:
     owner: int
     to: int = 0
     until_ms: int = 0
+
+    @property
+    def is_automatic(self) -> bool:
+        """Taken by a daemon (replication/takeover.py), which gives it back."""
+        return self.to == 0 and self.until_ms == 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,6 +154,14 @@ EVENTS: Final = {
         "Fix what `why` names.",
     ),
     "consumer.claimed": Event(logging.INFO, "a consumer took over entries of one that is gone"),
+    "groups.taken_over": Event(
+        logging.WARNING,
+        "the heartbeat of a region has stopped: this region delivers for it, to groups of scope ONCE",
+        "Bring the region back. Its work is given back when it is steady.",
+    ),
+    "groups.given_back": Event(
+        logging.INFO, "a region is back: it gets back what was taken over, when all in hand is acknowledged"
+    ),
     "config.changed": Event(logging.INFO, "the list of regions changed"),
     "config.broken": Event(
         logging.WARNING,

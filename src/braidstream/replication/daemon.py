@@ -43,6 +43,8 @@ from braidstream.replication.queue import Need, Queue
 from braidstream.replication.raising import raise_home
 from braidstream.replication.reporting import families, group_families, report
 from braidstream.replication.skew import watch_clock
+from braidstream.replication.takeover import EVERY_S as TAKEOVER_EVERY_S
+from braidstream.replication.takeover import Takeover
 
 # How many streams one link works on at once.
 AT_ONCE: Final = 32
@@ -82,6 +84,7 @@ class Daemon:
         self.strays: Strays | None = None
         self._traces = Traces()
         self._acks = AckWatch(self.source, self._acknowledged)
+        self.takeover = Takeover(self.source, self.peers.values, self.leases.mine)
         self._has_new_peer = asyncio.Event()
         self._noting = asyncio.Lock()
         self._highest_ms = 0
@@ -112,6 +115,7 @@ class Daemon:
                 tasks.create_task(self._repeat(self.gate.choose, CHOOSE_S))
                 tasks.create_task(self._repeat(self._show_alive, NOTE_S))
                 tasks.create_task(self._repeat(self._acks.look, ACKS_EVERY_S))
+                tasks.create_task(self._repeat(self.takeover.look, TAKEOVER_EVERY_S))
                 tasks.create_task(self._repeat(self._measure_lags, EVERY_S))
                 tasks.create_task(self._repeat(self._report, EVERY_S))
         finally:
@@ -188,7 +192,8 @@ class Daemon:
 
     async def _report(self) -> None:
         """Store the state of the links for `braid status`."""
-        self.status = await self.source.run(report(self.leases.id, self.gate, self.peers.values()))
+        state = report(self.leases.id, self.gate, self.peers.values(), self.takeover.taken)
+        self.status = await self.source.run(state)
 
     async def _measure_lags(self) -> None:
         await asyncio.gather(*(self._measure_lag(peer) for peer in self.peers.values()))

@@ -19,7 +19,7 @@ _STARTED_MS: Final = int(time.time() * 1000)
 _VERSION: Final = version("braidstream")
 
 
-def report(daemon: bytes, gate: Gate, peers: Iterable[Peer]) -> Plan[DaemonStatus]:
+def report(daemon: bytes, gate: Gate, peers: Iterable[Peer], taken: dict[int, int]) -> Plan[DaemonStatus]:
     """Store the status in the own engine, and return it. Two round trips."""
     [now] = yield Batch([("TIME",)], resend=True)
     at_ms = int(now[0]) * 1000 + int(now[1]) // 1000
@@ -32,6 +32,7 @@ def report(daemon: bytes, gate: Gate, peers: Iterable[Peer]) -> Plan[DaemonStatu
         durability=str(gate.durability or ""),
         held_ms=round(gate.held_s * 1000),
         links={peer.name: peer.status(at_ms) for peer in peers},
+        taken={str(region): groups for region, groups in taken.items()},
     )
     yield from store_status(daemon, status)
     return status
@@ -51,7 +52,13 @@ def families(status: DaemonStatus | None, engine_up: bool) -> list[Family]:
         "How long replication has waited for `durability`; 0 if it does not wait.",
         {(): status.held_ms / 1000},
     )
-    return [*found, held, *_link_families(status.links)]
+    taken = Family.gauge(
+        "braid_taken_over_groups",
+        "Groups in which this region delivers for another one, because its heartbeat stopped.",
+        {(region,): groups for region, groups in status.taken.items()},
+        ("region",),
+    )
+    return [*found, held, taken, *_link_families(status.links)]
 
 
 def group_families(lags: Iterable[GroupLag], strays: Strays | None) -> list[Family]:
