@@ -8,6 +8,7 @@ import pytest
 
 import braidstream
 from braidstream.exceptions import ResponseError
+from braidstream.model import keys
 from tests.support.regions import client_of
 from tests.support.waiting import eventually
 from tests.support.world import World
@@ -130,6 +131,22 @@ def test_a_hand_over_with_a_timeout_does_not_wait_for_a_worker_that_hangs(world:
     world[1].execute_command("XGROUP GIVE", "orders", "jobs", "REGION", 1, "TO", "REGION", 2, "TIMEOUT", 1)
     eventually(lambda: (world.sync(), owned(world[2]))[1] == ["1", "2"], within_s=WITHIN_S, why="time is up")
     assert mine.keys() <= read(world[2]).keys()
+
+
+def test_the_time_of_a_hand_over_is_that_of_the_owner_whose_clock_may_differ(world: World) -> None:
+    """It travels as a duration until the owner has seen it."""
+    fill(world)
+    read(world[1], count=2)
+    words = ("orders", "jobs", "REGION", 1, "TO", "REGION", 2, "TIMEOUT", 3_600_000)
+    world[3].execute_command("XGROUP GIVE", *words)
+    field = "w:jobs"
+    assert world[3].hget(keys.meta(b"orders"), field) == "1:1.1:2:3600000"
+    world.sync()
+    until_ms = int(str(world[1].hget(keys.meta(b"orders"), field)).rpartition(":")[2])
+    now_ms = int(world[1].time()[0]) * 1000
+    assert now_ms < until_ms <= now_ms + 3_601_000
+    world.sync()
+    assert {world[region].hget(keys.meta(b"orders"), field) for region in world} == {f"1:1.1:2:{until_ms}"}
 
 
 def test_regions_that_take_the_same_strand_apart_agree_afterwards(world: World) -> None:

@@ -2,15 +2,19 @@
 
        e:<group>  2.1 once                  version 2, set in region 1; without the field: everywhere
        w:<group>  1:3.2:0:0 2:4.2:3:0       who delivers the strands of a region, if that is not the region itself:
-                                            <region>:<epoch>.<owner>:<next owner>:<until ms>
+                                            <region>:<epoch>.<owner>:<next owner>:<until>
                                             `:0:1` at the end: taken by a daemon, which gives it back
 
      In scope `once` the strands of a region have one owner, and only the owner delivers them. Both fields merge by
      maximum: the later version, and for each region the greatest (epoch, owner, next owner, until). A next owner
-     means that the owner delivers nothing new; it hands over once nothing is pending (acks.lua), or at `until`. ]]
+     means that the owner delivers nothing new; it hands over once nothing is pending (acks.lua), or at `until`: a
+     time (ms) of the owner's clock. Until the owner has seen it, `until` is a number of milliseconds below LONGEST,
+     because the clock of another region may differ. ]]
 local scopes = {}
 
 do
+  local LONGEST = '1099511627776' -- 2^40: 34 years, and less than every time since 2004
+
   function scopes.read(value)
     local version, writer, word = string.match(value or '', '^(%d+)%.(%d+) (%l+)$')
     if word == 'once' or word == 'everywhere' then return { version, writer, word } end
@@ -81,6 +85,9 @@ do
     if not text then return end
     local owners, unnamed, now = read_owners(text), unnamed_regions(meta, named), string.format('%.0f', now_ms())
     for region, claim in pairs(owners) do
+      if claim[2] == own and claim[3] ~= '0' and claim[4] ~= '0' and less_number(claim[4], LONGEST) then
+        claim[4] = string.format('%.0f', now + claim[4])
+      end
       local is_over = claim[4] ~= '0' and not less_number(now, claim[4])
       local is_done = not unnamed[region] and (pending[region] or 0) == 0
       if claim[3] ~= '0' and claim[2] == own and (is_over or is_done) then
@@ -120,12 +127,10 @@ do
     local to, mark = verb == 'take' and own or args[6], '0'
     if verb == 'take' and args[6] == 'automatic' then mark = '1' end
     if claim[2] == to and claim[3] == '0' and (claim[4] == '0' or mark == '1') then return redis.status_reply('OK') end
-    local deadline = '0'
-    if verb == 'give' and args[7] ~= '0' then deadline = string.format('%.0f', now_ms() + tonumber(args[7])) end
     if verb == 'take' or claim[2] == to then
       owners[what] = { successor(claim[1]), to, '0', mark }
     else
-      owners[what] = { successor(claim[1]), claim[2], to, deadline }
+      owners[what] = { successor(claim[1]), claim[2], to, args[7] }
     end
     redis.call('HSET', meta, META.GROUP_OWNERS .. group, owners_text(owners))
     ring(meta, bell)

@@ -13,11 +13,11 @@ from braidstream.model.ids import native
 from braidstream.model.strand import facts
 from braidstream.replication import link, ship
 from tests.long.simulation.logs import LogUsers
-from tests.long.simulation.network import Network, Request
+from tests.long.simulation.network import Line, Network, Request
 from tests.long.simulation.replicas import Replicas
 from tests.long.simulation.rounds import calm, one_round, settle
 from tests.long.simulation.seat import Seat
-from tests.long.simulation.users import Users
+from tests.long.simulation.users import HOUR_MS, Users
 from tests.long.simulation.witness import NAMES, Witness
 from tests.oracle.anomalies import GROUPS, MESSAGES, RANGE, find
 from tests.oracle.convergence import SETTINGS, messages
@@ -29,6 +29,8 @@ OPERATIONS: Final = 200
 MOST_REGIONS: Final = 5
 # In so many runs regions have replicas, and these are promoted.
 FAILING_OVER: Final = 0.3
+# Later than any clock that the dice choose.
+LATER_MS: Final = 3 * HOUR_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +202,25 @@ class Run:
         self.network.open = True
         first = [line for line in self.network.lines if line.number == 0]
         await settle(self.network, first)
+        if self.users.scopes is not None:
+            await self._end_hand_overs(first)
         for line in first:
             self.network.renew(line)
         if await one_round(self.network, first):
             raise AssertionError("links without a memory find something that those with one have missed")
+
+
+    async def _end_hand_overs(self, lines: list[Line]) -> None:
+        """The time of every hand-over is up. Owners see that when their daemons next read a stream."""
+        for seat in self.seats.values():
+            seat.clock_ms += LATER_MS
+        for line in lines:
+            for name in NAMES:
+                line.name = name
+                await line.link.sync(name.encode())
+        for seat in self.seats.values():
+            seat.clock_ms -= LATER_MS
+        await settle(self.network, lines)
 
 
 def ask_everything(witness: Witness) -> None:
