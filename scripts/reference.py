@@ -16,7 +16,7 @@ from braidstream import errors
 from braidstream.cli.main import app
 from braidstream.clients import raised
 from braidstream.commands.table import TABLE
-from braidstream.config import RegionConfig
+from braidstream.config import GroupsConfig, RegionConfig
 from braidstream.observability.events import EVENTS
 from braidstream.spark.option_table import OPTIONS
 
@@ -153,7 +153,14 @@ def braid_toml() -> str:
         for name, each in RegionConfig.model_fields.items()
     ]
     head = "| key | | meaning |\n|---|---|---|"
-    return NOTE + "\n".join(["# braid.toml", "", intro, example, head, *rows, ""])
+    groups = [
+        f"| `{name}` |  | {_cell(each.description or '')} |"
+        for name, each in GroupsConfig.model_fields.items()
+    ]
+    about = "The table `[groups]` may follow:"
+    return NOTE + "\n".join(
+        ["# braid.toml", "", intro, example, head, *rows, "", about, "", head, *groups, ""]
+    )
 
 
 PAGES = {
