@@ -209,7 +209,6 @@ class Run:
         if await one_round(self.network, first):
             raise AssertionError("links without a memory find something that those with one have missed")
 
-
     async def _end_hand_overs(self, lines: list[Line]) -> None:
         """The time of every hand-over is up. Owners see that when their daemons next read a stream."""
         for seat in self.seats.values():
