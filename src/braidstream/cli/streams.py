@@ -13,10 +13,10 @@ from rich.text import Text
 
 from braidstream.admin.stream_overview import StreamRow, ends_before, follow, list_streams, read_stream
 from braidstream.cli.reach import Json, Url, trouble
-from braidstream.cli.status import age, short
 from braidstream.clients.sync import Redis
 from braidstream.commands.glob import matcher
 from braidstream.errors import BraidError
+from braidstream.inspection.wording import age, printable, short, size_text
 from braidstream.model import ids
 from braidstream.model.frontier import name_of_text
 from braidstream.model.strand import Entry
@@ -45,7 +45,7 @@ def streams(url: Url, pattern: Pattern = "*", limit: Limit = 100, as_json: Json 
     table = _table("stream", "entries", "memory", "groups", "strands", "last entry")
     for row in rows:
         last = _last(row, now_ms)
-        size = "?" if row.size is None else _bytes_shown(row.size)
+        size = "?" if row.size is None else size_text(row.size)
         table.add_row(_shown(row.name), f"{row.length:,}", size, str(row.groups), str(row.strands), last)
     _print(table, rows, limit)
 
@@ -133,14 +133,14 @@ def _last(row: StreamRow, now_ms: int) -> str:
 
 
 def _group(client: Redis, row: StreamRow, group: Any, now_ms: int) -> dict[str, Any]:
-    name, found = row.name, {_text(key): value for key, value in group.items()}
+    name, found = row.name, {printable(key): value for key, value in group.items()}
     dated = found["pending"] and not row.is_log
     pending: Any = client.xpending(name, found["name"]) if dated else {}
     oldest = pending.get("min")
     since = None if not oldest else now_ms - ids.native(_bytes(oldest))[0]
     return {
-        "stream": _text(name),
-        "group": _text(found["name"]),
+        "stream": printable(name),
+        "group": printable(found["name"]),
         "lag": found["lag"],
         "pending": found["pending"],
         "oldest_pending_ms": since,
@@ -150,7 +150,7 @@ def _group(client: Redis, row: StreamRow, group: Any, now_ms: int) -> dict[str, 
 
 def _show(console: Console, entries: Iterable[Entry], as_json: bool) -> None:
     for ms, seq, writer, fields in entries:
-        pairs = [_text(word) for word in fields]
+        pairs = [printable(word) for word in fields]
         if as_json:
             facts = {
                 "id": f"{ms}-{seq}",
@@ -185,15 +185,8 @@ def _print(table: Table, rows: list[StreamRow], limit: int) -> None:
         )
 
 
-def _bytes_shown(size: int) -> str:
-    for unit, name in ((2**30, "GB"), (2**20, "MB"), (2**10, "kB")):
-        if size >= unit:
-            return f"{size / unit:,.1f} {name}"
-    return f"{size} B"
-
-
 def _facts(row: StreamRow) -> dict[str, Any]:
-    return {"name": _text(row.name), "entries": row.length, "bytes": row.size, "groups": row.groups,
+    return {"name": printable(row.name), "entries": row.length, "bytes": row.size, "groups": row.groups,
             "strands": row.strands}  # fmt: skip
 
 
@@ -202,15 +195,9 @@ def _now_ms(client: Redis) -> int:
     return int(seconds) * 1000 + int(micros) // 1000
 
 
-def _text(word: Any) -> str:
-    """Bytes that are no text, and control characters, are shown escaped."""
-    text = word.decode("utf-8", "backslashreplace") if isinstance(word, bytes) else str(word)
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 def _bytes(word: Any) -> bytes:
     return word if isinstance(word, bytes) else str(word).encode()
 
 
 def _shown(name: bytes) -> str:
-    return escape(_text(name))
+    return escape(printable(name))

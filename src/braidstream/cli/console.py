@@ -1,0 +1,193 @@
+"""`braid console`: a web page that shows regions, streams, entries and groups."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from braidstream.cli.probing import listen_errors
+from braidstream.cli.reach import ConfigFile, Json, trouble
+from braidstream.config import Config, load
+from braidstream.errors import BraidError, ConfigError
+from braidstream.net.listen import Listen
+
+_LISTEN: Final = "127.0.0.1:8380"
+_VARIABLE: Final = "BRAID_CONSOLE_PASSWORD"
+
+ListenOn = Annotated[str, typer.Option(help="Where browsers connect: HOST:PORT, or PORT on this machine.")]
+PasswordFile = Annotated[
+    Path | None, typer.Option(help=f"File with the password for the console. Or set {_VARIABLE}.")
+]
+ProxyHeader = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Header with the user's name, set by a reverse proxy that has authenticated them, like X-Forwarded-User.",
+    ),
+]
+ProxyFrom = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="With --proxy-header: an address that the proxy connects from. Default: this machine.",
+    ),
+]
+AllowWrite = Annotated[
+    bool, typer.Option("--allow-write", help="Show buttons that change something. Default: read-only.")
+]
+TlsCert = Annotated[Path | None, typer.Option(help="Certificate (PEM). Browsers then connect with https.")]
+TlsKey = Annotated[Path | None, typer.Option(help="Its private key (PEM), if not in the same file.")]
+
+
+def console(
+    config: ConfigFile = Path("braid.toml"),
+    listen: ListenOn = _LISTEN,
+    password_file: PasswordFile = None,
+    proxy_header: ProxyHeader = None,
+    proxy_from: ProxyFrom = None,
+    allow_write: AllowWrite = False,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    as_json: Json = False,
+) -> None:
+    """Serve a web page that shows regions, links, streams, entries and groups.
+
+    It reads the servers of the file, with limits on every query, and changes nothing unless --allow-write is
+    given. Without a password or a proxy it listens on this machine only. Needs the extra `console`:
+    pip install 'braidstream[console]'
+
+    Example: braid console --config braid.toml
+    """
+    with trouble(config, as_json):
+        _require_extra()
+        regions = load(config)
+    where = _parse_listen(listen)
+    if tls_key is not None and tls_cert is None:
+        raise typer.BadParameter("--tls-key needs --tls-cert.")
+    with trouble(config, as_json):
+        from braidstream.console.visitors import AccessRules
+
+        rules = AccessRules(_password(password_file), proxy_header or "", _proxies(proxy_header, proxy_from))
+    if rules.is_open and not where.is_local:
+        raise typer.BadParameter(
+            f"{where} can be reached from other machines: set a password (--password-file or {_VARIABLE}) or "
+            "--proxy-header."
+        )
+    with listen_errors(where, "--listen", as_json):
+        opened = socket.create_server(
+            (where.host, where.port), family=socket.AF_INET6 if ":" in where.host else socket.AF_INET
+        )
+    with trouble(config, as_json), opened:
+        asyncio.run(_serve(regions, opened, rules, allow_write, (tls_cert, tls_key), as_json))
+
+
+def _require_extra() -> None:
+    try:
+        import jinja2  # noqa: F401
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError:
+        raise BraidError("the console is not installed. Run: pip install 'braidstream[console]'") from None
+
+
+def _parse_listen(text: str) -> Listen:
+    try:
+        return Listen.parse_http(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _password(file: Path | None) -> str:
+    """Empty if there is none."""
+    if file is None:
+        return os.environ.get(_VARIABLE, "")
+    try:
+        found = file.read_text(encoding="utf-8").strip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is no text"
+        raise ConfigError(f"the password file {file} cannot be read: {why}.") from None
+    if not found:
+        raise ConfigError(f"the password file {file} is empty.")
+    return found
+
+
+def _proxies(header: str | None, addresses: list[str] | None) -> frozenset[str]:
+    if addresses and header is None:
+        raise typer.BadParameter("--proxy-from needs --proxy-header.")
+    try:
+        return frozenset(str(ip_address(each)) for each in addresses or ("127.0.0.1", "::1"))
+    except ValueError:
+        raise typer.BadParameter("--proxy-from is an IP address.") from None
+
+
+async def _serve(
+    regions: Config,
+    opened: socket.socket,
+    rules: Any,
+    allow_write: bool,
+    tls: tuple[Path | None, Path | None],
+    as_json: bool,
+) -> None:
+    import uvicorn
+
+    from braidstream.console.page import Console
+    from braidstream.console.region_access import RegionAccess
+    from braidstream.console.samples import Sampler
+    from braidstream.console.visitors import Visitors
+    from braidstream.console.web_app import web_app
+
+    class Server(uvicorn.Server):
+        """uvicorn's, without its signal handlers: they would end the process by the signal."""
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    host, port = opened.getsockname()[:2]
+    access = {each.name: RegionAccess(each) for each in regions.region}
+    visitors = Visitors(rules, port=port, is_tls=tls[0] is not None)
+    sampler = Sampler(regions)
+    state = Console(regions, access, sampler, visitors, allow_write)
+    cert, key = (None if each is None else str(each) for each in tls)
+    server = Server(
+        uvicorn.Config(
+            web_app(state),
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_level="error",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            limit_concurrency=256,
+            timeout_graceful_shutdown=2,
+            ssl_certfile=cert,
+            ssl_keyfile=key,
+        )
+    )
+
+    def stop() -> None:
+        server.should_exit = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    sampling = asyncio.create_task(sampler.run())
+    scheme = "https" if cert else "http"
+    address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/"
+    mode = "may write" if allow_write else "read-only"
+    text = f"{address} shows {len(regions.region)} regions, {mode}. Ctrl-C stops it."
+    typer.echo(json.dumps({"url": address, "write": allow_write}) if as_json else text)
+    try:
+        await server.serve(sockets=[opened])
+    finally:
+        sampling.cancel()
+        for each in access.values():
+            await each.close()

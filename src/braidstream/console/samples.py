@@ -1,0 +1,99 @@
+"""What the regions looked like during the last half hour, sampled once for all viewers, in memory only."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from braidstream.admin.region_status import Overview, overview
+from braidstream.config import Config
+from braidstream.inspection.region_reader import Rates, look, rates_between
+
+EVERY_S: Final = 2.0
+SPAN_S: Final = 1_800
+
+Link = tuple[str, str]
+# A time in seconds, and a value; None where it is unknown.
+Point = tuple[float, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """at: seconds since 1970. lags: ms by link, None if unknown. rates: entries per second by link."""
+
+    at: float
+    lags: dict[Link, int | None] = field(default_factory=dict)
+    rates: Rates = field(default_factory=dict)
+
+
+class Sampler:
+    """Reads all regions again and again. latest: None until the first reading is done."""
+
+    def __init__(self, regions: Config) -> None:
+        self._regions = regions
+        self._samples: deque[Sample] = deque(maxlen=round(SPAN_S / EVERY_S))
+        self._read_at = 0.0
+        self.latest: Overview | None = None
+
+    async def run(self) -> None:
+        """Until it is cancelled. A round never overlaps the next one."""
+        while True:
+            began = time.monotonic()
+            await self.read()
+            await asyncio.sleep(max(0.2, EVERY_S - (time.monotonic() - began)))
+
+    async def read(self) -> Overview:
+        now = time.monotonic()
+        found = overview(await look(self._regions))
+        before, self.latest = self.latest, found
+        rates = Rates() if before is None else rates_between(before, found, now - self._read_at)
+        self._read_at = now
+        lags = {
+            (each.source, each.target): each.status.lag_ms if each.status else None for each in found.links
+        }
+        self._samples.append(Sample(time.time(), lags, rates))
+        return found
+
+    async def newest(self) -> Overview:
+        """The latest reading; the first one is waited for."""
+        return self.latest or await self.read()
+
+    @property
+    def rates(self) -> Rates:
+        return self._samples[-1].rates if self._samples else {}
+
+    def worst_lags(self, region: str) -> list[Point]:
+        """How far the peer that is furthest behind this region was behind, in seconds."""
+        return self._points(lambda sample: _worst(sample, region))
+
+    def shipped(self, region: str) -> list[Point]:
+        """Entries per second that the region's links shipped to all peers together."""
+        return self._points(lambda sample: _shipped(sample, region))
+
+    def _points(self, value: Callable[[Sample], float | None]) -> list[Point]:
+        return [(sample.at, value(sample)) for sample in self._samples]
+
+
+def _worst(sample: Sample, region: str) -> float | None:
+    known = [ms for (source, _), ms in sample.lags.items() if source == region and ms is not None]
+    return max(known) / 1000 if known else None
+
+
+def _shipped(sample: Sample, region: str) -> float | None:
+    known = [rate for (source, _), rate in sample.rates.items() if source == region]
+    return sum(known) if known else None
+
+
+def spans(points: list[Point]) -> Iterator[list[tuple[float, float]]]:
+    """The stretches of known values, between which a curve has a gap."""
+    part = list[tuple[float, float]]()
+    for at, value in points:
+        if value is not None:
+            part.append((at, value))
+        elif part:
+            yield part
+            part = []
+    if part:
+        yield part

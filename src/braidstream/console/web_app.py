@@ -1,0 +1,167 @@
+"""The console as an ASGI application: routes, errors as pages, and headers that every answer has."""
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final
+from urllib.parse import parse_qsl
+
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from braidstream.clients.sync import ServerError
+from braidstream.console import entry_pages, map_page, stream_pages
+from braidstream.console.page import Console, MissingPageError, QueryError, console_of, render
+from braidstream.console.region_access import BoundError
+from braidstream.console.visitors import new_id
+from braidstream.errors import BraidError
+
+_STATIC: Final = Path(__file__).parent / "static"
+_KINDS: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_MOST_FORM: Final = 65_536
+# Only what comes from this console runs or is loaded. Inline scripts and styles are refused as well.
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+_HEADERS: Final = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def web_app(console: Console) -> ASGIApp:
+    routes = [
+        Route("/", map_page.show),
+        Route("/streams", stream_pages.list_page),
+        Route("/stream", stream_pages.show),
+        Route("/entries", entry_pages.list_page),
+        Route("/entry", entry_pages.show),
+        Route("/tail", entry_pages.tail),
+        Route("/tail/new", entry_pages.newer),
+        Route("/login", _login_page),
+        Route("/login", _login, methods=["POST"]),
+        Route("/logout", _logout, methods=["POST"]),
+    ]
+    for path in sorted(_STATIC.iterdir()):
+        if path.suffix in _KINDS:
+            routes.append(Route(f"/static/{path.name}", _static(path)))
+    made = Starlette(routes=routes, exception_handlers=_ERRORS)
+    made.state.console = console
+    return Guard(made, console)
+
+
+class Guard:
+    """Lets only visitors in who may look, gives each a cookie, and adds the headers."""
+
+    def __init__(self, app: ASGIApp, console: Console) -> None:
+        self._app, self._visitors = app, console.visitors
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = HTTPConnection(scope)
+        visitor = self._visitors.id_of(request)
+        is_new = not visitor
+        scope.setdefault("state", {})["visitor"] = visitor = visitor or new_id()
+        is_static = scope["path"].startswith("/static/")
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers[name] = value
+                headers["Cache-Control"] = "max-age=3600" if is_static else "no-store"
+                if is_new and not is_static and "set-cookie" not in headers:
+                    headers.append(
+                        "Set-Cookie", _cookie(self._visitors.cookie, visitor, self._visitors.is_tls)
+                    )
+            await send(message)
+
+        verdict = self._visitors.judge(request)
+        app: ASGIApp = self._app
+        if verdict == "refused":
+            app = PlainTextResponse("You may not use this console from here.\n", 403)
+        elif verdict == "login" and not is_static and scope["path"] != "/login":
+            app = RedirectResponse("/login", 303)
+        await app(scope, receive, send_with_headers)
+
+
+def _cookie(name: str, value: str, is_tls: bool) -> str:
+    return f"{name}={value}; Path=/; HttpOnly; SameSite=Lax{'; Secure' if is_tls else ''}"
+
+
+async def form_of(request: Request) -> dict[str, str]:
+    """The words of a form that one of our pages sent. Anything else is refused."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _MOST_FORM:
+            raise QueryError("the form is too long.")
+    words = dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
+    if not console_of(request).visitors.is_own_form(request, words.pop("token", "")):
+        raise QueryError("the form does not come from a current page of this console. Load the page again.")
+    return words
+
+
+async def _login_page(request: Request) -> Response:
+    return render(request, "login.html", wrong=False)
+
+
+async def _login(request: Request) -> Response:
+    visitors, words = console_of(request).visitors, await form_of(request)
+    if visitors.is_busy():
+        raise QueryError("too many wrong passwords. Wait a minute.")
+    session = visitors.log_in(words.get("password", ""))
+    if session is None:
+        return render(request, "login.html", status=403, wrong=True)
+    response = RedirectResponse("/", 303)
+    response.headers["Set-Cookie"] = _cookie(visitors.cookie, session, visitors.is_tls)
+    return response
+
+
+async def _logout(request: Request) -> Response:
+    await form_of(request)
+    console_of(request).visitors.log_out(request)
+    return RedirectResponse("/login", 303)
+
+
+def _static(path: Path) -> Handler:
+    content = path.read_bytes()
+    tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+
+    async def serve(request: Request) -> Response:
+        return Response(content, headers={"ETag": tag}, media_type=_KINDS[path.suffix])
+
+    return serve
+
+
+async def _error(request: Request, error: Exception) -> Response:
+    """Errors are pages too. The text of an error of ours has no secret."""
+    status = HTTPStatus.BAD_GATEWAY
+    if isinstance(error, QueryError):
+        status = HTTPStatus.BAD_REQUEST
+    elif isinstance(error, MissingPageError):
+        status = HTTPStatus.NOT_FOUND
+    elif isinstance(error, BoundError):
+        status = HTTPStatus.UNPROCESSABLE_ENTITY
+    return render(request, "error.html", status=status, title=status.phrase, text=str(error))
+
+
+async def _missing(request: Request, error: Exception) -> Response:
+    return await _error(request, MissingPageError("there is no such page."))
+
+
+_ERRORS: Final = {BraidError: _error, ServerError: _error, OSError: _error, 404: _missing, 405: _missing}
