@@ -27,6 +27,7 @@ CLIENTS: Final = ("sync", "asyncio")
 ONE: Final = "redis-8.10"
 ON_ONE: Final = {
     "cli",
+    "console",
     "client/test_snippets.py",
     "gateway/test_gateway_exposure.py",
     "gateway/test_gateway_service.py",
@@ -70,6 +71,7 @@ ON_TWO: Final = {
 LONG: Final = {
     "cli",
     "clients",
+    "console",
     "docs",
     "long",
     "spark",

@@ -41,10 +41,13 @@ class StreamRow:
         return self.last[1] if self.is_log else None
 
 
-def list_streams(cursor: bytes | int = 0) -> Plan[tuple[int, list[bytes]]]:
-    """A page of the names of all streams, deleted ones too; 0 as the next cursor is the end."""
+def list_streams(cursor: bytes | int = 0, count: int = PAGE) -> Plan[tuple[int, list[bytes]]]:
+    """A page of the names of all streams, deleted ones too; 0 as the next cursor is the end.
+
+    count: about how many keys the engine looks at.
+    """
     [(following, found)] = yield Batch(
-        [("SCAN", cursor, "MATCH", keys.META + b"*", "COUNT", PAGE)], resend=True
+        [("SCAN", cursor, "MATCH", keys.META + b"*", "COUNT", count)], resend=True
     )
     return int(following), [name for key in found if (name := keys.name_of_meta(key)) is not None]
 

@@ -30,7 +30,8 @@ ProxyHeader = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Header with the user's name, set by a reverse proxy that has authenticated them, like X-Forwarded-User.",
+        help="Header with the user's name, like X-Forwarded-User, set by a reverse proxy that has "
+        "authenticated them.",
     ),
 ]
 ProxyFrom = Annotated[

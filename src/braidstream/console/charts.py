@@ -15,6 +15,8 @@ RIGHT: Final = 8
 TOP: Final = 10
 BOTTOM: Final = 24
 _LINES: Final = 4
+# A chart covers the first of these that shows all.
+_SPANS: Final = (60.0, 120.0, 300.0, 600.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,10 @@ class Chart:
 
 
 def draw(title: str, series: dict[str, list[Point]], *, unit: str, span_s: float) -> Chart:
-    """A chart whose right edge is now."""
+    """A chart whose right edge is now, over at most `span_s`."""
     now = time.time()
+    oldest = min((points[0][0] for points in series.values() if points), default=now)
+    span_s = next((span for span in _SPANS if now - oldest <= span < span_s), span_s)
     known = [value for points in series.values() for _, value in points if value is not None]
     top = _round_up(max(known, default=0.0))
 

@@ -12,11 +12,13 @@ from braidstream.model.strand import Entry
 SHORT: Final = 400
 LONG: Final = 262_144
 _MOST_JSON: Final = 65_536
+# Shorter JSON stays on one line.
+_MOST_LINE: Final = 80
 
 
 @dataclass(frozen=True, slots=True)
 class FieldValue:
-    """json: the value indented, if it is a JSON object or list. cut: how long the value really is; empty if whole."""
+    """json: the value indented, if it is JSON. cut: its whole size, if text is only a part of it."""
 
     name: str
     text: str
@@ -57,7 +59,9 @@ def _indented(value: bytes) -> str:
     if value.lstrip()[:1] not in (b"{", b"[") or len(value) > _MOST_JSON:
         return ""
     try:
-        return json.dumps(json.loads(value), indent=2, ensure_ascii=False)
+        found = json.loads(value)
+        line = json.dumps(found, ensure_ascii=False)
+        return line if len(line) <= _MOST_LINE else json.dumps(found, indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):
         return ""
 

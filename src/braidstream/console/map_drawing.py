@@ -12,6 +12,9 @@ WIDTH: Final = 1000
 BOX: Final = (190, 74)
 # Between the arrows of the two directions.
 _APART: Final = 9
+# Between an arrow and a box; how long its tip is.
+_GAP: Final = 3
+_TIP: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +81,18 @@ def _region(view: View) -> tuple[str, tuple[str, ...]]:
 
 def _places(count: int) -> tuple[list[tuple[float, float]], int]:
     """The middle of each box, and the height of the picture."""
-    if count == 1:
-        return [(WIDTH / 2, 80)], 160
-    if count == 2:
-        return [(170, 90), (WIDTH - 170, 90)], 180
-    height = 430 if count < 5 else 560
-    rx, ry = WIDTH / 2 - 130, height / 2 - 60
+    if count <= 2:
+        return ([(WIDTH / 2, 60)] if count == 1 else [(190, 60), (WIDTH - 190, 60)]), 120
     angles = [-math.pi / 2 + 2 * math.pi * number / count for number in range(count)]
     if count == 4:
         angles = [angle - math.pi / 4 for angle in angles]
-    return [(WIDTH / 2 + rx * math.cos(angle), height / 2 + ry * math.sin(angle)) for angle in angles], height
+    rx, ry = WIDTH / 2 - 130, 150 if count < 5 else 230
+    top = min(math.sin(angle) for angle in angles)
+    bottom = max(math.sin(angle) for angle in angles)
+    places = [
+        (WIDTH / 2 + rx * math.cos(angle), BOX[1] / 2 + 10 + ry * (math.sin(angle) - top)) for angle in angles
+    ]
+    return places, round(ry * (bottom - top) + BOX[1] + 20)
 
 
 def _arrow(link: LinkView, at: dict[str, tuple[float, float]], rates: Rates) -> Arrow:
@@ -95,19 +100,26 @@ def _arrow(link: LinkView, at: dict[str, tuple[float, float]], rates: Rates) -> 
     length = math.hypot(x2 - x1, y2 - y1)
     dx, dy = (x2 - x1) / length, (y2 - y1) / length
     # To the right of the way: the two directions do not cover each other.
-    x1, y1, x2, y2 = (x1 - dy * _APART, y1 + dx * _APART, x2 - dy * _APART, y2 + dx * _APART)
-    gap = min(_to_edge(dx, dy) + 4, length / 2 - 20)
-    x1, y1, x2, y2 = x1 + dx * gap, y1 + dy * gap, x2 - dx * (gap + 6), y2 - dy * (gap + 6)
+    right = (-dy * _APART, dx * _APART)
+    begin, end = _to_edge(right, (dx, dy)) + _GAP, _to_edge(right, (-dx, -dy)) + _GAP + _TIP
+    x1, y1, x2, y2 = (
+        x1 + right[0] + dx * begin,
+        y1 + right[1] + dy * begin,
+        x2 + right[0] - dx * end,
+        y2 + right[1] - dy * end,
+    )
     words = link_words(link, rates.get((link.source, link.target), 0.0))
     text = words.removeprefix("ok").strip()
     # A third of the way, and beside the line.
-    text_x = x1 + (x2 - x1) * 0.34 - dy * 12
+    text_x = x1 + (x2 - x1) * 0.34 - dy * 14
     text_y = y1 + (y2 - y1) * 0.34 + dx * 12 + 4
     return Arrow(link.source, link.target, x1, y1, x2, y2, link_state(link), text, text_x, text_y)
 
 
-def _to_edge(dx: float, dy: float) -> float:
-    """From the middle of a box to its edge."""
-    across = BOX[0] / 2 / abs(dx) if dx else math.inf
-    down = BOX[1] / 2 / abs(dy) if dy else math.inf
-    return min(across, down)
+def _to_edge(start: tuple[float, float], way: tuple[float, float]) -> float:
+    """How far it is from a place in a box to its edge. Both are relative to the middle of the box."""
+    return min(
+        (half - at if step > 0 else half + at) / abs(step)
+        for half, at, step in zip((BOX[0] / 2, BOX[1] / 2), start, way, strict=True)
+        if step
+    )

@@ -35,16 +35,17 @@ class Sampler:
         self._regions = regions
         self._samples: deque[Sample] = deque(maxlen=round(SPAN_S / EVERY_S))
         self._read_at = 0.0
+        self._first = asyncio.Event()
         self.latest: Overview | None = None
 
     async def run(self) -> None:
         """Until it is cancelled. A round never overlaps the next one."""
         while True:
             began = time.monotonic()
-            await self.read()
+            await self._read()
             await asyncio.sleep(max(0.2, EVERY_S - (time.monotonic() - began)))
 
-    async def read(self) -> Overview:
+    async def _read(self) -> None:
         now = time.monotonic()
         found = overview(await look(self._regions))
         before, self.latest = self.latest, found
@@ -54,11 +55,13 @@ class Sampler:
             (each.source, each.target): each.status.lag_ms if each.status else None for each in found.links
         }
         self._samples.append(Sample(time.time(), lags, rates))
-        return found
+        self._first.set()
 
     async def newest(self) -> Overview:
         """The latest reading; the first one is waited for."""
-        return self.latest or await self.read()
+        await self._first.wait()
+        assert self.latest is not None
+        return self.latest
 
     @property
     def rates(self) -> Rates:

@@ -19,7 +19,8 @@ from braidstream.model.frontier import name_of_text
 
 # A search ends after so many found streams, pages of keys, or seconds, and can be continued.
 _MOST_FOUND: Final = 50
-_MOST_PAGES: Final = 20
+_PAGE: Final = 200
+_MOST_PAGES: Final = 100
 _WITHIN_S: Final = 1.0
 _CURSOR: Final = re.compile(r"[0-9]{1,20}\Z")
 
@@ -51,7 +52,7 @@ async def _search(region: RegionAccess, pattern: str, cursor: int) -> tuple[list
     glob = pattern if re.search(r"[*?\[]", pattern) else f"*{pattern}*"
     matches, names, began = matcher(name_of_text(glob)), set[bytes](), time.monotonic()
     for _ in range(_MOST_PAGES):
-        cursor, page = await region.run(list_streams(cursor))
+        cursor, page = await region.run(list_streams(cursor, _PAGE))
         names.update(name for name in page if matches(name))
         if not cursor or len(names) >= _MOST_FOUND or time.monotonic() - began > _WITHIN_S:
             break

@@ -1,0 +1,155 @@
+"""Who may use the console, and what its answers allow a browser to do."""
+
+import http.client
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.support.cli import braid
+from tests.support.consoles import console
+from tests.support.daemons import write_config
+from tests.support.regions import become
+from tests.support.servers import Engine
+
+SECRET: Final = "tr0ub4dor"
+PATHS: Final = (
+    "/",
+    "/streams",
+    "/stream?name=nosuch",
+    "/entries?name=a&at=never",
+    "/nosuch",
+    "/static/console.js",
+)
+
+
+class Visit:
+    """An answer of the console."""
+
+    def __init__(self, url: str, path: str, *, form: Mapping[str, str] | None = None, **headers: str) -> None:
+        place = urlsplit(url)
+        conn = http.client.HTTPConnection(place.hostname or "", place.port, timeout=30)
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        body = None if form is None else urllib.parse.urlencode(form)
+        if body is not None:
+            given.setdefault("Content-Type", "application/x-www-form-urlencoded")
+        conn.request("GET" if body is None else "POST", path, body, given)
+        answer = conn.getresponse()
+        self.status, self.headers = answer.status, answer.headers
+        self.text = answer.read().decode()
+        conn.close()
+
+    @property
+    def cookie(self) -> str:
+        return (self.headers["Set-Cookie"] or "").partition(";")[0]
+
+    @property
+    def token(self) -> str:
+        return self.text.partition('name="token" value="')[2].partition('"')[0]
+
+
+@pytest.fixture
+def config(engine: Engine, tmp_path: Path) -> Path:
+    become(engine, region=1, name="region-1")
+    return write_config(tmp_path / "braid.toml", {1: engine.url})
+
+
+@pytest.fixture
+def url(config: Path) -> Iterator[str]:
+    with console(config) as found:
+        yield found
+
+
+def test_every_answer_forbids_foreign_scripts_frames_and_caches(url: str) -> None:
+    for path in PATHS:
+        headers = Visit(url, path).headers
+        assert "default-src 'none'; script-src 'self'; style-src 'self'" in headers["Content-Security-Policy"]
+        assert "unsafe" not in headers["Content-Security-Policy"]
+        assert headers["X-Frame-Options"] == "DENY"
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Cache-Control"] == ("max-age=3600" if "static" in path else "no-store")
+        assert "server" not in headers
+    assert "HttpOnly; SameSite=Lax" in Visit(url, "/").headers["Set-Cookie"]
+
+
+def test_a_site_whose_name_points_here_gets_nothing(url: str) -> None:
+    assert Visit(url, "/", Host="localhost:1").status == 200
+    assert Visit(url, "/", Host="[::1]:80").status == 200
+    for host in (
+        "evil.example",
+        "evil.example:8380",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example",
+        "a b",
+    ):
+        assert Visit(url, "/", Host=host).status == 403
+
+
+def test_without_a_password_it_listens_on_this_machine_only(config: Path) -> None:
+    done = braid("console", "--config", str(config), "--listen", "0.0.0.0:0")
+    assert done.returncode == 2
+    assert "set a password" in " ".join(done.stderr.split())
+
+
+def test_a_password_is_needed_on_every_page_and_a_session_ends_with_log_out(config: Path) -> None:
+    file = config.with_name("password")
+    file.write_text(f"{SECRET}\n")
+    with console(config, "--password-file", str(file)) as url:
+        for path in ("/", "/streams", "/nosuch", "/tail/new?name=a"):
+            answer = Visit(url, path)
+            assert (answer.status, answer.headers["Location"]) == (303, "/login")
+        login = Visit(url, "/login")
+        sent = {"token": login.token, "password": SECRET}
+        wrong = Visit(url, "/login", form={**sent, "password": "guess"}, Cookie=login.cookie)
+        assert (wrong.status, SECRET in wrong.text) == (403, False)
+        assert Visit(url, "/login", form=sent).status == 400  # without the cookie of the page
+        assert (
+            Visit(url, "/login", form=sent, Cookie=login.cookie, Origin="https://evil.example").status == 400
+        )
+        assert Visit(url, "/login", form=sent, Cookie=login.cookie, Sec_Fetch_Site="cross-site").status == 400
+        done = Visit(url, "/login", form=sent, Cookie=login.cookie)
+        assert (done.status, done.headers["Location"]) == (303, "/")
+        assert done.cookie != login.cookie
+        page = Visit(url, "/", Cookie=done.cookie)
+        assert page.status == 200
+        assert Visit(url, "/logout", form={"token": "x"}, Cookie=done.cookie).status == 400
+        assert Visit(url, "/logout", form={"token": page.token}, Cookie=done.cookie).status == 303
+        assert Visit(url, "/", Cookie=done.cookie).status == 303
+
+
+def test_after_ten_wrong_passwords_even_the_right_one_waits(config: Path) -> None:
+    with console(config, env={"BRAID_CONSOLE_PASSWORD": SECRET}) as url:
+        login = Visit(url, "/login")
+        for number in range(10):
+            form = {"token": login.token, "password": f"guess {number}"}
+            assert Visit(url, "/login", form=form, Cookie=login.cookie).status == 403
+        form = {"token": login.token, "password": SECRET}
+        assert "Wait a minute" in Visit(url, "/login", form=form, Cookie=login.cookie).text
+
+
+def test_a_proxy_names_the_user_and_nobody_else_may(config: Path) -> None:
+    with console(config, "--proxy-header", "X-User") as url:
+        assert Visit(url, "/").status == 403
+        assert "ann &lt;b&gt;" in Visit(url, "/", X_User="ann <b>", Host="console.example").text
+    with console(config, "--proxy-header", "X-User", "--proxy-from", "192.0.2.7") as url:
+        assert Visit(url, "/", X_User="ann").status == 403
+
+
+def test_no_page_shows_a_password_of_a_server(engine: Engine, tmp_path: Path) -> None:
+    become(engine, region=1, name="region-1")
+    with engine.client() as client:
+        client.execute_command("ACL", "SETUSER", "viewer", "on", f">{SECRET}", "~*", "&*", "+@all")
+    with_password = engine.url.replace("redis://", f"redis://viewer:{SECRET}@")
+    dead = f"redis://viewer:{SECRET}@127.0.0.1:1"
+    config = write_config(tmp_path / "braid.toml", {1: with_password, 2: dead})
+    try:
+        with console(config) as url:
+            for path in (*PATHS, "/streams?region=region-2", "/stream?region=region-2&name=a"):
+                assert SECRET not in Visit(url, path).text
+            assert Visit(url, "/streams?region=region-2").status == 502
+    finally:
+        with engine.client() as client:
+            client.execute_command("ACL", "DELUSER", "viewer")

@@ -1,0 +1,156 @@
+"""The pages of the console in a real browser: wide and narrow, by keyboard, with hostile names and values."""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.support.consoles import WIDTHS, WITHIN_S, Browser, console
+from tests.support.matrix import installed
+from tests.support.servers import NEWEST
+from tests.support.up import Up, braid_up
+
+HOSTILE: Final = "<script>document.title='owned'</script>\"'&\n\x1b[2J"
+PAGES: Final = (
+    "/",
+    "/streams",
+    "/streams?pattern=sensor-*",
+    "/stream?name=orders",
+    "/entries?name=orders&count=10",
+    "/entries?name=orders&dir=newer&field=customer&text=ann",
+    "/tail?name=orders",
+)
+# One scene for all of them.
+pytestmark = pytest.mark.xdist_group("console")
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Two regions with daemons, a console for them, and a browser."""
+
+    up: Up
+    url: str
+    browser: Browser
+
+    def open(self, path: str, *, width: int = 1280) -> Page:
+        return self.browser.open(self.url + path, width=width)
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    folder = tmp_path_factory.mktemp("console")
+    with ExitStack() as stack:
+        up = stack.enter_context(braid_up(2, installed(NEWEST[0]), "--dir", str(folder)))
+        fill(up)
+        url = stack.enter_context(console(Path(folder) / "braid.toml"))
+        yield Scene(up, url, stack.enter_context(Browser()))
+
+
+def fill(up: Up) -> None:
+    with up.client(1) as client:
+        for number in range(120):
+            body = json.dumps({"total": number, "items": [{"sku": "A-17", "quantity": number}] * 2})
+            client.xadd("orders", {"order": number, "customer": ("ann", "bob")[number % 2], "body": body})
+            client.xadd(f"sensor-{number:03}", {"t": number})
+        client.xadd(HOSTILE, {HOSTILE: HOSTILE, b"\xff\x00": b"\xfe" * 3_000, "json": f'["{"x" * 90}<b>"]'})
+        client.xgroup_create("orders", "billing", "0")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_page_fits_its_window_and_nothing_is_logged(scene: Scene, width: int) -> None:
+    page = scene.open("/", width=width)
+    for path in PAGES:
+        page.goto(scene.url + path)
+        assert page.locator("h1").count() == 1, path
+        too_wide = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+        assert too_wide <= 0, f"{path} is {too_wide} pixels too wide"
+    page.context.close()
+    assert scene.browser.complaints == []
+
+
+def test_names_and_values_are_text_never_markup(scene: Scene) -> None:
+    page = scene.open("/streams?pattern=script")
+    page.get_by_role("link", name="<script>").click()
+    expect(page.locator("h1")).to_contain_text("<script>document.title='owned'</script>\"'&\\n\\x1b[2J")
+    page.get_by_role("link", name="Entries").click()
+    expect(page.locator(".fields dt").first).to_contain_text("<script>")
+    expect(page.locator(".fields pre").first).to_contain_text("<b>")
+    expect(page.get_by_text("2.9 kB in all")).to_be_visible()
+    page.locator("td.id a").first.click()
+    assert page.locator("main script, main b").count() == 0
+    assert "owned" not in page.title().replace(HOSTILE.split("\n")[0], "")
+    page.context.close()
+    assert scene.browser.complaints == []
+
+
+def test_all_of_it_works_by_keyboard(scene: Scene) -> None:
+    page = scene.open("/streams")
+    page.keyboard.press("Tab")
+    expect(page.locator(":focus")).to_have_text("Skip to the content")
+    page.keyboard.press("Enter")
+    expect(page.locator(":focus")).to_have_attribute("id", "main")
+    page.keyboard.press("Tab")
+    expect(page.locator(":focus")).to_have_attribute("name", "region")
+    page.keyboard.press("Tab")
+    page.keyboard.type("order")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**pattern=order**")
+    page.get_by_role("link", name="orders").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text("orders")
+    page.context.close()
+
+
+def test_entries_are_paged_filtered_and_found_by_time_and_id(scene: Scene) -> None:
+    page = scene.open("/entries?name=orders&count=50")
+    assert page.locator("td.id").count() == 50
+    newest = page.locator("td.id a").first.inner_text()
+    for _ in range(2):
+        page.get_by_role("link", name="Older entries").click()
+    assert page.locator("td.id").count() == 20
+    expect(page.get_by_role("link", name="Older entries")).to_have_count(0)
+    page.get_by_role("link", name="Newest").click()
+    page.get_by_label("Field").fill("customer")
+    page.get_by_label("Contains").fill("bob")
+    page.get_by_role("button", name="Show").click()
+    expect(page.get_by_text("50 of 99 entries match.")).to_be_visible()
+    page.get_by_label("From").fill(newest)
+    page.get_by_label("Contains").fill("")
+    page.get_by_label("Order").select_option("newer")
+    page.get_by_role("button", name="Show").click()
+    assert [each.inner_text() for each in page.locator("td.id a").all()] == [newest]
+    page.get_by_label("From").fill("2020-01-01 00:00")
+    page.get_by_role("button", name="Show").click()
+    expect(page.locator(".fields dd").first).to_have_text("0")
+    page.context.close()
+
+
+def test_a_tail_shows_entries_of_all_regions_as_they_arrive(scene: Scene) -> None:
+    page = scene.open("/tail?name=orders")
+    with scene.up.client(2) as far:
+        entry = far.xadd("orders", {"order": "from far away"})
+    first = page.locator("#tail tbody tr").first
+    expect(first).to_contain_text(str(entry), timeout=WITHIN_S * 1000)
+    expect(first).to_contain_text("from far away")
+    expect(first.locator(".writer")).to_have_text("region-2")
+    page.context.close()
+    assert scene.browser.complaints == []
+
+
+def test_the_map_refreshes_by_itself_and_keeps_the_focus(scene: Scene) -> None:
+    page = scene.open("/")
+    expect(page.locator(".fine")).to_have_text("No problems found.", timeout=WITHIN_S * 1000)
+    page.evaluate("document.querySelector('#fresh').dataset.mark = 'old'")
+    page.evaluate("document.querySelector('.fine').dataset.mark = 'old'")
+    link = page.get_by_role("link", name="region-1: ")
+    link.focus()
+    page.wait_for_function("!document.querySelector('.fine').dataset.mark")
+    expect(link).to_be_focused()
+    page.get_by_role("link", name="region-2: ").click()
+    page.wait_for_url("**/streams?region=region-2")
+    page.context.close()
