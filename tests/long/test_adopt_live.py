@@ -1,4 +1,4 @@
-"""Adoption under load: 20 producers and 20 consumers, by the SDK and two gateways, never stop.
+"""Adoption, and its undoing, under load: 20 producers and 20 consumers never stop (SDK and two gateways).
 
 Short in CI. `make adopt-live` has 1,000,000 entries, and 10 groups with 50,000 pending entries each. It
 prints the longest pause of any client.
@@ -128,50 +128,82 @@ def _fill(bare: redis.Redis) -> None:
             bare.xreadgroup(f"g{at}", "old", {NAME: ">"}, count=min(PENDING, 1000))
 
 
-@pytest.mark.timeout(1200)
-def test_adoption_under_load_loses_and_doubles_nothing(engine: Engine, capsys: Any) -> None:
-    become(engine)
+@contextmanager
+def _clients(engine: Engine) -> Iterator[list[Any]]:
+    """Two gateways' and the SDK's, which is the last."""
     with ExitStack() as stack:
-        bare = stack.enter_context(redis.Redis.from_url(engine.url, decode_responses=True))
-        _fill(bare)
         urls = [stack.enter_context(_gateway(engine.url)) for _ in range(2)]
         clients: list[Any] = [
             stack.enter_context(redis.Redis.from_url(url, decode_responses=True)) for url in urls
         ]
         clients.append(stack.enter_context(braidstream.Redis.from_url(engine.url, decode_responses=True)))
-        load = Load(clients)
-        time.sleep(SECONDS)
-        before = max(each.longest_s for each in (*load.made, *load.taken))
-        began = time.monotonic()
-        done = braid("adopt", NAME, "--url", engine.url)
-        assert done.returncode == 0, done.stdout + done.stderr
-        took = time.monotonic() - began
-        time.sleep(SECONDS)
-        pause = max(each.longest_s for each in (*load.made, *load.taken))
-        load.finish()
-        clients_of = enumerate((*load.made, *load.taken))
-        assert [(at, each.errors) for at, each in clients_of if each.errors] == []
-        made = [entry for each in load.made for entry in each.entries]
-        ours = clients[-1]
-        assert ours.xlen(NAME) == ENTRIES + len(made)
+        yield clients
+
+
+def _under_load(clients: list[Any], *words: str) -> tuple[Load, str]:
+    """`braid` with these words while everybody works: what they did, and how long it took."""
+    load = Load(clients)
+    time.sleep(SECONDS)
+    before = max(each.longest_s for each in (*load.made, *load.taken))
+    appended, began = sum(len(each.entries) for each in load.made), time.monotonic()
+    done = braid(*words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    took = time.monotonic() - began
+    time.sleep(SECONDS)
+    pause = max(each.longest_s for each in (*load.made, *load.taken))
+    load.finish()
+    made = sum(len(each.entries) for each in load.made)
+    assert 0 < appended < made, "there were appends before and after"
+    return load, (
+        f"{ENTRIES} entries, {GROUPS} groups with {PENDING} pending each; "
+        f"{made} entries appended meanwhile: 0 lost, 0 twice, 0 errors. "
+        f"Longest pause of a client {pause * 1000:.0f} ms ({before * 1000:.0f} ms before); "
+        f"braid {words[0]} took {took * 1000:.0f} ms"
+    )
+
+
+def _check(load: Load, reader: Any) -> None:
+    """Nothing is lost or doubled, in the stream and for each group."""
+    clients_of = enumerate((*load.made, *load.taken))
+    assert [(at, each.errors) for at, each in clients_of if each.errors] == []
+    made = [entry for each in load.made for entry in each.entries]
+    assert reader.xlen(NAME) == ENTRIES + len(made)
+    first = min(_order(entry) for entry, _ in made)
+    stored = [(entry, fields["from"]) for entry, fields in reader.xrange(NAME, min="{}-{}".format(*first))]
+    assert sorted(stored) == sorted(made)
+    for at in range(GROUPS):
+        group = [entry for each in load.taken[at::GROUPS] for entry in each.entries]
+        counts = Counter(group)
+        assert [entry for entry, count in counts.items() if count > 1] == []
+        assert set(counts) == set(made)
+        assert reader.xpending(NAME, f"g{at}")["pending"] == PENDING
+
+
+@pytest.mark.timeout(1200)
+def test_adoption_under_load_loses_and_doubles_nothing(engine: Engine, capsys: Any) -> None:
+    become(engine)
+    with redis.Redis.from_url(engine.url, decode_responses=True) as bare, _clients(engine) as clients:
+        _fill(bare)
+        load, facts = _under_load(clients, "adopt", NAME, "--url", engine.url)
+        _check(load, clients[-1])
         last = bare.xrevrange("bs:1:c:{orders}", count=1)[0][0]
-        first = min(_order(entry) for entry, _ in made)
-        assert _order(last) < max(_order(entry) for entry, _ in made), "there were appends before and after"
-        stored = [(entry, fields["from"]) for entry, fields in ours.xrange(NAME, min="{}-{}".format(*first))]
-        assert sorted(stored) == sorted(made)
-        for at in range(GROUPS):
-            group = [entry for each in load.taken[at::GROUPS] for entry in each.entries]
-            counts = Counter(group)
-            assert [entry for entry, count in counts.items() if count > 1] == []
-            assert set(counts) == set(made)
-            assert ours.xpending(NAME, f"g{at}")["pending"] == PENDING
+        assert _order(last) < max(_order(entry) for each in load.made for entry, _ in each.entries)
         with capsys.disabled():
-            print(
-                f"\nadopted {ENTRIES} entries, {GROUPS} groups with {PENDING} pending each; "
-                f"{len(made)} entries appended meanwhile: 0 lost, 0 twice, 0 errors. "
-                f"Longest pause of a client {pause * 1000:.0f} ms ({before * 1000:.0f} ms before); "
-                f"braid adopt took {took * 1000:.0f} ms"
-            )
+            print(f"\nadopted {facts}")
+
+
+@pytest.mark.timeout(1200)
+def test_undoing_an_adoption_under_load_loses_and_doubles_nothing(engine: Engine, capsys: Any) -> None:
+    become(engine)
+    with redis.Redis.from_url(engine.url, decode_responses=True) as bare, _clients(engine) as clients:
+        _fill(bare)
+        assert braid("adopt", NAME, "--url", engine.url).returncode == 0
+        load, facts = _under_load(clients, "adopt", NAME, "--undo", "--url", engine.url)
+        assert bare.type(NAME) == "stream"
+        _check(load, bare)
+        _check(load, clients[-1])
+        with capsys.disabled():
+            print(f"\nmade native again: {facts}")
 
 
 def _order(entry: str) -> tuple[int, ...]:

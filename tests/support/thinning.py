@@ -61,6 +61,7 @@ ON_TWO: Final = {
     "client/test_traps.py",
     "engine/test_acl_guide.py",
     "engine/test_cluster.py",
+    "long/test_adopt_live.py",
     "engine/test_engines_start_and_stop.py",
     "engine/test_migrating_slot.py",
     "gateway/test_gateway_guard.py",
