@@ -28,12 +28,13 @@ def verbs(url: str, streams: str, folder: Path) -> dict[str, list[str]]:
         "archive": [*source, "--lake", str(lake)],
         "audit": ["--config", str(config), "--streams", streams],
         "compact": [*source, "--key", "user"],
+        "forget": [*source, "--lake", str(lake), "--where", "true"],
         "replay": [*source, *times, "--to-url", url, "--to", "again", "--job", "j"],
         "stats": source,
     }
 
 
-VERBS = ["archive", "audit", "compact", "replay", "stats"]
+VERBS = ["archive", "audit", "compact", "forget", "replay", "stats"]
 
 
 @pytest.mark.parametrize("verb", VERBS)

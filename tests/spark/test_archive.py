@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql.types import IntegerType, StringType, StructType
 from typer.testing import CliRunner
@@ -15,8 +16,8 @@ from braidstream.cli.main import app
 from braidstream.errors import LakeError
 from braidstream.model.strand import Strand
 from braidstream.spark.jobs.archive import Archiver, Round
-from braidstream.spark.lake import log
-from braidstream.spark.lake.log import Change, Lake
+from braidstream.spark.lake.lake_state import State
+from braidstream.spark.lake.log import Lake
 from braidstream.spark.lake.rewrite import tidy
 from braidstream.spark.options import Servers
 from tests.spark.conftest import Load
@@ -72,7 +73,7 @@ class Killed(Exception):
 
 STEPS = {
     "before the commit": (Lake, "commit"),
-    "in the commit, before it counts": (os, "link"),
+    "in the commit, before it counts": (DeltaTable, "create_write_transaction"),
     "after the commit": (Archiver, "_tend"),
 }
 
@@ -155,7 +156,7 @@ def test_a_deletion_between_comparing_and_trimming_is_not_lost(
         archive()
         real = Archiver._trim
 
-        def late(self: Archiver, state: log.State) -> int:
+        def late(self: Archiver, state: State) -> int:
             client.xdel("orders", entries[2])
             return real(self, state)
 
@@ -177,9 +178,8 @@ def test_small_files_are_merged_and_sorted_by_id(archive: Run, lake: str, engine
                 archive()
         finally:
             world.close()
-    state = Lake(lake).load()
-    [file] = state.files.values()
-    assert (file.rows, file.places, len(state.retired)) == (8, ("s1", "s2"), 8)
+    [file] = Lake(lake).load().files.values()
+    assert (file.rows, file.places, len(list(Path(lake).rglob("day=*/*.parquet")))) == (8, ("s1", "s2"), 9)
     rows = [row["id"] for row in rows_at_once({"lake": lake, "streams": "orders"})]
     assert rows == sorted(rows)
     assert archived(lake) == list(range(8))
@@ -191,15 +191,20 @@ def test_files_that_nobody_needs_go_after_a_while(archive: Run, lake: str, engin
         for n in range(8):
             add(client, n)
             archive()
-    state = home.load()
-    stray = home.file("data/stream=orders/stray.parquet")
+    stray = Path(lake, "orders/day=2026-11-15/stray.parquet")
+    stray.parent.mkdir(exist_ok=True)
     stray.write_bytes(b"left by a task that was killed")
-    assert home.vacuum(state) == state
-    state = home.vacuum(state, grace_s=0)
-    assert not state.retired
+    document = Path(lake, "orders/_braid/0000000000000001.json")
+    document.write_text("left by a job that lost a race")
+    assert home.vacuum() == 0
+    assert home.vacuum(grace_s=0) == 8
+    assert stray.exists()
     os.utime(stray, (0, 0))
-    home.vacuum(state)
-    assert [str(path.relative_to(lake)) for path in Path(lake).rglob("*.parquet")] == list(state.files)
+    assert home.vacuum() == 1
+    files = [str(path.relative_to(lake)) for path in Path(lake).rglob("day=*/*.parquet")]
+    assert files == list(home.load().files)
+    assert not document.exists()
+    assert archived(lake) == list(range(8))
 
 
 @pytest.mark.parametrize("hours", [23, 25])
@@ -231,14 +236,27 @@ def test_what_a_slow_round_has_written_is_not_taken_for_left_over_or_not_committ
     assert archived(lake) == list(range(10))
 
 
-def test_the_log_is_summed_up_and_its_form_is_checked(lake: str) -> None:
-    home, state = Lake(lake), log.State()
-    for _ in range(log.SUM_EVERY + 3):
-        state = home.commit(state, Change("nothing"))
-    assert home.load() == state
-    (Path(lake) / "log" / f"{log.SUM_EVERY:020d}.state.json").write_text('{"form": 99}')
+def test_the_position_survives_checkpoints_and_its_form_is_checked(
+    archive: Run, lake: str, engine: Engine
+) -> None:
+    """Delta forgets what a commit says about itself when old commits are cleaned up, not its transaction."""
+    with engine.client() as client:
+        add(client, *range(3))
+        archive()
+        table = DeltaTable(f"{lake}/orders")
+        table.create_checkpoint()
+        for each in sorted(Path(lake, "orders/_delta_log").glob("*.json"))[:-1]:
+            each.unlink()
+        add(client, 3)
+        assert archive().entries == 1
+    assert archived(lake) == list(range(4))
+    document = max(Path(lake, "orders/_braid").iterdir())
+    document.write_text('{"form": 99}')
     with pytest.raises(LakeError, match="has format 99, this braidstream supports 1"):
-        home.load()
+        Lake(lake).load()
+    document.unlink()
+    with pytest.raises(LakeError, match="cannot be read .* Restore it from a backup"):
+        Lake(lake).load()
 
 
 def test_a_lake_of_three_regions_goes_on_from_any_of_them(archive: Run, lake: str, engine: Engine) -> None:
@@ -260,7 +278,7 @@ def test_a_lake_of_three_regions_goes_on_from_any_of_them(archive: Run, lake: st
         finally:
             world.close()
     assert archived(lake) == [0, 1, 2, 3]
-    assert Strand(b"orders", "s", 3) in Lake(lake).load().offset.frontier
+    assert Strand(b"orders", "s", 3) in Lake(lake).load().frontier
 
 
 def test_braid_spark_archive_does_it_under_spark(

@@ -17,9 +17,9 @@ from braidstream.spark.jobs import lasts, removal
 from braidstream.spark.jobs.archive import Archive, Archiver
 from braidstream.spark.jobs.compaction import Compact, Compactor, Round
 from braidstream.spark.lake import rewrite
-from braidstream.spark.lake.files import position
 from braidstream.spark.lake.log import Lake
 from braidstream.spark.options import Servers
+from braidstream.spark.source.entries import position
 from tests.support.microbatch import rows_at_once
 from tests.support.servers import Engine
 from tests.support.world import World
@@ -198,10 +198,19 @@ def die(*_: Any, **__: Any) -> Any:
     raise Killed("before it was done")
 
 
+replace_in_table = rewrite._replace_in_table
+
+
+def die_compacting(lake: Lake, streams: Any, made: Any, what: str) -> Any:
+    if what == "compact":
+        raise Killed("before the commit")
+    return replace_in_table(lake, streams, made, what)
+
+
 KILLS = [
     (removal, "_run", dying_after(removal._run)),  # some entries are deleted
     (module, "drop", die),  # all that is superseded is gone from the stream, nothing from the lake
-    (rewrite, "_commit_drop", die),  # files are written, no commit names them
+    (rewrite, "_replace_in_table", die_compacting),  # files are written, no commit names them
     (module, "tidy", die),  # the lake is done, tombstones are in the stream
 ]
 
@@ -240,18 +249,19 @@ def test_a_lake_and_its_stream_are_compacted_wherever_a_round_is_killed(
 def test_what_another_one_rewrites_meanwhile_is_left_for_the_next_round(
     spark: SparkSession, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    story, real = Story(spark, world, str(tmp_path / "lake")), rewrite._commit_drop
+    story = Story(spark, world, str(tmp_path / "lake"))
     for _ in range(2):
         story.add(20)
         story.archive(1)
 
-    def late(lake: Lake, *args: Any) -> Any:
+    def late(lake: Lake, streams: Any, made: Any, what: str) -> Any:
         """An archive merges the files that we have just rewritten."""
-        rewrite.rewrite(None, lake, rewrite.small_files(lake.load(), at_least=2), "merge")
-        return real(lake, *args)
+        if what == "compact":
+            rewrite.rewrite(None, lake, rewrite.small_files(lake.load(), at_least=2), "merge")
+        return replace_in_table(lake, streams, made, what)
 
     with monkeypatch.context() as here:
-        here.setattr(rewrite, "_commit_drop", late)
+        here.setattr(rewrite, "_replace_in_table", late)
         done = story.compact(3)
     assert (done.dropped, done.tombstones) == (0, 0)
     assert done.left > 0

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from duckdb_extensions import import_extension
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
@@ -40,13 +41,16 @@ def test_the_guide_to_lakes_runs_as_printed(spark: SparkSession, engine: Engine,
     lake = str(tmp_path / "lake")
     with engine.client() as client:
         for n in range(3):
-            client.xadd("orders", {"order": n})
+            client.xadd("orders", {"order": n, "amount": 5 + 10 * n})
             if n == 1:
                 archiver = Archiver(None, Archive(lake, Servers((engine.url,), {}), (b"orders",)))
                 archiver.round()
                 archiver.close()
-    [code] = re.findall(r"```python\n(.*?)```", (GUIDES / "lake.md").read_text(encoding="utf-8"), re.DOTALL)
-    code = code.replace("redis://localhost:6379", engine.url).replace('"/lake"', repr(lake))
+    import_extension("delta")
+    blocks = re.findall(r"```python\n(.*?)```", (GUIDES / "lake.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) == 3
+    code = "\n".join(blocks).replace("redis://localhost:6379", engine.url)
+    code = code.replace('"/lake"', repr(lake)).replace("/lake/orders", f"{lake}/orders")
     exec(compile(code, "lake.md", "exec"), {})
 
 

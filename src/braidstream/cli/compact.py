@@ -1,7 +1,6 @@
 """`braid spark compact`: keep the last entry of each key."""
 
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -37,7 +36,7 @@ def compact(
     url: Annotated[
         str, typer.Option(help="Server of the live streams. Omit it to compact only --lake.")
     ] = "",
-    lake: Annotated[Path | None, typer.Option(help="Lake to compact. With --url, both.")] = None,
+    lake: Annotated[str, typer.Option(help="Lake to compact. With --url, both.")] = "",
     key: Annotated[str, typer.Option(help="Field that contains the key.")] = "",
     key_expr: Annotated[
         str, typer.Option(help="Or key as SQL on stream, id, region, timestamp, fields.")
@@ -74,7 +73,7 @@ def compact(
     """
     need_spark()
     names, glob = chosen(streams, pattern)
-    servers, folder = servers_of(url, redis) if url else None, None if lake is None else str(lake)
+    servers, folder = servers_of(url, redis) if url else None, lake or None
     from braidstream.spark.jobs.compaction import Compact, Compactor, check
 
     what = Compact(folder, servers, names, glob, key, key_expr, tombstone, keep, grace, dry_run)
@@ -85,7 +84,7 @@ def compact(
     if servers is not None:
         with trouble(url, as_json):
             check_streams(servers, names, glob, lake)
-    with spark_trouble(url or str(lake), as_json), until_stopped() as stopped:
+    with spark_trouble(url or lake, as_json), until_stopped() as stopped:
         session = start_spark("compact")
         with bar("reading", None) as shown:
             compactor = Compactor(session, what, _shows(shown))

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from braidstream.cli.compact import compact
+from braidstream.cli.forget import forget
 from braidstream.cli.reach import ConfigFile, Json, Url, trouble
 from braidstream.cli.spark_run import (
     Follow,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 app = Verbs("Spark applications on streams and lakes.")
 app.command("compact")(compact)
+app.command("forget")(forget)
 
 SHOWN: Final = 20  # anomalies listed in a terminal
 
@@ -72,7 +74,7 @@ def archive(
     redis: RedisOptions = None,
     as_json: Json = False,
 ) -> None:
-    """Copy each entry of a stream once into a Parquet lake. You can kill and restart it at any time.
+    """Copy each entry of a stream once into a Delta table. You can kill and restart it at any time.
 
     Deletions are applied to the lake. Trims are not: the lake keeps entries that the server trims.
 
@@ -85,7 +87,7 @@ def archive(
         check_streams(servers, names, glob, lake)
     from braidstream.spark.jobs.archive import Archive, Archiver
 
-    what = Archive(str(lake), servers, names, glob, max_entries, trim, keep, allow_loss)
+    what = Archive(lake, servers, names, glob, max_entries, trim, keep, allow_loss)
     with spark_trouble(url, as_json), until_stopped() as stopped:
         archiver = Archiver(start_spark("archive"), what)
         try:
@@ -199,7 +201,7 @@ def replay(
     streams: Streams = "",
     pattern: Pattern = "",
     url: Annotated[str, typer.Option(help="Server to read from. Omit it to read only --lake.")] = "",
-    lake: Annotated[Path | None, typer.Option(help="Lake to read from. With --url, both.")] = None,
+    lake: Annotated[str, typer.Option(help="Lake to read from. With --url, both.")] = "",
     where: Annotated[str, typer.Option(help="SQL on stream, id, region, timestamp, fields.")] = "",
     rate: Annotated[
         float | None, typer.Option(min=0.001, help="Maximum number of entries per second.")
@@ -219,7 +221,7 @@ def replay(
     --to-url redis://localhost:6379 --to orders-again --job nov-1 --where "fields['tag'] = 'eu'" --speed 10
     """
     need_spark()
-    if not url and lake is None:
+    if not url and not lake:
         refuse("give --lake, or --url, or both")
     names, glob = chosen(streams, pattern)
     with trouble(to_url, as_json):
@@ -259,9 +261,9 @@ def replay(
     print_summary(as_json, f"Replayed into {to}", {"entries": entries, "job": job})
 
 
-def _source(streams: str, pattern: str, url: str, lake: Path | None, **more: str) -> dict[str, str]:
+def _source(streams: str, pattern: str, url: str, lake: str, **more: str) -> dict[str, str]:
     """Options of a batch read, without those that are empty."""
-    options = {"streams": streams, "streamPattern": pattern, "url": url, "lake": str(lake or ""), **more}
+    options = {"streams": streams, "streamPattern": pattern, "url": url, "lake": lake, **more}
     return {name: value for name, value in options.items() if value}
 
 
@@ -270,7 +272,7 @@ def stats(
     streams: Streams = "",
     pattern: Pattern = "",
     url: Annotated[str, typer.Option(help="Server to read from. Omit it to read only --lake.")] = "",
-    lake: Annotated[Path | None, typer.Option(help="Lake to read from. With --url, both.")] = None,
+    lake: Annotated[str, typer.Option(help="Lake to read from. With --url, both.")] = "",
     since: Annotated[str, typer.Option(help="Start time: ISO, or milliseconds since 1970.")] = "",
     until: Annotated[str, typer.Option(help="End time (exclusive).")] = "",
     key: Annotated[str, typer.Option(help="Field whose most common values are counted.")] = "",
@@ -283,7 +285,7 @@ def stats(
     Example: braid spark stats --url redis://localhost:6379 --streams orders --key tag --html stats.html
     """
     need_spark()
-    if not url and lake is None:
+    if not url and not lake:
         refuse("give --lake, or --url, or both")
     names, glob = chosen(streams, pattern)
     if url:
@@ -293,7 +295,7 @@ def stats(
     from braidstream.spark.jobs.stats import collect
 
     source = _source(streams, pattern, url, lake, startingTimestamp=since, endingTimestamp=until)
-    with spark_trouble(url or lake or "", as_json):
+    with spark_trouble(url or lake, as_json):
         session = start_spark("stats")
         with bar("reading", None):
             frame = session.read.format("braidstream").options(**source).load()

@@ -27,7 +27,10 @@ _OUR_CLASS: Final = re.compile(r"^braidstream\.errors\.\w+: ")
 _HINT: Final = "List them: braid streams"
 
 LakePath = Annotated[
-    Path, typer.Option("--lake", help="Folder of the lake. All Spark nodes need it at this path.")
+    str,
+    typer.Option(
+        "--lake", help="Lake: a folder that all Spark nodes have at this path, or s3://bucket/path."
+    ),
 ]
 Streams = Annotated[str, typer.Option("--streams", help="Streams by name: a,b,c.")]
 Pattern = Annotated[str, typer.Option("--pattern", help="Streams that match a glob, like 'orders-*'.")]
@@ -81,14 +84,14 @@ def spark_trouble(where: str | Path, as_json: bool) -> Iterator[None]:
 
 
 def check_streams(
-    servers: "Servers", names: tuple[bytes, ...], pattern: bytes | None, lake: Path | None = None
+    servers: "Servers", names: tuple[bytes, ...], pattern: bytes | None, lake: str = ""
 ) -> None:
     """Before Spark starts, which takes long: the server answers, and the streams are there or in the lake."""
     missing = _missing(servers, names, pattern)
-    if missing and lake is not None:
+    if missing and lake:
         from braidstream.spark.lake.log import Lake
 
-        archived = {each.stream for each in Lake(lake).load().files.values()}
+        archived = {each.stream for each in Lake(lake, names or None).load().files.values()}
         missing = [name for name in missing if name not in archived]
     if missing:
         raise MissingStreamError.of(missing, shown(servers.urls[0]), _HINT)

@@ -134,7 +134,7 @@ PUSH_FILTERS = Option(
 )  # fmt: skip
 LAKE = Option(
     "lake", "source", values.text, "",
-    "Folder of a lake, for a batch read: history from the lake, the rest live. Without `url`: only the lake.",
+    "A lake (folder or s3://...), for a batch read: history from it, the rest live. Without `url`: it alone.",
 )  # fmt: skip
 
 STREAM = Option(

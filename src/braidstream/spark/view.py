@@ -10,29 +10,31 @@ lake, which has them by then, because a trim comes after the commit.
 """
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from braidstream.commands.glob import matcher
-from braidstream.model import ids
+from braidstream.model import ids, keys
 from braidstream.model.command import Command
-from braidstream.model.frontier import name_text, place_text
+from braidstream.model.frontier import name_of_text, name_text, place_of_text, place_text
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
 from braidstream.net.bulk import Server
-from braidstream.spark.lake.files import Wanted, read, rows_of
-from braidstream.spark.lake.log import Lake, State, within
+from braidstream.spark.lake.files import Wanted, read
+from braidstream.spark.lake.lake_state import State, within
+from braidstream.spark.lake.log import Lake
 from braidstream.spark.options import SourceOptions, source_options
 from braidstream.spark.plain_errors import plain_errors
 from braidstream.spark.source import columns
+from braidstream.spark.source.entries import as_map, entry_of
 from braidstream.spark.source.positions import resolve
 from braidstream.spark.source.reader import BatchReader, FilteringReader
 from braidstream.spark.source.reading import PAGE_BYTES, PAGE_ROWS, page_command
-from braidstream.spark.source.rows import Rows, Shape
+from braidstream.spark.source.rows import META, Rows, Shape, as_text
 from braidstream.spark.source.slices import Range, Slice
 from braidstream.spark.source.strand_info import StrandInfo, StrandInfos
 from braidstream.spark.source.survey import open_server
@@ -57,17 +59,17 @@ class ViewReader(BatchReader):
     def __init__(self, options: SourceOptions, shape: Shape) -> None:
         super().__init__(options, shape)
         assert options.lake is not None
-        self.lake = Lake(options.lake)
+        self.lake = Lake(options.lake, options.streams or None)
 
     @plain_errors
     def partitions(self) -> list[InputPartition]:
         state = self.lake.load()  # before the engine: entries that are trimmed by then are in the lake
-        archived = {strand.name for strand in state.offset.frontier}
+        archived = {strand.name for strand in state.frontier}
         infos = self.first_survey(archived) if self.options.servers.urls else StrandInfos()
         wanted, live = dict[str, list[tuple[Strand, Id, Id]]](), list[Range]()
         for strand in dict.fromkeys([*infos, *self._archived(state, infos)]):
             info = infos.get(strand, _NOT_THERE)
-            cut = state.offset.frontier[strand]
+            cut = state.frontier[strand]
             found = self._range(strand, info, cut)
             if found is None:
                 continue
@@ -82,7 +84,7 @@ class ViewReader(BatchReader):
         """Strands in the lake of the streams to read."""
         matches = None if self.options.pattern is None else matcher(self.options.pattern)
         lives = {(each.name, each.label): each.life for each in infos}
-        for strand in state.offset.frontier:
+        for strand in state.frontier:
             is_named = matches(strand.name) if matches else strand.name in self.options.streams
             is_deleted = lives.get((strand.name, strand.label), 0) > strand.life
             if is_named and not is_deleted and self._is_wanted(strand):
@@ -106,7 +108,7 @@ class ViewReader(BatchReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, LakeSlice):
-            for table in read(self.lake.file(partition.path), partition.wanted):
+            for table in read(self.lake.root, partition.path, partition.wanted):
                 yield from rows_of(table, partition.stream, self.shape)
         elif isinstance(partition, Slice):
             server = open_server(self.options.servers, partition.url)
@@ -120,7 +122,7 @@ class FilteringViewReader(ViewReader, FilteringReader):
     """The same, with filters pushed into files and ranges."""
 
 
-def _live(server: Server, part: Range, shape: Shape, root: Path) -> Iterator[pa.RecordBatch]:
+def _live(server: Server, part: Range, shape: Shape, root: str) -> Iterator[pa.RecordBatch]:
     """The live part of a strand, page by page.
 
     Each request also checks whether an entry is left at or before the start of the page before. If not, a
@@ -145,13 +147,48 @@ def _live(server: Server, part: Range, shape: Shape, root: Path) -> Iterator[pa.
             page, page_start = columns.parse(reply), cursor
 
 
-def _from_lake(root: Path, strand: Strand, low: Id, high: Id, shape: Shape) -> Iterator[Any]:
+def _from_lake(root: str, strand: Strand, low: Id, high: Id, shape: Shape) -> Iterator[Any]:
     """Entries after `low` up to `high`, from the lake as it is now."""
-    lake, wanted, name = Lake(root), Wanted.of(strand, low, high), name_text(strand.name)
+    lake, wanted, name = Lake(root, [strand.name]), Wanted.of(strand, low, high), name_text(strand.name)
     files = within(lake.load().files.values(), name, wanted.place, strand.user(low), strand.user(high))
     for file in sorted(files, key=lambda each: each.first):
-        for table in read(lake.file(file.path), [wanted]):
+        for table in read(root, file.path, [wanted]):
             yield from rows_of(table, name, shape)
+
+
+def rows_of(table: pa.Table, stream: str, shape: Shape) -> Iterator[pa.RecordBatch]:
+    """Entries of the lake as rows of the source."""
+    name = name_of_text(stream)
+    if [each.name for each in shape.schema] == [each.name for each in META]:
+        rows = Rows(shape, Strand(name, keys.PLAIN, 0))
+        for batch in table.to_batches():
+            made = [pa.repeat(pa.scalar(name_text(name), pa.string()), batch.num_rows)]
+            made += [batch.column(each) for each in ("id", "region", "timestamp")]
+            fields = as_map(batch.column("fields"))
+            if pa.types.is_string(rows.arrow.field("fields").type.item_type):
+                fields = pa.MapArray.from_arrays(fields.offsets, fields.keys, as_text(fields.items))
+            made.append(fields)
+            yield pa.RecordBatch.from_arrays(
+                [each.cast(f.type) for each, f in zip(made, rows.arrow, strict=True)], schema=rows.arrow
+            )
+        return
+    for place in pc.unique(table["place"]).to_pylist():
+        strand = place_of_text(name, place)
+        assert strand is not None, place
+        part = table.filter(pc.equal(table["place"], place))
+        for batch in part.to_batches():
+            yield Rows(shape, strand).batch(_page_of(batch, strand))
+
+
+def _page_of(batch: pa.RecordBatch, strand: Strand) -> columns.Irregular:
+    """Entries of the lake as a page, like one from the engine."""
+    entries = list[tuple[int, int, dict[bytes, bytes]]]()
+    for where, fields in zip(
+        batch.column("position").to_pylist(), batch.column("fields").to_pylist(), strict=True
+    ):
+        ms, seq = strand.exact(entry_of(where)) or ids.ZERO
+        entries.append((ms, seq, {each["name"].encode(): each["value"] for each in fields}))
+    return columns.Irregular(entries)
 
 
 def batch_reader(texts: Mapping[str, str], schema: StructType) -> BatchReader:

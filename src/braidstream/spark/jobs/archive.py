@@ -14,32 +14,34 @@ Tasks convert entries of the engine to Parquet columns; the driver gets only the
 
 import contextlib
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from braidstream.errors import DataLossError, LakeError
 from braidstream.model import ids
-from braidstream.model.frontier import name_text, place_text
+from braidstream.model.frontier import Frontier, name_text, place_text
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
-from braidstream.protocol.retries import Retries
+from braidstream.protocol.retries import TRIES, Retries
 from braidstream.spark.jobs import deletions
+from braidstream.spark.jobs.commit_probe import probe
 from braidstream.spark.jobs.no_times import refuse_logs
 from braidstream.spark.jobs.trim_archived import noted, trim
 from braidstream.spark.lake import distribute
-from braidstream.spark.lake.files import FACTS, LakeRows, Writer, facts_batch, facts_of
-from braidstream.spark.lake.log import Change, Conflict, File, Lake, State, moved
+from braidstream.spark.lake.files import FACTS, Writer, facts_batch, facts_of
+from braidstream.spark.lake.lake_state import Change, Conflict, File, State
+from braidstream.spark.lake.log import Lake
 from braidstream.spark.lake.rewrite import tidy
 from braidstream.spark.options import Servers
 from braidstream.spark.source import limits
 from braidstream.spark.source.data_loss import Loss, missing
-from braidstream.spark.source.offsets import adopted
+from braidstream.spark.source.entries import LakeRows
+from braidstream.spark.source.offsets import Offset, adopted
 from braidstream.spark.source.reading import read
 from braidstream.spark.source.slices import PIECE, Range, Slice, cut_up, piece, range_of
 from braidstream.spark.source.strand_info import StrandInfo, StrandInfos
@@ -101,7 +103,9 @@ class Archiver:
     """Archives the streams of one server, round by round."""
 
     def __init__(self, spark: SparkSession | None, what: Archive) -> None:
-        self.spark, self.what, self.lake = spark, what, Lake(what.lake)
+        self.spark, self.what = spark, what
+        self.lake = Lake(what.lake, what.streams or None, is_one=what.pattern is not None)
+        probe(self.lake.store)
         self.surveyor = Surveyor(what.servers, what.streams, what.pattern)
 
     def close(self) -> None:
@@ -116,6 +120,7 @@ class Archiver:
         retries = Retries(
             f"{self.what.lake}: other jobs keep committing. Run one archive per lake.", error=LakeError
         )
+        archived = list[File]()
         while True:
             retries.count()
             state, infos = self.lake.load(), self.surveyor.survey()
@@ -123,19 +128,32 @@ class Archiver:
                 refuse_logs(infos, "trim")
             work = self._plan(state, infos, self.what.max_entries)
             files = self._read(work)
-            offset = moved(state.offset, work.ends, work.counts, self.surveyor.region)
+            offsets = _moved(self.lake, state, work.ends, work.counts, self.surveyor.region)
             try:
-                if files or offset != state.offset:
-                    state = self.lake.commit(state, Change("archive", add=tuple(files), offset=offset))
-            except Conflict:
+                if files or offsets:
+                    self._commit(state, Change("archive", add=tuple(files), offsets=offsets))
+            except Conflict as conflict:
+                archived += conflict.added
                 continue  # another archive job has committed: continue from there
-            return self._tend(state, work, files)
+            return self._tend(work, [*archived, *files])
 
-    def _tend(self, state: State, work: Work, files: list[File]) -> Round:
+    def _commit(self, state: State, change: Change) -> None:
+        """Commit; again, if another job has meanwhile merged files or deleted entries, and archived none."""
+        for turn in range(TRIES):
+            try:
+                self.lake.commit(state, change)
+                return
+            except Conflict as conflict:
+                now = self.lake.load()
+                if turn == TRIES - 1 or conflict.added or now.offsets != state.offsets:
+                    raise
+                state = now
+
+    def _tend(self, work: Work, files: list[File]) -> Round:
         """After the commit: apply deletions, trim, and merge small files."""
         state, deleted = deletions.take_over(self.spark, self.lake, self.surveyor)
         trimmed = self._trim(state) if self.what.trim else 0
-        state, merged = tidy(self.spark, self.lake)
+        merged = tidy(self.spark, self.lake)
         return Round(
             entries=sum(each.rows for each in files),
             files=len(files),
@@ -145,7 +163,7 @@ class Archiver:
             merged=merged,
             missed=work.missed,
             left=work.left,
-            version=state.version,
+            version=self.lake.load().version,
         )
 
     def _trim(self, state: State) -> int:
@@ -156,13 +174,13 @@ class Archiver:
         return sum(cut.values())
 
     def _plan(self, state: State, infos: StrandInfos, most: int | None) -> Work:
-        for strand in adopted(state.offset.frontier, infos, self.surveyor.region):
+        for strand in adopted(state.frontier, infos, self.surveyor.region):
             raise LakeError(
                 f"stream {name_text(strand.name)}: it was archived as a native stream, and was adopted "
                 "since then (braid adopt). Archive it to another lake."
             )
         unread = {strand: each for strand, each in infos.items() if self._is_unread(state, strand, each)}
-        starts = {strand: max(state.offset.frontier[strand], each.cut) for strand, each in unread.items()}
+        starts = {strand: max(state.frontier[strand], each.cut) for strand, each in unread.items()}
         sizes = {strand: self._new(state, strand, each) for strand, each in unread.items()}
         ends = {strand: (each.last, each.added) for strand, each in unread.items()}
         total = sum(sizes.values())
@@ -182,8 +200,8 @@ class Archiver:
         for strand, each in unread.items():
             start, (end, _) = starts[strand], ends[strand]
             if end > start:
-                is_counted = start == state.offset.frontier[strand]
-                counted = state.offset.count(strand, self.surveyor.region) if is_counted else None
+                is_counted = start == state.frontier[strand]
+                counted = state.offset(strand).count(strand, self.surveyor.region) if is_counted else None
                 parts += self._slices(Span(strand, start, end, counted), each, min(sizes[strand], most))
         taken = min(total, most)
         return Work(
@@ -195,7 +213,7 @@ class Archiver:
         )
 
     def _is_unread(self, state: State, strand: Strand, info: StrandInfo) -> bool:
-        here = state.offset.frontier[strand]
+        here = state.frontier[strand]
         if strand.is_plain and info.there and info.last < here:
             raise LakeError(
                 f"stream {name_text(strand.name)}: ends at {ids.text(info.last).decode()}, archived up "
@@ -211,30 +229,30 @@ class Archiver:
 
     def _new(self, state: State, strand: Strand, info: StrandInfo) -> int:
         """The approximate number of new entries."""
-        before = state.offset.count(strand, self.surveyor.region)
+        before = state.offset(strand).count(strand, self.surveyor.region)
         return info.length if before is None else min(info.added - before, info.length)
 
     def _missed(self, state: State, strand: Strand, info: StrandInfo) -> int:
         """How many entries were removed before they were archived. DataLossError if they were not deleted."""
-        before, start = state.offset.count(strand, self.surveyor.region), state.offset.frontier[strand]
-        if strand not in state.offset.frontier or info.cut > start:
+        before, start = state.offset(strand).count(strand, self.surveyor.region), state.frontier[strand]
+        if strand not in state.frontier or info.cut > start:
             return 0
         is_behind = info.first is not None and info.first <= start
         missed = 0 if before is None or is_behind else max(0, info.added - before - info.length)
         loss = missing(start, info, before)
         if loss is not None and not self.what.allow_loss:
             where = f"stream {name_text(strand.name)}, strand {place_text(strand)}"
-            raise DataLossError(f"{where}: {self._describe(loss, state, start, missed)}")
+            before_in = state.offset(strand).region
+            raise DataLossError(f"{where}: {self._describe(loss, before_in, start, missed)}")
         return missed
 
-    def _describe(self, loss: Loss, state: State, start: Id, missed: int) -> str:
+    def _describe(self, loss: Loss, there: int | None, start: Id, missed: int) -> str:
         after = f"after {ids.text(start).decode()} (native)"
         if loss is Loss.UNCOUNTED:
-            here, there = self.surveyor.region, state.offset.region
             return (
-                f"in region {here} all archived entries are trimmed, and entries {after} may be trimmed too: "
-                f"the archive has counted them in region {there} only. Run it there, or once with "
-                "--allow-loss here."
+                f"in region {self.surveyor.region} all archived entries are trimmed, and entries {after} may "
+                f"be trimmed too: the archive has counted them in region {there} only. Run it there, or once "
+                "with --allow-loss here."
             )
         how = "trimmed" if loss is Loss.TRIMMED else "trimmed, or deleted (the server cannot tell which),"
         return (
@@ -244,28 +262,48 @@ class Archiver:
 
     def _idle(self, state: State, infos: StrandInfos) -> dict[Strand, int]:
         """Counts of entries for strands that are archived to their end but not counted in this region."""
-        known, region = state.offset, self.surveyor.region
-        ended = (strand for strand in known.frontier if known.count(strand, region) is None)
+        region, at = self.surveyor.region, state.frontier
+        ended = (strand for strand in at if state.offset(strand).count(strand, region) is None)
         return {
             strand: infos[strand].added
             for strand in ended
-            if strand in infos and infos[strand].there and infos[strand].last == known.frontier[strand]
+            if strand in infos and infos[strand].there and infos[strand].last == at[strand]
         }
 
     def _read(self, work: Work) -> list[File]:
         """Run the job: read each slice, and write it as files."""
-        worker = partial(_archive, Path(self.what.lake), self.what.servers, self.surveyor.url)
+        worker = partial(_archive, self.lake, self.what.servers, self.surveyor.url)
         pieces = [piece(part) for part in work.parts]
         return [facts_of(row) for row in distribute.run(self.spark, pieces, PIECE, worker, FACTS)]
 
 
+def _moved(
+    lake: Lake, state: State, ends: Mapping[Strand, Id], counts: Mapping[Strand, int], region: int | None
+) -> dict[str, Offset]:
+    """The offsets of tables after more entries were archived, up to `ends`; of those that change."""
+    found = dict[str, Offset]()
+    for folder in {lake.table_of(name_text(strand.name)) for strand in (*ends, *counts)}:
+        before = state.offsets.get(folder, Offset(Frontier({})))
+
+        def here(given: Mapping[Strand, Any], folder: str = folder) -> dict[Strand, Any]:
+            return {each: given[each] for each in given if lake.table_of(name_text(each.name)) == folder}
+
+        kept = dict(before.counts) if before.region == region else {}
+        frontier = before.frontier.join(Frontier(here(ends)))
+        after = replace(before, frontier=frontier, counts={**kept, **here(counts)}, region=region)
+        if after != before:
+            found[folder] = replace(after, initial=False)
+    return found
+
+
 def _archive(
-    root: Path, servers: Servers, url: int, batches: Iterator[pa.RecordBatch]
+    lake: Lake, servers: Servers, url: int, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """In a task: write slices to files."""
     for batch in batches:
         for row in batch.to_pylist():
-            part, writer = range_of(row), Writer(root, row["stream"])
+            part, stream = range_of(row), row["stream"]
+            writer = Writer(lake.root, lake.prefix(stream), stream)
             for rows in read(Slice(part, url), servers, LakeRows(part.strand), WAIT_S):
                 writer.write(rows)
             writer.close()

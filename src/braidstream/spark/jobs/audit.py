@@ -32,8 +32,8 @@ from braidstream.model.strand import Strand
 from braidstream.protocol.plan import Batch, Plan, send_one
 from braidstream.spark.jobs.snapshots import Snapshots, read_snapshot
 from braidstream.spark.lake import distribute
-from braidstream.spark.lake.files import LakeRows, entry_of
 from braidstream.spark.options import Servers
+from braidstream.spark.source.entries import LakeRows, entry_of
 from braidstream.spark.source.reading import read
 from braidstream.spark.source.slices import Range, Slice, split
 from braidstream.spark.source.strand_info import StrandInfo

@@ -20,14 +20,16 @@ from pyspark.sql import functions as f
 from braidstream.errors import OptionError
 from braidstream.model import ids
 from braidstream.spark.jobs import deletions
+from braidstream.spark.jobs.commit_probe import probe
 from braidstream.spark.jobs.copies import about, copies, scopes
 from braidstream.spark.jobs.lasts import HELD, SUPERSEDED, TOMBSTONE, is_tombstone, key_of, keyed, verdicts
 from braidstream.spark.jobs.no_times import refuse_logs
 from braidstream.spark.jobs.removal import Removed, remove, steps
-from braidstream.spark.lake.files import position
-from braidstream.spark.lake.log import Lake, State
+from braidstream.spark.lake.lake_state import State
+from braidstream.spark.lake.log import Lake
 from braidstream.spark.lake.rewrite import Dropped, drop, tidy
 from braidstream.spark.options import Servers
+from braidstream.spark.source.entries import position
 from braidstream.spark.source.slices import SLICE_ROWS
 from braidstream.spark.source.survey import Surveyor
 
@@ -77,7 +79,7 @@ def check(what: Compact) -> Compact:
         raise OptionError("lake", "give a lake, a server, or both")
     if bool(what.key) == bool(what.key_sql):
         raise OptionError("key", "give either a field or an expression")
-    if what.lake is not None and not Lake(what.lake).exists:
+    if what.lake is not None and not Lake(what.lake).look():
         raise OptionError("lake", f"{what.lake} is no lake. `braid spark archive` makes one")
     return what
 
@@ -89,7 +91,9 @@ class Compactor:
         self, spark: SparkSession, what: Compact, show: Show = lambda phase, done, total: None
     ) -> None:
         self.spark, self.what, self.show = spark, check(what), show
-        self.lake = None if what.lake is None else Lake(what.lake)
+        self.lake = None if what.lake is None else Lake(what.lake, what.streams or None)
+        if self.lake is not None:
+            probe(self.lake.store)
         self.surveyor = None if what.servers is None else Surveyor(what.servers, what.streams, what.pattern)
 
     def close(self) -> None:

@@ -12,7 +12,6 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -28,8 +27,10 @@ from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
 from braidstream.spark.jobs.trim_archived import acknowledged
 from braidstream.spark.lake import files
-from braidstream.spark.lake.log import Lake, State, within
+from braidstream.spark.lake.lake_state import State, within
+from braidstream.spark.lake.log import Lake
 from braidstream.spark.options import Servers
+from braidstream.spark.source.entries import LakeRows, as_map, position
 from braidstream.spark.source.reading import read
 from braidstream.spark.source.rows import META
 from braidstream.spark.source.slices import PIECE, Range, Slice, cut_up, piece, range_of
@@ -75,11 +76,11 @@ def scopes(
     for strand, info in infos.items():
         if info.there and surveyor is not None:
             free = _acknowledged(surveyor, strand)
-            free = free if state is None else min(free, state.offset.frontier[strand])
+            free = free if state is None else min(free, state.frontier[strand])
             found.append(Scope(strand, info.cut, strand.floor(horizon), free, info))
     lives = {(each.name, each.label): each.life for each in infos}
     wanted, matches = set(names), None if pattern is None else matcher(pattern)
-    for strand in () if state is None else state.offset.frontier:
+    for strand in () if state is None else state.frontier:
         is_named = matches(strand.name) if matches else strand.name in wanted
         is_deleted = lives.get((strand.name, strand.label), 0) > strand.life
         if is_named and not is_deleted and not (strand in infos and infos[strand].there):
@@ -135,7 +136,7 @@ def _ranges(surveyor: Surveyor, scope: Scope) -> Iterator[tuple[Any, ...]]:
     whole = Range(strand, scope.low, end, None, info.size, False, info.length)
     parts = surveyor.try_servers(lambda server: server.run(cut_up(whole, info.length), strand.key))
     for part in parts:
-        yield *piece(part), files.position(strand.user(scope.free))
+        yield *piece(part), position(strand.user(scope.free))
 
 
 def _files(state: State, scoped: list[Scope]) -> Iterator[dict[str, Any]]:
@@ -148,7 +149,7 @@ def _files(state: State, scoped: list[Scope]) -> Iterator[dict[str, Any]]:
                 ends = strand.user(scope.low), strand.user(scope.high)
                 if within([file], file.stream, place_text(strand), *ends):
                     bounds = (*ends, strand.user(scope.free))
-                    wanted.append((place_text(strand), *(files.position(each).hex() for each in bounds)))
+                    wanted.append((place_text(strand), *(position(each).hex() for each in bounds)))
         if wanted:
             yield {"path": file.path, "stream": file.stream, "wanted": wanted}
 
@@ -158,18 +159,18 @@ def _read_live(servers: Servers, url: int, batches: Iterator[pa.RecordBatch]) ->
     for batch in batches:
         for row in batch.to_pylist():
             part = range_of(row)
-            for rows in read(Slice(part, url), servers, files.LakeRows(part.strand), WAIT_S):
+            for rows in read(Slice(part, url), servers, LakeRows(part.strand), WAIT_S):
                 yield _rows(pa.Table.from_batches([rows]), row["stream"], "", {row["place"]: row["free"]})
 
 
-def _read_file(root: Path, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _read_file(root: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """In a task: files of the lake."""
     for batch in batches:
         for row in batch.to_pylist():
             task = json.loads(row["task"])
             bounds = {place: list(map(bytes.fromhex, texts)) for place, *texts in task["wanted"]}
             wanted = [files.Wanted(place, low, high) for place, (low, high, _) in bounds.items()]
-            for table in files.read(root / task["path"], wanted):
+            for table in files.read(root, task["path"], wanted):
                 free = {place: upto for place, (_, _, upto) in bounds.items()}
                 yield _rows(table, task["stream"], task["path"], free)
 
@@ -180,7 +181,8 @@ def _rows(table: pa.Table, stream: str, path: str, free: dict[str, bytes]) -> pa
         here = pc.and_(pc.equal(table["place"], place), pc.less_equal(table["position"], upto))
         mask = pc.or_(mask, here)
     texts = {"stream": pa.repeat(stream, table.num_rows), "path": pa.repeat(path, table.num_rows)}
-    columns = {**{name: table[name] for name in table.column_names}, **texts, "free": mask}
+    fields = as_map(table["fields"].combine_chunks())
+    columns = {**{name: table[name] for name in table.column_names}, **texts, "free": mask, "fields": fields}
     schema = to_arrow_schema(COPIES, timezone="UTC")
     made = pa.Table.from_arrays([columns[each.name] for each in schema], names=schema.names).cast(schema)
     [batch] = made.combine_chunks().to_batches()

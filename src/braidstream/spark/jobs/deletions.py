@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -32,9 +31,11 @@ from braidstream.model.strand import Strand, strand_of_label
 from braidstream.protocol.plan import Batch, Plan, send_one
 from braidstream.protocol.retries import TRIES
 from braidstream.spark.lake import distribute, files
-from braidstream.spark.lake.log import Change, Conflict, Lake, State, within
+from braidstream.spark.lake.lake_state import Change, Conflict, State, within
+from braidstream.spark.lake.log import Lake
 from braidstream.spark.lake.rewrite import Drop, holding, rewrite, without
 from braidstream.spark.options import Servers
+from braidstream.spark.source.entries import LakeRows, position
 from braidstream.spark.source.reading import read
 from braidstream.spark.source.slices import Range, Slice
 from braidstream.spark.source.strand_info import StrandInfo, StrandInfos
@@ -89,12 +90,10 @@ def take_over(spark: SparkSession | None, lake: Lake, surveyor: Surveyor) -> tup
     missing = distribute.run(spark, [each for each in pieces if each], _PIECE, finder, _FACT)
     drops = ((row["path"], row["place"], row["positions"]) for row in missing)
     tasks = without(state, chain(drops, _holding(state, named)))
-    deleted = 0
-    if tasks:
-        state, taken, deleted = rewrite(spark, lake, tasks, "delete")
-        if not taken:
-            return state, 0  # another job has rewritten these files: the next round tries again
-    return _note(lake, spans, journals), deleted
+    done = rewrite(spark, lake, tasks, "delete")
+    if done.undone:
+        return lake.load(), done.entries  # another job has rewritten these files: the next round tries again
+    return _note(lake, spans, journals), done.entries
 
 
 def _holding(state: State, named: list[Named]) -> Iterator[Drop]:
@@ -128,8 +127,8 @@ def _changed(state: State, infos: StrandInfos) -> list[Span]:
     for strand, each in infos.items():
         known = state.removed.get(name_text(strand.name), {}).get(place_text(strand))
         gone = each.added - each.length
-        if strand in state.offset.frontier and each.there and known != gone:
-            spans.append(Span(strand, _before_first(each), state.offset.frontier[strand], gone))
+        if strand in state.frontier and each.there and known != gone:
+            spans.append(Span(strand, _before_first(each), state.frontier[strand], gone))
     return spans
 
 
@@ -141,7 +140,7 @@ def _before_first(info: StrandInfo) -> Id:
 def _cuts(state: State, infos: StrandInfos) -> Iterator[Span]:
     """What DEL deleted: everything up to a strand's cut, or a whole earlier life."""
     lives = {(each.name, each.label): each.life for each in infos}
-    for strand in state.offset.frontier:
+    for strand in state.frontier:
         if not strand.is_plain and lives.get((strand.name, strand.label), 0) > strand.life:
             yield Span(strand, ids.ZERO, ids.LAST, is_cut=True)
         elif strand in infos and infos[strand].cut > ids.ZERO:
@@ -149,7 +148,7 @@ def _cuts(state: State, infos: StrandInfos) -> Iterator[Span]:
 
 
 def _find(
-    root: Path, servers: Servers, url: int, batches: Iterator[pa.RecordBatch]
+    root: str, servers: Servers, url: int, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """In a task: entries of a span that the lake has and the engine has not, file by file."""
     for batch in batches:
@@ -161,7 +160,7 @@ def _find(
             if row["alive_from"] == "engine":
                 alive, head = _alive(servers, Slice(Range(strand, low, high, None, 64, False, 0), url))
             for path in row["paths"].split("\n"):
-                ours = _archived(root / path, files.Wanted.of(strand, low, high))
+                ours = _archived(root, path, files.Wanted.of(strand, low, high))
                 ours = ours.filter(pc.invert(pc.is_in(ours, alive)))
                 ours = ours.filter(pc.greater_equal(ours, head))
                 if len(ours):
@@ -169,8 +168,10 @@ def _find(
                     yield pa.RecordBatch.from_pylist([fact], _FACT_ARROW)
 
 
-def _archived(path: Path, wanted: files.Wanted) -> pa.Array:
-    return _joined([chunk for table in files.read(path, [wanted]) for chunk in table["position"].chunks])
+def _archived(root: str, path: str, wanted: files.Wanted) -> pa.Array:
+    return _joined(
+        [chunk for table in files.read(root, path, [wanted]) for chunk in table["position"].chunks]
+    )
 
 
 def _alive(servers: Servers, part: Slice) -> tuple[pa.Array, pa.Scalar]:
@@ -179,14 +180,14 @@ def _alive(servers: Servers, part: Slice) -> tuple[pa.Array, pa.Scalar]:
     Both from one server, because another region may be trimmed less far.
     """
     strand, one = part.part.strand, replace(servers, urls=(servers.urls[part.url],))
-    rows = files.LakeRows(strand)
+    rows = LakeRows(strand)
     alive = _joined([batch.column("position") for batch in read(Slice(part.part, 0), one, rows, 0.0)])
     server = open_server(one, 0)
     try:
         head = server.run(_head(strand), strand.key)
     finally:
         server.close()
-    return alive, pa.scalar(files.position(head), pa.binary())
+    return alive, pa.scalar(position(head), pa.binary())
 
 
 def _head(strand: Strand) -> Plan[Id]:
@@ -203,7 +204,7 @@ def _journals(surveyor: Surveyor, state: State) -> tuple[list[Named], dict[str, 
     """Deletions in journals, and up to where the journals were read."""
     found, positions = list[Named](), dict[str, dict[str, str]]()
     writers = surveyor.try_servers(lambda server: server.run(_writers(), keys.CONFIG))
-    for name in sorted({strand.name for strand in state.offset.frontier if not strand.is_plain}):
+    for name in sorted({strand.name for strand in state.frontier if not strand.is_plain}):
         known = dict(state.journals.get(name_text(name), {}))
         for writer in writers:
             for native, words in _journal(surveyor, name, writer, known.get(str(writer), "0-0")):
@@ -232,4 +233,4 @@ def _deletions(name: bytes, words: list[bytes]) -> Iterator[Named]:
     label, _, life = registration.partition(b":")
     strand = strand_of_label(name, label, int(life))
     for native in natives:
-        yield name_text(name), place_text(strand), files.position(strand.user(ids.native(native)))
+        yield name_text(name), place_text(strand), position(strand.user(ids.native(native)))

@@ -23,7 +23,7 @@ from braidstream.model.strand import Strand
 from braidstream.protocol.identify import read_region
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
-from braidstream.spark.lake.files import entry_of
+from braidstream.spark.source.entries import entry_of
 from braidstream.spark.source.survey import Surveyor
 
 JOURNAL_ROOM: Final = 5_000

@@ -12,7 +12,7 @@ from braidstream.model.frontier import name_text, place_text
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand, facts
 from braidstream.protocol.plan import Batch, Plan
-from braidstream.spark.lake.log import State
+from braidstream.spark.lake.lake_state import State
 from braidstream.spark.source.survey import Surveyor
 
 # Trims if the number of removed entries is what the caller expects, else returns -1. Why a script: the lake
@@ -61,9 +61,7 @@ def noted(state: State, cut: Mapping[Strand, int]) -> dict[str, dict[str, int]]:
 
 
 def _strands(surveyor: Surveyor, state: State) -> Iterable[Strand]:
-    return [
-        strand for strand, each in surveyor.survey().items() if each.there and strand in state.offset.frontier
-    ]
+    return [strand for strand, each in surveyor.survey().items() if each.there and strand in state.frontier]
 
 
 def _trim_strand(surveyor: Surveyor, state: State, strand: Strand, oldest_ms: int) -> int:
@@ -72,7 +70,7 @@ def _trim_strand(surveyor: Surveyor, state: State, strand: Strand, oldest_ms: in
         return 0
 
     def work(server: Any) -> int:
-        upto: Id = min(server.run(acknowledged(strand), strand.key), state.offset.frontier[strand])
+        upto: Id = min(server.run(acknowledged(strand), strand.key), state.frontier[strand])
         upto = min(upto, (max(0, oldest_ms), 0))
         return max(0, int(server.run(_cut(strand, upto, removed), strand.key)))
 

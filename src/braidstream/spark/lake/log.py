@@ -1,300 +1,312 @@
-"""The log of a lake: numbered commits. A file counts only if a commit names it.
+"""The log of a lake: Delta tables, written by delta-rs. Every Delta reader reads them as they are.
 
-    LAKE/log/00000000000000000001.json            added files, removed files, how far streams are archived
-    LAKE/log/00000000000000000020.state.json      the sum of all commits so far, so that few must be read
-    LAKE/data/stream=orders/day=2026-11-15/4f2c....parquet
+    LAKE/orders/_delta_log/                  archive --streams: a table for each stream
+    LAKE/_delta_log/                         archive --pattern: one table of all streams
+    TABLE/day=2026-11-15/FIRST_LAST_UUID.parquet
+    TABLE/_braid/17a3f0....json              how far the streams are archived
 
-A commit links a finished file to its name, which fails if the name exists. So if two jobs commit at once, one
-wins, the other reads the log again and retries; and a reader sees all of a commit or nothing. The commit that
-adds entries also has the archive's position, so there is no separate checkpoint that could contradict it.
+Delta has no place for the archive's position, only for a number: a commit has the transaction ("braidstream",
+V), and V names a document that was written before. So files and position change in one step, and there is no
+separate checkpoint that could contradict it. V is unique: a job that loses a race never overwrites the
+document of the winner.
+
+If two jobs commit at once, one gets Conflict, reads the log again and retries. By default delta-rs would
+retry for it and add entries twice: never commit without max_commit_retries=0 and the transaction.
 
 A file that a commit removes stays on disk for a while (GRACE_S), for its readers. A file that no commit names
 may belong to a running job, so it stays longer (LEFT_S); and a commit refuses a file that is missing.
 """
 
 import json
-import os
+import random
+import re
 import time
-import uuid
-from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections import ChainMap
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import Any, Final
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+from pyarrow.fs import FileType
 
 from braidstream.errors import LakeError
 from braidstream.model import ids
-from braidstream.model.frontier import Frontier
-from braidstream.model.ids import Id
+from braidstream.model.frontier import Frontier, name_of_text, name_text
+from braidstream.spark.lake.lake_state import Change, Conflict, File, State, folder_of
+from braidstream.spark.lake.store import HIDDEN, store_of
+from braidstream.spark.source.entries import ENTRIES
 from braidstream.spark.source.offsets import Offset
 
-LOG, DATA = "log", "data"
-SUM_EVERY: Final = 20
-KEEP_COMMITS: Final = 200
+APP: Final = "braidstream"
+FORM: Final = 1
 GRACE_S: Final = 3600.0
 LEFT_S: Final = 86_400.0
-FORM: Final = 1
-
-
-@dataclass(frozen=True, slots=True)
-class File:
-    """A Parquet file: entries of one stream and one day, sorted by ID, from `first` to `last` (user IDs).
-
-    places: their strands.
-    """
-
-    path: str
-    stream: str
-    day: str
-    rows: int
-    bytes: int
-    first: Id
-    last: Id
-    places: tuple[str, ...]
-
-    @property
-    def stored(self) -> dict[str, Any]:
-        ends = {"first": ids.text(self.first).decode(), "last": ids.text(self.last).decode()}
-        plain = ("path", "stream", "day", "rows", "bytes")
-        return {**{name: getattr(self, name) for name in plain}, **ends, "places": list(self.places)}
-
-    @staticmethod
-    def parse(stored: Mapping[str, Any]) -> "File":
-        return File(
-            path=str(stored["path"]),
-            stream=str(stored["stream"]),
-            day=str(stored["day"]),
-            rows=int(stored["rows"]),
-            bytes=int(stored["bytes"]),
-            first=ids.native(str(stored["first"]).encode()),
-            last=ids.native(str(stored["last"]).encode()),
-            places=tuple(stored["places"]),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """A lake as of one commit.
-
-    offset: up to where each strand is archived, and how many entries were added to it by then.
-    retired: files that commits removed, and when; they are still on disk.
-    removed: how many entries of each strand the engine had removed when the two were last compared.
-    journals: up to where deletions of the journals were applied. Both by stream.
-    """
-
-    version: int = 0
-    offset: Offset = field(default_factory=lambda: Offset(Frontier({})))
-    files: Mapping[str, File] = field(default_factory=dict)
-    retired: Mapping[str, float] = field(default_factory=dict)
-    removed: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    journals: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-
-    @property
-    def stored(self) -> dict[str, Any]:
-        return {
-            "form": FORM,
-            "version": self.version,
-            "offset": self.offset.stored,
-            "files": [each.stored for each in self.files.values()],
-            "retired": dict(self.retired),
-            "removed": dict(self.removed),
-            "journals": dict(self.journals),
-        }
-
-    @staticmethod
-    def parse(stored: Mapping[str, Any]) -> "State":
-        return State(
-            version=int(stored["version"]),
-            offset=Offset.parse(stored["offset"]),
-            files={each["path"]: File.parse(each) for each in stored["files"]},
-            retired=dict(stored["retired"]),
-            removed=stored["removed"],
-            journals=stored["journals"],
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What a commit changes; None: unchanged. gone: retired files that were deleted from disk."""
-
-    what: str
-    add: tuple[File, ...] = ()
-    remove: tuple[str, ...] = ()
-    gone: tuple[str, ...] = ()
-    offset: Offset | None = None
-    removed: Mapping[str, Mapping[str, int]] | None = None
-    journals: Mapping[str, Mapping[str, str]] | None = None
-
-    def stored(self, version: int, at: float) -> dict[str, Any]:
-        stored: dict[str, Any] = {"form": FORM, "version": version, "what": self.what, "at": at}
-        stored["add"] = [each.stored for each in self.add]
-        stored |= {"remove": list(self.remove), "gone": list(self.gone)}
-        if self.offset is not None:
-            stored["offset"] = self.offset.stored
-        for name in ("removed", "journals"):
-            if getattr(self, name) is not None:
-                stored[name] = getattr(self, name)
-        return stored
-
-
-class Conflict(Exception):
-    """Another job has committed meanwhile."""
-
-
-def after(state: State, commit: Mapping[str, Any]) -> State:
-    """The state after one more commit."""
-    files, retired = dict(state.files), dict(state.retired)
-    for path in commit["remove"]:
-        if files.pop(path, None) is not None:
-            retired[path] = float(commit["at"])
-    for path in commit["gone"]:
-        retired.pop(path, None)
-    files |= {each["path"]: File.parse(each) for each in commit["add"]}
-    return State(
-        version=int(commit["version"]),
-        offset=Offset.parse(commit["offset"]) if "offset" in commit else state.offset,
-        files=files,
-        retired=retired,
-        removed=commit.get("removed", state.removed),
-        journals=commit.get("journals", state.journals),
-    )
+VACUUM_EVERY_S: Final = 600.0
+STORED: Final = ENTRIES.insert(0, pa.field("stream", pa.string(), False))
+TABLE: Final = STORED.append(pa.field("day", pa.date32(), False))
+SETTINGS: Final = {
+    "delta.checkpointInterval": "50",
+    "delta.logRetentionDuration": "interval 1 days",
+    "delta.deletedFileRetentionDuration": "interval 1 days",
+}
+_NAMED: Final = re.compile(r"(\d+-\d+)_(\d+-\d+)_[0-9a-f]{32}\.parquet\Z")
+_ANY_PLACE: Final = ("", "\U0010ffff")
 
 
 class Lake:
-    """A folder that every Spark node has at the same path."""
+    """A folder of tables. streams: read only their tables. is_one: a new lake is one table of all streams."""
 
-    def __init__(self, path: str | Path) -> None:
-        self.root = Path(path)
+    def __init__(self, root: str, streams: Collection[bytes] | None = None, *, is_one: bool = False) -> None:
+        self.root, self.store = str(root), store_of(str(root))
+        self._streams = None if streams is None else frozenset(map(name_text, streams))
+        self.is_one = is_one
+        self._tables = dict[str, DeltaTable]()
+        self._states = dict[str, State]()
+        self._vacuumed = -VACUUM_EVERY_S
 
-    @property
-    def _log(self) -> Path:
-        return self.root / LOG
+    def __reduce__(self) -> Any:
+        streams = None if self._streams is None else tuple(map(name_of_text, self._streams))
+        return _lake, (self.root, streams, self.is_one)
 
-    def file(self, path: str) -> Path:
-        return self.root / path
+    def look(self) -> set[str]:
+        """The folders of tables that are there. They decide whether the lake is one table."""
+        here = {each.base_name for each in self.store.list() if each.type == FileType.Directory}
+        tables = {name for name in here if not name.startswith(("_", ".", "stream="))}
+        if tables or "_delta_log" in here:
+            self.is_one = "_delta_log" in here
+        return {""} if "_delta_log" in here else tables
 
-    @property
-    def exists(self) -> bool:
-        return self._log.is_dir()
+    def table_of(self, stream: str) -> str:
+        return "" if self.is_one else folder_of(stream)
+
+    def prefix(self, stream: str) -> str:
+        """Where files of a stream are."""
+        return f"stream={folder_of(stream)}" if self.is_one else folder_of(stream)
 
     def load(self) -> State:
-        """The lake as it is now: the last sum, and the commits after it."""
-        names = os.listdir(self._log) if self.exists else []
-        sums = sorted(int(name.split(".")[0]) for name in names if name.endswith(".state.json"))
-        state = State.parse(self._read(self._log / _sum_name(sums[-1]))) if sums else State()
-        commits = (int(name[:-5]) for name in names if name[:-5].isdigit() and name.endswith(".json"))
-        for version in sorted(each for each in commits if each > state.version):
-            if version != state.version + 1:
-                raise LakeError(
-                    f"{self.root}: commit {state.version + 1} is missing. Restore it from a backup."
-                )
-            state = after(state, self._read(self._log / _commit_name(version)))
-        return state
+        """The lake as it is now."""
+        folders = {""} if "" in self._tables else self.look()
+        if self._streams is not None and folders != {""}:
+            folders &= set(map(folder_of, self._streams))
+        found = [state for state in map(self._load, sorted(folders)) if state is not None]
+        if len(found) == 1:
+            return found[0]
+        at = {strand: native for state in found for strand, native in state.frontier.at.items()}
+        names = ("versions", "documents", "offsets", "files", "removed", "journals")
+        parts = {name: ChainMap(*(dict(getattr(each, name)) for each in found)) for name in names}
+        return State(frontier=Frontier(at), **{name: dict(each) for name, each in parts.items()})
 
-    def _read(self, path: Path) -> dict[str, Any]:
+    def _load(self, folder: str) -> State | None:
+        table = self._open(folder)
+        if table is None:
+            return None
+        held = self._states.get(folder)
+        while held is None or held.versions[folder] != table.version():
+            try:
+                held = self._states[folder] = self._parse(folder, table)
+            except LakeError:  # its document is gone: has another job committed another one meanwhile?
+                version = table.version()
+                table.update_incremental()
+                if table.version() == version:
+                    raise
+        return held
+
+    def _open(self, folder: str) -> DeltaTable | None:
+        """The newest version of a table."""
+        table = self._tables.get(folder)
         try:
-            stored: dict[str, Any] = json.loads(path.read_bytes())
-        except ValueError as error:
-            raise LakeError(f"{path}: cannot be read ({error}). Restore it from a backup.") from None
+            if table is not None:
+                table.update_incremental()
+                return table
+        except DeltaError:  # commits in between were cleaned up
+            pass
+        try:
+            table = DeltaTable(self.store.uri(folder), storage_options=self.store.options)
+        except TableNotFoundError:
+            return None
+        except DeltaError as error:
+            raise LakeError(f"{self.store.uri(folder)}: cannot be read. {error}") from None
+        self._tables[folder] = table
+        return table
+
+    def _parse(self, folder: str, table: DeltaTable) -> State:
+        document, stored = table.transaction_version(APP), dict[str, Any]()
+        if document is not None:
+            stored = self._read(_document(folder, document))
+        offset = Offset.parse(stored["offset"]) if stored else Offset(Frontier({}))
+        names = {name_text(strand.name) for strand in offset.frontier}
+        only = min(names, default="")
+        return State(
+            {folder: table.version()},
+            {folder: document},
+            {folder: offset},
+            offset.frontier,
+            {file.path: file for file in _files(table, folder, only)},
+            stored.get("removed", {}),
+            stored.get("journals", {}),
+        )
+
+    def _read(self, path: str) -> dict[str, Any]:
+        try:
+            with self.store.open(path) as source:
+                stored: dict[str, Any] = json.loads(source.read())
+        except (FileNotFoundError, ValueError) as error:
+            where = self.store.path(path)
+            raise LakeError(f"{where}: cannot be read ({error}). Restore it from a backup.") from None
         if stored.get("form") != FORM:
             raise LakeError(
-                f"{path}: has format {stored.get('form')}, this braidstream supports {FORM}. Upgrade it."
+                f"{self.store.path(path)}: has format {stored.get('form')}, this braidstream supports "
+                f"{FORM}. Upgrade it."
             )
         return stored
 
     def commit(self, state: State, change: Change) -> State:
-        """Add a commit after that of `state`. Conflict if another job has added one."""
-        for each in change.add:
-            if not self.file(each.path).is_file():
-                raise LakeError(
-                    f"{self.root}: {each.path} was deleted before its commit. If the job took longer than "
-                    f"{LEFT_S / 3600:g} hours, another job has cleaned it up. Nothing was committed: run it "
-                    "again, on fewer entries at a time."
-                )
-        self._log.mkdir(parents=True, exist_ok=True)
-        version = state.version + 1
-        stored = change.stored(version, time.time())
-        draft = self._draft(stored)
-        try:
-            os.link(draft, self._log / _commit_name(version))
-        except FileExistsError:
-            raise Conflict(f"commit {version} is taken") from None
-        finally:
-            draft.unlink()
-        _sync(self._log)
-        made = after(state, stored)
-        if version % SUM_EVERY == 0:
-            os.replace(self._draft(made.stored), self._log / _sum_name(version))
-            self._forget_commits(version)
-        return made
+        """Commit to each table that changes. Conflict if another job has committed to it after `state`."""
+        gone = self.store.missing([each.path for each in change.add])
+        if gone:
+            raise LakeError(
+                f"{self.root}: {gone[0]} was deleted before its commit. If the job took longer than "
+                f"{LEFT_S / 3600:g} hours, another job has cleaned it up. Nothing was committed: run it "
+                "again, on fewer entries at a time."
+            )
+        added = list[File]()
+        for folder in sorted(self._touched(state, change)):
+            add = [each for each in change.add if self.table_of(each.stream) == folder]
+            try:
+                self._commit(state, folder, replace(change, add=tuple(add)))
+            except CommitFailedError as error:
+                raise Conflict(str(error), tuple(added)) from None
+            added += add
+        return self.load()
 
-    def _draft(self, stored: Mapping[str, Any]) -> Path:
-        draft = self._log / f".{uuid.uuid4().hex}"
-        with draft.open("wb") as out:
+    def _touched(self, state: State, change: Change) -> set[str]:
+        streams = {each.stream for each in change.add} | {state.files[path].stream for path in change.remove}
+        for name in ("removed", "journals"):
+            for stream, value in (getattr(change, name) or {}).items():
+                if value != getattr(state, name).get(stream):
+                    streams.add(stream)
+        return {self.table_of(stream) for stream in streams} | set(change.offsets)
+
+    def _commit(self, state: State, folder: str, change: Change) -> None:
+        table = self._tables.get(folder) or self._create(folder)
+        if self.is_one and "stream" not in table.metadata().partition_columns:
+            raise LakeError(f"{self.root}: is the table of one stream. Give the folder that it is in.")
+        if table.version() != state.versions.get(folder, 0):
+            raise CommitFailedError("the table was loaded again since")
+        now_ms, is_new = int(time.time() * 1000), change.what != "merge"
+        size = len(folder) + 1 if folder else 0
+        actions = list[Any]()
+        for file in (state.files[path] for path in change.remove):
+            if self.table_of(file.stream) == folder:
+                parts = self._partition(file)
+                actions.append(RemoveAction(file.path[size:], is_new, now_ms, file.bytes, parts))
+        for file in change.add:
+            parts = self._partition(file)
+            actions.append(AddAction(file.path[size:], file.bytes, parts, now_ms, is_new, file.stats))
+        how = CommitProperties(
+            custom_metadata={"braidstream": change.what},
+            max_commit_retries=0,
+            app_transactions=[Transaction(APP, self._document(state, folder, change))],
+        )
+        parts_by = [*(["stream"] if self.is_one else []), "day"]
+        table.create_write_transaction(actions, "append", TABLE, partition_by=parts_by, commit_properties=how)
+        if self.store.is_local:  # a trim may follow
+            self.store.sync("/".join(filter(None, [folder, f"_delta_log/{table.version() + 1:020d}.json"])))
+
+    def _create(self, folder: str) -> DeltaTable:
+        parts = [*(["stream"] if self.is_one else []), "day"]
+        table = DeltaTable.create(
+            self.store.uri(folder),
+            schema=TABLE,
+            partition_by=parts,
+            configuration=SETTINGS,
+            storage_options=self.store.options,
+            mode="ignore",
+        )
+        self._tables[folder] = table
+        return table
+
+    def _partition(self, file: File) -> dict[str, str | None]:
+        stream = {"stream": file.stream or "base64:"} if self.is_one else {}  # Delta has no empty value
+        return {**stream, "day": file.day}
+
+    def _document(self, state: State, folder: str, change: Change) -> int:
+        """The number of the document of a commit; a new one if it changes."""
+        offset = change.offsets.get(folder, state.offsets.get(folder, Offset(Frontier({}))))
+        known = state.documents.get(folder)
+        is_same = change.removed is None and change.journals is None and folder not in change.offsets
+        if known is not None and is_same:
+            return known
+        stored: dict[str, Any] = {"form": FORM, "offset": offset.stored}
+        for name in ("removed", "journals"):
+            new = getattr(change, name)
+            values = getattr(state, name) if new is None else new
+            stored[name] = {
+                stream: each for stream, each in values.items() if self.table_of(stream) == folder
+            }
+        number = int(time.time() * 1000) << 21 | random.getrandbits(21)
+        with self.store.create(_document(folder, number)) as out:
             out.write(json.dumps(stored, separators=(",", ":")).encode())
-            out.flush()
-            os.fsync(out.fileno())
-        return draft
+        self.store.sync(_document(folder, number))
+        return number
 
-    def _forget_commits(self, version: int) -> None:
-        """Delete old commits and sums. A reader that needs them is too slow and starts over."""
-        for name in os.listdir(self._log):
-            number = name.split(".")[0]
-            if number.isdigit() and int(number) < version - KEEP_COMMITS:
-                (self._log / name).unlink(missing_ok=True)
+    def vacuum(self, grace_s: float = GRACE_S) -> int:
+        """Delete files that no reader needs: those that commits removed, and those that a killed run has
+        left, after a while. Returns how many."""
+        self._vacuumed = time.monotonic()
+        gone = 0
+        for folder in self.load().versions:
+            table = self._tables[folder]
+            how: dict[str, Any] = {"dry_run": True, "enforce_retention_duration": False}
+            found = {*table.vacuum(retention_hours=int(grace_s // 3600), **how)}
+            found |= {*table.vacuum(retention_hours=int(LEFT_S // 3600), full=True, **how)}
+            state = self._load(folder)  # some may have been committed since
+            assert state is not None
+            start = f"{folder}/" if folder else ""
+            ours = {start + each for each in found if each.startswith("stream=" if self.is_one else "day=")}
+            gone += self.store.delete(ours - set(state.files))
+            self.store.delete(self._old_documents(folder, state.documents[folder]))
+        return gone
 
-    def vacuum(self, state: State, grace_s: float = GRACE_S) -> State:
-        """Delete files from disk: retired ones, and those that a killed run has left, after a while."""
-        now = time.time()
-        due = [path for path, at in state.retired.items() if now - at >= grace_s]
-        for path in due:
-            self.file(path).unlink(missing_ok=True)
-        self._sweep(now, {*state.files, *state.retired})
-        return self.commit(state, Change("vacuum", gone=tuple(due))) if due else state
+    def tend(self) -> None:
+        """Vacuum, if this job has not for a while."""
+        if time.monotonic() - self._vacuumed >= VACUUM_EVERY_S:
+            self.vacuum()
 
-    def _sweep(self, now: float, known: Set[str]) -> None:
-        """Delete files that a killed run has left."""
-        found = [path for path in (self.root / DATA).rglob("*.parquet") if now - _written(path) >= LEFT_S]
-        left = {str(path.relative_to(self.root)) for path in found} - known
-        if left:
-            now_known = self.load()  # some may have been committed since `known` was
-            for path in left - {*now_known.files, *now_known.retired}:
-                self.file(path).unlink(missing_ok=True)
-
-
-def _written(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:  # another job has deleted it
-        return time.time()
+    def _old_documents(self, folder: str, current: int | None) -> Iterator[str]:
+        for each in self.store.list("/".join(filter(None, [folder, HIDDEN]))):
+            number = int(each.base_name.removesuffix(".json"), 16) if each.extension == "json" else current
+            if number != current and number is not None and time.time() - (number >> 21) / 1000 >= LEFT_S:
+                yield _document(folder, number)
 
 
-def _commit_name(version: int) -> str:
-    return f"{version:020d}.json"
+def _lake(root: str, streams: Collection[bytes] | None, is_one: bool) -> Lake:
+    return Lake(root, streams, is_one=is_one)
 
 
-def _sum_name(version: int) -> str:
-    return f"{version:020d}.state.json"
+def _document(folder: str, number: int) -> str:
+    return "/".join(filter(None, [folder, HIDDEN, f"{number:016x}.json"]))
 
 
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def within(files: Iterable[File], stream: str, place: str, low: Id, high: Id) -> list[File]:
-    """The files that may have entries of a strand after `low` up to `high` (user IDs)."""
-    return [
-        each
-        for each in files
-        if each.stream == stream and place in each.places and each.first <= high and each.last > low
-    ]
-
-
-def moved(offset: Offset, others: Mapping[Any, Id], counts: Mapping[Any, int], region: int | None) -> Offset:
-    """The offset after more entries were archived, up to `others`."""
-    kept = dict(offset.counts) if offset.region == region else {}
-    frontier = offset.frontier.join(Frontier(others))
-    return replace(offset, frontier=frontier, counts={**kept, **counts}, region=region, initial=False)
+def _files(table: DeltaTable, folder: str, only: str) -> Iterator[File]:
+    """The files of a table; of those that another program wrote, less is known."""
+    for row in pa.table(table.get_add_actions(flatten=True)).to_pylist():
+        named = _NAMED.search(row["path"])
+        ends = ids.ZERO, ids.LAST
+        if named:
+            ends = ids.native(named[1].encode()), ids.native(named[2].encode())
+        places = row.get("min.place"), row.get("max.place")
+        stream = row.get("partition.stream")
+        yield File(
+            path=f"{folder}/{row['path']}" if folder else row["path"],
+            stream=only if stream is None else name_text(name_of_text(stream)),
+            day=str(row["partition.day"]),
+            rows=row["num_records"] or 0,
+            bytes=row["size_bytes"],
+            first=ends[0],
+            last=ends[1],
+            places=_ANY_PLACE if None in places else places,
+        )

@@ -3,36 +3,27 @@
 Dropped entries are gone from disk an hour later, when the replaced files are deleted.
 """
 
-import json
-from base64 import b64decode, b64encode
+import pickle
 from bisect import bisect, bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, StructType
 
 from braidstream.protocol.retries import TRIES
 from braidstream.spark.lake import distribute
-from braidstream.spark.lake.files import (
-    FACTS,
-    FILE_BYTES,
-    FILE_ROWS,
-    facts_batch,
-    facts_of,
-    merged,
-    position,
-    split,
-)
-from braidstream.spark.lake.log import Change, Conflict, File, Lake, State
+from braidstream.spark.lake.files import FACTS, FILE_BYTES, FILE_ROWS, facts_batch, facts_of, merged
+from braidstream.spark.lake.lake_state import Change, Conflict, File, State
+from braidstream.spark.lake.log import Lake
+from braidstream.spark.source.entries import position, split
 
 SMALL: Final = 8  # the least number of small files of a stream and day to merge
-_PIECE: Final = StructType().add("task", StringType())
+_PIECE: Final = StructType().add("task", BinaryType())
 
 Drop = tuple[str, str, bytes]  # a file's path, a place, concatenated positions
 
@@ -44,17 +35,6 @@ class Task:
     stream: str
     paths: tuple[str, ...]
     drops: Mapping[str, bytes] = field(default_factory=dict)
-
-    @property
-    def stored(self) -> str:
-        drops = {place: b64encode(found).decode() for place, found in self.drops.items()}
-        return json.dumps({"stream": self.stream, "paths": self.paths, "drops": drops})
-
-    @staticmethod
-    def parse(stored: str) -> "Task":
-        task = json.loads(stored)
-        drops = {place: b64decode(found) for place, found in task["drops"].items()}
-        return Task(task["stream"], tuple(task["paths"]), drops)
 
 
 def small_files(state: State, *, at_least: int = SMALL) -> list[Task]:
@@ -82,7 +62,7 @@ def small_files(state: State, *, at_least: int = SMALL) -> list[Task]:
 def holding(state: State, stream: str, place: str, positions: Sequence[bytes]) -> Iterator[Drop]:
     """Which files may hold entries of a strand. They are given in order."""
     for each in state.files.values():
-        if each.stream == stream and place in each.places:
+        if each.stream == stream and each.places[0] <= place <= each.places[1]:
             low, high = bisect_left(positions, position(each.first)), bisect(positions, position(each.last))
             if low < high:
                 yield each.path, place, b"".join(positions[low:high])
@@ -99,52 +79,34 @@ def without(state: State, drops: Iterable[Drop]) -> list[Task]:
     ]
 
 
-def rewrite(
-    spark: SparkSession | None, lake: Lake, tasks: Iterable[Task], what: str
-) -> tuple[State, int, int]:
-    """Run the tasks and commit: (state of the lake, files removed, entries dropped). Safe to kill and
-    repeat."""
-    listed = list(tasks)
-    if not listed:
-        return lake.load(), 0, 0
-    pieces = [(task.stored,) for task in listed]
-    made = [facts_of(row) for row in distribute.run(spark, pieces, _PIECE, partial(_merge, lake.root), FACTS)]
-    taken = tuple(path for task in listed for path in task.paths)
-    for _ in range(TRIES):
-        state = lake.load()
-        if not all(path in state.files for path in taken):
-            return state, 0, 0  # another job has rewritten one of them
-        dropped = sum(state.files[path].rows for path in taken) - sum(each.rows for each in made)
-        try:
-            return lake.commit(state, Change(what, add=tuple(made), remove=taken)), len(taken), dropped
-        except Conflict:
-            continue
-    return lake.load(), 0, 0
-
-
-def tidy(spark: SparkSession | None, lake: Lake) -> tuple[State, int]:
-    """Merge small files, and delete files that no commit needs: (state of the lake, files merged)."""
-    state, merged_files, _ = rewrite(spark, lake, small_files(lake.load()), "merge")
-    try:
-        return lake.vacuum(state), merged_files
-    except Conflict:
-        return lake.load(), merged_files
-
-
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """What `drop` did. undone: streams that are unchanged, because another job has rewritten a file."""
+    """What a rewrite did. undone: streams that are unchanged, because another job has rewritten a file."""
 
     entries: int = 0
     files: int = 0
     undone: frozenset[str] = frozenset()
 
 
-def drop(lake: Lake, frame: DataFrame) -> Dropped:
+def rewrite(spark: SparkSession | None, lake: Lake, tasks: Iterable[Task], what: str) -> Dropped:
+    """Run the tasks and commit. Safe to kill and repeat."""
+    listed = list(tasks)
+    pieces = [(pickle.dumps(task),) for task in listed]
+    made = [facts_of(row) for row in distribute.run(spark, pieces, _PIECE, partial(_merge, lake.root), FACTS)]
+    return _replace(lake, {path: task.stream for task in listed for path in task.paths}, made, what)
+
+
+def tidy(spark: SparkSession | None, lake: Lake) -> int:
+    """Merge small files, and delete files that no commit needs. Returns how many files were merged."""
+    done = rewrite(spark, lake, small_files(lake.load()), "merge")
+    lake.tend()
+    return done.files
+
+
+def drop(lake: Lake, frame: DataFrame, what: str = "compact") -> Dropped:
     """Drop the entries of a frame (stream, path, place, position) from their files.
 
-    The entries never pass through the driver. A commit has all changes of a stream or none, so readers see a
-    stream before or after. Safe to kill and repeat.
+    The entries never pass through the driver. Safe to kill and repeat.
     """
     streams = {row.path: row.stream for row in frame.select("path", "stream").distinct().collect()}
     if not streams:
@@ -157,34 +119,42 @@ def drop(lake: Lake, frame: DataFrame) -> Dropped:
             place: table.filter(pc.equal(table["place"], place))["position"].to_pylist()
             for place in table["place"].unique().to_pylist()
         }
-        made = pa.Table.from_batches([facts_batch(merged(root, stream, [path], drops))])
-        return made.append_column("source", pa.repeat(pa.scalar(path, pa.string()), made.num_rows))
+        return pa.Table.from_batches([facts_batch(merged(root, stream, [path], drops))])
 
-    facts = StructType([*FACTS, StructField("source", StringType())])
-    rows = [row.asDict() for row in frame.groupBy("path").applyInArrow(work, facts).collect()]
-    return _commit_drop(lake, streams, [(row.pop("source"), facts_of(row)) for row in rows])
+    made = [facts_of(row.asDict()) for row in frame.groupBy("path").applyInArrow(work, FACTS).collect()]
+    return _replace(lake, streams, made, what)
 
 
-def _commit_drop(lake: Lake, streams: Mapping[str, str], made: Sequence[tuple[str, File]]) -> Dropped:
+def _replace(lake: Lake, streams: Mapping[str, str], made: Sequence[File], what: str) -> Dropped:
+    """Commit files in place of others (paths, each with its stream). A commit has all changes of a stream or
+    none, so readers see a stream before or after."""
+    done = Dropped()
+    for table in sorted({lake.table_of(stream) for stream in streams.values()}):
+        here = {path: stream for path, stream in streams.items() if lake.table_of(stream) == table}
+        one = _replace_in_table(lake, here, made, what)
+        done = Dropped(done.entries + one.entries, done.files + one.files, done.undone | one.undone)
+    return done
+
+
+def _replace_in_table(lake: Lake, streams: Mapping[str, str], made: Sequence[File], what: str) -> Dropped:
     for _ in range(TRIES):
         state = lake.load()
         undone = frozenset(stream for path, stream in streams.items() if path not in state.files)
         taken = [path for path, stream in streams.items() if stream not in undone]
-        added = [file for path, file in made if streams[path] not in undone]
+        added = [file for file in made if file.stream in set(streams.values()) - undone]
         if not taken:
             return Dropped(undone=undone)
         entries = sum(state.files[path].rows for path in taken) - sum(each.rows for each in added)
         try:
-            lake.commit(state, Change("compact", add=tuple(added), remove=tuple(taken)))
+            lake.commit(state, Change(what, add=tuple(added), remove=tuple(taken)))
         except Conflict:
             continue
         return Dropped(entries, len(taken), undone)
     return Dropped(undone=frozenset(streams.values()))
 
 
-def _merge(root: Path, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _merge(root: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        for stored in batch.column(0).to_pylist():
-            task = Task.parse(stored)
+        for task in map(pickle.loads, batch.column(0).to_pylist()):
             drops = {place: split(found) for place, found in task.drops.items()}
             yield facts_batch(merged(root, task.stream, task.paths, drops))

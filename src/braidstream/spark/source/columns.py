@@ -12,7 +12,8 @@ The check is complete: any RESP parser reads a page that passes it in the same w
 fails it.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import hiredis
@@ -78,15 +79,26 @@ class Regular:
 
 @dataclass(frozen=True, slots=True)
 class Irregular:
-    """Entries of any shape: (ms, seq, {field: value}). Of a repeated field the last value counts."""
+    """Entries of any shape: (ms, seq, {field: value}). Of a repeated field the last value counts.
+
+    repeated: for entries with repeated fields all words, by the entry's place in the list.
+    """
 
     entries: list[tuple[int, int, dict[bytes, bytes]]]
+    repeated: Mapping[int, list[bytes]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.entries)
 
     def id(self, at: int) -> Id:
         return self.entries[at][:2]
+
+    def pairs(self, at: int) -> list[tuple[bytes, bytes]]:
+        """The fields of an entry as they are, also repeated ones."""
+        words = self.repeated.get(at)
+        if words is None:
+            return list(self.entries[at][2].items())
+        return list(zip(words[::2], words[1::2], strict=True))
 
     @property
     def sizes(self) -> Ints:
@@ -151,10 +163,13 @@ def _irregular(reply: bytearray) -> Irregular:
     reader = hiredis.Reader()
     reader.feed(bytes(reply))
     found = reader.gets()
-    entries = list[tuple[int, int, dict[bytes, bytes]]]()
+    entries, repeated = list[tuple[int, int, dict[bytes, bytes]]](), dict[int, list[bytes]]()
     for native, flat in found:
-        entries.append((*ids.native(native), dict(zip(flat[::2], flat[1::2], strict=True))))
-    return Irregular(entries)
+        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        if 2 * len(fields) < len(flat):
+            repeated[len(entries)] = flat
+        entries.append((*ids.native(native), fields))
+    return Irregular(entries, repeated)
 
 
 def _regular(reply: bytearray) -> Regular | None:

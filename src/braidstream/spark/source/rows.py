@@ -204,9 +204,9 @@ class Rows:
     def _fields(self, page: Page) -> pa.Array:
         kind = self.arrow.field("fields" if self._plain else "_fields").type
         if isinstance(page, Irregular):
-            show = _shown if pa.types.is_string(kind.item_type) else bytes
+            show = shown if pa.types.is_string(kind.item_type) else bytes
             pairs = [
-                [(_shown(name), show(value)) for name, value in fields.items()] for *_, fields in page.entries
+                [(shown(name), show(value)) for name, value in fields.items()] for *_, fields in page.entries
             ]
             return pa.array(pairs, kind)
         if not len(page):
@@ -219,7 +219,7 @@ class Rows:
         """The field names, repeated for each entry. Cached: pages of one strand mostly have the same."""
         wanted = len(page) * len(page.names)
         if self._made_keys[0] != page.names or len(self._made_keys[1]) < wanted:
-            names = pa.array([_shown(name) for name in page.names], pa.string())
+            names = pa.array([shown(name) for name in page.names], pa.string())
             order = np.arange(wanted, dtype=np.int32) % np.int32(len(page.names))
             self._made_keys = page.names, names.take(pa.array(order))
         return self._made_keys[1][:wanted]
@@ -238,7 +238,7 @@ class Rows:
             fields = page.entries[at][2].items()
         else:
             fields = [(name, page.column(name)[at].as_py()) for name in page.names]
-        return json.dumps({_shown(name): _shown(value) for name, value in fields})
+        return json.dumps({shown(name): shown(value) for name, value in fields})
 
     def _complaint(self, page: Page, faults: "_Faults") -> str:
         at = int(np.argmax(faults.bad))
@@ -276,7 +276,7 @@ class _Faults:
             np.logical_or(self.bad, which, out=self.bad)
 
 
-def _shown(word: bytes) -> str:
+def shown(word: bytes) -> str:
     return word.decode("utf-8", "backslashreplace")
 
 
@@ -285,7 +285,7 @@ def as_text(values: pa.Array) -> pa.Array:
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
-        return pa.array([None if each is None else _shown(each) for each in values.to_pylist()], pa.string())
+        return pa.array([None if each is None else shown(each) for each in values.to_pylist()], pa.string())
 
 
 def _values(page: Page, name: bytes) -> pa.Array:

@@ -1,0 +1,101 @@
+"""A lake in an object store: moto's S3 server, in one thread."""
+
+import json
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import fs
+
+from braidstream.errors import LakeError
+from braidstream.spark.jobs.archive import Archive, Archiver
+from braidstream.spark.jobs.commit_probe import probe
+from braidstream.spark.lake.log import Lake
+from braidstream.spark.lake.store import Store
+from braidstream.spark.options import Servers
+from tests.support.lakes import add, archived
+from tests.support.s3_server import make_bucket, s3_server
+from tests.support.servers import Engine
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[dict[str, str]]:
+    with s3_server() as env:
+        yield env
+
+
+@pytest.fixture
+def bucket(s3: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, value in s3.items():
+        monkeypatch.setenv(name, value)
+    name = f"lake-{uuid.uuid4().hex}"
+    make_bucket(s3, name)
+    return f"s3://{name}"
+
+
+ARCHIVER = """
+    import json, sys
+    from braidstream.spark.options import Servers
+    from braidstream.spark.jobs.archive import Archive, Archiver
+    url, lake = sys.argv[1:]
+    archiver = Archiver(None, Archive(lake, Servers((url,), {}), (b"orders",), max_entries=20, keep_s=0))
+    entries = 0
+    while (done := archiver.round()).left or done.entries:
+        entries += done.entries
+    print(json.dumps(entries))
+"""
+
+
+def test_two_archives_at_once_write_each_entry_once(bucket: str, engine: Engine) -> None:
+    lake = f"{bucket}/deep/lake"
+    with engine.client() as client:
+        entries = add(client, *range(120))
+        words = [
+            sys.executable,
+            "-c",
+            "\n".join(line[4:] for line in ARCHIVER.splitlines()),
+            engine.url,
+            lake,
+        ]
+        jobs = [subprocess.Popen(words, stdout=subprocess.PIPE, cwd=ROOT) for _ in range(2)]
+        assert sum(json.loads(job.communicate(timeout=240)[0]) for job in jobs) == 120
+        assert archived(lake) == list(range(120))
+        client.xdel("orders", entries[50])
+        archiver = Archiver(
+            None, Archive(lake, Servers((engine.url,), {}), (b"orders",), trim=True, keep_s=0)
+        )
+        done = archiver.round()
+        archiver.close()
+        assert (done.deleted, done.trimmed, client.xlen("orders")) == (1, 119, 0)
+    assert archived(lake) == [n for n in range(120) if n != 50]
+    home = Lake(lake)
+    assert home.vacuum(grace_s=0) > 0
+    store = Store(lake)
+    found = store.fs.get_file_info(fs.FileSelector(store.path("orders"), recursive=True))
+    files = {each.path.removeprefix(f"{store.base}/") for each in found if "day=" in each.path}
+    left = {path for path in files - set(home.load().files) if path.endswith(".parquet")}
+    assert len(left) <= 20, "only files of rounds that lost a race are left, for a day"
+    assert archived(lake) == [n for n in range(120) if n != 50]
+
+
+def test_a_store_that_ignores_conditions_is_refused(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
+    with s3_server("--ignore-conditions") as env:
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        bucket = f"lake-{uuid.uuid4().hex}"
+        make_bucket(env, bucket)
+        what: Any = Archive(f"s3://{bucket}/lake", Servers((engine.url,), {}), (b"orders",))
+        with pytest.raises(LakeError, match="not safe for a lake.* use another store"):
+            Archiver(None, what)
+
+
+def test_a_safe_store_passes_the_probe_and_keeps_nothing_of_it(bucket: str) -> None:
+    store = Store(f"{bucket}/lake")
+    probe(store)
+    assert not [each.path for each in store.list() if "_braid" not in each.path]
