@@ -188,8 +188,10 @@ class LogUsers:
         """The home is lost, all others answer. What it does alone meanwhile is rescued at the end."""
         known = self._registry(region)
         lost = None if known is None else log_moves.home_of(known).writer
+        if known is None or lost == region:
+            return
         registry = self._latest(region, [each for each in self.seats if each != lost])
-        if registry is not None and lost != region:
+        if registry is not None:
             first = self._end_epoch(region, registry, region, force=True)
             self.sure_below = min(self.sure_below, first or LAST_OFFSET)
 
