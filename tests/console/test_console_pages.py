@@ -10,6 +10,7 @@ from typing import Final
 import pytest
 from playwright.sync_api import Page, expect
 
+from braidstream.consumers.dead_letters import DeadLetter
 from tests.support.consoles import WIDTHS, WITHIN_S, Browser, console
 from tests.support.matrix import installed
 from tests.support.servers import NEWEST
@@ -24,6 +25,13 @@ PAGES: Final = (
     "/entries?name=orders&count=10",
     "/entries?name=orders&dir=newer&field=customer&text=ann",
     "/tail?name=orders",
+    "/groups",
+    "/group?name=orders&group=billing",
+    "/dead?name=orders.dead",
+    "/logs",
+    "/log?name=payments",
+    "/doctor",
+    "/audit",
 )
 # One scene for all of them.
 pytestmark = pytest.mark.xdist_group("console")
@@ -34,6 +42,7 @@ class Scene:
     """Two regions with daemons, a console for them, and a browser."""
 
     up: Up
+    config: Path
     url: str
     browser: Browser
 
@@ -47,8 +56,9 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with ExitStack() as stack:
         up = stack.enter_context(braid_up(2, installed(NEWEST[0]), "--dir", str(folder)))
         fill(up)
-        url = stack.enter_context(console(Path(folder) / "braid.toml"))
-        yield Scene(up, url, stack.enter_context(Browser()))
+        config = Path(folder) / "braid.toml"
+        url = stack.enter_context(console(config))
+        yield Scene(up, config, url, stack.enter_context(Browser()))
 
 
 def fill(up: Up) -> None:
@@ -59,6 +69,14 @@ def fill(up: Up) -> None:
             client.xadd(f"sensor-{number:03}", {"t": number})
         client.xadd(HOSTILE, {HOSTILE: HOSTILE, b"\xff\x00": b"\xfe" * 3_000, "json": f'["{"x" * 90}<b>"]'})
         client.xgroup_create("orders", "billing", "0")
+        client.xreadgroup("billing", "worker-1", {"orders": ">"}, count=30)
+        client.twrite("payments", entries=[("paid", f"order {number}") for number in range(120)])
+        for number in range(3):
+            letter = DeadLetter(
+                "orders", f"{number}-1", "billing", "worker-1", 5, f"<i>fault {number}</i>", (b"order", b"9")
+            )
+            words = letter.to_words()
+            client.xadd("orders.dead", dict(zip(words[::2], words[1::2], strict=True)))
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -153,4 +171,57 @@ def test_the_map_refreshes_by_itself_and_keeps_the_focus(scene: Scene) -> None:
     expect(link).to_be_focused()
     page.get_by_role("link", name="region-2: ").click()
     page.wait_for_url("**/streams?region=region-2")
+    page.context.close()
+
+
+def test_a_group_shows_its_lag_in_every_region_and_who_has_which_entries(scene: Scene) -> None:
+    page = scene.open("/groups?pattern=orders")
+    row = page.get_by_role("row", name="orders billing")
+    lag = scene.up.client(1).xlen("orders") - 30
+    expect(row).to_contain_text(f"{lag}")
+    row.get_by_role("link", name="billing").click()
+    here, there = (page.get_by_role("row", name=f"region-{number}") for number in (1, 2))
+    expect(here.get_by_role("cell")).to_contain_text(["region-1", f"{lag}", "30", "s", "1"])
+    expect(there.get_by_role("cell").first).to_have_text("region-2")
+    expect(page.get_by_role("row", name="worker-1 30")).to_be_visible()
+    assert page.locator("td.id a").count() == 30
+    page.context.close()
+
+
+def test_dead_letters_are_retried_and_dropped_only_if_writing_is_allowed(scene: Scene) -> None:
+    page = scene.open("/dead?name=orders.dead")
+    expect(page.locator(".reason").first).to_have_text("<i>fault 0</i>")
+    assert page.get_by_role("button", name="chosen").count() == 0
+    with scene.up.client(1) as client, console(scene.config, "--allow-write") as url:
+        before = client.xlen("orders")
+        page.goto(f"{url}/streams?pattern=dead")
+        page.get_by_role("link", name="orders.dead").click()
+        page.get_by_role("link", name="Dead letters").click()
+        page.get_by_role("checkbox").nth(1).check()
+        page.get_by_role("button", name="Retry chosen").click()
+        expect(page.get_by_role("status")).to_have_text("1 retried.")
+        assert client.xrevrange("orders", count=1)[0][1] == {"order": "9"}
+        assert (client.xlen("orders"), client.xlen("orders.dead")) == (before + 1, 2)
+        page.once("dialog", lambda dialog: dialog.dismiss())
+        page.get_by_label("all on this page").check()
+        page.get_by_role("button", name="Drop chosen").click()
+        assert client.xlen("orders.dead") == 2
+        page.once("dialog", lambda dialog: dialog.accept())
+        page.get_by_role("button", name="Drop chosen").click()
+        expect(page.get_by_role("status")).to_have_text("2 dropped.")
+        assert client.xlen("orders.dead") == 0
+    page.context.close()
+    assert scene.browser.complaints == []
+
+
+def test_a_log_is_shown_by_offset(scene: Scene) -> None:
+    page = scene.open("/logs")
+    page.get_by_role("link", name="payments").click()
+    expect(page.locator("td.id").last).to_have_text("120 paid")
+    page.get_by_role("link", name="Earlier offsets").click()
+    expect(page.locator("td.id").first).to_have_text("21 paid")
+    page.get_by_label("From offset").fill("7")
+    page.keyboard.press("Enter")
+    expect(page.locator("td.value").first).to_have_text("order 6")
+    expect(page.get_by_text("home region-1")).to_be_visible()
     page.context.close()

@@ -44,6 +44,7 @@ ProxyFrom = Annotated[
 AllowWrite = Annotated[
     bool, typer.Option("--allow-write", help="Show buttons that change something. Default: read-only.")
 ]
+Audit = Annotated[Path | None, typer.Option(help="Show this result of `braid spark audit --json`.")]
 TlsCert = Annotated[Path | None, typer.Option(help="Certificate (PEM). Browsers then connect with https.")]
 TlsKey = Annotated[Path | None, typer.Option(help="Its private key (PEM), if not in the same file.")]
 
@@ -55,6 +56,7 @@ def console(
     proxy_header: ProxyHeader = None,
     proxy_from: ProxyFrom = None,
     allow_write: AllowWrite = False,
+    audit: Audit = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     as_json: Json = False,
@@ -87,7 +89,7 @@ def console(
             (where.host, where.port), family=socket.AF_INET6 if ":" in where.host else socket.AF_INET
         )
     with trouble(config, as_json), opened:
-        asyncio.run(_serve(regions, opened, rules, allow_write, (tls_cert, tls_key), as_json))
+        asyncio.run(_serve(regions, opened, rules, (allow_write, audit), (tls_cert, tls_key), as_json))
 
 
 def _require_extra() -> None:
@@ -133,7 +135,7 @@ async def _serve(
     regions: Config,
     opened: socket.socket,
     rules: Any,
-    allow_write: bool,
+    shown: tuple[bool, Path | None],
     tls: tuple[Path | None, Path | None],
     as_json: bool,
 ) -> None:
@@ -156,7 +158,8 @@ async def _serve(
     access = {each.name: RegionAccess(each) for each in regions.region}
     visitors = Visitors(rules, port=port, is_tls=tls[0] is not None)
     sampler = Sampler(regions)
-    state = Console(regions, access, sampler, visitors, allow_write)
+    allow_write, audit = shown
+    state = Console(regions, access, sampler, visitors, allow_write, audit)
     cert, key = (None if each is None else str(each) for each in tls)
     server = Server(
         uvicorn.Config(

@@ -16,6 +16,7 @@ from braidstream.cli.reach import Json, Url, trouble
 from braidstream.clients.sync import Redis
 from braidstream.commands.glob import matcher
 from braidstream.errors import BraidError
+from braidstream.inspection.group_reader import GroupRow, read_groups
 from braidstream.inspection.wording import age, printable, short, size_text
 from braidstream.model import ids
 from braidstream.model.frontier import name_of_text
@@ -63,8 +64,7 @@ def groups(url: Url, pattern: Pattern = "*", limit: Limit = 100, as_json: Json =
         now_ms = _now_ms(client)
         rows = [row for row in _rows(client, pattern, limit) if row.groups]
         for row in rows:
-            for group in client.xinfo_groups(row.name):
-                found.append(_group(client, row, group, now_ms))
+            found += map(_group, client.converse(read_groups(row.name, now_ms, is_log=row.is_log)))
     if as_json:
         typer.echo(json.dumps({"groups": found}))
         return
@@ -132,19 +132,14 @@ def _last(row: StreamRow, now_ms: int) -> str:
     return "-" if row.last == ids.ZERO else f"{age(now_ms - row.last_ms)} ago"
 
 
-def _group(client: Redis, row: StreamRow, group: Any, now_ms: int) -> dict[str, Any]:
-    name, found = row.name, {printable(key): value for key, value in group.items()}
-    dated = found["pending"] and not row.is_log
-    pending: Any = client.xpending(name, found["name"]) if dated else {}
-    oldest = pending.get("min")
-    since = None if not oldest else now_ms - ids.native(_bytes(oldest))[0]
+def _group(row: GroupRow) -> dict[str, Any]:
     return {
-        "stream": printable(name),
-        "group": printable(found["name"]),
-        "lag": found["lag"],
-        "pending": found["pending"],
-        "oldest_pending_ms": since,
-        "consumers": found["consumers"],
+        "stream": printable(row.stream),
+        "group": printable(row.group),
+        "lag": row.lag,
+        "pending": row.pending,
+        "oldest_pending_ms": row.oldest_ms,
+        "consumers": row.consumers,
     }
 
 
@@ -193,10 +188,6 @@ def _facts(row: StreamRow) -> dict[str, Any]:
 def _now_ms(client: Redis) -> int:
     seconds, micros = client.time()
     return int(seconds) * 1000 + int(micros) // 1000
-
-
-def _bytes(word: Any) -> bytes:
-    return word if isinstance(word, bytes) else str(word).encode()
 
 
 def _shown(name: bytes) -> str:

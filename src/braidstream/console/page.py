@@ -11,15 +11,24 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from braidstream.config import Config
+from braidstream.console.findings import LatestFindings
 from braidstream.console.region_access import RegionAccess
 from braidstream.console.samples import Sampler
+from braidstream.console.stream_rates import StreamRates
 from braidstream.console.visitors import Visitors
 from braidstream.errors import BraidError
 from braidstream.inspection.wording import age, printable, short, size_text
 from braidstream.model.frontier import name_of_text, name_text
 
 _FOLDER: Final = Path(__file__).parent / "templates"
-PAGES: Final = (("map", "/", "Regions"), ("streams", "/streams", "Streams"))
+PAGES: Final = (
+    ("map", "/", "Regions"),
+    ("streams", "/streams", "Streams"),
+    ("groups", "/groups", "Groups"),
+    ("logs", "/logs", "Logs"),
+    ("doctor", "/doctor", "Doctor"),
+    ("audit", "/audit", "Audit"),
+)
 # A longer word of a query is refused.
 _MOST_WORD: Final = 2_000
 
@@ -46,6 +55,8 @@ class Console:
     visitors: Visitors
     allow_write: bool = False
     audit_file: Path | None = None
+    findings: LatestFindings = field(default_factory=LatestFindings)
+    rates: StreamRates = field(default_factory=StreamRates)
 
     @property
     def pages(self) -> tuple[tuple[str, str, str], ...]:

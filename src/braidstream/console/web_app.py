@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
-from urllib.parse import parse_qsl
 
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
@@ -15,7 +14,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from braidstream.clients.sync import ServerError
-from braidstream.console import entry_pages, map_page, stream_pages
+from braidstream.console import (
+    dead_pages,
+    entry_pages,
+    group_pages,
+    log_pages,
+    map_page,
+    report_pages,
+    stream_pages,
+)
+from braidstream.console.forms import form_of
 from braidstream.console.page import Console, MissingPageError, QueryError, console_of, render
 from braidstream.console.region_access import BoundError
 from braidstream.console.visitors import new_id
@@ -23,7 +31,6 @@ from braidstream.errors import BraidError
 
 _STATIC: Final = Path(__file__).parent / "static"
 _KINDS: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-_MOST_FORM: Final = 65_536
 # Only what comes from this console runs or is loaded. Inline scripts and styles are refused as well.
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -50,6 +57,15 @@ def web_app(console: Console) -> ASGIApp:
         Route("/entry", entry_pages.show),
         Route("/tail", entry_pages.tail),
         Route("/tail/new", entry_pages.newer),
+        Route("/groups", group_pages.list_page),
+        Route("/group", group_pages.show),
+        Route("/dead", dead_pages.list_page),
+        Route("/dead/retry", dead_pages.retry, methods=["POST"]),
+        Route("/dead/drop", dead_pages.drop, methods=["POST"]),
+        Route("/logs", log_pages.list_page),
+        Route("/log", log_pages.show),
+        Route("/doctor", report_pages.doctor),
+        Route("/audit", report_pages.audit),
         Route("/login", _login_page),
         Route("/login", _login, methods=["POST"]),
         Route("/logout", _logout, methods=["POST"]),
@@ -103,28 +119,15 @@ def _cookie(name: str, value: str, is_tls: bool) -> str:
     return f"{name}={value}; Path=/; HttpOnly; SameSite=Lax{'; Secure' if is_tls else ''}"
 
 
-async def form_of(request: Request) -> dict[str, str]:
-    """The words of a form that one of our pages sent. Anything else is refused."""
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > _MOST_FORM:
-            raise QueryError("the form is too long.")
-    words = dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
-    if not console_of(request).visitors.is_own_form(request, words.pop("token", "")):
-        raise QueryError("the form does not come from a current page of this console. Load the page again.")
-    return words
-
-
 async def _login_page(request: Request) -> Response:
     return render(request, "login.html", wrong=False)
 
 
 async def _login(request: Request) -> Response:
-    visitors, words = console_of(request).visitors, await form_of(request)
+    visitors, form = console_of(request).visitors, await form_of(request)
     if visitors.is_busy():
         raise QueryError("too many wrong passwords. Wait a minute.")
-    session = visitors.log_in(words.get("password", ""))
+    session = visitors.log_in(form.words.get("password", ""))
     if session is None:
         return render(request, "login.html", status=403, wrong=True)
     response = RedirectResponse("/", 303)

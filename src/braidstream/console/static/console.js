@@ -72,8 +72,16 @@ document.querySelectorAll("form.bar select[name=region]").forEach((select) => {
   select.addEventListener("change", () => select.form.requestSubmit());
 });
 
-document.querySelectorAll("form[data-confirm]").forEach((form) => {
-  form.addEventListener("submit", (event) => {
-    if (!confirm(form.dataset.confirm)) event.preventDefault();
+document.querySelectorAll("button[data-confirm]").forEach((button) => {
+  button.addEventListener("click", (event) => {
+    if (!confirm(button.dataset.confirm)) event.preventDefault();
   });
 });
+
+const all = document.getElementById("choose-all");
+if (all) {
+  all.closest("label").hidden = false;
+  all.addEventListener("change", () => {
+    all.form.querySelectorAll("input[name=id]").forEach((box) => { box.checked = all.checked; });
+  });
+}

@@ -1,0 +1,89 @@
+"""Logs: the home, the epochs, the offsets in every region, and entries by offset."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from braidstream.admin.log_moves import home_of, read_log
+from braidstream.admin.stream_overview import read_stream
+from braidstream.clients.shared import Conversation
+from braidstream.clients.sync import ServerError
+from braidstream.console.field_values import field_value
+from braidstream.console.page import Query, render
+from braidstream.console.region_access import RegionAccess
+from braidstream.console.stream_search import search
+from braidstream.consumers.spoken import ViewOf, command
+from braidstream.errors import BraidError
+from braidstream.model.offset_log import LAST_OFFSET
+from braidstream.protocol.plan import Plan
+
+_COUNT: Final = 50
+
+
+async def list_page(request: Request) -> Response:
+    query = Query.of(request)
+    names, following = await search(query)
+    rows = await asyncio.gather(*(query.region.run(read_stream(name)) for name in names))
+    return render(
+        request,
+        "logs.html",
+        page="logs",
+        region=query.region.name,
+        pattern=query.text("pattern"),
+        rows=[row for row in rows if row is not None and row.is_log],
+        following=following,
+        is_first=query.text("cursor") in ("", "0"),
+    )
+
+
+async def show(request: Request) -> Response:
+    """One log. `at`: the first offset to show; without it the last entries."""
+    query = Query.of(request)
+    name = query.name()
+    registry = await query.region.run(read_log(name))
+    regions = list(query.console.access.values())
+    extents = await asyncio.gather(*(_extent(region, name) for region in regions))
+    here = dict(zip((each.name for each in regions), extents, strict=True))[query.region.name]
+    first, last = here[:2] if not here[2] else (1, 0)
+    start = query.number("at", max(first, last - _COUNT + 1, 1), LAST_OFFSET)
+    _, entries = await query.region.converse(_read(name, start, _COUNT))
+    return render(
+        request,
+        "log.html",
+        page="logs",
+        region=query.region.name,
+        name=name,
+        home=query.console.region_name(home_of(registry).writer),
+        epochs=registry.epochs,
+        settings=registry.log,
+        extents=list(zip(regions, extents, strict=True)),
+        rows=[
+            (offset, field_value(b"", tag).text, field_value(b"", entry)) for offset, tag, entry in entries
+        ],
+        start=start,
+        before=max(first, start - _COUNT) if start > first else 0,
+        following=start + _COUNT if start + _COUNT <= last else 0,
+        is_last=start + _COUNT > last,
+    )
+
+
+def _read(name: bytes, start: int, count: int) -> Conversation[tuple[Sequence[int], list[Any]]]:
+    """(first, last) offset here, and entries from an offset on. Missing ones are left out."""
+
+    def plan(view_of: ViewOf) -> Plan[tuple[Sequence[int], list[Any]]]:
+        extent, entries = yield from command(view_of, "TREAD", name, start, count, "WITHINFO", "SKIP")
+        return extent, [each for each in entries or () if each is not None]
+
+    return plan
+
+
+async def _extent(region: RegionAccess, name: bytes) -> tuple[int, int, str]:
+    """First and last offset in a region, or why they are unknown."""
+    try:
+        (first, last), _ = await region.converse(_read(name, 1, 0))
+        return int(first), int(last), ""
+    except (BraidError, ServerError, OSError) as error:
+        return 0, 0, str(error)

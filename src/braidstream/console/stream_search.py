@@ -1,0 +1,32 @@
+"""A search for streams by name, in bounded parts."""
+
+import re
+import time
+from typing import Final
+
+from braidstream.admin.stream_overview import list_streams
+from braidstream.commands.glob import matcher
+from braidstream.console.page import Query, QueryError
+from braidstream.model.frontier import name_of_text
+
+# A search ends after so many found streams, pages of keys, or seconds, and can be continued.
+_MOST_FOUND: Final = 50
+_PAGE: Final = 200
+_MOST_PAGES: Final = 100
+_WITHIN_S: Final = 1.0
+_CURSOR: Final = re.compile(r"[0-9]{1,20}\Z")
+
+
+async def search(query: Query) -> tuple[list[bytes], int]:
+    """Names of streams that match `pattern`, from `cursor` on, and where to continue; 0 at the end."""
+    text, pattern = query.text("cursor") or "0", query.text("pattern")
+    if not _CURSOR.match(text):
+        raise QueryError("cursor is no number.")
+    glob = pattern if re.search(r"[*?\[]", pattern) else f"*{pattern}*"
+    matches, names, cursor, began = matcher(name_of_text(glob)), set[bytes](), int(text), time.monotonic()
+    for _ in range(_MOST_PAGES):
+        cursor, page = await query.region.run(list_streams(cursor, _PAGE))
+        names.update(name for name in page if matches(name))
+        if not cursor or len(names) >= _MOST_FOUND or time.monotonic() - began > _WITHIN_S:
+            break
+    return sorted(names), cursor

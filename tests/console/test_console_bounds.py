@@ -1,0 +1,172 @@
+"""No page of the console asks a server for too much, or writes."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from braidstream.console.region_access import BoundError, bounded
+from braidstream.errors import ReplyError
+from braidstream.protocol.plan import Batch, Plan, run
+from tests.console.test_console_access import Visit
+from tests.support.consoles import console
+from tests.support.daemons import write_config
+from tests.support.regions import become, client_of
+from tests.support.servers import Engine
+
+# What a page may send: only reads, each with a bound. TREAD and XPENDING are plans of ours.
+PAGES: Final = (
+    "/",
+    "/streams",
+    "/streams?pattern=[",
+    "/stream?name=orders",
+    "/entries?name=orders&count=200",
+    "/entries?name=orders&text=nowhere",
+    "/entry?name=orders&id=1-1",
+    "/tail?name=orders",
+    "/groups",
+    "/group?name=orders&group=billing",
+    "/dead?name=orders",
+    "/logs",
+    "/log?name=audit",
+    "/log?name=orders",
+    "/doctor",
+    "/audit",
+)
+HOSTILE: Final = (
+    "/entries?name=orders&count=999999999",
+    "/entries?name=orders&count=-1",
+    "/entries?name=orders&at=99999999999999999999999999-1",
+    "/entries?name=orders&at=9999999999999999-18446744073709551615",
+    "/entries?name=",
+    "/entries?name=base64:%21",
+    "/entries?name=a%00b&field=%ff%fe",
+    "/streams?cursor=-1",
+    "/streams?cursor=99999999999999999999",
+    "/streams?pattern=" + "[" * 1_000,
+    "/streams?pattern=" + "*a" * 90,
+    "/streams?region=nosuch",
+    "/streams?pattern=" + "x" * 3_000,
+    "/tail/new?name=orders&cursor=[]",
+    "/tail/new?name=orders&cursor={",
+    "/tail/new?name=orders&cursor=%7B%22orders%22%3A%7B%22s1%22%3A%22x%22%7D%7D",
+    "/entry?name=orders&id=%ff",
+    "/log?name=audit&at=99999999999999999999",
+    "/dead?name=orders&at=(1-1",
+    "/static/../page.py",
+    "/static/%2e%2e/page.py",
+    "/" + "a" * 5_000,
+)
+
+
+@pytest.fixture
+def url(engine: Engine, tmp_path: Path) -> Iterator[str]:
+    """A console whose user may not write anything."""
+    become(engine, region=1, name="region-1")
+    with client_of(engine) as client, client.pipeline(transaction=False) as pipe:
+        for number in range(5_000):
+            pipe.xadd("orders", {"order": number})
+        pipe.execute()
+        client.xgroup_create("orders", "billing", "0")
+        client.twrite("audit", "login", "ann")
+        client.execute_command(
+            "ACL", "SETUSER", "viewer", "on", ">pw", "~*", "&*", "+@all", "-@write", "-keys"
+        )
+    config = write_config(tmp_path / "braid.toml", {1: engine.url.replace("redis://", "redis://viewer:pw@")})
+    try:
+        with console(config) as found:
+            yield found
+    finally:
+        with engine.client() as client:
+            client.execute_command("ACL", "DELUSER", "viewer")
+
+
+def calls(engine: Engine) -> dict[str, int]:
+    with engine.client() as client:
+        found: dict[str, Any] = client.info("commandstats")
+    return {name.removeprefix("cmdstat_"): each["calls"] for name, each in found.items()}
+
+
+def test_all_pages_work_for_a_user_who_may_only_read(url: str, engine: Engine) -> None:
+    before = calls(engine)
+    for path in PAGES:
+        answer = Visit(url, path)
+        expected = {"/entry?name=orders&id=1-1": 404, "/log?name=orders": 502}.get(path, 200)
+        assert answer.status == expected, f"{path}: {answer.text}"
+        assert "NOPERM" not in answer.text, path
+    after = calls(engine)
+    ran = {name for name, count in after.items() if count > before.get(name, 0)}
+    assert "keys" not in ran
+    # A filter that finds nothing reads 2,000 entries in ten pages, two round trips each.
+    assert after["xrevrange"] - before.get("xrevrange", 0) < 20
+
+
+def test_odd_words_are_refused_with_a_page(url: str) -> None:
+    for path in HOSTILE:
+        answer = Visit(url, path)
+        assert answer.status in (200, 400, 404, 502), f"{path[:80]}: {answer.status}"
+        assert "Traceback" not in answer.text
+    assert Visit(url, "/").status == 200
+
+
+def test_a_search_that_finds_nothing_can_be_continued(url: str, engine: Engine) -> None:
+    with engine.client() as client, client.pipeline(transaction=False) as pipe:
+        for number in range(30_000):
+            pipe.set(f"filler-{number}", 1)
+        pipe.execute()
+    path, seen, parts = "/streams?pattern=ord", "", 0
+    while path:
+        seen = Visit(url, path).text
+        found = re.search(r'href="([^"]*cursor=[^"]*)">Continue', seen)
+        path = found[1].replace("&amp;", "&") if found else ""
+        parts += 1
+        if ">orders<" in seen:
+            break
+    assert ">orders<" in seen
+    assert 1 <= parts < 40
+
+
+def test_a_plan_ends_before_it_makes_too_many_round_trips() -> None:
+    def endless() -> Plan[int]:
+        while True:
+            yield Batch([("PING",)])
+
+    def short() -> Plan[Any]:
+        try:
+            yield Batch([("PING",)])
+        except ReplyError as error:
+            return (yield Batch([(str(error),)]))
+
+    sent = list[Batch]()
+
+    def send(batch: Batch) -> list[Any]:
+        sent.append(batch)
+        return [ReplyError("ERR no")] if batch.commands[0][0] == "PING" and len(sent) == 1 else [b"PONG"]
+
+    assert run(bounded(short(), 2), send) == [b"PONG"]
+    with pytest.raises(BoundError, match="more than 5 round trips"):
+        run(bounded(endless(), 5), send)
+    assert len(sent) == 2 + 5
+
+
+def test_an_audit_is_shown_from_its_file(engine: Engine, tmp_path: Path) -> None:
+    become(engine, region=1, name="region-1")
+    config = write_config(tmp_path / "braid.toml", {1: engine.url})
+    file = tmp_path / "audit.json"
+    with console(config, "--audit", str(file)) as url:
+        assert "cannot be read" in Visit(url, "/audit").text
+        file.write_text("[]")
+        assert "is not what" in Visit(url, "/audit").text
+        lost = {"kind": "lost", "stream": "<b>", "place": "s1", "id": "1-1", "region": 1, "certain": True,
+                "healed": False, "note": ""}  # fmt: skip
+        facts = {"regions": [1, 2], "entries": 7, "behind": {"1": 0, "2": 3}, "removing": {"1": 0, "2": 0},
+                 "wrong": 1, "healed": 0, "anomalies": [lost], "seconds": 1.0}  # fmt: skip
+        file.write_text(json.dumps(facts))
+        shown = Visit(url, "/audit").text
+        assert "1 entries or groups are wrong" in shown
+        assert "<td>&lt;b&gt;</td>" in shown
+        file.write_text(json.dumps({**facts, "anomalies": [], "wrong": 0}))
+        assert "3 entries were still replicating" in Visit(url, "/audit").text
