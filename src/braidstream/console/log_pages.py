@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from braidstream.admin.log_moves import home_of, read_log
 from braidstream.admin.stream_overview import read_stream
+from braidstream.clients.log_commands import entries_read
 from braidstream.clients.shared import Conversation
 from braidstream.clients.sync import ServerError
 from braidstream.console.field_values import field_value
@@ -74,8 +75,9 @@ def _read(name: bytes, start: int, count: int) -> Conversation[tuple[Sequence[in
     """(first, last) offset here, and entries from an offset on. Missing ones are left out."""
 
     def plan(view_of: ViewOf) -> Plan[tuple[Sequence[int], list[Any]]]:
-        extent, entries = yield from command(view_of, "TREAD", name, start, count, "WITHINFO", "SKIP")
-        return extent, [each for each in entries or () if each is not None]
+        reply = yield from command(view_of, "TREAD", name, start, count, "WITHINFO", "SKIP")
+        extent, entries = entries_read(reply, withinfo=True)
+        return extent, entries
 
     return plan
 

@@ -153,18 +153,31 @@ def _static(path: Path) -> Handler:
 
 async def _error(request: Request, error: Exception) -> Response:
     """Errors are pages too. The text of an error of ours has no secret."""
-    status = HTTPStatus.BAD_GATEWAY
+    status, title = HTTPStatus.BAD_GATEWAY, "This did not work"
     if isinstance(error, QueryError):
         status = HTTPStatus.BAD_REQUEST
     elif isinstance(error, MissingPageError):
-        status = HTTPStatus.NOT_FOUND
+        status, title = HTTPStatus.NOT_FOUND, "Not found"
     elif isinstance(error, BoundError):
         status = HTTPStatus.UNPROCESSABLE_ENTITY
-    return render(request, "error.html", status=status, title=status.phrase, text=str(error))
+    return render(request, "error.html", status=status, title=title, text=str(error))
 
 
 async def _missing(request: Request, error: Exception) -> Response:
     return await _error(request, MissingPageError("there is no such page."))
 
 
-_ERRORS: Final = {BraidError: _error, ServerError: _error, OSError: _error, 404: _missing, 405: _missing}
+async def _crash(request: Request, error: Exception) -> Response:
+    """A defect of the console. The process logs the error; the page does not show it."""
+    text = "the console failed on this page. What happened is in its log."
+    return render(request, "error.html", status=500, title="This did not work", text=text)
+
+
+_ERRORS: Final = {
+    Exception: _crash,
+    BraidError: _error,
+    ServerError: _error,
+    OSError: _error,
+    404: _missing,
+    405: _missing,
+}
