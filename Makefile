@@ -63,6 +63,9 @@ bench-replication: ## catch-up, lag and cost of replication with real daemons; s
 bench-many: ## 100,000 small streams in three regions: memory, catch-up, restart and idle CPU; MANY="--streams 10000"
 	$(PYTHON) -m bench.many $(MANY)
 
+bench-console: ## CPU of the console with five regions under load, without viewers and with five
+	$(PYTHON) -m bench.console
+
 bench-spark: ## what Spark's source and sink reach, against the engine's own figures
 	$(PYTHON) -m bench.spark
 

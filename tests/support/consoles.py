@@ -15,12 +15,14 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import pytest
-from playwright.sync_api import ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import ConsoleMessage, Page, expect, sync_playwright
 
 from tests.support.cli import BRAID
 
 WITHIN_S: Final = 30
 WIDTHS: Final = (1280, 390)
+
+expect.set_options(timeout=WITHIN_S * 1000)
 
 
 @contextmanager
