@@ -53,9 +53,8 @@ def _measure(pid: int, url: str) -> None:
     _view(url)
     alone = _cpu_share(pid, SECONDS, [])
     watched = _cpu_share(pid, SECONDS, [url] * VIEWERS)
-    print(
-        f"{url}: {alone:.2%} of a core without viewers, {(watched - alone) / VIEWERS:.2%} more for each viewer"
-    )
+    each = (watched - alone) / VIEWERS
+    print(f"{url}: {alone:.2%} of a core without viewers, {each:.2%} more for each viewer", flush=True)
 
 
 def _cpu_share(pid: int, seconds: float, viewed: list[str]) -> float:
