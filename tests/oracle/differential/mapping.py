@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tests.oracle.differential.script import (
+    EXPIRES,
     FLUSHES,
     LAST_ID,
     MAX,
@@ -181,6 +182,8 @@ class Mapping:
         elif command in (b"DEL", b"UNLINK"):
             for name in argv[1:]:
                 self._lives.pop(name, None)
+        elif command in EXPIRES and bare == 1 and int(argv[2]) <= 0:
+            self._lives.pop(argv[1], None)
         elif command in FLUSHES:
             self._lives.clear()
         elif command in MOVES and bare in (b"OK", 1) and argv[1] != argv[2] and argv[4:5] != [b"1"]:
