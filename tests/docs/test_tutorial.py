@@ -9,7 +9,10 @@ import redis
 from tests.support.reader import ROOT, Reader, blocks
 from tests.support.servers import NEWEST, Flavour, free_port
 
-TYPED = ["README.md", "docs/tutorial.md", "docs/tutorial-regions.md", "docs/tutorial-logs.md"]
+TYPED = [
+    "README.md",
+    *(f"docs/tutorial{name}.md" for name in ("", "-worker", "-regions", "-logs")),
+]
 GUIDES = [
     f"docs/guides/{name}.md"
     for name in ("drop-in", "move", "groups", "worker", "logs", "idempotence", "gateway")

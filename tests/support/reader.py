@@ -3,6 +3,7 @@
     ```sh        typed into bash; `braid up` and `braid gateway` run until the reader is done with the page
     ```python    typed into one Python for the page; `expression  # -> value` says what the line gives
     ```text      what the block before it prints, or the end of it
+    ```python title="worker.py"    saved under that name; `python worker.py` runs until the end of the page
 
 Entry IDs and versions differ from run to run, so any stands for any. Three things are not typed as printed:
 ports (other programs of this machine may have them), the name of the server program, and the options of
@@ -26,10 +27,10 @@ import redis
 from tests.support.servers import Flavour
 
 ROOT = Path(__file__).resolve().parents[2]
-_BLOCK = re.compile(r"^```(sh|text|python)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(r'^```(sh|text|python|python title="[\w.]+")\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 _INSTALLS = re.compile(r"^(git clone|cd |python3 -m venv|pip install|\. |export )")
 _SHOWN = re.compile(r"  # -> (.*)$")
-_STAYS = re.compile(r"^braid (up|gateway)\b")
+_STAYS = re.compile(r"^(braid (up|gateway)|python \w+\.py)\b")
 _WITHIN_S = 60
 
 
@@ -63,8 +64,10 @@ class Reader:
                 elif kind == "text":
                     seen, wanted = alike(self._printed), alike(self._here(text))
                     assert seen.endswith(wanted), f"{page} shows:\n{wanted}\nprinted was:\n{seen}"
-                else:
+                elif kind == "python":
                     self._python(self._here(text), page)
+                else:
+                    (self.folder / kind.split('"')[1]).write_text(self._here(text), encoding="utf-8")
         finally:
             for process in self._staying:
                 process.send_signal(signal.SIGINT)
