@@ -110,7 +110,7 @@ crowd: ## 10,000 idle and 500 busy clients at one gateway
 	BRAID_IDLE=10000 BRAID_BUSY=500 $(PYTHON) -m pytest -q -s tests/gateway/test_gateway_crowd.py --timeout 0
 
 docs: ## build the documentation site into site/, with every link checked
-	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict  # not --quiet: that hides warnings from --strict
 
 docs-version: ## the site as one version on the branch gh-pages of this clone; VERSION=0.1 ALIAS=latest
 	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/mike deploy --update-aliases $(VERSION) $(ALIAS)
