@@ -21,37 +21,40 @@ class HandlerTimeout(BaseException):
 
 
 class Worker(threading.Thread):
-    """Takes work until it gets None, or is given up."""
+    """Takes work until it gets None, or is given up.
+
+    No name of ours begins with `_`: Thread has such names of its own, others in each version of Python.
+    """
 
     def __init__(self, pool: "WorkerPool") -> None:
         super().__init__(daemon=True, name="braidstream-handler")
-        self._pool, self._lock = pool, threading.Lock()
+        self.pool, self.ending = pool, threading.Lock()
         self.work: Work | None = None
         self.started = 0.0
-        self._is_given_up = False
+        self.is_given_up = False
 
     def run(self) -> None:
         try:
-            while (work := self._pool.next()) is not None:
+            while (work := self.pool.next()) is not None:
                 if work:
-                    self._handle(work)
-                if self._is_given_up:
+                    self.handle(work)
+                if self.is_given_up:
                     return
         except HandlerTimeout:
             pass  # it came late, after the handler: this thread is given up already
 
-    def _handle(self, work: Work) -> None:
+    def handle(self, work: Work) -> None:
         self.started = time.monotonic()
         self.work = work
         try:
-            error, rejected = self._pool.run(work)
+            error, rejected = self.pool.run(work)
         except HandlerTimeout as late:
             error, rejected = late, {}
-        with self._lock:
+        with self.ending:
             self.work = None
-            if self._is_given_up:
+            if self.is_given_up:
                 return
-        self._pool.report(work, error, rejected)
+        self.pool.report(work, error, rejected)
 
     def give_up(self, work: Work) -> bool:
         """Stop waiting for the handler of some work; False if it has ended meanwhile.
@@ -59,10 +62,10 @@ class Worker(threading.Thread):
         The exception reaches the handler when it next runs Python code. If it hangs in a call of the system,
         its thread stays until that call returns.
         """
-        with self._lock:
+        with self.ending:
             if self.work is not work:
                 return False
-            self._is_given_up = True
+            self.is_given_up = True
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
                 ctypes.c_ulong(self.ident or 0), ctypes.py_object(HandlerTimeout)
             )
