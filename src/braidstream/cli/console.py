@@ -65,7 +65,7 @@ def console(
 
     It reads the servers of the file, with limits on every query, and changes nothing unless --allow-write is
     given. Without a password or a proxy it listens on this machine only. Needs the extra `console`:
-    pip install 'braidstream[console]'
+    pip install -e '.[console]'
 
     Example: braid console --config braid.toml
     """
