@@ -1,6 +1,11 @@
-"""The pages of the console in a real browser: wide and narrow, by keyboard, with hostile names and values."""
+"""The pages of the console in a real browser: wide and narrow, by keyboard, with hostile names and values.
 
+BRAID_RECORD=1 writes the pictures in docs/images anew.
+"""
+
+import io
 import json
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -8,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from PIL import Image
 from playwright.sync_api import Page, expect
 
 import braidstream
@@ -35,6 +41,16 @@ PAGES: Final = (
     "/doctor",
     "/audit",
 )
+# Pictures for the docs: name, and height of the window.
+PICTURES: Final = {
+    ("/", 1280): ("console-map", 860),
+    ("/", 390): ("console-map-phone", 844),
+    ("/stream?name=orders", 1280): ("console-stream", 780),
+    ("/entries?name=orders&count=10", 1280): ("console-entries", 640),
+    ("/group?name=orders&group=billing", 1280): ("console-group", 700),
+    ("/dead?name=orders.dead", 1280): ("console-dead", 560),
+}
+IMAGES: Final = Path(__file__).resolve().parents[2] / "docs" / "images"
 # One scene for all of them.
 pytestmark = pytest.mark.xdist_group("console")
 
@@ -86,6 +102,14 @@ def fill(scene: Scene) -> None:
             client.xadd("orders.dead", dict(zip(words[::2], words[1::2], strict=True)))
 
 
+def record(page: Page, name: str, height: int) -> None:
+    """Write a picture of a page. 64 colours are enough, and small."""
+    page.set_viewport_size({"width": page.viewport_size["width"], "height": height})
+    IMAGES.mkdir(exist_ok=True)
+    whole = Image.open(io.BytesIO(page.screenshot()))
+    whole.convert("RGB").quantize(64).save(IMAGES / f"{name}.png", optimize=True)
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_page_fits_its_window_and_nothing_is_logged(scene: Scene, width: int) -> None:
     page = scene.open("/", width=width)
@@ -94,6 +118,8 @@ def test_every_page_fits_its_window_and_nothing_is_logged(scene: Scene, width: i
         assert page.locator("h1").count() == 1, path
         too_wide = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
         assert too_wide <= 0, f"{path} is {too_wide} pixels too wide"
+        if os.environ.get("BRAID_RECORD") and (path, width) in PICTURES:
+            record(page, *PICTURES[path, width])
     page.context.close()
     assert scene.browser.complaints == []
 
