@@ -45,10 +45,8 @@ PAGES: Final = (
 PICTURES: Final = {
     ("/", 1280): ("console-map", 860),
     ("/", 390): ("console-map-phone", 844),
-    ("/stream?name=orders", 1280): ("console-stream", 780),
     ("/entries?name=orders&count=10", 1280): ("console-entries", 640),
     ("/group?name=orders&group=billing", 1280): ("console-group", 700),
-    ("/dead?name=orders.dead", 1280): ("console-dead", 560),
 }
 IMAGES: Final = Path(__file__).resolve().parents[2] / "docs" / "images"
 # One scene for all of them.
