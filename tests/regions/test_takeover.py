@@ -12,8 +12,9 @@ from tests.support.regions import client_of
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 
-WITHIN_S = 60
-AFTER_S = 5
+WITHIN_S = 120
+# On a busy machine a daemon may be late by seconds.
+AFTER_S = 10
 
 
 def owned(client: braidstream.Redis) -> list[str]:
@@ -37,7 +38,7 @@ def test_the_work_of_a_killed_region_is_taken_over_and_given_back(flavour: Flavo
         config.write_text(f"{config.read_text()}[groups]\ntakeover_after_s = {AFTER_S}\n")
         daemons = [stack.enter_context(Daemon(config, f"region-{number}")) for number in (1, 2, 3)]
         for daemon in daemons:
-            daemon.tells("daemon.ready")
+            daemon.tells("daemon.ready", WITHIN_S)
         one, two, three = (stack.enter_context(client_of(each, decode_responses=True)) for each in engines)
         one.execute_command("XGROUP CREATE", "orders", "jobs", "0", "SCOPE", "ONCE", "MKSTREAM")
         sent, seen = list[str](), Counter[str]()
@@ -55,7 +56,7 @@ def test_the_work_of_a_killed_region_is_taken_over_and_given_back(flavour: Flavo
         eventually(known, within_s=WITHIN_S, why="region 1 knows what was acknowledged")
 
         daemons[2].kill()  # the region is gone for its peers, and its server still has what was in hand
-        daemons[0].tells("groups.taken_over region=3 groups=1")
+        daemons[0].tells("groups.taken_over region=3 groups=1", WITHIN_S)
         assert owned(one) == ["1", "3"]
         status = braid("status", "--config", str(config)).stdout
         assert "it delivers for region 3 in 1 groups" in " ".join(status.split())
@@ -65,7 +66,7 @@ def test_the_work_of_a_killed_region_is_taken_over_and_given_back(flavour: Flavo
         assert set(seen.values()) == {1}, "what was acknowledged in time is not repeated"
 
         daemons[2].start()
-        daemons[0].tells("groups.given_back region=3 groups=1")
+        daemons[0].tells("groups.given_back region=3 groups=1", WITHIN_S)
         eventually(lambda: owned(three) == ["3"] and owned(one) == ["1"], within_s=WITHIN_S, why="given back")
         three.xadd("orders", {"n": "3.late"})
         eventually(lambda: handle(three, seen), within_s=WITHIN_S, why="it delivers again")
