@@ -51,6 +51,7 @@ BY_TURNS: Final = {
     "regions/test_log_kills.py",
     "regions/test_long_absence.py",
     "regions/test_region_changes.py",
+    "regions/test_takeover.py",
 }
 ON_TWO: Final = {
     "regions",
