@@ -71,7 +71,7 @@ class ConsumerBase:
         self.is_reading = False
         self._failures = 0
         self._resume_at = 0.0
-        self._has_run = False
+        self._has_run = self._is_plain = False
         self._stop_at: float | None = None
         self._is_hurried = False
 
@@ -92,9 +92,10 @@ class ConsumerBase:
             raise ValueError("this consumer has no handler. Decorate a function with @consumer.handler.")
         return self._handler
 
-    def begin(self) -> None:
-        """A consumer runs once."""
-        _ = self.wanted
+    def begin(self, *, surrounded: bool) -> None:
+        """A consumer runs once. surrounded: by middleware."""
+        # Whether nothing surrounds the handler, and it takes a message as it is: the cheapest call.
+        self._is_plain = self.wanted.takes_message and not (surrounded or self.observers)
         if self._has_run:
             raise ValueError("this consumer has run already. Make another one.")
         self._has_run = True
@@ -151,6 +152,9 @@ class ConsumerBase:
         return TimeoutError(f"the handler did not end within {self.settings.timeout} s")
 
     def finished(self, work: Work, error: BaseException | None, rejected: dict[Held, Reject]) -> None:
+        if error is None and len(work) == 1 and not (rejected or self.observers):
+            self.hand.succeeded(work[0])
+            return
         failures = self.hand.finished(work, error, rejected, time.monotonic())
         for failure in failures:
             _tell(failure)

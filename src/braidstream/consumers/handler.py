@@ -38,6 +38,8 @@ class Handler:
                 "def handle(order: Order, message: Message)."
             )
         self._adapter = _adapter(models[0]) if models else None
+        # Called with one message and nothing else: most handlers, and the cheapest call.
+        self.takes_message = not is_batch and self._wants_message == [True]
 
     @property
     def decodes(self) -> bool:

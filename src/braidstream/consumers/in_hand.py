@@ -35,6 +35,9 @@ from braidstream.consumers.settings import Settings
 _MOST_WAITING: Final = 1000
 # Claims are tried at least this often.
 _CLAIM_EVERY_S: Final = 5.0
+# Finished entries are acknowledged together: so many, or those of so many seconds.
+_ACK_AT_ONCE: Final = 100
+_ACK_WITHIN_S: Final = 0.005
 # XNACK FATAL sets the count to 2**63 - 1. Such an entry counts as failed for good.
 _FATAL: Final = 2**62
 CRASHED: Final = "the process that handled it crashed, or lost its connection for too long"
@@ -62,7 +65,8 @@ class InHand:
         self._numbers = count()
         self._running = self._again_running = self._suspects_running = 0
         self._oldest_ready: float | None = None
-        self._pace = Pace(now)
+        self._pace, self._unpaced = Pace(now), 0
+        self._done_since: float | None = None
 
     @property
     def is_exact(self) -> bool:
@@ -156,9 +160,12 @@ class InHand:
         size = self._size
         most = self.settings.concurrency + self.ahead // size
         while self.ready and self._running < most:
-            if not self._is_full(size, now):
+            if size > 1 and not self._is_full(size, now):
                 break
-            work = [self.ready.popleft() for _ in range(min(size, len(self.ready)))]
+            if size == 1:
+                work = [self.ready.popleft()]
+            else:
+                work = [self.ready.popleft() for _ in range(min(size, len(self.ready)))]
             found.append(self._start(work))
         if not self.ready:
             self._oldest_ready = None
@@ -212,6 +219,16 @@ class InHand:
 
     # What handlers say
 
+    def succeeded(self, held: Held) -> None:
+        """A handler is done with one entry. The same as `finished`, for the most common case."""
+        self._running -= 1
+        if held.is_again:
+            self._again_running -= 1
+            self._suspects_running -= held.is_suspect
+        held.is_running = held.is_counted = held.is_again = held.is_suspect = False
+        self.done.append(held)
+        self._unpaced += 1
+
     def finished(
         self, work: Work, error: BaseException | None, rejected: dict[Held, Reject], now: float
     ) -> list[Failure]:
@@ -248,6 +265,11 @@ class InHand:
 
     def wake(self, now: float) -> None:
         """Entries become due: those that have waited for their next attempt, or for their key."""
+        if self._unpaced:
+            self._pace.note(self._unpaced, now)
+            self._unpaced = 0
+        if self.done and self._done_since is None:
+            self._done_since = now
         while self._waiting and self._waiting[0][0] <= now:
             held = heapq.heappop(self._waiting)[2]
             if not held.is_lost:
@@ -257,6 +279,24 @@ class InHand:
                 (self.ready if held.is_counted else self.due).append(held)
 
     # What the engine says
+
+    def is_ack_due(self, now: float) -> bool:
+        """Whether finished entries shall be acknowledged now. While handlers are busy, those of a few
+        milliseconds share one command, unless others wait for them: those with the same key."""
+        if not self.done or self._done_since is None:
+            return False
+        if len(self.done) >= _ACK_AT_ONCE or not self._running:
+            return True
+        if self.lanes is not None or self.is_exact or self.is_stopping:
+            return True
+        return now >= self._done_since + _ACK_WITHIN_S
+
+    def acknowledged(self, count: int) -> None:
+        """The first ones that are done."""
+        for held in self.done[:count]:
+            self.forget(held)
+        del self.done[:count]
+        self._done_since = None
 
     def forget(self, held: Held) -> None:
         """It is acknowledged, moved to the dead letters, or lost."""
@@ -323,6 +363,8 @@ class InHand:
             times.append(self._waiting[0][0])
         if self._oldest_ready is not None and self.settings.batch_wait:
             times.append(self._oldest_ready + self.settings.batch_wait)
+        if self._done_since is not None:
+            times.append(self._done_since + _ACK_WITHIN_S)
         if self.lanes is not None and self.lanes.next_scan is not None:
             times.append(self.lanes.next_scan)
         return max(min(times), now)

@@ -102,7 +102,7 @@ class Consumer(ConsumerBase):
 
         signals: whether to react to signals. In other threads than the main thread it never does.
         """
-        self.begin()
+        self.begin(surrounded=bool(self._middleware))
         with self._signals(signals):
             await self._join()
             tasks = [asyncio.create_task(self._take_all())]
@@ -176,6 +176,9 @@ class Consumer(ConsumerBase):
     async def _run_work(self, work: Work) -> tuple[BaseException | None, dict[Held, Reject]]:
         rejected, limit = dict[Held, Reject](), asyncio.timeout(self.settings.timeout)
         try:
+            if self._is_plain and self.settings.timeout is None:
+                await self.wanted.function(work[0].message)
+                return None, rejected
             messages, call = self.prepare(work, rejected)
             if messages:
                 if self._middleware:

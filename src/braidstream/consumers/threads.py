@@ -94,7 +94,7 @@ class Consumer(ConsumerBase):
 
         signals: whether to react to signals. In other threads than the main thread it never does.
         """
-        self.begin()
+        self.begin(surrounded=bool(self._middleware))
         taker = threading.Thread(target=self._take_all, daemon=True, name="braidstream-taker")
         with self._signals(signals):
             self._join()
@@ -148,6 +148,9 @@ class Consumer(ConsumerBase):
     def _run_work(self, work: Work) -> tuple[BaseException | None, dict[Held, Reject]]:
         rejected = dict[Held, Reject]()
         try:
+            if self._is_plain:
+                self.wanted.function(work[0].message)
+                return None, rejected
             messages, call = self.prepare(work, rejected)
             if messages:
                 if self._middleware:

@@ -100,7 +100,7 @@ class Turns:
     def _parts(self, now: float) -> list[tuple[str, bool, Callable[[ViewOf, float], Plan[None]]]]:
         hand = self.hand
         return [
-            ("acknowledge", bool(hand.done), self._acknowledge),
+            ("acknowledge", hand.is_ack_due(now), self._acknowledge),
             ("recover", hand.must_recover, self._recover),
             ("extend", now >= hand.next_beat, self._extend),
             ("uncount", bool(hand.uncounted), self._uncount),
@@ -115,12 +115,10 @@ class Turns:
         return self._order.scan(view_of, now)
 
     def _acknowledge(self, view_of: ViewOf, now: float) -> Plan[None]:
-        done, hand = self.hand.done[:_AT_ONCE], self.hand
+        done = self.hand.done[:_AT_ONCE]
         for stream, helds in _by_stream(done).items():
             yield from command(view_of, "XACK", stream, self.settings.group, *(held.id for held in helds))
-            for held in helds:
-                hand.forget(held)
-        del hand.done[: len(done)]
+        self.hand.acknowledged(len(done))
 
     def _bury(self, view_of: ViewOf, now: float) -> Plan[None]:
         """Move entries to the dead letters; each that is still pending for this consumer."""
