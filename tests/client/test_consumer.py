@@ -281,6 +281,7 @@ def test_entries_whose_delivery_was_lost_with_the_connection_are_handled_soon(
     with runs(handle, name="worker-1", prefetch=0):
         orders(region, 1)
         log.wait(1)
+        until_acknowledged(region)
         with region.pipeline() as pipe:  # as if the reply had been lost
             pipe.xadd("orders", {"order": 2})
             pipe.xreadgroup("billing", "worker-1", {"orders": ">"})
