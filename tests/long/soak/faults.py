@@ -25,6 +25,8 @@ KINDS: Final = {
 # clock steps, or just after it: the daemons must have noted it (docs/design/guarantees.md).
 LOSSES: Final = ("replica promoted", "old primary lives on", "engine emptied", "backup restored")
 CLOCK: Final = "clock stepped"
+# The target of all of them: one at a time.
+LOSS: Final = "loss"
 HOUR_S: Final = 3600.0
 # A silent connection is given up after 10 s: now and then something lasts longer than that.
 LONG_S: Final = 13.0
@@ -47,7 +49,7 @@ class Fault:
     @property
     def targets(self) -> list[object]:
         """What it hits. Nothing is hit by two at once."""
-        return [(KINDS[self.kind][0], *self.where), *(["loss"] if self.kind in (*LOSSES, CLOCK) else [])]
+        return [(KINDS[self.kind][0], *self.where), *([LOSS] if self.kind in (*LOSSES, CLOCK) else [])]
 
     @property
     def step_s(self) -> float:

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.long.soak.evidence import keep_evidence
-from tests.long.soak.faults import KINDS, LOSSES, Fault, schedule
+from tests.long.soak.faults import KINDS, LOSS, LOSSES, RECOVERY_S, Fault, schedule
 from tests.long.soak.sites import Site, Sites, running
 from tests.long.soak.traffic import GROUP, JOBS, RULES, STREAMS, Traffic, odd_errors
 from tests.oracle import verdict
@@ -43,7 +43,7 @@ def soak(
         _make_group(sites)
         with Traffic(sites, seed) as traffic:
             began = time.monotonic()
-            plan = _suffer(sites, plan, traffic, seconds)
+            _suffer(sites, plan, traffic, seconds)
             traffic.stop_writing()
             stopped = time.monotonic()
             quiet = _quiet(sites, traffic)
@@ -78,33 +78,33 @@ def _make_group(sites: Sites) -> None:
                 )
 
 
-def _suffer(sites: Sites, plan: list[Fault], traffic: Traffic, seconds: float) -> list[Fault]:
-    """Let the schedule happen, in this thread: begin and end every fault at its time. Returns those that
-    happened: no second region loses its data while one is being restored, on a slow machine."""
-    steps = [(fault.at_s, "hurt", fault) for fault in plan]
-    steps += [(fault.at_s + fault.lasts_s, "heal", fault) for fault in plan]
-    steps.sort(key=lambda step: step[0])
-    began, told_s, now, done = time.monotonic(), 0.0, list[Fault](), list[Fault]()
-    while (at_s := time.monotonic() - began) < seconds or steps:
-        while steps and steps[0][0] <= at_s:
-            _, what, fault = steps.pop(0)
-            if what == "hurt" and (fault.kind not in LOSSES or sites.are_whole):
-                now.append(fault)
+def _suffer(sites: Sites, plan: list[Fault], traffic: Traffic, seconds: float) -> None:
+    """Let the schedule happen, in this thread. On a slow machine a fault waits until its targets are free."""
+    began, told_s, waiting = time.monotonic(), 0.0, list(plan)
+    now, busy = dict[Fault, float](), dict[object, float]()
+    while (at_s := time.monotonic() - began) < seconds or waiting or now:
+        for fault in [each for each, until_s in now.items() if until_s <= at_s]:
+            sites.heal(fault)
+            del now[fault]
+            busy |= dict.fromkeys(fault.targets, at_s + RECOVERY_S.get(fault.kind, 0.0))
+        if not sites.are_whole:  # no second region loses its data while one is being restored
+            busy[LOSS] = at_s + RECOVERY_S[LOSSES[0]]
+        taken = {target for fault in now for target in fault.targets}
+        for fault in [each for each in waiting if each.at_s <= at_s]:
+            if all(target not in taken and busy.get(target, 0.0) <= at_s for target in fault.targets):
+                waiting.remove(fault)
+                now[fault] = at_s + fault.lasts_s
                 sites.hurt(fault)
-            elif fault in now:
-                sites.heal(fault)
-                now.remove(fault)
-                done.append(fault)
+                break  # it may have taken a while
         for site in sites.all.values():
             site.supervise()
         if at_s - told_s >= TELL_EVERY_S:
             told_s = at_s
             print(_line(at_s, seconds, traffic, now), flush=True)
         time.sleep(0.05)
-    return done
 
 
-def _line(at_s: float, seconds: float, traffic: Traffic, now: list[Fault]) -> str:
+def _line(at_s: float, seconds: float, traffic: Traffic, now: Iterable[Fault]) -> str:
     outcomes = Counter(op.outcome for op in traffic.log.ops)
     said = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
     given = sum(each.new for each in traffic.log.deliveries)
