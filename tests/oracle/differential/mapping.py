@@ -86,6 +86,7 @@ class Mapping:
         self._lives = dict[bytes, Life]()
         self.has_chosen = set[bytes]()  # names with a `c` strand, in this life or one before
         self.counted = set[bytes]()  # names whose counters a user has set, or that are copies of such
+        self._expire_ahead = set[bytes]()  # names that had a deadline, and maybe IDs ahead of the clock
         self.exhausted = set[bytes]()  # names whose generated strand is at the end of all IDs
 
     def life(self, name: bytes) -> Life:
@@ -182,12 +183,25 @@ class Mapping:
         elif command in (b"DEL", b"UNLINK"):
             for name in argv[1:]:
                 self._lives.pop(name, None)
-        elif command in EXPIRES and bare == 1 and int(argv[2]) <= 0:
-            self._lives.pop(argv[1], None)
+        elif command in EXPIRES and bare == 1:
+            if int(argv[2]) <= 0:
+                self._lives.pop(argv[1], None)
+            elif argv[1] in self.has_chosen:
+                self._expire_ahead.add(argv[1])
         elif command in FLUSHES:
             self._lives.clear()
         elif command in MOVES and bare in (b"OK", 1) and argv[1] != argv[2] and argv[4:5] != [b"1"]:
             self._moved(argv[1], argv[2], keep=command == b"COPY")
+
+    def keeps_ids(self, argv: Argv) -> bool:
+        """Whether a command ended a stream that had a deadline, and maybe IDs ahead of the clock: ours keeps
+        them."""
+        command = argv[0].upper()
+        ended = set(argv[1:2] if command in EXPIRES else argv[1:])
+        is_end = command in (b"DEL", b"UNLINK", *MOVES) or (command in EXPIRES and argv[2] in (b"0", b"-1"))
+        if command in FLUSHES:
+            return bool(self._expire_ahead)
+        return is_end and not ended.isdisjoint(self._expire_ahead)
 
     def _moved(self, source: bytes, target: bytes, *, keep: bool) -> None:
         life = self._lives.get(source) if keep else self._lives.pop(source, None)

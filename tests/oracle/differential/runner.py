@@ -123,6 +123,8 @@ class Run:
             raise Mismatch(argv, bare, ours)
         if not isinstance(bare, Fault):
             self._mapping.note(theirs, argv, bare)
+            if self._mapping.keeps_ids(argv):
+                raise SequenceEnds("generating after DEL")
             if command in MOVES:
                 self._groups.drop(argv, bare)
 
