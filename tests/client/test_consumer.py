@@ -13,7 +13,7 @@ import pytest
 
 import braidstream
 from braidstream import Message, Reject
-from tests.support.consumers import Log, Runs, until_acknowledged
+from tests.support.consumers import WITHIN_S, Log, Runs, until_acknowledged
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine
 from tests.support.waiting import eventually
@@ -282,6 +282,8 @@ def test_entries_whose_delivery_was_lost_with_the_connection_are_handled_soon(
         orders(region, 1)
         log.wait(1)
         until_acknowledged(region)
+        waits = lambda: region.info("clients")["blocked_clients"] == 1  # noqa: E731
+        eventually(waits, within_s=WITHIN_S, why="the consumer should wait for the next entry")
         with region.pipeline() as pipe:  # as if the reply had been lost
             pipe.xadd("orders", {"order": 2})
             pipe.xreadgroup("billing", "worker-1", {"orders": ">"})
