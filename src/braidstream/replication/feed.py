@@ -88,15 +88,21 @@ class Feed:
 
 async def all_streams(source: PlanRunner) -> AsyncIterator[list[bytes]]:
     """Every stream of a region, also deleted ones, in pages."""
+    async for found in all_keys(source, keys.META):
+        yield [name for key in found if (name := keys.name_of_meta(key)) is not None]
+
+
+async def all_keys(source: PlanRunner, prefix: bytes) -> AsyncIterator[list[bytes]]:
+    """Every key of a server that begins so, in pages."""
     cursor: bytes | int = 0
     while True:
-        cursor, found = await source.run(_scan(cursor))
-        yield [name for key in found if (name := keys.name_of_meta(key)) is not None]
+        cursor, found = await source.run(_scan(cursor, prefix))
+        yield found
         if int(cursor) == 0:
             return
 
 
-def _scan(cursor: bytes | int) -> Plan[tuple[bytes, list[bytes]]]:
-    words = ("SCAN", cursor, "MATCH", keys.META + b"*", "COUNT", PAGE)
+def _scan(cursor: bytes | int, prefix: bytes) -> Plan[tuple[bytes, list[bytes]]]:
+    words = ("SCAN", cursor, "MATCH", prefix + b"*", "COUNT", PAGE)
     [(following, found)] = yield Batch([words], resend=True)
     return following, found

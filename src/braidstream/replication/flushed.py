@@ -5,38 +5,25 @@ The server no longer knows its earlier IDs, so such an entry may lie among those
     peers     1 2 . 4        3 was deleted
     home          3'         written after FLUSHALL
 
-The peers lack it, but nobody deleted it. It is marked like a restored entry (`m:`), so a link keeps it and
-sends it to the peers (heal.py). Only while the region is fenced, before anything is restored.
+The peers lack it although it was never deleted. It is marked like a restored entry (`m:`), so a link keeps it
+and sends it to the peers (heal.py). Only while the region is fenced, before anything is restored.
 """
-
-from typing import Final
 
 from braidstream.model import ids, keys
 from braidstream.model.fields import MetaField
 from braidstream.model.strand import Strand
-from braidstream.protocol.plan import Batch, Plan, send_one
+from braidstream.protocol.plan import send_one
 from braidstream.replication.endpoint import PlanRunner
+from braidstream.replication.feed import all_keys
 from braidstream.replication.state import read_state
-
-PAGE: Final = 1_000
 
 
 async def mark_written(home: PlanRunner, writer: int) -> None:
     """Mark all entries in the region's own strands."""
-    cursor: bytes | int = 0
-    while True:
-        cursor, found = await home.run(_scan(cursor, writer))
+    async for found in all_keys(home, keys.of_writer(writer)):
         for strand in [Strand(*parts) for key in found if (parts := keys.parse_strand(key))]:
             extent = (await home.run(read_state(strand.name, [strand], []))).strands.get(strand)
             if extent and extent.first and not strand.is_of_log:
                 where = b"%d %b %b" % (strand.life, ids.text(extent.first), ids.text(extent.last))
                 mark = ("HSETNX", keys.meta(strand.name), MetaField.MENDED + strand.label, where)
                 await home.run(send_one(mark))
-        if int(cursor) == 0:
-            return
-
-
-def _scan(cursor: bytes | int, writer: int) -> Plan[tuple[bytes, list[bytes]]]:
-    words = ("SCAN", cursor, "MATCH", keys.of_writer(writer) + b"*", "COUNT", PAGE)
-    [(following, found)] = yield Batch([words], resend=True)
-    return following, found
