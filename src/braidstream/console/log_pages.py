@@ -8,14 +8,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from braidstream.admin.log_moves import home_of, read_log
-from braidstream.admin.stream_overview import read_stream
 from braidstream.clients.log_commands import entries_read
 from braidstream.clients.shared import Conversation
 from braidstream.clients.sync import ServerError
 from braidstream.console.field_values import field_value
 from braidstream.console.page import Query, render
 from braidstream.console.region_access import RegionAccess
-from braidstream.console.stream_search import search
+from braidstream.console.stream_search import list_found
 from braidstream.consumers.spoken import ViewOf, command
 from braidstream.errors import BraidError
 from braidstream.model.offset_log import LAST_OFFSET
@@ -25,19 +24,8 @@ _COUNT: Final = 50
 
 
 async def list_page(request: Request) -> Response:
-    query = Query.of(request)
-    names, following = await search(query)
-    rows = await asyncio.gather(*(query.region.run(read_stream(name)) for name in names))
-    return render(
-        request,
-        "logs.html",
-        page="logs",
-        region=query.region.name,
-        pattern=query.text("pattern"),
-        rows=[row for row in rows if row is not None and row.is_log],
-        following=following,
-        is_first=query.text("cursor") in ("", "0"),
-    )
+    found = await list_found(Query.of(request), logs_only=True)
+    return render(request, "logs.html", page="logs", **found)
 
 
 async def show(request: Request) -> Response:

@@ -1,36 +1,23 @@
 """Streams: search with bounds, and one stream with its strands."""
 
-import asyncio
 import time
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from braidstream.admin.stream_overview import read_detail, read_entries, read_stream
+from braidstream.admin.stream_overview import read_detail, read_entries
 from braidstream.console.charts import draw
 from braidstream.console.page import MissingPageError, Query, render
 from braidstream.console.stream_rates import SPAN_S
-from braidstream.console.stream_search import search
+from braidstream.console.stream_search import list_found
 from braidstream.consumers import dead_letters
 from braidstream.inspection.wording import printable
 from braidstream.model import ids
 
 
 async def list_page(request: Request) -> Response:
-    query = Query.of(request)
-    names, following = await search(query)
-    found = await asyncio.gather(*(query.region.run(read_stream(name)) for name in names))
-    return render(
-        request,
-        "streams.html",
-        page="streams",
-        region=query.region.name,
-        pattern=query.text("pattern"),
-        rows=[row for row in found if row is not None],
-        following=following,
-        is_first=query.text("cursor") in ("", "0"),
-        now_ms=time.time() * 1000,
-    )
+    found = await list_found(Query.of(request))
+    return render(request, "streams.html", page="streams", now_ms=time.time() * 1000, **found)
 
 
 async def show(request: Request) -> Response:

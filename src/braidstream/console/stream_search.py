@@ -1,10 +1,11 @@
 """A search for streams by name, in bounded parts."""
 
+import asyncio
 import re
 import time
-from typing import Final
+from typing import Any, Final
 
-from braidstream.admin.stream_overview import list_streams
+from braidstream.admin.stream_overview import list_streams, read_stream
 from braidstream.commands.glob import matcher
 from braidstream.console.page import Query, QueryError
 from braidstream.model.frontier import name_of_text
@@ -15,6 +16,19 @@ _PAGE: Final = 200
 _MOST_PAGES: Final = 100
 _WITHIN_S: Final = 1.0
 _CURSOR: Final = re.compile(r"[0-9]{1,20}\Z")
+
+
+async def list_found(query: Query, *, logs_only: bool = False) -> dict[str, Any]:
+    """One part of a search, for the templates of lists."""
+    names, following = await search(query)
+    rows = await asyncio.gather(*(query.region.run(read_stream(name)) for name in names))
+    return {
+        "region": query.region.name,
+        "pattern": query.text("pattern"),
+        "rows": [row for row in rows if row is not None and (row.is_log or not logs_only)],
+        "following": following,
+        "is_first": query.text("cursor") in ("", "0"),
+    }
 
 
 async def search(query: Query) -> tuple[list[bytes], int]:

@@ -63,7 +63,7 @@ class Visitors:
         return "welcome" if time.monotonic() < until else "login"
 
     def user(self, request: HTTPConnection) -> str:
-        """Whom the proxy names; empty if nobody, or if it is not the proxy that says so."""
+        """The user that the trusted proxy names; empty if none, or if another peer sent the header."""
         if not self.rules.header or request.client is None:
             return ""
         is_proxy = _plain_address(request.client.host) in self.rules.proxies
