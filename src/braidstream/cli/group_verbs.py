@@ -55,7 +55,7 @@ class GroupRow:
 
 @app.command("list")
 def list_(url: Url, streams: Streams = "*", group: Group = None, as_json: Json = False) -> None:
-    """List groups: their scope, and in scope once which region delivers the entries of which.
+    """List groups with their scope. For scope ONCE: which region delivers the entries of which region.
 
     Example: braid group list --url redis://localhost:6379 --streams 'orders-*'
     """

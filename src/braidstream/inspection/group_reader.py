@@ -33,7 +33,7 @@ class ConsumerRow:
 
 @dataclass(frozen=True, slots=True)
 class PendingRow:
-    """idle_ms: since it was last delivered. consumer: empty if nobody has it."""
+    """idle_ms: since it was last delivered. consumer: empty if it has no owner."""
 
     id: str
     consumer: bytes

@@ -71,7 +71,7 @@ class Pulses:
                 known.beat, known.moved_s = beat, now_s
 
     def begin_again(self, now_s: float) -> None:
-        """We were away ourselves, and heard nothing: nobody is dead or steady because of that."""
+        """We were away and received no beats: no region counts as dead or steady because of that."""
         for pulse in self._pulses.values():
             pulse.moved_s = pulse.since_s = now_s
 

@@ -160,7 +160,8 @@ EVENTS: Final = {
         "Bring the region back. Its work is given back when it is steady.",
     ),
     "groups.given_back": Event(
-        logging.INFO, "a region is back: it gets back what was taken over, when all in hand is acknowledged"
+        logging.INFO,
+        "a region is back; it delivers its strands again when nothing of them is pending",
     ),
     "config.changed": Event(logging.INFO, "the list of regions changed"),
     "config.broken": Event(

@@ -4,7 +4,7 @@
                     so a region that any of them reaches counts as alive
     beat stops      after `takeover_after_s`: the live region with the smallest number takes what the dead
                     region owned, if it sees at least half of the regions
-    beat is back    and steady for as long: what was taken automatically is given back (XGROUP GIVE)
+    beat is back    for `takeover_after_s` without a gap: what was taken is given back (XGROUP GIVE)
 
 The registry says what was taken automatically (lua/scope.lua), so the daemon stores nothing else. Streams are
 read only when a region dies or comes back. Without `takeover_after_s` none of this happens.
