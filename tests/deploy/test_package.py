@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -38,9 +39,16 @@ def run(*words: str | Path) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sdist, and the wheel that is built from it, by the setuptools of this environment."""
-    folder = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT)
+    """The sdist, and the wheel that is built from it, by the setuptools of this environment.
+
+    From a copy: setuptools writes into the tree that it builds, and so may a second worker.
+    """
+    folder, tree = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("tree")
+    for path in ROOT.iterdir():
+        if path.is_file():
+            shutil.copy(path, tree)
+    shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, tree)
     return folder
 
 

@@ -1,6 +1,6 @@
 """Real SIGKILLs of Spark's workers, JVM and driver: every entry is copied once, none is lost, none doubled.
 
-10 kills here; `make kill-spark` does one in every cell of the matrix, 144. Each kill is of a process that
+Six kills here; `make kill-spark` does one in every cell of the matrix, 144. Each kill is of a process that
 has just reached a point named in tests/support/killing.py; the query is then run again until it is done, in
 the other region where there are two.
 """
@@ -29,17 +29,13 @@ RANDOM_KILLS = int(os.environ.get("BRAID_KILLS", "0"))
 ENTRIES = 30
 
 ONE_SERVER = [
-    ("read-middle", "worker"),
     ("write-middle", "worker"),
     ("write-after", "jvm"),
     ("publishing", "driver"),
-    ("committed", "jvm"),
 ]
 TWO_REGIONS = [
-    ("write-before", "worker"),
     ("decided", "jvm"),
     ("publishing", "worker"),
-    ("planned", "driver"),
     ("committed", "driver"),
 ]
 
