@@ -275,3 +275,34 @@ def test_an_epoch_ends_where_any_later_one_begins(world: World) -> None:
     assert rescue(world, 2, 3) == 1
     world.sync()
     assert [bodies(world, region) for region in (1, 2, 3)] == [["1", "2", "x", "3", "4", "5", "6"]] * 3
+
+
+def test_two_regions_that_begin_the_next_epoch_at_once(world: World) -> None:
+    """The one that the log does not go through never writes: nobody waits for its offsets."""
+    write(world[1], "1", "2")
+    world.sync()
+    write(world[1], "3")
+    world.ship(1, 3, "log")
+    assert end_epoch(world, 2, force=True) == 3  # region 1 does not answer; 3 has not arrived here
+    assert end_epoch(world, 3) == 4  # region 1 has not heard of that
+    world.sync()
+    assert write(world[3], "4") == [4]
+    world.sync()
+    assert [bodies(world, number) for number in world] == [["1", "2", "3", "4"]] * 3
+    assert [rescue(world, old, 3) for old in (1, 2)] == [0, 0]
+    assert [world[number].tread("log", 1, 0, withinfo=True)[0] for number in world] == [(1, 4)] * 3
+
+
+def test_what_was_written_in_an_epoch_that_does_not_count_is_rescued(world: World) -> None:
+    write(world[1], "1", "2")
+    world.sync()
+    write(world[1], "3")
+    world.ship(1, 3, "log")
+    end_epoch(world, 2, force=True)
+    assert write(world[2], "beside") == [3]
+    end_epoch(world, 3)
+    world.sync()
+    assert write(world[3], "4") == [4]
+    assert rescue(world, 2, 3) == 1
+    world.sync()
+    assert [bodies(world, number) for number in world] == [["1", "2", "3", "4", "beside"]] * 3

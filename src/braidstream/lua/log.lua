@@ -1,7 +1,8 @@
 --[[ Logs (RCP 11, model/offset_log.py): streams with dense offsets, which one region gives out, the home.
 
        strand  t<epoch>.<w>, IDs 0-<offset>        `XADD strand NOMKSTREAM 0-* t <tag> e <entry>` counts by itself
-       home    0.1:1 1.2:1018                      epoch 0: region 1, from offset 1; epoch 1: region 2, from 1018
+       home    0.1:1 1.2:1018:1                    epoch 0: region 1, from offset 1; epoch 1: region 2, from 1018,
+                                                   after the epoch of region 1
        log     3.1:1000:0:0                        version 3 of the settings, by region 1: pending, backlog, max age
 
      A strand whose last ID is 1-0 is sealed: the engine refuses every further 0-*. ]]
@@ -12,8 +13,8 @@ do
 
   local function epochs_of(text)
     local epochs = {}
-    for epoch, writer, first in string.gmatch(text or '', '(%d+)%.(%d+):(%d+)') do
-      epochs[#epochs + 1] = { epoch = tonumber(epoch), writer = tonumber(writer), first = first }
+    for epoch, writer, first, after in string.gmatch(text or '', '(%d+)%.(%d+):(%d+)(:?%d*)') do
+      epochs[#epochs + 1] = { epoch = tonumber(epoch), writer = tonumber(writer), first = first, after = after }
     end
     return epochs
   end
@@ -26,12 +27,12 @@ do
   local function epochs_text(epochs)
     local words = {}
     table.sort(epochs, is_earlier)
-    for at, each in ipairs(epochs) do words[at] = string.format('%d.%d:', each.epoch, each.writer) .. each.first end
+    for at, each in ipairs(epochs) do words[at] = string.format('%d.%d:', each.epoch, each.writer) .. each.first .. each.after end
     return table.concat(words, ' ')
   end
 
-  --[[ The epochs that either knows. One that both know begins at the lower offset: its region was forced to begin before
-       it learned where the old home had been sealed. ]]
+  --[[ The epochs that either knows. One that both know begins at the lower offset, after the epoch that was known there:
+       its region was forced to begin before it learned where the old home had been sealed. ]]
   function logs.merge_homes(meta, theirs)
     local known = redis.call('HGET', meta, META.HOMES) or ''
     local epochs, seen = epochs_of(known), {}
@@ -40,8 +41,8 @@ do
       local mine = seen[each.epoch .. '.' .. each.writer]
       if not mine then
         epochs[#epochs + 1] = each
-      elseif less_number(each.first, mine.first) then
-        mine.first = each.first
+      elseif less_number(each.first, mine.first) or (each.first == mine.first and mine.after < each.after) then
+        mine.first, mine.after = each.first, each.after
       end
     end
     local text = epochs_text(epochs)

@@ -1,7 +1,7 @@
 --[[ The home of a log moves: an epoch ends, and the next one begins in another region (model/offset_log.py).
 
        seal      at the old home: notes the last offset N, and the engine refuses every further 0-*
-                 the registry says `<epoch + 1>.<to>:N+1`, and the new home starts there as soon as it knows
+                 the registry says `<epoch + 1>.<to>:N+1:<old home>`, and the new home starts there as soon as it knows
        force     at the new home, if the old one is lost: N is the last offset that has arrived here
        rescue    at the new home, if the old one is back: what it wrote after N gets new offsets, once ]]
 do
@@ -11,13 +11,14 @@ do
   -- The last epoch: number, writer, first offset; and all of them as text.
   local function current(meta)
     local homes = redis.call('HGET', meta, META.HOMES) or ''
-    local epoch, writer, first = string.match(homes, '(%d+)%.(%d+):(%d+)$')
+    local epoch, writer, first = string.match(homes, '(%d+)%.(%d+):(%d+):?%d*$')
     return { number = epoch, writer = writer, first = first, text = homes }
   end
 
   local function begin(meta, now, to, after)
     local first = successor(after)
-    redis.call('HSET', meta, META.HOMES, now.text .. ' ' .. string.format('%d', now.number + 1) .. '.' .. to .. ':' .. first)
+    local next_one = string.format('%d', now.number + 1) .. '.' .. to .. ':' .. first .. ':' .. now.writer
+    redis.call('HSET', meta, META.HOMES, now.text .. ' ' .. next_one)
     return tonumber(first)
   end
 

@@ -9,7 +9,7 @@
        g:<group>                          where the group starts on strands created later: our own
        k:<group>  s1:0 7-3 c1:2 9-0       acknowledged without a gap: the furthest
        q:<sink>   7:3:9                   of a Spark sink's batch 7, 3 of 9 chunks are in the stream: the later
-       home       0.1:1 1.2:1018          the epochs of a log: all of them (log.lua)
+       home       0.1:1 1.2:1018:1        the epochs of a log: all of them (log.lua)
        log        3.1:1000:0:0            settings of a log: the later version
        idmp       1:100:100:0             settings of idempotent production: the later era (settings.lua)
 

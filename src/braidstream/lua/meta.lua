@@ -52,7 +52,7 @@ local function writer_of(key) return string.match(key, '^' .. KEY_PREFIX .. '(%d
 --[[ A log (log.lua): a strand of it is there, or its home has one that has not come here yet. `home` lists its epochs,
      the last one is where it is written. ]]
 function logs.home_label(homes)
-  local epoch, writer = string.match(homes or '', '(%d+)%.(%d+):%d+$')
+  local epoch, writer = string.match(homes or '', '(%d+)%.(%d+):[%d:]+$')
   if epoch then return KIND.LOG .. epoch .. '.' .. writer end
 end
 

@@ -3,10 +3,13 @@
 A log has one strand for each *epoch*, the time between two moves of its home. IDs are `0-<offset>`, the same
 in every region. The registry names the epochs and the settings:
 
-    home   0.1:1 1.2:1018          epoch 0: region 1 writes, from offset 1; epoch 1: region 2, from 1018
+    home   0.1:1 1.2:1018:1        epoch 0: region 1 writes, from offset 1; epoch 1: region 2, from 1018,
+                                   after the epoch of region 1
     log    3.1:1000:0:0            version 3 of the settings, set in region 1: pending, backlog, max age
 
-An epoch ends where the next one begins. A strand whose last ID is `1-0` is sealed: the engine itself refuses
+An epoch ends where the next one begins. Two regions that do not hear each other may both begin the next one.
+The last epoch is then the home, and only the epochs that it follows are part of the log; what others have is
+appended again (`braid log rescue`). A strand whose last ID is `1-0` is sealed: the engine itself refuses
 every further `0-*`.
 """
 
@@ -28,7 +31,7 @@ ENTRY: Final = b"e"
 DEFAULT_PENDING: Final = 1_000
 MOST_PENDING: Final = 100_000
 
-_EPOCH = re.compile(rb"([0-9]{1,9})\.([1-9][0-9]{0,3}):([1-9][0-9]{0,15})\Z")
+_EPOCH = re.compile(rb"([0-9]{1,9})\.([1-9][0-9]{0,3}):([1-9][0-9]{0,15})(?::([1-9][0-9]{0,3}))?\Z")
 _SETTINGS = re.compile(rb"([0-9]+)\.([0-9]+):([0-9]+):([0-9]+):([0-9]+)\Z")
 
 
@@ -44,28 +47,35 @@ def offset_of(native: bytes) -> int:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Epoch:
-    """The offsets from `first` on were given out by region `writer`."""
+    """The offsets from `first` on were given out by region `writer`.
+
+    after: the writer of the epoch before. 0: there is none.
+    """
 
     number: int
     writer: int
     first: int = 1
+    after: int = 0
+
+    def follows(self, other: "Epoch") -> bool:
+        return other.number == self.number - 1 and other.writer == self.after
 
 
 def epochs_of(value: bytes) -> tuple[Epoch, ...]:
     """The epochs of a log, oldest first. The last one is where the home is."""
     found = (_EPOCH.match(word) for word in value.split())
-    return tuple(sorted(Epoch(*map(int, epoch.groups())) for epoch in found if epoch))
+    return tuple(sorted(Epoch(*map(int, epoch.groups(b"0"))) for epoch in found if epoch))
 
 
 def ends_of(epochs: Sequence[Epoch]) -> list[int]:
-    """The last offset of each epoch that counts: before the first offset of every later one.
-
-    An epoch may begin before the one that it follows: its region was declared the home without knowing of it.
-    """
-    ends, end = list[int](), LAST_OFFSET
+    """The last offset of each epoch that counts: before the next one begins. 0: it is no part of the log."""
+    ends, end, later = list[int](), LAST_OFFSET, None
     for epoch in reversed(epochs):
-        ends.append(end)
-        end = min(end, epoch.first - 1)
+        if later is None or later.follows(epoch):
+            ends.append(end)
+            end, later = min(end, epoch.first - 1), epoch
+        else:
+            ends.append(0)
     return ends[::-1]
 
 
