@@ -42,6 +42,10 @@ class DefaultSource(DataSource):
 
     @plain_errors
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        if self.options.get("lake"):
+            from braidstream.spark.lake_stream import lake_stream_reader
+
+            return lake_stream_reader(self.options, schema)
         from braidstream.spark.source.reader import stream_reader
 
         return stream_reader(self.options, schema)

@@ -48,7 +48,7 @@ def test_the_guide_to_lakes_runs_as_printed(spark: SparkSession, engine: Engine,
                 archiver.close()
     import_extension("delta")
     blocks = re.findall(r"```python\n(.*?)```", (GUIDES / "lake.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     code = "\n".join(blocks).replace("redis://localhost:6379", engine.url)
     code = code.replace('"/lake"', repr(lake)).replace("/lake/orders", f"{lake}/orders")
     exec(compile(code, "lake.md", "exec"), {})

@@ -134,7 +134,7 @@ PUSH_FILTERS = Option(
 )  # fmt: skip
 LAKE = Option(
     "lake", "source", values.text, "",
-    "A lake (folder or s3://...), for a batch read: history from it, the rest live. Without `url`: it alone.",
+    "A lake (folder or s3://...): history from it, the rest live. A batch read without `url`: it alone.",
 )  # fmt: skip
 
 STREAM = Option(

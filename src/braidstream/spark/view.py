@@ -9,7 +9,7 @@ reader of the live part finds that the head of the strand was trimmed, it reads 
 lake, which has them by then, because a trim comes after the commit.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -78,7 +78,7 @@ class ViewReader(BatchReader):
                 wanted.setdefault(name_text(strand.name), []).append((strand, low, min(high, cut)))
             if info.there and high > max(low, cut):
                 live.append(Range(strand, max(low, cut), high, None, info.size, False, info.length))
-        return [*self._files(state, wanted), *self.slices(live)]
+        return [*lake_slices(state, wanted), *self.slices(live)]
 
     def _archived(self, state: State, infos: StrandInfos) -> Iterator[Strand]:
         """Strands in the lake of the streams to read."""
@@ -96,20 +96,9 @@ class ViewReader(BatchReader):
         low = max(resolve(self.options.start, strand, known), info.cut)
         return self.bounds.narrow(strand, low, min(last, resolve(self.options.end, strand, known)))
 
-    def _files(self, state: State, wanted: dict[str, list[tuple[Strand, Id, Id]]]) -> Iterator[LakeSlice]:
-        for file in sorted(state.files.values(), key=lambda each: (each.stream, each.first)):
-            here = [
-                Wanted.of(strand, low, high)
-                for strand, low, high in wanted.get(file.stream, ())
-                if within([file], file.stream, place_text(strand), strand.user(low), strand.user(high))
-            ]
-            if here:
-                yield LakeSlice(file.path, file.stream, tuple(here))
-
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, LakeSlice):
-            for table in read(self.lake.root, partition.path, partition.wanted):
-                yield from rows_of(table, partition.stream, self.shape)
+            yield from read_lake_slice(self.lake, partition, self.shape)
         elif isinstance(partition, Slice):
             server = open_server(self.options.servers, partition.url)
             try:
@@ -120,6 +109,23 @@ class ViewReader(BatchReader):
 
 class FilteringViewReader(ViewReader, FilteringReader):
     """The same, with filters pushed into files and ranges."""
+
+
+def lake_slices(state: State, wanted: Mapping[str, Sequence[tuple[Strand, Id, Id]]]) -> Iterator[LakeSlice]:
+    """The files to read. wanted: by stream, strands after one native ID up to another."""
+    for file in sorted(state.files.values(), key=lambda each: (each.stream, each.first)):
+        here = [
+            Wanted.of(strand, low, high)
+            for strand, low, high in wanted.get(file.stream, ())
+            if within([file], file.stream, place_text(strand), strand.user(low), strand.user(high))
+        ]
+        if here:
+            yield LakeSlice(file.path, file.stream, tuple(here))
+
+
+def read_lake_slice(lake: Lake, part: LakeSlice, shape: Shape) -> Iterator[pa.RecordBatch]:
+    for table in read(lake.root, part.path, part.wanted):
+        yield from rows_of(table, part.stream, shape)
 
 
 def _live(server: Server, part: Range, shape: Shape, root: str) -> Iterator[pa.RecordBatch]:

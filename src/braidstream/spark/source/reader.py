@@ -22,7 +22,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from braidstream.errors import DataLossError, MissingStreamError, OptionError
+from braidstream.errors import DataLossError, MissingStreamError
 from braidstream.model import ids
 from braidstream.model.frontier import Frontier, name_text
 from braidstream.model.ids import Id
@@ -395,6 +395,4 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
 def stream_reader(texts: Mapping[str, str], schema: StructType) -> StreamReader:
     options = source_options(texts)
-    if options.lake is not None:
-        raise OptionError("lake", "is for spark.read. A streaming query reads the stream itself")
     return StreamReader(options, Shape.of(schema, options.mode, options.corrupt_column))

@@ -1,0 +1,120 @@
+"""A streaming query that begins in the lake and continues with the live stream: `readStream` with `lake`.
+
+    lake     | ........................ |F           F: the end of the strand in the lake, by its log
+    engine                     | ................. |
+    batch         (start ..... F] from files, (F ..... end] live
+
+The offsets are those of any query, so each entry is read once, and a query continues with or without `lake`.
+F is read for each batch, before the engine. So a query that is behind reads what was trimmed meanwhile from
+the lake.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from braidstream.errors import DataLossError, OptionError
+from braidstream.model.frontier import Frontier, name_text, place_text
+from braidstream.model.ids import Id
+from braidstream.model.strand import Strand
+from braidstream.protocol.retries import TRIES
+from braidstream.spark.lake.lake_state import State, within
+from braidstream.spark.lake.log import Lake
+from braidstream.spark.options import SourceOptions, source_options
+from braidstream.spark.plain_errors import plain_errors
+from braidstream.spark.source.offsets import Offset
+from braidstream.spark.source.reader import UNCOUNTED, StreamReader
+from braidstream.spark.source.rows import Shape
+from braidstream.spark.source.slices import Range
+from braidstream.spark.source.strand_info import StrandInfo, StrandInfos
+from braidstream.spark.view import LakeSlice, lake_slices, read_lake_slice
+
+Ends = dict[Strand, tuple[Id, int]]
+
+
+class LakeStreamReader(StreamReader):
+    """History from the lake, then the stream."""
+
+    def __init__(self, options: SourceOptions, shape: Shape) -> None:
+        super().__init__(options, shape)
+        assert options.lake is not None
+        self.lake = Lake(options.lake, options.streams or None)
+        self._state = State()
+        self._history = dict[str, list[tuple[Strand, Id, Id]]]()
+
+    @plain_errors
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        for turn in range(TRIES):
+            self._state, self._history = self.lake.load(), {}  # before the engine is looked at
+            try:
+                live = super().partitions(start, end)
+            except DataLossError:
+                # Not lost, if the archive has copied and trimmed the entries meanwhile.
+                if turn == TRIES - 1 or self.lake.load().frontier == self._state.frontier:
+                    raise
+                continue
+            return [*lake_slices(self._state, self._history), *live]
+        raise AssertionError("unreachable")
+
+    def _part(
+        self, strand: Strand, start: Id, before: Offset, after: Offset, info: StrandInfo
+    ) -> list[Range]:
+        start = max(start, info.cut)
+        archived, end = self._state.frontier[strand], after.frontier[strand]
+        if start >= archived:
+            return super()._part(strand, start, before, after, info)
+        self._history.setdefault(name_text(strand.name), []).append((strand, start, min(archived, end)))
+        if end <= archived:
+            return []
+        count = self._archived_count(self._state, strand)
+        counts = {} if count == UNCOUNTED else {strand: count}
+        known = Offset(Frontier({strand: archived}), counts, self.surveyor.region)
+        return super()._part(strand, archived, known, after, info)
+
+    def _archived_count(self, state: State, strand: Strand) -> int:
+        """How many entries had been added to a strand where its archive ends."""
+        count = state.offset(strand).count(strand, self.surveyor.region)
+        return UNCOUNTED if count is None else count
+
+    def _limited(self, before: Offset, begin: dict[Strand, Id], ends: Ends, infos: StrandInfos) -> Ends:
+        """With a limit, batches of history come first, of whole files; then those of the stream."""
+        if self.options.max_entries is None and self.options.max_bytes is None:
+            return ends
+        state, limited = self.lake.load(), Ends()
+        for strand, (end, _) in ends.items():
+            archived = min(state.frontier[strand], end)
+            if begin[strand] < archived:
+                upto = self._history_end(state, strand, begin[strand], archived)
+                is_whole = upto == state.frontier[strand]
+                limited[strand] = upto, self._archived_count(state, strand) if is_whole else UNCOUNTED
+        if not limited:
+            return super()._limited(before, begin, ends, infos)
+        return {strand: limited.get(strand, (begin[strand], 0)) for strand in ends}
+
+    def _history_end(self, state: State, strand: Strand, start: Id, end: Id) -> Id:
+        """The end of the first file with which a batch reaches its limit."""
+        by_rows, taken = self.options.max_entries is not None, 0
+        most = (self.options.max_entries if by_rows else self.options.max_bytes) or 0
+        low, high = strand.user(start), strand.user(end)
+        files = within(state.files.values(), name_text(strand.name), place_text(strand), low, high)
+        for file in sorted(files, key=lambda each: each.last):
+            taken += file.rows if by_rows else file.bytes
+            upto = min(end, strand.floor(file.last))
+            if taken >= most and upto > start:
+                return upto
+        return end
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, LakeSlice):
+            return read_lake_slice(self.lake, partition, self.shape)
+        return self.read_slice(partition)
+
+
+def lake_stream_reader(texts: Mapping[str, str], schema: StructType) -> LakeStreamReader:
+    options = source_options(texts)
+    if not options.servers.urls:
+        raise OptionError("url", "missing: a streaming query continues with the live stream")
+    return LakeStreamReader(options, Shape.of(schema, options.mode, options.corrupt_column))

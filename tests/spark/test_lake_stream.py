@@ -1,0 +1,115 @@
+"""readStream with a lake: from history to the live stream in one query, each entry once."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from braidstream.errors import DataLossError, OptionError
+from tests.spark.conftest import Query
+from tests.support.lakes import Run, add
+from tests.support.microbatch import Killed, Micro
+from tests.support.regions import become, client_of
+from tests.support.servers import Engine
+from tests.support.world import World
+
+
+def micro_query(engine: Engine, lake: str, **options: Any) -> Micro:
+    given = {"url": engine.url, "streams": "orders", "lake": lake, "startingOffsets": "earliest", **options}
+    return Micro(given)
+
+
+@pytest.mark.parametrize("is_region", [True, False])
+def test_a_query_begins_in_the_lake_and_goes_on_with_the_stream(
+    archive: Run, lake: str, engine: Engine, is_region: bool
+) -> None:
+    if is_region:
+        become(engine)
+    with client_of(engine) if is_region else engine.client() as client:
+        add(client, *range(10))
+        assert archive(trim=True).trimmed == 10
+        add(client, *range(10, 15))
+        archive()
+        add(client, *range(15, 18))
+        micro = micro_query(engine, lake)
+        assert micro.numbers() == list(range(18))
+        assert micro.numbers() == []
+        add(client, 18, 19)
+        assert archive(trim=True).trimmed == 10
+        add(client, 20)
+        assert micro.numbers() == [18, 19, 20]  # two of them are in the lake alone
+        with_limit = micro_query(engine, lake, maxEntriesPerTrigger=4)
+        assert with_limit.numbers() == list(range(21))
+        assert len(with_limit.batches) >= 3
+
+
+def test_a_batch_that_is_replayed_reads_the_lake_where_the_stream_was_trimmed(
+    archive: Run, lake: str, engine: Engine
+) -> None:
+    with engine.client() as client:
+        add(client, *range(4))
+        archive()
+        add(client, *range(4, 9))
+        micro = micro_query(engine, lake)
+        with pytest.raises(Killed):
+            micro.run(kill_after="plan")
+        assert archive(trim=True).trimmed == 9
+        assert micro.numbers() == list(range(9))
+        add(client, *range(9, 12))
+        micro.before_read = lambda: archive(trim=True)  # between planning and reading
+        with pytest.raises(DataLossError):
+            micro.run()
+        micro.before_read = lambda: None
+        assert micro.numbers() == [9, 10, 11]
+        assert sorted(int(row["fields"]["n"]) for row in micro.rows) == list(range(12))
+
+
+def test_what_was_trimmed_before_it_was_archived_is_still_a_loss(
+    archive: Run, lake: str, engine: Engine
+) -> None:
+    with engine.client() as client:
+        add(client, *range(4))
+        archive()
+        micro = micro_query(engine, lake)
+        assert micro.numbers() == [0, 1, 2, 3]
+        add(client, *range(4, 9))
+        client.xtrim("orders", maxlen=2, approximate=False)
+        with pytest.raises(DataLossError):
+            micro.run()
+
+
+def test_history_of_two_regions_is_read_once_in_batches(archive: Run, lake: str, engine: Engine) -> None:
+    with Engine() as other:
+        world = World([engine, other])
+        try:
+            for n in range(24):
+                add(world[1 + n % 2], n)
+                if n % 3 == 0:
+                    world.sync()
+                    archive(trim=n % 2 == 0)  # files of one strand and of both
+            world.sync()
+            micro = micro_query(engine, lake, maxEntriesPerTrigger=2)
+            assert micro.numbers() == list(range(24))
+            assert len(micro.batches) > 2
+        finally:
+            world.close()
+
+
+def test_spark_reads_history_and_stream_in_one_query(
+    archive: Run, lake: str, engine: Engine, query: Callable[..., Query]
+) -> None:
+    with engine.client() as client:
+        add(client, *range(6))
+        archive(trim=True)
+        add(client, 6, 7)
+        both = query(streams="orders", lake=lake, startingOffsets="earliest")
+        assert both.numbers() == list(range(8))
+        add(client, 8)
+        archive(trim=True)
+        add(client, 9)
+        assert both.numbers() == [8, 9]
+
+
+def test_a_query_without_a_server_is_refused(lake: str) -> None:
+    with pytest.raises(OptionError, match="url: missing: a streaming query continues"):
+        Micro({"streams": "orders", "lake": lake}).run()
