@@ -71,6 +71,35 @@ def test_a_lost_home_is_replaced_and_its_entries_are_rescued(world: World, toml:
     assert world[1].tread("ledger") == world[2].tread("ledger")
 
 
+def test_a_compacted_log_keeps_the_last_entry_of_each_tag_everywhere(world: World, toml: Path) -> None:
+    written = [(f"own {n}" if n % 10 == 0 else f"tag {n % 50}", f"{n:040}") for n in range(1, 6_001)]
+    written += [("", "untagged"), ("", "also"), ("tag 1", "last")]
+    for first in range(0, len(written), 1_000):
+        world[1].twrite("ledger", entries=written[first : first + 1_000])
+    assert len(world[1].tread("ledger", count=40, group="readers", retry=(60_000, 600_000))) == 40
+    world.sync()
+    held = log(toml, "compact")
+    assert (held["deleted"], held["kept"]) == (0, 6_003)  # a group has not acknowledged them
+    while world[1].tread("ledger", count=1_000, group="readers"):
+        pass
+    world[1].tack("ledger", "readers", range(1, 41))
+    world.sync()
+    done = log(toml, "compact")
+    last = {tag: offset for offset, (tag, _) in enumerate(written, 1) if tag}
+    stay = sorted([*last.values(), 6_001, 6_002])
+    assert (done["deleted"], done["kept"]) == (len(written) - len(stay), len(stay))
+    for memory in done["memory"].values():
+        assert memory["after"] < memory["before"] / 4, done
+    for region in (1, 2):
+        rows = world[region].tread("ledger", count=10_000)
+        assert [row for row in rows if row] == [(offset, *written[offset - 1]) for offset in stay]
+        assert len(rows) == 6_003
+    assert world[1].twrite("ledger", "tag 1", "new") == 6_004
+    assert [row[0] for row in world[1].tread("ledger", group="readers")] == [6_004]
+    world.sync()
+    assert world[2].tread("ledger", 6_004)[0][2] == "new"
+
+
 def test_what_is_no_log_is_said(world: World, toml: Path) -> None:
     world[1].xadd("stream", {"a": "1"})
     for name in ("stream", "missing"):

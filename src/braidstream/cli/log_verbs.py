@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -11,9 +11,10 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from braidstream import config as files
-from braidstream.admin import log_moves
+from braidstream.admin import log_compaction, log_moves
 from braidstream.cli.reach import ConfigFile, Json, report, trouble
 from braidstream.cli.spark_run import duration
+from braidstream.cli.terminal import bar
 from braidstream.cli.verbs import Verbs
 from braidstream.clients.sync import Redis, ServerError
 from braidstream.config import Config, RegionConfig
@@ -235,6 +236,55 @@ def evict(
             else:
                 gone = client.tevict(name, keep=keep) if before is None else client.tevict(name, before - 1)
     report(as_json, {"log": name, "evicted": gone}, f"{gone} entries of {name} were evicted.")
+
+
+@app.command("compact")
+def compact(name: Name, config: ConfigFile = Path("braid.toml"), as_json: Json = False) -> None:
+    """Keep only the last entry of each tag, and free the memory of the others, in all regions.
+
+    Readers get nil for the offsets that are gone. Entries with an empty tag stay, and so does everything from
+    the first entry on that a group has not acknowledged, in any region: every region must answer. The log can
+    be used meanwhile. You can run it again if it fails.
+
+    Example: braid log compact prices
+    """
+    with _opened(config, as_json) as known, ExitStack() as opened:
+        home, _ = _home(known, name)
+        clients = {region.id: opened.enter_context(_client(region)) for region in known.region}
+        log, at_home, gone = name.encode(), clients[home.id], 0
+        needed = min(client.run_plan(log_compaction.needed_from(log)) for client in clients.values())
+        verdicts, before = log_compaction.Verdicts(needed), _memory(clients, log)
+        with bar(f"compacting {name}", at_home.xlen(name)) as shown:
+            for part in reversed(at_home.run_plan(log_compaction.read_segments(log))):
+                upto = part.last
+                while page := at_home.run_plan(log_compaction.read_tags(part, upto)):
+                    gone += at_home.run_plan(log_compaction.delete(part.strand, verdicts.obsolete(page)))
+                    upto = page[-1][0] - 1
+                    shown.advance(shown.task_ids[0], len(page))
+        for region in known.region:
+            if region.id != home.id:
+                asyncio.run(_between(home, region, partial(_bring, log)))
+            client = clients[region.id]
+            for part in client.run_plan(log_compaction.read_segments(log)):
+                if client.run_plan(log_compaction.has_deleted(part.strand)):
+                    client.run_plan(log_compaction.rewrite(part.strand))
+        after = _memory(clients, log)
+    memory = {
+        region.name: {"before": before[region.id], "after": after[region.id]} for region in known.region
+    }
+    lines = [f"{gone:,} entries of {name} are gone, {verdicts.kept:,} stay."]
+    lines += [
+        f"  {where}: {bytes_['before'] / 1e6:,.1f} MB before, {bytes_['after'] / 1e6:,.1f} MB now"
+        for where, bytes_ in memory.items()
+    ]
+    report(as_json, {"log": name, "deleted": gone, "kept": verdicts.kept, "memory": memory}, "\n".join(lines))
+
+
+def _memory(clients: dict[int, Redis], log: bytes) -> dict[int, int]:
+    return {
+        number: client.run_plan(log_compaction.memory_of(client.run_plan(log_compaction.read_segments(log))))
+        for number, client in clients.items()
+    }
 
 
 @app.command("tail")

@@ -38,6 +38,7 @@ _PARTS: Final = (
         "glance",
         "merge",
         "mend",
+        "log_rewrite",
     ),
     *("region", "database", "library"),
 )

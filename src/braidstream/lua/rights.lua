@@ -25,6 +25,7 @@ local AFTER_KEY = {
   XRANGE = { '-', '+' },
   XSETID = { '1-1' },
   ['XGROUP CREATE'] = { 'g', '0' },
+  ['XGROUP CREATECONSUMER'] = { 'g', 'c' },
   ['XGROUP DESTROY'] = { 'g' },
   ['XGROUP SETID'] = { 'g', '0' },
 }

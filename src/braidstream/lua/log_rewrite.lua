@@ -1,0 +1,79 @@
+--[[ A strand of a log is written anew, to free memory: the engine keeps deleted entries until all of a radix-tree node are
+     deleted (braid log compact).
+
+       bs_log_copy    page by page: what is left is copied under its IDs, while the log is used
+       bs_log_swap    the rest is copied, and the copy takes the place of the strand, with its groups and pending entries
+
+     Only deletions make a copy differ from its strand, and restored entries (mend.lua). So a copy of the same length is
+     the same, if nothing was restored. ]]
+do
+  local COPIED_AT_ONCE = 1000
+  local COPY_KEPT_MS = 600000
+
+  local function copy_page(strand, copy)
+    local last = last_of(copy)
+    local page = redis.call('XRANGE', strand, last and '(' .. last or '-', '+', 'COUNT', COPIED_AT_ONCE)
+    for _, entry in ipairs(page) do redis.call('XADD', copy, entry[1], unpack(entry[2])) end
+    return #page
+  end
+
+  --[[ log_copy: FCALL bs_log_copy 2 <strand> <copy>
+       Copies the next 1,000 entries. Returns how many it copied. The copy expires if it is left. ]]
+  function logs.copy(keys)
+    local copied = copy_page(keys[1], keys[2])
+    if redis.call('EXISTS', keys[2]) == 1 then redis.call('PEXPIRE', keys[2], COPY_KEPT_MS) end
+    return copied
+  end
+
+  local function take_place(strand, copy, facts)
+    local groups = rebuild.groups_with_pending(strand)
+    if not groups then return redis.error_reply('BSBUSY too many entries are pending') end
+    for _, group in ipairs(groups) do
+      for _, row in ipairs(group.rows) do
+        if row[2] == '' then return redis.error_reply('BSBUSY group ' .. group.name .. ' has entries that were given back by XNACK') end
+      end
+    end
+    redis.call('UNLINK', strand)
+    redis.call('RENAME', copy, strand)
+    redis.call('PERSIST', strand)
+    local added, deleted = facts['entries-added'], facts['max-deleted-entry-id']
+    redis.call('XSETID', strand, facts['last-generated-id'], 'ENTRIESADDED', added, 'MAXDELETEDID', deleted)
+    for _, group in ipairs(groups) do
+      local read = group['entries-read']
+      redis.call('XGROUP', 'CREATE', strand, group.name, group['last-delivered-id'], unpack(read and { 'ENTRIESREAD', read } or {}))
+      for _, member in ipairs(group.members) do redis.call('XGROUP', 'CREATECONSUMER', strand, group.name, member[2]) end
+    end
+    rebuild.restore_pending(strand, groups)
+  end
+
+  --[[ log_swap: FCALL bs_log_swap 3 <meta> <strand> <copy> <label> <what `m:<label>` was when the copy was begun>
+       Returns 1; 0 if there is more to copy than one call may. BSSTALE: entries were deleted or restored meanwhile, and
+       the copy must be made again. BSBUSY: groups cannot be moved now.
+       Why a function: no reader may see the log without its groups, and no write may get lost in between. ]]
+  function logs.swap(keys, args)
+    local meta, strand, copy, label = keys[1], keys[2], keys[3], args[1]
+    if redis.call('EXISTS', strand) == 0 or (redis.call('HGET', meta, META.MENDED .. label) or '') ~= args[2] then
+      return redis.error_reply('BSSTALE the strand is another')
+    end
+    local needs = { 'UNLINK', 'RENAME', 'PERSIST', 'XSETID', 'XGROUP CREATE', 'XGROUP CREATECONSUMER', 'XCLAIM', 'XTRIM' }
+    local refused = denied(strand, unpack(needs)) or denied(copy, 'XADD', 'XTRIM', 'XGROUP CREATE', 'XGROUP DESTROY')
+    if refused then return refused end
+    if copy_page(strand, copy) == COPIED_AT_ONCE then return 0 end
+    if redis.call('EXISTS', copy) == 0 then create_empty(copy) end
+    local facts = stream_info(strand)
+    local first = facts['first-entry']
+    if first then
+      redis.call('XTRIM', copy, 'MINID', '=', first[1])
+    else
+      redis.call('XTRIM', copy, 'MAXLEN', '=', 0)
+    end
+    if redis.call('XLEN', copy) ~= facts.length then
+      redis.call('UNLINK', copy)
+      return redis.error_reply('BSSTALE entries were deleted meanwhile')
+    end
+    refused = take_place(strand, copy, facts)
+    if refused then return refused end
+    deadline.arm(meta, strand)
+    return 1
+  end
+end

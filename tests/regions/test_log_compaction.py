@@ -1,0 +1,186 @@
+"""A log is written anew to free memory, while it is used: nobody can tell, except by the memory."""
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
+from typing import Any
+
+import pytest
+import redis
+
+import braidstream
+from braidstream.admin import log_compaction
+from braidstream.admin.log_compaction import Verdicts
+from braidstream.errors import BraidError
+from braidstream.protocol.plan import Plan
+from tests.support.matrix import on_every_engine
+from tests.support.world import World
+
+flavour = on_every_engine
+
+RETRY = (3_600_000, 7_200_000)
+
+
+@pytest.fixture
+def world(make_world: Callable[..., World]) -> World:
+    return make_world(2)
+
+
+@pytest.fixture
+def client(world: World) -> braidstream.Redis:
+    return world[1]
+
+
+def interrupted(plan: Plan[Any], act: Callable[[], None]) -> Plan[Any]:
+    """A plan, with something done by others before each of its round trips."""
+    reply, error = None, None
+    while True:
+        try:
+            batch = plan.send(reply) if error is None else plan.throw(error)
+        except StopIteration as end:
+            return end.value
+        act()
+        try:
+            reply, error = (yield batch), None
+        except redis.RedisError as raised:
+            reply, error = None, raised
+        except BraidError as raised:
+            reply, error = None, raised
+
+
+def rewrite(client: braidstream.Redis, act: Callable[[], None] = lambda: None) -> None:
+    for part in client.run_plan(log_compaction.read_segments(b"log")):
+        client.run_plan(interrupted(log_compaction.rewrite(part.strand), act))
+
+
+def fill(client: braidstream.Redis, count: int = 2_500) -> None:
+    client.twrite("log", entries=[(f"tag {n % 7}", f"{n:030}") for n in range(count)])
+
+
+def shown(client: braidstream.Redis) -> dict[str, Any]:
+    """All that people can see of the log, without what the engine needs for it."""
+    info = client.xinfo_stream("log")
+    rows = {
+        group["name"]: [
+            (row["message_id"], row["consumer"], row["times_delivered"])
+            for row in client.xpending_range("log", group["name"], "-", "+", 10_000)
+        ]
+        for group in client.xinfo_groups("log")
+    }
+    return {
+        "entries": client.tread("log", count=100_000),
+        "stream": {name: value for name, value in info.items() if not name.startswith("radix")},
+        "groups": client.xinfo_groups("log"),
+        "pending": rows,
+    }
+
+
+def test_a_log_that_was_written_anew_looks_the_same(client: braidstream.Redis) -> None:
+    fill(client)
+    client.tread("log", count=700, group="held", retry=RETRY)
+    client.tread("log", count=300, group="held", retry=(60_000, 120_000))
+    client.tack("log", "held", range(100, 200))
+    client.tread("log", count=1_500, group="once")
+    client.xgroup_create("log", "idle", "0")
+    client.xdel("log", *(f"0-{n}" for n in range(1, 2_501) if n % 10))
+    client.tevict("log", 20)
+    before = shown(client)
+    nodes = client.xinfo_stream("log")["radix-tree-keys"]
+    rewrite(client)
+    after = shown(client)
+    gone = {f"0-{n}" for n in range(1, 2_501) if n % 10 or n <= 20}
+    kept = [row for row in before["pending"]["held"] if row[0] not in gone]
+    assert after.pop("pending")["held"] == kept  # nobody can be given what was deleted
+    del before["pending"]
+    for group in (*before["groups"], *after["groups"]):
+        del group["pending"], group["consumers"]
+    assert after == before
+    assert client.xinfo_stream("log")["radix-tree-keys"] < nodes / 4
+    assert client.keys("*") == ["log"]
+    assert client.twrite("log", "t", "next") == 2_501
+    assert [row[0] for row in client.tread("log", count=2_000, group="once")][-1] == 2_501
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_others_write_read_delete_and_evict_meanwhile(client: braidstream.Redis, seed: int) -> None:
+    fill(client)
+    dice, last, gone = random.Random(seed), [2_500], set[int]()
+    client.tread("log", count=500, group="held", retry=RETRY)
+
+    def act() -> None:
+        roll = dice.random()
+        if roll < 0.4:
+            last[0] = client.twrite("log", "t", "meanwhile")
+        elif roll < 0.6:
+            client.tack("log", "held", dice.randrange(1, 500))
+        elif roll < 0.8:
+            client.tread("log", count=3, group="held", retry=RETRY)
+        elif roll < 0.9 and seed:
+            offset = dice.randrange(1, 2_500)
+            gone.update([offset] if client.xdel("log", f"0-{offset}") else [])
+        elif seed > 1:
+            upto = len(gone) + 5
+            client.tevict("log", upto)
+            gone.update(range(1, upto + 1))
+
+    client.xdel("log", *(f"0-{n}" for n in range(1, 2_501) if n % 10))
+    gone.update(n for n in range(1, 2_501) if n % 10)
+    with suppress(BraidError) if seed else nullcontext():  # entries were deleted all the time
+        rewrite(client, act)
+    assert {row[0] for row in client.tread("log", count=100_000) if row} == {*range(1, last[0] + 1)} - gone
+    assert client.keys("*") == ["log"]
+    rewrite(client)
+    assert {row[0] for row in client.tread("log", count=100_000) if row} == {*range(1, last[0] + 1)} - gone
+
+
+def test_a_log_whose_entries_are_deleted_all_the_time_stays_as_it_is(client: braidstream.Redis) -> None:
+    fill(client)
+    chosen = iter(range(500, 1_000))
+    with pytest.raises(BraidError, match=r"log 'log' was not written anew: entries were deleted meanwhile"):
+        rewrite(client, lambda: client.xdel("log", f"0-{next(chosen)}"))
+    assert client.keys("*") == ["log"]
+    assert client.xlen("log") == 2_500 - (next(chosen) - 500)
+
+
+def test_a_reader_that_waits_is_served_after_the_swap(world: World, client: braidstream.Redis) -> None:
+    fill(client, 20)
+    client.tread("log", count=100, group="readers", retry=RETRY)
+    client.xdel("log", "0-3", "0-4")
+    served = dict[str, Any]()
+
+    def wait(name: str, **how: Any) -> None:
+        with braidstream.Redis.from_url(world.engines[0].url, decode_responses=True) as own:
+            served[name] = own.tread("log", 21, 1, block=30_000, **how)
+
+    waiting = [
+        threading.Thread(target=wait, args=("plain",)),
+        threading.Thread(target=wait, args=("group",), kwargs={"group": "readers", "retry": RETRY}),
+        threading.Thread(target=wait, args=("once",), kwargs={"group": "others", "start": "LAST"}),
+    ]
+    for each in waiting:
+        each.start()
+    while client.info("clients")["blocked_clients"] < len(waiting):
+        pass
+    rewrite(client)
+    client.twrite("log", "t", "at last")
+    for each in waiting:
+        each.join(60)
+    assert served == dict.fromkeys(("plain", "group", "once"), [(21, "t", "at last")])
+
+
+def test_verdicts() -> None:
+    """The picture in the module."""
+    rows = [*enumerate("ababcba", 1)][::-1]
+    page = [(offset, tag.encode()) for offset, tag in rows]
+    assert Verdicts(100).obsolete(page) == [4, 3, 2, 1]
+    assert Verdicts(3).obsolete(page) == [2, 1]
+    verdicts = Verdicts(100)
+    assert [*pages(verdicts, page, 2)] == [4, 3, 2, 1]
+    assert verdicts.kept == 3
+    assert Verdicts(100).obsolete([(2, b""), (1, b"")]) == []
+
+
+def pages(verdicts: Verdicts, rows: list[tuple[int, bytes]], size: int) -> Iterator[int]:
+    for first in range(0, len(rows), size):
+        yield from verdicts.obsolete(rows[first : first + size])
