@@ -11,7 +11,7 @@ from redis.crc import key_slot
 from redis.exceptions import AskError, ClusterCrossSlotError, MovedError, ResponseError, TryAgainError
 
 from braidstream import lua as functions
-from braidstream.admin import log_moves
+from braidstream.admin import log_compaction, log_moves
 from braidstream.admin.adoption import adopt_command, append_command, release_command, set_aside_command
 from braidstream.commands.expire import expire_at
 from braidstream.commands.produce import call
@@ -318,6 +318,11 @@ def say_every_log_function(view: View, said: Nodes, name: bytes) -> None:
         epoch = log_moves.home_of(run(log_moves.read_log(name), said))
         assert run(log_moves.end_epoch(name, epoch, writer, force=force), said) > offset
     assert run(log_moves.append_tail(name, Strand(name, "t", 2, 1), [(offset, b"tag", b"entry")]), said) == 1
+    home = log_moves.strand_of_epoch(name, log_moves.home_of(run(log_moves.read_log(name), said)))
+    copy = ("FCALL", "bs_log_copy", 2, home.key, keys.copy(name, b"c"))
+    copied, *rest = said(Batch([copy, copy, ("UNLINK", keys.copy(name, b"c"))]))
+    assert (copied > 0, rest) == (True, [0, 1])
+    run(log_compaction.rewrite(home), said)
     view.forget(name)
     run(command(view, b"DEL", name), said)
 
