@@ -18,12 +18,14 @@ from tests.support.orphans import guard
 from tests.support.proxy import Proxy
 from tests.support.regions import become, client_of
 from tests.support.servers import FLAVOURS, WITH_TLS, Engine, Flavour
-from tests.support.thinning import mark_long, spread, thin
+from tests.support.thinning import keep_together, mark_long, spread, thin
 from tests.support.world import Pool, World, pooled
 
 guard()
 # A shell ignores Ctrl-C for what it starts in the background, and processes inherit that. Tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# Every JVM that a test starts ends soon: compiling more would cost more time than it saves.
+os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 # A property test that asks for `engine` gets one clean server for all its examples, and calls engine.flush()
 # itself where examples must not see each other. Hypothesis would otherwise refuse such a fixture.
@@ -46,7 +48,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     mark_long(items)
     thin(config, items)
     if "PYTEST_XDIST_WORKER" in os.environ:
+        keep_together(items)
         spread(items)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """pytest-xdist 3.8 silently forms no groups with pytest 9.2. constraints.txt has an older one."""
+    if not session.config.getoption("loadgroup", False):
+        return
+    for item in session.items:
+        if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
+            raise pytest.UsageError("pytest-xdist forms no groups. Run: make setup")
 
 
 class FailuresAtOnce:

@@ -49,8 +49,6 @@ PICTURES: Final = {
     ("/group?name=orders&group=billing", 1280): ("console-group", 700),
 }
 IMAGES: Final = Path(__file__).resolve().parents[2] / "docs" / "images"
-# One scene for all of them.
-pytestmark = pytest.mark.xdist_group("console")
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.xdist_group("package")
 def test_the_wheel_has_every_file_of_the_source_and_no_other(built: Path) -> None:
     [wheel] = built.glob("*.whl")
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
@@ -63,7 +62,6 @@ def test_the_wheel_has_every_file_of_the_source_and_no_other(built: Path) -> Non
     assert any(name.endswith(".lua") for name in names)
 
 
-@pytest.mark.xdist_group("package")
 def test_links_on_the_page_of_the_package_lead_into_the_repository(built: Path) -> None:
     [sdist] = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
@@ -75,7 +73,6 @@ def test_links_on_the_page_of_the_package_lead_into_the_repository(built: Path) 
     assert [link for link in links if not link.startswith(("https://", "#"))] == []
 
 
-@pytest.mark.xdist_group("package")
 @pytest.mark.parametrize("flavour", NEWEST[-1:], indirect=True)
 def test_the_wheel_works_in_a_clean_environment(built: Path, tmp_path: Path, engine: Engine) -> None:
     run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "clean")

@@ -1,4 +1,4 @@
-"""One Spark session for all tests that need one, in one xdist group: starting one takes ten seconds."""
+"""One Spark session for all tests that need one: starting one takes ten seconds."""
 
 import os
 import sys
@@ -23,8 +23,6 @@ HERE = Path(__file__).parent
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
-            if "spark" in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.xdist_group("spark"))
             # Spark's own Python code warns of pandas, sockets and processes; none of it is ours.
             item.add_marker(pytest.mark.filterwarnings("ignore"))
 

@@ -44,8 +44,12 @@ BY_TURNS: Final = {
     "gateway/test_gateway_logins.py",
     "gateway/test_gateway_losses.py",
     "gateway/test_gateway_restart.py",
+    "docs/test_tutorial.py",
+    "long/test_adopt_live.py",
+    "long/test_consumers.py",
     "long/test_groups.py",
     "long/test_long_pages.py",
+    "long/test_soak.py",
     "long/test_weaving.py",
     "regions/test_daemons.py",
     "regions/test_log_kills.py",
@@ -62,12 +66,12 @@ ON_TWO: Final = {
     "client/test_traps.py",
     "engine/test_acl_guide.py",
     "engine/test_cluster.py",
-    "long/test_adopt_live.py",
+    "client/test_adopt.py",
+    "client/test_one_append.py",
     "engine/test_engines_start_and_stop.py",
     "engine/test_migrating_slot.py",
     "gateway/test_gateway_guard.py",
     "gateway/test_gateway_words.py",
-    "long/test_soak.py",
 }
 # They wait for processes, or search for long. The others take moments.
 LONG: Final = {
@@ -114,11 +118,31 @@ def thin(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep each test on the engines that it needs."""
     if "BRAID_ENGINE" in os.environ:
         return
-    kept = [item for item in items if _is_wanted(item)]
+    engines = dict[str, list[str]]()
+    for item in items:
+        if (engine := _params(item).get("flavour")) in FLAVOURS:
+            engines.setdefault(_without_engine(item), []).append(engine)
+    kept = [item for item in items if _is_wanted(item, engines)]
     left_out = set(items) - set(kept)
     items[:] = kept
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
+
+
+def keep_together(items: list[pytest.Item]) -> None:
+    """Tests with the Spark session, or with one fixture of a module, run in one worker, one by one."""
+    for item in items:
+        fixtures = getattr(item, "_fixtureinfo", None)
+        if fixtures is None:
+            continue
+        found = [each for several in fixtures.name2fixturedefs.values() for each in several]
+        params = _params(item)
+        shared = [params.get(each.argname, "") for each in found if each.scope == "module"]
+        if "spark" in fixtures.names_closure:
+            item.add_marker(pytest.mark.xdist_group("spark"))
+        elif shared:
+            name = "-".join([item.path.stem, *map(str, shared)])
+            item.add_marker(pytest.mark.xdist_group(name))
 
 
 def spread(items: list[pytest.Item]) -> None:
@@ -136,15 +160,25 @@ def _is_in(item: pytest.Item, listed: Iterable[str]) -> bool:
     return path.as_posix() in listed or path.parts[0] in listed
 
 
-def _is_wanted(item: pytest.Item) -> bool:
-    params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+def _params(item: pytest.Item) -> dict[str, Any]:
+    found: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+    return found
+
+
+def _without_engine(item: pytest.Item) -> str:
+    return item.nodeid.replace(_params(item)["flavour"], "")
+
+
+def _is_wanted(item: pytest.Item, engines: dict[str, list[str]]) -> bool:
+    params = _params(item)
     engine = params.get("flavour")
     if engine not in FLAVOURS:
         return True
     if _is_in(item, ON_ONE):
         return bool(engine == ONE)
     if _is_in(item, BY_TURNS):
-        return bool(engine == FLAVOURS[_number(item.nodeid.replace(engine, "")) % len(FLAVOURS)])
+        name = _without_engine(item)
+        return bool(engine == engines[name][_number(name) % len(engines[name])])
     client = next((CLIENTS.index(value) for value in params.values() if value in CLIENTS), None)
     if client is None and not _is_in(item, ON_TWO):
         return True

@@ -8,7 +8,7 @@ import pytest
 from tests.long.simulation.simulator import pool, simulate
 from tests.support.servers import Engine
 
-SEEDS = int(os.environ.get("BRAID_SEEDS", "200"))
+SEEDS = int(os.environ.get("BRAID_SEEDS", "120"))
 ONE = os.environ.get("BRAID_SEED")
 AT_ONCE = 10
 
