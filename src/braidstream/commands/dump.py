@@ -18,7 +18,7 @@ from braidstream.commands.groups import group_status
 from braidstream.commands.groups.pending import Query, rows_of
 from braidstream.commands.rename import PAGE, TRIES, Copy, adoption, fail_changing, fill, token
 from braidstream.commands.xreadgroup import heads
-from braidstream.errors import RefusedError, ReplyError
+from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
@@ -172,9 +172,6 @@ def _restore_stream(view: View, argv: Argv, replace: bool) -> Plan[bool]:
             raise error
         if busy:
             fail(_BUSY)
-        if argv[2] != b"0" and view.region.journal_writer:
-            why = "the region has peers, and a deadline is not replicated"
-            raise RefusedError("RESTORE of a stream with a TTL", why, "Use 0")
         due = -1
         if argv[2] != b"0":  # the copy itself must not expire: its registry would not know why
             due, _ = yield Batch([("PEXPIRETIME", aside), ("PERSIST", aside)])

@@ -1,7 +1,8 @@
 """EXPIRE, PERSIST, TTL and kin, where a key may be a stream.
 
-All strands of a stream have the same native deadline, so the engine itself frees them, and its answer about
-one of them is the answer about the stream. lua/deadline.lua says what is left of an expired stream.
+Without peers all strands of a stream have the same native deadline, so the engine itself frees them, and its
+answer about one of them is the answer about the stream. With peers the deadline is a field of the registry
+that is replicated, and each region's daemon carries it out. lua/deadline.lua says what is left.
 """
 
 from typing import Any, Final
@@ -34,17 +35,25 @@ def time_to_live(view: View, argv: Argv) -> Plan[int]:
     """TTL, PTTL, EXPIRETIME, PEXPIRETIME: of a stream, what the engine says about a strand."""
     name = argv[1]
     strands = view.recall(name).strands or (view.home(name),)
-    commands: list[Command] = [tuple(argv), *((argv[0], strand.key) for strand in strands)]
-    plain, *lives, reply = yield Batch([*commands, registry_now(view, name)], resend=True)
+    commands: list[Command] = [tuple(argv), ("TIME",), *((argv[0], strand.key) for strand in strands)]
+    plain, now, *lives, reply = yield Batch([*commands, registry_now(view, name)], resend=True)
     registry = view.learn(name, reply)
     if not registry.exists:
         return -2 if registry.fenced else int(plain)
+    if registry.until:
+        return _shown(argv[0].upper(), registry.until, int(now[0]) * 1000 + int(now[1]) // 1000)
     if not registry.due:
         return -1
     if set(registry.strands).isdisjoint(strands):
         lives = yield Batch([(argv[0], strand.key) for strand in registry.strands], resend=True)
     life = max(lives)
     return int(plain) if life == -2 and not registry.fenced else int(life)
+
+
+def _shown(verb: bytes, until: int, now_ms: int) -> int:
+    """A time as the engine rounds it. A deadline that is over will be carried out in a moment."""
+    ms = until if verb.endswith(b"TIME") else max(until - now_ms, 0)
+    return ms if verb.startswith(b"P") else (ms + 500) // 1000
 
 
 def persist(view: View, argv: Argv) -> Plan[int]:
@@ -67,8 +76,9 @@ def expire(view: View, argv: Argv) -> Plan[int]:
     if registry.is_log:
         why = f"'{shown(name)}' is a log: its offsets continue for ever"
         raise _refused(argv, why, "Delete old entries with TEVICT, or the log with DEL")
-    if view.region.journal_writer or any(each.writer != view.region.writer for each in registry.strands):
-        why = "the region has peers, or the stream has entries of some, and a deadline is not replicated"
+    has_peers = bool(view.region.journal_writer)
+    if not has_peers and any(each.writer != view.region.writer for each in registry.strands):
+        why = "the region has no peers, but the stream has entries of some, and the engine would keep these"
         raise _refused(argv, why, "Use XTRIM MINID to drop old entries, or DEL")
     if _is_past(argv) and not when[2]:
         view.expect_deleted(name)
@@ -80,6 +90,31 @@ def expire(view: View, argv: Argv) -> Plan[int]:
 def expire_at(view: View, name: bytes, at_ms: int) -> Plan[None]:
     """Give a stream the deadline of the one that it was copied from."""
     yield from _set(view.alone(), [b"PEXPIREAT", name], (b"at", b"%d" % at_ms, b""))
+
+
+def carry_out(view: View, name: bytes) -> Plan[int]:
+    """What a daemon does at a deadline with peers. What it returns, lua/deadline.lua says."""
+
+    def command() -> Plan[Command | None]:
+        registry = yield from find_registry(view, name)
+        where, fence, words = _named(name, registry)
+        own = (view.region.writer, view.region.journal_writer)
+        call: Command = (
+            "FCALL",
+            "bs_braid_due",
+            1 + len(where) + len(fence),
+            keys.meta(name),
+            *where,
+            *fence,
+        )
+        return (*call, *own, *words, len(fence))
+
+    return int((yield from until_current(view, name, command)) or 0)
+
+
+def _named(name: bytes, registry: Registry) -> tuple[tuple[bytes, ...], tuple[bytes, ...], Command]:
+    where, words = named_keys(name, registry, registry.strands)
+    return where, (name,) if registry.fenced and keys.shares_slot(name) else (), words
 
 
 def _look(view: View, argv: Argv) -> Plan[tuple[Registry, Any]]:
@@ -112,11 +147,10 @@ def _set(view: View, said: Argv, when: Command, known: Registry | None = None) -
 
 def _call(view: View, said: Argv, registry: Registry, when: Command) -> Command:
     verb, name = said
-    where, words = named_keys(name, registry, registry.strands)
-    fence = (name,) if registry.fenced and keys.shares_slot(name) else ()
+    where, fence, words = _named(name, registry)
     region = view.region
     own = (region.writer, region.journal_writer)
-    call = ("FCALL", "bs_braid_expire", 1 + len(where) + len(fence), keys.meta(name), *where, *fence)
+    call: Command = ("FCALL", "bs_braid_expire", 1 + len(where) + len(fence), keys.meta(name), *where, *fence)
     return (*call, *own, *when, *words, len(fence), verb.lower(), name)
 
 

@@ -147,8 +147,8 @@ def _copy(view: View, source: bytes, target: bytes, *, move: bool, replace: bool
         if done:
             if move and here.fenced:
                 yield Batch([("UNLINK", source)])
-            if here.due:
-                yield from expire_at(view, target, here.due)
+            if here.due or here.until:
+                yield from expire_at(view, target, here.due or here.until)
             return True
     yield Batch([("UNLINK", aside)])
     fail_changing(source)

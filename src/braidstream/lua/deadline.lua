@@ -1,4 +1,18 @@
---[[ Deadlines: EXPIRE on a stream. `due` in the registry -> `<ms> <our writer> <our writer, 0 without peers>`, or ''.
+--[[ Deadlines: EXPIRE on a stream.
+
+     With peers the deadline is a field of the registry that is replicated. The daemon of each region carries it out when its
+     own clock has passed it (`bs_braid_due`), in two steps:
+
+        1   the region trims what it wrote itself up to that time, as its IDs show. The trim travels
+        2   when the entries of all other regions are gone too, it deletes the stream, with its groups
+
+     So no region deletes what another one wrote: a region that was cut off may have extended the deadline. What a region
+     writes after its step 1 stays.
+
+        until   <version> <ms, 0 for none>      the later version wins, then the later time; none is the latest
+        ended   <version> <1|2>                 the step that was done here; local to this region
+
+     Without peers the engine itself does it: `due` -> `<ms> <our writer> <our writer, 0 without peers>`, or ''.
 
         strands, turns, bell, fence     each has the same native PEXPIREAT: the engine frees them, and a native append
                                         needs no check
@@ -30,8 +44,41 @@ do
 
   function deadline.rights(meta) return of(meta) and { 'PEXPIREAT' } or {} end
 
+  local function read_until(text)
+    local version, at = string.match(text or '', '^(%d+) (%d+)$')
+    return { version = tonumber(version or 0), at = tonumber(at or 0) }
+  end
+
+  local function write_until(meta, version, at) redis.call('HSET', meta, META.UNTIL, string.format('%.0f %.0f', version, at)) end
+
+  -- The step of a deadline that was done here: 0, 1 or 2.
+  local function step_of(meta, known)
+    local version, step = string.match(redis.call('HGET', meta, META.ENDED) or '', '^(%d+) (%d)$')
+    if not version or tonumber(version) < known.version then return 0 end
+    return tonumber(step)
+  end
+
+  local function note_step(meta, known, step) redis.call('HSET', meta, META.ENDED, string.format('%.0f %d', known.version, step)) end
+
+  -- The replicated deadline, if there is one that is not over.
+  local function shared(meta)
+    local known = read_until(redis.call('HGET', meta, META.UNTIL))
+    if known.at > 0 and step_of(meta, known) == 0 then return known end
+  end
+
+  function deadline.merge(meta, text)
+    local ours, theirs = read_until(redis.call('HGET', meta, META.UNTIL)), read_until(text)
+    local function when(known) return known.at == 0 and math.huge or known.at end
+    if theirs.version > ours.version or (theirs.version == ours.version and when(theirs) > when(ours)) then
+      write_until(meta, theirs.version, theirs.at)
+    end
+  end
+
+  -- The stream was deleted before its deadline.
   function deadline.forget(meta)
     if of(meta) then redis.call('HSET', meta, META.DUE, '') end
+    local known = shared(meta)
+    if known then write_until(meta, known.version + 1, 0) end
   end
 
   local function home_among(keys, writer)
@@ -179,7 +226,7 @@ do
     if refused then return refused end
     if settled or not names_all(meta, given.named) or logs.is_log(meta) then return redis.error_reply(STALE_STREAM) end
     if not exists(meta) then return 0 end
-    local due, now = of(meta), now_ms()
+    local due, now, has_peers = of(meta) or shared(meta), now_ms(), args[2] ~= '0'
     local ends = {}
     if given.bell.key then ends[1] = given.bell.key end
     if fence then ends[#ends + 1] = fence end
@@ -189,7 +236,7 @@ do
       refused = denied(meta, 'HSET', 'PERSIST')
       if refused then return refused end
       for _, each in ipairs(ends) do redis.call('PERSIST', each) end
-      redis.call('HSET', meta, META.DUE, '')
+      deadline.forget(meta)
       return 1
     end
     local at = math.min(tonumber(args[4]) + (args[3] == 'in' and now or 0), FOREVER)
@@ -204,12 +251,90 @@ do
       if fence then redis.call('UNLINK', fence) end
       return 1
     end
-    refused = denied(meta, 'HSET', 'PEXPIREAT', 'TIME')
+    refused = denied(meta, 'HSET', 'PEXPIREAT', 'TIME') or (of(meta) and has_peers and denied(meta, 'PERSIST')) or nil
     if refused then return refused end
+    if has_peers then
+      if of(meta) then
+        for _, each in ipairs(ends) do redis.call('PERSIST', each) end
+        redis.call('HSET', meta, META.DUE, '')
+      end
+      write_until(meta, read_until(redis.call('HGET', meta, META.UNTIL)).version + 1, at)
+      return 1
+    end
+    deadline.forget(meta)
     local text, label = string.format('%.0f', at), KIND.GENERATED .. args[1]
     note_ahead(meta, label, given.named[label .. ':0'])
     redis.call('HSET', meta, META.DUE, text .. ' ' .. args[1] .. ' ' .. args[2])
     for _, each in ipairs(ends) do deadline.arm(meta, each) end
+    return 1
+  end
+
+  local TRIMMED_AT_ONCE = 100000
+
+  -- Whole nodes first, so that one call is short. Returns whether there may be more.
+  local function trim(key, how, limit)
+    if redis.call('XTRIM', key, how, '~', limit, 'LIMIT', TRIMMED_AT_ONCE) > 0 then return true end
+    redis.call('XTRIM', key, how, '=', limit)
+    return false
+  end
+
+  -- Trim what we wrote up to the deadline. Returns whether there is more.
+  local function trim_own(strands, writer, known)
+    local more = false
+    for label, key in pairs(strands) do
+      local kind, whose = split_label(label)
+      if whose == writer and kind == KIND.GENERATED then
+        more = trim(key, 'MINID', string.format('%.0f-0', known.at + 1)) or more
+      elseif whose == writer then
+        more = trim(key, 'MAXLEN', 0) or more
+      end
+    end
+    return more
+  end
+
+  -- Whether entries are left, and whether anything was written since.
+  local function what_is_left(strands, known)
+    local left, is_used = 0, false
+    for label, key in pairs(strands) do
+      left = left + redis.call('XLEN', key)
+      local is_later = tonumber(string.match(last_of(key), '^%d+')) > known.at
+      is_used = is_used or (is_later and split_label(label) == KIND.GENERATED)
+    end
+    return left, is_used
+  end
+
+  --[[ braid_due: carry out the replicated deadline.
+       FCALL bs_braid_due n <meta> <its keys> [<name>] <our writer> <journal's writer> <what its keys are> <0|1: name>
+       <name>: the plain key, to delete with the stream if it is the fence.
+       Returns 0 if there is nothing to do, 1 if it is done, 2 if there is more to trim, 3 if entries of other regions are
+       left: call it again later. BSSTALE if the stream has a strand or a group that is not named.
+       Why a function: nothing may be written between the last look and the deletion. ]]
+  function deadline.carry_out(keys, args)
+    local meta = keys[1]
+    local known = read_until(redis.call('HGET', meta, META.UNTIL))
+    if known.at == 0 or now_ms() <= known.at or step_of(meta, known) == 2 then return 0 end
+    local given, key_at, place = read_stream_keys(keys, 2, args, 3)
+    if not names_all(meta, given.named) then return redis.error_reply(STALE_STREAM) end
+    local delete, refused = delete_strands(meta, args[2], given)
+    refused = refused or denied(meta, 'HSET', 'XTRIM')
+    if refused then return refused end
+    local fields, strands = redis.call('HGETALL', meta), {}
+    for at = 1, #fields, 2 do
+      local life = strand_there(fields[at], fields[at + 1])
+      local key = life and given.named[fields[at] .. ':' .. life]
+      if key and redis.call('EXISTS', key) == 1 then strands[fields[at]] = key end
+    end
+    if step_of(meta, known) == 0 then
+      if trim_own(strands, args[1], known) then return 2 end
+      note_step(meta, known, 1)
+    end
+    local left, is_used = what_is_left(strands, known)
+    if left > 0 and not is_used then return 3 end
+    note_step(meta, known, 2)
+    if not is_used then
+      delete()
+      if args[place] == '1' and redis.call('HGET', meta, META.FENCE) then redis.call('UNLINK', keys[key_at]) end
+    end
     return 1
   end
 end

@@ -36,6 +36,7 @@ redis.register_function {
   flags = { 'no-writes' },
 }
 redis.register_function { function_name = 'bs_braid_expire', callback = deadline.set, flags = { 'allow-oom' } }
+redis.register_function { function_name = 'bs_braid_due', callback = deadline.carry_out, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'bs_braid_registry', callback = deadline.registry, flags = { 'no-writes' } }
 redis.register_function('bs_braid_adopt', braid_adopt)
 redis.register_function('bs_native_adopt', native_adopt)

@@ -11,6 +11,7 @@
        q:<sink>   7:3:9                   of a Spark sink's batch 7, 3 of 9 chunks are in the stream: the later
        home       0.1:1 1.2:1018:1        the epochs of a log: all of them (log.lua)
        log        3.1:1000:0:0            settings of a log: the later version
+       until      2 4102444800000         the deadline: the later version, then the later time (deadline.lua)
        idmp       1:100:100:0             settings of idempotent production: the later era (settings.lua)
 
      A group exists while one of its creators had seen every known deletion (delete wins). Pending entries,
@@ -30,6 +31,8 @@ local function read_meta(fields, first)
     elseif field == META.IDEMPOTENCE then
       if not read_settings(value) then return nil, field end
       state.idmp = value
+    elseif field == META.UNTIL then
+      state.ends = value
     elseif field == META.HOMES then
       state.homes = value
     elseif field == META.LOG then
@@ -180,6 +183,7 @@ local function braid_merge(keys, args)
   if theirs.idmp then merge_settings(meta, theirs.idmp) end
   if theirs.log then logs.merge_settings(meta, theirs.log) end
   if theirs.homes then logs.merge_homes(meta, theirs.homes) end
+  if theirs.ends then deadline.merge(meta, theirs.ends) end
   local x = joined(ours.x, theirs.x)
   if not same(x, ours.x) then redis.call('HSET', meta, META.DELETIONS, vector_text(x)) end
   local gone = {}

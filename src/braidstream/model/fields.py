@@ -26,6 +26,8 @@ class MetaField:
     HOMES: Final = b"home"  # the epochs of a log: where its home was, and from which offset on
     LOG: Final = b"log"  # settings of a log
     RESCUED: Final = b"r:"  # up to which offset a former home's entries were appended again, by strand
+    UNTIL: Final = b"until"  # the deadline of the stream in all regions: its version, and the time
+    ENDED: Final = b"ended"  # the version of the deadline that is over here, and how far it was carried out
     DUE: Final = b"due"  # when the stream expires here, our writer, and whether we had peers
     FENCE: Final = b"fence"  # the plain key of the stream's name is our fence: the stream was adopted
     BELL: Final = b"bell"  # a stamp that changes when the groups change

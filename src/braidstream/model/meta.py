@@ -48,6 +48,7 @@ class Registry:
     epochs: of a log, also of one that was deleted; log: its settings.
     fenced: the plain key of the name is the fence of an adopted stream (lua/native.lua).
     due: when it expires, 0 for never. After that its keys are missing (lua/deadline.lua).
+    until: the same in a region with peers: its daemon deletes what is older then; 0 for never.
     scopes: groups of scope `once`; all others deliver every strand.
     ahead_ms: by label, how far a strand's last entry was ahead of our clock on arrival, if beyond the bound.
     """
@@ -64,6 +65,7 @@ class Registry:
     log: LogSettings = _LOG_DEFAULTS
     fenced: bool = False
     due: int = 0
+    until: int = 0
     scopes: dict[bytes, Scope] = field(default_factory=dict)
 
     @staticmethod
@@ -72,6 +74,7 @@ class Registry:
         user_counted, bell, idempotence, native = set[bytes](), b"", None, b""
         ahead_ms, epochs, log = dict[bytes, int](), tuple[Epoch, ...](), _LOG_DEFAULTS
         fenced, due, once, owners = False, 0, set[bytes](), dict[bytes, bytes]()
+        version, until, ended = 0, 0, 0
         for label, value in zip(reply[::2], reply[1::2], strict=True):
             if label.startswith(_KINDS):
                 if (found := _registered(name, label, value)) is not None:
@@ -101,6 +104,10 @@ class Registry:
                 fenced = True
             elif label == MetaField.DUE:
                 due = int(value.split()[0]) if value else 0
+            elif label == MetaField.UNTIL:
+                version, until = map(int, value.split())
+            elif label == MetaField.ENDED:
+                ended = int(value.split()[0])
             elif label.startswith(MetaField.GROUP_SCOPE):
                 if is_once(value):
                     once.add(label[len(MetaField.GROUP_SCOPE) :])
@@ -120,6 +127,7 @@ class Registry:
             log,
             fenced,
             due,
+            until if version > ended else 0,
             {group: Scope(owners_of(owners.get(group, b""))) for group in once},
         )
 

@@ -27,6 +27,8 @@ from braidstream.protocol.identify import read_region, refuse_cluster
 from braidstream.protocol.plan import send_one
 from braidstream.replication.ack_watch import EVERY_S as ACKS_EVERY_S
 from braidstream.replication.ack_watch import AckWatch
+from braidstream.replication.deadlines import EVERY_S as DEADLINES_EVERY_S
+from braidstream.replication.deadlines import Deadlines
 from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint, Pinned, back_off
 from braidstream.replication.feed import Feed, all_streams
 from braidstream.replication.gate import Durability, Gate
@@ -84,6 +86,7 @@ class Daemon:
         self.strays: Strays | None = None
         self._traces = Traces()
         self._acks = AckWatch(self.source, self._acknowledged)
+        self.deadlines = Deadlines(self.source, self.leases.mine)
         self.takeover = Takeover(self.source, self.peers.values, self.leases.mine)
         self._has_new_peer = asyncio.Event()
         self._noting = asyncio.Lock()
@@ -116,6 +119,7 @@ class Daemon:
                 tasks.create_task(self._repeat(self._show_alive, NOTE_S))
                 tasks.create_task(self._repeat(self._acks.look, ACKS_EVERY_S))
                 tasks.create_task(self._repeat(self.takeover.look, TAKEOVER_EVERY_S))
+                tasks.create_task(self._repeat(self.deadlines.look, DEADLINES_EVERY_S))
                 tasks.create_task(self._repeat(self._measure_lags, EVERY_S))
                 tasks.create_task(self._repeat(self._report, EVERY_S))
         finally:
@@ -224,6 +228,8 @@ class Daemon:
             emit("region.fenced", server=self.source.address)
 
     def _heard(self, name: bytes, more: bool) -> None:
+        if more:
+            self.deadlines.changed(name)
         if self.leases.mine(name):
             for peer in self.peers.values():
                 if not more:

@@ -34,6 +34,7 @@ _ASIDE: Final = (
     MetaField.REDONE,
     MetaField.FENCE,
     MetaField.DUE,
+    MetaField.ENDED,
     MetaField.PASSED_ON,
     MetaField.RESCUED,
 )

@@ -14,6 +14,8 @@ SEEDS = int(os.environ.get("BRAID_SEEDS", "10000"))
 FIRST = int(os.environ.get("BRAID_FIRST", "0"))
 # Users also change the scope of groups, and take and give strands.
 SCOPES = bool(os.environ.get("BRAID_SCOPES"))
+# Users also set deadlines, and regions carry them out.
+DEADLINES = bool(os.environ.get("BRAID_DEADLINES"))
 CORES = len(os.sched_getaffinity(0))  # `taskset -c 0 make simulate` takes one
 AT_ONCE = 25
 
@@ -21,7 +23,7 @@ AT_ONCE = 25
 def main() -> int:
     if (one := os.environ.get("BRAID_SEED")) is not None:
         with pool() as engines:
-            outcome = simulate(int(one), engines, scopes=SCOPES)
+            outcome = simulate(int(one), engines, scopes=SCOPES, deadlines=DEADLINES)
         print(outcome)
         return int(bool(outcome.trouble))
     began, bad = time.monotonic(), 0
@@ -46,7 +48,7 @@ def _some(first: int) -> list[Outcome]:
     """A worker's share: engines are started for each, which costs little against the runs."""
     with pool() as engines:
         outcomes = [
-            simulate(seed, engines, scopes=SCOPES)
+            simulate(seed, engines, scopes=SCOPES, deadlines=DEADLINES)
             for seed in range(first, min(first + AT_ONCE, FIRST + SEEDS))
         ]
     return [outcome for outcome in outcomes if outcome.trouble]

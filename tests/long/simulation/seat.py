@@ -9,6 +9,7 @@ import hiredis
 from braidstream import lua as functions
 from braidstream.admin.membership import initialise, meet, tune_id_mode
 from braidstream.commands.arguments import parse_add
+from braidstream.commands.expire import carry_out
 from braidstream.commands.produce import add_all
 from braidstream.commands.table import TABLE
 from braidstream.errors import ReplyError
@@ -98,6 +99,13 @@ class Seat:
                 raise result or ReplyError(f"ERR {name} was not made")
             found.append(result)
         return found
+
+    def carry_out(self, name: str) -> int:
+        """What a daemon does at a deadline; it remembers nothing."""
+        more, done = 2, 2
+        while done == more:
+            done = self.run(carry_out(View(self.region), name.encode()))
+        return done
 
     def era(self, name: str) -> int:
         """Of the settings that the last message was sent with."""

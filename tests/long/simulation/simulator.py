@@ -59,10 +59,18 @@ def small_parts() -> Iterator[None]:
         ship.BATCH_ENTRIES, link.JOURNAL_PAGE = known  # type: ignore[misc]
 
 
-def simulate(seed: int, engines: Sequence[Engine], *, gate: bool = True, scopes: bool = False) -> Outcome:
+def simulate(
+    seed: int,
+    engines: Sequence[Engine],
+    *,
+    gate: bool = True,
+    scopes: bool = False,
+    deadlines: bool = False,
+) -> Outcome:
     """Run a seed. The same seed does the same, whatever ran before. gate: see replicas.py.
 
-    scopes: users also change the scope of groups, and take and give strands. Other dice decide about that.
+    scopes: users also change the scope of groups, and take and give strands. deadlines: users also set
+    deadlines, and regions carry them out. Other dice decide about that.
     """
     dice = Random(seed)
     count = dice.choices((2, 3, 4, 5), (4, 6, 2, 1))[0]
@@ -79,6 +87,7 @@ def simulate(seed: int, engines: Sequence[Engine], *, gate: bool = True, scopes:
             run = Run(dice, seats, history, gate=gate)
             with small_parts(), counted_events() as counts:
                 run.users.scopes = Random(f"scopes {seed}") if scopes else None
+                run.users.deadlines = Random(f"deadlines {seed}") if deadlines else None
                 if run.network.replicas is None and LogUsers.are_in(seed):
                     run.logs = LogUsers(seed, seats)
                 asyncio.run(run.whole())

@@ -1,4 +1,4 @@
-"""Seeds 0 to 199, or as many as BRAID_SEEDS says; one of them by BRAID_SEED. `make simulate` runs 10,000."""
+"""Seeds 0 to 119, or as many as BRAID_SEEDS says; one of them by BRAID_SEED. `make simulate` runs 10,000."""
 
 import os
 from collections.abc import Iterator
@@ -35,6 +35,16 @@ def test_groups_that_give_once_skip_nothing_and_agree_on_who_gives_what(
     """`BRAID_SCOPES=1 make simulate` runs more."""
     for seed in range(first, first + AT_ONCE):
         outcome = simulate(seed, simulated, scopes=True)
+        assert not outcome.trouble, f"\n{outcome}"
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS // 5, AT_ONCE))
+def test_deadlines_that_regions_carry_out_apart_lose_nothing_else(
+    simulated: list[Engine], first: int
+) -> None:
+    """`BRAID_DEADLINES=1 make simulate` runs more."""
+    for seed in range(first, first + AT_ONCE):
+        outcome = simulate(seed, simulated, deadlines=True)
         assert not outcome.trouble, f"\n{outcome}"
 
 

@@ -21,6 +21,8 @@ CONSUMERS: Final = ("ann", "bob")
 
 # How often the scope of a group changes, or a strand is taken or given.
 SCOPED: Final = 0.15
+# How often a deadline is set or carried out.
+DUE: Final = 0.25
 # How often each is done.
 OFTEN: Final[dict[str, int]] = {
     "add": 32,
@@ -66,6 +68,7 @@ class Users:
         self.dice, self.witness, self.do = dice, witness, witness.do
         self.now_ms, self.values = START_MS, 0
         self.scopes: Random | None = None
+        self.deadlines: Random | None = None
         self.producers = Producers(dice, witness)
         # How far clocks are behind or ahead: within the bound of each other, or beyond it.
         self.spread_ms = dice.choice((BOUNDED_MS, HOUR_MS))
@@ -90,6 +93,8 @@ class Users:
         self._tell_time()
         if self.scopes is not None and self.scopes.random() < SCOPED:
             self._change_scope(self.scopes, region)
+        if self.deadlines is not None and self.deadlines.random() < DUE:
+            self._change_deadline(self.deadlines, region)
         verb = self.dice.choices(list(OFTEN), self.weights)[0]
         method: Callable[[int, str], None] = getattr(self, f"_{verb}")
         # Most of the time on one stream, so that operations meet.
@@ -189,6 +194,20 @@ class Users:
             (5, 3, 3, 1),
         )[0]
         self.do(region, "XGROUP", *words)
+
+    def _change_deadline(self, dice: Random, region: int) -> None:
+        """A daemon looks at all streams every second."""
+        name, verb = (
+            dice.choices(NAMES, (8, 3, 1))[0],
+            dice.choices(("set", "persist", "carry out"), (4, 1, 8))[0],
+        )
+        if verb == "set":
+            at = self._clock_ms(region) + dice.choice((1, 20, 100, 500))
+            self.do(region, "PEXPIREAT", name, at, *dice.choice(((), (), ("GT",), ("NX",), ("LT",))))
+        elif verb == "persist":
+            self.do(region, "PERSIST", name)
+        else:
+            self.witness.carry_out(region, name)
 
     def _move_group(self, region: int, name: str) -> None:
         where = self._some_id(region, name)

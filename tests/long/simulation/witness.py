@@ -63,7 +63,7 @@ class Witness:
             return self._read_group(region, words)
         if verb == "XACK":
             return self._acknowledge(region, words)
-        if verb in ("XSETID", "XCFGSET"):
+        if verb in ("XSETID", "XCFGSET", "PEXPIREAT", "PERSIST"):
             return self._say(region, words)
         if verb == "XADD" and len(words) == 5 and words[2] == "*":
             return self._mint(region, words)
@@ -137,6 +137,21 @@ class Witness:
             return [error] * len(messages)
         self.history.add(Did(region, shown, b", ".join(replies).decode()))
         return list(replies)
+
+    def carry_out(self, region: int, name: str) -> None:
+        """What a daemon does at the deadline of a stream."""
+        existed, before = self.look(region, name), self.seen[region, name].keys()
+        done = self.seats[region].carry_out(name)
+        if not done:
+            return
+        self.history.add(Did(region, f"(the deadline of {name} is carried out)", str(done)))
+        exists, after = self.seats[region].look(name)
+        self.seen[region, name] = after
+        if gone := frozenset(before - after.keys()):
+            self.history.add(Removed(region, name, gone))
+        self.history.add(Saw(region, name, frozenset(after)))
+        if existed and not exists:
+            self._destroyed(region, name)
 
     def _change(
         self, region: int, names: tuple[str, ...], words: tuple[Any, ...]

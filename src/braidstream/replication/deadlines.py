@@ -1,0 +1,84 @@
+"""Carries out the deadlines of streams in a region with peers (EXPIRE; lua/deadline.lua says how).
+
+The registry has the deadline, so the daemon stores nothing: it reads the registries of all streams when it
+starts and now and then, and of a stream whose registry has changed. Which ones are due, the engine's clock
+decides.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from braidstream.commands.expire import carry_out
+from braidstream.model import keys
+from braidstream.model.command import Command
+from braidstream.model.fields import MetaField
+from braidstream.protocol.identify import read_region
+from braidstream.protocol.plan import Batch, Plan, send_one
+from braidstream.protocol.stream_view import View
+from braidstream.replication.endpoint import PlanRunner
+from braidstream.replication.feed import all_streams
+
+EVERY_S: Final = 1.0
+# How often all streams are read. Changes are noticed at once; this is for those that were missed.
+_ALL_EVERY_S: Final = 300.0
+_AT_ONCE: Final = 500
+# How long to look every second whether other regions have carried it out too; later, whenever all are read.
+_WAITING_MS: Final = 60_000
+# What `carry_out` returns if there is more to trim, and if entries of other regions are left.
+_MORE, _WAITS = 2, 3
+
+
+class Deadlines:
+    """`look` is called again and again."""
+
+    def __init__(self, source: PlanRunner, is_mine: Callable[[bytes], bool]) -> None:
+        self._source, self._is_mine = source, is_mine
+        self._until = dict[bytes, int]()
+        self._changed = set[bytes]()
+        self._read_all_s = -_ALL_EVERY_S
+
+    def changed(self, name: bytes) -> None:
+        """The registry of a stream has changed."""
+        self._changed.add(name)
+
+    async def look(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._read_all_s >= _ALL_EVERY_S:
+            async for names in all_streams(self._source):
+                await self._read(names)
+            self._read_all_s = now_s
+        changed, self._changed = self._changed, set()
+        await self._read(changed)
+        if not self._until:
+            return
+        seconds, micros = await self._source.run(send_one(("TIME",), resend=True))
+        now_ms = int(seconds) * 1000 + int(micros) // 1000
+        for name in [name for name, until in self._until.items() if until < now_ms and self._is_mine(name)]:
+            view = View(await self._source.run(read_region()))
+            while (done := await self._source.run(carry_out(view, name))) == _MORE:
+                pass
+            if done != _WAITS or now_ms > self._until[name] + _WAITING_MS:
+                del self._until[name]
+
+    async def _read(self, names: Iterable[bytes]) -> None:
+        for part in _parts([*names]):
+            for name, until in zip(part, await self._source.run(_deadlines(part)), strict=True):
+                self._until.pop(name, None)
+                if until:
+                    self._until[name] = until
+
+
+def _parts(names: list[bytes]) -> list[list[bytes]]:
+    return [names[first : first + _AT_ONCE] for first in range(0, len(names), _AT_ONCE)]
+
+
+def _deadlines(names: list[bytes]) -> Plan[list[int]]:
+    """The deadline of each stream that was not carried out here, or not to the end; 0 for none."""
+    commands: list[Command] = [("HMGET", keys.meta(name), MetaField.UNTIL, MetaField.ENDED) for name in names]
+    replies = yield Batch(commands, resend=True)
+    found = list[int]()
+    for until, ended in replies:
+        version, ms = (until or b"0 0").split()
+        found.append(0 if ended == version + b" 2" else int(ms))
+    return found

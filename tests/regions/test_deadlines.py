@@ -1,0 +1,216 @@
+"""EXPIRE between regions: the deadline travels, and each region deletes what it wrote before it."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+
+from braidstream.commands.expire import carry_out
+from braidstream.protocol.identify import read_region
+from braidstream.protocol.stream_view import View
+from tests.support.daemons import all_replicating, numbered
+from tests.support.matrix import on_every_engine
+from tests.support.waiting import eventually
+from tests.support.world import World
+
+flavour = on_every_engine
+FAR_MS = 4_102_444_800_000
+MORE, WAITS = 2, 3
+
+
+@pytest.fixture
+def world(make_world: Callable[..., World]) -> World:
+    return make_world(2)
+
+
+def due(world: World, region: int, name: str = "x") -> int:
+    """What the daemon of a region does every second."""
+    client = world[region]
+    while True:
+        done = client.run_plan(carry_out(View(client.run_plan(read_region())), name.encode()))
+        if done != MORE:
+            return done
+
+
+def pass_time(world: World, name: str = "x") -> None:
+    """Until the deadline is over, on the clock of every engine."""
+    until = max(world[region].pexpiretime(name) for region in world)
+    for engine in world.engines:
+        with engine.client() as client:
+            while _now_ms(client) <= until:
+                pass
+
+
+def _now_ms(client: redis.Redis) -> int:
+    seconds, micros = client.time()
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
+def entries(client: redis.Redis, name: str = "x") -> list[str]:
+    return [entry for entry, _ in client.xrange(name)]
+
+
+def settle(world: World) -> None:
+    for _ in range(3):
+        world.sync()
+        for region in world:
+            due(world, region)
+    world.sync()
+
+
+def test_a_deadline_travels_and_persist_too(world: World) -> None:
+    world[1].xadd("x", {"n": "1"})
+    assert world[1].pexpireat("x", FAR_MS)
+    world.sync()
+    assert [world[region].pexpiretime("x") for region in world] == [FAR_MS] * 2
+    assert [world[region].expiretime("x") for region in world] == [FAR_MS // 1000] * 2
+    assert all(0 < world[region].ttl("x") < FAR_MS // 1000 for region in world)
+    assert due(world, 1) == 0
+    assert not world[2].pexpireat("x", FAR_MS + 1, nx=True)
+    assert not world[2].pexpireat("x", FAR_MS - 1, gt=True)
+    assert world[2].pexpireat("x", FAR_MS - 1, lt=True)
+    world.sync()
+    assert [world[region].pexpiretime("x") for region in world] == [FAR_MS - 1] * 2
+    assert world[2].persist("x")
+    assert not world[2].persist("x")
+    world.sync()
+    assert [world[region].ttl("x") for region in world] == [-1] * 2
+
+
+def test_of_two_concurrent_deadlines_the_later_one_wins(world: World) -> None:
+    world[1].xadd("x", {"n": "1"})
+    world.sync()
+    world[1].pexpireat("x", FAR_MS + 5)
+    world[2].pexpireat("x", FAR_MS)
+    world.sync()
+    assert [world[region].pexpiretime("x") for region in world] == [FAR_MS + 5] * 2
+
+
+def test_a_stream_expires_in_all_regions_and_starts_over(world: World) -> None:
+    first = [world[region].xadd("x", {"n": "1"}) for region in world]
+    world[1].xgroup_create("x", "g", 0)
+    world[1].pexpire("x", 300)
+    world.sync()
+    pass_time(world)
+    assert due(world, 1) == WAITS  # region 2 has not deleted its entries yet
+    settle(world)
+    assert [world[region].exists("x") for region in world] == [0, 0]
+    assert [due(world, region) for region in world] == [0, 0]
+    added = world[2].xadd("x", {"n": "2"})
+    settle(world)
+    for region in world:
+        assert (entries(world[region]), world[region].ttl("x")) == ([added], -1)
+        assert world[region].xinfo_groups("x") == []
+    assert added > max(first)
+
+
+def test_what_was_extended_survives_a_region_that_was_cut_off(world: World) -> None:
+    world[1].xadd("x", {"n": "1"})
+    kept = world[2].xadd("x", {"n": "2"})
+    world[1].pexpire("x", 300)
+    world.sync()
+    pass_time(world)
+    assert world[2].pexpireat("x", FAR_MS)  # region 1 does not hear of it in time
+    assert due(world, 1) == WAITS
+    new = world[1].xadd("x", {"n": "3"})
+    settle(world)
+    for region in world:
+        assert sorted(entries(world[region])) == sorted([kept, new])
+        assert world[region].pexpiretime("x") == FAR_MS
+
+
+def test_a_region_that_never_heard_of_the_deadline_keeps_what_it_wrote_later(world: World) -> None:
+    world[1].xadd("x", {"n": "1"})
+    world[2].xadd("x", {"n": "2"})
+    world.sync()
+    world[1].pexpire("x", 20)
+    until = world[1].pexpiretime("x")
+    while _now_ms(world[1]) <= until or _now_ms(world[2]) <= until:
+        pass
+    due(world, 1)
+    later = world[2].xadd("x", {"n": "3"})
+    settle(world)
+    assert [entries(world[region]) for region in world] == [[later]] * 2
+
+
+def test_a_deleted_stream_takes_its_deadline_along(world: World) -> None:
+    world[1].xadd("x", {"n": "1"})
+    world[1].pexpireat("x", FAR_MS)
+    world.sync()
+    assert world[2].delete("x")
+    world[2].xadd("x", {"n": "2"})
+    world.sync()
+    assert [world[region].ttl("x") for region in world] == [-1] * 2
+    world[1].pexpireat("x", FAR_MS)
+    world[1].rename("x", "y")
+    world.sync()
+    assert [world[region].pexpiretime("y") for region in world] == [FAR_MS] * 2
+    assert world[2].expire("y", 0)
+    world.sync()
+    assert [world[region].exists("y") for region in world] == [0, 0]
+
+
+def test_chosen_ids_and_a_long_stream_expire_too(make_world: Callable[..., World]) -> None:
+    world = make_world(2, id_mode="liberal")
+    world[1].xadd("x", {"n": "1"}, id="5-5")
+    with world[2].pipeline(transaction=False) as pipe:
+        for number in range(3_000):
+            pipe.xadd("x", {"n": number})
+        pipe.execute()
+    world[1].pexpire("x", 500)
+    world.sync()
+    pass_time(world)
+    settle(world)
+    assert [world[region].exists("x") for region in world] == [0, 0]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_the_order_regions_agree_and_lose_nothing_that_was_written_later(
+    make_world: Callable[..., World], seed: int
+) -> None:
+    world, dice = make_world(3), random.Random(seed)
+    written = list[str]()
+    for region in world:
+        written.append(world[region].xadd("x", {"n": "old"}))
+    world.sync()
+    world[dice.choice([1, 2, 3])].pexpire("x", 200)
+    until = max(world[region].pexpiretime("x") for region in world)
+    while _now_ms(world[1]) < until + 1000:
+        region = dice.choice([1, 2, 3])
+        roll = dice.random()
+        if roll < 0.4:
+            written.append(world[region].xadd("x", {"n": "new"}))
+        elif roll < 0.7:
+            due(world, region)
+        else:
+            other = dice.choice([each for each in world if each != region])
+            world.ship(region, other, "x")
+    settle(world)
+    left = [entry for entry in written if int(entry.split("-")[0]) > until]
+    for region in world:
+        assert entries(world[region]) == sorted(left, key=_place)
+
+
+def _place(entry: str) -> tuple[int, int]:
+    first, second = entry.split("-")
+    return int(first), int(second)
+
+
+def test_daemons_carry_it_out(make_world: Callable[..., World], tmp_path: Path) -> None:
+    world = make_world(2)
+    with all_replicating(tmp_path, numbered(world.engines)):
+        world[1].xadd("x", {"n": "1"})
+        world[1].xgroup_create("x", "g", 0)
+        eventually(lambda: world[2].exists("x"), within_s=30, why="x should arrive")
+        world[2].xadd("x", {"n": "2"})
+        world[2].expire("x", 1)
+        eventually(
+            lambda: not world[1].exists("x") and not world[2].exists("x"), within_s=30, why="x expires"
+        )
+    # A daemon that starts after the deadline finds it.
+    world[1].xadd("y", {"n": "1"})
+    world[1].pexpire("y", 1)
+    with all_replicating(tmp_path, numbered(world.engines)):
+        eventually(lambda: not world[1].exists("y"), within_s=30, why="y expires")
