@@ -273,13 +273,20 @@ def test_the_asyncio_client_has_it_too(region: braidstream.Redis, engine: Engine
     assert asyncio.run(story()) == [True, FAR_MS, True, True, 0]
 
 
-def test_a_region_with_peers_refuses_it(region: braidstream.Redis, engine: Engine) -> None:
-    entry = region.xadd("x", {"n": "1"})
+def test_with_peers_the_commands_answer_the_same(region: braidstream.Redis, engine: Engine) -> None:
+    """Who carries the deadline out is tested in tests/regions/test_deadlines.py."""
+    region.xadd("x", {"n": "1"})
     with redis.Redis.from_url(engine.url) as operator:
         operator.fcall("bs_region_writers", 1, "bs:config", "meet", 2)
     with client_of(engine, decode_responses=True) as client:
-        with pytest.raises(
-            redis.ResponseError, match=r"EXPIRE refused by braidstream: .*peers.*\. Use XTRIM"
-        ):
-            client.expire("x", 1)
-        assert (client.xrange("x"), client.ttl("x")) == ([(entry, {"n": "1"})], -1)
+        assert client.expire("x", 100)
+        assert client.ttl("x") in (99, 100)
+        assert not client.expire("x", 50, gt=True)
+        assert client.pexpireat("x", FAR_MS)
+        assert (client.pexpiretime("x"), client.expiretime("x")) == (FAR_MS, FAR_MS // 1000)
+        assert client.copy("x", "y")
+        assert client.pexpiretime("y") == FAR_MS
+        with client.pipeline() as pipe:
+            assert pipe.persist("x").ttl("x").expire("x", 100).execute()[:2] == [True, -1]
+        assert client.expire("x", 0)
+        assert (client.exists("x"), client.ttl("x")) == (0, -2)

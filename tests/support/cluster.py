@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -13,7 +14,7 @@ from redis.exceptions import AskError, ClusterCrossSlotError, MovedError, Respon
 from braidstream import lua as functions
 from braidstream.admin import log_compaction, log_moves
 from braidstream.admin.adoption import adopt_command, append_command, release_command, set_aside_command
-from braidstream.commands.expire import expire_at
+from braidstream.commands.expire import carry_out, expire_at
 from braidstream.commands.produce import call
 from braidstream.commands.table import TABLE
 from braidstream.errors import ReplyError
@@ -270,8 +271,11 @@ def say_every_function(said: Nodes, name: bytes) -> None:
     assert run(command(view, b"XGROUP", b"SCOPE", name, b"g", b"ONCE"), said) == b"OK"
     assert run(command(view, b"XGROUP", b"SCOPE", name, b"g", b"EVERYWHERE"), said) == b"OK"
     assert run(command(view, *WAIT, name, b">"), said) is None
+    alone = View(replace(view.region, writers=(1,)))
+    run(expire_at(alone, name, 4_102_444_800_000), said)
+    assert run(command(alone, b"EXISTS", name), said) == 1
     run(expire_at(view, name, 4_102_444_800_000), said)
-    assert run(command(view, b"EXISTS", name), said) == 1
+    assert run(carry_out(view, name), said) == 0
     assert run(command(view, b"PERSIST", name), said) == 1
     assert run(apply(Strand(name, "c", 2), [((3, 3), [b"v", b"a"])]), said) == 1
     assert run(command(view, b"XDELEX", name, b"ACKED", b"IDS", b"1", b"7-7"), said) == [1]
