@@ -286,6 +286,9 @@ def test_with_peers_the_commands_answer_the_same(region: braidstream.Redis, engi
         assert (client.pexpiretime("x"), client.expiretime("x")) == (FAR_MS, FAR_MS // 1000)
         assert client.copy("x", "y")
         assert client.pexpiretime("y") == FAR_MS
+        for is_multi in (True, False):
+            with client_of(engine) as new, new.pipeline(transaction=is_multi) as pipe:
+                assert pipe.pexpiretime("x").execute() == [FAR_MS]
         with client.pipeline() as pipe:
             assert pipe.persist("x").ttl("x").expire("x", 100).execute()[:2] == [True, -1]
         assert client.expire("x", 0)

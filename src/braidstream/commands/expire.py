@@ -34,13 +34,17 @@ _UNITS: Final = {
 def time_to_live(view: View, argv: Argv) -> Plan[int]:
     """TTL, PTTL, EXPIRETIME, PEXPIRETIME: of a stream, what the engine says about a strand."""
     name = argv[1]
-    strands = view.recall(name).strands or (view.home(name),)
-    commands: list[Command] = [tuple(argv), ("TIME",), *((argv[0], strand.key) for strand in strands)]
-    plain, now, *lives, reply = yield Batch([*commands, registry_now(view, name)], resend=True)
+    known = view.recall(name)
+    strands, clock = known.strands or (view.home(name),), (("TIME",),) if known.until else ()
+    commands: list[Command] = [tuple(argv), *((argv[0], strand.key) for strand in strands)]
+    plain, *lives, reply = yield Batch([*commands, *clock, registry_now(view, name)], resend=True)
+    now = lives.pop() if clock else None
     registry = view.learn(name, reply)
     if not registry.exists:
         return -2 if registry.fenced else int(plain)
     if registry.until:
+        if now is None:
+            [now] = yield Batch([("TIME",)], resend=True)
         return _shown(argv[0].upper(), registry.until, int(now[0]) * 1000 + int(now[1]) // 1000)
     if not registry.due:
         return -1
