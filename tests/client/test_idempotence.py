@@ -334,3 +334,18 @@ def test_an_entry_cannot_be_named_later_where_peers_have_to_know(engine: Engine)
         entry = client.xadd("s", ENTRY)
         with pytest.raises(redis.ResponseError, match="refused by braidstream"):
             client.execute_command("XIDMPRECORD", "s", "p", "1", entry)
+
+
+def test_a_message_that_is_known_trims_nothing(region: braidstream.Redis) -> None:
+    """Also in a stream of several strands, which the engine does not trim by itself."""
+    first = region.xadd("s", {"n": "0"})
+    later = f"{int(first.split('-')[0]) + 2000}-2"
+    region.execute_command("XSETID", "s", later)
+    region.xadd("s", {"n": "1"}, idmp=("p", "1"))
+    for number in ("2", "3"):
+        region.xadd("s", {"n": number})
+    for _ in range(2):
+        region.execute_command("XADD", "s", "MAXLEN", "=", 3, "IDMP", "p", "1", "*", "n", "again")
+    assert [fields["n"] for _, fields in region.xrange("s")] == ["0", "1", "2", "3"]
+    region.execute_command("XADD", "s", "MAXLEN", "=", 3, "IDMP", "p", "2", "*", "n", "4")
+    assert [fields["n"] for _, fields in region.xrange("s")] == ["2", "3", "4"]

@@ -18,11 +18,11 @@ from braidstream.commands.arguments import (
 )
 from braidstream.commands.trim import cap, trim_options
 from braidstream.errors import ReplyError
-from braidstream.model import keys
+from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.idempotence import Settings, iid_of
 from braidstream.model.ids import user_text
-from braidstream.model.strand import Strand
+from braidstream.model.strand import Strand, facts
 from braidstream.protocol.append import ensure_command, native_command
 from braidstream.protocol.lookup import (
     exists,
@@ -72,18 +72,21 @@ def add_all(view: View, name: bytes, specs: Sequence[Add]) -> Plan[Results]:
         ensure = [ensure_command(home, view.recall(name).bell)] if create else []
         calls, sizes = add_commands(view, home, [specs[at] for at in todo])
         view.expect_settings(name, view.recall(name).settings)
-        last = [registry_of(name)] if specs[0].trim is not None else type_check(view, name)
+        trims = specs[0].trim is not None  # then it is the only message
+        end = [home.xinfo()] if trims else []
+        last = [registry_of(name)] if trims else type_check(view, name)
         step = create and view.carriage.create_step(attempt)
         resend = _may_resend(view, specs, view.recall(name).settings)
-        batch = Batch([*ensure, *calls, *last], atomic=step, attempt=True, resend=resend)
+        batch = Batch([*ensure, *end, *calls, *last], atomic=step, attempt=True, resend=resend)
         replies = yield batch
         if ensure and is_stale(replies[0]):
             view.forget(name)
             yield from read_registry(view, name)
             continue
         _raise_errors(replies[: len(ensure)])
-        answers, stale = _answers(replies[len(ensure) :][: len(calls)], sizes)
-        rest = replies[len(ensure) + len(calls) :]
+        before = len(ensure) + len(end)
+        answers, stale = _answers(replies[before:][: len(calls)], sizes)
+        rest = replies[before + len(calls) :]
         if answers and is_native(answers[0]):
             view.expect_native(name)
         results.update((at, _user(home, answer)) for at, answer in zip(todo, answers, strict=True) if answer)
@@ -91,13 +94,22 @@ def add_all(view: View, name: bytes, specs: Sequence[Add]) -> Plan[Results]:
         if stale is not None:
             view.expect_settings(name, stale)
         elif not todo:
-            yield from _trim(view, home, specs[0], rest)
+            if not (trims and answers and _is_duplicate(answers[0], replies[before - 1])):
+                yield from _trim(view, home, specs[0], rest)
             return [results[at] for at in range(len(specs))]
         elif nomkstream and not (view.carriage.may_look_again and (yield from exists(name))):
             yield from refuse_other_types(name, *(rest if specs[0].trim is None else ()))
             return [results.get(at) for at in range(len(specs))]
         else:
             create = True
+
+
+def _is_duplicate(answer: Any, info: Any) -> bool:
+    """Whether a message was known already: its entry is not after the end of the strand, as it was before."""
+    if not isinstance(answer, bytes) or isinstance(info, ReplyError):
+        return False
+    native, _, owner = answer.lstrip(b"+").partition(b":")
+    return bool(owner) or ids.native(native) <= ids.native(facts(info)[b"last-generated-id"])
 
 
 def _may_resend(view: View, specs: Sequence[Add], settings: Settings) -> bool:

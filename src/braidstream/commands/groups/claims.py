@@ -8,6 +8,7 @@ from typing import Any, Final
 from braidstream.commands.arguments import Argv, fail, integer, interval, option, shown, strict_id
 from braidstream.commands.budget import PEEK, Budget
 from braidstream.commands.groups.pending import Query, Row, no_group, places, rows_of
+from braidstream.errors import ReplyError
 from braidstream.model import ids
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
@@ -43,7 +44,12 @@ def claim(view: View, argv: Argv) -> Plan[list[Any]]:
     strands = registry.owned(group, view.region)
     if not strands:
         return []
-    return (yield from _claim(view, strands, (group, consumer, idle), wanted, options))
+    try:
+        return (yield from _claim(view, strands, (group, consumer, idle), wanted, options))
+    except ReplyError as error:
+        if error.code != "NOGROUP":  # it was deleted in the same MULTI
+            raise
+        no_group(name, group)
 
 
 @dataclass(frozen=True, slots=True)
