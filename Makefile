@@ -84,6 +84,9 @@ differential: ## a million random commands, braidstream against the bare engine
 lost-replies: ## 100,000 idempotent messages through a proxy that loses requests and replies at random
 	BRAID_MESSAGES=100000 $(PYTHON) -m pytest -q tests/client/test_idempotent_clients.py -k under_load --timeout 0
 
+example-pipeline: ## orders of two regions through Spark to sums, alerts, a Delta table and a picture
+	PATH=$(CURDIR)/.venv/bin:$$PATH sh examples/orders-pipeline/run.sh $(ORDERS)
+
 soak: ## ten minutes of faults on each engine: kills, pauses, cut links, full memory; SOAK="--seed 7 --seconds 60"
 	$(PYTHON) -m tests.long.soak $(SOAK)
 
