@@ -189,6 +189,39 @@ def test_a_region_that_owns_nothing_waits_and_creates_its_consumers(world: World
     assert one.xpending_range("orders", "jobs", "-", "+", 10) == []
 
 
+@pytest.mark.parametrize("who_continues", ["the new owner", "the former owner, which takes it back"])
+def test_a_consumer_that_leaves_a_former_owner_makes_nobody_skip_its_entries(
+    world: World, who_continues: str
+) -> None:
+    fill(world)
+    one, two = world[1], world[2]
+    two.execute_command("XGROUP TAKE", "orders", "jobs", "REGION", 1)
+    world.sync()
+    in_hand = {entry for entry, text in read(two, who="w").items() if text.startswith("1.")}
+    assert len(in_hand) == 4
+    two.execute_command("XGROUP GIVE", "orders", "jobs", "REGION", 1, "TO", "REGION", 1, "TIMEOUT", 1)
+    eventually(lambda: (world.sync(), owned(one))[1] == ["1"], within_s=WITHIN_S, why="time is up")
+    assert two.xpending_range("orders", "jobs", "-", "+", 10, "w"), "of region 2"
+    assert two.xgroup_delconsumer("orders", "jobs", "w") == 4, "of region 2"
+    world.sync()
+    if who_continues == "the new owner":
+        assert read(one).keys() == in_hand
+        return
+    two.execute_command("XGROUP TAKE", "orders", "jobs", "REGION", 1)
+    claimed = two.xautoclaim("orders", "jobs", "ann", 0)[1]
+    assert {entry for entry, _ in claimed} == in_hand
+
+
+def test_a_consumer_with_nothing_pending_is_deleted_everywhere(world: World) -> None:
+    fill(world)
+    world[2].execute_command("XGROUP TAKE", "orders", "jobs", "REGION", 1)
+    world[2].xack("orders", "jobs", *read(world[2], who="w"))
+    world[1].execute_command("XGROUP GIVE", "orders", "jobs", "REGION", 1, "TO", "REGION", 1)
+    world.sync()
+    assert world[2].xgroup_delconsumer("orders", "jobs", "w") == 0
+    assert world[2].xinfo_consumers("orders", "jobs") == []
+
+
 def test_the_scope_changes_at_run_time_and_ends_with_the_group(world: World) -> None:
     fill(world)
     world[2].execute_command("XGROUP SCOPE", "orders", "jobs", "EVERYWHERE")

@@ -167,7 +167,24 @@ def _consumer(view: View, argv: Argv, create: bool) -> Plan[int]:
             return 0
         [made] = yield Batch([("XGROUP", "CREATECONSUMER", registry.strands[0].key, group, consumer)])
         return int(made)
+    kept = yield from _hidden(view, registry, group, consumer)
     commands: list[Command] = [
-        ("XGROUP", "DELCONSUMER", strand.key, group, consumer) for strand in registry.strands
+        ("XGROUP", "DELCONSUMER", strand.key, group, consumer)
+        for strand in registry.strands
+        if strand not in kept
     ]
+    if not commands:
+        return 0
     return sum((yield Batch(commands, atomic=view.carriage.one_step(len(commands)))))
+
+
+def _hidden(view: View, registry: Registry, group: bytes, consumer: bytes) -> Plan[set[Strand]]:
+    """The strands of other owners of which a consumer has pending entries. Nobody sees those here, and to
+    delete them would count as their acknowledgement: the owner would skip them."""
+    owned = registry.owned(group, view.region)
+    others = [strand for strand in registry.strands if strand not in owned]
+    if not others:
+        return set()
+    looks: list[Command] = [("XPENDING", strand.key, group, "-", "+", 1, consumer) for strand in others]
+    replies = yield Batch(looks, resend=True)
+    return {strand for strand, reply in zip(others, replies, strict=True) if reply}
