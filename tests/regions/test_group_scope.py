@@ -222,6 +222,19 @@ def test_a_consumer_with_nothing_pending_is_deleted_everywhere(world: World) -> 
     assert world[2].xinfo_consumers("orders", "jobs") == []
 
 
+@pytest.mark.parametrize("how", [{}, {"count": 1}, {"count": 10}, {"noack": True}])
+def test_a_reader_that_polls_finds_what_its_region_gets_back(world: World, how: dict[str, Any]) -> None:
+    world[2].execute_command("XGROUP TAKE", "orders", "jobs", "REGION", 1)
+    world.sync()
+    with client_of(world.engines[0], decode_responses=True) as worker:
+        assert read(worker, **how) == {}
+        world[2].execute_command("XGROUP GIVE", "orders", "jobs", "REGION", 1, "TO", "REGION", 1)
+        world.sync()
+        world.sync()
+        world[1].xadd("orders", {"n": "1.back"})
+        assert list(read(worker, **how).values()) == ["1.back"]
+
+
 def test_the_scope_changes_at_run_time_and_ends_with_the_group(world: World) -> None:
     fill(world)
     world[2].execute_command("XGROUP SCOPE", "orders", "jobs", "EVERYWHERE")

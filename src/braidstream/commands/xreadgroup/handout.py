@@ -243,9 +243,11 @@ def new(view: View, spec: ReadGroup, name: bytes) -> Plan[list[Entry]]:
     """New entries of one stream, in ID order."""
     strands = view.delivered(name, spec.group)
     if not strands:
-        # This region delivers no strand of the stream. The read creates the consumer.
+        # This region delivers no strand of the stream. The read creates the consumer, and the other one is
+        # refused when that has changed.
         none = _xreadgroup_own(spec, view.recall(name).strands[0], ids.before(ids.LAST) or ids.ZERO, 1)
-        yield Batch([none])
+        bells = bell(view, name)
+        yield Batch([none, xreadgroup(spec, bells, 1)] if bells else [none])
         return []
     if spec.count is None or len(strands) == 1:
         where = [*(strand.key for strand in strands), *bell(view, name)]
