@@ -62,6 +62,17 @@ def test_retry_appends_the_entry_as_it_was_and_deletes_the_letter(
     )
 
 
+def test_retry_to_a_log_is_refused_and_deletes_nothing(
+    engine: Engine, region: braidstream.Redis, letters: list[str]
+) -> None:
+    region.twrite("book", "order", "0")
+    done = braid("dead", "retry", "orders.dead", "--all", "--to", "book", "--url", engine.url)
+    assert done.returncode != 0
+    assert "'book' is a log" in done.stdout + done.stderr
+    told = json.loads(run(engine, "list", "orders.dead", "--json"))
+    assert [each["id"] for each in told["letters"]] == letters
+
+
 def test_drop_deletes_letters(engine: Engine, region: braidstream.Redis, letters: list[str]) -> None:
     assert run(engine, "drop", "orders.dead", letters[0], letters[1]) == "2 dropped.\n"
     assert run(engine, "drop", "orders.dead", "--all") == "1 dropped.\n"

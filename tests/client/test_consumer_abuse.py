@@ -173,6 +173,44 @@ def test_a_stream_of_dead_letters_that_is_no_stream_stops_nothing_else(
     assert reasons(region) == ["rejected: no"]
 
 
+def test_a_log_as_the_stream_of_dead_letters_loses_none(runs: Runs, region: braidstream.Redis) -> None:
+    region.twrite("orders.dead", "not", "a letter")
+    entry = region.xadd("orders", {"order": 1})
+    log = Log()
+
+    def handle(message: Message) -> None:
+        log(message["order"])
+        raise braidstream.Reject("no")
+
+    with runs(handle, claim_after=0.6, stop_timeout=0.1):
+        log.wait(1)
+        until = time.monotonic() + 1.5  # some attempts to move it, and some beats
+        eventually(lambda: time.monotonic() > until, within_s=5, why="time passes")
+        rows = region.xpending_range("orders", "billing", "-", "+", 10)
+        assert [row["message_id"] for row in rows] == [entry]
+    assert region.xlen("orders.dead") == 1
+
+
+def test_a_dead_letter_that_was_acknowledged_and_not_appended_is_appended_later(
+    runs: Runs, region: braidstream.Redis, engine: Engine
+) -> None:
+    """Nobody else has it: it stays in hand until the append succeeds."""
+    strand = Strand(b"orders.dead", "s", 1).key
+    region.xadd("orders", {"order": 1})
+
+    def handle(message: Message) -> None:
+        raise braidstream.Reject("no")
+
+    with engine.client() as bare, runs(handle, claim_after=0.6):
+        bare.set(strand, "no stream: the append fails inside EXEC")
+        until_acknowledged(region)
+        until = time.monotonic() + 1.0  # some beats
+        eventually(lambda: time.monotonic() > until, within_s=5, why="time passes")
+        bare.delete(strand)
+        eventually(lambda: reasons(region), within_s=20, why="the letter should be appended")
+    assert reasons(region) == ["rejected: no"]
+
+
 def test_a_consumer_that_cannot_reach_its_engine_stops_when_it_is_told(runs: Runs, engine: Engine) -> None:
     unreachable = Runs(runs.kind, "redis://127.0.0.1:1/0")
 

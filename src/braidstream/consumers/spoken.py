@@ -4,11 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 from braidstream.commands.table import TABLE
+from braidstream.model.command import Command
 from braidstream.net.reply_shape import resp2
 from braidstream.protocol import gather
+from braidstream.protocol.append import ensure_command
 from braidstream.protocol.carry import Carriage
 from braidstream.protocol.gather import Queued
+from braidstream.protocol.lookup import look
 from braidstream.protocol.plan import Plan
+from braidstream.protocol.retries import until_current
 from braidstream.protocol.stream_view import View
 
 # The streams as one command sees them.
@@ -23,14 +27,26 @@ def command(view_of: ViewOf, *words: bytes | str | int) -> Plan[Any]:
 def in_one_step(view_of: ViewOf, commands: list[list[bytes]]) -> Plan[list[Any]]:
     """All commands in one MULTI. Returns their replies, errors among them.
 
-    An engine does not undo the others if one fails inside MULTI. So the streams of appends are looked at
-    first: a key of another type is refused before anything is done.
+    An engine does not undo the others if one fails inside MULTI. So the streams of appends are created first:
+    a key of another type, or a log, is refused before anything is done.
     """
     for name in dict.fromkeys(argv[1] for argv in commands if argv[0] == b"XADD"):
         yield from command(view_of, "XLEN", name)
+        yield from _ensure(view_of(None), name)
     queued = [Queued(argv, TABLE[argv[0]], argv) for argv in commands]
     if queued:
         yield from gather.transaction(
             lambda: view_of(Carriage(pipelined=True, in_multi=True)), queued, resp2, watching=False
         )
     return [item.result for item in queued]
+
+
+def _ensure(view: View, name: bytes) -> Plan[None]:
+    """Create the strand that appends to a stream go to, if it is missing."""
+
+    def make() -> Plan[Command | None]:
+        registry = yield from look(view, name)
+        return ensure_command(view.home(name), registry.bell)
+
+    if not view.is_native(name):
+        yield from until_current(view, name, make)

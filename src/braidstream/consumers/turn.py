@@ -197,7 +197,8 @@ class Turns:
     def _extend(self, view_of: ViewOf, now: float) -> Plan[None]:
         """Reset the idle time of entries in hand: we still work on them."""
         hand = self.hand
-        for stream, helds in _by_stream(hand.held.values()).items():
+        pending = [held for held in hand.held.values() if held not in self._not_moved]
+        for stream, helds in _by_stream(pending).items():
             if any(held.lease <= now for held in helds):
                 # We were away for so long that others may have claimed some.
                 own = {row[0] for row in (yield from self._own(view_of, stream))}
