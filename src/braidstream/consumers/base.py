@@ -117,11 +117,17 @@ class ConsumerBase:
     def ring(self) -> None:
         """Wake the keeper."""
 
+    def take_back(self) -> list[Work]:
+        """Work that was handed out, and that no handler has started."""
+        return []
+
     def is_done(self) -> bool:
         """Whether the keeper may end: it was stopped, and all is done or the time is over."""
         if self._stop_at is None:
             return False
         self.hand.is_stopping = True
+        for work in self.take_back():
+            self.hand.not_started(work)
         if self._is_hurried or time.monotonic() >= self._stop_at:
             return True
         return self.hand.is_idle and not self.is_reading

@@ -217,6 +217,20 @@ class InHand:
         """The delivery count that says that its next attempt has started."""
         return held.attempts + (1 if self.is_exact else 2)
 
+    def not_started(self, work: Work) -> None:
+        """The consumer stops, and no handler has started with this work: it is given back."""
+        self._running -= 1
+        if work[0].is_again:
+            self._again_running -= 1
+            self._suspects_running -= work[0].is_suspect
+        for held in work:
+            held.attempts -= 1
+            held.is_running = False
+
+    def is_counted_too_much(self, held: Held) -> bool:
+        """Whether the engine counts an attempt that did not start."""
+        return held.is_counted and (self.is_exact or held.is_again)
+
     # What handlers say
 
     def succeeded(self, held: Held) -> None:

@@ -164,7 +164,7 @@ class Consumer(ConsumerBase):
     # The workers
 
     async def _work_all(self) -> None:
-        while True:
+        while not self._is_ended:  # a handler may swallow its cancellation
             work = self._urgent.popleft() if self._urgent else await self._work.get()
             if not work:
                 if not self._urgent:
@@ -194,6 +194,14 @@ class Consumer(ConsumerBase):
             return error, rejected
         return None, rejected
 
+    def take_back(self) -> list[Work]:
+        found = list(self._urgent)
+        self._urgent.clear()
+        while not self._work.empty():
+            if work := self._work.get_nowait():
+                found.append(work)
+        return found
+
     # The keeper
 
     async def _keep(self) -> None:
@@ -204,7 +212,7 @@ class Consumer(ConsumerBase):
             self._hand_out(now)
             await self._listen()
         try:
-            await self._client.converse(self.turns.leave())
+            await self._client.converse(self.turns.leave(is_reading=self.is_reading))
         except (ServerError, OSError) as error:
             emit("consumer.unreached", group=self.settings.group, why=str(error))
 

@@ -166,6 +166,9 @@ class Consumer(ConsumerBase):
     def _report(self, work: Work, error: BaseException | None, rejected: dict[Held, Reject]) -> None:
         self._inbox.put((work, error, rejected))
 
+    def take_back(self) -> list[Work]:
+        return self._pool.take_back()
+
     # The keeper
 
     def _keep(self) -> None:
@@ -177,7 +180,7 @@ class Consumer(ConsumerBase):
             self._hand_out(now)
             self._listen()
         try:
-            self._client.converse(self.turns.leave())
+            self._client.converse(self.turns.leave(is_reading=self.is_reading))
         except (ServerError, OSError) as error:
             emit("consumer.unreached", group=self.settings.group, why=str(error))
 

@@ -278,8 +278,11 @@ class Turns:
                 return found
             low = b"(" + rows[-1][0]
 
-    def leave(self) -> Conversation[int]:
-        """Give back what no handler has started, and leave the group. Returns how many were given back."""
+    def leave(self, *, is_reading: bool) -> Conversation[int]:
+        """Give back what no handler has started, and leave the group. Returns how many were given back.
+
+        is_reading: a read is in flight, and may get entries at any moment.
+        """
 
         def plan(view_of: ViewOf) -> Plan[int]:
             given, hand = 0, self.hand
@@ -289,7 +292,7 @@ class Turns:
                     texts = [
                         held.id
                         for held in helds
-                        if held.id in own and (hand.is_exact and held.is_counted) == is_fresh
+                        if held.id in own and hand.is_counted_too_much(held) == is_fresh
                     ]
                     if texts:
                         names = (stream, self.settings.group)
@@ -297,7 +300,7 @@ class Turns:
                         given += len(texts)
                 for held in helds:
                     hand.forget(held)
-            for name in self.settings.streams:
+            for name in self.settings.streams if not is_reading else ():
                 # Deleting a consumer deletes what is pending for it.
                 if not (yield from self._own(view_of, name.encode())):
                     who = (name, self.settings.group, self.settings.name)

@@ -1,11 +1,12 @@
 """The threads that run handlers. A thread whose handler hangs is given up, and another takes its place."""
 
+import contextlib
 import ctypes
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from braidstream.consumers.held import Reject, Work
@@ -106,6 +107,17 @@ class WorkerPool:
             return self._urgent.popleft()
         except IndexError:
             return None
+
+    def take_back(self) -> list[Work]:
+        """The work that no worker has started."""
+        found = list[Work]()
+        while (work := self._take_urgent()) is not None:
+            found.append(work)
+        with contextlib.suppress(Empty):
+            while True:
+                if work := self._queue.get_nowait():
+                    found.append(work)
+        return found
 
     def overdue(self, timeout: float, now: float) -> list[Work]:
         """Give up the handlers that have run for too long; returns their work."""

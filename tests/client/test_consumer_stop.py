@@ -1,0 +1,168 @@
+"""Consumers stop: nothing is lost, and what was not started is given back."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+
+import braidstream
+import braidstream.asyncio
+from braidstream import Message
+from braidstream.clients.shared import Conversation
+from braidstream.errors import ReplyError
+from braidstream.protocol.plan import Plan
+from tests.support.consumers import WITHIN_S, Log, Runs, until_acknowledged
+from tests.support.servers import NEWEST, Engine
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.parametrize("flavour", NEWEST, indirect=True)
+
+T = TypeVar("T")
+
+
+@pytest.fixture(params=["sync", "asyncio"])
+def runs(request: pytest.FixtureRequest, engine: Engine, region: braidstream.Redis) -> Runs:
+    return Runs(request.param, engine.url)
+
+
+def pending(region: braidstream.Redis) -> list[dict[str, Any]]:
+    return region.xpending_range("orders", "billing", "-", "+", 10_000)
+
+
+class Watched(braidstream.Redis):
+    """A client that calls `before_leaving` before its consumer is deleted."""
+
+    before_leaving: Callable[[], Any] = staticmethod(lambda: None)
+
+    def converse(self, make: Conversation[T]) -> T:
+        return super().converse(lambda view_of: self._watched(make(view_of)))
+
+    def _watched(self, plan: Plan[T]) -> Plan[T]:
+        try:
+            batch = next(plan)
+            while True:
+                if any("DELCONSUMER" in command for command in batch.commands):
+                    self.before_leaving()
+                try:
+                    replies = yield batch
+                except ReplyError as error:
+                    batch = plan.throw(error)
+                else:
+                    batch = plan.send(replies)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+
+
+def test_an_entry_that_arrives_while_a_consumer_leaves_is_not_lost(
+    engine: Engine, region: braidstream.Redis
+) -> None:
+    region.xgroup_create("orders", "billing", "0", mkstream=True)
+
+    def is_reading() -> bool:
+        return bool(region.info("clients")["blocked_clients"])
+
+    def arrive() -> None:
+        if is_reading():
+            region.xadd("orders", {"order": 1})
+            eventually(lambda: pending(region), within_s=WITHIN_S, why="the running read should get it")
+
+    with Watched.from_url(engine.url) as client:
+        client.before_leaving = arrive
+        consumer = braidstream.Consumer(client, "orders", group="billing", name="worker")
+        consumer.handler(lambda message: None)
+        thread = threading.Thread(target=consumer.run)
+        thread.start()
+        eventually(is_reading, within_s=WITHIN_S, why="the consumer should wait for entries")
+        consumer.stop(now=True)
+        thread.join(WITHIN_S)
+    assert len(pending(region)) == region.xlen("orders"), "what arrived can be claimed"
+
+
+def test_work_that_was_taken_ahead_is_given_back_uncounted_and_never_started(
+    runs: Runs, region: braidstream.Redis
+) -> None:
+    """Fast handlers make the consumer take many ahead; then one of them waits."""
+    with region.pipeline(transaction=False) as pipe:
+        for number in range(3000):
+            pipe.xadd("orders", {"order": number})
+        pipe.execute()
+    log, go_on, waits = Log(), threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        log(message["order"])
+        if len(log.seen) >= 1000:
+            waits.set()
+            assert go_on.wait(WITHIN_S)
+
+    with runs(handle, concurrency=1) as running:
+        assert waits.wait(WITHIN_S)
+        hand = running.consumer.hand
+        eventually(lambda: hand.running > 5, within_s=WITHIN_S, why="works are handed out ahead")
+        started = len(log.seen)
+        running.halt()
+        eventually(lambda: hand.running <= 1, within_s=WITHIN_S, why="they should be taken back")
+        go_on.set()
+    assert len(log.seen) == started, "no other handler was started"
+    assert {(row["consumer"], row["times_delivered"]) for row in pending(region)} == {("", 1)}
+    assert region.xinfo_consumers("orders", "billing") == []
+
+    def handle_again(message: Message) -> None:
+        log(message["order"])
+
+    with runs(handle_again, claim_after=1):
+        until_acknowledged(region)
+    assert sorted(log.firsts, key=int) == [str(number) for number in range(3000)], "each was handled once"
+
+
+def test_a_consumer_that_stops_at_once_starts_no_handler_afterwards(
+    runs: Runs, region: braidstream.Redis
+) -> None:
+    with region.pipeline(transaction=False) as pipe:
+        for number in range(3000):
+            pipe.xadd("orders", {"order": number})
+        pipe.execute()
+    log, go_on, waits = Log(), threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        log(message["order"])
+        if len(log.seen) >= 1000:
+            waits.set()
+            go_on.wait(WITHIN_S)
+
+    with runs(handle, concurrency=1, stop_timeout=0.2) as running:
+        assert waits.wait(WITHIN_S)
+        hand = running.consumer.hand
+        eventually(lambda: hand.running > 5, within_s=WITHIN_S, why="works are handed out ahead")
+        started = len(log.seen)
+        running.halt()
+        eventually(lambda: hand.running <= 1, within_s=WITHIN_S, why="they should be taken back")
+        if runs.kind == "sync":
+            running.join(WITHIN_S)
+            assert not running.is_alive(), "it does not wait for the handler"
+        go_on.set()
+    eventually(
+        lambda: not any(each.name == "braidstream-handler" for each in threading.enumerate()),
+        within_s=WITHIN_S,
+        why="handlers should end",
+    )
+    assert len(log.seen) == started
+
+
+def test_a_handler_that_swallows_its_cancellation_does_not_keep_a_consumer_from_stopping(
+    engine: Engine, region: braidstream.Redis
+) -> None:
+    region.xadd("orders", {"order": 1})
+    log = Log()
+
+    async def handle(message: Message) -> None:
+        log(message["order"])
+        try:
+            await asyncio.sleep(WITHIN_S)
+        except asyncio.CancelledError:
+            log("cancelled")
+
+    with Runs("asyncio", engine.url)(handle, stop_timeout=0.1):
+        log.wait(1)
+    assert log.firsts == ["1", "cancelled"]
