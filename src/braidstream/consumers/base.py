@@ -243,7 +243,11 @@ class ConsumerBase:
 
     def next_time(self, now: float) -> float:
         """When to look again, if nothing happens before."""
-        return max(self.turns.next_time(now), self._resume_at)
+        if self.hand.must_recover and self.is_reading:
+            until = now + BLOCK_MS / 1000  # the end of the read is an event
+        else:
+            until = max(self.turns.next_time(now), self._resume_at)
+        return until if self._stop_at is None else min(until, max(self._stop_at, now))
 
 
 def _tell(failure: Failure) -> None:

@@ -157,8 +157,7 @@ class InHand:
         found = list[Work]()
         if self.is_stopping:
             return found
-        size = self._size
-        most = self.settings.concurrency + self.ahead // size
+        size, most = self._size, self._most_works
         while self.ready and self._running < most:
             if size > 1 and not self._is_full(size, now):
                 break
@@ -170,6 +169,11 @@ class InHand:
         if not self.ready:
             self._oldest_ready = None
         return found
+
+    @property
+    def _most_works(self) -> int:
+        """How many works may be handed out: one for each handler, and some ahead."""
+        return self.settings.concurrency + self.ahead // self._size
 
     def _is_full(self, size: int, now: float) -> bool:
         """Whether a batch may start: it has its size, or has waited long enough."""
@@ -213,10 +217,6 @@ class InHand:
             held.is_running = True
         return work
 
-    def count_to_store(self, held: Held) -> int:
-        """The delivery count that says that its next attempt has started."""
-        return held.attempts + (1 if self.is_exact else 2)
-
     def not_started(self, work: Work) -> None:
         """The consumer stops, and no handler has started with this work: it is given back."""
         self._running -= 1
@@ -230,6 +230,10 @@ class InHand:
     def is_counted_too_much(self, held: Held) -> bool:
         """Whether the engine counts an attempt that did not start."""
         return held.is_counted and (self.is_exact or held.is_again)
+
+    def count_to_store(self, held: Held) -> int:
+        """The delivery count that says that its next attempt has started."""
+        return held.attempts + (1 if self.is_exact else 2)
 
     # What handlers say
 
@@ -370,13 +374,22 @@ class InHand:
         settled = {*self.done, *(held for held, _ in self.dead)}
         return [held for held in self.held.values() if not held.is_running and held not in settled]
 
+    @property
+    def _is_filling(self) -> bool:
+        """Whether a batch waits for more entries, and not for a handler."""
+        if self._oldest_ready is None or not self.settings.batch_wait or self.is_stopping:
+            return False
+        return self._running < self._most_works
+
     def next_time(self, now: float) -> float:
         """When to look again, if nothing happens before."""
-        times = [self.next_beat, self.next_claim]
+        times = [self.next_beat]
+        if not self.is_stopping:
+            times.append(self.next_claim)
         if self._waiting:
             times.append(self._waiting[0][0])
-        if self._oldest_ready is not None and self.settings.batch_wait:
-            times.append(self._oldest_ready + self.settings.batch_wait)
+        if self._is_filling:
+            times.append((self._oldest_ready or now) + self.settings.batch_wait)
         if self._done_since is not None:
             times.append(self._done_since + _ACK_WITHIN_S)
         if self.lanes is not None and self.lanes.next_scan is not None:
