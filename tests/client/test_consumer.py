@@ -268,6 +268,33 @@ def test_a_consumer_survives_a_restart_of_the_engine_and_a_deleted_group(request
         assert log.firsts == ["1", "2", "3"]
 
 
+@pytest.mark.parametrize("since", ["before it joined", "while it runs"])
+def test_a_group_of_scope_once_that_was_deleted_is_created_again_with_its_scope(
+    runs: Runs, region: braidstream.Redis, since: str
+) -> None:
+    scope = ("SCOPE", "ONCE") if since == "before it joined" else ()
+    region.execute_command("XGROUP CREATE", "orders", "billing", "0", "MKSTREAM", *scope)
+    log = Log()
+
+    def handle(message: Message) -> None:
+        log(message["order"])
+        if message["order"] == "2":
+            time.sleep(1)  # some beats
+
+    with runs(handle, claim_after=0.6):
+        orders(region, 1)
+        log.wait(1)
+        region.execute_command("XGROUP SCOPE", "orders", "billing", "ONCE")
+        orders(region, 2)
+        log.wait(2)
+        until_acknowledged(region)
+        region.delete("orders")
+        orders(region, 3)
+        log.wait(3)
+        [group] = region.xinfo_groups("orders")
+        assert group.get("scope") == "once"
+
+
 def test_entries_whose_delivery_was_lost_with_the_connection_are_handled_soon(
     runs: Runs, region: braidstream.Redis
 ) -> None:

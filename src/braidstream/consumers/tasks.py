@@ -20,7 +20,7 @@ from braidstream.consumers.base import BLOCK_MS, ConsumerBase, observers_of, set
 from braidstream.consumers.held import Held, Reject, Work
 from braidstream.consumers.hooks import AsyncMiddleware, wrapped_async
 from braidstream.consumers.settings import Key
-from braidstream.consumers.turn import join, take
+from braidstream.consumers.turn import take
 from braidstream.observability.events import emit
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Consumer(ConsumerBase):
     async def _join(self) -> None:
         while self._stop_at is None:
             try:
-                await self._client.converse(join(self.settings))
+                await self._client.converse(self.turns.join())
                 emit("consumer.ready", group=self.settings.group, name=self.settings.name)
                 return
             except self.unreachable as error:
@@ -241,7 +241,7 @@ class Consumer(ConsumerBase):
             return
         try:
             if self.must_join:
-                await self._client.converse(join(self.settings))
+                await self._client.converse(self.turns.join())
                 self.must_join = False
             self.tell_refused(await self._client.converse(self.turns.turn(now)))
             self.reached()

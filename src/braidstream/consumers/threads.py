@@ -20,7 +20,7 @@ from braidstream.consumers.base import BLOCK_MS, ConsumerBase, observers_of, set
 from braidstream.consumers.held import Held, Reject, Work
 from braidstream.consumers.hooks import Middleware, wrapped
 from braidstream.consumers.settings import Key
-from braidstream.consumers.turn import join, take
+from braidstream.consumers.turn import take
 from braidstream.consumers.worker_thread import HandlerTimeout, WorkerPool
 from braidstream.observability.events import emit
 
@@ -126,7 +126,7 @@ class Consumer(ConsumerBase):
     def _join(self) -> None:
         while self._stop_at is None:
             try:
-                self._client.converse(join(self.settings))
+                self._client.converse(self.turns.join())
                 emit("consumer.ready", group=self.settings.group, name=self.settings.name)
                 return
             except self.unreachable as error:
@@ -220,7 +220,7 @@ class Consumer(ConsumerBase):
             return
         try:
             if self.must_join:
-                self._client.converse(join(self.settings))
+                self._client.converse(self.turns.join())
                 self.must_join = False
             self.tell_refused(self._client.converse(self.turns.turn(now)))
             self.reached()

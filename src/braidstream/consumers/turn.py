@@ -30,22 +30,6 @@ _DEAD_AT_ONCE: Final = 50
 _REST_S: Final = 1.0
 
 
-def join(settings: Settings) -> Conversation[None]:
-    """Create the group where it is missing."""
-
-    def plan(view_of: ViewOf) -> Plan[None]:
-        for stream in settings.streams:
-            try:
-                yield from command(
-                    view_of, "XGROUP", "CREATE", stream, settings.group, settings.start, "MKSTREAM"
-                )
-            except ReplyError as error:
-                if error.code != "BUSYGROUP":
-                    raise
-
-    return plan
-
-
 def take(settings: Settings, most: int, block_ms: int) -> Conversation[list[Any] | None]:
     """New entries: [[stream, [[id, [field, value, ...]], ...]], ...]. At most so many of each stream."""
     words = ("GROUP", settings.group, settings.name, "COUNT", most, "BLOCK", block_ms, "STREAMS")
@@ -63,7 +47,35 @@ class Turns:
         self.claimed, self.buried = Counter[str](), Counter[str]()
         self._not_moved = set[Held]()
         self._rests = dict[str, float]()
+        # Streams whose group delivers each entry once across regions.
+        self._once = set[str]()
         self._order = None if hand.lanes is None else OrderScan(settings, hand.held, hand.lanes)
+
+    def join(self) -> Conversation[None]:
+        """Create the group where it is missing. If it was deleted, it gets the scope again that it had."""
+
+        def plan(view_of: ViewOf) -> Plan[None]:
+            group, start = self.settings.group, self.settings.start
+            for stream in self.settings.streams:
+                scope = ("SCOPE", "ONCE") if stream in self._once else ()
+                try:
+                    yield from command(view_of, "XGROUP", "CREATE", stream, group, start, "MKSTREAM", *scope)
+                except ReplyError as error:
+                    if error.code != "BUSYGROUP":
+                        raise
+            self._note_scopes(view_of)
+
+        return plan
+
+    def _note_scopes(self, view_of: ViewOf) -> None:
+        """By the cache, which every read keeps current."""
+        group = self.settings.group.encode()
+        for stream in self.settings.streams:
+            known = view_of(None).recall(stream.encode())
+            if group in known.scopes:
+                self._once.add(stream)
+            elif group in known.groups:
+                self._once.discard(stream)
 
     def is_due(self, now: float) -> bool:
         """Whether a turn has anything to do."""
@@ -213,6 +225,7 @@ class Turns:
                         hand.kept(held, now)
                     else:
                         hand.lost(held)
+        self._note_scopes(view_of)
         hand.after_beat(now)
 
     def _claim(self, view_of: ViewOf, now: float) -> Plan[None]:
