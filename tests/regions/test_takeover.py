@@ -1,20 +1,31 @@
 """Automatic take-over: a region whose heartbeat stops is replaced, and gets its work back."""
 
+import asyncio
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, TypeVar
 
 import braidstream
+from braidstream.errors import ReplyError
 from braidstream.model import keys
+from braidstream.protocol.plan import Plan
+from braidstream.replication.takeover import Takeover
 from tests.support.cli import braid
 from tests.support.daemons import Daemon, numbered, write_config
 from tests.support.regions import client_of
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
+from tests.support.world import Here, World
 
 WITHIN_S = 120
 # On a busy machine a daemon may be late by seconds.
 AFTER_S = 10
+# Without daemons.
+SOON_S = 0.5
+
+T = TypeVar("T")
 
 
 def owned(client: braidstream.Redis) -> list[str]:
@@ -73,3 +84,102 @@ def test_the_work_of_a_killed_region_is_taken_over_and_given_back(flavour: Flavo
         eventually(lambda: handle(three, seen), within_s=WITHIN_S, why="it delivers again")
         assert seen["3.late"] == 1
         assert not handle(one, seen)
+
+
+class Slow(Here):
+    """An endpoint on which a take-over waits until it may go on."""
+
+    def __init__(self, client: braidstream.Redis) -> None:
+        super().__init__(client)
+        self.waits, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def run(self, plan: Plan[T]) -> T:
+        task = asyncio.current_task()
+        if task is not None and task.get_name() == "act":
+            self.waits.set()
+            await self.go_on.wait()
+        return await super().run(plan)
+
+
+class Counting(Here):
+    """An endpoint that counts what the engine refuses."""
+
+    refusals = 0
+
+    async def run(self, plan: Plan[T]) -> T:
+        try:
+            return await super().run(plan)
+        except ReplyError:
+            self.refusals += 1
+            raise
+
+
+def takeover_of(source: Any) -> Takeover:
+    """Of region 1, in which region 2 beat once."""
+    source.client.hset(keys.BEATS, "2", "1")
+    return Takeover(source, lambda: (), lambda name: True, SOON_S)
+
+
+async def until(check: Callable[[], bool], *steps: Callable[[], Any]) -> None:
+    """Take steps, as a daemon does, until the check succeeds."""
+    async with asyncio.timeout(WITHIN_S):
+        while not check():
+            for step in steps:
+                await step()
+            await asyncio.sleep(SOON_S / 20)
+
+
+def test_a_region_beats_while_it_takes_over(make_world: Callable[..., World]) -> None:
+    world = make_world(2)
+    one = world[1]
+    one.execute_command("XGROUP CREATE", "orders", "jobs", "0", "SCOPE", "ONCE", "MKSTREAM")
+
+    async def scenario() -> None:
+        source = Slow(one)
+        takeover = takeover_of(source)
+
+        async def act() -> None:
+            await asyncio.create_task(takeover.act(), name="act")
+
+        acting = asyncio.create_task(until(lambda: owned(one) == ["1", "2"], act))
+        await until(source.waits.is_set, takeover.look)
+        before = one.hget(keys.BEATS, "1")
+        await until(lambda: one.hget(keys.BEATS, "1") != before, takeover.look)
+        assert owned(one) == ["1"], "the take-over has not gone on"
+        source.go_on.set()
+        await until(acting.done, takeover.look)
+
+    asyncio.run(scenario())
+
+
+def test_a_give_back_that_was_refused_is_tried_again(make_world: Callable[..., World]) -> None:
+    world = make_world(2)
+    one, two = world[1], world[2]
+    one.execute_command("XGROUP CREATE", "orders", "jobs", "0", "SCOPE", "ONCE", "MKSTREAM")
+    one.acl_setuser("daemon", enabled=True, nopass=True, categories=["+@all"], keys=["*"])
+
+    async def scenario() -> None:
+        with client_of(world.engines[0], username="daemon", password="any") as client:
+            source = Counting(client)
+            takeover = takeover_of(source)
+            await until(lambda: takeover.taken == {2: 1}, takeover.look, takeover.act)
+            beat = 1
+
+            async def region_2_beats() -> None:
+                nonlocal beat
+                beat += 1
+                one.hset(keys.BEATS, "2", str(beat))
+
+            one.acl_setuser("daemon", commands=["-unlink"])
+            steps = (region_2_beats, takeover.look, takeover.act)
+            await until(lambda: source.refusals > 0, *steps)
+            assert takeover.taken == {2: 1}
+            one.acl_setuser("daemon", commands=["+unlink"])
+            await until(lambda: takeover.taken == {}, *steps)
+
+    try:
+        asyncio.run(scenario())
+        world.sync()
+        assert owned(two) == ["2"]
+    finally:
+        one.acl_deluser("daemon")

@@ -4,7 +4,8 @@ import pytest
 
 from braidstream.model.beat import Beat, Pulses, newer, read_beats
 from braidstream.model.region_config import Region
-from braidstream.replication.takeover import Duty, duty_of
+from braidstream.model.scope import Scope, owners_of
+from braidstream.replication.takeover import Duty, duty_of, taken_for, to_take
 
 
 def region(number: int, *, of: int = 3, left: tuple[int, ...] = ()) -> Region:
@@ -70,3 +71,28 @@ def test_who_was_told_to_stop_is_neither_dead_nor_counted() -> None:
     seen = pulses((0, {2: 1, 3: 1}))
     seen.note({2: Beat(2, True)}, 1)
     assert duty_of(region(1), seen, 100) == Duty(frozenset({3}), frozenset())
+
+
+@pytest.mark.parametrize(
+    ("owners", "dead", "wanted"),
+    [
+        (b"", {1}, [1, 4]),  # 4 was removed: the smallest remaining region owns its strands
+        (b"", {3}, [3]),
+        (b"4:1.3:0:0", {3}, [3, 4]),
+        (b"4:1.3:0:0", {1}, [1]),
+        (b"1:1.3:0:0", {3}, [1, 3]),
+    ],
+)
+def test_all_strands_of_a_dead_region_are_taken_also_those_of_a_removed_one(
+    owners: bytes, dead: set[int], wanted: list[int]
+) -> None:
+    here = region(2, left=(4,))
+    scope = Scope(owners_of(owners))
+    assert to_take(here, scope, Duty(frozenset(dead))) == wanted
+
+
+def test_what_was_taken_goes_back_to_its_region_or_to_the_default_owner_of_a_removed_one() -> None:
+    scope = Scope(owners_of(b"1:1.2:0:1 3:1.2:0:0 4:1.2:0:1"))
+    assert taken_for(region(2, left=(4,)), scope) == {1: 1, 4: 1}
+    alone = Region(2, "region-2", 2, writers=(2, 3), left=(1, 4))
+    assert taken_for(alone, scope) == {}, "it owns them by default"

@@ -119,6 +119,7 @@ class Daemon:
                 tasks.create_task(self._repeat(self._show_alive, NOTE_S))
                 tasks.create_task(self._repeat(self._acks.look, ACKS_EVERY_S))
                 tasks.create_task(self._repeat(self.takeover.look, TAKEOVER_EVERY_S))
+                tasks.create_task(self._repeat(self.takeover.act, TAKEOVER_EVERY_S))
                 tasks.create_task(self._repeat(self.deadlines.look, DEADLINES_EVERY_S))
                 tasks.create_task(self._repeat(self._measure_lags, EVERY_S))
                 tasks.create_task(self._repeat(self._report, EVERY_S))

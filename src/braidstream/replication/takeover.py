@@ -12,8 +12,9 @@ read only when a region dies or comes back. Without `takeover_after_s` none of t
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from braidstream.commands.groups.group_scope import change_scope
@@ -59,7 +60,7 @@ def duty_of(here: Region, pulses: Pulses, now_s: float) -> Duty:
 
 
 class Takeover:
-    """`look` is called again and again. after_s: None turns it off.
+    """`look` and `act` are called again and again. after_s: None turns it off.
 
     taken: regions whose strands this region delivers by itself, and in how many groups.
     """
@@ -77,10 +78,14 @@ class Takeover:
         self._pulses: Pulses | None = None
         self._is_off = False
         self._looked_s = 0.0
-        self._done = Duty()
+        # What was last seen, what was last done, and whether a part of that was refused.
+        self._here: Region | None = None
+        self._duty = self._done = Duty()
+        self._has_failed = False
         self._again_s = 0.0
 
     async def look(self) -> None:
+        """Beat, and see which regions do."""
         if self.after_s is None and self._is_off:
             return
         here = await self._source.run(read_region())
@@ -94,7 +99,7 @@ class Takeover:
         for theirs in await asyncio.gather(*(_exchange(peer, beats) for peer in self._peers())):
             beats |= newer(theirs, beats)
         await self._source.run(_write(newer(beats, stored)))
-        await self._act(here, self._note(here, beats, self.after_s))
+        self._here, self._duty = here, self._note(here, beats, self.after_s)
         self._looked_s = asyncio.get_running_loop().time()
 
     def _note(self, here: Region, beats: dict[int, Beat], after_s: float) -> Duty:
@@ -109,60 +114,87 @@ class Takeover:
 
     async def _turn_off(self, own: int, stored: dict[int, Beat]) -> None:
         """Tell the others once that the silence of this region means nothing."""
-        self._pulses, self.taken, self._done = None, {}, Duty()
+        self._pulses, self.taken, self._has_failed = None, {}, False
+        self._duty = self._done = Duty()
         if own in stored and not stored[own].is_off:
             await self._source.run(_write({own: Beat(stored[own].ms + 1, True)}))
         self._is_off = True
 
-    async def _act(self, here: Region, duty: Duty) -> None:
-        assert self.after_s is not None
-        now_s = asyncio.get_running_loop().time()
-        if duty == self._done and not (duty.dead and now_s >= self._again_s):
+    async def act(self) -> None:
+        """Take over and give back. It may read all streams, while `look` goes on."""
+        after_s, duty, now_s = self.after_s, self._duty, asyncio.get_running_loop().time()
+        if after_s is None or self._here is None or now_s - self._looked_s > after_s / 2:
             return
-        taken, took, gave = dict[int, int](), dict[int, int](), dict[int, int]()
+        must_repeat = bool(duty.dead) or self._has_failed
+        if duty == self._done and not (must_repeat and now_s >= self._again_s):
+            return
+        counts = _Counts()
         async for names in all_streams(self._source):
             for name, registry in await self._source.run(_with_scopes([*filter(self._is_mine, names)])):
                 for group, scope in registry.scopes.items():
-                    for writer in _lost(here, scope, duty):
-                        await self._change(here, name, group, ("take", writer, "automatic"))
-                        _count(took, writer)
-                        _count(taken, writer)
-                    for writer in _held(here, scope):
-                        if writer in duty.steady:
-                            limit_ms = max(1, round(self.after_s * 1000))
-                            await self._change(here, name, group, ("give", writer, writer, limit_ms))
-                            _count(gave, writer)
-                        else:
-                            _count(taken, writer)
-        for region, groups in took.items():
+                    await self._settle(name, group, scope, counts)
+            if self.after_s is None:
+                return
+        for region, groups in counts.took.items():
             emit("groups.taken_over", region=region, groups=groups)
-        for region, groups in gave.items():
+        for region, groups in counts.gave.items():
             emit("groups.given_back", region=region, groups=groups)
-        self.taken, self._done = taken, duty
-        self._again_s = now_s + max(_AGAIN_S, self.after_s)
+        self.taken, self._done, self._has_failed = dict(counts.taken), duty, counts.failed > 0
+        self._again_s = now_s + (after_s if self._has_failed else max(_AGAIN_S, after_s))
 
-    async def _change(self, here: Region, name: bytes, group: bytes, words: Command) -> None:
-        """A group or a stream that was deleted meanwhile needs nothing."""
-        with contextlib.suppress(ReplyError):
+    async def _settle(self, name: bytes, group: bytes, scope: Scope, counts: "_Counts") -> None:
+        """Take and give what one group needs, by what is known now: a region may be back meanwhile."""
+        here, duty, after_s = self._here, self._duty, self.after_s
+        if here is None or after_s is None:
+            return
+        for writer in to_take(here, scope, duty):
+            if await self._change(here, name, group, ("take", writer, "automatic")):
+                counts.took[writer] += 1
+                counts.taken[writer] += 1
+            else:
+                counts.failed += 1
+        for writer, heir in taken_for(here, scope).items():
+            give = ("give", writer, heir, max(1, round(after_s * 1000)))
+            if heir in duty.steady and await self._change(here, name, group, give):
+                counts.gave[writer] += 1
+            else:
+                counts.taken[writer] += 1
+                counts.failed += heir in duty.steady
+
+    async def _change(self, here: Region, name: bytes, group: bytes, words: Command) -> bool:
+        """Whether it was done. If not, the group was deleted meanwhile, or the engine refuses."""
+        try:
             await self._source.run(change_scope(View(here), name, group, words))
+        except ReplyError:
+            return False
+        return True
 
 
-def _lost(here: Region, scope: Scope, duty: Duty) -> list[int]:
-    """The regions whose strands a dead region owns."""
-    return [writer for writer in here.writers if scope.owner(writer, here) in duty.dead]
+@dataclass(slots=True)
+class _Counts:
+    """Groups, by the region whose strands were taken or given, and are taken now. failed: changes."""
+
+    took: Counter[int] = field(default_factory=Counter)
+    gave: Counter[int] = field(default_factory=Counter)
+    taken: Counter[int] = field(default_factory=Counter)
+    failed: int = 0
 
 
-def _held(here: Region, scope: Scope) -> list[int]:
-    """The regions whose strands this region has taken automatically."""
-    return [
-        writer
-        for writer, claim in scope.owners.items()
-        if claim.is_automatic and claim.owner == here.writer != writer
-    ]
+def to_take(here: Region, scope: Scope, duty: Duty) -> list[int]:
+    """The regions whose strands a dead region owns; also such that were removed for good."""
+    writers = {*here.writers, *here.left, *scope.owners}
+    return [writer for writer in sorted(writers) if scope.owner(writer, here) in duty.dead]
 
 
-def _count(counts: dict[int, int], region: int) -> None:
-    counts[region] = counts.get(region, 0) + 1
+def taken_for(here: Region, scope: Scope) -> dict[int, int]:
+    """The regions whose strands this region has taken automatically, and who gets each back: the region
+    itself. If it was removed for good: the one that owns its strands by default."""
+    found = dict[int, int]()
+    for writer, claim in scope.owners.items():
+        heir = Scope().owner(writer, here)
+        if claim.is_automatic and claim.owner == here.writer != heir:
+            found[writer] = heir
+    return found
 
 
 async def _exchange(peer: Peer, beats: dict[int, Beat]) -> dict[int, Beat]:
