@@ -75,6 +75,24 @@ def test_a_deletion_at_the_head_is_known_by_the_journal(engine: Engine, lake: st
     assert archived(lake) == [1, 2, 3]
 
 
+def test_an_archive_in_a_region_that_is_behind_deletes_only_what_was_deleted(
+    archive: Run, lake: str, engine: Engine
+) -> None:
+    with Engine() as two:
+        world, there = World([engine, two]), Servers((two.url,), {})
+        try:
+            entries = add(world[1], *range(10))
+            world.sync()
+            archive()
+            add(world[1], *range(10, 15))
+            archive()
+            world[2].xdel("orders", entries[4])
+            assert archive(servers=there).deleted == 1
+        finally:
+            world.close()
+    assert archived(lake) == [n for n in range(15) if n != 4]
+
+
 def test_what_was_trimmed_before_it_was_archived_is_a_loss(archive: Run, engine: Engine) -> None:
     with engine.client() as client:
         add(client, *range(5))

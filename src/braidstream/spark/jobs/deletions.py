@@ -128,7 +128,9 @@ def _changed(state: State, infos: StrandInfos) -> list[Span]:
         known = state.removed.get(name_text(strand.name), {}).get(place_text(strand))
         gone = each.added - each.length
         if strand in state.frontier and each.there and known != gone:
-            spans.append(Span(strand, _before_first(each), state.frontier[strand], gone))
+            # A region that is behind has not received what comes after its last ID.
+            upto = min(state.frontier[strand], each.last)
+            spans.append(Span(strand, _before_first(each), upto, gone))
     return spans
 
 
