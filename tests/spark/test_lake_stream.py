@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from braidstream.errors import DataLossError, OptionError
+from braidstream.spark.source.survey import Surveyor
 from tests.spark.conftest import Query
 from tests.support.lakes import Run, add
 from tests.support.microbatch import Killed, Micro
@@ -93,6 +94,119 @@ def test_history_of_two_regions_is_read_once_in_batches(archive: Run, lake: str,
             assert len(micro.batches) > 2
         finally:
             world.close()
+
+
+@pytest.mark.parametrize("is_failing", ["true", "false"])
+def test_what_the_archive_trims_before_the_first_batch_is_read_comes_from_the_lake(
+    archive: Run, lake: str, engine: Engine, is_failing: str
+) -> None:
+    with engine.client() as client:
+        add(client, *range(10))
+        micro = micro_query(engine, lake, failOnDataLoss=is_failing)
+        micro.before_read = lambda: archive(trim=True)
+        with pytest.raises(DataLossError, match="start the query again"):
+            micro.run()
+        micro.before_read = lambda: None
+        assert micro.numbers() == list(range(10))
+
+
+def test_what_the_archive_trims_while_the_first_batch_is_planned_comes_from_the_lake(
+    archive: Run, lake: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine.client() as client:
+        add(client, *range(10))
+        real = Surveyor.look
+
+        def late(self: Surveyor, strands: Any) -> Any:
+            archive(trim=True)  # after the planner has looked at the lake, before it looks at the server
+            return real(self, strands)
+
+        monkeypatch.setattr(Surveyor, "look", late)
+        assert micro_query(engine, lake).numbers() == list(range(10))
+
+
+def test_a_first_batch_of_a_stream_that_was_trimmed_empty_is_no_loss(lake: str, engine: Engine) -> None:
+    with engine.client() as client:
+        add(client, *range(10))
+        client.xtrim("orders", maxlen=0, approximate=False)
+        micro = micro_query(engine, lake)
+        assert micro.numbers() == []
+        add(client, 10)
+        assert micro.numbers() == [10]
+
+
+def test_a_strand_that_nobody_writes_since_its_stream_was_deleted(
+    archive: Run, lake: str, engine: Engine
+) -> None:
+    with Engine() as other:
+        world = World([engine, other])
+        try:
+            add(world[1], 0)
+            add(world[2], 1)
+            world.sync()
+            world[1].delete("orders")
+            world.sync()
+            add(world[1], 2)
+            assert micro_query(engine, lake).numbers() == [2]
+            archive()
+            assert micro_query(engine, lake).numbers() == [2]
+        finally:
+            world.close()
+
+
+def test_a_stream_that_is_deleted_unread_is_reported(archive: Run, lake: str, engine: Engine) -> None:
+    become(engine)
+    with client_of(engine) as client:
+        add(client, 0, 1)
+        archive()
+        micro = micro_query(engine, lake)
+        assert micro.numbers() == [0, 1]
+        add(client, 2, 3)
+        client.delete("orders")
+        add(client, 4)
+        with pytest.raises(DataLossError, match="deleted before it was read to its end"):
+            micro.run()
+        micro.options["failOnDataLoss"] = "false"
+        assert micro.numbers() == [4]
+        assert micro.numbers() == []
+
+
+def test_a_plain_stream_that_was_created_again_is_not_read_from_the_lake_again(
+    archive: Run, lake: str, engine: Engine
+) -> None:
+    with engine.client() as client:
+        add(client, *range(5))
+        micro = micro_query(engine, lake, failOnDataLoss="false")
+        assert micro.numbers() == [0, 1, 2, 3, 4]
+        add(client, 5)
+        archive()  # the query is behind the lake
+        client.delete("orders")
+        client.xgroup_create("orders", "bills", "0", mkstream=True)
+        assert micro.numbers() == []
+        add(client, 6)
+        micro.options["failOnDataLoss"] = "true"
+        with pytest.raises(DataLossError, match="deleted and created again"):
+            micro.run()
+        micro.options["failOnDataLoss"] = "false"
+        assert micro.numbers() == [5, 6]
+        add(client, 7)
+        assert micro.numbers() == [7]
+
+
+def test_a_plain_stream_that_was_created_again_with_lower_ids_is_read_live(
+    archive: Run, lake: str, engine: Engine
+) -> None:
+    with engine.client() as client:
+        add(client, *range(5))
+        micro = micro_query(engine, lake, failOnDataLoss="false")
+        assert micro.numbers() == [0, 1, 2, 3, 4]
+        add(client, 5)
+        archive()
+        client.delete("orders")
+        client.xadd("orders", {"n": 6}, id="5-0")
+        assert micro.numbers() == [6]
+        client.xadd("orders", {"n": 7}, id="6-0")
+        assert micro.numbers() == [7]
 
 
 def test_spark_reads_history_and_stream_in_one_query(

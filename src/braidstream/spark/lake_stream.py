@@ -10,17 +10,19 @@ the lake.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from braidstream.errors import DataLossError, OptionError
+from braidstream.errors import DataLossError, LakeError, OptionError
+from braidstream.model import ids
 from braidstream.model.frontier import Frontier, name_text, place_text
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
-from braidstream.protocol.retries import TRIES
+from braidstream.protocol.retries import Retries
 from braidstream.spark.lake.lake_state import State, within
 from braidstream.spark.lake.log import Lake
 from braidstream.spark.options import SourceOptions, source_options
@@ -47,32 +49,60 @@ class LakeStreamReader(StreamReader):
 
     @plain_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        for turn in range(TRIES):
+        retries = Retries(
+            f"{self.lake.root}: the archive keeps committing. Run it less often.", error=LakeError
+        )
+        while True:
+            retries.count()
             self._state, self._history = self.lake.load(), {}  # before the engine is looked at
             try:
                 live = super().partitions(start, end)
             except DataLossError:
-                # Not lost, if the archive has copied and trimmed the entries meanwhile.
-                if turn == TRIES - 1 or self.lake.load().frontier == self._state.frontier:
+                if self._is_current():
                     raise
                 continue
-            return [*lake_slices(self._state, self._history), *live]
-        raise AssertionError("unreachable")
+            if self._is_current():
+                return [*lake_slices(self._state, self._history), *live]
+
+    def _is_current(self) -> bool:
+        """False if the archive has meanwhile copied entries, which it may have trimmed too."""
+        return self.lake.load().frontier == self._state.frontier
 
     def _part(
         self, strand: Strand, start: Id, before: Offset, after: Offset, info: StrandInfo
     ) -> list[Range]:
-        start = max(start, info.cut)
-        archived, end = self._state.frontier[strand], after.frontier[strand]
-        if start >= archived:
-            return super()._part(strand, start, before, after, info)
+        archived, end = min(self._state.frontier[strand], info.limit), after.frontier[strand]
+        if info.cut > start:
+            super()._part(strand, start, before, after, info)  # reports entries that were deleted unread
+            start, before = info.cut, Offset(Frontier({}))
+            if end <= start:
+                return []
+        is_recreated = strand.is_plain and (end < start or (info.there and info.last < archived))
+        if start >= archived or is_recreated:
+            return self._live(strand, start, before, after, info)
         self._history.setdefault(name_text(strand.name), []).append((strand, start, min(archived, end)))
         if end <= archived:
             return []
         count = self._archived_count(self._state, strand)
         counts = {} if count == UNCOUNTED else {strand: count}
         known = Offset(Frontier({strand: archived}), counts, self.surveyor.region)
-        return super()._part(strand, archived, known, after, info)
+        return self._live(strand, archived, known, after, info)
+
+    def _live(
+        self, strand: Strand, start: Id, before: Offset, after: Offset, info: StrandInfo
+    ) -> list[Range]:
+        """What to read from the engine. The reader must detect every trim: the lake may have the entries."""
+        parts = super()._part(strand, start, before, after, info)
+        first = ids.LAST if info.first is None else info.first
+        return [replace(part, guarded=part.guarded or first <= part.end) for part in parts]
+
+    def _ends(self, begin: dict[Strand, Id], infos: StrandInfos) -> Ends:
+        """An empty stream in place of a deleted one does not move a query back to the start of the lake."""
+        ends = super()._ends(begin, infos)
+        for strand, info in infos.items():
+            if strand.is_plain and info.there and not info.added and info.last < begin[strand]:
+                ends[strand] = begin[strand], 0
+        return ends
 
     def _archived_count(self, state: State, strand: Strand) -> int:
         """How many entries had been added to a strand where its archive ends."""
@@ -109,8 +139,13 @@ class LakeStreamReader(StreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, LakeSlice):
-            return read_lake_slice(self.lake, partition, self.shape)
-        return self.read_slice(partition)
+            yield from read_lake_slice(self.lake, partition, self.shape)
+            return
+        try:
+            yield from self.read_slice(partition)
+        except DataLossError as error:
+            hint = "If the archive has trimmed them, start the query again: it reads them from the lake."
+            raise DataLossError(f"{error} {hint}") from None
 
 
 def lake_stream_reader(texts: Mapping[str, str], schema: StructType) -> LakeStreamReader:

@@ -249,6 +249,7 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
                 return []
         first = info.first if info.first is not None and info.first > start else None
         guarded = self.options.fail_on_data_loss and known and loss is None
+        count = count if loss is None else None
         return [Range(strand, start, end, first, info.size, guarded, info.length, count)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
