@@ -209,6 +209,47 @@ def test_a_plain_stream_that_was_created_again_with_lower_ids_is_read_live(
         assert micro.numbers() == [7]
 
 
+def test_a_stream_that_is_read_to_its_end_may_be_trimmed_while_another_has_history(
+    archive: Run, lake: str, engine: Engine
+) -> None:
+    with engine.client() as client:
+        for n in range(3):
+            add(client, n)
+            archive()
+        add(client, *range(10, 15), name="other")
+        starts = '{"orders": "earliest", "other": "latest"}'
+        micro = micro_query(
+            engine, lake, streams="orders,other", startingOffsets=starts, maxEntriesPerTrigger=1
+        )
+        with pytest.raises(Killed):
+            micro.run(kill_after="commit")
+        add(client, 15, 16, name="other")
+        client.xtrim("other", maxlen=2, approximate=False)
+        assert micro.numbers() == [1, 2, 15, 16]
+
+
+def test_history_is_never_too_little_for_a_batch(archive: Run, lake: str, engine: Engine) -> None:
+    with engine.client() as client:
+        add(client, *range(10))
+        archive(trim=True)
+        add(client, 10)
+        micro = micro_query(engine, lake, minEntriesPerTrigger=5, maxTriggerDelay="1h")
+        assert micro.numbers(all_available=False) == list(range(11))
+        add(client, 11)
+        assert micro.numbers(all_available=False) == []
+
+
+def test_strands_share_the_limit_of_a_batch_of_history(archive: Run, lake: str, engine: Engine) -> None:
+    names = "abcdef"
+    with engine.client() as client:
+        for n, name in enumerate(names * 2):
+            add(client, n, name=name)
+            archive(streams=(name.encode(),), trim=True)
+    micro = micro_query(engine, lake, streams=",".join(names), maxEntriesPerTrigger=2)
+    assert micro.numbers() == list(range(12))
+    assert micro.batches == [2] * 6
+
+
 def test_spark_reads_history_and_stream_in_one_query(
     archive: Run, lake: str, engine: Engine, query: Callable[..., Query]
 ) -> None:

@@ -145,6 +145,18 @@ def test_a_query_that_began_in_the_middle_bears_a_trim_of_what_it_has_read(
     assert orders.numbers() == [5, 6, 7, 8, 9, 10]
 
 
+def test_a_query_that_waits_for_more_entries_bears_a_trim_of_what_is_before_it(
+    engine: Engine, client: redis.Redis
+) -> None:
+    entry(client, 1, 2, 3)
+    options = {"startingOffsets": "latest", "minEntriesPerTrigger": 2, "maxTriggerDelay": "1h"}
+    waiting = Micro({"url": engine.url, "streams": "orders", **options})
+    assert waiting.numbers(all_available=False) == []
+    entry(client, 4, 5)
+    trim(client, 4)
+    assert waiting.numbers(all_available=False) == [4, 5]
+
+
 def test_a_deletion_between_planning_and_reading_is_no_loss(query: Make, client: redis.Redis) -> None:
     orders = query()
     trim(client, 4)

@@ -35,6 +35,7 @@ from braidstream.spark.source.strand_info import StrandInfo, StrandInfos
 from braidstream.spark.view import LakeSlice, lake_slices, read_lake_slice
 
 Ends = dict[Strand, tuple[Id, int]]
+Unread = tuple[Strand, Id, Id]  # a strand after one native ID up to another
 
 
 class LakeStreamReader(StreamReader):
@@ -45,7 +46,7 @@ class LakeStreamReader(StreamReader):
         assert options.lake is not None
         self.lake = Lake(options.lake, options.streams or None)
         self._state = State()
-        self._history = dict[str, list[tuple[Strand, Id, Id]]]()
+        self._history = dict[str, list[Unread]]()
 
     @plain_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -109,33 +110,41 @@ class LakeStreamReader(StreamReader):
         count = state.offset(strand).count(strand, self.surveyor.region)
         return UNCOUNTED if count is None else count
 
+    def _is_too_little(self, before: Offset, begin: dict[Strand, Id], ends: Ends, infos: StrandInfos) -> bool:
+        is_too_little = super()._is_too_little(before, begin, ends, infos)
+        return is_too_little and not _with_history(self.lake.load(), begin, ends)
+
     def _limited(self, before: Offset, begin: dict[Strand, Id], ends: Ends, infos: StrandInfos) -> Ends:
         """With a limit, batches of history come first, of whole files; then those of the stream."""
-        if self.options.max_entries is None and self.options.max_bytes is None:
+        left = self.options.max_bytes if self.options.max_entries is None else self.options.max_entries
+        if left is None:
             return ends
-        state, limited = self.lake.load(), Ends()
-        for strand, (end, _) in ends.items():
-            archived = min(state.frontier[strand], end)
-            if begin[strand] < archived:
-                upto = self._history_end(state, strand, begin[strand], archived)
+        state = self.lake.load()
+        strands = _with_history(state, begin, ends)
+        if not strands:
+            return super()._limited(before, begin, ends, infos)
+        limited = {strand: (begin[strand], count) for strand, (_, count) in ends.items()}
+        for strand in sorted(strands, key=lambda each: begin[each]):
+            if left > 0:
+                archived = min(state.frontier[strand], ends[strand][0])
+                upto, taken = self._history_end(state, (strand, begin[strand], archived), left)
                 is_whole = upto == state.frontier[strand]
                 limited[strand] = upto, self._archived_count(state, strand) if is_whole else UNCOUNTED
-        if not limited:
-            return super()._limited(before, begin, ends, infos)
-        return {strand: limited.get(strand, (begin[strand], 0)) for strand in ends}
+                left -= taken
+        return limited
 
-    def _history_end(self, state: State, strand: Strand, start: Id, end: Id) -> Id:
-        """The end of the first file with which a batch reaches its limit."""
+    def _history_end(self, state: State, unread: Unread, most: int) -> tuple[Id, int]:
+        """The end of the first file with which a batch reaches a limit; how many entries or bytes that is."""
+        strand, start, end = unread
         by_rows, taken = self.options.max_entries is not None, 0
-        most = (self.options.max_entries if by_rows else self.options.max_bytes) or 0
         low, high = strand.user(start), strand.user(end)
         files = within(state.files.values(), name_text(strand.name), place_text(strand), low, high)
         for file in sorted(files, key=lambda each: each.last):
             taken += file.rows if by_rows else file.bytes
             upto = min(end, strand.floor(file.last))
             if taken >= most and upto > start:
-                return upto
-        return end
+                return upto, taken
+        return end, taken
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, LakeSlice):
@@ -146,6 +155,11 @@ class LakeStreamReader(StreamReader):
         except DataLossError as error:
             hint = "If the archive has trimmed them, start the query again: it reads them from the lake."
             raise DataLossError(f"{error} {hint}") from None
+
+
+def _with_history(state: State, begin: dict[Strand, Id], ends: Ends) -> list[Strand]:
+    """The strands of which the lake has unread entries."""
+    return [strand for strand, (end, _) in ends.items() if begin[strand] < min(state.frontier[strand], end)]
 
 
 def lake_stream_reader(texts: Mapping[str, str], schema: StructType) -> LakeStreamReader:

@@ -187,7 +187,7 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         if not isinstance(limit, ReadAllAvailable):
             ends = in_epochs(begin, ends)
             if self._is_too_little(before, begin, ends, infos):
-                ends = {strand: (begin[strand], 0) for strand in ends}
+                ends = {strand: (begin[strand], count) for strand, (_, count) in ends.items()}
             else:
                 ends = self._limited(before, begin, ends, infos)
         offset = self._offset(before, begin, ends, infos)
