@@ -6,7 +6,10 @@ import pytest
 
 from braidstream.errors import DataLossError, LakeError
 from braidstream.spark.jobs import deletions
+from braidstream.spark.jobs.archive import Archiver
+from braidstream.spark.lake.log import Lake
 from braidstream.spark.options import Servers
+from braidstream.spark.source.survey import Surveyor
 from tests.support.lakes import Run, add, archived
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine
@@ -91,6 +94,47 @@ def test_an_archive_in_a_region_that_is_behind_deletes_only_what_was_deleted(
         finally:
             world.close()
     assert archived(lake) == [n for n in range(15) if n != 4]
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["before the commit", "after it"])
+def test_an_entry_that_is_deleted_while_an_archive_and_a_compaction_run_leaves_the_lake(
+    archive: Run, lake: str, engine: Engine, monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    """The archive has read the entry, the compaction compares lake and stream; which one commits first?"""
+    with engine.client() as client:
+        add(client, 0, 1)
+        archive()
+        entries = add(client, 2, 3)
+        servers = Servers((engine.url,), {})
+        real_read, real_rewrite, real_commit = Archiver._read, deletions.rewrite, Archiver._commit
+        surveyor = Surveyor(servers, (b"orders",), None)
+
+        def read(self: Archiver, work: Any) -> Any:
+            files = real_read(self, work)
+            monkeypatch.undo()
+            client.xdel("orders", entries[0])
+            if is_first:
+                deletions.take_over(None, Lake(lake), surveyor)
+            else:
+                monkeypatch.setattr(Archiver, "_commit", commit)
+            return files
+
+        def commit(self: Archiver, *how: Any) -> None:
+            monkeypatch.undo()
+
+            def late(*rest: Any) -> Any:
+                real_commit(self, *how)
+                return real_rewrite(*rest)
+
+            with monkeypatch.context() as here:
+                here.setattr(deletions, "rewrite", late)
+                deletions.take_over(None, Lake(lake), surveyor)
+
+        monkeypatch.setattr(Archiver, "_read", read)
+        archive()
+        archive()
+        surveyor.close()
+    assert archived(lake) == [0, 1, 3]
 
 
 def test_what_was_trimmed_before_it_was_archived_is_a_loss(archive: Run, engine: Engine) -> None:

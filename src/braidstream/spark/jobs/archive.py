@@ -138,14 +138,17 @@ class Archiver:
             return self._tend(work, [*archived, *files])
 
     def _commit(self, state: State, change: Change) -> None:
-        """Commit; again, if another job has meanwhile merged files or deleted entries, and archived none."""
+        """Commit; again, if another job has meanwhile only rewritten files.
+
+        If it has noted deletions, entries that were read before may be among them: they are read again.
+        """
         for turn in range(TRIES):
             try:
                 self.lake.commit(state, change)
                 return
             except Conflict as conflict:
                 now = self.lake.load()
-                if turn == TRIES - 1 or conflict.added or now.offsets != state.offsets:
+                if turn == TRIES - 1 or conflict.added or now.documents != state.documents:
                     raise
                 state = now
 

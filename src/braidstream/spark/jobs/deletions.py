@@ -93,7 +93,7 @@ def take_over(spark: SparkSession | None, lake: Lake, surveyor: Surveyor) -> tup
     done = rewrite(spark, lake, tasks, "delete")
     if done.undone:
         return lake.load(), done.entries  # another job has rewritten these files: the next round tries again
-    return _note(lake, spans, journals), done.entries
+    return _note(lake, state, spans, journals), done.entries
 
 
 def _holding(state: State, named: list[Named]) -> Iterator[Drop]:
@@ -105,10 +105,12 @@ def _holding(state: State, named: list[Named]) -> Iterator[Drop]:
         yield from holding(state, stream, place, sorted(positions))
 
 
-def _note(lake: Lake, spans: list[Span], journals: Mapping[str, Mapping[str, str]]) -> State:
-    """Commit what was compared, so that it is not compared again."""
+def _note(lake: Lake, compared: State, spans: list[Span], journals: Mapping[str, Mapping[str, str]]) -> State:
+    """Commit what was compared, so that it is not compared again; unless entries were archived meanwhile."""
     for _ in range(TRIES):
         state = lake.load()
+        if state.offsets != compared.offsets:
+            return state
         removed = {stream: dict(places) for stream, places in state.removed.items()}
         for span in spans:
             removed.setdefault(name_text(span.strand.name), {})[place_text(span.strand)] = span.gone
