@@ -305,6 +305,25 @@ def test_a_log_is_archived_and_viewed_by_offset(one: Engine, archive: Run, lake:
         archive(streams=(b"ledger",), trim=True)
 
 
+def test_what_a_forced_move_left_out_of_the_log_is_not_read_from_the_lake(
+    world: World, archive: Run, lake: str
+) -> None:
+    write(world[1], 1, 2)
+    world.sync()
+    write(world[1], 3)
+    archive(streams=(b"ledger",))
+    move(world, 1, 2, force=True)
+    write(world[2], 33)
+    world.sync()
+    expected = [(1, b"1"), (2, b"2"), (3, b"33")]
+    for _ in range(2):
+        view = batch(world.engines[0], logs="ledger", lake=lake)
+        assert sorted((row["offset"], row["entry"]) for row in view) == expected
+        query = micro(world, 1, lake=lake, startingOffsets="earliest")
+        assert sorted((row["offset"], row["entry"]) for row in query.run()) == expected
+        archive(streams=(b"ledger",))
+
+
 def test_a_log_is_not_compacted_by_age(one: Engine) -> None:
     with client_of(one) as client:
         write(client, 1)

@@ -15,6 +15,8 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
+from braidstream.admin.adoption import adopt
+from braidstream.errors import LakeError
 from braidstream.model.strand import Strand
 from braidstream.spark import view
 from braidstream.spark.jobs.archive import Archive, Archiver
@@ -22,6 +24,7 @@ from braidstream.spark.lake.log import Lake
 from braidstream.spark.options import Servers
 from braidstream.spark.source.rows import META
 from pyspark_braidstream import DefaultSource
+from tests.support.lakes import Run, add, archived
 from tests.support.microbatch import rows_at_once, rows_of
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine
@@ -183,6 +186,21 @@ def test_a_deleted_stream_is_gone_from_the_view_before_the_lake_knows(engine: En
     assert sorted(row["id"] for row in rows_at_once(options)) == sorted(born_again)
     assert sorted(row["id"] for row in rows_at_once({**options, "url": ""})) == sorted(born_again)
     story.client.close()
+
+
+def test_a_stream_that_was_adopted_since_it_was_archived_is_refused(
+    archive: Run, lake: str, engine: Engine
+) -> None:
+    """The lake has its entries as those of a native stream, the region as those of a strand."""
+    with engine.client() as plain:
+        add(plain, 0, 1)
+    archive()
+    become(engine)
+    with client_of(engine) as client:
+        assert client.run_plan(adopt(b"orders")).problem == ""
+    with pytest.raises(LakeError, match="was adopted since then.* Archive it to another lake"):
+        archived(lake, url=engine.url)
+    assert archived(lake) == [0, 1]
 
 
 ARCHIVER = """

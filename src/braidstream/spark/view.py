@@ -25,13 +25,13 @@ from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
 from braidstream.net.bulk import Server
 from braidstream.spark.lake.files import Wanted, read
-from braidstream.spark.lake.lake_state import State, within
+from braidstream.spark.lake.lake_state import State, refuse_adopted, within
 from braidstream.spark.lake.log import Lake
 from braidstream.spark.options import SourceOptions, source_options
 from braidstream.spark.plain_errors import plain_errors
 from braidstream.spark.source import columns
 from braidstream.spark.source.entries import as_map, entry_of
-from braidstream.spark.source.positions import resolve
+from braidstream.spark.source.positions import check_logs, resolve
 from braidstream.spark.source.reader import BatchReader, FilteringReader
 from braidstream.spark.source.reading import PAGE_BYTES, PAGE_ROWS, page_command
 from braidstream.spark.source.rows import META, Rows, Shape, as_text
@@ -66,6 +66,7 @@ class ViewReader(BatchReader):
         state = self.lake.load()  # before the engine: entries that are trimmed by then are in the lake
         archived = {strand.name for strand in state.frontier}
         infos = self.first_survey(archived) if self.options.servers.urls else StrandInfos()
+        refuse_adopted(state, infos, self.surveyor.region)
         wanted, live = dict[str, list[tuple[Strand, Id, Id]]](), list[Range]()
         for strand in dict.fromkeys([*infos, *self._archived(state, infos)]):
             info = infos.get(strand, _NOT_THERE)
@@ -80,6 +81,12 @@ class ViewReader(BatchReader):
                 live.append(Range(strand, max(low, cut), high, None, info.size, False, info.length))
         return [*lake_slices(state, wanted), *self.slices(live)]
 
+    def _wanted(self, infos: StrandInfos) -> StrandInfos:
+        """Also strands that are not part of their log (limit 0-0): the lake may have them, and must not add
+        them."""
+        check_logs(self.options, infos)
+        return {strand: each for strand, each in infos.items() if self._is_wanted(strand)}
+
     def _archived(self, state: State, infos: StrandInfos) -> Iterator[Strand]:
         """Strands in the lake of the streams to read."""
         matches = None if self.options.pattern is None else matcher(self.options.pattern)
@@ -91,7 +98,7 @@ class ViewReader(BatchReader):
                 yield strand
 
     def _range(self, strand: Strand, info: StrandInfo, cut: Id) -> tuple[Id, Id] | None:
-        last = max(cut, info.last)
+        last = min(max(cut, info.last), info.limit)
         known = StrandInfo(last, 0, 0, None, info.cut, info.size)
         low = max(resolve(self.options.start, strand, known), info.cut)
         return self.bounds.narrow(strand, low, min(last, resolve(self.options.end, strand, known)))

@@ -34,14 +34,14 @@ from braidstream.spark.jobs.no_times import refuse_logs
 from braidstream.spark.jobs.trim_archived import noted, trim
 from braidstream.spark.lake import distribute
 from braidstream.spark.lake.files import FACTS, Writer, facts_batch, facts_of
-from braidstream.spark.lake.lake_state import Change, Conflict, File, State
+from braidstream.spark.lake.lake_state import Change, Conflict, File, State, refuse_adopted
 from braidstream.spark.lake.log import Lake
 from braidstream.spark.lake.rewrite import tidy
 from braidstream.spark.options import Servers
 from braidstream.spark.source import limits
 from braidstream.spark.source.data_loss import Loss, missing
 from braidstream.spark.source.entries import LakeRows
-from braidstream.spark.source.offsets import Offset, adopted
+from braidstream.spark.source.offsets import Offset
 from braidstream.spark.source.reading import read
 from braidstream.spark.source.slices import PIECE, Range, Slice, cut_up, piece, range_of
 from braidstream.spark.source.strand_info import StrandInfo, StrandInfos
@@ -177,11 +177,7 @@ class Archiver:
         return sum(cut.values())
 
     def _plan(self, state: State, infos: StrandInfos, most: int | None) -> Work:
-        for strand in adopted(state.frontier, infos, self.surveyor.region):
-            raise LakeError(
-                f"stream {name_text(strand.name)}: it was archived as a native stream, and was adopted "
-                "since then (braid adopt). Archive it to another lake."
-            )
+        refuse_adopted(state, infos, self.surveyor.region)
         unread = {strand: each for strand, each in infos.items() if self._is_unread(state, strand, each)}
         starts = {strand: max(state.frontier[strand], each.cut) for strand, each in unread.items()}
         sizes = {strand: self._new(state, strand, each) for strand, each in unread.items()}

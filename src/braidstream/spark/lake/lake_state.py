@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final
 
+from braidstream.errors import LakeError
 from braidstream.model.frontier import Frontier, name_text
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
-from braidstream.spark.source.offsets import Offset
+from braidstream.spark.source.offsets import Offset, adopted
 
 _SAFE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
 _LIKE_DIGEST: Final = re.compile(r"-[0-9a-f]{16}\Z")
@@ -79,6 +80,15 @@ class Conflict(Exception):
     def __init__(self, why: str, added: tuple[File, ...] = ()) -> None:
         super().__init__(why)
         self.added = added
+
+
+def refuse_adopted(state: State, there: Iterable[Strand], region: int | None) -> None:
+    """LakeError if a native stream was adopted since it was archived: it is another strand now."""
+    for strand in adopted(state.frontier, there, region):
+        raise LakeError(
+            f"stream {name_text(strand.name)}: it was archived as a native stream, and was adopted "
+            "since then (braid adopt). Archive it to another lake."
+        )
 
 
 def folder_of(stream: str) -> str:
