@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from braidstream.cli.main import app
 from braidstream.model.frontier import name_text
 from braidstream.spark.jobs.compaction import Compact, Compactor
+from braidstream.spark.jobs.erasure import Forget, forget
 from braidstream.spark.lake.lake_state import folder_of
 from braidstream.spark.lake.log import Lake
 from braidstream.spark.options import Servers
@@ -203,3 +204,27 @@ def test_what_is_forgotten_is_found_nowhere_on_disk(
         assert client.xlen("orders") == 0
     assert archived(lake) == [0, 2, 3, 5]
     assert not holding()
+
+
+def test_what_a_group_of_a_plain_stream_has_not_acknowledged_is_not_forgotten(
+    archive: Run, lake: str, engine: Engine, spark: SparkSession
+) -> None:
+    with engine.client() as client:
+        entries = add(client, *range(6))
+        client.xgroup_create("orders", "bills", "0")
+        client.xreadgroup("bills", "anna", {"orders": ">"}, count=4)
+        client.xack("orders", "bills", entries[0], entries[2], entries[3])
+        archive()
+        done = forget(spark, Forget(lake, "true", Servers((engine.url,), {}), (b"orders",)))
+        assert (done.deleted, done.held, done.dropped) == (3, 3, 6)
+        assert [entry for entry, _ in client.xrange("orders")] == [entries[1], *entries[4:]]
+
+
+def test_nothing_is_forgotten_if_the_lake_is_not_there(lake: str, engine: Engine) -> None:
+    with engine.client() as client:
+        add(client, 0)
+        words = ["--lake", lake, "--url", engine.url, "--streams", "orders", "--where", "true"]
+        told = CliRunner().invoke(app, ["spark", "forget", *words])
+        assert told.exit_code == 2
+        assert "is no lake" in " ".join(told.output.split())
+        assert client.xlen("orders") == 1

@@ -18,7 +18,8 @@ from braidstream.cli.spark_run import (
     spark_trouble,
     start_spark,
 )
-from braidstream.cli.terminal import bar, print_summary
+from braidstream.cli.terminal import bar, print_summary, refuse
+from braidstream.errors import OptionError
 
 
 def forget(
@@ -49,7 +50,12 @@ def forget(
             check_streams(servers, names, glob, lake)
     from braidstream.spark.jobs.erasure import Forget
     from braidstream.spark.jobs.erasure import forget as run
+    from braidstream.spark.lake.log import check_lake
 
+    try:
+        check_lake(lake)
+    except OptionError as error:
+        refuse(str(error))
     with spark_trouble(url or lake, as_json):
         session = start_spark("forget")
         with bar("rewriting", None):

@@ -26,7 +26,7 @@ from braidstream.spark.jobs.lasts import HELD, SUPERSEDED, TOMBSTONE, is_tombsto
 from braidstream.spark.jobs.no_times import refuse_logs
 from braidstream.spark.jobs.removal import Removed, remove, steps
 from braidstream.spark.lake.lake_state import State
-from braidstream.spark.lake.log import Lake
+from braidstream.spark.lake.log import Lake, check_lake
 from braidstream.spark.lake.rewrite import Dropped, drop, tidy
 from braidstream.spark.options import Servers
 from braidstream.spark.source.entries import position
@@ -79,8 +79,8 @@ def check(what: Compact) -> Compact:
         raise OptionError("lake", "give a lake, a server, or both")
     if bool(what.key) == bool(what.key_sql):
         raise OptionError("key", "give either a field or an expression")
-    if what.lake is not None and not Lake(what.lake).look():
-        raise OptionError("lake", f"{what.lake} is no lake. `braid spark archive` makes one")
+    if what.lake is not None:
+        check_lake(what.lake)
     return what
 
 

@@ -17,7 +17,7 @@ from braidstream.model import ids
 from braidstream.protocol.retries import TRIES
 from braidstream.spark.jobs.copies import copies, scopes
 from braidstream.spark.jobs.removal import Removed, remove, steps
-from braidstream.spark.lake.log import Lake
+from braidstream.spark.lake.log import Lake, check_lake
 from braidstream.spark.lake.rewrite import drop
 from braidstream.spark.options import Servers
 from braidstream.spark.source.survey import Surveyor
@@ -49,6 +49,7 @@ class Forgotten:
 
 
 def forget(spark: SparkSession, what: Forget) -> Forgotten:
+    check_lake(what.lake)
     lake = Lake(what.lake, what.streams or None)
     surveyor = None if what.servers is None else Surveyor(what.servers, what.streams, what.pattern)
     try:

@@ -16,10 +16,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StringType, StructType
 
 from braidstream.commands.drop import AT_ONCE, drop_command
+from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
+from braidstream.model.command import Command
 from braidstream.model.frontier import name_of_text, place_of_text
 from braidstream.model.region_config import Region
-from braidstream.model.strand import Strand
+from braidstream.model.strand import Strand, facts
 from braidstream.protocol.identify import read_region
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
@@ -117,14 +119,32 @@ def _run(surveyor: Surveyor, strand: Strand, plan: Plan[Any]) -> Any:
 
 
 def _drop(strand: Strand, natives: list[bytes], region: Region | None) -> Plan[tuple[int, int]]:
-    """(how many were deleted, how many a group needs). One round trip; idempotent."""
+    """(how many were deleted, how many a group needs). One round trip, three if plain; idempotent."""
     if strand.is_plain:  # acknowledged entries stay acknowledged, unless a user moves a group back
-        [gone] = yield Batch([("XDEL", strand.key, *natives)], resend=True)
-        return int(gone), 0
+        free = yield from _acknowledged(strand, natives)
+        [gone] = (yield Batch([("XDEL", strand.key, *free)], resend=True)) if free else [0]
+        return int(gone), len(natives) - len(free)
     assert region is not None
     command = drop_command(View(region), strand, natives, (b"ACKED", b""))
     [answers] = yield Batch([command], resend=True)
     return answers.count(1), answers.count(KEPT)
+
+
+def _acknowledged(strand: Strand, natives: list[bytes]) -> Plan[list[bytes]]:
+    """Which of the entries every group has acknowledged."""
+    [reply] = yield Batch([("XINFO", "GROUPS", strand.key)], resend=True, attempt=True)
+    if isinstance(reply, ReplyError):
+        if reply.text.startswith("ERR no such key"):
+            return natives
+        raise reply
+    groups = [facts(group) for group in reply]
+    delivered = min((ids.native(group[b"last-delivered-id"]) for group in groups), default=ids.LAST)
+    free = [native for native in natives if ids.native(native) <= delivered]
+    busy = [group[b"name"] for group in groups if group[b"pending"]]
+    reads: list[Command] = [("XPENDING", strand.key, name, each, each, 1) for name in busy for each in free]
+    replies = (yield Batch(reads, resend=True)) if reads else []
+    pending = {entry[0] for found in replies for entry in found}
+    return [native for native in free if native not in pending]
 
 
 def _has_room(surveyor: Surveyor, strand: Strand, region: Region | None) -> bool:

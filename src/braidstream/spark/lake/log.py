@@ -32,7 +32,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import FileType
 
-from braidstream.errors import LakeError
+from braidstream.errors import LakeError, OptionError
 from braidstream.model import ids
 from braidstream.model.frontier import Frontier, name_of_text, name_text
 from braidstream.spark.lake.lake_state import Change, Conflict, File, State, folder_of
@@ -281,6 +281,11 @@ class Lake:
             number = int(each.base_name.removesuffix(".json"), 16) if each.extension == "json" else current
             if number != current and number is not None and time.time() - (number >> 21) / 1000 >= LEFT_S:
                 yield _document(folder, number)
+
+
+def check_lake(root: str) -> None:
+    if not Lake(root).look():
+        raise OptionError("lake", f"{root} is no lake. `braid spark archive` makes one")
 
 
 def _lake(root: str, streams: Collection[bytes] | None, is_one: bool) -> Lake:
