@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from braidstream.cli.main import app
 from braidstream.model.keys import strand as strand_key
 from braidstream.spark.jobs import repair as repairing
+from braidstream.spark.jobs import snapshots
 from braidstream.spark.jobs.audit import Anomaly, Auditor, Report
 from braidstream.spark.jobs.audit_report import as_facts, as_page
 from braidstream.spark.jobs.repair import repair
@@ -246,6 +247,25 @@ def test_a_group_that_a_strand_lost_is_named_and_made_again(world: World) -> Non
     ]
     assert [each.healed for each in healed(world)] == [True]
     assert audit(world).anomalies == []
+
+
+def test_a_group_that_is_destroyed_during_the_audit_is_not_lost(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(world, 5)
+    world[1].xgroup_create("orders", "bills", "0")
+    world.sync()
+    real = snapshots.look
+
+    def late(name: bytes) -> Any:
+        """After the registry was read, before the groups of the strands are."""
+        world[2].xgroup_destroy("orders", "bills")
+        world.sync()
+        return (yield from real(name))
+
+    monkeypatch.setattr(snapshots, "look", late)
+    assert healed(world) == []
+    assert world[2].xinfo_groups("orders") == []
 
 
 def test_nothing_false_is_named_while_regions_are_written_and_links_run(world: World) -> None:

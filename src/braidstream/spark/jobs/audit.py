@@ -143,7 +143,8 @@ class Auditor:
 
     def run(self) -> Report:
         began = time.monotonic()
-        stretches, suspects, anomalies = list[Stretch](), list[Suspect](), list[Anomaly]()
+        stretches, suspects = list[Stretch](), list[Suspect]()
+        anomalies, groups = list[Anomaly](), list[Anomaly]()
         for name in self._streams():
             before = self.snapshots(name)
             facts = distribute.run(
@@ -151,8 +152,10 @@ class Auditor:
             )
             stretches += _stretches(facts)
             suspects += [_suspect(fact) for fact in facts if fact["what"] == "differs"]
-            anomalies += self._groups(name, before) + self._duplicates(before)
-        anomalies += self._settled(suspects)
+            anomalies += self._duplicates(before)
+            groups += _lost_groups(before)
+        deadline = time.monotonic() + self.settle_s
+        anomalies += self._settled(suspects, deadline) + self._settled_groups(groups, deadline)
         anomalies.sort(key=lambda each: (each.stream, each.place, len(each.id), each.id, each.region))
         regions = {region: f"region {region}" for region in self.servers}
         return Report(regions, stretches, anomalies, time.monotonic() - began)
@@ -186,9 +189,9 @@ class Auditor:
             pieces += [(*where, _text(part.start), _text(part.end), ends) for part in parts if end > ids.ZERO]
         return pieces
 
-    def _settled(self, suspects: list[Suspect]) -> list[Anomaly]:
+    def _settled(self, suspects: list[Suspect], deadline: float) -> list[Anomaly]:
         """The anomalies that remain after the time in which replication would have repaired them."""
-        deadline, left = time.monotonic() + self.settle_s, suspects
+        left = suspects
         while True:
             left = [now for each in left if (now := self._again(each)) is not None]
             if not left or time.monotonic() >= deadline:
@@ -203,6 +206,17 @@ class Auditor:
             for wrong in judge(each, now, snapshots[each.strand.name])
         ]
 
+    def _settled_groups(self, lost: list[Anomaly], deadline: float) -> list[Anomaly]:
+        """The groups that are still lost: one may have been created or destroyed while it was read."""
+        while lost:
+            names = {each.stream for each in lost}
+            now = [each for name in names for each in _lost_groups(self.snapshots(name_of_text(name)))]
+            lost = [each for each in lost if each in now]
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(POLL_S)
+        return lost
+
     def _again(self, suspect: Suspect) -> Suspect | None:
         """The entry as it is now; None if all regions agree."""
         strand, where = suspect.strand, ids.text(suspect.native)
@@ -214,18 +228,6 @@ class Auditor:
                 found[region] = _digest(reply[0][1])
         now = replace(suspect, found=found)
         return None if not found or (len(found) == len(self.at) and len(set(found.values())) == 1) else now
-
-    def _groups(self, name: bytes, snapshots: Snapshots) -> list[Anomaly]:
-        """Groups that the registry of a region has and one of its strands has not."""
-        lost = list[Anomaly]()
-        for region, here in snapshots.by_region.items():
-            for strand in here.registry.strands:
-                for group in here.registry.groups:
-                    if group not in here.groups.get(strand, frozenset()) and here.infos.get(strand):
-                        shown = group.decode("utf-8", "backslashreplace")
-                        text = name_text(name), place_text(strand), shown
-                        lost.append(Anomaly("lost", *text, region, note="group"))
-        return lost
 
     def _duplicates(self, snapshots: Snapshots) -> list[Anomaly]:
         """Chosen IDs that another strand of the stream has too, in the same region."""
@@ -247,6 +249,16 @@ class Auditor:
                             note = f"also in {place_text(other)}"
                             found.append(Anomaly("duplicated", *where_text, region, note=note))
         return found
+
+
+def _lost_groups(snapshots: Snapshots) -> list[Anomaly]:
+    name = name_text(snapshots.name)
+    return [
+        Anomaly(
+            "lost", name, place_text(strand), group.decode("utf-8", "backslashreplace"), region, note="group"
+        )
+        for region, strand, group in snapshots.lost_groups
+    ]
 
 
 def judge(before: Suspect, suspect: Suspect, snapshots: Snapshots) -> list[Anomaly]:

@@ -102,6 +102,17 @@ class Snapshots:
         registry = self.by_region[region].registry
         return any(each.label == strand.label and each.life > strand.life for each in registry.cuts)
 
+    @property
+    def lost_groups(self) -> list[tuple[int, Strand, bytes]]:
+        """Groups that the registry of a region has and one of its strands has not."""
+        return [
+            (region, strand, group)
+            for region, here in self.by_region.items()
+            for strand in here.registry.strands
+            for group in here.registry.groups
+            if group not in here.groups.get(strand, frozenset()) and here.infos.get(strand)
+        ]
+
     def deletion(self, strand: Strand, native: Id) -> tuple[int, Id] | None:
         """The writer and the journal entry that deleted an entry, if a journal still has it."""
         for here in self.by_region.values():
