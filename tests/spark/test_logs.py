@@ -324,6 +324,20 @@ def test_what_a_forced_move_left_out_of_the_log_is_not_read_from_the_lake(
         archive(streams=(b"ledger",))
 
 
+def test_a_log_that_two_regions_made_apart_is_viewed_as_the_one_that_was_kept(
+    world: World, archive: Run, lake: str
+) -> None:
+    write(world[1], 1, 2)
+    write(world[2], 3)
+    for engine in world.engines:
+        archive(streams=(b"ledger",), servers=Servers((engine.url,), {}))
+    world.sync()
+    for engine in world.engines:
+        kept = [(row["offset"], row["entry"]) for row in batch(engine, logs="ledger")]
+        view = batch(engine, logs="ledger", lake=lake)
+        assert sorted((row["offset"], row["entry"]) for row in view) == sorted(kept) != []
+
+
 def test_a_log_is_not_compacted_by_age(one: Engine) -> None:
     with client_of(one) as client:
         write(client, 1)
