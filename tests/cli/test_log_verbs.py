@@ -71,6 +71,23 @@ def test_a_lost_home_is_replaced_and_its_entries_are_rescued(world: World, toml:
     assert world[1].tread("ledger") == world[2].tread("ledger")
 
 
+def test_what_the_home_itself_wrote_late_is_rescued_too(world: World, toml: Path) -> None:
+    world[1].twrite("ledger", "t", "1")
+    world.sync()
+    cut_off = toml.with_name("cut-off.toml")
+    cut_off.write_text(toml.read_text().replace(world.engines[0].url, "redis://127.0.0.1:1"))
+    assert log(cut_off, "move", "--to", "region-2", "--force")["first"] == 2
+    assert world[1].twrite("ledger", entries=[("t", "late"), ("t", "later")]) == [2, 3]  # does not know yet
+    assert world[2].twrite("ledger", "t", "2") == 2
+    assert log(toml, "move", "--to", "region-1")["first"] == 3
+    assert log(toml, "rescue") == {"log": "ledger", "rescued": 2}
+    assert log(toml, "rescue") == {"log": "ledger", "rescued": 0}
+    assert [row[2] for row in world[1].tread("ledger")] == ["1", "2", "late", "later"]
+    world.sync()
+    assert world[1].tread("ledger") == world[2].tread("ledger")
+    assert world.all("XLEN", "ledger") == [4, 4]
+
+
 def test_a_compacted_log_keeps_the_last_entry_of_each_tag_everywhere(world: World, toml: Path) -> None:
     written = [(f"own {n}" if n % 10 == 0 else f"tag {n % 50}", f"{n:040}") for n in range(1, 6_001)]
     written += [("", "untagged"), ("", "also"), ("tag 1", "last")]

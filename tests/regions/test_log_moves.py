@@ -165,6 +165,25 @@ def test_a_forced_move_and_the_rescue_of_what_the_old_home_wrote(world: World) -
     assert world.all("XLEN", "log") == [6, 6, 6]
 
 
+def test_a_rescue_that_was_killed_is_finished_at_the_next_home(world: World) -> None:
+    write(world[1], "1")
+    world.sync()
+    write(world[1], "late 2")
+    end_epoch(world, 2, force=True)
+    world.sync()
+    registry = world[2].run_plan(log_moves.read_log(b"log"))
+    [(strand, end)] = log_moves.lost_tails(b"log", registry, 1)
+    entries = world[1].run_plan(log_moves.read_tail(strand, end))
+    assert world[2].run_plan(log_moves.append_tail(b"log", strand, entries)) == 1
+    # Killed here: region 1 still has the entry. Then the home moves on.
+    end_epoch(world, 3, home=2)
+    world.ship(2, 3, "log")
+    assert rescue(world, 1, 3) == 0
+    world.sync()
+    assert [bodies(world, number) for number in world] == [["1", "late 2"]] * 3
+    assert world.all("XLEN", "log") == [2, 2, 2]
+
+
 def test_a_move_that_was_planned_and_then_forced_begins_where_the_new_home_did(world: World) -> None:
     write(world[1], "1", "2")
     world.sync()

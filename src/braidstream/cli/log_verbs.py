@@ -175,9 +175,9 @@ def rescue(name: Name, config: ConfigFile = Path("braid.toml"), as_json: Json = 
     with _opened(config, as_json) as known:
         home, _ = _home(known, name)
         for region in known.region:
-            if region.id != home.id:
-                rescuing = partial(log_homes.rescue, name.encode(), writer=region.id)
-                rescued += asyncio.run(_between(region, home, rescuing))
+            work = log_homes.rescue_tails if region.id == home.id else log_homes.rescue
+            rescuing = partial(work, name.encode(), writer=region.id)
+            rescued += asyncio.run(_between(region, home, rescuing))
     report(as_json, {"log": name, "rescued": rescued}, f"{rescued} entries of {name} have new offsets.")
 
 

@@ -12,13 +12,14 @@
        home       0.1:1 1.2:1018:1        the epochs of a log: all of them (log.lua)
        log        3.1:1000:0:0            settings of a log: the later version
        until      2 4102444800000         the deadline: the later version, then the later time (deadline.lua)
+       r:t0.1     1200                    what a former home wrote late was appended again up to here: the furthest
        idmp       1:100:100:0             settings of idempotent production: the later era (settings.lua)
 
      A group exists while one of its creators had seen every known deletion (delete wins). Pending entries,
      delivered positions and XGROUP SETID are local to a region, and so are `b:` and `l:`. ]]
 
 local function read_meta(fields, first)
-  local state = { strands = {}, lost = {}, groups = {}, x = {}, gone = {}, sinks = {} }
+  local state = { strands = {}, lost = {}, groups = {}, x = {}, gone = {}, sinks = {}, rescued = {} }
   local function group(name)
     state.groups[name] = state.groups[name] or { acked = {}, seen = '/' }
     return state.groups[name]
@@ -44,6 +45,9 @@ local function read_meta(fields, first)
       state.lost[name] = value
     elseif prefix == META.SINK then
       state.sinks[name] = value
+    elseif prefix == META.RESCUED then
+      if not string.match(value, '^%d+$') then return nil, field end
+      state.rescued[name] = value
     elseif prefix == META.GROUP then
       group(name).start = value
     elseif prefix == META.GROUP_SEEN then
@@ -184,6 +188,9 @@ local function braid_merge(keys, args)
   if theirs.log then logs.merge_settings(meta, theirs.log) end
   if theirs.homes then logs.merge_homes(meta, theirs.homes) end
   if theirs.ends then deadline.merge(meta, theirs.ends) end
+  for label, upto in pairs(theirs.rescued) do
+    if less_number(ours.rescued[label] or '0', upto) then redis.call('HSET', meta, META.RESCUED .. label, upto) end
+  end
   local x = joined(ours.x, theirs.x)
   if not same(x, ours.x) then redis.call('HSET', meta, META.DELETIONS, vector_text(x)) end
   local gone = {}

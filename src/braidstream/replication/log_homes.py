@@ -36,6 +36,11 @@ async def move_home(name: bytes, source: PlanRunner, target: PlanRunner, *, epoc
 async def rescue(name: bytes, old: PlanRunner, home: PlanRunner, *, writer: int) -> int:
     """Append at the home what region `writer` wrote after its epochs had ended. Returns how many entries."""
     await (await link_of(home, old)).sync(name)  # it seals its strand when it learns of the next epoch
+    return await rescue_tails(name, old, home, writer=writer)
+
+
+async def rescue_tails(name: bytes, old: PlanRunner, home: PlanRunner, *, writer: int) -> int:
+    """The same if region `writer` knows that its epochs have ended. It may be the home again."""
     registry: Registry = await home.run(log_moves.read_log(name))
     done = 0
     for strand, end in log_moves.lost_tails(name, registry, writer):

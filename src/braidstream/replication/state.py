@@ -36,7 +36,6 @@ _ASIDE: Final = (
     MetaField.DUE,
     MetaField.ENDED,
     MetaField.PASSED_ON,
-    MetaField.RESCUED,
 )
 # Also local: where a strand of ours began, and what was restored in it. A change of these wakes the links.
 LOCAL: Final = (*_ASIDE, MetaField.NEW, MetaField.MENDED)
