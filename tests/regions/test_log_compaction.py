@@ -10,7 +10,7 @@ import pytest
 import redis
 
 import braidstream
-from braidstream.admin import log_compaction
+from braidstream.admin import log_compaction, log_moves
 from braidstream.admin.log_compaction import Verdicts
 from braidstream.errors import BraidError
 from braidstream.protocol.plan import Plan
@@ -51,7 +51,28 @@ def interrupted(plan: Plan[Any], act: Callable[[], None]) -> Plan[Any]:
 
 def rewrite(client: braidstream.Redis, act: Callable[[], None] = lambda: None) -> None:
     for part in client.run_plan(log_compaction.read_segments(b"log")):
-        client.run_plan(interrupted(log_compaction.rewrite(part.strand), act))
+        client.run_plan(interrupted(log_compaction.rewrite(part.strand, b"token"), act))
+
+
+def compact(client: braidstream.Redis, needed: int) -> None:
+    """Delete what `braid log compact` deletes at the home."""
+    verdicts = Verdicts(needed)
+    for part in reversed(client.run_plan(log_compaction.read_segments(b"log"))):
+        page = client.run_plan(log_compaction.read_tags(part, part.last))
+        client.run_plan(log_compaction.delete(part.strand, verdicts.obsolete(page)))
+
+
+def killed(plan: Plan[Any], trips: int) -> Plan[None]:
+    """A plan that ends after so many round trips."""
+    batch = next(plan)
+    for _ in range(trips):
+        batch = plan.send((yield batch))
+
+
+def move_home(world: World, home: int, to: int) -> None:
+    epoch = log_moves.home_of(world[home].run_plan(log_moves.read_log(b"log")))
+    world[home].run_plan(log_moves.end_epoch(b"log", epoch, to, force=False))
+    world.sync()
 
 
 def fill(client: braidstream.Redis, count: int = 2_500) -> None:
@@ -167,6 +188,57 @@ def test_a_reader_that_waits_is_served_after_the_swap(world: World, client: brai
     for each in waiting:
         each.join(60)
     assert served == dict.fromkeys(("plain", "group", "once"), [(21, "t", "at last")])
+
+
+def test_what_is_written_after_the_look_at_the_groups_is_still_delivered(client: braidstream.Redis) -> None:
+    client.twrite("log", entries=[("a", "1"), ("a", "2")])
+    assert len(client.tread("log", count=10, group="readers")) == 2
+    needed = client.run_plan(log_compaction.needed_from(b"log"))
+    client.twrite("log", entries=[("a", "3"), ("a", "4")])
+    compact(client, needed)
+    assert client.tread("log", count=10) == [None, None, (3, "a", "3"), (4, "a", "4")]
+    assert [row[0] for row in client.tread("log", count=10, group="readers")] == [3, 4]
+
+
+def test_what_has_not_arrived_in_a_region_is_needed_by_its_groups(world: World) -> None:
+    world[1].twrite("log", entries=[("a", "1"), ("a", "2")])
+    world[1].tread("log", count=10, group="readers")
+    world.sync()
+    move_home(world, 1, 2)
+    world[2].twrite("log", entries=[("a", "3"), ("a", "4")])
+    assert world[1].run_plan(log_compaction.needed_from(b"log")) == 3
+    assert world[2].run_plan(log_compaction.needed_from(b"log")) == 3
+    assert [row[0] for row in world[2].tread("log", count=10, group="readers")] == [3, 4]
+    assert world[1].run_plan(log_compaction.needed_from(b"log")) == 3
+    assert world[2].run_plan(log_compaction.needed_from(b"log")) == 5
+
+
+def test_a_group_that_starts_after_the_last_entry_needs_no_former_epoch(world: World) -> None:
+    world[1].twrite("log", entries=[("a", "1"), ("a", "2")])
+    world.sync()
+    move_home(world, 1, 2)
+    world[2].twrite("log", "a", "3")
+    world[2].xgroup_create("log", "readers", "$")
+    compact(world[2], world[2].run_plan(log_compaction.needed_from(b"log")))
+    assert world[2].tread("log", count=10) == [None, None, (3, "a", "3")]
+
+
+def test_two_that_write_a_log_anew_at_once_do_not_mix_its_strands(world: World) -> None:
+    rows = [("t", f"{n}") for n in range(1, 3_001)]
+    world[1].twrite("log", entries=rows[:1_500])
+    world.sync()
+    move_home(world, 1, 2)
+    world[2].twrite("log", entries=rows[1_500:])
+    first, second = (part.strand for part in world[2].run_plan(log_compaction.read_segments(b"log")))
+    others = iter([b"", killed(log_compaction.rewrite(second, b"token"), 3)])  # all is copied, not swapped
+
+    def act() -> None:
+        if other := next(others, None):
+            world[2].run_plan(other)
+
+    world[2].run_plan(interrupted(log_compaction.rewrite(first, b"token"), act))
+    assert world[2].tread("log", count=5_000) == [(n, *row) for n, row in enumerate(rows, 1)]
+    assert next(others, None) is None
 
 
 def test_verdicts() -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from braidstream.admin.log_moves import read_log
 from braidstream.commands.drop import AT_ONCE as DROPPED_AT_ONCE
 from braidstream.commands.drop import drop_command
-from braidstream.commands.logs.log_lookup import Segment, segments
+from braidstream.commands.logs.log_lookup import Segment, extent_of, infos, segments
 from braidstream.errors import BraidError, ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
@@ -28,7 +28,6 @@ from braidstream.protocol.stream_view import View
 
 # Entries per page.
 PAGE: Final = 1_000
-_COPY_TOKEN: Final = b"rewrite"
 
 
 class Verdicts:
@@ -59,21 +58,27 @@ def read_segments(name: bytes) -> Plan[list[Segment]]:
 
 
 def needed_from(name: bytes) -> Plan[int]:
-    """The first offset that a group of this region has not acknowledged."""
-    lowest = LAST_OFFSET
-    for part in (yield from read_segments(name)):
-        info, groups = yield Batch(
-            [("XINFO", "STREAM", part.strand.key), ("XINFO", "GROUPS", part.strand.key)], resend=True
-        )
+    """The first offset that a group of this region has not acknowledged. With a group never more than the
+    next offset here: it has not delivered what is written or arrives later."""
+    registry = yield from read_log(name)
+    if not registry.groups:
+        return LAST_OFFSET
+    parts = segments(name, registry)
+    answers = yield Batch([*infos(parts)], resend=True, attempt=True)
+    lowest = extent_of(registry, parts, answers).last + 1
+    for part, info in zip(parts, answers, strict=True):
+        if isinstance(info, ReplyError):
+            continue
+        groups = yield from send_one(("XINFO", "GROUPS", part.strand.key), resend=True)
         tail = facts(info)[b"last-entry"]
-        end = min(offset_of(tail[0]), part.last) if tail else 0
+        end = (0, min(offset_of(tail[0]), part.last) if tail else 0)
         for group in map(facts, groups):
-            delivered = ids.native(group[b"last-delivered-id"])[1]
+            delivered = ids.native(group[b"last-delivered-id"])
             if delivered < end:
-                lowest = min(lowest, delivered + 1)
+                lowest = min(lowest, max(delivered[1] + 1, part.first))
             if group[b"pending"]:
                 summary = yield from send_one(("XPENDING", part.strand.key, group[b"name"]), resend=True)
-                lowest = min(lowest, offset_of(summary[1]) if summary[1] else LAST_OFFSET)
+                lowest = min(lowest, offset_of(summary[1]) if summary[1] else lowest)
     return lowest
 
 
@@ -105,9 +110,9 @@ def memory_of(parts: list[Segment]) -> Plan[int]:
     return sum(size or 0 for size in sizes)
 
 
-def rewrite(strand: Strand) -> Plan[None]:
-    """Write a strand anew, while it is used."""
-    copy, meta = keys.copy(strand.name, _COPY_TOKEN), keys.meta(strand.name)
+def rewrite(strand: Strand, token: bytes) -> Plan[None]:
+    """Write a strand anew, while it is used. token: random, since several may do that at once."""
+    copy, meta = keys.copy(strand.name, strand.label + b"." + token), keys.meta(strand.name)
     for left in reversed(range(TRIES)):
         _, mended = yield Batch([("UNLINK", copy), ("HGET", meta, MetaField.MENDED + strand.label)])
         swap: Command = ("FCALL", "bs_log_swap", 3, meta, strand.key, copy, strand.label, mended or b"")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -252,6 +253,7 @@ def compact(name: Name, config: ConfigFile = Path("braid.toml"), as_json: Json =
         home, _ = _home(known, name)
         clients = {region.id: opened.enter_context(_client(region)) for region in known.region}
         log, at_home, gone = name.encode(), clients[home.id], 0
+        token = secrets.token_hex(8).encode()
         needed = min(client.run_plan(log_compaction.needed_from(log)) for client in clients.values())
         verdicts, before = log_compaction.Verdicts(needed), _memory(clients, log)
         with bar(f"compacting {name}", at_home.xlen(name)) as shown:
@@ -267,7 +269,7 @@ def compact(name: Name, config: ConfigFile = Path("braid.toml"), as_json: Json =
             client = clients[region.id]
             for part in client.run_plan(log_compaction.read_segments(log)):
                 if client.run_plan(log_compaction.has_deleted(part.strand)):
-                    client.run_plan(log_compaction.rewrite(part.strand))
+                    client.run_plan(log_compaction.rewrite(part.strand, token))
         after = _memory(clients, log)
     memory = {
         region.name: {"before": before[region.id], "after": after[region.id]} for region in known.region

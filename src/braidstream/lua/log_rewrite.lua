@@ -4,25 +4,32 @@
        bs_log_copy    page by page: what is left is copied under its IDs, while the log is used
        bs_log_swap    the rest is copied, and the copy takes the place of the strand, with its groups and pending entries
 
-     Only deletions make a copy differ from its strand, and restored entries (mend.lua). So a copy of the same length is
-     the same, if nothing was restored. ]]
+     Only deletions make a copy differ from its strand, and restored entries (mend.lua). So a copy of the same length,
+     with the same first and last entry, is the same, if nothing was restored. ]]
 do
   local COPIED_AT_ONCE = 1000
   local COPY_KEPT_MS = 600000
 
+  -- The next page. The copy expires if it is left.
   local function copy_page(strand, copy)
     local last = last_of(copy)
     local page = redis.call('XRANGE', strand, last and '(' .. last or '-', '+', 'COUNT', COPIED_AT_ONCE)
     for _, entry in ipairs(page) do redis.call('XADD', copy, entry[1], unpack(entry[2])) end
+    redis.call('PEXPIRE', copy, COPY_KEPT_MS)
     return #page
   end
 
   --[[ log_copy: FCALL bs_log_copy 2 <strand> <copy>
-       Copies the next 1,000 entries. Returns how many it copied. The copy expires if it is left. ]]
-  function logs.copy(keys)
-    local copied = copy_page(keys[1], keys[2])
-    if redis.call('EXISTS', keys[2]) == 1 then redis.call('PEXPIRE', keys[2], COPY_KEPT_MS) end
-    return copied
+       Copies the next 1,000 entries. Returns how many it copied. ]]
+  function logs.copy(keys) return copy_page(keys[1], keys[2]) end
+
+  local function is_copy(copy, facts)
+    local copied = stream_info(copy)
+    if copied.length ~= facts.length then return false end
+    for _, place in ipairs({ 'first-entry', 'last-entry' }) do
+      if (copied[place] and copied[place][1]) ~= (facts[place] and facts[place][1]) then return false end
+    end
+    return true
   end
 
   local function take_place(strand, copy, facts)
@@ -56,10 +63,10 @@ do
       return redis.error_reply('BSSTALE the strand is another')
     end
     local needs = { 'UNLINK', 'RENAME', 'PERSIST', 'XSETID', 'XGROUP CREATE', 'XGROUP CREATECONSUMER', 'XCLAIM', 'XTRIM' }
-    local refused = denied(strand, unpack(needs)) or denied(copy, 'XADD', 'XTRIM', 'XGROUP CREATE', 'XGROUP DESTROY')
+    local refused = denied(strand, unpack(needs)) or denied(copy, 'XADD', 'PEXPIRE', 'XTRIM', 'XGROUP CREATE', 'XGROUP DESTROY')
     if refused then return refused end
-    if copy_page(strand, copy) == COPIED_AT_ONCE then return 0 end
     if redis.call('EXISTS', copy) == 0 then create_empty(copy) end
+    if copy_page(strand, copy) == COPIED_AT_ONCE then return 0 end
     local facts = stream_info(strand)
     local first = facts['first-entry']
     if first then
@@ -67,7 +74,7 @@ do
     else
       redis.call('XTRIM', copy, 'MAXLEN', '=', 0)
     end
-    if redis.call('XLEN', copy) ~= facts.length then
+    if not is_copy(copy, facts) then
       redis.call('UNLINK', copy)
       return redis.error_reply('BSSTALE entries were deleted meanwhile')
     end

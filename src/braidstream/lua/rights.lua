@@ -13,6 +13,7 @@ local AFTER_KEY = {
   HGET = { 'f' },
   HSET = { 'f', 'v' },
   HSETNX = { 'f', 'v' },
+  PEXPIRE = { '1' },
   PEXPIREAT = { '1' },
   XACK = { 'g', '1-1' },
   XCLAIM = { 'g', 'c', '0', '1-1' },
