@@ -189,6 +189,9 @@ def test_a_log_whose_key_was_lost_at_home_comes_back(world: World) -> None:
     rows = [(n, "t", f"{n}") for n in range(1, 700)]
     assert [world[number].tread("log", 1, 699) for number in world] == [rows] * 3
     assert [world[number].tread("log", later, 1) for number in world] == [[(later, "t", "later")]] * 3
+    assert world[1].tevict("log", 600) == 600
+    assert world[1].tevict("log", later) == 100
+    assert world[1].xlen("log") == 0
 
 
 def test_a_deleted_log_becomes_no_stream_because_of_a_group_made_elsewhere(

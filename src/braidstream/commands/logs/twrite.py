@@ -116,10 +116,18 @@ def _evict_upto(parts: list[Segment], upto: int) -> Plan[int]:
         if head is None or tail is None:
             continue
         first, last = offset_of(head[0]), min(upto, offset_of(tail[0]))
-        for end in (*range(first + STEP, last, STEP), last):
-            if end >= first:
-                [removed] = yield Batch([("XTRIM", part.strand.key, "MINID", "=", offset_id(end + 1))])
-                gone += removed
+        while first <= last:
+            end = min(first + STEP, last)
+            removed, left = yield Batch(
+                [
+                    ("XTRIM", part.strand.key, "MINID", "=", offset_id(end + 1)),
+                    ("XRANGE", part.strand.key, "-", "+", "COUNT", 1),
+                ]
+            )
+            gone += removed
+            if not left:
+                break
+            first = offset_of(left[0][0])  # offsets may jump: the strand was lost once
     return gone
 
 
