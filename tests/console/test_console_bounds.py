@@ -112,6 +112,17 @@ def test_odd_words_are_refused_with_a_page(url: str) -> None:
     assert Visit(url, "/").status == 200
 
 
+def test_odd_values_are_shown(url: str, engine: Engine) -> None:
+    words = [word for name in ("stream", "id", "group", "consumer") for word in (f"dead.{name}", "x")]
+    words += ["dead.attempts", "9" * 5_000, "dead.reason", "x", "a", '["half of a pair: \\ud83d"]']
+    with client_of(engine) as client:
+        client.execute_command("XADD", "odd", "*", *words)
+    for path in ("/entries?name=odd", "/dead?name=odd"):
+        answer = Visit(url, path)
+        assert answer.status == 200, f"{path}: {answer.text}"
+        assert "half of a pair: \\ud83d" in answer.text
+
+
 def test_a_search_that_finds_nothing_can_be_continued(url: str, engine: Engine) -> None:
     with engine.client() as client, client.pipeline(transaction=False) as pipe:
         for number in range(30_000):

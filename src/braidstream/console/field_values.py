@@ -60,8 +60,10 @@ def _indented(value: bytes) -> str:
         return ""
     try:
         found = json.loads(value)
-        line = json.dumps(found, ensure_ascii=False)
-        return line if len(line) <= _MOST_LINE else json.dumps(found, indent=2, ensure_ascii=False)
+        text = json.dumps(found, ensure_ascii=False)
+        if len(text) > _MOST_LINE:
+            text = json.dumps(found, indent=2, ensure_ascii=False)
+        return text.encode("utf-8", "backslashreplace").decode()  # halves of surrogate pairs are no text
     except (ValueError, RecursionError):
         return ""
 

@@ -55,7 +55,7 @@ def parse(words: Sequence[bytes]) -> DeadLetter | None:
     stream, id, group, consumer, attempts, reason = (
         each.decode("utf-8", "replace") for each in found if each is not None
     )
-    number = int(attempts) if attempts.isdecimal() else 0
+    number = int(attempts) if attempts.isdecimal() and len(attempts) < 20 else 0
     return DeadLetter(stream, id, group, consumer, number, reason, tuple(words[2 * len(_NAMES) :]))
 
 
