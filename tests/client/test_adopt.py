@@ -1,6 +1,7 @@
 """`braid adopt`: native streams become streams of ours in place, and back; strays; the fence."""
 
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,11 +10,14 @@ import redis
 
 import braidstream
 from braidstream.admin.adoption import adopt, adopted_names, bring_in, find_native, find_strays, release
+from braidstream.admin.membership import tune_id_mode
 from braidstream.model.keys import meta
+from tests.support.cli import braid
 from tests.support.clients import Opener
 from tests.support.gateways import Line, Served
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine
+from tests.support.world import World
 
 
 def _bare(engine: Engine) -> redis.Redis:
@@ -174,6 +178,19 @@ def test_a_fence_outlives_a_stream_that_a_peer_deleted(region: Any, engine: Engi
         assert region.xadd("orders", {"n": 1})
 
 
+def test_a_log_may_be_made_where_a_fence_is_left(make_world: Callable[..., World]) -> None:
+    world = make_world(2)
+    with _bare(world.engines[0]) as bare:
+        bare.xadd("orders", {"n": 1})
+        _adopted(world[1])
+        world.sync()
+        world[2].delete("orders")
+        world.sync()
+        assert bare.type("orders") == "hash"
+        assert world[1].twrite("orders", "t", "1") == 1
+        assert world[1].tread("orders") == [(1, "t", "1")]
+
+
 def test_a_second_adoption_starts_a_new_life(region: Any, engine: Engine) -> None:
     with _bare(engine) as bare:
         for _ in range(3):
@@ -266,6 +283,26 @@ def test_undo_gives_everything_back(region: Any, engine: Engine, appended: int) 
         assert region.xlen("orders") == 21 + appended
 
 
+def test_undo_of_a_stream_with_later_chosen_ids_is_refused_and_others_go_on(
+    region: Any, engine: Engine
+) -> None:
+    with _bare(engine) as bare:
+        for name in ("orders", "other"):
+            _native(bare, name)
+            _adopted(region, name)
+        region.run_plan(tune_id_mode("semi-strict"))
+        region.session.cache.expire_region()
+        region.xadd("orders", {"n": "generated"})
+        region.xadd("orders", {"n": "chosen"}, id=f"{int(time.time() * 1000) + 60_000}-1")
+        before = region.xrange("orders")
+        assert "an ID that was chosen since" in region.run_plan(release(b"orders")).problem
+        assert region.xrange("orders") == before
+        assert region.run_plan(release(b"other")).problem == ""
+        region.xdel("orders", before[-2][0])
+        assert region.run_plan(release(b"orders")).problem == ""
+        assert bare.xrange("orders") == [*before[:-2], before[-1]]
+
+
 # Strays
 
 
@@ -300,6 +337,37 @@ def test_an_interrupted_stray_is_finished_later(region: Any, engine: Engine) -> 
         assert stray.entries == 40
         assert region.run_plan(bring_in(b"orders")).entries == 40
         assert [fields["n"] for _, fields in region.xrange("orders")] == ["ours", *map(str, range(40))]
+
+
+def test_a_native_stream_beside_a_log_is_left_alone_and_said(region: Any, engine: Engine) -> None:
+    with _bare(engine) as bare:
+        region.twrite("ledger", "t", "1")
+        region.xadd("orders", {"n": "ours"})
+        for name in ("ledger", "orders"):
+            bare.xadd(name, {"n": "beside"})
+        done = braid("adopt", "--strays", "--url", engine.url)
+        assert done.returncode == 1
+        assert "ledger: not done: a log has its name" in done.stdout
+        assert "1 stream brought in. 1 could not be." in done.stdout
+        assert (bare.type("ledger"), bare.xlen("ledger")) == ("stream", 1)
+        assert region.twrite("ledger", "t", "2") == 2
+        assert region.xlen("orders") == 2
+
+
+def test_strays_are_not_appended_by_who_may_not_delete_them(region: Any, engine: Engine) -> None:
+    with _bare(engine) as bare:
+        region.xadd("orders", {"n": "ours"})
+        bare.xadd("orders", {"n": "beside"})
+        bare.execute_command("ACL", "SETUSER", "bob", "on", ">b", "~*", "+@all", "-xdel")
+        try:
+            with client_of(engine, username="bob", password="b") as bob:
+                for _ in range(2):
+                    with pytest.raises(redis.exceptions.NoPermissionError, match="'xdel'"):
+                        bob.run_plan(bring_in(b"orders"))
+        finally:
+            bare.execute_command("ACL", "DELUSER", "bob")
+        assert region.run_plan(bring_in(b"orders")).entries == 1
+        assert [fields["n"] for _, fields in region.xrange("orders")] == ["ours", "beside"]
 
 
 # Under way

@@ -34,6 +34,8 @@ _WHY: Final = {
     "BSNOTADOPTED": "it was not adopted here",
     "BSPEERS": "it has entries of other regions, which a native stream cannot have",
     "BSSTRAY": "another key has its name. If that is a native stream, first run: braid adopt --strays",
+    "BSLOG": "a log has its name, and takes no entries with fields. Rename the native stream, then adopt it",
+    "BSORDER": "an ID that was chosen since is after generated ones, and those of a native stream only rise",
     "BSWIDE": "it has an entry with too many fields",
 }
 
@@ -191,6 +193,8 @@ def append_command(view: View, name: bytes) -> Command:
 def bring_in(name: bytes) -> Plan[Done]:
     """Append the entries of a stray to the stream of its name. May be interrupted, and run again."""
     view = yield from open_view()
+    if (yield from read_registry(view, name)).is_log:
+        return Done(name, problem=_WHY["BSLOG"])
     entries = yield from _append_all(view, name)  # what an interrupted call has left
     [reply] = yield Batch([set_aside_command(name)], attempt=True)
     if isinstance(reply, ReplyError) and reply.code not in ("BSNONATIVE", "BSBUSY"):

@@ -115,7 +115,7 @@ do
     local _, not_settled = deadline.settle(meta, keys)
     if not_settled then return not_settled end
     local bell = take_bell(keys, args[2] or '')
-    if keys[3] and redis.call('EXISTS', keys[3]) == 1 then return redis.error_reply(WRONG_TYPE) end
+    if keys[3] and is_taken(meta, keys[3]) then return redis.error_reply(WRONG_TYPE) end
     if not logs.is_log(meta) and exists(meta) then return redis.error_reply(WRONG_TYPE) end
     local refused = create_refused(meta, label, bell) or denied(meta, 'XSETID')
     if refused then return refused end

@@ -109,7 +109,8 @@ end
 --[[ native_release: the reverse of native_adopt, for a region without peers.
      FCALL bs_native_release n <meta> <s> <c> <name> <turn>... [<bell>] <s label> <c label> <life of c> <stamp> <group>...
      Moves up to 1000 entries that were appended since. Returns how many it moved; as -1 - n if these were the last and
-     the native stream is back. BSSTALE if the stream has other strands or groups than the caller named.
+     the native stream is back. BSSTALE if the stream has other strands or groups than the caller named. BSORDER if an
+     entry with a later ID is in the way: a native stream only grows at its end.
      Why a function: readers and writers must never see half of it. ]]
 function native_release(keys, args)
   local bell = take_bell(keys, args[4])
@@ -141,6 +142,9 @@ function native_release(keys, args)
   for _, entry in ipairs(page) do
     if #entry[2] > WIDEST then return redis.error_reply('BSWIDE entry ' .. entry[1] .. ' has too many fields') end
   end
+  if #page > 0 and not less(last_of(c), user_id(page[1][1], writer)) then
+    return redis.error_reply('BSORDER ' .. last_of(c) .. ' is not before ' .. user_id(page[1][1], writer))
+  end
   if #page > 0 then move_page(s, c, page, writer) end
   if #page == TAKEN_AT_ONCE then return #page end
   local last = last_of(s) or '0-0'
@@ -163,12 +167,13 @@ end
 
 --[[ native_set_aside: FCALL bs_native_set_aside 3 <meta> <name> <stray>
      A native stream beside a stream of ours is renamed to <stray>, and the name is fenced. Returns its length.
-     BSNONATIVE if there is none; BSBUSY while an earlier one is still there. ]]
+     BSNONATIVE if there is none; BSLOG if it is beside a log; BSBUSY while an earlier one is still there. ]]
 function native_set_aside(keys, args)
   local meta, name, stray = keys[1], keys[2], keys[3]
   if not is_stream(name) or not exists(meta) then
     return redis.error_reply('BSNONATIVE there is no native stream beside a stream of that name')
   end
+  if logs.is_log(meta) then return redis.error_reply('BSLOG a log has that name') end
   if redis.call('EXISTS', stray) == 1 then return redis.error_reply('BSBUSY bring in the earlier ones first') end
   local refused = denied(name, 'RENAME', 'HSET') or denied(meta, 'HSET')
   if refused then return refused end
@@ -185,7 +190,7 @@ function native_append(keys, args)
   local s, stray = keys[1], keys[2]
   if redis.call('EXISTS', stray) == 0 then return 0 end
   if redis.call('EXISTS', s) == 0 then return false end
-  local refused = denied(s, 'XADD') or denied(stray, 'XRANGE', 'XTRIM', 'UNLINK')
+  local refused = denied(s, 'XADD') or denied(stray, 'XRANGE', 'XDEL', 'UNLINK')
   if refused then return refused end
   local page = redis.call('XRANGE', stray, '-', '+', 'COUNT', TAKEN_AT_ONCE)
   if #page == 0 then
