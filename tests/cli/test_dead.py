@@ -5,7 +5,9 @@ import json
 import pytest
 
 import braidstream
-from braidstream.consumers.dead_letters import DeadLetter
+from braidstream.consumers.dead_letters import DeadLetter, page, retry
+from braidstream.consumers.spoken import ViewOf
+from braidstream.protocol.plan import Plan
 from tests.support.cli import braid
 from tests.support.servers import NEWEST, Engine
 
@@ -71,6 +73,65 @@ def test_retry_to_a_log_is_refused_and_deletes_nothing(
     assert "'book' is a log" in done.stdout + done.stderr
     told = json.loads(run(engine, "list", "orders.dead", "--json"))
     assert [each["id"] for each in told["letters"]] == letters
+
+
+@pytest.mark.parametrize("trip", range(1, 9))
+def test_two_who_retry_a_letter_at_once_append_it_once(
+    engine: Engine, region: braidstream.Redis, letters: list[str], trip: int
+) -> None:
+    """The other one is as fast as can be, before any round trip of the first."""
+    ends = letters[0], letters[1]
+    chosen = [(entry, letter) for entry, letter in region.converse(page("orders.dead", *ends, 9)) if letter]
+    trips = 0
+
+    def overtaken(view_of: ViewOf) -> Plan[list[str | None]]:
+        nonlocal trips
+        plan = retry("orders.dead", chosen, None)(view_of)
+        batch = next(plan)
+        while True:
+            trips += 1
+            if trips == trip:
+                run(engine, "retry", "orders.dead", letters[0])
+            try:
+                batch = plan.send((yield batch))
+            except StopIteration as stop:
+                return list(stop.value)
+
+    with braidstream.Redis.from_url(engine.url) as client:
+        found = client.converse(overtaken)
+    assert [each is None for each in found] == [trip <= trips, False]
+    assert sorted(fields["order"] for _, fields in region.xrange("orders")) == ["1", "2"]
+    assert region.xlen("orders.dead") == 2
+
+
+def test_a_letter_is_retried_while_new_ones_arrive_all_the_time(
+    engine: Engine, region: braidstream.Redis, letters: list[str]
+) -> None:
+    [(entry, letter)] = region.converse(page("orders.dead", letters[0], letters[0], 1))
+    assert letter is not None
+
+    def crowded(view_of: ViewOf) -> Plan[list[str | None]]:
+        plan = retry("orders.dead", [(entry, letter)], None)(view_of)
+        batch = next(plan)
+        while True:
+            region.xadd("orders.dead", {"another": "letter"})
+            try:
+                batch = plan.send((yield batch))
+            except StopIteration as stop:
+                return list(stop.value)
+
+    with braidstream.Redis.from_url(engine.url) as client:
+        assert client.converse(crowded) == [region.xrange("orders")[0][0]]
+    assert region.xrange("orders.dead", letters[0], letters[0]) == []
+
+
+def test_a_letter_in_a_native_stream_is_retried_once(engine: Engine, region: braidstream.Redis) -> None:
+    letter = DeadLetter("orders", "1-1", "billing", "w", 5, "no", (b"order", b"1"))
+    with engine.client() as bare:
+        entry = bare.execute_command("XADD", "orders.dead", "*", *letter.to_words())
+        for _ in range(2):
+            region.converse(retry("orders.dead", [(entry, letter)], None))
+        assert (bare.xlen("orders.dead"), region.xlen("orders")) == (0, 1)
 
 
 def test_drop_deletes_letters(engine: Engine, region: braidstream.Redis, letters: list[str]) -> None:

@@ -177,6 +177,7 @@ def _retried(
     return [
         {"id": name, "stream": to or letter.stream, "as": entry}
         for (name, letter), entry in zip(found, new, strict=True)
+        if entry is not None
     ]
 
 

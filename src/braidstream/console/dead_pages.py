@@ -57,9 +57,10 @@ def _fields(letter: DeadLetter) -> tuple[FieldValue, ...]:
 async def retry(request: Request) -> Response:
     """Append the entries to their streams again, and delete their dead letters, in one step."""
     query, chosen = await _chosen(request)
-    if chosen:
-        await query.region.converse(dead_letters.retry(_stream(query), chosen, None))
-    return _back(query, "retried", len(chosen))
+    if not chosen:
+        return _back(query, "retried", 0)
+    made = await query.region.converse(dead_letters.retry(_stream(query), chosen, None))
+    return _back(query, "retried", len(made) - made.count(None))
 
 
 async def drop(request: Request) -> Response:

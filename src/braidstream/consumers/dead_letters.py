@@ -15,9 +15,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from braidstream.clients.shared import Conversation
-from braidstream.consumers.spoken import ViewOf, command, in_one_step
+from braidstream.consumers.spoken import ViewOf, command, in_multi, prepare_appends
 from braidstream.errors import ReplyError
-from braidstream.protocol.plan import Plan
+from braidstream.model import ids
+from braidstream.model.command import Command
+from braidstream.model.meta import Registry
+from braidstream.protocol.lookup import read_registry
+from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.retries import TRIES
 
 _PREFIX: Final = b"dead."
 _NAMES: Final = ("stream", "id", "group", "consumer", "attempts", "reason")
@@ -85,22 +90,62 @@ def last_id(stream: str) -> Conversation[str | None]:
 
 def retry(
     stream: str, letters: Iterable[tuple[bytes, DeadLetter]], to: str | None
-) -> Conversation[list[str]]:
+) -> Conversation[list[str | None]]:
     """Append entries to their streams again, or to another one, and delete their dead letters, in one step.
-    Returns the new IDs."""
-    commands = list[list[bytes]]()
-    for entry, letter in letters:
-        commands.append([b"XADD", (to or letter.stream).encode(), b"*", *letter.words])
-        commands.append([b"XDEL", stream.encode(), entry])
+    Returns the new IDs; None for a dead letter that is gone, because others have just retried it, say."""
+    wanted = list(letters)
 
-    def plan(view_of: ViewOf) -> Plan[list[str]]:
-        replies = yield from in_one_step(view_of, commands)
+    def commands(chosen: list[tuple[bytes, DeadLetter]]) -> list[list[bytes]]:
+        found = list[list[bytes]]()
+        for entry, letter in chosen:
+            found.append([b"XADD", (to or letter.stream).encode(), b"*", *letter.words])
+            found.append([b"XDEL", stream.encode(), entry])
+        return found
+
+    def plan(view_of: ViewOf) -> Plan[list[str | None]]:
+        yield from prepare_appends(view_of, commands(wanted))
+        replies, chosen, left = None, wanted, TRIES
+        while replies is None:
+            left -= 1
+            watching = left > 0  # not in the last try: new dead letters may arrive all the time
+            try:
+                there = yield from _found(view_of, stream.encode(), wanted, watching=watching)
+                chosen = [each for each in wanted if each[0] in there]
+                replies = yield from in_multi(view_of, commands(chosen), watching=watching)
+            except ReplyError:
+                yield Batch([("UNWATCH",)])
+                raise
+        if not chosen:
+            yield Batch([("UNWATCH",)])
         for reply in replies:
             if isinstance(reply, ReplyError):
                 raise reply
-        return [entry.decode() for entry in replies[::2]]
+        made = {entry: reply.decode() for (entry, _), reply in zip(chosen, replies[::2], strict=True)}
+        return [made.get(entry) for entry, _ in wanted]
 
     return plan
+
+
+def _found(
+    view_of: ViewOf, stream: bytes, letters: list[tuple[bytes, DeadLetter]], *, watching: bool
+) -> Plan[set[bytes]]:
+    """Which of these dead letters are there. watching: WATCH the stream as well."""
+    registry = yield from read_registry(view_of(None), stream)
+    places = [(entry, *place) for entry, _ in letters for place in _places(registry, stream, entry)]
+    if watching and places:
+        yield Batch([("WATCH", *sorted({key for _, key, _ in places}))])
+    reads: list[Command] = [("XRANGE", key, native, native) for _, key, native in places]
+    pages = (yield Batch(reads, resend=not watching)) if reads else []
+    return {entry for (entry, _, _), page in zip(places, pages, strict=True) if page}
+
+
+def _places(registry: Registry, stream: bytes, entry: bytes) -> list[tuple[bytes, bytes]]:
+    """The keys that may have an entry, with its ID there. A native stream has its own name."""
+    if not registry.exists:
+        return [(stream, entry)]
+    user = ids.native(entry)
+    found = ((strand.key, strand.exact(user)) for strand in registry.strands)
+    return [(key, ids.text(native)) for key, native in found if native is not None]
 
 
 def drop(stream: str, entries: Sequence[bytes]) -> Conversation[int]:

@@ -25,19 +25,28 @@ def command(view_of: ViewOf, *words: bytes | str | int) -> Plan[Any]:
 
 
 def in_one_step(view_of: ViewOf, commands: list[list[bytes]]) -> Plan[list[Any]]:
-    """All commands in one MULTI. Returns their replies, errors among them.
+    """All commands in one MULTI. Returns their replies, errors among them."""
+    yield from prepare_appends(view_of, commands)
+    return (yield from in_multi(view_of, commands, watching=False)) or []
 
-    An engine does not undo the others if one fails inside MULTI. So the streams of appends are created first:
-    a key of another type, or a log, is refused before anything is done.
-    """
+
+def prepare_appends(view_of: ViewOf, commands: list[list[bytes]]) -> Plan[None]:
+    """Create the streams of appends: an engine does not undo the other commands if one fails inside MULTI. A
+    key of another type, or a log, is refused here, before anything is done."""
     for name in dict.fromkeys(argv[1] for argv in commands if argv[0] == b"XADD"):
         yield from command(view_of, "XLEN", name)
         yield from _ensure(view_of(None), name)
+
+
+def in_multi(view_of: ViewOf, commands: list[list[bytes]], *, watching: bool) -> Plan[list[Any] | None]:
+    """The replies; None if a key that the caller WATCHes has changed, and nothing was done."""
     queued = [Queued(argv, TABLE[argv[0]], argv) for argv in commands]
-    if queued:
+    if queued and not (
         yield from gather.transaction(
-            lambda: view_of(Carriage(pipelined=True, in_multi=True)), queued, resp2, watching=False
+            lambda: view_of(Carriage(pipelined=True, in_multi=True)), queued, resp2, watching=watching
         )
+    ):
+        return None
     return [item.result for item in queued]
 
 
