@@ -5,14 +5,21 @@ ever, and at most a few pages read one region at once.
 """
 
 import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final, TypeVar
 
-from braidstream.clients.aio import Redis
 from braidstream.clients.shared import Conversation
 from braidstream.config import RegionConfig
 from braidstream.errors import BraidError, LostError, ReplyError
+from braidstream.lua import require_current
 from braidstream.net.wire import Connection, connect, parse_address
+from braidstream.protocol.cache import StreamCache
+from braidstream.protocol.identify import read_server
 from braidstream.protocol.plan import Plan, arun
+from braidstream.protocol.stream_view import View
 
 WITHIN_S: Final = 3.0
 # A larger reply ends the connection.
@@ -58,9 +65,8 @@ class RegionAccess:
         self._conn: Connection | None = None
         self._opening = asyncio.Lock()
         self._room = asyncio.Semaphore(_AT_ONCE)
-        self._client = Redis.from_url(
-            region.url, socket_timeout=WITHIN_S, socket_connect_timeout=WITHIN_S, max_connections=_AT_ONCE + 1
-        )
+        self._cache = StreamCache()
+        self._idle = list[Connection]()
 
     async def run(self, plan: Plan[T]) -> T:
         """Run a plan that only reads. Plans of several pages share one connection."""
@@ -72,12 +78,31 @@ class RegionAccess:
             raise LostError(self.name, f"no answer within {WITHIN_S:g} s", wrote=False) from None
 
     async def converse(self, make: Conversation[T]) -> T:
-        """Run a plan over the plans of commands, as a client does. It may write."""
+        """Run a plan over the plans of commands, as a client does. It may write, and WATCH keys: so it has
+        a connection of its own."""
         try:
-            async with asyncio.timeout(WITHIN_S), self._room:
-                return await self._client.converse(lambda view_of: bounded(make(view_of)))
+            async with asyncio.timeout(WITHIN_S), self._room, self._own_connection() as conn:
+                return await arun(bounded(self._viewed(make)), conn.send)
         except TimeoutError:
             raise LostError(self.name, f"no answer within {WITHIN_S:g} s", wrote=True) from None
+
+    def _viewed(self, make: Conversation[T]) -> Plan[T]:
+        region, server = yield from read_server()
+        self._cache.check_server(region, server, time.monotonic())
+        self._cache.learn_region(require_current(region.require_open()), time.monotonic())
+        return (yield from make(partial(View.of, self._cache)))
+
+    @asynccontextmanager
+    async def _own_connection(self) -> AsyncIterator[Connection]:
+        """A connection that was used before, or a new one. After an error it is closed."""
+        self._idle = [each for each in self._idle if each.lost is None]
+        conn = self._idle.pop() if self._idle else await connect(self._address, most_bytes=MOST_BYTES)
+        try:
+            yield conn
+        except BaseException:
+            conn.close()
+            raise
+        self._idle.append(conn)
 
     async def _connected(self) -> Connection:
         async with self._opening:
@@ -86,6 +111,6 @@ class RegionAccess:
             return self._conn
 
     async def close(self) -> None:
-        if self._conn is not None:
-            self._conn.close()
-        await self._client.aclose()
+        for conn in (self._conn, *self._idle):
+            if conn is not None:
+                conn.close()
