@@ -42,6 +42,9 @@ def test_a_log_is_created_moved_set_evicted_and_followed(world: World, toml: Pat
     assert world[1].twrite("ledger", "t", "6") == 6
     found = log(toml, "info")
     assert found["home"] == "region-1"
+    for engine in world.engines:
+        listed = json.loads(braid("streams", "--url", engine.url, "--json").stdout)["streams"]
+        assert [each["last_offset"] for each in listed] == [6 if engine is world.engines[0] else 5]
     assert found["epochs"] == [
         {"epoch": 0, "region": 2, "first": 1},
         {"epoch": 1, "region": 1, "first": 6},

@@ -123,6 +123,37 @@ def test_odd_values_are_shown(url: str, engine: Engine) -> None:
         assert "half of a pair: \\ud83d" in answer.text
 
 
+def test_a_page_of_large_entries_is_refused(url: str, engine: Engine) -> None:
+    with client_of(engine) as client:
+        for _ in range(34):
+            client.xadd("large", {"f": bytes(2**20)})
+            client.twrite("large-log", "t", bytes(2**20))
+    for path in ("/dead?name=large", "/log?name=large-log", "/entries?name=large"):
+        answer = Visit(url, path)
+        assert (answer.status, "more than 33,554,432 bytes" in answer.text) == (502, True), path
+    assert Visit(url, "/dead?name=orders").status == 200
+
+
+def test_a_compacted_log_is_shown_page_by_page(url: str, engine: Engine) -> None:
+    with client_of(engine) as client:
+        client.twrite("thin", entries=[("t", "x")] * 3_000)
+        kept = [*range(25, 2_900, 25), *range(2_990, 3_001)]
+        client.xdel("thin", *(f"0-{offset}" for offset in range(1, 3_001) if offset not in kept))
+    backwards = [*pages(url, "/log?name=thin", "Earlier")]
+    assert backwards == [kept[-50:], kept[-100:-50], kept[:50]]
+    forwards = [*pages(url, "/log?name=thin&at=1", "Later")]
+    assert [offset for page in forwards for offset in page] == kept
+
+
+def pages(url: str, path: str, word: str) -> Iterator[list[int]]:
+    """The offsets of a page of a log, and of the pages that its links lead to."""
+    while path:
+        seen = Visit(url, path).text
+        yield [int(each.replace(",", "")) for each in re.findall(r'<td class="id">([0-9,]+) ', seen)]
+        found = re.search(rf'href="([^"]*)">{word} offsets', seen)
+        path = found[1].replace("&amp;", "&") if found else ""
+
+
 def test_a_search_that_finds_nothing_can_be_continued(url: str, engine: Engine) -> None:
     with engine.client() as client, client.pipeline(transaction=False) as pipe:
         for number in range(30_000):

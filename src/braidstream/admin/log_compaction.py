@@ -84,8 +84,8 @@ def needed_from(name: bytes) -> Plan[int]:
 
 def read_tags(part: Segment, upto: int) -> Plan[list[tuple[int, bytes]]]:
     """A page of offsets and tags, from `upto` downwards."""
-    words = ("XREVRANGE", part.strand.key, offset_id(upto), offset_id(part.first), "COUNT", PAGE)
-    page: list[Any] = yield from send_one(words, resend=True)
+    here = part.within(part.first, upto)
+    page: list[Any] = (yield from send_one(here.xrevrange("COUNT", PAGE), resend=True)) if here else []
     return [(offset_of(native), fields[1]) for native, fields in page]
 
 

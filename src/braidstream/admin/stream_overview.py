@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
+from braidstream.commands.logs.log_lookup import about_log
 from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
 from braidstream.model.merge import merge_pages
+from braidstream.model.offset_log import SEALED
 from braidstream.model.strand import Entry, Strand, facts
 from braidstream.protocol.lookup import current
 from braidstream.protocol.plan import Batch, Plan
@@ -94,6 +96,10 @@ def read_detail(name: bytes) -> Plan[StreamDetail | None]:
         for strand, info, size in zip(strands, infos, sizes, strict=True)
         if not isinstance(info, ReplyError)
     )
+    last = max((row.last for row in rows), default=ids.ZERO)
+    if registry.is_log:
+        answers = [each for each in zip(strands, infos, strict=True) if not isinstance(each[1], ReplyError)]
+        last = (0, about_log(name, registry, answers)[b"last-offset"])
     known = [row.size for row in rows if row.size is not None]
     whole = StreamRow(
         name=name,
@@ -101,21 +107,24 @@ def read_detail(name: bytes) -> Plan[StreamDetail | None]:
         size=sum(known) if known else None,
         groups=len(registry.groups),
         strands=len(rows),
-        last=max((row.last for row in rows), default=ids.ZERO),
+        last=last,
         is_log=registry.is_log,
     )
     return StreamDetail(whole, rows, tuple(registry.groups))
 
 
 def _strand_row(strand: Strand, info: dict[bytes, Any], size: int | None) -> StrandRow:
-    first = info[b"first-entry"]
+    first, tail = info[b"first-entry"], info[b"last-entry"]
+    last = ids.native(info[b"last-generated-id"])
+    if strand.is_of_log and last >= SEALED:
+        last = ids.native(tail[0]) if tail else ids.ZERO
     return StrandRow(
         strand,
         length=info[b"length"],
         added=info[b"entries-added"],
         size=size,
         first=strand.user(ids.native(first[0])) if first else ids.ZERO,
-        last=strand.user(ids.native(info[b"last-generated-id"])),
+        last=strand.user(last),
     )
 
 

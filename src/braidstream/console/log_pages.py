@@ -11,14 +11,16 @@ from braidstream.admin.log_moves import home_of, read_log
 from braidstream.clients.log_commands import entries_read
 from braidstream.clients.shared import Conversation
 from braidstream.clients.sync import ServerError
+from braidstream.commands.logs.log_lookup import segments
 from braidstream.console.field_values import field_value
 from braidstream.console.page import Query, render
 from braidstream.console.region_access import RegionAccess
 from braidstream.console.stream_search import list_found
 from braidstream.consumers.spoken import ViewOf, command
 from braidstream.errors import BraidError
-from braidstream.model.offset_log import LAST_OFFSET
-from braidstream.protocol.plan import Plan
+from braidstream.model.meta import Registry
+from braidstream.model.offset_log import LAST_OFFSET, offset_of
+from braidstream.protocol.plan import Plan, send_one
 
 _COUNT: Final = 50
 
@@ -29,7 +31,8 @@ async def list_page(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """One log. `at`: the first offset to show; without it the last entries."""
+    """One log. `at`: the first offset to show; `before`: the entries before this offset. Without both the
+    last entries."""
     query = Query.of(request)
     name = query.name()
     registry = await query.region.run(read_log(name))
@@ -37,8 +40,12 @@ async def show(request: Request) -> Response:
     extents = await asyncio.gather(*(_extent(region, name) for region in regions))
     here = dict(zip((each.name for each in regions), extents, strict=True))[query.region.name]
     first, last = here[:2] if not here[2] else (1, 0)
-    start = query.number("at", max(first, last - _COUNT + 1, 1), LAST_OFFSET)
+    start = query.number("at", 0, LAST_OFFSET)
+    if not start:
+        end = query.number("before", last + 1, LAST_OFFSET)
+        start = await query.region.run(_page_before(name, registry, end)) or first
     _, entries = await query.region.converse(_read(name, start, _COUNT))
+    following = entries[-1][0] + 1 if len(entries) == _COUNT else last + 1
     return render(
         request,
         "log.html",
@@ -53,10 +60,22 @@ async def show(request: Request) -> Response:
             (offset, field_value(b"", tag).text, field_value(b"", entry)) for offset, tag, entry in entries
         ],
         start=start,
-        before=max(first, start - _COUNT) if start > first else 0,
-        following=start + _COUNT if start + _COUNT <= last else 0,
-        is_last=start + _COUNT > last,
+        before=start if start > first else 0,
+        following=following if following <= last else 0,
+        is_last=following > last,
     )
+
+
+def _page_before(name: bytes, registry: Registry, end: int) -> Plan[int]:
+    """Where a page of entries before an offset begins. 0: there are none."""
+    start, wanted = 0, _COUNT
+    for part in reversed(segments(name, registry)):
+        here = part.within(1, end - 1)
+        if here is not None and wanted:
+            rows: list[Any] = yield from send_one(here.xrevrange("COUNT", wanted), resend=True)
+            wanted -= len(rows)
+            start = offset_of(rows[-1][0]) if rows else start
+    return start
 
 
 def _read(name: bytes, start: int, count: int) -> Conversation[tuple[Sequence[int], list[Any]]]:

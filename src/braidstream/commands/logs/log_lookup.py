@@ -62,6 +62,9 @@ class Segment:
     def xrange(self, *limit: str | int) -> Command:
         return ("XRANGE", self.strand.key, offset_id(self.first), offset_id(self.last), *limit)
 
+    def xrevrange(self, *limit: str | int) -> Command:
+        return ("XREVRANGE", self.strand.key, offset_id(self.last), offset_id(self.first), *limit)
+
 
 def segments(name: bytes, registry: Registry) -> list[Segment]:
     """The segments of a log, oldest first. The last one has no end."""
