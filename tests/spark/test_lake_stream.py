@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from braidstream.errors import DataLossError, OptionError
+from braidstream.admin.adoption import adopt
+from braidstream.errors import DataLossError, LakeError, OptionError
 from braidstream.spark.source.survey import Surveyor
 from tests.spark.conftest import Query
 from tests.support.lakes import Run, add
@@ -226,6 +227,25 @@ def test_a_stream_that_is_read_to_its_end_may_be_trimmed_while_another_has_histo
         add(client, 15, 16, name="other")
         client.xtrim("other", maxlen=2, approximate=False)
         assert micro.numbers() == [1, 2, 15, 16]
+
+
+def test_a_stream_that_was_adopted_since_it_was_archived_is_refused_to_a_new_query(
+    archive: Run, lake: str, engine: Engine
+) -> None:
+    """Its history is in the lake alone, as that of a native stream; a query that has read it continues."""
+    with engine.client() as plain:
+        add(plain, 0, 1)
+        archive(trim=True)
+        add(plain, 2)
+    micro = micro_query(engine, lake)
+    assert micro.numbers() == [0, 1, 2]
+    become(engine)
+    with client_of(engine) as client:
+        assert client.run_plan(adopt(b"orders")).problem == ""
+        add(client, 3)
+    with pytest.raises(LakeError, match="was adopted since then.* Archive it to another lake"):
+        micro_query(engine, lake).run()
+    assert micro.numbers() == [3]
 
 
 def test_history_is_never_too_little_for_a_batch(archive: Run, lake: str, engine: Engine) -> None:

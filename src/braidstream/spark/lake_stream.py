@@ -23,7 +23,7 @@ from braidstream.model.frontier import Frontier, name_text, place_text
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
 from braidstream.protocol.retries import Retries
-from braidstream.spark.lake.lake_state import State, within
+from braidstream.spark.lake.lake_state import State, refuse_adopted, within
 from braidstream.spark.lake.log import Lake
 from braidstream.spark.options import SourceOptions, source_options
 from braidstream.spark.plain_errors import plain_errors
@@ -96,6 +96,11 @@ class LakeStreamReader(StreamReader):
         parts = super()._part(strand, start, before, after, info)
         first = ids.LAST if info.first is None else info.first
         return [replace(part, guarded=part.guarded or first <= part.end) for part in parts]
+
+    def _begin(self, before: Offset, infos: StrandInfos) -> None:
+        if before.initial:
+            refuse_adopted(self.lake.load(), infos, self.surveyor.region)
+        super()._begin(before, infos)
 
     def _ends(self, begin: dict[Strand, Id], infos: StrandInfos) -> Ends:
         """An empty stream in place of a deleted one does not move a query back to the start of the lake."""
