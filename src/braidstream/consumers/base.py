@@ -130,6 +130,10 @@ class ConsumerBase:
             self.hand.not_started(work)
         if self._is_hurried or time.monotonic() >= self._stop_at:
             return True
+        return self._is_settled
+
+    @property
+    def _is_settled(self) -> bool:
         return self.hand.is_idle and not self.is_reading
 
     # Handlers
@@ -243,6 +247,8 @@ class ConsumerBase:
 
     def next_time(self, now: float) -> float:
         """When to look again, if nothing happens before."""
+        if self._stop_at is not None and self._is_settled:
+            return now
         if self.hand.must_recover and self.is_reading:
             until = now + BLOCK_MS / 1000  # the end of the read is an event
         else:
