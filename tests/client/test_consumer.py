@@ -124,6 +124,25 @@ def test_entries_of_a_dead_consumer_are_taken_over(runs: Runs, region: braidstre
     assert sorted(log.firsts) == sorted(entries)
 
 
+@pytest.mark.parametrize("how", [{}, {"prefetch": 0}, {"key": "customer"}])
+def test_many_entries_that_were_given_back_are_taken_over_at_once(
+    runs: Runs, region: braidstream.Redis, how: dict[str, Any]
+) -> None:
+    """Claims are five seconds apart, and a few entries each: it goes on as soon as handlers are free."""
+    region.xgroup_create("orders", "billing", "0", mkstream=True)
+    entries = [region.xadd("orders", {"order": number, "customer": number % 20}) for number in range(200)]
+    region.xreadgroup("billing", "stopped", {"orders": ">"})
+    region.execute_command("XNACK", "orders", "billing", "FAIL", "IDS", len(entries), *entries)
+    log = Log()
+
+    def handle(message: Message) -> None:
+        log(message.id)
+
+    with runs(handle, **how):
+        until_acknowledged(region)
+    assert sorted(log.firsts) == sorted(entries)
+
+
 @pytest.mark.parametrize(("prefetch", "crashes"), [(0, 2), (100, 3)])
 def test_an_entry_that_crashed_its_consumers_too_often_is_a_dead_letter(
     runs: Runs, region: braidstream.Redis, prefetch: int, crashes: int

@@ -23,6 +23,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count, islice, takewhile
+from math import inf
 from typing import Any, Final
 
 from braidstream.consumers.held import Failure, Held, Reject, Work, described
@@ -61,6 +62,7 @@ class InHand:
         self.claiming = dict[tuple[bytes, bytes], int]()
         self.next_beat = now + settings.claim_after / 3
         self.next_claim = now + dice() * self._claim_every
+        self._has_more = False
         self._waiting: list[tuple[float, int, Held]] = []
         self._numbers = count()
         self._running = self._again_running = self._suspects_running = 0
@@ -337,7 +339,7 @@ class InHand:
 
     def unreached(self, now: float) -> None:
         """The connection was lost: replies may be lost too. Others get time to extend what they hold."""
-        self.must_recover = True
+        self.must_recover, self._has_more = True, False
         self.next_claim = max(self.next_claim, now + self.settings.claim_after / 2)
 
     # When and how much
@@ -358,6 +360,21 @@ class InHand:
         room = busy + self.ahead - active
         # As long as handlers have enough to do, few large reads are cheaper than many small ones.
         return room if active < busy or room >= self.ahead // 2 else 0
+
+    @property
+    def claim_room(self) -> int:
+        """How many entries may be claimed now. Order per key needs those of others in any case."""
+        return max(self.room, 0 if self.lanes is None else self.settings.concurrency)
+
+    def _claim_time(self, now: float) -> float:
+        if self.is_stopping:
+            return inf
+        if self._has_more and self.room:
+            return now
+        return self.next_claim if self.claim_room else inf
+
+    def is_claim_due(self, now: float) -> bool:
+        return now >= self._claim_time(now)
 
     @property
     def running(self) -> int:
@@ -383,9 +400,7 @@ class InHand:
 
     def next_time(self, now: float) -> float:
         """When to look again, if nothing happens before."""
-        times = [self.next_beat]
-        if not self.is_stopping:
-            times.append(self.next_claim)
+        times = [self.next_beat, self._claim_time(now)]
         if self._waiting:
             times.append(self._waiting[0][0])
         if self._is_filling:
@@ -397,9 +412,9 @@ class InHand:
         return max(min(times), now)
 
     def after_claim(self, now: float, *, again: bool) -> None:
-        """again: there may be more."""
-        wait = 0.0 if again else self._claim_every * (0.75 + self._dice() / 2)
-        self.next_claim = now + wait
+        """again: there may be more. They are claimed as soon as there is room."""
+        self._has_more = again
+        self.next_claim = now + self._claim_every * (0.75 + self._dice() / 2)
 
     def after_beat(self, now: float) -> None:
         self.next_beat = now + self.settings.claim_after / 3

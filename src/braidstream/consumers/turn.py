@@ -118,7 +118,7 @@ class Turns:
             ("uncount", bool(hand.uncounted), self._uncount),
             ("count", hand.can_count, self._count),
             ("dead letters", bool(hand.dead), self._bury),
-            ("claim", now >= hand.next_claim and not hand.is_stopping, self._claim),
+            ("claim", hand.is_claim_due(now), self._claim),
             ("order", self._order is not None and self._order.is_due(now), self._scan),
         ]
 
@@ -231,9 +231,8 @@ class Turns:
     def _claim(self, view_of: ViewOf, now: float) -> Plan[None]:
         """Take over entries of consumers that are gone."""
         hand, found, is_full = self.hand, 0, False
-        room = max(hand.room, self.settings.concurrency if hand.lanes is not None else 0)
-        idle = int(self.settings.claim_after * 1000)
-        for stream in self.settings.streams if room else ():
+        room, idle = hand.claim_room, int(self.settings.claim_after * 1000)
+        for stream in self.settings.streams:
             rows = yield from self._pending(view_of, stream.encode(), b"-", b"+", room, idle)
             rows = [row for row in rows if (stream.encode(), row[0]) not in hand.held]
             is_full = is_full or len(rows) == room
@@ -242,7 +241,7 @@ class Turns:
             found += adopted
         if found:
             emit("consumer.claimed", group=self.settings.group, entries=found)
-        hand.after_claim(now, again=is_full and hand.room > 0)
+        hand.after_claim(now, again=is_full and found > 0)
 
     def _recover(self, view_of: ViewOf, now: float) -> Plan[None]:
         """A reply was lost, and with it perhaps entries that are now pending for us."""
