@@ -163,6 +163,25 @@ def test_a_daemon_needs_these_rights_at_both_ends_and_no_other(
         assert [each - plain(IDEMPOTENT) for each in needed] == [plain(rights) - OURS for rights in RIGHTS]
 
 
+REFUSAL = "deadline.refused stream=brief"
+
+
+def test_deadlines_need_the_right_to_unlink(pair: tuple[Engine, Engine], tmp_path: Path) -> None:
+    urls = [url_of(engine, "link") for engine in pair]
+    grant(pair[1], RIGHTS[1])
+    with braidstream.Redis.from_url(pair[0].url, decode_responses=True) as one:
+        for extra in ([], ["+unlink"]):
+            grant(pair[0], RIGHTS[0] + extra)
+            one.xadd("brief", {"n": "1"})
+            one.pexpire("brief", 1)
+            with daemon(tmp_path, urls) as told:
+                if extra:
+                    eventually(lambda: not one.exists("brief"), within_s=WITHIN_S, why="it should expire")
+                else:
+                    eventually(lambda: REFUSAL in told(), within_s=WITHIN_S, why="it is logged")
+    assert refused(pair[0]) == []
+
+
 def plain(rights: list[str]) -> set[str]:
     return {right.removeprefix("+") for right in rights}
 

@@ -2,7 +2,9 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from braidstream.admin.daemon_status import DaemonStatus
 from braidstream.observability.metrics import Counts, Family, Histogram, render
+from braidstream.replication.reporting import families
 
 
 def read(*families: Family) -> dict[str, list[tuple[str, dict[str, str], float]]]:
@@ -42,3 +44,9 @@ def test_names_from_outside_cannot_make_new_samples_without_end() -> None:
     for number in range(1000):
         counts.add(f"code-{number}")
     assert counts == {"code-0": 1, "code-1": 1, "code-2": 1, "other": 997}
+
+
+def test_a_region_that_delivers_for_others_names_them_beside_itself() -> None:
+    status = DaemonStatus(1, 1, "host", 1, "0", taken={"3": 2})
+    found = read(*families(status, engine_up=True))["braid_taken_over_groups"]
+    assert found == [("braid_taken_over_groups", {"region": "eu-west", "taken_from": "3"}, 2.0)]

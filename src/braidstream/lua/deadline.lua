@@ -296,8 +296,9 @@ do
   local function what_is_left(strands, known)
     local left, is_used = 0, false
     for label, key in pairs(strands) do
-      left = left + redis.call('XLEN', key)
-      local is_later = tonumber(string.match(last_of(key), '^%d+')) > known.at
+      local facts = stream_info(key)
+      left = left + facts.length
+      local is_later = tonumber(string.match(facts['last-generated-id'], '^%d+')) > known.at
       is_used = is_used or (is_later and split_label(label) == KIND.GENERATED)
     end
     return left, is_used

@@ -154,6 +154,12 @@ EVENTS: Final = {
         "Fix what `why` names.",
     ),
     "consumer.claimed": Event(logging.INFO, "a consumer took over entries of one that is gone"),
+    "deadline.refused": Event(
+        logging.WARNING,
+        "the time to live of a stream is over, and the own engine refused to delete it; the daemon retries",
+        "Fix what `why` names. NOPERM: give the daemon's user `+unlink`, and access to the names of adopted "
+        "streams.",
+    ),
     "groups.taken_over": Event(
         logging.WARNING,
         "the heartbeat of a region has stopped: this region delivers for it, to groups of scope ONCE",

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from braidstream.commands.expire import carry_out
+from braidstream.errors import ReplyError
 from braidstream.model import keys
-from braidstream.model.command import Command
 from braidstream.model.fields import MetaField
+from braidstream.observability.events import emit
 from braidstream.protocol.identify import read_region
 from braidstream.protocol.plan import Batch, Plan, send_one
 from braidstream.protocol.stream_view import View
@@ -55,11 +56,18 @@ class Deadlines:
         seconds, micros = await self._source.run(send_one(("TIME",), resend=True))
         now_ms = int(seconds) * 1000 + int(micros) // 1000
         for name in [name for name, until in self._until.items() if until < now_ms and self._is_mine(name)]:
-            view = View(await self._source.run(read_region()))
-            while (done := await self._source.run(carry_out(view, name))) == _MORE:
-                pass
-            if done != _WAITS or now_ms > self._until[name] + _WAITING_MS:
+            if await self._carry_out(name) != _WAITS or now_ms > self._until[name] + _WAITING_MS:
                 del self._until[name]
+
+    async def _carry_out(self, name: bytes) -> int:
+        view, done = View(await self._source.run(read_region())), _MORE
+        try:
+            while done == _MORE:
+                done = await self._source.run(carry_out(view, name))
+        except ReplyError as error:  # tried again when all are read; the others go on
+            emit("deadline.refused", stream=name, why=error)
+            return 0
+        return done
 
     async def _read(self, names: Iterable[bytes]) -> None:
         for part in _parts([*names]):
@@ -75,10 +83,11 @@ def _parts(names: list[bytes]) -> list[list[bytes]]:
 
 def _deadlines(names: list[bytes]) -> Plan[list[int]]:
     """The deadline of each stream that was not carried out here, or not to the end; 0 for none."""
-    commands: list[Command] = [("HMGET", keys.meta(name), MetaField.UNTIL, MetaField.ENDED) for name in names]
-    replies = yield Batch(commands, resend=True)
-    found = list[int]()
-    for until, ended in replies:
-        version, ms = (until or b"0 0").split()
-        found.append(0 if ended == version + b" 2" else int(ms))
-    return found
+    found = dict.fromkeys(names, 0)
+    replies = yield Batch([("HGET", keys.meta(name), MetaField.UNTIL) for name in names], resend=True)
+    some = [(name, until.split()) for name, until in zip(names, replies, strict=True) if until]
+    if some:
+        steps = yield Batch([("HGET", keys.meta(name), MetaField.ENDED) for name, _ in some], resend=True)
+        for (name, (version, ms)), ended in zip(some, steps, strict=True):
+            found[name] = 0 if ended == version + b" 2" else int(ms)
+    return list(found.values())

@@ -56,7 +56,7 @@ def families(status: DaemonStatus | None, engine_up: bool) -> list[Family]:
         "braid_taken_over_groups",
         "Groups in which this region delivers for another one, because its heartbeat stopped.",
         {(region,): groups for region, groups in status.taken.items()},
-        ("region",),
+        ("taken_from",),
     )
     return [*found, held, taken, *_link_families(status.links)]
 
