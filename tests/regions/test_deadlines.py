@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import redis
 
+from braidstream.admin.membership import part
 from braidstream.commands.expire import carry_out
+from braidstream.errors import ReplyError
 from braidstream.protocol.identify import read_region
 from braidstream.protocol.stream_view import View
 from tests.support.daemons import all_replicating, numbered
@@ -164,6 +166,60 @@ def test_chosen_ids_and_a_long_stream_expire_too(make_world: Callable[..., World
     pass_time(world)
     settle(world)
     assert [world[region].exists("x") for region in world] == [0, 0]
+
+
+def test_chosen_ids_that_were_written_later_stay(make_world: Callable[..., World]) -> None:
+    world = make_world(2, id_mode="liberal")
+    world[1].xadd("x", {"n": "old"}, id="5-5")
+    world[1].pexpire("x", 300)
+    world.sync()
+    pass_time(world)
+    world[1].xadd("x", {"n": "new"}, id="6-6")
+    settle(world)
+    assert [entries(world[region]) for region in world] == [["6-6"]] * 2
+    for engine in world.engines:  # a server that lost what is local, and got the rest back from its peer
+        with engine.client() as operator:
+            operator.hdel("bs:meta:{x}", "ended")
+    settle(world)
+    assert [entries(world[region]) for region in world] == [["6-6"]] * 2
+
+
+def test_what_a_removed_region_wrote_expires_too(make_world: Callable[..., World]) -> None:
+    world = make_world(3)
+    for region in world:
+        world[region].xadd("x", {"n": str(region)})
+    world.sync()
+    world[1].pexpire("x", 100)
+    world.sync()
+    for region in (1, 2):
+        world[region].run_plan(part([3]))
+    pass_time(world)
+    for _ in range(3):
+        for region, other in ((1, 2), (2, 1)):
+            due(world, region)
+            world.ship(region, other, "x")
+    assert [world[region].exists("x") for region in (1, 2)] == [0, 0]
+
+
+def test_what_is_restored_after_the_deadline_is_trimmed_again(world: World) -> None:
+    old = world[1].xadd("x", {"n": "1"})
+    world[2].xadd("x", {"n": "2"})
+    world[1].pexpire("x", 300)
+    world.sync()
+    pass_time(world)
+    assert due(world, 1) == WAITS
+    with world.engines[0].client() as operator:
+        operator.xadd("bs:1:s:{x}", {"n": "1"}, id=f"{int(old.split('-')[0])}-9")
+    settle(world)
+    assert [world[region].exists("x") for region in world] == [0, 0]
+
+
+def test_a_deadline_that_no_region_writes_is_refused(world: World) -> None:
+    world[1].xadd("x", {"n": "1"})
+    with world.engines[0].client() as operator:
+        operator.hset("bs:meta:{x}", "until", "1 " + "9" * 400)
+    with pytest.raises(ReplyError, match="the peer's until cannot be read"):
+        world.ship(1, 2, "x")
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -102,16 +102,10 @@ def carry_out(view: View, name: bytes) -> Plan[int]:
     def command() -> Plan[Command | None]:
         registry = yield from find_registry(view, name)
         where, fence, words = _named(name, registry)
-        own = (view.region.writer, view.region.journal_writer)
-        call: Command = (
-            "FCALL",
-            "bs_braid_due",
-            1 + len(where) + len(fence),
-            keys.meta(name),
-            *where,
-            *fence,
-        )
-        return (*call, *own, *words, len(fence))
+        region, given = view.region, (*where, *fence)
+        writers = " ".join(map(str, (region.writer, *region.left)))
+        call: Command = ("FCALL", "bs_braid_due", 1 + len(given), keys.meta(name), *given)
+        return (*call, writers, region.journal_writer, *words, len(fence))
 
     return int((yield from until_current(view, name, command)) or 0)
 

@@ -98,6 +98,7 @@ local function chosen_add(keys, args)
   refused = writing_refused(meta, s, c, s_label, bell)
   if refused then return refused end
   if not registered(meta, c_label) then redis.call('HSET', meta, META.NEW .. c_label, id) end
+  deadline.end_chosen(meta, c)
   ensure_chosen(meta, c, c_label, life, bell)
   local reply = redis.pcall('XADD', c, id, unpack(args, 9))
   if type(reply) == 'table' and reply.err then return reply end

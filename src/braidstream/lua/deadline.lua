@@ -10,7 +10,8 @@
      writes after its step 1 stays.
 
         until   <version> <ms, 0 for none>      the later version wins, then the later time; none is the latest
-        ended   <version> <1|2>                 the step that was done here; local to this region
+        ended   <version> <0|1|2>               the step that was done here; local to this region. 0: the deadline was known
+                                                here before it was over
 
      Without peers the engine itself does it: `due` -> `<ms> <our writer> <our writer, 0 without peers>`, or ''.
 
@@ -44,12 +45,22 @@ do
 
   function deadline.rights(meta) return of(meta) and { 'PEXPIREAT' } or {} end
 
+  -- Of a peer: numbers that are exact in Lua.
+  function deadline.is_valid(text)
+    local version, at = string.match(text, '^(%d+) (%d+)$')
+    return version ~= nil and #version <= 15 and #at <= 16
+  end
+
   local function read_until(text)
     local version, at = string.match(text or '', '^(%d+) (%d+)$')
     return { version = tonumber(version or 0), at = tonumber(at or 0) }
   end
 
-  local function write_until(meta, version, at) redis.call('HSET', meta, META.UNTIL, string.format('%.0f %.0f', version, at)) end
+  -- Notes that the deadline is known before it is over: then chosen IDs that are there at that time are older.
+  local function write_until(meta, version, at)
+    redis.call('HSET', meta, META.UNTIL, string.format('%.0f %.0f', version, at))
+    if at > now_ms() then redis.call('HSET', meta, META.ENDED, string.format('%.0f 0', version)) end
+  end
 
   -- The step of a deadline that was done here: 0, 1 or 2.
   local function step_of(meta, known)
@@ -59,6 +70,10 @@ do
   end
 
   local function note_step(meta, known, step) redis.call('HSET', meta, META.ENDED, string.format('%.0f %d', known.version, step)) end
+
+  local function is_known_in_time(meta, known)
+    return redis.call('HGET', meta, META.ENDED) == string.format('%.0f 0', known.version)
+  end
 
   -- The replicated deadline, if there is one that is not over.
   local function shared(meta)
@@ -278,18 +293,28 @@ do
     return false
   end
 
-  -- Trim what we wrote up to the deadline. Returns whether there is more.
-  local function trim_own(strands, writer, known)
+  -- Trim what we and regions that have left wrote up to the deadline. Returns whether there is more.
+  local function trim_own(strands, writers, known, with_chosen)
     local more = false
     for label, key in pairs(strands) do
       local kind, whose = split_label(label)
-      if whose == writer and kind == KIND.GENERATED then
+      if not string.find(' ' .. writers .. ' ', ' ' .. whose .. ' ', 1, true) then
+        -- its own region trims it
+      elseif kind == KIND.GENERATED then
         more = trim(key, 'MINID', string.format('%.0f-0', known.at + 1)) or more
-      elseif whose == writer then
+      elseif with_chosen then
         more = trim(key, 'MAXLEN', 0) or more
       end
     end
     return more
+  end
+
+  -- Before an entry with a chosen ID is added after the deadline: those before it end now.
+  function deadline.end_chosen(meta, key)
+    local known = read_until(redis.call('HGET', meta, META.UNTIL))
+    if known.at == 0 or now_ms() <= known.at or not is_known_in_time(meta, known) then return end
+    if redis.call('EXISTS', key) == 1 then redis.call('XTRIM', key, 'MAXLEN', '=', 0) end
+    redis.call('HDEL', meta, META.ENDED)
   end
 
   -- Whether entries are left, and whether anything was written since.
@@ -305,7 +330,8 @@ do
   end
 
   --[[ braid_due: carry out the replicated deadline.
-       FCALL bs_braid_due n <meta> <its keys> [<name>] <our writer> <journal's writer> <what its keys are> <0|1: name>
+       FCALL bs_braid_due n <meta> <its keys> [<name>] <writers> <journal's writer> <what its keys are> <0|1: name>
+       <writers>: ours, and those of regions that have left, separated by blanks.
        <name>: the plain key, to delete with the stream if it is the fence.
        Returns 0 if there is nothing to do, 1 if it is done, 2 if there is more to trim, 3 if entries of other regions are
        left: call it again later. BSSTALE if the stream has a strand or a group that is not named.
@@ -325,10 +351,9 @@ do
       local key = life and given.named[fields[at] .. ':' .. life]
       if key and redis.call('EXISTS', key) == 1 then strands[fields[at]] = key end
     end
-    if step_of(meta, known) == 0 then
-      if trim_own(strands, args[1], known) then return 2 end
-      note_step(meta, known, 1)
-    end
+    -- Also later: what was restored after a loss may be older.
+    if trim_own(strands, args[1], known, is_known_in_time(meta, known)) then return 2 end
+    note_step(meta, known, 1)
     local left, is_used = what_is_left(strands, known)
     if left > 0 and not is_used then return 3 end
     note_step(meta, known, 2)

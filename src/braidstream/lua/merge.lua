@@ -33,6 +33,7 @@ local function read_meta(fields, first)
       if not read_settings(value) then return nil, field end
       state.idmp = value
     elseif field == META.UNTIL then
+      if not deadline.is_valid(value) then return nil, field end
       state.ends = value
     elseif field == META.HOMES then
       state.homes = value

@@ -74,7 +74,7 @@ class Registry:
         user_counted, bell, idempotence, native = set[bytes](), b"", None, b""
         ahead_ms, epochs, log = dict[bytes, int](), tuple[Epoch, ...](), _LOG_DEFAULTS
         fenced, due, once, owners = False, 0, set[bytes](), dict[bytes, bytes]()
-        version, until, ended = 0, 0, 0
+        version, until, ended, step = b"0", b"0", b"0", b"0"
         for label, value in zip(reply[::2], reply[1::2], strict=True):
             if label.startswith(_KINDS):
                 if (found := _registered(name, label, value)) is not None:
@@ -105,9 +105,9 @@ class Registry:
             elif label == MetaField.DUE:
                 due = int(value.split()[0]) if value else 0
             elif label == MetaField.UNTIL:
-                version, until = map(int, value.split())
+                version, until = value.split()
             elif label == MetaField.ENDED:
-                ended = int(value.split()[0])
+                ended, step = value.split()
             elif label.startswith(MetaField.GROUP_SCOPE):
                 if is_once(value):
                     once.add(label[len(MetaField.GROUP_SCOPE) :])
@@ -127,7 +127,7 @@ class Registry:
             log,
             fenced,
             due,
-            until if version > ended else 0,
+            0 if ended == version and step != b"0" else int(until),
             {group: Scope(owners_of(owners.get(group, b""))) for group in once},
         )
 

@@ -12,6 +12,7 @@ from typing import Final
 from braidstream.commands.expire import carry_out
 from braidstream.errors import ReplyError
 from braidstream.model import keys
+from braidstream.model.command import Command
 from braidstream.model.fields import MetaField
 from braidstream.observability.events import emit
 from braidstream.protocol.identify import read_region
@@ -37,6 +38,7 @@ class Deadlines:
         self._source, self._is_mine = source, is_mine
         self._until = dict[bytes, int]()
         self._changed = set[bytes]()
+        self._refused = set[bytes]()
         self._read_all_s = -_ALL_EVERY_S
 
     def changed(self, name: bytes) -> None:
@@ -64,9 +66,12 @@ class Deadlines:
         try:
             while done == _MORE:
                 done = await self._source.run(carry_out(view, name))
-        except ReplyError as error:  # tried again when all are read; the others go on
-            emit("deadline.refused", stream=name, why=error)
-            return 0
+        except ReplyError as error:  # tried again; the others go on
+            if name not in self._refused:
+                emit("deadline.refused", stream=name, why=error)
+            self._refused.add(name)
+            return _WAITS
+        self._refused.discard(name)
         return done
 
     async def _read(self, names: Iterable[bytes]) -> None:
@@ -84,8 +89,10 @@ def _parts(names: list[bytes]) -> list[list[bytes]]:
 def _deadlines(names: list[bytes]) -> Plan[list[int]]:
     """The deadline of each stream that was not carried out here, or not to the end; 0 for none."""
     found = dict.fromkeys(names, 0)
-    replies = yield Batch([("HGET", keys.meta(name), MetaField.UNTIL) for name in names], resend=True)
-    some = [(name, until.split()) for name, until in zip(names, replies, strict=True) if until]
+    commands: list[Command] = [("HGET", keys.meta(name), MetaField.UNTIL) for name in names]
+    replies = yield Batch(commands, resend=True, attempt=True)  # a key that is no hash stops no other
+    known = zip(names, replies, strict=True)
+    some = [(name, until.split()) for name, until in known if isinstance(until, bytes)]
     if some:
         steps = yield Batch([("HGET", keys.meta(name), MetaField.ENDED) for name, _ in some], resend=True)
         for (name, (version, ms)), ended in zip(some, steps, strict=True):
