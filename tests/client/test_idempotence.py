@@ -349,3 +349,11 @@ def test_a_message_that_is_known_trims_nothing(region: braidstream.Redis) -> Non
     assert [fields["n"] for _, fields in region.xrange("s")] == ["0", "1", "2", "3"]
     region.execute_command("XADD", "s", "MAXLEN", "=", 3, "IDMP", "p", "2", "*", "n", "4")
     assert [fields["n"] for _, fields in region.xrange("s")] == ["2", "3", "4"]
+
+
+def test_a_message_with_a_cap_that_gets_no_id_is_refused_as_by_the_engine(engine: Engine) -> None:
+    become(engine, id_mode="liberal")
+    with client_of(engine) as client:
+        client.xadd("s", ENTRY, id="18446744073709551615-18446744073709551615")
+        with pytest.raises(redis.ResponseError, match="exhausted the last possible ID"):
+            client.execute_command("XADD", "s", "MAXLEN", "~", 36, "ACKED", "IDMPAUTO", "p", "*", "f", "v")

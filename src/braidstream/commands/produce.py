@@ -106,7 +106,7 @@ def add_all(view: View, name: bytes, specs: Sequence[Add]) -> Plan[Results]:
 
 def _is_duplicate(answer: Any, info: Any) -> bool:
     """Whether a message was known already: its entry is not after the end of the strand, as it was before."""
-    if not isinstance(answer, bytes) or isinstance(info, ReplyError):
+    if not isinstance(answer, bytes) or answer.startswith(b"-") or isinstance(info, ReplyError):
         return False
     native, _, owner = answer.lstrip(b"+").partition(b":")
     return bool(owner) or ids.native(native) <= ids.native(facts(info)[b"last-generated-id"])
