@@ -353,7 +353,7 @@ do
     end
     -- Also later: what was restored after a loss may be older.
     if trim_own(strands, args[1], known, is_known_in_time(meta, known)) then return 2 end
-    note_step(meta, known, 1)
+    if step_of(meta, known) == 0 then note_step(meta, known, 1) end -- a write wakes the links
     local left, is_used = what_is_left(strands, known)
     if left > 0 and not is_used then return 3 end
     note_step(meta, known, 2)
