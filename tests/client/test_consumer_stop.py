@@ -31,6 +31,13 @@ def pending(region: braidstream.Redis) -> list[dict[str, Any]]:
     return region.xpending_range("orders", "billing", "-", "+", 10_000)
 
 
+def fill(region: braidstream.Redis) -> None:
+    with region.pipeline(transaction=False) as pipe:
+        for number in range(3000):
+            pipe.xadd("orders", {"order": number})
+        pipe.execute()
+
+
 class Watched(braidstream.Redis):
     """A client that calls `before_leaving` before its consumer is deleted."""
 
@@ -84,10 +91,7 @@ def test_work_that_was_taken_ahead_is_given_back_uncounted_and_never_started(
     runs: Runs, region: braidstream.Redis
 ) -> None:
     """Fast handlers make the consumer take many ahead; then one of them waits."""
-    with region.pipeline(transaction=False) as pipe:
-        for number in range(3000):
-            pipe.xadd("orders", {"order": number})
-        pipe.execute()
+    fill(region)
     log, go_on, waits = Log(), threading.Event(), threading.Event()
 
     def handle(message: Message) -> None:
@@ -119,10 +123,7 @@ def test_work_that_was_taken_ahead_is_given_back_uncounted_and_never_started(
 def test_a_consumer_that_stops_at_once_starts_no_handler_afterwards(
     runs: Runs, region: braidstream.Redis
 ) -> None:
-    with region.pipeline(transaction=False) as pipe:
-        for number in range(3000):
-            pipe.xadd("orders", {"order": number})
-        pipe.execute()
+    fill(region)
     log, go_on, waits = Log(), threading.Event(), threading.Event()
 
     def handle(message: Message) -> None:
