@@ -245,7 +245,7 @@ def compact(name: Name, config: ConfigFile = Path("braid.toml"), as_json: Json =
 
     Readers get nil for the offsets that are gone. Entries with an empty tag stay, and so does everything from
     the first entry on that a group has not acknowledged, in any region: every region must answer. The log can
-    be used meanwhile. You can run it again if it fails.
+    be used while this runs. You can run it again if it fails.
 
     Example: braid log compact prices
     """
