@@ -63,6 +63,7 @@ class Maker:
 
     def __init__(self, dice: Dice, id_mode: IdMode) -> None:
         self.dice, self.id_mode = dice, id_mode
+        self.lifetimes = 0
         self.streams = [self.pick(STREAMS) for _ in range(3)]
         self.manners = {name: self.pick(("generated", "chosen", "mixed", "mixed")) for name in STREAMS}
         if id_mode == "strict":
@@ -343,7 +344,7 @@ class Maker:
 
     def expire(self) -> Call:
         command = self.pick((b"EXPIRE", b"PEXPIRE", b"EXPIREAT", b"PEXPIREAT"))
-        value = b"4000000000" if command.endswith(b"AT") else b"1000"
+        value = b"4000000000" if command.endswith(b"AT") else self.lifetime_s()
         if command.startswith(b"P"):
             value += b"000"
         if self.chance(25):
@@ -351,6 +352,11 @@ class Maker:
         name = self.pick(PLAINS) if self.chance(30) else self.name()
         conditions = (b"", b"", b"NX", b"XX", b"GT", b"LT", b"XX LT", b"NX XX", b"NOPE")
         return (command, name, value, *self.pick(conditions).split())
+
+    def lifetime_s(self) -> bytes:
+        """One that no other command has: GT and LT of two equal ones depend on the millisecond."""
+        self.lifetimes += 1
+        return b"%d" % (1000 + 100 * (self.lifetimes * 7919 % 9973))
 
     def plain(self) -> Call:
         name = self.pick(PLAINS) if self.chance(80) else self.name()
