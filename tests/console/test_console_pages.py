@@ -221,6 +221,20 @@ def test_a_group_shows_its_lag_in_every_region_and_who_has_which_entries(scene: 
     page.context.close()
 
 
+def test_a_group_of_scope_once_shows_which_region_delivers_what(scene: Scene) -> None:
+    with scene.client(1) as client:
+        client.execute_command("XGROUP CREATE", "orders", "mail", "$", "SCOPE", "ONCE")
+        client.execute_command("XGROUP TAKE", "orders", "mail", "REGION", "2")
+    page = scene.open("/group?name=orders&group=mail")
+    expect(page.get_by_text("Scope ONCE: each entry is delivered in one region.")).to_be_visible()
+    for number, owned in ((1, "region-1, region-2"), (2, "none")):
+        row = page.get_by_role("row", name=f"region-{number}")
+        expect(row.get_by_role("cell").last).to_have_text(owned, timeout=20_000)
+    page.context.close()
+    with scene.client(1) as client:
+        client.xgroup_destroy("orders", "mail")
+
+
 def test_dead_letters_are_retried_and_dropped_only_if_writing_is_allowed(scene: Scene) -> None:
     page = scene.open("/dead?name=orders.dead")
     expect(page.locator(".reason").first).to_have_text("<i>fault 0</i>")

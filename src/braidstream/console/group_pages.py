@@ -77,6 +77,8 @@ async def show(request: Request) -> Response:
         name=name,
         group=group,
         by_region=by_region,
+        names={region.id: region.name for region in regions},
+        is_once=any(row and row.owned is not None for _, row, _ in by_region),
         consumers=consumers[:_MOST_CONSUMERS],
         left_out=max(0, len(consumers) - _MOST_CONSUMERS),
         pending=pending,

@@ -12,7 +12,8 @@ from braidstream.protocol.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """lag: entries not delivered yet. oldest_ms: the age of the oldest pending entry, if it is known."""
+    """lag: entries not delivered yet. oldest_ms: the age of the oldest pending entry, if it is known.
+    owned: the regions whose entries it delivers here, in scope ONCE; None if it delivers all."""
 
     stream: bytes
     group: bytes
@@ -20,6 +21,7 @@ class GroupRow:
     pending: int
     oldest_ms: int | None
     consumers: int
+    owned: tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,9 @@ def read_groups(name: bytes, now_ms: int, *, is_log: bool) -> Conversation[list[
                 _, first, *_ = yield from command(view_of, "XPENDING", name, group)
                 oldest = None if not first else now_ms - ids.native(first)[0]
             counts: dict[bytes, Any] = info
+            owned = tuple(map(int, counts[b"owned"])) if b"owned" in counts else None
             found.append(
-                GroupRow(name, group, counts[b"lag"], counts[b"pending"], oldest, counts[b"consumers"])
+                GroupRow(name, group, counts[b"lag"], counts[b"pending"], oldest, counts[b"consumers"], owned)
             )
         return found
 
