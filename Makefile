@@ -117,7 +117,7 @@ docs: ## build the documentation site into site/, with every link checked
 
 docs-version: ## the site as one version on the branch gh-pages of this clone; VERSION=0.1 ALIAS=latest
 	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/mike deploy --update-aliases $(VERSION) $(ALIAS)
-	.venv/bin/mike set-default $(or $(ALIAS),$(VERSION))
+	.venv/bin/mike set-default --allow-empty $(or $(ALIAS),$(VERSION))
 
 docs-serve: ## the site at http://127.0.0.1:8000, built again when a page changes
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs serve
