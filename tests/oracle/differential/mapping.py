@@ -86,7 +86,7 @@ class Mapping:
         self._lives = dict[bytes, Life]()
         self.has_chosen = set[bytes]()  # names with a `c` strand, in this life or one before
         self.counted = set[bytes]()  # names whose counters a user has set, or that are copies of such
-        self._expire_ahead = set[bytes]()  # names that had a deadline, and maybe IDs ahead of the clock
+        self._had_deadline = set[bytes]()  # names that have a deadline, or had one
         self.exhausted = set[bytes]()  # names whose generated strand is at the end of all IDs
 
     def life(self, name: bytes) -> Life:
@@ -186,8 +186,8 @@ class Mapping:
         elif command in EXPIRES and bare == 1:
             if int(argv[2]) <= 0:
                 self._lives.pop(argv[1], None)
-            elif argv[1] in self.has_chosen:
-                self._expire_ahead.add(argv[1])
+            else:
+                self._had_deadline.add(argv[1])
         elif command in FLUSHES:
             self._lives.clear()
         elif command in MOVES and bare in (b"OK", 1) and argv[1] != argv[2] and argv[4:5] != [b"1"]:
@@ -199,15 +199,15 @@ class Mapping:
         command = argv[0].upper()
         ended = set(argv[1:2] if command in EXPIRES else argv[1:])
         is_end = command in (b"DEL", b"UNLINK", *MOVES) or (command in EXPIRES and argv[2] in (b"0", b"-1"))
-        if command in FLUSHES:
-            return bool(self._expire_ahead)
-        return is_end and not ended.isdisjoint(self._expire_ahead)
+        keeping = self._had_deadline & self.has_chosen
+        return bool(keeping) if command in FLUSHES else is_end and not ended.isdisjoint(keeping)
 
     def _moved(self, source: bytes, target: bytes, *, keep: bool) -> None:
         life = self._lives.get(source) if keep else self._lives.pop(source, None)
         self._lives.pop(target, None)
-        if source in self.counted:
-            self.counted.add(target)
+        for names in (self.counted, self._had_deadline):
+            if source in names:
+                names.add(target)
         if life is not None:
             self._lives[target] = copy.deepcopy(life)
             self._lives[target].kinds.add("copied")
