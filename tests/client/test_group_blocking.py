@@ -231,3 +231,21 @@ def test_a_wait_ends_in_time_when_others_took_what_this_client_remembers_as_new(
         another.xreadgroup("g", "bob", {"x": ">"}, noack=True)
     reader = background.submit(stream.execute_command, *READ, *options, "BLOCK", 300, "STREAMS", "x", ">")
     assert not reader.result(timeout=60)
+
+
+def test_count_is_filled_if_the_stream_was_replaced(opened: Opener, engine: Engine) -> None:
+    become(engine)
+    with client_of(engine, decode_responses=True) as other:
+        other.xgroup_create("x", "g", id="0", mkstream=True)
+        client = opened(engine.url, decode_responses=True)
+        client.xinfo_groups("x")
+        for number in range(4):
+            other.xadd("y", {"n": number})
+        other.copy("y", "x", replace=True)
+        other.xgroup_create("x", "g", id="0")
+    assert _number(client.xreadgroup("g", "ann", {"x": ">"}, count=6, block=2)) == 4
+
+
+def _number(answer: Any) -> int:
+    [(_, entries)] = answer.items() if isinstance(answer, dict) else answer
+    return len(entries)

@@ -72,14 +72,16 @@ class Wait:
 
 def wait(view: View, spec: ReadGroup) -> Plan[Answer]:
     """Wait for entries until the timeout; with a small COUNT up to five seconds longer."""
-    here, errors, waited = Wait(view, spec), 0, False
+    here, errors, waited, looked = Wait(view, spec), 0, False, False
     if not all(view.recall(name).exists for name in here.names):
         yield from handout.look(
             here.view, spec
         )  # an earlier command of a pipeline may have cleared the cache
     while not here.over:
         try:
-            found = yield from _how(here)
+            # Strands that we learn of may have COUNT entries already. A wait would take a part from each.
+            found = yield from (handout.read_all(here.view, spec) if looked else _how(here))
+            looked = False
         except ReplyError as error:
             # A strand, the group, the bell or the turn is missing. Look again: raise, or continue the wait.
             errors += 1
@@ -87,6 +89,7 @@ def wait(view: View, spec: ReadGroup) -> Plan[Answer]:
                 raise
             waited = waited or here.is_few or error.code != "NOGROUP"  # else it was missing from the start
             yield from look_again(here.view, spec, turn=here.in_turn, waited=waited)
+            looked = True
             continue
         if found:
             return found
