@@ -172,11 +172,22 @@ def test_what_cannot_be_one_step_is_refused_in_multi_with_the_reason(
     assert (region.get("plain"), region.xrange("x"), region.exists("y")) == (None, [(entry, {"n": "1"})], 0)
 
 
-def test_a_claim_after_a_deletion_in_the_same_multi_names_the_stream(region: braidstream.Redis) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("XCLAIM", "orders", "g", "c", 0, "4-3", "FORCE"),
+        ("XPENDING", "orders", "g"),
+        ("XPENDING", "orders", "g", "-", "+", -1),
+    ],
+    ids=str,
+)
+def test_errors_after_a_deletion_in_the_same_multi_name_the_stream(
+    region: braidstream.Redis, words: tuple[str | int, ...]
+) -> None:
     region.xgroup_create("orders", "g", "0", mkstream=True)
     with region.pipeline(transaction=True) as pipe:
         pipe.execute_command("PEXPIREAT", "orders", 0, "LT")
-        pipe.execute_command("XCLAIM", "orders", "g", "c", 0, "4-3", "FORCE")
+        pipe.execute_command(*words)
         deleted, refused = pipe.execute(raise_on_error=False)
     assert deleted
     assert str(refused) == "NOGROUP No such key 'orders' or consumer group 'g'"

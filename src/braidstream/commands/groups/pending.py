@@ -102,9 +102,15 @@ def pending(view: View, argv: Argv) -> Plan[list[Any]]:
     registry = yield from look(view, name)
     if group not in registry.groups:
         no_group(name, group)
-    if query is None:
-        return (yield from _summary(view, registry.owned(group, view.region), group))
-    rows = yield from rows_of(view, registry.owned(group, view.region), group, query)
+    strands = registry.owned(group, view.region)
+    try:
+        if query is None:
+            return (yield from _summary(view, strands, group))
+        rows = yield from rows_of(view, strands, group, query)
+    except ReplyError as error:
+        if error.code != "NOGROUP":  # it was deleted in the same MULTI
+            raise
+        no_group(name, group)
     return [
         [ids.text(row.id), b"", -1, row.deliveries]
         if row.is_given_back
@@ -138,7 +144,7 @@ def _parse_pending(argv: Argv) -> Query:
 
 def rows_of(view: View, strands: tuple[Strand, ...], group: bytes, query: Query) -> Plan[list[Row]]:
     """Pending entries of every strand, in ID order."""
-    if not query.count or not strands:
+    if not strands:
         return []
     idle: Command = ("IDLE", query.idle) if query.idle else ()
     who: Command = () if query.consumer is None else (query.consumer,)
