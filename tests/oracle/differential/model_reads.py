@@ -175,7 +175,7 @@ class ModelledReads:
             rows = [[*entry, *extra] for entry in ahead]
             found += [[*entry, *extra] for entry in self._native(spec, name, b">", rows[:count], room)]
         else:
-            self._ask(*spec.natively(name, b"18446744073709551615-18446744073709551614", None))
+            self._make_consumer(spec, name)
         return found if ahead or idle else None
 
     def _own(self, spec: Read, name: bytes, after: bytes, count: int | None, room: Room) -> list[Any]:
@@ -191,9 +191,17 @@ class ModelledReads:
         while count < len(rows) and room.take(rows[count]):
             count += 1
         if rows and not count:
-            position, count = b"18446744073709551615-18446744073709551614", 1
+            self._make_consumer(spec, name)
+            return []
         pages = _pairs(self._ask(*spec.natively(name, position, count or None)))
         return pages[0][1] if pages else []
+
+    def _make_consumer(self, spec: Read, name: bytes) -> None:
+        """As a read that finds nothing does."""
+        if self._body(name, LAST_ID) is None:
+            self._ask(*spec.natively(name, b"18446744073709551615-18446744073709551614", 1))
+        else:
+            self._ask("XGROUP", "CREATECONSUMER", name, *spec.head[1:])
 
     def _body(self, name: bytes, entry: bytes) -> list[bytes] | None:
         found = self._ask("XRANGE", name, entry, entry)
