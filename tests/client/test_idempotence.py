@@ -357,3 +357,13 @@ def test_a_message_with_a_cap_that_gets_no_id_is_refused_as_by_the_engine(engine
         client.xadd("s", ENTRY, id="18446744073709551615-18446744073709551615")
         with pytest.raises(redis.ResponseError, match="exhausted the last possible ID"):
             client.execute_command("XADD", "s", "MAXLEN", "~", 36, "ACKED", "IDMPAUTO", "p", "*", "f", "v")
+
+
+def test_a_message_that_is_refused_trims_nothing(engine: Engine) -> None:
+    become(engine, id_mode="liberal")
+    with client_of(engine) as client:
+        client.xadd("s", ENTRY)
+        client.xadd("s", ENTRY, id="18446744073709551615-18446744073709551615")
+        with pytest.raises(redis.ResponseError, match="exhausted the last possible ID"):
+            client.execute_command("XADD", "s", "MAXLEN", "=", 1, "IDMPAUTO", "p", "*", "f", "v")
+        assert client.xlen("s") == 2

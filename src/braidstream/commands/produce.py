@@ -94,7 +94,7 @@ def add_all(view: View, name: bytes, specs: Sequence[Add]) -> Plan[Results]:
         if stale is not None:
             view.expect_settings(name, stale)
         elif not todo:
-            if not (trims and answers and _is_duplicate(answers[0], replies[before - 1])):
+            if not trims or _is_appended(answers[0], replies[before - 1]):
                 yield from _trim(view, home, specs[0], rest)
             return [results[at] for at in range(len(specs))]
         elif nomkstream and not (view.carriage.may_look_again and (yield from exists(name))):
@@ -104,12 +104,13 @@ def add_all(view: View, name: bytes, specs: Sequence[Add]) -> Plan[Results]:
             create = True
 
 
-def _is_duplicate(answer: Any, info: Any) -> bool:
-    """Whether a message was known already: its entry is not after the end of the strand, as it was before."""
-    if not isinstance(answer, bytes) or answer.startswith(b"-") or isinstance(info, ReplyError):
+def _is_appended(answer: Any, info: Any) -> bool:
+    """Whether a message was neither refused nor known: its entry is after the end that the strand had."""
+    if not isinstance(answer, bytes) or answer.startswith(b"-"):
         return False
     native, _, owner = answer.lstrip(b"+").partition(b":")
-    return bool(owner) or ids.native(native) <= ids.native(facts(info)[b"last-generated-id"])
+    is_first = isinstance(info, ReplyError)
+    return not owner and (is_first or ids.native(native) > ids.native(facts(info)[b"last-generated-id"]))
 
 
 def _may_resend(view: View, specs: Sequence[Add], settings: Settings) -> bool:
