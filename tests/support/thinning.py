@@ -51,10 +51,14 @@ BY_TURNS: Final = {
     "long/test_long_pages.py",
     "long/test_soak.py",
     "long/test_weaving.py",
+    "regions/test_clocks.py",
     "regions/test_daemons.py",
     "regions/test_log_kills.py",
     "regions/test_long_absence.py",
+    "regions/test_lost_data.py",
     "regions/test_region_changes.py",
+    "regions/test_sentinels.py",
+    "regions/test_sick_regions.py",
     "regions/test_takeover.py",
 }
 ON_TWO: Final = {
