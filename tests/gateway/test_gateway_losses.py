@@ -126,3 +126,16 @@ def test_what_waits_of_one_client_is_bounded(engine: Engine) -> None:
             most = max(most, gateway.most_queued())
         sender.join(20)
         assert 0 < most < 7_000_000
+
+
+def test_a_write_that_was_applied_is_not_said_to_have_changed_nothing(engine: Engine) -> None:
+    become(engine)
+    with Proxy(engine.port) as proxy, Served(proxy.url) as gateway, Line(gateway.port) as line:
+        proxy.lose_replies(b"KEYS", times=1)  # they come in a round trip after the append
+        replies = line.pipeline("XADD s * n 1", "KEYS nothing", "XLEN s")
+        assert proxy.lost == 1
+        assert line.say("XLEN s") == b":1\r\n"
+        for reply in replies:
+            assert reply.startswith(b"-LOST")
+            assert b"may or may not have been applied" in reply
+            assert b"Nothing was changed" not in reply

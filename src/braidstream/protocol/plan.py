@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar, cast
 
-from braidstream.errors import ReplyError
+from braidstream.errors import LostError, ReplyError
 from braidstream.model.command import Command
 
 T = TypeVar("T")
@@ -50,6 +50,13 @@ def first_error(batch: Batch, replies: Replies | None) -> ReplyError | None:
     if batch.attempt or replies is None:
         return None
     return next((reply for reply in replies if isinstance(reply, ReplyError)), None)
+
+
+def _may_have_written(batch: Batch, replies: Replies | None) -> bool:
+    """Whether a batch that was answered may have changed something. What gets an error changed nothing."""
+    if batch.resend or replies is None:
+        return False
+    return not all(isinstance(reply, ReplyError) for reply in replies)
 
 
 # Writes that an engine accepts when its memory is full. Each is complete without the others.
@@ -101,20 +108,27 @@ def run(plan: Plan[T], send: Callable[[Batch], Replies]) -> T:
 
 
 async def arun(plan: Plan[T], send: Callable[[Batch], Awaitable[Replies]]) -> T:
-    """`run` for asyncio."""
+    """`run` for asyncio. A LostError also says whether an earlier batch of the plan wrote something."""
     step: Callable[[Any], Batch] = plan.send
     value: Any = None
-    while True:
-        try:
-            batch = step(value)
-        except StopIteration as stop:
-            return cast(T, stop.value)
-        try:
-            value = await send(batch)
-            error = first_error(batch, value)
-        except ReplyError as refused:  # a MULTI that was not executed
-            error, instead = refused, without_multi(batch, refused)
-            if instead is not None:
-                value = await send(instead)
-                error = first_error(instead, value)
-        step, value = (plan.throw, error) if error else (plan.send, value)
+    wrote = False
+    try:
+        while True:
+            try:
+                batch = step(value)
+            except StopIteration as stop:
+                return cast(T, stop.value)
+            try:
+                value = await send(batch)
+                error = first_error(batch, value)
+            except ReplyError as refused:  # a MULTI that was not executed
+                value, error, instead = None, refused, without_multi(batch, refused)
+                if instead is not None:
+                    value = await send(instead)
+                    error = first_error(instead, value)
+            wrote = wrote or _may_have_written(batch, value)
+            step, value = (plan.throw, error) if error else (plan.send, value)
+    except LostError as lost:
+        if wrote and not lost.wrote:
+            raise LostError(lost.address, lost.why, wrote=True) from None
+        raise
