@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from braidstream.admin import log_moves
 from braidstream.config import RegionConfig
 from braidstream.exceptions import HomeError
 from braidstream.gateway.homes import Homes
+from tests.support.clients import Opener
 from tests.support.daemons import write_config
 from tests.support.gateways import Line, Served, value_of
 from tests.support.proxy import Proxy
@@ -131,6 +133,42 @@ def test_a_client_that_knows_the_regions_writes_at_the_home(world: World, toml: 
             move(world, 1, 2)
             assert client.twrite("log", "t", "7") == 7
     assert bodies(world, 2) == [str(n) for n in range(1, 8)]
+
+
+def test_a_pipeline_raises_that_the_home_was_lost(world: World, tmp_path: Path, opened: Opener) -> None:
+    with Proxy(world.engines[0].port) as proxy:
+        config = write_config(tmp_path / "b.toml", {1: proxy.url, 3: world.engines[2].url})
+        client = opened(world.engines[2].url, config=config, **opened.retry(10))
+        assert client.twrite("log", "t", "2") == 2
+        proxy.lose_replies(b"XADD", times=1)
+        lost = r"Command # 2 \(TWRITE log t 3\) .* may or may not have been applied"
+        with pytest.raises(redis.ConnectionError, match=lost):
+            client.pipeline(transaction=False).incr("n").twrite("log", "t", "3").execute()
+        assert client.get("n") == b"1"
+        assert bodies(world) == ["1", "2", "3"]
+        proxy.lose_replies(b"XADD", times=1)
+        pipe = client.pipeline(transaction=False).incr("n").twrite("log", "t", "4")
+        found, error = pipe.execute(raise_on_error=False)
+        assert (found, type(error)) == (2, redis.ConnectionError)
+
+
+def test_a_pipeline_is_not_repeated_if_this_region_is_lost_while_it_looks_for_the_home(
+    world: World, toml: Path, opened: Opener
+) -> None:
+    # Region 1 says that region 3 is the home, and region 3 does not know it yet: the write goes round.
+    registry = world[1].run_plan(log_moves.read_log(b"log"))
+    world[1].run_plan(log_moves.end_epoch(b"log", log_moves.home_of(registry), 3, force=False))
+    with Proxy(world.engines[2].port) as proxy, ThreadPoolExecutor(1) as pool:
+        client = opened(proxy.url, config=toml, **opened.retry(10))
+        client.ping()
+        pipe = client.pipeline(transaction=False).incr("n").twrite("log", "t", "2")
+        done = pool.submit(pipe.execute)
+        eventually(lambda: world[3].get("n"), within_s=20, why="the first command should run")
+        proxy.lose_replies(b"bs:meta:{log}", times=1)
+        with pytest.raises(redis.ConnectionError, match="may or may not have been applied"):
+            done.result(20)
+        assert proxy.lost == 1
+        assert world[3].get("n") == "1"
 
 
 def test_a_client_that_does_not_know_the_home_raises_an_error_with_its_number(

@@ -211,8 +211,11 @@ class Pipeline(_Plans, LogCommands, redis.asyncio.client.Pipeline):  # type: ign
             return await super()._execute_pipeline(connection, commands, raise_on_error)
         found = await self._run(connection, pipeline.pipeline(self, connection, commands))
         if self.session.homes is not None:
-            for places in by_log(commands, found):
-                await self._write_at_home(connection, commands, found, places)
+            try:
+                for places in by_log(commands, found):
+                    await self._write_at_home(connection, commands, found, places)
+            except LOST as error:  # the other commands have run
+                raise NotResentError(error) from error
         return await self._checked(commands, found, raise_on_error)
 
     async def _write_at_home(
@@ -250,7 +253,7 @@ class Pipeline(_Plans, LogCommands, redis.asyncio.client.Pipeline):  # type: ign
     async def _checked(self, commands: Any, found: list[Any], raise_on_error: bool) -> list[Any]:
         found = [await _awaited(each) for each in found]
         if raise_on_error:
-            shared.raise_braid_error(found)
+            shared.raise_first_of_ours(self, commands, found)
             self.raise_first_error(commands, found)
         return found
 

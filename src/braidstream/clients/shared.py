@@ -32,7 +32,7 @@ from braidstream.model.idempotence import iid_of
 from braidstream.net.address import sentinel_pool
 from braidstream.net.compat import encoder_of, sends_text_as_encoded, socket_of
 from braidstream.net.reply_shape import mapped, reply_error
-from braidstream.net.sender import LOST, REFUSALS, NotResentError
+from braidstream.net.sender import LOST, REFUSALS, LostElsewhereError, NotResentError
 from braidstream.protocol.append import command_of
 from braidstream.protocol.cache import StreamCache
 from braidstream.protocol.carry import Carriage
@@ -314,9 +314,12 @@ def words(conn: Any, args: Iterable[Any]) -> list[bytes]:
     return [*first.split(), *rest]
 
 
-def raise_braid_error(found: list[Any]) -> None:
-    """Raise the first error of ours that is no reply; redis-py raises the first error reply."""
-    for each in found:
+def raise_first_of_ours(pipe: Any, commands: Any, found: list[Any]) -> None:
+    """Raise the first error that is no reply; redis-py raises the first error reply."""
+    for number, (each, (args, _)) in enumerate(zip(found, commands, strict=True), 1):
+        if isinstance(each, LOST):
+            pipe.annotate_exception(each, number, args)
+            raise LostElsewhereError(each)
         if isinstance(each, BraidError) and not isinstance(each, exceptions.ResponseError):
             raise each
 

@@ -208,8 +208,11 @@ class Pipeline(_Plans, LogCommands, redis.client.Pipeline):
             return super()._execute_pipeline(connection, commands, raise_on_error)  # type: ignore[no-untyped-call]
         found = self._run(connection, pipeline.pipeline(self, connection, commands))
         if self.session.homes is not None:
-            for places in by_log(commands, found):
-                self._write_at_home(connection, commands, found, places)
+            try:
+                for places in by_log(commands, found):
+                    self._write_at_home(connection, commands, found, places)
+            except LOST as error:  # the other commands have run
+                raise NotResentError(error) from error
         return self._checked(commands, found, raise_on_error)
 
     def _write_at_home(self, connection: Any, commands: Any, found: list[Any], places: list[int]) -> None:
@@ -244,7 +247,7 @@ class Pipeline(_Plans, LogCommands, redis.client.Pipeline):
 
     def _checked(self, commands: Any, found: list[Any], raise_on_error: bool) -> list[Any]:
         if raise_on_error:
-            shared.raise_braid_error(found)
+            shared.raise_first_of_ours(self, commands, found)
             self.raise_first_error(commands, found)  # type: ignore[no-untyped-call]
         return found
 

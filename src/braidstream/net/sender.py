@@ -36,6 +36,13 @@ class NotResentError(Exception):
         return kind(text)
 
 
+class LostElsewhereError(NotResentError):
+    """Another region was lost, and its error is ready for the user. The rest of the pipeline ran here."""
+
+    def for_user(self) -> BaseException:
+        return self.error
+
+
 class Sender:
     """Sends batches over one connection, and remembers whether a write was among them."""
 
