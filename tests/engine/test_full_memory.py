@@ -73,3 +73,18 @@ def test_full_memory_refuses_an_append(both: dict[str, Any]) -> None:
         with pytest.raises(redis.OutOfMemoryError):
             client.xadd(name, {"n": "7"})
         assert client.xlen(name) == 6
+
+
+def test_full_memory_does_not_end_a_watch(both: dict[str, Any]) -> None:
+    for name, client in both.items():
+        both["plain"].config_set("maxmemory", "0")
+        client.set("k", "before")
+        both["plain"].config_set("maxmemory", "1")
+        pipe = client.pipeline()
+        pipe.watch("k")
+        assert both["plain"].delete("k") == 1
+        pipe.multi()
+        pipe.xdel(name, "1-1", "2-2")
+        with pytest.raises((redis.WatchError, redis.OutOfMemoryError)):  # newer engines queue it
+            pipe.execute()
+        assert client.xlen(name) == 6

@@ -269,7 +269,8 @@ def transaction(
             item.start(view)
         sent = [item.wire(in_multi=True) for item in planned]
         resend = not watching and any(item.parts for item in queued) and _may_resend(planned)
-        replies = yield Exchange([command for each in sent for command in each], atomic=True, resend=resend)
+        flat = [command for each in sent for command in each]
+        replies = yield Exchange(flat, atomic=True, resend=resend, watched=watching)
         if replies is not None:
             yield from _finish_all(planned, sent, replies, shape)
             return True

@@ -33,6 +33,7 @@ class Batch:
     resend: it is idempotent, so a driver may retry it after a lost connection.
     attempt: error replies are returned as values instead of thrown into the plan.
     block_ms: how long the last command may block.
+    watched: the user WATCHes keys, so it runs in its MULTI or not at all.
     """
 
     commands: Sequence[Command]
@@ -40,6 +41,7 @@ class Batch:
     resend: bool = False
     attempt: bool = False
     block_ms: int | None = None
+    watched: bool = False
 
 
 Plan = Generator[Batch, Replies, T]
@@ -74,7 +76,7 @@ def without_multi(batch: Batch, refused: ReplyError) -> Batch | None:
     When memory is full, Redis refuses every command between MULTI and EXEC, even reads and deletions. Outside
     of MULTI it accepts them. Atomicity matters little then: no client can add anything.
     """
-    if refused.code != "OOM" or not batch.atomic:
+    if refused.code != "OOM" or not batch.atomic or batch.watched:
         return None
     if batch.resend or all(_relieves(command) for command in batch.commands):
         return replace(batch, atomic=False)
