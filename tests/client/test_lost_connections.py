@@ -133,6 +133,19 @@ def test_a_connection_that_was_cut_while_idle_is_replaced_before_an_append_is_se
     assert [fields["n"] for _, fields in region.xrange("x")] == ["0", "1", "2", "3", "4"]
 
 
+def test_an_append_does_not_replace_a_connection_that_was_cut_under_watch(
+    opened: Opener, proxy: Proxy, region: braidstream.Redis
+) -> None:
+    client = opened(proxy.url, **opened.retry(10))
+    client.xadd("x", {"n": "0"})
+    pipe = client.pipeline()
+    pipe.watch("k")
+    pipe.xadd("x", {"n": "1"})
+    proxy.cut()
+    with pytest.raises(redis.RedisError):
+        pipe.xadd("x", {"n": "2"})
+
+
 def test_a_refusal_by_a_server_that_is_loading_is_no_lost_reply(opened: Opener, flavour: Flavour) -> None:
     slow = ["--enable-debug-command", "yes", "--key-load-delay", "20000"]
     slow += ["--loading-process-events-interval-bytes", "1024"]

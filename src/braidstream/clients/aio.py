@@ -25,9 +25,9 @@ from braidstream.protocol.plan import Plan, arun
 T = TypeVar("T")
 
 
-async def _append(conn: Any, command: Command, session: Session) -> Any:
+async def _append(conn: Any, command: Command, session: Session, watching: bool) -> Any:
     """Send a fast append; returns its reply, None if the plan must repeat it."""
-    await aconnect(conn)
+    await aconnect(conn, not watching)
     try:
         await conn.send_packed_command(packed(conn, [command]))
         return await conn.read_response(disable_decoding=True)
@@ -54,7 +54,7 @@ class _Plans:
         session = self.session
         fast = session.fast_append(conn, args)
         if fast is not None and not session.stale(conn):
-            entry = session.user_entry(conn, await _append(conn, fast, session))
+            entry = session.user_entry(conn, await _append(conn, fast, session, self.watching))
             if entry is not None:
                 return entry
             session.forget(conn)

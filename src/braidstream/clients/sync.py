@@ -26,9 +26,9 @@ __all__ = ["Pipeline", "Redis", "ServerError"]
 T = TypeVar("T")
 
 
-def _append(conn: Any, command: Command, session: Session) -> Any:
+def _append(conn: Any, command: Command, session: Session, watching: bool) -> Any:
     """Send a fast append; returns its reply, None if the plan must repeat it."""
-    connect(conn)
+    connect(conn, not watching)
     try:
         conn.send_packed_command(packed(conn, [command]))
         return conn.read_response(disable_decoding=True)
@@ -53,7 +53,7 @@ class _Plans:
         session = self.session
         fast = session.fast_append(conn, args)
         if fast is not None and not session.stale(conn):
-            entry = session.user_entry(conn, _append(conn, fast, session))
+            entry = session.user_entry(conn, _append(conn, fast, session, self.watching))
             if entry is not None:
                 return entry
             session.forget(conn)
