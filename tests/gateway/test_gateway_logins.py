@@ -5,7 +5,11 @@ import struct
 from collections.abc import Iterator
 
 import pytest
+import redis
 
+import braidstream
+from braidstream import lua as functions
+from braidstream.admin.membership import initialise
 from braidstream.gateway.session import Login
 from tests.support.gateways import Line, Served
 from tests.support.regions import become
@@ -51,6 +55,45 @@ def test_who_comes_after_a_password_was_set_is_asked_for_it(
         assert admin.say(*reopen) == b"+OK\r\n"
         with Line(gateway.port) as after:
             assert after.say("XLEN s") == before.say("XLEN s") == b":4\r\n"
+
+
+@pytest.mark.parametrize("login", ["AUTH pp", "HELLO 2 AUTH default pp", "HELLO 3 AUTH default pp"])
+def test_a_client_logs_in_to_a_region_in_another_database(flavour: Flavour, login: str) -> None:
+    with Engine(flavour, args=["--requirepass", "pp"]) as engine:
+        url = f"redis://:pp@127.0.0.1:{engine.port}/2"
+        with braidstream.Redis.from_url(url) as client:
+            client.run_plan(initialise(1, "one"))
+            client.run_plan(functions.load())
+        with Served(url) as gateway, Line(gateway.port) as line:
+            for each in ("PING", "XLEN s", "GET k", "XADD s * a b", "AUTH"):
+                assert line.say(each).startswith((b"-NOAUTH", b"-ERR wrong number"))
+            assert line.say("AUTH wrong").startswith(b"-WRONGPASS")
+            assert not line.say(login).startswith(b"-")
+            assert line.say("SET k v") == b"+OK\r\n"
+            assert line.say("XADD s * a b").startswith(b"$")
+        with redis.Redis.from_url(url) as operator:
+            assert operator.get("k") == b"v"
+            assert operator.exists("bs:1:s:{s}") == 1
+
+
+def test_a_client_without_a_login_stays_in_its_database_when_the_password_is_removed(
+    flavour: Flavour,
+) -> None:
+    with Engine(flavour) as engine, Line(engine.port) as admin:
+        url = f"redis://:pp@127.0.0.1:{engine.port}/2"
+        admin.say("CONFIG SET requirepass pp")
+        with braidstream.Redis.from_url(url) as client:
+            client.run_plan(initialise(1, "one"))
+            client.run_plan(functions.load())
+        with Served(url) as gateway, Line(gateway.port) as line:
+            for each in ("GET k", "XLEN s"):
+                assert line.say(each) == NOAUTH
+            assert admin.say("ACL", "SETUSER", "default", "nopass") == b"+OK\r\n"
+            assert line.say("SET k v") == b"+OK\r\n"
+            assert line.say("XADD s * a b").startswith(b"$")
+        assert admin.say("DBSIZE") == b":0\r\n"
+        admin.say("SELECT 2")
+        assert admin.say("GET k") == b"$1\r\nv\r\n"
 
 
 def test_who_logs_in_may_go_on_and_who_logged_in_before_too(alone: Engine) -> None:

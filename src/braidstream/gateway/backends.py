@@ -75,7 +75,11 @@ class Lane:
             conn = await wire.connect(self.address)
             if self.address.password is None:
                 # If the engine requires a login it refuses each command itself: any client may use the lane.
-                self._open_at = began if await _accepts(conn) else _FOR_EVER
+                is_open = await _accepts(conn)
+                if not is_open and self.address.db:
+                    conn.close()  # it is in database 0, and must not be used if the engine opens later
+                    raise ReplyError("NOAUTH Authentication required.")
+                self._open_at = began if is_open else _FOR_EVER
             if self._closed:
                 conn.close()
             self.conn = conn

@@ -129,6 +129,8 @@ class Client(ABC):
         """The client's own connection; opened and logged in if it has none."""
         if self.own is not None and self.own.lost is None:
             self.hub.backends.used(self)
+            if not self.own.is_greeted:
+                await self._greet(self.own)
             return self.own
         if (lost := self.lost_with_state) is not None:
             raise LostError(lost.address, lost.why, wrote=False)
@@ -137,17 +139,24 @@ class Client(ABC):
 
     async def another_connection(self) -> OwnConnection:
         own = await self.hub.backends.own(self, (self.write, self.push), self.own_lost, self._park)
-        greeting = self.session.greeting()
-        replies = await own.collect(pack(greeting), len(greeting), writes=False) if greeting else []
-        refused = next((reply for reply in replies if reply.startswith(b"-")), None)
-        if refused is not None:
-            own.close()
-            raise ReplyError(refused[1:-2].decode("utf-8", "replace"))
+        await self._greet(own)
         if self.closed:  # the client left meanwhile: nothing else would close the connection
             own.close()
             self.hub.backends.released(self)
             raise LostError("the client", "it left", wrote=False)
         return own
+
+    async def _greet(self, own: OwnConnection) -> None:
+        """Restore the session's state on a connection. Before a login the engine refuses that, and every
+        command but the login; so it is restored after the login."""
+        greeting = self.session.greeting()
+        replies = await own.collect(pack(greeting), len(greeting), writes=False) if greeting else []
+        refused = next((reply for reply in replies if reply.startswith(b"-")), None)
+        needs_login = refused is not None and refused.startswith(b"-NOAUTH") and self.session.login is None
+        own.is_greeted = not needs_login
+        if refused is not None and not needs_login:
+            own.close()
+            raise ReplyError(refused[1:-2].decode("utf-8", "replace"))
 
     def close_own(self) -> None:
         for own in (self.own, self.second):

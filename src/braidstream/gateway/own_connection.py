@@ -25,11 +25,12 @@ class OwnConnection(asyncio.Protocol):
     """A connection of one client. One exchange at a time.
 
     Relayed replies go to `sinks[0]`; pushed messages to `sinks[1]`.
+    is_greeted: it has the state of the client's session: its database, its protocol.
     """
 
     def __init__(self, at: Address, sinks: Sinks, on_lost: Callable[[], None]) -> None:
         self.lost: LostError | None = None
-        self.place = at.place
+        self.place, self.is_greeted = at.place, False
         self._name, self._on_lost = str(at), on_lost
         self._sink, self._push = sinks
         self._scanner = Scanner()
