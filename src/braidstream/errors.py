@@ -44,6 +44,11 @@ class ReplyError(BraidError):
         self.text = text
         self.code = text.split(" ", 1)[0]
 
+    @property
+    def is_client_unblock(self) -> bool:
+        """Whether CLIENT UNBLOCK ended a wait. A key that is gone ends it with the same code."""
+        return self.text.startswith("UNBLOCKED client unblocked")
+
 
 class RefusedError(ReplyError):
     """A command that would break a promise. The text says why, and what to use instead."""

@@ -200,6 +200,52 @@ def test_the_destruction_of_another_group_does_not_end_the_wait(
     assert _woken(reader) == ["new"]
 
 
+@pytest.mark.parametrize("count", [None, 1])
+def test_many_changes_of_groups_do_not_end_the_wait(
+    stream: braidstream.Redis, engine: Engine, background: ThreadPoolExecutor, count: int | None
+) -> None:
+    with client_of(engine, decode_responses=True) as client:
+        reader = background.submit(client.xreadgroup, "g", "ann", {"x": ">"}, count, block=60_000)
+        for number in range(blocking.MOST_ERRORS + 5):
+            blocked(engine)
+            stream.xgroup_create("x", f"other-{number}", id="0")
+        blocked(engine)
+        stream.xadd("x", {"n": "new"})
+        assert _woken(reader) == ["new"]
+
+
+UNBLOCKED: dict[str, Callable[[braidstream.Redis], object]] = {
+    "XREADGROUP": lambda client: client.xreadgroup("g", "ann", {"x": ">"}, block=60_000),
+    "XREADGROUP COUNT": lambda client: client.xreadgroup("g", "ann", {"x": ">"}, count=1, block=60_000),
+    "XREADGROUP, a native stream too": lambda client: client.xreadgroup(
+        "g", "ann", {"x": ">", "native": ">"}, block=60_000
+    ),
+    "XREAD": lambda client: client.xread({"x": "$"}, block=60_000),
+    "TREAD": lambda client: client.tread("log", 2, 1, block=60_000),
+    "TREAD GROUP": lambda client: client.tread("log", block=60_000, group="g", start="LAST"),
+    "TREAD RETRY": lambda client: client.tread(
+        "log", block=60_000, group="g", start="LAST", retry=(5_000, 60_000)
+    ),
+}
+
+
+@pytest.mark.parametrize("read", UNBLOCKED)
+def test_client_unblock_error_ends_the_wait_with_its_error(
+    stream: braidstream.Redis, engine: Engine, background: ThreadPoolExecutor, read: str
+) -> None:
+    with engine.client() as operator, client_of(engine, decode_responses=True) as client:
+        operator.xgroup_create("native", "g", mkstream=True)
+        stream.xadd("x", {"n": "1"}, id="60-1")  # a second strand: COUNT 1 waits in turn
+        stream.xreadgroup("g", "ann", {"x": ">"})
+        stream.twrite("log", "t", "1")
+        reader = background.submit(UNBLOCKED[read], client)
+        blocked(engine)
+        [number] = [each["id"] for each in operator.client_list() if "b" in each["flags"]]
+        assert operator.client_unblock(int(number), error=True)
+        with pytest.raises(redis.ResponseError, match="UNBLOCKED client unblocked via CLIENT UNBLOCK"):
+            reader.result(timeout=20)
+
+
 def test_a_wait_that_nothing_ends_returns_nil_in_time(
     opened: Opener, stream: braidstream.Redis, engine: Engine
 ) -> None:

@@ -201,6 +201,8 @@ def _read_groups(view: View, argv: Argv) -> Plan[list[Any] | None]:
         if heard is None:
             left_ms -= turn
         elif isinstance(heard, ReplyError):
+            if heard.is_client_unblock:
+                raise heard
             yield from find_natives(view, spec.names)
         for name in spec.names:
             view.forget_reading(name, spec.group)

@@ -83,7 +83,7 @@ def read_group(view: View, name: bytes, spec: Read) -> Plan[list[Any] | None]:
             if rows or patience.is_over:
                 break
         except ReplyError as error:
-            if error.code not in _GONE:
+            if not _is_gone(error):
                 raise
             retries.count()
             registry = yield from _read_again(view, name)
@@ -92,6 +92,10 @@ def read_group(view: View, name: bytes, spec: Read) -> Plan[list[Any] | None]:
     if spec.with_info:
         return [(yield from _info(view, name)), *rows]
     return rows or (None if patience.waits else [])
+
+
+def _is_gone(error: ReplyError) -> bool:
+    return error.code in _GONE and not error.is_client_unblock
 
 
 def _parts(name: bytes, registry: Registry) -> list[Segment]:
@@ -251,7 +255,7 @@ def _take(view: View, parts: list[Segment], spec: Read, patience: _Patience) -> 
             if not isinstance(rung, ReplyError):
                 # A reader that was served has its reservation for a moment longer: do not lose the turn.
                 ticket, spins = 1, _SPINS if rung else 0
-            elif rung.code not in _GONE:
+            elif not _is_gone(rung):
                 raise rung
             continue
         command = _native(spec, spec.policy, last.key, count=most, block_ms=turn)

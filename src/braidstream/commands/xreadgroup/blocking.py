@@ -25,6 +25,7 @@ from braidstream.model.command import Command
 from braidstream.model.fields import MetaField
 from braidstream.model.ids import Id
 from braidstream.model.merge import reply_entries
+from braidstream.model.meta import Registry
 from braidstream.model.strand import Strand
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
@@ -33,7 +34,7 @@ from braidstream.protocol.stream_view import View
 # An XREAD does not wait on the bell, so it is shorter.
 QUEUE_SLICE_MS: Final = 5_000
 LISTEN_SLICE_MS: Final = 1_000
-# How many errors (strands created again, say) one wait survives.
+# How many errors in a row a wait survives, if each time nothing has changed.
 MOST_ERRORS: Final = 20
 
 Answer = list[Any] | None
@@ -66,6 +67,10 @@ class Wait:
         return self.is_few and not self.spec.limited and len(self.names) == 1
 
     @property
+    def registries(self) -> list[Registry]:
+        return [self.view.recall(name) for name in self.names]
+
+    @property
     def strands(self) -> list[Strand]:
         return [strand for name in self.names for strand in self.view.delivered(name, self.spec.group)]
 
@@ -85,15 +90,19 @@ def wait(view: View, spec: ReadGroup) -> Plan[Answer]:
         except ReplyError as error:
             # A strand, the group, the bell or the turn is missing. Look again: raise, or continue the wait.
             errors += 1
-            if errors > MOST_ERRORS:
+            if errors > MOST_ERRORS or error.is_client_unblock:
                 raise
             waited = waited or here.is_few or error.code != "NOGROUP"  # else it was missing from the start
+            before = here.registries
             yield from look_again(here.view, spec, turn=here.in_turn, waited=waited)
+            if here.registries != before:
+                errors = 0
             looked = True
+            continue
             continue
         if found:
             return found
-        waited = True
+        waited, errors = True, 0
     if here.turn:
         yield Batch([_pass_on(here)], attempt=True)
     return None
