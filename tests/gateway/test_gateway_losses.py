@@ -5,6 +5,7 @@ from contextlib import suppress
 
 import pytest
 
+from braidstream.gateway import backends
 from tests.support.gateways import Line, Served, packed, value_of
 from tests.support.proxy import Proxy
 from tests.support.regions import become
@@ -139,3 +140,20 @@ def test_a_write_that_was_applied_is_not_said_to_have_changed_nothing(engine: En
             assert reply.startswith(b"-LOST")
             assert b"may or may not have been applied" in reply
             assert b"Nothing was changed" not in reply
+
+
+def test_a_connection_that_says_nothing_any_more_is_replaced(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends, "SILENCE_S", 2.0)
+    become(engine)
+    with Proxy(engine.port) as proxy, Served(proxy.url) as gateway, Line(gateway.port) as line:
+        assert line.say("XADD s * n 1").startswith(b"$")
+        with Line(gateway.port) as other:
+            assert other.say("XLEN s") == b":1\r\n"
+            proxy.swallow()
+            other.send("XADD", "s", "*", "n", 2)
+            assert line.say("XLEN s").startswith(b"-LOST")
+            assert b"may or may not have been applied" in other.read()
+        proxy.deliver()
+        assert line.say("XLEN s") == b":1\r\n"

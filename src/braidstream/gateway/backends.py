@@ -23,6 +23,8 @@ from braidstream.protocol.plan import Batch, Replies
 
 T = TypeVar("T")
 
+# If replies are due on a lane and nothing arrives for so long, its connection is dead.
+SILENCE_S: Final = 30.0
 _FOR_EVER: Final = float("inf")
 
 
@@ -50,6 +52,8 @@ class Lane:
         self._checking: asyncio.Task[bool] | None = None
         self._open_at = 0.0  # when the engine last accepted a connection without a login
         self._closed = False
+        self._waits_for: object = None
+        self._silent_since = 0.0
 
     async def ready(self) -> Connection:
         if self.conn is not None and self.conn.lost is None:
@@ -108,6 +112,14 @@ class Lane:
         if self.conn is not None and self.conn.place != place:
             self.conn.close("the sentinels name another primary, {}:{}".format(*place))
 
+    def leave_silent(self, now: float) -> None:
+        """Give up a connection that is dead: a firewall forgot it, say. Called regularly."""
+        waits_for = None if self.conn is None else self.conn.waits_for
+        if waits_for is None or waits_for != self._waits_for:
+            self._waits_for, self._silent_since = waits_for, now
+        elif now - self._silent_since > SILENCE_S:
+            self.abandon(f"it said nothing for {SILENCE_S:g} s")
+
     def abandon(self, why: str = "it does not answer") -> None:
         """Give up the connection. The next batch opens another one."""
         if self.conn is not None:
@@ -133,7 +145,12 @@ async def needs_no_login(address: Address) -> bool:
 
 async def _accepts(conn: Connection) -> bool:
     """Whether the engine accepts commands on a new connection; the user may still lack the right to PING."""
-    [reply] = await conn.send(Batch([("PING",)], resend=True, attempt=True))
+    try:
+        async with asyncio.timeout(wire.CONNECT_WITHIN_S):
+            [reply] = await conn.send(Batch([("PING",)], resend=True, attempt=True))
+    except TimeoutError:
+        conn.close()
+        raise LostError(conn.name, "it does not answer", wrote=False) from None
     return not (isinstance(reply, ReplyError) and reply.code in ("NOAUTH", "DENIED"))
 
 
@@ -200,6 +217,10 @@ class Backends:
                 own.abort()
         for lane in (*self._lanes.values(), *self._apart):
             lane.leave_others(place)
+
+    def leave_silent(self, now: float) -> None:
+        for lane in (*self._lanes.values(), *self._apart):
+            lane.leave_silent(now)
 
     def used(self, client: Any) -> None:
         if client in self._owners:

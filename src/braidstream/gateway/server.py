@@ -22,6 +22,7 @@ from braidstream.observability.metrics import Family, process_families
 
 _REFRESH_S: Final = 0.4
 _FOLLOW_S: Final = 1.0
+_LISTEN_S: Final = 1.0
 _BACKLOG: Final = 1024
 _ANSWERS_WITHIN_S: Final = 2.0
 
@@ -52,6 +53,7 @@ class Gateway:
             await self.stop()
             raise
         self.hub.run(self._keep_fresh())
+        self.hub.run(self._leave_silent())
         if self._others:
             self.hub.homes = Homes(self.region.id, self._others)
             for other in self._others.values():
@@ -160,6 +162,14 @@ class Gateway:
                 self.hub.backends.leave_others(place)
                 for database in self.hub.databases.values():
                     database.lane.leave_others(place)
+
+    async def _leave_silent(self) -> None:
+        while True:
+            await asyncio.sleep(_LISTEN_S)
+            now = asyncio.get_running_loop().time()
+            self.hub.backends.leave_silent(now)
+            for database in list(self.hub.databases.values()):
+                database.lane.leave_silent(now)
 
     async def _keep_fresh(self) -> None:
         while True:

@@ -205,6 +205,17 @@ class Connection(asyncio.Protocol):
         return len(self._flights)
 
     @property
+    def waits_for(self) -> tuple[object, int, int] | None:
+        """The oldest replies that are due, and how much of them has come; None if none are.
+
+        As long as nothing arrives it stays the same. Watching it costs an append nothing, unlike silence_s.
+        """
+        if not self._flights:
+            return None
+        first = self._flights[0]
+        return first, len(first.replies), self._unparsed
+
+    @property
     def waiting_s(self) -> float:
         """How long the oldest reply has been due; 0.0 if none is. Needs silence_s."""
         if not self._flights or self._silence_s is None:
