@@ -36,7 +36,7 @@ class OwnConnection(asyncio.Protocol):
         self._scanner = Scanner()
         self._answer: asyncio.Future[None] | None = None
         self._need, self._streams, self._raw, self._turns_raw = 0, False, False, False
-        self._refused, self._pings = False, False
+        self._refused, self._answered, self._pings = False, False, False
         self._until: bytes | None = None
         self._pieces: list[bytes] = []
         self._torn: list[bytes] = []
@@ -61,7 +61,7 @@ class OwnConnection(asyncio.Protocol):
         A PING with a random word follows: everything before the reply to that is relayed.
         """
         token = secrets.token_hex(8).encode()
-        self._until, self._refused = token + b"\r\n", False
+        self._until, self._refused, self._answered = token + b"\r\n", False, False
         self._pings = data[4:12].upper() == b"$4\r\nPING"
         try:
             await self._exchange(data + pack([(b"PING", token)]), 1, writes=False)
@@ -181,6 +181,7 @@ class OwnConnection(asyncio.Protocol):
                 piece, self._torn = b"".join((*self._torn, piece)), []
             begin = end
             if kind == _PUSH:
+                self._answered = self._answered or _confirms(piece)
                 self._push(piece)
             elif self._until is not None:
                 if self._is_answer_to_ping(piece, self._until):
@@ -188,6 +189,7 @@ class OwnConnection(asyncio.Protocol):
                 else:
                     is_error = piece[:1] == b"-"
                     self._refused = self._refused or is_error
+                    self._answered = self._answered or is_error or _confirms(piece)
                     (self._sink if is_error else self._push)(piece)
             elif self._answer is None or self._answer.done():
                 self._push(piece)  # a message, a line of MONITOR, or an error before the engine closes
@@ -198,11 +200,11 @@ class OwnConnection(asyncio.Protocol):
             self._torn.append(data[begin:])
 
     def _is_answer_to_ping(self, piece: bytes, token: bytes) -> bool:
-        """Whether a piece is the reply to our PING; an error without a login or the right to PING."""
-        if piece.startswith(b"-NOAUTH"):
-            return self._refused
+        """Whether a piece is the reply to our PING. It may be an error: no login, no right."""
         if piece.startswith(b"-NOPERM") and b"run the 'ping' command" in piece:
-            return self._refused or not self._pings
+            return self._answered or not self._pings
+        if piece[:1] == b"-":
+            return self._answered
         return piece.endswith(token) and piece[:1] in (b"$", b"*")
 
     def _count(self, counts: bool) -> None:
@@ -226,6 +228,12 @@ class OwnConnection(asyncio.Protocol):
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(self.lost)
         self._on_lost()
+
+
+def _confirms(piece: bytes) -> bool:
+    """Whether a piece answers SUBSCRIBE and its kin, PING or REPLCONF; a message of a channel does not."""
+    word = piece[:40].split(b"\r\n")[2:3]
+    return piece[:1] == b"+" or (bool(word) and word[0].endswith((b"subscribe", b"pong")))
 
 
 def parse(reply: bytes) -> Any:
