@@ -25,15 +25,15 @@ class Carriage:
     pipelined: several commands share a round trip, so each should finish in its first batch.
     in_multi: that round trip is one MULTI. The registries of its streams are WATCHed.
     watching: the connection WATCHes keys, for the user or for a plan.
-    created: strands that earlier commands of this MULTI create.
+    created: strands that earlier commands of this MULTI create, by name.
     plain_keys: names that the pipeline found to be keys of another type.
     """
 
     pipelined: bool = False
     in_multi: bool = False
     watching: bool = False
-    created: set[Strand] = field(default_factory=set)
-    plain_keys: frozenset[bytes] = frozenset()
+    created: dict[bytes, set[Strand]] = field(default_factory=dict)
+    plain_keys: set[bytes] = field(default_factory=set)
 
     @property
     def may_look_again(self) -> bool:
@@ -66,26 +66,26 @@ class Carriage:
     def needs_create(self, home: Strand, known: tuple[Strand, ...]) -> bool:
         """Whether to create the strand before an append. A MULTI cannot retry."""
         if self.in_multi:
-            return home not in self.created
+            return home not in self.created.get(home.name, ())
         return self.pipelined and home not in known
 
     def mark_created(self, home: Strand) -> None:
-        self.created.add(home)
+        self.created.setdefault(home.name, set()).add(home)
 
     def is_plain_key(self, name: bytes) -> bool:
         """Whether the pipeline found that a name is a key of another type."""
         return name in self.plain_keys
 
     def note_plain_keys(self, names: Iterable[bytes]) -> None:
-        self.plain_keys = frozenset(names)
+        self.plain_keys = set(names)
 
     def expect_no_plain_key(self, name: bytes) -> None:
         """No plain key of that name will exist by the time the next command runs."""
-        self.plain_keys -= {name}
+        self.plain_keys.discard(name)
 
     def expect_deleted(self, name: bytes) -> None:
         """Neither a stream nor a plain key of that name will exist by the time the next command runs."""
-        self.created = {strand for strand in self.created if strand.name != name}
+        self.created.pop(name, None)
         self.expect_no_plain_key(name)
 
     def alone(self) -> "Carriage":
