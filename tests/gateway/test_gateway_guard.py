@@ -9,6 +9,7 @@ import braidstream
 from braidstream import lua as functions
 from braidstream.admin.membership import initialise
 from tests.support.gateways import Line, packed, value_of
+from tests.support.regions import client_of
 from tests.support.servers import Engine
 from tests.support.waiting import eventually
 
@@ -77,6 +78,22 @@ def test_a_replica_that_is_accepted_gets_the_bytes_of_the_engine(line: Line) -> 
         assert data, found
         found += data
     assert found.startswith(b"+FULLRESYNC ")
+
+
+def test_braidstreams_own_keys_are_not_overwritten(line: Line, engine: Engine) -> None:
+    refused = b"refused by braidstream: bs:config is a key of braidstream's own storage. Use another name."
+    for each in ("SET bs:config x", "setex bs:config 9 x", "PSETEX bs:config 9 x"):
+        assert refused in line.say(each)
+    assert refused in line.pipeline("SET a 1", "SET bs:config x", "SET b 1")[1]
+    line.say("MULTI")
+    assert refused in line.say("SET bs:config x")
+    assert line.say("EXEC").startswith(b"-EXECABORT")
+    with client_of(engine) as client, pytest.raises(redis.ResponseError, match="own storage"):
+        client.set("bs:config", "x")
+    assert line.say("SET", "bs:mine", 1) == b"+OK\r\n"
+    assert line.say("TYPE bs:mine") == b"+string\r\n"
+    with engine.client() as operator:
+        assert operator.type("bs:config") == b"hash"
 
 
 def test_a_replica_that_reports_how_far_it_is_gets_no_reply(line: Line) -> None:

@@ -94,10 +94,10 @@ class Session:
         return (yield from spec.plan(self.view(Carriage(watching=watching)), argv))
 
     def overwrites(self, conn: Any, args: tuple[Any, ...]) -> bool:
-        """Whether a command replaces a stream or a log that we know with a plain key."""
-        if args[0] not in _OVERWRITING or len(args) < 3 or self.cache.region is None:
+        """Whether a command replaces a stream or log that we know, or a key of our own, with a plain key."""
+        if args[0] not in _OVERWRITING or len(args) < 3:
             return False
-        return self.cache.holds_stream(bytes(encoder_of(conn).encode(args[1])))
+        return keyspace.may_not_set(self.cache, bytes(encoder_of(conn).encode(args[1])))
 
     def overwrite(self, conn: Any, args: tuple[Any, ...]) -> Plan[Any]:
         yield from self.refresh(conn)

@@ -4,8 +4,8 @@ import re
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
-from braidstream.errors import ReplyError
-from braidstream.model import ids
+from braidstream.errors import RefusedError, ReplyError
+from braidstream.model import ids, keys
 from braidstream.model.ids import Id
 
 Argv = list[bytes]
@@ -27,6 +27,16 @@ _INT64 = 2**63
 def option(word: bytes) -> bytes:
     """A word as the engine compares it: to its first NUL, in any case."""
     return word.split(b"\0", 1)[0].upper()
+
+
+def is_storage(name: bytes) -> bool:
+    """Whether a name is a key of our own, which a user's command would damage."""
+    return name.startswith(keys.PREFIX) and keys.is_ours(name)
+
+
+def storage_error(command: bytes, name: bytes) -> RefusedError:
+    why = f"{shown(name)} is a key of braidstream's own storage"
+    return RefusedError(command.decode("ascii", "replace").upper(), why, "Use another name")
 
 
 def shown(word: bytes) -> str:

@@ -7,7 +7,7 @@ the engine, so code that uses both needs no second client.
 from collections.abc import Iterable
 from typing import Any, Final
 
-from braidstream.commands.arguments import Argv, fail, integer, option
+from braidstream.commands.arguments import Argv, fail, integer, is_storage, option, storage_error
 from braidstream.commands.glob import matcher
 from braidstream.errors import RefusedError, ReplyError
 from braidstream.model import keys
@@ -15,6 +15,7 @@ from braidstream.model.command import Command
 from braidstream.model.meta import Registry
 from braidstream.protocol import braid
 from braidstream.protocol.braid import delete_command
+from braidstream.protocol.cache import StreamCache
 from braidstream.protocol.identify import INFO_CLUSTER, is_cluster
 from braidstream.protocol.lookup import (
     FENCE_TYPE,
@@ -150,8 +151,15 @@ def kind(view: View, argv: Argv) -> Plan[bytes]:
     return b"none" if plain == FENCE_TYPE and found[argv[1]].fenced else plain
 
 
+def may_not_set(cache: StreamCache, name: bytes) -> bool:
+    """Whether SET of a name needs `overwrite`: it is a stream or a log that we know, or a key of our own."""
+    return is_storage(name) or cache.holds_stream(name)
+
+
 def overwrite(view: View, argv: Argv) -> Plan[Any]:
     """SET, SETEX, PSETEX of a name that is a stream: the stream is deleted. Not one step."""
+    if is_storage(argv[1]):
+        raise storage_error(argv[0], argv[1])
     only_new = argv[0].upper() == b"SET" and b"NX" in map(option, argv[3:])
     registry = (yield from _look(view, argv[1:2]))[1][argv[1]]
     native, is_stream = _instead_of_stream(argv, registry.due), registry.exists

@@ -18,12 +18,19 @@ from braidstream.commands import (
     xinfo,
     xread,
 )
-from braidstream.commands.arguments import Argv, option, read_names, shown, wrong_arity
+from braidstream.commands.arguments import (
+    Argv,
+    is_storage,
+    option,
+    read_names,
+    shown,
+    storage_error,
+    wrong_arity,
+)
 from braidstream.commands.groups import claims, nack, pending, xgroup
 from braidstream.commands.logs import log_groups, tread, twrite
 from braidstream.commands.xreadgroup import deliver
-from braidstream.errors import RefusedError, ReplyError
-from braidstream.model import keys
+from braidstream.errors import ReplyError
 from braidstream.protocol.gather import Joining
 from braidstream.protocol.plan import Plan
 from braidstream.protocol.stream_view import View
@@ -68,9 +75,8 @@ class Spec:
 
     def _storage_error(self, argv: Argv) -> ReplyError | None:
         for name in self.names(argv):
-            if name.startswith(keys.PREFIX) and keys.is_ours(name):
-                why = f"{shown(name)} is a key of braidstream's own storage"
-                return RefusedError(argv[0].decode("ascii", "replace").upper(), why, "Use another name")
+            if is_storage(name):
+                return storage_error(argv[0], name)
         return None
 
     def arity_error(self, argv: Argv) -> ReplyError | None:

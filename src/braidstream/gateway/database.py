@@ -117,10 +117,6 @@ class Database:
         self.cache.expire_region()
         self.cache.forget_all()
 
-    def holds_stream(self, name: bytes) -> bool:
-        """Whether a name is a stream in the cache."""
-        return self.cache.holds_stream(name)
-
     def remember(self, words: Words) -> None:
         """After an append, the next one to that name may use the fast path; after a DEL it may not."""
         command = words[0].upper()

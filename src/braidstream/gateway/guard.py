@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from braidstream.commands.arguments import is_storage, storage_error
+from braidstream.commands.keyspace import OVERWRITING
 from braidstream.errors import RefusedError
 from braidstream.gateway.client_state import Client
 from braidstream.net.resp import Words
@@ -26,6 +28,8 @@ async def swap_refusal(client: Client, words: Words) -> RefusedError | None:
 async def multi_refusal(client: Client, words: Words) -> RefusedError | None:
     """The error for a command that would destroy the region in a MULTI; outside, the gateway handles it."""
     name = words[0].upper()
+    if name in OVERWRITING and len(words) > 2 and is_storage(words[1]):
+        return storage_error(name, words[1])
     if name == b"SWAPDB":
         return await swap_refusal(client, words)
     if name == b"FLUSHALL":

@@ -130,10 +130,9 @@ async def _relay(client: Client, most: int) -> None:
 
 
 def _overwrites(client: Client, words: Words) -> bool:
-    """Whether a command overwrites a stream of the cache with a plain key."""
-    return (
-        words[0].upper() in keyspace.OVERWRITING and len(words) > 2 and client.database.holds_stream(words[1])
-    )
+    """Whether a command overwrites a stream of the cache, or a key of our own, with a plain key."""
+    is_set = words[0].upper() in keyspace.OVERWRITING and len(words) > 2
+    return is_set and keyspace.may_not_set(client.database.cache, words[1])
 
 
 async def _overwrite(client: Client, words: Words) -> bytes:
