@@ -99,7 +99,6 @@ def wait(view: View, spec: ReadGroup) -> Plan[Answer]:
                 errors = 0
             looked = True
             continue
-            continue
         if found:
             return found
         waited, errors = True, 0
