@@ -2,12 +2,13 @@
 
 import json
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import braidstream
 from tests.support.cli import braid
-from tests.support.daemons import Daemon
+from tests.support.daemons import Daemon, numbered, write_config
 from tests.support.servers import Engine, Flavour
 from tests.support.up import braid_up
 from tests.support.waiting import eventually
@@ -98,6 +99,27 @@ def test_a_removed_region_holds_nothing_back_and_its_entries_stay(flavour: Flavo
             why="the journal should be trimmed without the removed region",
         )
         assert [fields["n"] for _, fields in two.xrange("m")] == ["of the third"]
+
+
+def test_the_number_of_a_removed_region_is_refused_before_anything_changes(
+    flavour: Flavour, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        one, two, new = [stack.enter_context(Engine(flavour)) for _ in range(3)]
+        config = write_config(tmp_path / "braid.toml", numbered([one, two]))
+        add = ("region", "add", "--config", str(config), "--name", "again", "--url", new.url)
+        told_by_braid("region", "add", "--config", str(config), "--id", "3", "--name", "old", "--url", new.url)
+        told_by_braid("region", "remove", "old", "--config", str(config))
+        new.flush()
+        before = config.read_text()
+        refused = braid(*add, "--id", "3")
+        assert refused.returncode == 1
+        assert "a region with the number 3 was removed" in refused.stderr
+        assert "--id 4" in refused.stderr
+        assert config.read_text() == before
+        with new.client() as engine:
+            assert engine.dbsize() == 0
+        told_by_braid(*add, "--id", "4")
 
 
 def _length(client: braidstream.Redis, key: str) -> int:

@@ -68,8 +68,7 @@ def add(
         joined = files.parse(listed, str(config), os.environ)
     with trouble(url, as_json):
         target = joined.named(name)
-        for each in others:
-            _check(each)
+        _refuse_removed(number, [_check(each) for each in others])
         ask(target.url, refuse_cluster(), initialise(number, name), lua.load())
         regions = [_add_writers(each, joined) for each in joined.region]
         if len(others) == 1:
@@ -166,13 +165,28 @@ def remove(
     )
 
 
-def _check(each: RegionConfig) -> None:
+def _check(each: RegionConfig) -> Region:
     """Before anything is changed: a region in the file must be reachable, and be that region."""
     try:
         [found] = ask(each.url, read_region())
         check_region(found, (each.id, each.name), shown(each.url))
     except (BraidError, ServerError, OSError) as error:
         raise ConfigError(f"region {each.name!r}: {error} Nothing was changed.") from None
+    region: Region = found
+    return region
+
+
+def _refuse_removed(number: int, others: Sequence[Region]) -> None:
+    """A number is never used again: the others still have entries of the region that had it."""
+    for each in others:
+        if number in each.left:
+            used = {number for region in others for number in (*region.writers, *region.left)}
+            unused = next((each for each in range(1, LAST_WRITER + 1) if each not in used), None)
+            advice = f"Use one that is new, like --id {unused}." if unused else "All numbers are used."
+            raise ConfigError(
+                f"a region with the number {number} was removed from {each.name} for good. {advice} "
+                "If you add its server again, empty it first. Nothing was changed."
+            )
 
 
 def _remove_everywhere(gone: RegionConfig, rest: Sequence[RegionConfig]) -> None:
