@@ -108,7 +108,9 @@ def test_the_number_of_a_removed_region_is_refused_before_anything_changes(
         one, two, new = [stack.enter_context(Engine(flavour)) for _ in range(3)]
         config = write_config(tmp_path / "braid.toml", numbered([one, two]))
         add = ("region", "add", "--config", str(config), "--name", "again", "--url", new.url)
-        told_by_braid("region", "add", "--config", str(config), "--id", "3", "--name", "old", "--url", new.url)
+        told_by_braid(
+            "region", "add", "--config", str(config), "--id", "3", "--name", "old", "--url", new.url
+        )
         told_by_braid("region", "remove", "old", "--config", str(config))
         new.flush()
         before = config.read_text()

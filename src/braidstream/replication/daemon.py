@@ -8,14 +8,12 @@ The daemon is stateless. A new process that replaces a killed one starts with a 
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 from braidstream.admin.daemon_status import EVERY_S, DaemonStatus, forget_status
 from braidstream.admin.membership import meet, show_alive
-from braidstream.errors import BraidError, LostError, ReplyError
-from braidstream.model import ids, keys
+from braidstream.errors import BraidError, ReplyError
 from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
 from braidstream.net.wire import Address
@@ -24,9 +22,9 @@ from braidstream.observability.metrics import Family
 from braidstream.observability.repeated import Repeated
 from braidstream.observability.traces import Traces
 from braidstream.protocol.identify import read_region, refuse_cluster
-from braidstream.protocol.plan import send_one
 from braidstream.replication.ack_watch import EVERY_S as ACKS_EVERY_S
 from braidstream.replication.ack_watch import AckWatch
+from braidstream.replication.carrier import SETTLE_S, Carrier
 from braidstream.replication.deadlines import EVERY_S as DEADLINES_EVERY_S
 from braidstream.replication.deadlines import Deadlines
 from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint, Pinned, back_off
@@ -40,7 +38,6 @@ from braidstream.replication.leases import Leases
 from braidstream.replication.link import Link
 from braidstream.replication.pages import Pages
 from braidstream.replication.peer import Peer, is_misconfigured, why_down
-from braidstream.replication.progress import Progress
 from braidstream.replication.queue import Need, Queue
 from braidstream.replication.raising import raise_home
 from braidstream.replication.reporting import families, group_families, report
@@ -50,12 +47,9 @@ from braidstream.replication.takeover import Takeover
 
 # How many streams one link works on at once.
 AT_ONCE: Final = 32
-# After new entries, when to check for changes without a push: trims and acknowledgements.
-SETTLE_S: Final = 0.1
 # How often all streams are compared, and at most which part (1/n) of the time that takes.
 SWEEP_S: Final = 30.0
 SWEEP_PART: Final = 20
-REFUSED_S: Final = 1.0
 # After a link was up for this long, the backoff starts over.
 SOUND_S: Final = 10.0
 # How long to wait before a retry after an error of the configuration.
@@ -84,8 +78,8 @@ class Daemon:
         self.status: DaemonStatus | None = None
         self.group_lags: list[GroupLag] = []
         self.strays: Strays | None = None
-        self._traces = Traces()
         self._acks = AckWatch(self.source, self._acknowledged)
+        self._carrier = Carrier(self.peers, self._acks, Traces())
         self.deadlines = Deadlines(self.source, self.leases.mine)
         self.takeover = Takeover(self.source, self.peers.values, self.leases.mine)
         self._has_new_peer = asyncio.Event()
@@ -283,8 +277,8 @@ class Daemon:
                     tasks.create_task(keep_claim(peer.endpoint, here))
                     tasks.create_task(watch_clock(self.source, peer.endpoint, there, peer.note_clock))
                     for _ in range(AT_ONCE):
-                        tasks.create_task(self._carry(peer, link, peer.fresh))
-                        tasks.create_task(self._carry(peer, link, peer.queue))
+                        tasks.create_task(self._carrier.carry(peer, link, peer.fresh))
+                        tasks.create_task(self._carrier.carry(peer, link, peer.queue))
             except* Exception as errors:
                 error = _first(errors)
                 peer.down(error, self.source)
@@ -340,58 +334,6 @@ class Daemon:
                     await peer.sweep.wait()
             except TimeoutError:
                 pass
-
-    async def _carry(self, peer: Peer, link: Link, queue: Queue) -> None:
-        """Take streams from a queue, replicate them, and schedule the next check."""
-        while True:
-            name, need = await queue.take()
-            added, began = self._acks.added, time.perf_counter()
-            try:
-                if need is Need.FOLLOW:
-                    progress = await link.follow(name)
-                else:
-                    progress = await link.sync(name, relay=need is Need.RELAY)
-                    await self._trim_journal(link, name, progress)
-                if need is not Need.FOLLOW and not progress.restless:
-                    self._acks.discard(name, added)
-                self._again(peer, name, need, progress)
-                if self._traces.enabled and progress.entries:
-                    self._traces.replicated(name, peer.name, progress.entries, began)
-            except LostError:
-                raise
-            except Exception as error:  # refused, or an unexpected reply
-                peer.queue.add(name, Need.SYNC, peer.later(name, REFUSED_S))
-                peer.refuse(name, error)
-            finally:
-                queue.done(name)
-
-    def _again(self, peer: Peer, name: bytes, need: Need, progress: Progress) -> None:
-        if progress.entries:
-            emit("link.shipped", peer=peer.name, stream=name, entries=progress.entries)
-        moved, waits = need is Need.FOLLOW or progress.moved, progress.restless or progress.waiting
-        if progress.restless:
-            self._acks.add(progress.strands)
-        if moved or not waits:
-            peer.restless.pop(name, None)
-        if moved or waits:
-            peer.queue.add(name, Need.SYNC, peer.later(name, SETTLE_S))
-
-    async def _trim_journal(self, link: Link, name: bytes, progress: Progress) -> None:
-        """Trim our journal up to what every peer has applied; the last such entry stays as a mark.
-
-        Only if all links use the same connection to our engine. After it was lost, another server may have
-        taken over, and a link that has not looked for losses yet needs the journal for that (search.py).
-        """
-        if progress.journal == ids.ZERO:
-            return
-        links = [peer.link for peer in self.peers.values()]
-        done = min(
-            each.applied(name) if each is not None and each.source is link.source else ids.ZERO
-            for each in links
-        )
-        if done > ids.ZERO:
-            journal = keys.journal(name, link.here.writer)
-            await link.source.run(send_one(("XTRIM", journal, "MINID", "=", ids.text(done))))
 
 
 async def _until_one_fails(*works: Coroutine[Any, Any, object]) -> None:

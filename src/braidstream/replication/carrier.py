@@ -1,0 +1,82 @@
+"""Takes streams from the queues of a peer, replicates them, and schedules the next check."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from braidstream.errors import LostError
+from braidstream.model import ids, keys
+from braidstream.observability.events import emit
+from braidstream.observability.traces import Traces
+from braidstream.protocol.plan import send_one
+from braidstream.replication.ack_watch import AckWatch
+from braidstream.replication.link import Link
+from braidstream.replication.peer import Peer
+from braidstream.replication.progress import Progress
+from braidstream.replication.queue import Need, Queue
+
+# After new entries, when to check for changes without a push: trims and acknowledgements.
+SETTLE_S: Final = 0.1
+REFUSED_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """peers: all of the daemon, by name. acks: streams whose groups have pending entries."""
+
+    peers: Mapping[str, Peer]
+    acks: AckWatch
+    traces: Traces
+
+    async def carry(self, peer: Peer, link: Link, queue: Queue) -> None:
+        """Work on one queue until the link is lost. An error of one stream holds up no other."""
+        while True:
+            name, need = await queue.take()
+            added, began = self.acks.added, time.perf_counter()
+            try:
+                if need is Need.FOLLOW:
+                    progress = await link.follow(name)
+                else:
+                    progress = await link.sync(name, relay=need is Need.RELAY)
+                    await self._trim_journal(link, name, progress)
+                if need is not Need.FOLLOW and not progress.restless:
+                    self.acks.discard(name, added)
+                self._again(peer, name, need, progress)
+                if self.traces.enabled and progress.entries:
+                    self.traces.replicated(name, peer.name, progress.entries, began)
+            except LostError:
+                raise
+            except Exception as error:  # refused, or an unexpected reply
+                peer.queue.add(name, Need.SYNC, peer.later(name, REFUSED_S))
+                peer.refuse(name, error)
+            finally:
+                queue.done(name)
+
+    def _again(self, peer: Peer, name: bytes, need: Need, progress: Progress) -> None:
+        if progress.entries:
+            emit("link.shipped", peer=peer.name, stream=name, entries=progress.entries)
+        moved, waits = need is Need.FOLLOW or progress.moved, progress.restless or progress.waiting
+        if progress.restless:
+            self.acks.add(progress.strands)
+        if moved or not waits:
+            peer.restless.pop(name, None)
+        if moved or waits:
+            peer.queue.add(name, Need.SYNC, peer.later(name, SETTLE_S))
+
+    async def _trim_journal(self, link: Link, name: bytes, progress: Progress) -> None:
+        """Trim our journal up to what every peer has applied; the last such entry stays as a mark.
+
+        Only if all links use the same connection to our engine. After it was lost, another server may have
+        taken over, and a link that has not looked for losses yet needs the journal for that (search.py).
+        """
+        if progress.journal == ids.ZERO:
+            return
+        links = [peer.link for peer in self.peers.values()]
+        done = min(
+            each.applied(name) if each is not None and each.source is link.source else ids.ZERO
+            for each in links
+        )
+        if done > ids.ZERO:
+            journal = keys.journal(name, link.here.writer)
+            await link.source.run(send_one(("XTRIM", journal, "MINID", "=", ids.text(done))))
