@@ -3,7 +3,10 @@
 import asyncio
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 import braidstream
 from braidstream.net.wire import parse_address
@@ -205,6 +208,55 @@ def test_a_peer_that_is_removed_while_it_is_asked_is_left_alone(flavour: Flavour
 
     with Engine(flavour) as one, Engine(flavour) as two, fresh_world([one, two]) as world:
         asyncio.run(remove((one, two), world))
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_a_daemon_that_is_stopped_while_a_link_fails_ends(
+    make_world: Callable[..., World], turns: int
+) -> None:
+    """The link may not swallow the cancellation, in whichever turn of the loop it fails."""
+    world = make_world(2)
+
+    async def stop() -> None:
+        daemon = Daemon(parse_address(world.engines[0].url))
+        running = asyncio.ensure_future(daemon.run())
+        daemon.set_peers({"region-2": (2, parse_address(world.engines[1].url))})
+        await asyncio.wait_for(daemon.ready.wait(), WITHIN_S)
+        conn = daemon.peers["region-2"].endpoint.conn
+        assert conn is not None
+        world.engines[1].pause()
+        world[1].xadd("m", {"n": "1"})
+        async with asyncio.timeout(WITHIN_S):
+            while not conn.in_flight:
+                await asyncio.sleep(0.01)
+        running.cancel()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        conn.close()
+        _, still = await asyncio.wait([running], timeout=WITHIN_S / 2)
+        assert not still, "the daemon goes on"
+
+    try:
+        asyncio.run(stop())
+    finally:
+        world.engines[1].resume()
+
+
+def test_a_job_that_fails_unexpectedly_is_logged_and_ends_nothing(flavour: Flavour, tmp_path: Path) -> None:
+    with Engine(flavour) as one, Engine(flavour) as two:
+        urls = daemons.numbered([one, two])
+        with one.client() as engine:
+            engine.hset("bs:meta:{odd}", "until", "changed by hand")
+        with (
+            daemons.replicating(tmp_path, urls) as daemon,
+            client_of(one, decode_responses=True) as here,
+            client_of(two, decode_responses=True) as there,
+        ):
+            assert "Deadlines.look" in daemon.tells("ERROR job.failed")
+            here.xadd("m", {"n": "1"})
+            eventually(lambda: texts(there) == ["1"], within_s=WITHIN_S, why="the links should go on")
+            assert daemon.alive
+            assert len(daemon.said("job.failed")) == 1
 
 
 def test_an_engine_that_refuses_to_tell_of_changes_is_asked_again(flavour: Flavour) -> None:

@@ -107,6 +107,12 @@ EVENTS: Final = {
         "and daemons of this region do not share their work",
         "Fix what `why` names: memory, disk, replicas, rights.",
     ),
+    "job.failed": Event(
+        logging.ERROR,
+        "a job of the daemon ended with an unexpected error. The daemon goes on, and repeats the job. Logged "
+        "once, then once a minute",
+        "Read `why`, and report it as a bug. Was a key of `bs:*` changed by hand?",
+    ),
     "feed.refused": Event(
         logging.WARNING,
         "the region's server refused CLIENT TRACKING; the daemon retries. Until then changes wait for a "

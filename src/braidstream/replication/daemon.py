@@ -27,7 +27,7 @@ from braidstream.replication.ack_watch import AckWatch
 from braidstream.replication.carrier import SETTLE_S, Carrier
 from braidstream.replication.deadlines import EVERY_S as DEADLINES_EVERY_S
 from braidstream.replication.deadlines import Deadlines
-from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint, Pinned, back_off
+from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint, Pinned, back_off, reason
 from braidstream.replication.feed import Feed, all_streams
 from braidstream.replication.gate import Durability, Gate
 from braidstream.replication.glance import differing
@@ -86,6 +86,7 @@ class Daemon:
         self._noting = asyncio.Lock()
         self._highest_ms = 0
         self._fence_logged_s = -FENCED_S
+        self._is_stopping = False
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ending = set[asyncio.Task[None]]()  # of peers that were removed
 
@@ -118,6 +119,7 @@ class Daemon:
                 tasks.create_task(self._repeat(self._measure_lags, EVERY_S))
                 tasks.create_task(self._repeat(self._report, EVERY_S))
         finally:
+            self._is_stopping = True
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), *self._ending, return_exceptions=True)
@@ -167,11 +169,17 @@ class Daemon:
             tries += 1
 
     async def _repeat(self, work: Callable[[], Awaitable[None]], pause_s: float) -> None:
-        """Repeat work on the own engine. Errors are ignored: `_listen` logs a lost engine."""
+        """Repeat work on the own engine. `_listen` logs a lost engine; an unexpected error is logged here."""
+        clock, trouble = asyncio.get_running_loop().time, Repeated()
         while True:
-            with contextlib.suppress(BraidError):
+            try:
                 await self.source.connect()
                 await work()
+                trouble.over(clock())
+            except BraidError:
+                pass
+            except Exception as error:  # an unexpected reply, say: the other jobs go on
+                trouble.log("job.failed", clock(), job=work.__qualname__, why=reason(error))
             await asyncio.sleep(pause_s)
 
     async def _show_alive(self) -> None:
@@ -260,7 +268,8 @@ class Daemon:
         An error ends this link only, and is retried.
         """
         tries, clock = 0, asyncio.get_running_loop().time
-        while self.peers.get(peer.name) is peer:  # an error at the same time may swallow the cancellation
+        # Checked, because an error at the same time may swallow the cancellation.
+        while not self._is_stopping and self.peers.get(peer.name) is peer:
             began, pause_s = clock(), 0.0
             try:
                 await self.source.connect()
