@@ -1,10 +1,13 @@
 """A server comes back without what it wrote last, while its IDs are ahead of its clock. It would count the
 same IDs up again; peers have them with other entries."""
 
+import asyncio
 import shutil
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -13,12 +16,16 @@ import redis
 
 import braidstream
 from braidstream.errors import BraidError
+from braidstream.net.wire import parse_address
+from braidstream.replication import feed, raising
+from braidstream.replication.endpoint import Endpoint
 from tests.support.daemons import all_replicating, numbered
 from tests.support.gateways import Served
 from tests.support.regions import client_of
 from tests.support.replicas import site
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
+from tests.support.world import World
 
 WITHIN_S = 30
 LOST, LATER = 300, 400
@@ -125,3 +132,45 @@ def minted_ms(engine: Engine) -> int:
     """The highest ID of the region that its daemon has noted."""
     with engine.client(decode_responses=True) as client:
         return int((client.hget("bs:config", "minted") or "0").split()[0])
+
+
+@contextmanager
+def delayed(engine: Engine, one_way_ms: int) -> Iterator[str]:
+    """The URL of an engine that is far away."""
+    command = [sys.executable, "-m", "bench.delay", str(engine.port), str(one_way_ms)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as proxy:
+        assert proxy.stdout is not None
+        try:
+            yield f"redis://127.0.0.1:{proxy.stdout.readline().strip()}"
+        finally:
+            proxy.kill()
+
+
+def test_a_far_peer_is_asked_for_all_logs_also_if_that_takes_long(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers all the time. Only all answers together take longer than a peer may be silent."""
+    monkeypatch.setattr(raising, "ASKED_WITHIN_S", 1.0)
+    monkeypatch.setattr(feed, "PAGE", 10)
+    world, logs = make_world(2), [f"log-{number}" for number in range(20)]
+    for number in range(200):
+        world[1].xadd(f"stream-{number}", {"n": "1"})
+    with world.engines[0].client() as engine:
+        for name in logs:
+            world[1].twrite(name, "t", "1")
+            earlier = engine.dump(f"bs:1:t:{{{name}}}")
+            world[1].twrite(name, "t", "2")
+            world.ship(1, 2, name)
+            engine.restore(f"bs:1:t:{{{name}}}", 0, earlier, replace=True)
+
+    async def ask(url: str) -> list[str]:
+        source = Endpoint(parse_address(world.engines[0].url))
+        await source.connect()
+        try:
+            return await raising.raise_home(source, world.region(1), {"region-2": (2, parse_address(url))})
+        finally:
+            source.close()
+
+    with delayed(world.engines[1], one_way_ms=40) as url:
+        assert asyncio.run(ask(url)) == []
+    assert [world[1].twrite(name, "t", "3") for name in logs] == [3] * len(logs)

@@ -12,7 +12,7 @@ Offsets of logs do not follow the clock, so a log always continues after the las
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from braidstream.model import ids, keys
@@ -26,9 +26,9 @@ from braidstream.protocol.plan import Batch, Plan, Replies
 from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint, PlanRunner, back_off
 from braidstream.replication.feed import all_streams
 from braidstream.replication.identity import check_region
-from braidstream.replication.state import parse_state, state_command
+from braidstream.replication.state import State, parse_state, state_command
 
-# How long to wait for a peer that does not answer: clients wait meanwhile.
+# How long to wait for a peer that does not answer, or comes no further: clients wait meanwhile.
 ASKED_WITHIN_S: Final = 5.0
 
 
@@ -44,15 +44,22 @@ async def raise_home(source: Endpoint, here: Region, peers: Mapping[str, tuple[i
 
 async def _query(source: Endpoint, here: Region, peer: tuple[str, int, Address]) -> bool:
     name, number, address = peer
-    tries = 0
+    tries, furthest, clock = 0, 0, asyncio.get_running_loop().time
+
+    def reached(page: int) -> None:
+        nonlocal furthest
+        if page > furthest:  # not if it only comes as far as before
+            furthest = page
+            within.reschedule(clock() + ASKED_WITHIN_S)
+
     try:
-        async with asyncio.timeout(ASKED_WITHIN_S):
+        async with asyncio.timeout(ASKED_WITHIN_S) as within:
             while True:
                 endpoint = Endpoint(address, PEER_REPLY_BYTES)
                 try:
                     await endpoint.connect()
                     check_region(await endpoint.run(read_region()), (number, name), address)
-                    await raise_above(source, endpoint, here.writer)
+                    await raise_above(source, endpoint, here.writer, reached)
                     return True
                 except Exception:  # also for an unexpected reply
                     if not source.connected:
@@ -65,29 +72,52 @@ async def _query(source: Endpoint, here: Region, peer: tuple[str, int, Address])
         return False
 
 
-async def raise_above(source: PlanRunner, known_by: PlanRunner, writer: int) -> None:
-    """Raise the home strands that exist here: a daemon's user at the peer may not SCAN."""
+async def raise_above(
+    source: PlanRunner, known_by: PlanRunner, writer: int, reached: Callable[[int], None] = lambda _: None
+) -> None:
+    """Raise the home strands that exist here: a daemon's user at the peer may not SCAN.
+
+    Logs first: only this keeps an offset from being given twice. reached: called with the number of pages.
+    """
+    page = 0
+    async for names in all_streams(source):
+        here = await _look(source, [(name, ()) for name in names])
+        await _raise_logs(source, known_by, _logs(here, writer))
+        reached(page := page + 1)
     async for names in all_streams(source):
         strands = [Strand(name, keys.GENERATED, writer) for name in names]
-        looks = await known_by.run(_all(state_command(each.name, (each,), ()) for each in strands))
-        states = [
-            parse_state(strand.name, (strand,), (), reply)
-            for strand, reply in zip(strands, looks, strict=True)
-        ]
-        ends = {strand: state.end(strand) for strand, state in zip(strands, states, strict=True)}
-        logs = [
-            Strand(state.name, keys.LOG, writer, home.number)
-            for state in states
-            if (home := state.registry.home) and home.writer == writer
-        ]
-        replies = await known_by.run(_all(state_command(each.name, (each,), ()) for each in logs))
-        for strand, reply in zip(logs, replies, strict=True):
-            ends[strand] = parse_state(strand.name, (strand,), (), reply).end(strand)
-        await source.run(_all(_raise(strand, end or ids.ZERO) for strand, end in ends.items()))
+        there = await _look(known_by, [(strand.name, (strand,)) for strand in strands])
+        await _raise_logs(source, known_by, _logs(there, writer))
+        ends = (state.end(strand) for strand, state in zip(strands, there, strict=True))
+        await source.run(_all(map(_raise, strands, ends)))
+        reached(page := page + 1)
 
 
-def _raise(strand: Strand, end: Id) -> Command:
-    return ("FCALL", "bs_strand_raise", 2, keys.meta(strand.name), strand.key, ids.text(end))
+async def _raise_logs(source: PlanRunner, known_by: PlanRunner, logs: list[Strand]) -> None:
+    there = await _look(known_by, [(log.name, (log,)) for log in logs])
+    ends = (state.end(log) for log, state in zip(logs, there, strict=True))
+    await source.run(_all(map(_raise, logs, ends)))
+
+
+def _logs(states: Iterable[State], writer: int) -> list[Strand]:
+    """The strands of the logs whose home is this writer's region."""
+    return [
+        Strand(state.name, keys.LOG, writer, home.number)
+        for state in states
+        if (home := state.registry.home) and home.writer == writer
+    ]
+
+
+async def _look(runner: PlanRunner, wanted: Sequence[tuple[bytes, tuple[Strand, ...]]]) -> list[State]:
+    replies = await runner.run(_all(state_command(name, strands, ()) for name, strands in wanted))
+    return [
+        parse_state(name, strands, (), reply) for (name, strands), reply in zip(wanted, replies, strict=True)
+    ]
+
+
+def _raise(strand: Strand, end: Id | None) -> Command:
+    floor = ids.text(end or ids.ZERO)
+    return ("FCALL", "bs_strand_raise", 2, keys.meta(strand.name), strand.key, floor)
 
 
 def _all(commands: Iterable[Command]) -> Plan[Replies]:
