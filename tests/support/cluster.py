@@ -283,7 +283,7 @@ def say_every_function(said: Nodes, name: bytes) -> None:
     assert run(read_state(name, [], [2]), said).meta == state.meta
     assert said(Batch([glance_command(name, (1, 2, 3))])) == [b""]  # there are strands of chosen IDs too
     assert said(Batch([merge_command(state, state, (1, 2, 3), home=1)])) == [1]
-    assert run(list_ids(Strand(name, "s", 2), (0, 0), (9, 9)), said) == [b"5-5"]
+    assert run(list_ids(Strand(name, "s", 2), (0, 0), (9, 9)), said) == ([b"5-5"], None)
     bell = _registry(view, said, name).bell
     where = (keys.meta(name), Strand(name, "s", 2).key, keys.journal(name, 2), keys.bell(name, bell))
     mend = ("FCALL", "bs_strand_mend", len(where), *where, "s2", 0, bell, "0-0", 0, "5-5", 1, "0-0", 0)

@@ -71,16 +71,49 @@ local function entry_drop(keys, args)
 end
 
 local ENTRIES_AT_ONCE = 1000
+local STEP = 32 -- what is read before its size is known
+
+--[[ Calls take(entry) for entries of a strand, at most `most`, and stops when they have more than `bytes`. The first
+     is always taken. Returns whether more may follow. ]]
+local function each_entry(command, range, most, bytes, take)
+  local key, from, upto = unpack(range)
+  local count, size, step = 0, 0, 1
+  while count < most do
+    step = math.min(step, most - count)
+    local part = redis.call(command, key, from, upto, 'COUNT', step)
+    for _, entry in ipairs(part) do
+      size = size + 32
+      for _, word in ipairs(entry[2]) do size = size + #word + 8 end
+      if count > 0 and size > bytes then return true end
+      take(entry)
+      count = count + 1
+    end
+    if #part < step or part[step][1] == MAX_SEQ .. '-' .. MAX_SEQ then return false end
+    from, step = '(' .. part[step][1], math.min(2 * step, STEP)
+  end
+  return true
+end
 
 --[[ entry_list: the IDs of a strand from <start> to <end>, at most 1000, without their bodies; with REV the
-     last of them first. FCALL bs_entry_list 1 <strand> <start> <end> [REV] ]]
+     last of them first. FCALL bs_entry_list 1 <strand> <start> <end> [REV or empty] [<bytes>]
+     With <bytes> it stops when so much was read; the last element is empty if more may follow. ]]
 local function entry_list(keys, args)
-  local ids, from, upto, command = {}, args[1], args[2], 'XRANGE'
+  local ids, command, range = {}, 'XRANGE', { keys[1], args[1], args[2] }
   if args[3] == 'REV' then
-    from, upto, command = upto, from, 'XREVRANGE'
+    command, range = 'XREVRANGE', { keys[1], args[2], args[1] }
   end
-  for at, entry in ipairs(redis.call(command, keys[1], from, upto, 'COUNT', ENTRIES_AT_ONCE)) do
-    ids[at] = entry[1]
-  end
+  local function take(entry) ids[#ids + 1] = entry[1] end
+  local more = each_entry(command, range, ENTRIES_AT_ONCE, tonumber(args[4]) or math.huge, take)
+  if more and args[4] then ids[#ids + 1] = '' end
   return ids
+end
+
+--[[ entry_page: {whether more may follow, entries after an ID}, at most so many, and no more than fit into so many
+     bytes, but at least one. FCALL bs_entry_page 1 <strand> <after> <most> <bytes>
+     Why a function: one round trip, and XRANGE cannot be limited by size. ]]
+local function entry_page(keys, args)
+  local page = {}
+  local function take(entry) page[#page + 1] = entry end
+  local range = { keys[1], '(' .. args[1], '+' }
+  return { each_entry('XRANGE', range, tonumber(args[2]), tonumber(args[3]), take) and 1 or 0, page }
 end

@@ -45,6 +45,7 @@ redis.register_function('bs_native_set_aside', native_set_aside)
 redis.register_function('bs_native_append', native_append)
 redis.register_function { function_name = 'bs_entry_drop', callback = entry_drop, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'bs_entry_list', callback = entry_list, flags = { 'no-writes' } }
+redis.register_function { function_name = 'bs_entry_page', callback = entry_page, flags = { 'no-writes' } }
 redis.register_function('bs_group_create', group_create)
 redis.register_function { function_name = 'bs_group_setid', callback = group_setid, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'bs_group_scope', callback = scopes.change, flags = { 'allow-oom' } }

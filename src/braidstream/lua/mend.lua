@@ -1,6 +1,7 @@
 --[[ Restores entries that this engine lost from a peer's copy (replication/search.py decides which). ]]
 
 local MENDED_AT_ONCE = 10000
+local MENDED_BYTES = 268435456
 local XDEL_AT_ONCE = 1000
 
 --[[ Delete the rest of the last radix-tree node. A node keeps deleted entries, and XTRIM stops at one whose ID is
@@ -185,6 +186,8 @@ local function strand_mend(keys, args)
     return redis.error_reply('BSSTALE ' .. label)
   end
   if is_stale(meta, bell) then return redis.error_reply(STALE_GROUPS) end
+  local refused = denied(strand, 'XDEL', 'XADD', 'XSETID', 'XGROUP SETID') or denied(meta, 'HSET', 'HDEL')
+  if refused then return refused end
   local has_begun = redis.call('HGET', meta, META.NEW .. label)
   if (has_begun and has_begun ~= began) or (not own and less(last_of(strand), args[starts[#starts]])) then
     return redis.error_reply('BSSTALE the server was flushed since the link read it')
@@ -192,8 +195,11 @@ local function strand_mend(keys, args)
   local deleted_now = deleted_since(journals, positions, label .. ':' .. life)
   if not deleted_now then return redis.error_reply('BSSTALE too much was deleted meanwhile') end
   local first, there, lost = args[starts[1]], {}, {}
-  local later = redis.call('XRANGE', strand, first, '+', 'COUNT', MENDED_AT_ONCE + 1)
-  if #later > MENDED_AT_ONCE then return redis.error_reply('BSLATER too many entries follow ' .. first) end
+  local later = {}
+  local function move(entry) later[#later + 1] = entry end
+  if each_entry('XRANGE', { strand, first, '+' }, MENDED_AT_ONCE + 1, MENDED_BYTES, move) then
+    return redis.error_reply('BSLATER too many entries or bytes follow ' .. first)
+  end
   for _, entry in ipairs(later) do
     if #entry[2] > WIDEST then return redis.error_reply('BSLATER ' .. entry[1] .. ' is too wide') end
     there[entry[1]] = true
@@ -212,6 +218,8 @@ local function strand_mend(keys, args)
   local moves = not less(last, first)
   local kept = rebuild.is_needed(facts, lost, #later) and moves and redis.call('XRANGE', strand, '-', '(' .. first)
   local groups = kept and rebuild.groups_with_pending(strand)
+  refused = groups and denied(strand, 'UNLINK', 'XGROUP CREATE', 'XGROUP CREATECONSUMER', 'XCLAIM')
+  if refused then return refused end
   if kept and (not groups or rebuild.is_too_wide(kept)) then return redis.error_reply('BSLATER it cannot be created again') end
   if facts.length > MENDED_AT_ONCE * facts['radix-tree-keys'] then
     return redis.error_reply('BSLATER its nodes are too large')

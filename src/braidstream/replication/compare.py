@@ -21,29 +21,32 @@ from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.state import Extent, State, read_state
 
 AT_ONCE: Final = 1_000
+# How much of the entries an engine reads at once to list their IDs.
+LISTED_BYTES: Final = 16 * 1024 * 1024
 
 
-def list_ids(strand: Strand, start: Id, end: Id) -> Plan[list[bytes]]:
-    """The native IDs of at most AT_ONCE entries."""
-    listing = ("FCALL_RO", "bs_entry_list", 1, strand.key, ids.text(start), ids.text(end))
+def list_ids(strand: Strand, start: Id, end: Id) -> Plan[tuple[list[bytes], Id | None]]:
+    """Native IDs, at most AT_ONCE, and where the next page starts; None after the last."""
+    listing = ("FCALL_RO", "bs_entry_list", 1, strand.key, ids.text(start), ids.text(end), b"", LISTED_BYTES)
     [reply] = yield Batch([listing], resend=True)
-    return list(reply)
+    page = [native for native in reply if native]
+    has_more = len(page) < len(reply) or len(page) == AT_ONCE  # functions before 21 say it by the number
+    return page, ids.after(ids.native(page[-1])) if has_more else None
 
 
 def list_back(strand: Strand, end: Id) -> Plan[list[bytes]]:
-    """The native IDs of the last AT_ONCE entries up to `end`, the last of them first."""
-    listing = ("FCALL_RO", "bs_entry_list", 1, strand.key, "-", ids.text(end), "REV")
+    """The native IDs of the last entries up to `end`, at most AT_ONCE, the last of them first."""
+    listing = ("FCALL_RO", "bs_entry_list", 1, strand.key, "-", ids.text(end), "REV", LISTED_BYTES)
     [reply] = yield Batch([listing], resend=True)
-    return list(reply)
+    return [native for native in reply if native]
 
 
 def list_between(strand: Strand, start: Id, end: Id) -> Plan[list[bytes]]:
     """All native IDs from start to end, page by page."""
     found, at = list[bytes](), start
     while True:
-        page = yield from list_ids(strand, at, end)
+        page, following = yield from list_ids(strand, at, end)
         found += page
-        following = ids.after(ids.native(page[-1])) if len(page) == AT_ONCE else None
         if following is None:
             return found
         at = following
@@ -133,7 +136,7 @@ async def _missing(
         gone_upto = max(extent.first, extent.deleted)
     at: Id | None = ids.ZERO
     while at is not None:
-        page = await target.run(list_ids(strand, at, extent.last))
+        page, following = await target.run(list_ids(strand, at, extent.last))
         if not page:
             break
         end = ids.native(page[-1])
@@ -143,4 +146,4 @@ async def _missing(
         ]
         if missing:
             yield missing
-        at = ids.after(end) if len(page) == AT_ONCE else None
+        at = following

@@ -48,11 +48,12 @@ class Pair:
         stay deleted.
         """
         acked, done, natives = _acknowledged(theirs, strand), 0, loss.entries[strand]
-        for first in range(0, len(natives), PAGE):
-            part = natives[first : first + PAGE]
-            page = await self.peer.run(_between(strand, part[0], part[-1]))
-            wanted = set(part)
-            entries = [entry for entry in page if entry[0] in wanted and len(entry[1]) <= ship.WIDEST]
+        at, appetite = 0, ship.Appetite()
+        while part := natives[at : at + min(appetite.count, ship.UNMEASURED)]:
+            page = await self.peer.run(_entries(strand, part))
+            at += len(part)
+            appetite.had(ship.sizes_of(page))
+            entries = [entry for entry in page if len(entry[1]) <= ship.WIDEST]
             for batch, _ in ship.batches(entries, ship.sizes_of(entries)):
                 done += await self._mend(strand, batch, acked, loss)
         return done
@@ -143,10 +144,14 @@ class Pair:
     ) -> int:
         """where: the range in which the peer had all entries, except in times of doubt. last: how far its
         copy reaches."""
-        gone, (at, upto) = 0, where
+        gone, (start, upto) = 0, where
         if doubts and not strand.has_generated_ids:  # its IDs do not show when they were written
             return 0
-        while page := await self.home.run(compare.list_ids(strand, at, upto)):
+        at: Id | None = start
+        while at is not None:
+            page, following = await self.home.run(compare.list_ids(strand, at, upto))
+            if not page:
+                break
             end = ids.native(page[-1])
             # Read after the page, so that it shows what another link has restored meanwhile.
             mended = (await self.home.run(read_state(strand.name, [strand], []))).mended(strand)
@@ -163,9 +168,6 @@ class Pair:
                 drop = drop_command(View(self.region), strand, part, (b"KEEPREF", b""))
                 replies = await self.home.run(send_one(drop))
                 gone += replies.count(1)
-            following = ids.after(end)
-            if len(page) < compare.AT_ONCE or following is None:
-                break
             at = following
         return gone
 
@@ -237,9 +239,10 @@ def _chunks(words: list[bytes], size: int) -> Iterator[list[bytes]]:
         yield words[first : first + size]
 
 
-def _between(strand: Strand, first: bytes, last: bytes) -> Plan[ship.Page]:
-    [page] = yield Batch([("XRANGE", strand.key, first, last)], resend=True)
-    return list(page)
+def _entries(strand: Strand, natives: list[bytes]) -> Plan[ship.Page]:
+    """Those of the entries that exist. One reply for each: together they may be too large for one."""
+    replies = yield Batch([("XRANGE", strand.key, native, native) for native in natives], resend=True)
+    return [entry for reply in replies for entry in reply]
 
 
 def _mend(strand: Strand, batch: ship.Page, acked: dict[bytes, bytes], loss: Loss, *, own: bool) -> Plan[int]:

@@ -21,7 +21,15 @@ from braidstream.model.strand import Strand, facts
 from braidstream.protocol.lookup import registry_of
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication.endpoint import PlanRunner
-from braidstream.replication.ship import Appetite, Page, page_command, sizes_of
+from braidstream.replication.ship import (
+    PAGE_BYTES,
+    UNMEASURED,
+    Appetite,
+    Page,
+    page_command,
+    page_of_bytes,
+    sizes_of,
+)
 
 # How many pages of a strand are being read or wait to be sent.
 AHEAD: Final = 3
@@ -30,15 +38,16 @@ Answer = tuple[Page, list[int], dict[bytes, bytes]]
 
 
 class Reading:
-    """A page that is being read. `read` has the sizes of its entries and its last ID as soon as it arrived;
-    `answer` has the entries once the region can no longer lose them.
+    """A page that is being read. `read` has the sizes of its entries, and after which ID the next page starts
+    (None: it was the last), as soon as it arrived; `answer` has the entries once the region can no longer
+    lose them.
     """
 
-    __slots__ = ("answer", "count", "read")
+    __slots__ = ("answer", "count", "is_far", "read")
 
-    def __init__(self, source: PlanRunner, strand: Strand, after: Id, count: int) -> None:
-        self.count = count
-        self.read: asyncio.Future[tuple[list[int], Id]] = asyncio.get_running_loop().create_future()
+    def __init__(self, source: PlanRunner, strand: Strand, after: Id, count: int, *, is_far: bool) -> None:
+        self.count, self.is_far = count, is_far
+        self.read: asyncio.Future[tuple[list[int], Id | None]] = asyncio.get_running_loop().create_future()
         self.answer = asyncio.ensure_future(source.run(self._page(strand, after)))
         self.answer.add_done_callback(self._ended)
 
@@ -46,12 +55,35 @@ class Reading:
         """Read the page, then the registry, which is so at least as new: no entry arrives before an older
         deletion. Without MULTI, which is refused when memory is full.
         """
-        commands = [page_command(strand, after, self.count), registry_of(strand.name)]
-        page, meta = yield Batch(commands, resend=True)
-        sizes = sizes_of(page)
+        registry = registry_of(strand.name)
+        if self.is_far and self.count > UNMEASURED:
+            (more, page), meta = yield Batch(
+                [page_of_bytes(strand, after, self.count), registry], resend=True
+            )
+            sizes = sizes_of(page)
+        else:
+            few = min(self.count, UNMEASURED)
+            page, meta = yield Batch([page_command(strand, after, few), registry], resend=True)
+            sizes, more = sizes_of(page), len(page) == few and _last(page) != ids.LAST
+            if more and few < self.count:
+                more = yield from self._read_rest(strand, page, sizes)
+                [meta] = yield Batch([registry], resend=True)
         if not self.read.done():
-            self.read.set_result((sizes, ids.native(page[-1][0]) if page else after))
+            self.read.set_result((sizes, _last(page) if more else None))
         return page, sizes, facts(meta)
+
+    def _read_rest(self, strand: Strand, page: Page, sizes: list[int]) -> Plan[bool]:
+        """Read on until the page is full, by number or by size. Returns whether more may follow."""
+        total = sum(sizes)
+        while total < PAGE_BYTES and len(page) < self.count:
+            few = min(self.count - len(page), UNMEASURED)
+            [part] = yield Batch([page_command(strand, _last(page), few)], resend=True)
+            page += part
+            sizes += (measured := sizes_of(part))
+            total += sum(measured)
+            if len(part) < few or _last(page) == ids.LAST:
+                return False
+        return True
 
     def _ended(self, answer: "asyncio.Task[Answer]") -> None:
         self.read.cancel()
@@ -59,21 +91,28 @@ class Reading:
             answer.exception()  # retrieve it: no link may be waiting any more
 
 
-class Pages:
-    """Reads from one engine. No cache: a page is shared only while it is being read."""
+def _last(page: Page) -> Id:
+    return ids.native(page[-1][0])
 
-    def __init__(self, source: PlanRunner) -> None:
-        self._source = source
+
+class Pages:
+    """Reads from one engine. No cache: a page is shared only while it is being read.
+
+    is_far: the engine may be in another region, and has the functions to read a page in one round trip.
+    """
+
+    def __init__(self, source: PlanRunner, *, is_far: bool = False) -> None:
+        self._source, self._is_far = source, is_far
         self._flying: dict[tuple[bytes, Id, int], Reading] = {}
 
     def read(self, strand: Strand, after: Id, count: int, *, alone: bool) -> Reading:
         """New entries, and the registry of that time or later. alone: do not share a read in flight."""
         if alone:
-            return Reading(self._source, strand, after, count)
+            return Reading(self._source, strand, after, count, is_far=self._is_far)
         wanted = (strand.key, after, count)
         reading = self._flying.get(wanted)
         if reading is None:
-            reading = self._flying[wanted] = Reading(self._source, strand, after, count)
+            reading = self._flying[wanted] = Reading(self._source, strand, after, count, is_far=self._is_far)
             reading.answer.add_done_callback(lambda _: self._flying.pop(wanted))
         return reading
 
@@ -122,7 +161,5 @@ class Ahead:
         newest = self._newest
         if newest is None or not newest.read.done() or newest.read.cancelled():
             return
-        self._newest, (sizes, last) = None, newest.read.result()
+        self._newest, (sizes, self._after) = None, newest.read.result()
         self._appetite.had(sizes)
-        if len(sizes) == newest.count:
-            self._after = last

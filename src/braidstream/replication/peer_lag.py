@@ -20,6 +20,7 @@ from braidstream.model import ids, keys
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
 from braidstream.protocol.plan import send_one
+from braidstream.replication.compare import list_ids
 from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.ship import page_command
 from braidstream.replication.state import Extent, State, read_state
@@ -29,8 +30,6 @@ SAMPLE: Final = 32
 # The most streams that may differ, and streams with a cached position of the peer.
 MOST: Final = 100_000
 REMEMBERED: Final = 10_000
-# If the counters of the two engines cannot be compared, missing entries are counted up to this number.
-COUNTED: Final = 200
 
 # Of each strand of ours, when the peer last had all of it: its last ID, and how many entries it ever had here
 # and there. The two counts differ: a region that joined later never had what was trimmed before.
@@ -121,8 +120,9 @@ class Lag:
         elif copy is not None and copy.whole and ours.whole:
             entries = ours.added - copy.added
         else:
-            entries = len(await source.run(send_one(page_command(strand, end, COUNTED), resend=True)))
-            if entries == COUNTED and copy is not None:
+            missing, following = await source.run(list_ids(strand, ids.after(end) or end, ids.LAST))
+            entries = len(missing)
+            if following is not None and copy is not None:
                 entries = ours.added - copy.added
         return Behind(max(1, min(ours.length, entries)), oldest_ms)
 

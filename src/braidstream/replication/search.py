@@ -203,15 +203,14 @@ class Search:
     async def _absent_upto(self, strand: Strand, end: Id) -> list[bytes]:
         """All entries of the peer up to an ID that we lack."""
         absent, at = list[bytes](), ids.ZERO
-        while page := await self.peer.run(compare.list_ids(strand, at, end)):
-            last = ids.native(page[-1])
-            kept = set(await self.home.run(compare.list_between(strand, at, last)))
-            absent += [native for native in page if native not in kept]
-            following = ids.after(last)
-            if len(page) < compare.AT_ONCE or following is None:
-                break
+        while True:
+            page, following = await self.peer.run(compare.list_ids(strand, at, end))
+            if page:
+                kept = set(await self.home.run(compare.list_between(strand, at, ids.native(page[-1]))))
+                absent += [native for native in page if native not in kept]
+            if following is None:
+                return absent
             at = following
-        return absent
 
 
 def _tail(state: State, strand: Strand) -> Id | None:

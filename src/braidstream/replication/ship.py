@@ -20,12 +20,22 @@ BATCH_BYTES: Final = 256 * 1024
 PAGE_BYTES: Final = 1024 * 1024
 MOST: Final = 2_000
 FEW: Final = 16
+# How many entries one XRANGE returns: those after a thousand small ones may be large.
+UNMEASURED: Final = 100
+# The first version of the engine functions with bs_entry_page.
+HAS_PAGES: Final = 21
 # The function unpacks an entry's words onto Lua's stack; wider entries are appended natively.
 WIDEST: Final = 7_800
 
 
 def page_command(strand: Strand, after: Id, count: int) -> Command:
     return ("XRANGE", strand.key, b"(" + ids.text(after), b"+", "COUNT", count)
+
+
+def page_of_bytes(strand: Strand, after: Id, count: int) -> Command:
+    """The same, but no more than PAGE_BYTES: [whether more follow, entries]. Slower for the engine than a few
+    XRANGEs, and one round trip."""
+    return ("FCALL_RO", "bs_entry_page", 1, strand.key, ids.text(after), count, PAGE_BYTES)
 
 
 def sizes_of(page: Page) -> list[int]:

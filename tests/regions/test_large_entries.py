@@ -1,0 +1,92 @@
+"""Small entries, then large ones: no reply is larger than a peer's may be.
+
+A tenth of the real sizes: entries of 50 KB, and replies of at most 6.4 MB instead of 64 MB.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from braidstream.model import ids
+from braidstream.model.strand import Strand
+from braidstream.net.wire import parse_address
+from braidstream.replication import compare
+from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint
+from braidstream.replication.link import Link
+from braidstream.replication.pages import Pages
+from tests.support.world import World
+
+SMALL, LARGE = 2_000, 200
+STRAND = Strand(b"m", "s", 1)
+
+
+@pytest.fixture
+def world(make_world: Callable[..., World]) -> World:
+    return make_world(2)
+
+
+def write(world: World, count: int, size: int) -> None:
+    pipe = world[1].pipeline(transaction=False)
+    for number in range(count):
+        pipe.xadd("m", {"n": str(number), "body": "x" * size})
+    pipe.execute()
+
+
+def linked(world: World, work: Callable[[Link], Awaitable[object]], *, near: bool = False) -> None:
+    """Run work with a new link from region 1 to 2. Both refuse large replies."""
+
+    async def run() -> None:
+        ends = [Endpoint(parse_address(each.url), PEER_REPLY_BYTES // 10) for each in world.engines]
+        for end in ends:
+            await end.connect()
+        pages = Pages(ends[0]) if near else None
+        await work(Link(ends[0], ends[1], here=world.region(1), there=world.region(2), pages=pages))
+        for end in ends:
+            end.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("near", [True, False])
+def test_small_entries_and_then_large_ones_are_replicated(world: World, near: bool) -> None:
+    write(world, SMALL, 100)
+    write(world, LARGE, 50_000)
+    write(world, 1, 100)  # the last one does not show that there are large ones
+    linked(world, lambda link: link.sync(b"m"), near=near)
+    assert world[2].xrange("m") == world[1].xrange("m")
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_large_entries_that_were_lost_are_restored(world: World, goes_on: bool) -> None:
+    write(world, 10, 100)
+    with world.engines[0].client() as engine:
+        earlier = engine.dump(STRAND.key)
+        write(world, 500, 100)
+        write(world, LARGE, 50_000)
+        write(world, 1, 100)
+        linked(world, lambda link: link.sync(b"m"), near=True)
+        engine.restore(STRAND.key, 0, earlier, replace=True)
+    if goes_on:
+        write(world, 1, 100)
+    linked(world, lambda link: link.sync(b"m"))
+    assert world[1].xlen("m") == 10 + 500 + LARGE + 1 + goes_on
+    assert world[2].xrange("m") == world[1].xrange("m")
+
+
+def test_a_comparison_lists_large_entries_in_parts_and_misses_none(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "LISTED_BYTES", compare.LISTED_BYTES // 10)
+    write(world, 100, 100)
+    write(world, LARGE, 50_000)
+    world.sync()
+    page, following = world[1].run_plan(compare.list_ids(STRAND, ids.ZERO, ids.LAST))
+    assert 100 < len(page) < 100 + LARGE
+    assert following is not None
+    every = [entry for entry, _ in world[1].xrange("m")]
+    world[1].xdel("m", *every[:3], every[-50])
+    with world.engines[0].client() as engine:
+        engine.xtrim("bs:1:j:{m}", maxlen=0)
+    linked(world, lambda link: link.sync(b"m"))
+    assert [entry for entry, _ in world[2].xrange("m")] == [*every[3:-50], *every[-49:]]
