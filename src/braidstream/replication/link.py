@@ -14,33 +14,30 @@ A link stores nothing. It caches the target's position, and the engine functions
 Kill a link between any two steps, and another one continues. Two links on one strand are harmless.
 """
 
-import contextlib
 from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Final
 
-from braidstream.errors import WRITES_REFUSED, BraidError, ReplyError
+from braidstream.errors import BraidError, ReplyError
 from braidstream.model import ids, keys
-from braidstream.model.fields import MetaField
 from braidstream.model.ids import Id
 from braidstream.model.journal import apply_command
 from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
-from braidstream.observability.events import emit
 from braidstream.protocol.plan import send_one
 from braidstream.protocol.retries import Retries
 from braidstream.replication import compare
 from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.flow import Flow, Window
-from braidstream.replication.heal import Pair
-from braidstream.replication.loss import Loss
 from braidstream.replication.pages import Pages
 from braidstream.replication.progress import Known, Progress
-from braidstream.replication.search import Search
+from braidstream.replication.restoring import STALE, Restorer
+from braidstream.replication.ship import HAS_PAGES
 from braidstream.replication.state import (
     State,
     lacks,
+    likely_strands,
     merge_and_read,
     merge_command,
     read_journal,
@@ -49,9 +46,6 @@ from braidstream.replication.state import (
 
 REMEMBERED: Final = 100_000
 JOURNAL_PAGE: Final = 100
-
-# Errors of the target if our cache is stale, and of the link if the source has changed meanwhile.
-STALE: Final = ("BSGAP", "BSSTALE", "BSMOVED")
 
 
 class Link:
@@ -69,7 +63,7 @@ class Link:
     ) -> None:
         self.source, self.target, self.here, self.there = source, target, here, there
         self.heals = heals
-        self.pages = pages or Pages(source)
+        self.pages = pages or Pages(source, is_far=here.library >= HAS_PAGES)
         self.window = Window()
         self._lossy = set[bytes]()  # streams with a loss, until the target has received everything
         self.highest_ms = 0  # the highest ID of our home strands that this link has read
@@ -136,8 +130,8 @@ class Link:
         own, known = self.here.writer, self._recall(name)
         writers = self._writers() if relay else [own]
         if self.heals and (known.marks is None or known.owes):
-            await self._heal(name, known, progress)
-        ours = await self.source.run(read_state(name, self._likely(name), writers, home=own))
+            progress.healed += await self._restorer().heal(name, known)
+        ours = await self.source.run(read_state(name, likely_strands(name, self.here), writers, home=own))
         progress.restless, progress.strands = ours.restless, ours.registry.strands
         if (home := ours.strands.get(Strand(name, keys.GENERATED, own))) is not None:
             self.highest_ms = max(self.highest_ms, home.last[0])
@@ -174,88 +168,21 @@ class Link:
             known.applied = progress.journal
         self._remember(name, known)
 
-    async def _heal(self, name: bytes, known: Known, progress: Progress) -> None:
-        """At the first read of a stream, or after it was created again: restore what we lost and the target
-        has.
-
-        Acknowledgements are noted after that: before, they would count lost entries as acknowledged.
-        """
-        own = self.here.writer
-        ours = await self.source.run(read_state(name, self._likely(name), [own], met=True))
-        theirs = await self.target.run(read_state(name, ours.registry.strands, [own]))
-        pair, search = self._pair()
-        if loss := await search.find_loss(ours, theirs):
-            self._lossy.add(name)
-            progress.healed += await self._restore(pair, loss, ours, theirs)
-            progress.healed += await self._fill(name)
-            ours = await self.source.run(read_state(name, self._likely(name), [own]))
-        known.owes, whole = False, name in self._lossy
-        if whole or any(ours.mended(strand) for strand in ours.strands):
-            passed_on = await pair.pass_on(ours, self.there, whole=whole)
-            known.owes = passed_on is None
-            progress.healed += passed_on or 0
-            if not known.owes:
-                self._lossy.discard(name)
-        known.marks = ours.marks(own)
-
-    async def _restore(self, pair: Pair, loss: Loss, ours: State, theirs: State) -> int:
-        name, done, why = ours.name, 0, ""
-        back = self._back()
-        try:
-            # Refused if our clients have appended since: then entries are restored before theirs.
-            with contextlib.suppress(ReplyError):
-                await back.give_back(name, without=loss.went_on(ours))
-            for strand in loss.entries:
-                done += await pair.put_back(strand, loss, theirs)
-            with contextlib.suppress(ReplyError):
-                await back.give_back(name)
-            if loss.journal:
-                done += await pair.delete_again(loss, theirs)
-                await pair.redo_journal(ours, theirs)
-        except ReplyError as error:
-            # Deleted meanwhile, or the engine refuses writes for a while: try again.
-            if error.code in (*STALE, *WRITES_REFUSED, "OOM"):
-                raise
-            why = str(error)
-            for strand in loss.entries:  # mark it, so that the missing entries do not count as deleted
-                cut = ids.text(ours.registry.cuts.get(strand, ids.ZERO))
-                with contextlib.suppress(ReplyError):
-                    await self.source.run(
-                        send_one(("HSETNX", keys.meta(name), MetaField.LOST + strand.label, cut))
-                    )
-        facts = {"entries": loss.count, "restored": done, "journal": loss.journal}
-        emit("region.lost_tail", stream=name, peer=self.there.name, **facts, why=why)
-        return done
-
-    async def _fill(self, name: bytes) -> int:
-        """Restore what the target has in the middle of our strands and other peers could not give back."""
-        pair, search = self._pair()
-        gaps = await search.find_gaps(name)
-        if not gaps:
-            return 0
-        theirs = await self.target.run(read_state(name, list(gaps.entries), []))
-        return sum([await pair.put_back(strand, gaps, theirs) for strand in gaps.entries])
-
-    def _pair(self) -> tuple[Pair, Search]:
-        ends = self.source, self.target, self.here, self.there.writer
-        return Pair(*ends), Search(*ends)
+    def _restorer(self) -> Restorer:
+        ends = self.source, self.target, self.here, self.there
+        return Restorer(*ends, self._lossy, self._back().give_back)
 
     async def recover(self, name: bytes) -> int:
         """For an engine that lost its data: restore all that the target has of a stream. Counts entries."""
-        back, own, progress = self._back(), self.here.writer, Progress()
-        entries = (await back.sync(name, relay=True)).entries
-        await self._heal(name, self._recall(name), progress)
-        ours = await self.source.run(read_state(name, self._likely(name), [own]))
-        theirs = await self.target.run(read_state(name, ours.registry.strands, [own]))
-        await self._pair()[0].redo_journal(ours, theirs)
-        return entries + progress.healed + await self._fill(name)
+        entries = (await self._back().sync(name, relay=True)).entries
+        return entries + await self._restorer().recover(name, self._recall(name))
 
     def _back(self) -> "Link":
         return Link(self.target, self.source, here=self.there, there=self.here, heals=False)
 
     async def give_back(self, name: bytes, without: Collection[Strand] = ()) -> None:
         """Return to a target that lost data: the registry, and its own entries after those that it has."""
-        ours = await self.source.run(read_state(name, self._likely(name), []))
+        ours = await self.source.run(read_state(name, likely_strands(name, self.here), []))
         theirs = await self.target.run(read_state(name, ours.registry.strands, []))
         if lacks(theirs, ours):
             theirs = await self._merge(ours, theirs, [])
@@ -313,9 +240,6 @@ class Link:
     def _writers(self) -> list[int]:
         """Whose journals a relay sends: all but the target's own, also of regions that have left."""
         return [writer for writer in (*self.here.writers, *self.here.left) if writer != self.there.writer]
-
-    def _likely(self, name: bytes) -> list[Strand]:
-        return [Strand(name, keys.GENERATED, writer) for writer in self.here.writers]
 
     async def _merge(self, ours: State, theirs: State, writers: list[int]) -> State:
         """Merge the source's registry at the target; returns the target's state afterwards."""

@@ -18,6 +18,7 @@ from braidstream.model.fields import MetaField
 from braidstream.model.ids import Id
 from braidstream.model.journal import JournalEntry
 from braidstream.model.meta import Registry, named_keys
+from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand, facts
 from braidstream.protocol.plan import Batch, Plan
 
@@ -178,6 +179,11 @@ class State:
         return MetaField.LOST + strand.label in self.meta or (
             strand in self.registry.strands and strand not in self.strands
         )
+
+
+def likely_strands(name: bytes, region: Region) -> list[Strand]:
+    """The strands that a stream has, if all regions write to it."""
+    return [Strand(name, keys.GENERATED, writer) for writer in region.writers]
 
 
 def state_command(

@@ -1,0 +1,144 @@
+"""Restores what a region lost, before a link sends anything about the stream.
+
+search.py finds it, and heal.py puts it back. What cannot be restored is marked as lost: the peers keep it.
+"""
+
+import contextlib
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from typing import Final
+
+from braidstream.errors import WRITES_REFUSED, ReplyError
+from braidstream.model import ids, keys
+from braidstream.model.fields import MetaField
+from braidstream.model.region_config import Region
+from braidstream.model.strand import Strand
+from braidstream.observability.events import emit
+from braidstream.protocol.plan import Batch, Plan
+from braidstream.replication.endpoint import PlanRunner
+from braidstream.replication.heal import Pair
+from braidstream.replication.loss import Loss
+from braidstream.replication.progress import Known
+from braidstream.replication.search import Search
+from braidstream.replication.state import State, likely_strands, read_state
+
+# Errors of the target if our cache is stale, and of the link if the source has changed meanwhile.
+STALE: Final = ("BSGAP", "BSSTALE", "BSMOVED")
+
+# Sends a stream's registry, and the entries at the end of its strands except of these, from the peer to us.
+GiveBack = Callable[[bytes, Collection[Strand]], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Restorer:
+    """home, here: the region that may have lost data; peer, there: one that may have it.
+
+    lossy: streams with a loss, until the peer has received everything.
+    """
+
+    home: PlanRunner
+    peer: PlanRunner
+    here: Region
+    there: Region
+    lossy: set[bytes]
+    give_back: GiveBack
+
+    @property
+    def _pair(self) -> Pair:
+        return Pair(self.home, self.peer, self.here, self.there.writer)
+
+    @property
+    def _search(self) -> Search:
+        return Search(self.home, self.peer, self.here, self.there.writer)
+
+    async def heal(self, name: bytes, known: Known) -> int:
+        """At the first read of a stream, or after it was created again: restore what we lost and the peer
+        has. Counts entries.
+
+        Acknowledgements are noted after that: before, they would count lost entries as acknowledged.
+        """
+        own, done = self.here.writer, 0
+        ours = await self._read_ours(name, met=True)
+        theirs = await self.peer.run(read_state(name, ours.registry.strands, [own]))
+        if loss := await self._search.find_loss(ours, theirs):
+            self.lossy.add(name)
+            restored = await self._restore(loss, ours, theirs)
+            if restored is not None:
+                done += restored + await self._fill(name)
+            ours = await self._read_ours(name)
+        known.owes, whole = False, name in self.lossy
+        if whole or any(ours.mended(strand) for strand in ours.strands):
+            passed_on = await self._pair.pass_on(ours, self.there, whole=whole)
+            known.owes = passed_on is None
+            done += passed_on or 0
+            if not known.owes:
+                self.lossy.discard(name)
+        known.marks = ours.marks(own)
+        return done
+
+    async def recover(self, name: bytes, known: Known) -> int:
+        """For an engine that lost its data, once it has all registries: restore the rest. Counts entries."""
+        done = await self.heal(name, known)
+        ours = await self._read_ours(name)
+        theirs = await self.peer.run(read_state(name, ours.registry.strands, [self.here.writer]))
+        await self._pair.redo_journal(ours, theirs)
+        return done + await self._fill(name)
+
+    async def _read_ours(self, name: bytes, *, met: bool = False) -> State:
+        likely = likely_strands(name, self.here)
+        return await self.home.run(read_state(name, likely, [self.here.writer], met=met))
+
+    async def _restore(self, loss: Loss, ours: State, theirs: State) -> int | None:
+        """Counts entries. None: it cannot be restored, and is marked."""
+        name, done, why, pair = ours.name, 0, "", self._pair
+        try:
+            # Refused if our clients have appended since: then entries are restored before theirs.
+            with contextlib.suppress(ReplyError):
+                await self.give_back(name, loss.went_on(ours))
+            for strand in loss.entries:
+                done += await pair.put_back(strand, loss, theirs)
+            with contextlib.suppress(ReplyError):
+                await self.give_back(name, ())
+            if loss.journal:
+                done += await pair.delete_again(loss, theirs)
+                await pair.redo_journal(ours, theirs)
+        except ReplyError as error:
+            # Deleted meanwhile, or the engine refuses writes for a while: try again.
+            if error.code in (*STALE, *WRITES_REFUSED, "OOM"):
+                raise
+            why = str(error)
+            for strand in loss.entries:
+                await self._mark_lost(strand, ours)
+        facts = {"entries": loss.count, "restored": done, "journal": loss.journal}
+        emit("region.lost_tail", stream=name, peer=self.there.name, **facts, why=why)
+        return None if why else done
+
+    async def _mark_lost(self, strand: Strand, ours: State) -> None:
+        """Mark a strand, so that its missing entries do not count as deleted.
+
+        An error if that is refused: the link may send nothing about the stream then.
+        """
+        try:
+            cut = ids.text(ours.registry.cuts.get(strand, ids.ZERO))
+            await self.home.run(_mark(strand, cut))
+        except ReplyError as error:
+            raise ReplyError(
+                f"{error.text} (this region's own server. It lost entries, and the link needs HGET and HSET "
+                "to note that)"
+            ) from None
+
+    async def _fill(self, name: bytes) -> int:
+        """Restore what the peer has in the middle of our strands and other peers could not give back."""
+        gaps = await self._search.find_gaps(name)
+        if not gaps:
+            return 0
+        theirs = await self.peer.run(read_state(name, list(gaps.entries), []))
+        return sum([await self._pair.put_back(strand, gaps, theirs) for strand in gaps.entries])
+
+
+def _mark(strand: Strand, cut: bytes) -> Plan[None]:
+    """An earlier mark stays. Not HSETNX: a daemon has no right to it on its own server."""
+    where, field = keys.meta(strand.name), MetaField.LOST + strand.label
+    [marked] = yield Batch([("HGET", where, field)], resend=True)
+    if marked is None:
+        yield Batch([("HSET", where, field, cut)])
