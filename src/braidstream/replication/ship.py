@@ -21,7 +21,7 @@ PAGE_BYTES: Final = 1024 * 1024
 MOST: Final = 2_000
 FEW: Final = 16
 # How many entries one XRANGE returns: those after a thousand small ones may be large.
-UNMEASURED: Final = 100
+UNMEASURED: Final = 128
 # The first version of the engine functions with bs_entry_page.
 HAS_PAGES: Final = 21
 # The function unpacks an entry's words onto Lua's stack; wider entries are appended natively.
