@@ -24,6 +24,7 @@ from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.ship import (
     PAGE_BYTES,
     UNMEASURED,
+    UNMEASURED_NEAR,
     Appetite,
     Page,
     page_command,
@@ -43,10 +44,11 @@ class Reading:
     lose them.
     """
 
-    __slots__ = ("answer", "count", "is_far", "read")
+    __slots__ = ("_most", "answer", "count", "is_far", "read")
 
     def __init__(self, source: PlanRunner, strand: Strand, after: Id, count: int, *, is_far: bool) -> None:
         self.count, self.is_far = count, is_far
+        self._most = UNMEASURED if is_far else UNMEASURED_NEAR
         self.read: asyncio.Future[tuple[list[int], Id | None]] = asyncio.get_running_loop().create_future()
         self.answer = asyncio.ensure_future(source.run(self._page(strand, after)))
         self.answer.add_done_callback(self._ended)
@@ -62,7 +64,7 @@ class Reading:
             )
             sizes = sizes_of(page)
         else:
-            few = min(self.count, UNMEASURED)
+            few = min(self.count, self._most)
             page, meta = yield Batch([page_command(strand, after, few), registry], resend=True)
             sizes, more = sizes_of(page), len(page) == few and _last(page) != ids.LAST
             if more and few < self.count:
@@ -76,7 +78,7 @@ class Reading:
         """Read on until the page is full, by number or by size. Returns whether more may follow."""
         total = sum(sizes)
         while total < PAGE_BYTES and len(page) < self.count:
-            few = min(self.count - len(page), UNMEASURED)
+            few = min(self.count - len(page), self._most)
             [part] = yield Batch([page_command(strand, _last(page), few)], resend=True)
             page += part
             sizes += (measured := sizes_of(part))

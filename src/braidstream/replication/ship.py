@@ -20,8 +20,10 @@ BATCH_BYTES: Final = 256 * 1024
 PAGE_BYTES: Final = 1024 * 1024
 MOST: Final = 2_000
 FEW: Final = 16
-# How many entries one XRANGE returns: those after a thousand small ones may be large.
+# How many entries one XRANGE returns: those after a thousand small ones may be large. A peer's reply has a
+# limit (endpoint.py).
 UNMEASURED: Final = 128
+UNMEASURED_NEAR: Final = 512
 # The first version of the engine functions with bs_entry_page.
 HAS_PAGES: Final = 21
 # The function unpacks an entry's words onto Lua's stack; wider entries are appended natively.
