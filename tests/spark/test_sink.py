@@ -15,10 +15,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from braidstream.admin.adoption import adopt, release
 from braidstream.errors import OptionError, SinkError
 from braidstream.spark.sink.ledger import Book, Publisher
 from tests.support.microbatch import Micro
-from tests.support.regions import become
+from tests.support.regions import become, client_of
 from tests.support.servers import Engine
 from tests.support.sinks import Crash, Job, Sink, crash_after, entries, numbers
 
@@ -313,6 +314,46 @@ def test_a_server_that_becomes_a_region_gets_what_was_staged_before(engine: Engi
     become(engine)
     sink.commit(0, message)
     assert numbers(engine, "out" if name == "out" else "a\r\nb") == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["out", "}odd"])
+def test_a_sink_continues_while_its_stream_is_adopted_and_made_native_again(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    sink, plain = Sink(engine.url, stream=name), Sink(engine.url, stream=name, idempotence="none")
+    sink.run(0, [1, 2, 3])
+    become(engine)
+    sink.run(1, [4, 5])
+    plain.run(0, [6])
+    with client_of(engine) as client:
+        with monkeypatch.context() as patched:
+            crash_after(patched, Publisher, "_append")
+            with pytest.raises(Crash):
+                sink.run(2, [7, 8, 9])
+        assert client.run_plan(adopt(name.encode())).problem == ""
+        sink.run(2, [9, 8, 7])
+        plain.run(0, [10])
+        assert client.run_plan(release(name.encode())).problem == ""
+        sink.run(3, [11])
+    assert numbers(engine, name) == list(range(1, 12))
+
+
+def test_a_stream_that_is_adopted_in_the_middle_of_a_step_gets_each_row_once(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, real = Sink(engine.url), Publisher._append
+    sink.run(0, [1])
+    become(engine)
+
+    def overtaken(self: Any, *args: Any) -> Any:
+        monkeypatch.setattr(Publisher, "_append", real)
+        with client_of(engine) as client:
+            assert client.run_plan(adopt(b"out")).problem == ""
+        return real(self, *args)
+
+    monkeypatch.setattr(Publisher, "_append", overtaken)
+    sink.run(1, [2, 3, 4])
+    assert numbers(engine) == [1, 2, 3, 4]
 
 
 def test_large_and_wide_rows(place: Engine) -> None:

@@ -197,7 +197,7 @@ class Publisher:
     """Appends the chunks of one stream, in order, each in a MULTI with the mark that counts it."""
 
     def __init__(self, book: Book, stream: bytes, batch: int, stages: list[Stage]) -> None:
-        self.book, self.batch = book, batch
+        self.book, self.stream, self.batch = book, stream, batch
         self.mark_key = keys.sink(book.sink, stream)
         self.places = [(stage.key, at) for stage in stages for at in range(stage.chunks)]
         self.strand = target(book.server, stream)
@@ -226,7 +226,11 @@ class Publisher:
             wire.call(("UNWATCH",))
             return len(self.places)
         if seen.refusal:
-            raise SinkError(seen.refusal)
+            wire.call(("UNWATCH",))
+            known, self.strand = self.strand, target(self.book.server, self.stream)
+            if self.strand == known:
+                raise SinkError(seen.refusal)
+            return published  # it was adopted, or made native again
         key, at = self.places[published]
         [chunk] = wire.call(("LINDEX", key, at))
         if chunk is None:

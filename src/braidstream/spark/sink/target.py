@@ -1,5 +1,8 @@
 """Where the rows of a sink go: the strand of a stream, or of a log, that this server appends to.
 
+A native stream of a region stays native, as for clients, until `braid adopt`. A step of a publisher watches
+the plain key, which an adoption replaces by a fence.
+
 A log takes rows at its home only. The home may move at any time, so a step of a publisher watches the
 registry: whatever ends an epoch changes it, and then the step does nothing.
 """
@@ -16,13 +19,13 @@ from braidstream.model.strand import Strand, facts
 from braidstream.net.bulk import Server, Wire
 from braidstream.protocol.append import ensure_command
 from braidstream.protocol.identify import read_region
-from braidstream.protocol.lookup import current, is_stale, registry_of
+from braidstream.protocol.lookup import FENCE_TYPE, checked_now, is_stale, registry_of
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.retries import Retries
 
 
 def target(server: Server, name: bytes, *, is_log: bool | None = None) -> Strand:
-    """The strand that this server appends to; the plain stream if it is no region.
+    """The strand that this server appends to; the plain stream if it is no region, or the stream is native.
 
     is_log: what the sink's options say; None if the registry decides. A log is created if it is missing.
     """
@@ -42,12 +45,13 @@ def target(server: Server, name: bytes, *, is_log: bool | None = None) -> Strand
 
 
 def _target(server: Server, name: bytes, writer: int, is_log: bool | None) -> Strand:
-    registry = server.run(current(name), keys.meta(name))
+    kind, registry = server.run(_look(name), keys.meta(name))
     known = registry.is_log or (registry.home is not None and not registry.exists)
     if known and is_log is False:
         raise SinkError(f"{_shown(name)} is a log: name it in the option log, not in stream.")
     if not (known or is_log):
-        return Strand(name, keys.GENERATED, writer)
+        is_native = kind == b"stream" and not registry.exists
+        return Strand(name, keys.PLAIN, 0) if is_native else Strand(name, keys.GENERATED, writer)
     if registry.exists and not registry.is_log:
         raise SinkError(f"{_shown(name)} is a stream: name it in the option stream, not in log.")
     home = registry.home
@@ -70,6 +74,13 @@ def _writer() -> Plan[int | None]:
     return (yield from read_region()).writer
 
 
+def _look(name: bytes) -> Plan[tuple[bytes, Registry]]:
+    """The type of the plain key, and the registry. The type first: an adoption between leaves a registry."""
+    kind, reply = yield Batch([("TYPE", name), registry_of(name)], resend=True)
+    found = {name: Registry.parse(name, reply)}
+    return kind, (yield from checked_now([registry_of(name)], found))[name]
+
+
 def _ensure(strand: Strand, bell: bytes) -> Plan[None]:
     yield Batch([ensure_command(strand, bell)], resend=True)
 
@@ -89,11 +100,29 @@ def watch(wire: Wire, strand: Strand, mark_key: bytes) -> Watched:
 
 
 def _watch_stream(wire: Wire, strand: Strand, mark_key: bytes) -> Watched:
-    plain = strand.name if keys.shares_slot(strand.name) else mark_key + b":none"
-    _, mark, kind = wire.call(("WATCH", mark_key, plain), ("GET", mark_key), ("TYPE", plain))
-    if kind not in ((b"none",) if strand.has_generated_ids else (b"none", b"stream")):
+    watched: tuple[bytes, ...] = (mark_key, strand.name)
+    commands: list[Command] = [("GET", mark_key), ("TYPE", strand.name)]
+    if not strand.is_plain:
+        watched = (*watched, keys.meta(strand.name))
+        commands.append(registry_of(strand.name))
+    replies = wire.call(("WATCH", *watched), *commands)
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise SinkError(f"the server refused {_shown(strand.name)}: {reply}")
+    _, mark, kind, *rest = replies
+    registry = Registry.parse(strand.name, *rest) if rest else None
+    if not _takes_rows(kind, registry):
         return Watched(mark, f"{strand.name!r} is no stream but another kind of key. Nothing was appended.")
     return Watched(mark)
+
+
+def _takes_rows(kind: bytes, registry: Registry | None) -> bool:
+    """Whether rows can be appended beside a plain key of this type. registry: None for a plain stream."""
+    if registry is None:
+        return kind in (b"none", b"stream")
+    if kind == b"stream":  # strays (`braid adopt --strays`): clients append to our stream too
+        return registry.exists
+    return kind == b"none" or (kind == FENCE_TYPE and registry.fenced)
 
 
 def _watch_log(wire: Wire, strand: Strand, mark_key: bytes) -> Watched:
