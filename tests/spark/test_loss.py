@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import redis
 
-from braidstream.errors import DataLossError
+from braidstream.errors import DataLossError, NotReplicatedError
 from tests.support.microbatch import Micro
+from tests.support.regions import become, client_of
 from tests.support.servers import Engine
 from tests.support.world import World
 
@@ -191,3 +192,40 @@ def test_a_region_that_trimmed_what_was_read_elsewhere_says_that_it_cannot_tell(
         query.options |= {"url": engine.url, "fallbackUrls": other.url}
         assert query.numbers() == [3]  # where it was counted it is known that nothing is missing
         world.close()
+
+
+def swap(client: redis.Redis, key: str, older: bytes) -> bytes:
+    """A replica without the newest entries was promoted. Returns what the old primary had."""
+    newer = client.dump(key)
+    assert isinstance(newer, bytes)
+    client.restore(key, 0, older, replace=True)
+    return newer
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_a_task_does_not_skip_what_its_promoted_server_has_not(
+    engine: Engine, client: redis.Redis, pieces: int
+) -> None:
+    become(engine)
+    options = {"streams": "orders", "replicationWait": "0.1s", "minPartitions": pieces}
+    with client_of(engine) as ours:
+        ours.xadd("orders", {"n": 0})
+        older: Any = client.dump("bs:1:s:{orders}")
+        for n in range(1, 6):
+            ours.xadd("orders", {"n": n})
+    query, lost = Micro({"url": engine.url, **options}), list[bytes]()
+    query.before_read = lambda: lost.append(swap(client, "bs:1:s:{orders}", older))
+    with pytest.raises(NotReplicatedError, match="Nothing is lost"):
+        query.run()
+    swap(client, "bs:1:s:{orders}", lost[0])  # the peers have restored it
+    query.before_read = lambda: None
+    assert query.numbers() == [0, 1, 2, 3, 4, 5]
+
+
+def test_what_a_promoted_server_has_lost_of_a_plain_stream_is_told(query: Make, client: redis.Redis) -> None:
+    orders = query()
+    older: Any = client.dump("orders")
+    entry(client, 4, 5)
+    orders.before_read = lambda: swap(client, "orders", older)
+    with pytest.raises(DataLossError, match="It happened while the batch was read"):
+        orders.run()

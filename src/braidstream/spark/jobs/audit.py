@@ -359,7 +359,7 @@ def _compare(servers: Mapping[int, Servers], batches: Iterator[pa.RecordBatch]) 
 
 
 def _copy(part: Slice, servers: Servers) -> pa.Table:
-    batches = list(read(part, servers, LakeRows(part.part.strand), 30.0))
+    batches = list(read(part, servers, LakeRows(part.part.strand), None))
     empty = LakeRows(part.part.strand).arrow
     return pa.Table.from_batches(batches).select(["position", "fields"]) if batches else empty.empty_table()
 

@@ -30,16 +30,20 @@ PAGE_ROWS, PAGE_BYTES = 5_000, 2 << 20
 POLL_S = 0.05
 
 
-def read(part: Slice, servers: Servers, rows: Rows, wait_s: float) -> Iterator[pa.RecordBatch]:
-    """The entries of a slice, from its server, or from the next one that answers and has them."""
+def read(part: Slice, servers: Servers, rows: Rows, wait_s: float | None) -> Iterator[pa.RecordBatch]:
+    """The entries of a slice, from its server, or from the next one that answers and has them.
+
+    Its server may have lost the end of the slice since it was planned: a replica was promoted. wait_s: how
+    long to wait for entries; None to read what there is.
+    """
     trouble, count = list[str](), len(servers.urls)
     for turn in range(count):
         at = (part.url + turn) % count
         server = open_server(servers, at)
         try:
-            if turn:
+            if wait_s is not None and (turn or not part.part.strand.is_plain):
                 await_copy(server, part.part, wait_s)
-            else:
+            else:  # of a plain stream nothing arrives later: _Guard detects a loss
                 region_of(server)
         except (RedisError, OSError) as error:
             trouble.append(f"{shown(servers.urls[at])}: {error}")
@@ -154,7 +158,8 @@ class _Guard:
         except ReplyError:
             loss: Loss | None = Loss.DELETED
         else:
-            loss = missing(self.page_start, info, self.count)
+            is_cut_off = self.part.strand.is_plain and info.last < self.part.end
+            loss = Loss.DELETED if is_cut_off else missing(self.page_start, info, self.count)
         if loss is not None:
             text = describe(loss, self.part.strand, self.page_start, self.part.end)
             raise DataLossError(f"{text} It happened while the batch was read: {how}.")
