@@ -400,6 +400,17 @@ def test_a_batch_write_with_a_transaction_is_done_once_and_resumed(
     assert numbers(place) == [1, 2, 3, 4, 5, 6]
 
 
+def test_two_writes_of_one_transaction_to_two_streams_are_not_taken_for_one(place: Engine) -> None:
+    """As in foreachBatch: the second would be skipped in silence."""
+    to_out, to_copy = (Job(place.url, txnAppId="copier", txnVersion=7, stream=name) for name in ("out", "b"))
+    to_out.save([1, 2])
+    with pytest.raises(SinkError, match="batch 7 was written to out.* write is to b.*its own txnAppId"):
+        to_copy.save([1, 2])
+    to_out.save([1, 2])
+    Job(place.url, txnAppId="copier-b", txnVersion=7, stream="b").save([1, 2])
+    assert [numbers(place), numbers(place, "b"), leftovers(place)] == [[1, 2], [1, 2], []]
+
+
 def test_a_batch_write_without_one_leaves_no_ledger_and_no_mark(place: Engine) -> None:
     Job(place.url, txnAppId=None).save([1, 2, 3])
     assert numbers(place) == [1, 2, 3]

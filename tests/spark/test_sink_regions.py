@@ -104,6 +104,20 @@ def test_what_has_travelled_is_known_although_the_other_region_is_away(world: Wo
     assert everywhere(world) == [[0, 1, 2, 3]] * 2
 
 
+def test_a_takeover_does_not_repeat_a_batch_that_is_complete_here(world: World) -> None:
+    both(world, 1).run(0, [0])
+    both(world, 1).run(1, [1, 2, 3])
+    world.sync()
+    world.engines[0].pause()
+    try:
+        away = both(world, 2, takeOver="true", **IMPATIENT)
+        away.run(1, [3, 2, 1])  # the driver died before Spark noted that batch 1 is done
+        both(world, 2, takeOver="true", **IMPATIENT).run(2, [4])
+    finally:
+        world.engines[0].resume()
+    assert everywhere(world) == [[0, 1, 2, 3, 4]] * 2
+
+
 def test_a_driver_left_behind_in_the_other_region_is_fenced(world: World) -> None:
     both(world, 1).run(0, [0])
     stale = both(world, 1)
@@ -175,6 +189,12 @@ def test_a_batch_write_is_done_once_whichever_region_runs_it_again(world: World)
     save(world, 1, 9, [5])  # not above the last that was done
     save(world, 1, 21, [6])
     assert everywhere(world) == [[1, 2, 3, 4, 6]] * 2
+
+
+def test_a_write_to_another_stream_is_not_taken_for_done_in_another_region(world: World) -> None:
+    save(world, 1, 7, [1, 2])
+    with pytest.raises(SinkError, match="batch 7 was written to out.* write is to b"):
+        save(world, 2, 7, [1, 2], stream="b")
 
 
 def test_a_batch_write_that_was_begun_in_one_region_is_finished_from_another(

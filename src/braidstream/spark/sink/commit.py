@@ -10,11 +10,13 @@ refuses.
 
 import random
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from braidstream.errors import ReplyError, SinkError
 from braidstream.model import keys
 from braidstream.model.fields import MetaField
+from braidstream.model.frontier import name_text
 from braidstream.net.bulk import RedisError, Server
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.retries import Retries
@@ -40,13 +42,13 @@ class Committer:
             seen = self.book.read()
             if seen is not None and not seen.moved:
                 if seen.done >= batch:
-                    return self.book.discard(stages)
+                    return self._skip(seen, batch, stages, is_replay=in_sequence)
                 if seen.is_undone and self._complete(self.book, seen, batch):
                     continue
             if not self.book.forgets and not self._is_next(seen, batch, in_sequence=in_sequence):
                 seen = self._consult(batch, stages, in_sequence=in_sequence)
                 if seen.done >= batch:
-                    return self.book.discard(stages)
+                    return self._skip(seen, batch, stages, is_replay=in_sequence)
             if not self.book.are_complete(stages, for_s=self.options.stage_ttl_s):
                 raise SinkError(
                     f"batch {batch} was staged elsewhere, or its stage is gone. Start the query again."
@@ -55,6 +57,17 @@ class Committer:
                 decided = Ledger(batch, seen.done if seen else -1, stages, run=self.run)
                 if self._complete(self.book, decided, batch):
                     return None
+
+    def _skip(self, seen: Ledger, batch: int, stages: tuple[Stage, ...], *, is_replay: bool) -> None:
+        """The batch is done. If a batch write went to other streams, it was another one of the same name."""
+        self.book.discard(stages)
+        ours = {stage.stream for stage in stages}
+        is_other = bool(seen.streams and ours) and not ours & seen.streams
+        if seen.done == batch and is_other and not is_replay:
+            raise SinkError(
+                f"sink {self.book.sink.decode()}: batch {batch} was written to {_shown(seen.streams)}, and "
+                f"this write is to {_shown(ours)}. Nothing was appended. Give each write its own txnAppId."
+            )
 
     def _is_next(self, seen: Ledger | None, batch: int, *, in_sequence: bool) -> bool:
         """Whether no other server must be queried. Batches of a query are consecutive; those of batch writes
@@ -79,12 +92,16 @@ class Committer:
             seen = self.book.read()
             found, silent = self._query_others(batch)
             holders = [(book, ledger) for book, ledger in found if not ledger.moved]
-            done = max([seen.done if seen else -1, *(ledger.done for _, ledger in found)])
+            known = [*([seen] if seen else []), *(ledger for _, ledger in found)]
+            last = max(known, key=lambda each: each.done, default=Ledger())
+            done = last.done
             follows = done >= batch - 1 or not in_sequence
             if self.options.take_over or (follows and self._is_certain(seen, done, holders, silent)):
                 if seen is not None and not seen.moved and seen.done == done and not holders:
                     return seen
-                if all([book.fence(ledger) for book, ledger in holders]) and self.book.adopt(seen, done):
+                if all([book.fence(ledger) for book, ledger in holders]) and self.book.adopt(
+                    seen, done, last.streams
+                ):
                     continue
             elif done >= batch or self._replicated(stages) >= batch:
                 return Ledger(batch, batch)  # it is done; the next batch finds the server with the ledger
@@ -182,3 +199,7 @@ class Committer:
             "If it is lost for good, or the sink is new to this checkpoint, set takeOver to true for one "
             "run: a batch that was being written there may then be doubled."
         )
+
+
+def _shown(streams: Iterable[bytes]) -> str:
+    return ", ".join(name_text(each) for each in sorted(streams)[:3])

@@ -14,7 +14,7 @@ mark that counts it are in one MULTI.
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from braidstream.errors import SinkError
@@ -46,13 +46,17 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """A sink's progress on one server. moved: another server has the ledger now. run: the last writer."""
+    """A sink's progress on one server. moved: another server has the ledger now. run: the last writer.
+
+    streams: those of the last batch that is done; empty if not known.
+    """
 
     batch: int = -1
     done: int = -1
     stages: tuple[Stage, ...] = ()
     moved: bool = False
     run: str = ""
+    streams: frozenset[bytes] = field(default=frozenset(), compare=False)
 
     @property
     def is_undone(self) -> bool:
@@ -70,7 +74,12 @@ def _parse(reply: list[Any]) -> Ledger | None:
         tuple(Stage(name_of_text(name), token, chunks, rows) for name, token, chunks, rows in stages),
         b"moved" in fields,
         fields.get(b"run", b"").decode(),
+        frozenset(map(name_of_text, json.loads(fields.get(b"streams", b"[]")))),
     )
+
+
+def _listed(streams: Iterable[bytes]) -> str:
+    return json.dumps(sorted(map(name_text, streams)))
 
 
 class Book:
@@ -102,9 +111,10 @@ class Book:
         fields = ("batch", batch, "stages", json.dumps(listed), "run", run)
         return self._change(seen, ("HSET", self.key, *fields), ("HDEL", self.key, "moved"))
 
-    def adopt(self, seen: Ledger | None, done: int) -> bool:
+    def adopt(self, seen: Ledger | None, done: int, streams: Iterable[bytes]) -> bool:
         """Take over the ledger: everything up to a batch was done on another server."""
-        change = ("HSET", self.key, "batch", done, "done", done, "stages", "[]")
+        fields = ("batch", done, "done", done, "stages", "[]", "streams", _listed(streams))
+        change = ("HSET", self.key, *fields)
         return self._change(seen, change, ("HDEL", self.key, "moved"))
 
     def fence(self, seen: Ledger) -> bool:
@@ -112,11 +122,13 @@ class Book:
 
     def finish(self, ledger: Ledger) -> None:
         """Mark a published batch as done, then delete its stages."""
+        streams = {stage.stream for stage in ledger.stages}
+        fields = ("done", ledger.batch, "stages", "[]", "streams", _listed(streams))
         if self.forgets:
             self._change(ledger, ("UNLINK", self.key))
-            for name in {stage.stream for stage in ledger.stages}:
+            for name in streams:
                 self.server.run(_unlink(keys.sink(self.sink, name)), keys.sink(self.sink, name))
-        elif not self._change(ledger, ("HSET", self.key, "done", ledger.batch, "stages", "[]")):
+        elif not self._change(ledger, ("HSET", self.key, *fields)):
             now = self.read()
             if now is None or now.done < ledger.batch:
                 raise SinkError(
