@@ -94,6 +94,8 @@ class Committer:
             holders = [(book, ledger) for book, ledger in found if not ledger.moved]
             known = [*([seen] if seen else []), *(ledger for _, ledger in found)]
             last = max(known, key=lambda each: each.done, default=Ledger())
+            if self.options.take_over and last.done < batch <= self._replicated(stages):
+                last = Ledger(batch, batch, streams=frozenset(stage.stream for stage in stages))
             done = last.done
             follows = done >= batch - 1 or not in_sequence
             if self.options.take_over or (follows and self._is_certain(seen, done, holders, silent)):
