@@ -356,6 +356,22 @@ def test_a_stream_that_is_adopted_in_the_middle_of_a_step_gets_each_row_once(
     assert numbers(engine) == [1, 2, 3, 4]
 
 
+def test_rows_are_not_appended_beside_a_stream_that_cannot_be_created(engine: Engine) -> None:
+    """A user who may append but not create: the function is refused, the XADDs after it are not."""
+    become(engine)
+    with client_of(engine) as ours, engine.client() as client:
+        ours.xgroup_create("out", "jobs", id="0", mkstream=True)
+        client.execute_command("ACL", "SETUSER", "spark", "on", ">secret", "~*", "+@all", "-xgroup|create")
+        client.delete("bs:1:s:{out}")
+        refused = Sink(engine.url, **{"redis.username": "spark", "redis.password": "secret"})
+        with pytest.raises(SinkError, match="refused rows for"):
+            refused.run(0, [1, 2])
+        assert not client.exists("bs:1:s:{out}")
+        Sink(engine.url).run(0, [2, 1])
+        [[_, given]] = ours.xreadgroup("jobs", "ann", {"out": ">"})
+        assert sorted(int(fields[b"n"]) for _, fields in given) == [1, 2]
+
+
 def test_large_and_wide_rows(place: Engine) -> None:
     wide = {f"f{n}": str(n) for n in range(5000)}
     sink = Sink(place.url)

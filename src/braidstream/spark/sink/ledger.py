@@ -186,7 +186,7 @@ def marked(reply: bytes | None) -> tuple[int, int, int]:
 
 def append(wire: Wire, strand: Strand, chunk: bytes, marks: Iterable[Command] = ()) -> bool:
     """A chunk of XADDs and its marks, in one MULTI. False, and nothing done, if a WATCHed key changed."""
-    reply = wire.exchange([("MULTI",), *_ensure(wire, strand)], chunk, [*marks, ("EXEC",)])
+    reply = wire.exchange([("MULTI",), *_ensured(wire, strand)], chunk, [*marks, ("EXEC",)])
     if reply.endswith(b"*-1\r\n"):
         return False
     refusal = (b"\r\n" + reply).find(b"\r\n-")
@@ -198,11 +198,28 @@ def append(wire: Wire, strand: Strand, chunk: bytes, marks: Iterable[Command] = 
     return True
 
 
-def _ensure(wire: Wire, strand: Strand) -> list[Command]:
+def _ensured(wire: Wire, strand: Strand) -> list[Command]:
+    """Create the strand, and return what does so again in the MULTI if it is deleted before.
+
+    In the MULTI alone, a refusal would stop neither the rows nor the mark.
+    """
     if not strand.has_generated_ids:
         return []
-    [stamp] = wire.call(("HGET", keys.meta(strand.name), "bell"))
-    return [ensure_command(strand, stamp if isinstance(stamp, bytes) else b"")]
+    retries = Retries(f"the groups of {strand.name!r} kept changing", error=SinkError)
+    while True:
+        retries.count()
+        stamp, made = wire.call(("HGET", keys.meta(strand.name), MetaField.BELL), ensure_command(strand))
+        ensure = ensure_command(strand, stamp if isinstance(stamp, bytes) else b"")
+        if _is_stale(made):  # it has groups
+            [made] = wire.call(ensure)
+        if isinstance(made, Exception) and not _is_stale(made):
+            raise SinkError(f"the server refused rows for {strand.name!r}: {made}")
+        if not _is_stale(made):
+            return [ensure]
+
+
+def _is_stale(reply: Any) -> bool:
+    return isinstance(reply, Exception) and str(reply).startswith("BSSTALE")
 
 
 class Publisher:
