@@ -229,3 +229,22 @@ def test_what_a_promoted_server_has_lost_of_a_plain_stream_is_told(query: Make, 
     orders.before_read = lambda: swap(client, "orders", older)
     with pytest.raises(DataLossError, match="It happened while the batch was read"):
         orders.run()
+
+
+@pytest.mark.parametrize("command", ["SET orders text", "HSET orders a b"])
+def test_a_name_that_is_another_kind_of_key_after_its_stream_was_deleted_stops_no_query(
+    engine: Engine, client: redis.Redis, command: str
+) -> None:
+    """A hash may also be the fence of an adopted stream that was deleted."""
+    become(engine)
+    by_name = Micro({"url": engine.url, "streams": "orders,other", "failOnDataLoss": "false"})
+    by_pattern = Micro({"url": engine.url, "streamPattern": "o*"})
+    with client_of(engine) as ours:
+        for n, name in enumerate(("orders", "other")):
+            ours.xadd(name, {"n": n})
+        assert by_name.numbers() == [0, 1]
+        ours.delete("orders")
+        client.execute_command(*command.split())
+        ours.xadd("other", {"n": 2})
+    assert by_name.numbers() == [2]
+    assert by_pattern.numbers() == [1, 2]

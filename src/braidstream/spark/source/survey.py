@@ -31,7 +31,10 @@ _GONE = StrandInfo(ids.ZERO, 0, 0, None, ids.ZERO, 0, there=False)
 
 
 def look(name: bytes) -> Plan[StrandInfos]:
-    """The strands of one stream. Two round trips; a snapshot of each strand."""
+    """The strands of one stream. Two round trips; a snapshot of each strand.
+
+    A plain key may have the name of a deleted stream: the fence of an adopted one, or a key of a user.
+    """
     registry_reply, kind = yield Batch([registry_of(name), ("TYPE", name)], resend=True)
     read = {name: Registry.parse(name, registry_reply)}
     registry = (yield from checked_now([registry_of(name)], read))[name]
@@ -39,7 +42,7 @@ def look(name: bytes) -> Plan[StrandInfos]:
     strands = list(registry.strands)
     if not registry.exists and kind == b"stream":
         strands = [Strand(name, keys.PLAIN, 0)]
-    elif not registry.exists and kind != b"none":
+    elif not registry.cuts and kind != b"none":
         raise ReplyError(f"WRONGTYPE {name.decode('utf-8', 'replace')} is no stream but a {kind.decode()}")
     replies = (yield Batch([each.xinfo() for each in strands], resend=True, attempt=True)) if strands else []
     infos = {strand: StrandInfo(ids.ZERO, 0, 0, None, cut, 0, there=False) for strand, cut in cuts.items()}
