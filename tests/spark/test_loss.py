@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from braidstream.errors import DataLossError, NotReplicatedError
-from tests.support.microbatch import Micro
+from tests.support.microbatch import Killed, Micro
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine
 from tests.support.world import World
@@ -248,3 +248,22 @@ def test_a_name_that_is_another_kind_of_key_after_its_stream_was_deleted_stops_n
         ours.xadd("other", {"n": 2})
     assert by_name.numbers() == [2]
     assert by_pattern.numbers() == [1, 2]
+
+
+def test_a_batch_of_chosen_ids_whose_stream_was_deleted_and_written_again_does_not_wait_for_ever(
+    engine: Engine,
+) -> None:
+    become(engine, id_mode="liberal")
+    query = Micro({"url": engine.url, "streams": "orders", "replicationWait": "0.1s"})
+    with client_of(engine) as ours:
+        entry(ours, 1, 2, 3)
+        assert query.numbers() == [1, 2, 3]
+        entry(ours, 4, 5)
+        with pytest.raises(Killed):
+            query.run(kill_after="plan")
+        ours.delete("orders")
+        entry(ours, 6, 7)
+    with pytest.raises(DataLossError, match="the stream was deleted before it was read"):
+        query.run()
+    query.options["failOnDataLoss"] = "false"
+    assert query.numbers() == [6, 7]

@@ -38,7 +38,7 @@ from braidstream.spark.source.positions import check_logs, in_epochs, resolve
 from braidstream.spark.source.reading import await_copy, read
 from braidstream.spark.source.rows import Rows, Shape
 from braidstream.spark.source.slices import Range, Slice, split
-from braidstream.spark.source.strand_info import StrandInfo, StrandInfos
+from braidstream.spark.source.strand_info import StrandInfo, StrandInfos, find_info
 from braidstream.spark.source.survey import Surveyor
 
 log = logging.getLogger("braidstream.spark")
@@ -216,7 +216,7 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         infos = self.surveyor.look(moved)
         parts = list[Range]()
         for strand in moved:
-            info = self.surveyor.info(infos, strand)
+            info = find_info(infos, strand)
             parts += self._part(strand, begin[strand], before, after, info)
         return self.slices(parts)
 
@@ -234,9 +234,7 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
             part = Range(strand, start, end, None, info.size, False, 0)
             wait_s = self.options.replication_wait_s
             self.surveyor.try_servers(lambda server: await_copy(server, part, wait_s))
-            return self._part(
-                strand, start, before, after, self.surveyor.info(self.surveyor.look([strand]), strand)
-            )
+            return self._part(strand, start, before, after, find_info(self.surveyor.look([strand]), strand))
         if loss is not None and (loss is Loss.MOVED or (known and start != ids.ZERO)):
             if self.options.fail_on_data_loss:
                 raise DataLossError(describe(loss, strand, start, end))
@@ -305,7 +303,7 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         """(end of a strand, entries added by then); UNCOUNTED if another region counted them."""
         if self._target is not None:
             region, infos = self._target
-            aim = self.surveyor.info(infos, strand)
+            aim = find_info(infos, strand)
             if aim.last < info.last:
                 return aim.last, aim.added if region == self.surveyor.region else UNCOUNTED
         return info.last, info.added

@@ -23,7 +23,7 @@ from braidstream.spark.source import columns
 from braidstream.spark.source.data_loss import Loss, describe, missing
 from braidstream.spark.source.rows import Rows
 from braidstream.spark.source.slices import Range, Slice
-from braidstream.spark.source.strand_info import StrandInfo, info_of
+from braidstream.spark.source.strand_info import StrandInfo, find_info, info_of
 from braidstream.spark.source.survey import look, open_server, region_of
 
 PAGE_ROWS, PAGE_BYTES = 5_000, 2 << 20
@@ -60,11 +60,11 @@ def await_copy(server: Server, part: Range, wait_s: float) -> None:
     """Wait until this server's copy of a strand has all entries of the range."""
     deadline = time.monotonic() + wait_s
     while True:
-        info = server.run(look(part.strand.name), part.strand.key).get(part.strand)
-        if info is not None and max(info.last, info.cut) >= part.end:
+        info = find_info(server.run(look(part.strand.name), part.strand.key), part.strand)
+        if max(info.last, info.cut) >= part.end:
             return
         if time.monotonic() > deadline:
-            has = ids.text(info.last).decode() if info else "nothing"
+            has = ids.text(info.last).decode() if info.there else "nothing"
             raise NotReplicatedError(
                 f"stream {part.strand.name.decode('utf-8', 'replace')}, writer {part.strand.writer}: this "
                 f"batch ends at {ids.text(part.end).decode()}, {shown(server.url)} has {has} after "

@@ -1,7 +1,7 @@
 """What a server says of one strand."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from braidstream.model import ids
 from braidstream.model.ids import Id
@@ -28,6 +28,18 @@ class StrandInfo:
 
 
 StrandInfos = dict[Strand, StrandInfo]
+
+_MISSING: Final = StrandInfo(ids.ZERO, 0, 0, None, ids.ZERO, 0, there=False)
+# A strand of chosen IDs that was deleted, and that has started over in a later life.
+_OVER: Final = replace(_MISSING, cut=ids.LAST)
+
+
+def find_info(infos: StrandInfos, strand: Strand) -> StrandInfo:
+    """What a server says of a strand, also of one that it has not."""
+    if strand in infos:
+        return infos[strand]
+    lives = [each.life for each in infos if (each.name, each.label) == (strand.name, strand.label)]
+    return _OVER if max(lives, default=0) > strand.life else _MISSING
 
 
 def info_of(info: dict[bytes, Any], cut: Id) -> StrandInfo:

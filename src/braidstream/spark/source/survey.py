@@ -27,7 +27,6 @@ T = TypeVar("T")
 SCAN_COUNT = 1000
 # The result of a pattern's SCAN is cached for ten times the duration of the SCAN.
 SCAN_REST = 10
-_GONE = StrandInfo(ids.ZERO, 0, 0, None, ids.ZERO, 0, there=False)
 
 
 def look(name: bytes) -> Plan[StrandInfos]:
@@ -118,9 +117,6 @@ class Surveyor:
         """The streams of these strands, now."""
         names = sorted({strand.name for strand in strands})
         return self.try_servers(lambda server: _merged(server.run(look(name), name) for name in names))
-
-    def info(self, infos: StrandInfos, strand: Strand) -> StrandInfo:
-        return infos.get(strand, _GONE)
 
     def _look_at_all(self, server: Server) -> StrandInfos:
         return _merged(server.run(look(name), keys.meta(name)) for name in self._streams(server))
