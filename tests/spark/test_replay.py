@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 from typer.testing import CliRunner
 
 from braidstream.cli.main import app
@@ -31,6 +31,19 @@ def test_the_pace_is_a_rate_or_a_speed_up() -> None:
     fast = Replay({}, "", "", "", 1_000, 10_000, speed=2)
     assert pause_s(fast, began_s=50, now_s=51, done=300, from_ms=7_000) == 2
     assert pause_s(fast, began_s=50, now_s=60, done=300, from_ms=7_000) == 0
+
+
+@pytest.mark.parametrize("at_once", [1, 500])
+def test_of_two_entries_with_one_id_none_is_dropped_in_silence(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """Two regions may have chosen one ID, and two streams may have the same one."""
+    become(engine, id_mode="liberal")
+    monkeypatch.setattr(module, "AT_ONCE", at_once)
+    rows = [Row(id=entry, fields={"n": b"%d" % n}) for n, entry in enumerate(["5-1", "5-2", "5-2", "5-3"])]
+    for _ in range(2):  # Spark runs a failed task again
+        with pytest.raises(SinkError, match="two entries have the ID 5-2.*--keep-ids"):
+            module._append(engine.url, "kept", iter(rows))
 
 
 class Killed(Exception):

@@ -111,8 +111,14 @@ def _write(frame: DataFrame, what: Replay, number: int) -> None:
 def _append(url: str, target: str, rows: Iterator[Row]) -> None:
     """In a task: append entries after the target's last one, with their IDs. Idempotent."""
     with Redis.from_url(url) as client:
-        last, pending = _last(client, target), list[Row]()
+        last, pending, before = _last(client, target), list[Row](), ""
         for row in rows:
+            if row.id == before:
+                raise SinkError(
+                    f"stream {target}: two entries have the ID {row.id}, of two streams or two regions. "
+                    'Replay one of them: with --streams, or --where "region = 1". Or omit --keep-ids.'
+                )
+            before = row.id
             if _key(row.id) > last:
                 pending.append(row)
             if len(pending) == AT_ONCE:
