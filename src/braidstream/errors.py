@@ -180,7 +180,7 @@ class NotReplicatedError(BraidError):
 
 
 class MalformedError(BraidError):
-    """An entry does not match the schema of a Spark read, and mode is FAILFAST."""
+    """An entry does not match the schema of a Spark read: in mode FAILFAST, or in a NOT NULL column."""
 
     code = "MALFORMED"
 

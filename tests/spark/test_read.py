@@ -6,9 +6,12 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
+from braidstream.errors import MalformedError
 from braidstream.model.strand import Strand
 from tests.spark.conftest import Load, numbers
+from tests.support.microbatch import rows_at_once
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine
 
@@ -155,6 +158,36 @@ def test_what_does_not_fit_is_told_dropped_or_fatal(load: Load, engine: Engine) 
     assert sorted(row.n for row in dropped) == [1, 3]
     with pytest.raises(PySparkException, match="entry .* does not fit the schema"):
         load(streams="orders", schema="n int", mode="FAILFAST").collect()
+
+
+TIMES = {
+    "2026-01-02T03:04:05.123456789Z": (3, 123456),
+    "2026-01-02 03:04:05.1234567": (3, 123456),
+    "2026-01-02T03:04:05-05": (8, 0),
+    "2026-01-02T03:04:05.5+02": (1, 500000),
+}
+
+
+@pytest.mark.parametrize("text", TIMES)
+def test_a_timestamp_may_have_nanoseconds_or_a_zone_of_hours(engine: Engine, text: str) -> None:
+    with engine.client() as client:
+        client.xadd("orders", {"at": text})
+    schema = StructType([StructField("at", TimestampType())])
+    [row] = rows_at_once({"url": engine.url, "streams": "orders", "mode": "FAILFAST"}, schema)
+    hour, micros = TIMES[text]
+    assert row["at"] == datetime(2026, 1, 2, hour, 4, 5, micros, UTC)
+
+
+def test_an_entry_without_a_field_of_a_not_null_column_is_malformed(engine: Engine) -> None:
+    with engine.client() as client:
+        for fields in ({"n": "1"}, {"other": "2"}, {"n": "three"}):
+            client.xadd("orders", fields)  # type: ignore[arg-type]
+    source, schema = {"url": engine.url, "streams": "orders"}, StructType().add("n", LongType(), False)
+    assert rows_at_once({**source, "mode": "DROPMALFORMED"}, schema) == [{"n": 1}]
+    with pytest.raises(MalformedError, match="no value for column n, which is NOT NULL.*DROPMALFORMED"):
+        rows_at_once(source, schema)
+    with pytest.raises(MalformedError, match="does not fit the schema"):
+        rows_at_once({**source, "mode": "FAILFAST"}, schema)
 
 
 @pytest.mark.parametrize(

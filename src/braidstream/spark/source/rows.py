@@ -12,7 +12,8 @@ With a schema of the user's own, each column is the field of its name, cast to i
 `_offset`, `_region`, `_timestamp` and `_fields` are the above, `tag` and `entry` those of a log. A value that
 does not fit makes the entry malformed: PERMISSIVE sets null (and puts the entry into `_corrupt_record`, if
 the schema has it), DROPMALFORMED leaves the entry out, FAILFAST fails. A missing field is null, and the entry
-is not malformed.
+is not malformed, unless the column is NOT NULL: Spark would read a null there as another value, so PERMISSIVE
+fails too.
 
 A field name that is not UTF-8 shows its bytes as \\xNN. Of a repeated field the last value counts.
 """
@@ -140,6 +141,7 @@ class Rows:
     def batch(self, page: Page) -> pa.RecordBatch:
         keep = _Faults(len(page))
         columns = [self._column(field, page, keep) for field in self.arrow]
+        self._check_nulls(columns, page, keep)
         if self.shape.corrupt in self.arrow.names and not self._plain:
             columns[self.arrow.names.index(self.shape.corrupt)] = self._corrupt(page, keep)
         made = pa.RecordBatch.from_arrays(columns, schema=self.arrow)
@@ -148,6 +150,19 @@ class Rows:
         if self.shape.mode == "FAILFAST":
             raise MalformedError(self._complaint(page, keep))
         return made.filter(pa.array(~keep.bad)) if self.shape.mode == "DROPMALFORMED" else made
+
+    def _check_nulls(self, columns: list[pa.Array], page: Page, faults: "_Faults") -> None:
+        for field, column in zip(self.arrow, columns, strict=True):
+            if field.nullable or not column.null_count:
+                continue
+            nulls = column.is_null().to_numpy(zero_copy_only=False)
+            if self.shape.mode == "PERMISSIVE":
+                entry = self._id(page)[int(np.argmax(nulls))].as_py()
+                raise MalformedError(
+                    f"stream {self._name}, entry {entry}: has no value for column {field.name}, which is NOT "
+                    "NULL. Make the column nullable, or set mode to DROPMALFORMED."
+                )
+            faults.add(nulls)
 
     def _column(self, field: pa.Field, page: Page, faults: "_Faults") -> pa.Array:
         name = field.name if self._plain else field.name[1:] if field.name.startswith("_") else ""
@@ -317,13 +332,15 @@ def _cast(values: pa.Array, kind: pa.DataType, faults: _Faults) -> pa.Array:
 
 def _whole(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     trimmed = pc.utf8_trim_whitespace(texts)
+    if pa.types.is_timestamp(kind):
+        trimmed = pc.replace_substring_regex(trimmed, r"(\.\d{6})\d+", r"\1")  # as Spark: microseconds
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return trimmed.cast(pa.timestamp("us")).cast(kind) if _naive(trimmed) else trimmed.cast(kind)
     return trimmed.cast(kind)
 
 
 def _naive(texts: pa.Array) -> bool:
-    return not pc.any(pc.match_substring_regex(texts, r"(Z|[+-]\d\d:?\d\d)$")).as_py()
+    return not pc.any(pc.match_substring_regex(texts, r"(Z|[+-]\d\d:?\d\d|:\d\d(\.\d+)?[+-]\d\d)$")).as_py()
 
 
 def _one(value: bytes | None, kind: pa.DataType) -> Any:
