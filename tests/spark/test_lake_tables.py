@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from braidstream.cli.main import app
 from braidstream.model.frontier import name_text
+from braidstream.spark.jobs.archive import Archiver
 from braidstream.spark.jobs.compaction import Compact, Compactor
 from braidstream.spark.jobs.erasure import Forget, forget
 from braidstream.spark.lake.lake_state import folder_of
@@ -204,6 +205,28 @@ def test_what_is_forgotten_is_found_nowhere_on_disk(
         assert client.xlen("orders") == 0
     assert archived(lake) == [0, 2, 3, 5]
     assert not holding()
+
+
+def test_what_a_running_archive_has_read_is_forgotten_too(
+    archive: Run, lake: str, engine: Engine, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, what = Archiver._read, Forget(lake, "fields['n'] = '1'", Servers((engine.url,), {}), (b"orders",))
+
+    def overtaken(self: Archiver, work: Any) -> Any:
+        files = real(self, work)
+        monkeypatch.setattr(Archiver, "_read", real)
+        assert forget(spark, what).deleted == 1
+        return files
+
+    with engine.client() as client:
+        add(client, 0)
+        archive()
+        add(client, 1, 2)
+        monkeypatch.setattr(Archiver, "_read", overtaken)
+        archive()
+        assert archived(lake) == [0, 2]
+        on_disk = [pa.parquet.read_table(path) for path in Path(lake).rglob("*.parquet")]
+        assert sum(table.num_rows for table in on_disk) == 2
 
 
 def test_what_a_group_of_a_plain_stream_has_not_acknowledged_is_not_forgotten(

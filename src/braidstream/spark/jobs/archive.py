@@ -134,7 +134,9 @@ class Archiver:
                     self._commit(state, Change("archive", add=tuple(files), offsets=offsets))
             except Conflict as conflict:
                 archived += conflict.added
-                continue  # another archive job has committed: continue from there
+                # They may have entries that were deleted since, and forget wants those off the disk.
+                self.lake.store.delete({each.path for each in files} - set(self.lake.load().files))
+                continue  # another job has committed: continue from there
             return self._tend(work, [*archived, *files])
 
     def _commit(self, state: State, change: Change) -> None:

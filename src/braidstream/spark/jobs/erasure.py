@@ -14,9 +14,11 @@ from pyspark.sql import functions as f
 
 from braidstream.errors import LakeError
 from braidstream.model import ids
+from braidstream.model.frontier import name_text
 from braidstream.protocol.retries import TRIES
 from braidstream.spark.jobs.copies import copies, scopes
 from braidstream.spark.jobs.removal import Removed, remove, steps
+from braidstream.spark.lake.lake_state import Change, Conflict, State
 from braidstream.spark.lake.log import Lake, check_lake
 from braidstream.spark.lake.rewrite import drop
 from braidstream.spark.options import Servers
@@ -60,7 +62,7 @@ def forget(spark: SparkSession, what: Forget) -> Forgotten:
 
 
 def _forget(spark: SparkSession, what: Forget, lake: Lake, surveyor: Surveyor | None) -> Forgotten:
-    live, dropped = Removed(), 0
+    deleted, dropped = 0, 0
     for _ in range(TRIES):
         state = lake.load()
         scoped = scopes(surveyor, state, what.streams, what.pattern, ids.LAST)
@@ -69,11 +71,33 @@ def _forget(spark: SparkSession, what: Forget, lake: Lake, surveyor: Surveyor | 
         counts = {row.is_live: int(row["count"]) for row in counted}
         if what.dry_run:
             return Forgotten(counts.get(True, 0), counts.get(False, 0))
+        live = Removed()
         if surveyor is not None and counts.get(True):
             live = remove(surveyor, steps(found.where("path = ''")).toLocalIterator())
+            deleted += live.entries
+            now = _fence(lake, {name_text(scope.strand.name) for scope in scoped})
+            if not now.files.keys() <= state.files.keys():
+                continue  # an archive has committed since: search its files too
         done = drop(lake, found.where("path != ''"), "forget")
         dropped += done.entries
         if not done.undone:
             held = max(0, counts.get(True, 0) - live.entries)
-            return Forgotten(live.entries, dropped, held, lake.vacuum(grace_s=0))
-    raise LakeError(f"{what.lake}: other jobs keep rewriting the files. Run it again.")
+            return Forgotten(deleted, dropped, held, lake.vacuum(grace_s=0))
+    raise _busy(what.lake)
+
+
+def _fence(lake: Lake, streams: set[str]) -> State:
+    """Make a running archive read again: it may have read entries that are deleted now. It does so if the
+    document of its table has changed."""
+    for _ in range(TRIES):
+        state, tables = lake.load(), {lake.table_of(stream) for stream in streams}
+        offsets = {table: offset for table, offset in state.offsets.items() if table in tables}
+        try:
+            return lake.commit(state, Change("forget", offsets=offsets))
+        except Conflict:
+            continue
+    raise _busy(lake.root)
+
+
+def _busy(lake: str) -> LakeError:
+    return LakeError(f"{lake}: other jobs keep rewriting the files. Run it again.")
