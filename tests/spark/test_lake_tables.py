@@ -220,7 +220,7 @@ def test_what_a_running_archive_has_read_is_forgotten_too(
 
     with engine.client() as client:
         add(client, 0)
-        archive()
+        archive(trim=True)
         add(client, 1, 2)
         monkeypatch.setattr(Archiver, "_read", overtaken)
         archive()

@@ -19,8 +19,8 @@ from braidstream.model.strand import Strand, facts
 from braidstream.net.bulk import Server, Wire
 from braidstream.protocol.append import ensure_command
 from braidstream.protocol.identify import read_region
-from braidstream.protocol.lookup import FENCE_TYPE, checked_now, is_stale, registry_of
-from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.lookup import FENCE_TYPE, current, is_stale, registry_of
+from braidstream.protocol.plan import Batch, Plan, send_one
 from braidstream.protocol.retries import Retries
 
 
@@ -45,12 +45,13 @@ def target(server: Server, name: bytes, *, is_log: bool | None = None) -> Strand
 
 
 def _target(server: Server, name: bytes, writer: int, is_log: bool | None) -> Strand:
-    kind, registry = server.run(_look(name), keys.meta(name))
+    registry = server.run(current(name), keys.meta(name))
     known = registry.is_log or (registry.home is not None and not registry.exists)
     if known and is_log is False:
         raise SinkError(f"{_shown(name)} is a log: name it in the option log, not in stream.")
     if not (known or is_log):
-        is_native = kind == b"stream" and not registry.exists
+        kind = None if registry.exists else server.run(send_one(("TYPE", name), resend=True), name)
+        is_native = kind == b"stream"
         return Strand(name, keys.PLAIN, 0) if is_native else Strand(name, keys.GENERATED, writer)
     if registry.exists and not registry.is_log:
         raise SinkError(f"{_shown(name)} is a stream: name it in the option stream, not in log.")
@@ -72,13 +73,6 @@ def _writer() -> Plan[int | None]:
     if not known:
         return None
     return (yield from read_region()).writer
-
-
-def _look(name: bytes) -> Plan[tuple[bytes, Registry]]:
-    """The type of the plain key, and the registry. The type first: an adoption between leaves a registry."""
-    kind, reply = yield Batch([("TYPE", name), registry_of(name)], resend=True)
-    found = {name: Registry.parse(name, reply)}
-    return kind, (yield from checked_now([registry_of(name)], found))[name]
 
 
 def _ensure(strand: Strand, bell: bytes) -> Plan[None]:
