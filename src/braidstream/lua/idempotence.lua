@@ -16,348 +16,351 @@
 
      Messages over the size limit are removed in steps of a few, so that most calls do not pay for it. A lookup
      that finds an ID in the map first removes all that are over the limit, so its answer is exact. ]]
-local IDMP_STEP = 16
-local IDMP_PRUNED_AT_ONCE = 10
+local idempotence = {}
+do
+  local IDMP_STEP = 16
+  local IDMP_PRUNED_AT_ONCE = 10
 
-local function is_expired(value, now, duration)
-  local ms, received = string.match(value, '^(%d+)%-%d+:%d+:?(%d*)$')
-  return math.abs(now - (received ~= '' and received or ms)) > duration
-end
-
--- The value for the map: with the time beside the ID if the two differ by more than a second.
-local function stamped(value, now)
-  return math.abs(string.match(value, '^%d+') - now) > 1000 and value .. ':' .. now or value
-end
-
-local function forget_oldest(map, queue, count)
-  if count > 0 then redis.call('HDEL', map, unpack(redis.call('LPOP', queue, count))) end
-end
-
-local function forget_expired(map, queue, now, duration)
-  local oldest = redis.call('LINDEX', queue, 0)
-  local value = oldest and redis.call('HGET', map, oldest)
-  if value and not is_expired(value, now, duration) then return end
-  local iids, count = redis.call('LRANGE', queue, 0, 2 * IDMP_STEP - 1), 0
-  if #iids == 0 then return end
-  for at, each in ipairs(redis.call('HMGET', map, unpack(iids))) do
-    if each and not is_expired(each, now, duration) then break end
-    count = at
+  local function is_expired(value, now, duration)
+    local ms, received = string.match(value, '^(%d+)%-%d+:%d+:?(%d*)$')
+    return math.abs(now - (received ~= '' and received or ms)) > duration
   end
-  forget_oldest(map, queue, count)
-end
 
---[[ The map's value for an ID that was found in it; nil if it has expired or is over the size limit. ]]
-local function still_known(where, settings, iid, waiting, now)
-  if deadline.is_over(where.meta) then return nil end -- the stream has expired, and its messages with it
-  forget_oldest(where.map, where.queue, redis.call('LLEN', where.queue) + waiting - settings.size)
-  local value = redis.call('HGET', where.map, iid)
-  if not value or not is_expired(value, now, settings.duration) then return value or nil end
-  redis.call('LREM', where.queue, 1, iid)
-  redis.call('HDEL', where.map, iid)
-  return nil
-end
-
---[[ Extend the time to live of map and queue, and list the producer. Also removes a few expired producers. ]]
-local function keep_alive(where, settings, producer, now)
-  -- A value this long makes the engine use a hash table from the start: a lookup costs half of one in a listpack.
-  redis.call('HSET', where.map, '', (now + settings.duration / 2) .. string.rep(' ', 65))
-  redis.call('PEXPIREAT', where.map, now + 2 * settings.duration)
-  redis.call('PEXPIREAT', where.queue, now + 2 * settings.duration)
-  redis.call('HSETNX', where.meta, META.IDEMPOTENCE, settings.text)
-  if redis.call('HGET', where.about, 'since') ~= settings.since then redis.call('UNLINK', where.about) end
-  local listed = redis.call('HRANDFIELD', where.about, IDMP_PRUNED_AT_ONCE, 'WITHVALUES')
-  for at = 1, #listed, 2 do
-    local era, set = string.match(listed[at + 1], '^(%d+):(%d+)$')
-    local over = era and (era ~= settings.era or math.abs(now - set) > 2 * settings.duration)
-    if over then redis.call('HDEL', where.about, listed[at]) end
+  -- The value for the map: with the time beside the ID if the two differ by more than a second.
+  local function stamped(value, now)
+    return math.abs(string.match(value, '^%d+') - now) > 1000 and value .. ':' .. now or value
   end
-  redis.call('HSET', where.about, 'since', settings.since, '=' .. producer, settings.era .. ':' .. now)
-end
 
-local function forget_surplus(where, settings, length, now)
-  forget_oldest(where.map, where.queue, length - settings.size)
-  forget_expired(where.map, where.queue, now or now_ms(), settings.duration)
-end
-
---[[ Whether an ID can be trusted as a time. `believed`: the field ''. Both have 13 digits until the year 2286;
-     comparing them as text instead of numbers saves a tenth of the whole call. ]]
-local function is_time(id, believed)
-  if not believed then return false end
-  if string.byte(id, 14) == 45 and string.byte(believed, 14) == 32 then return id < believed end
-  return string.match(id, '^%d+') - believed <= 0
-end
-
---[[ The common case: one message, not a duplicate, and its ID counts as a time. ]]
-local function remember_one(keys, args, id)
-  local value = id .. ':' .. args[2]
-  redis.call('HSET', keys[3], args[4], value)
-  local length = redis.call('RPUSH', keys[4], args[4])
-  redis.call('HINCRBY', keys[5], 'added', 1)
-  if length % IDMP_STEP == 0 then
-    forget_surplus({ map = keys[3], queue = keys[4] }, settings_of(keys[1]), length)
+  local function forget_oldest(map, queue, count)
+    if count > 0 then redis.call('HDEL', map, unpack(redis.call('LPOP', queue, count))) end
   end
-  if keys[6] then journal_messages(keys[6], args[1], args[3], args[4], value) end
-end
 
---[[ Store accepted messages in map and queue. `new`: iid, value, iid, value, ... ]]
-local function remember(where, settings, producer, iids, new, now)
-  redis.call('HSET', where.map, unpack(new))
-  local length = redis.call('RPUSH', where.queue, unpack(iids))
-  local steps = math.floor(length / IDMP_STEP) - math.floor((length - #iids) / IDMP_STEP)
-  if steps > 0 then forget_surplus(where, settings, length, now) end
-  local believed = redis.call('HGET', where.map, '')
-  if not believed or math.abs(believed - now) > settings.duration / 2 then keep_alive(where, settings, producer, now) end
-end
-
---[[ Whether the engine deduplicates natively (settings.lua): 'alone' it does; 'left' it did, and may still
-     remember messages; nil it does not. `found`: idmp and native of the registry. The first message of a stream
-     sets the state, and the first one with a journal (the region got peers) ends native deduplication. ]]
-local function native_state(keys, text, found)
-  if found[1] and not found[2] or not engine_can(keys[2]) then return nil end
-  local alone, settings = not keys[6], read_settings(text)
-  local era = settings.era
-  if not found[1] then
-    if alone then redis.call('HSET', keys[1], META.IDEMPOTENCE, text, META.NATIVE, era) end
-    return alone and 'alone' or nil
-  end
-  local since, left = string.match(found[2], '^(%d+):?(%d*)$')
-  if since ~= era then return nil end
-  if left ~= '' then return now_ms() - left <= settings.duration + NATIVE_MARGIN_MS and 'left' or nil end
-  if not alone then redis.call('HSET', keys[1], META.NATIVE, era .. ':' .. now_ms()) end
-  return alone and 'alone' or 'left'
-end
-
--- The settings of a stream; `idmp` and `native` of its registry. Old engines never have the second.
-local function facts_of(meta)
-  local facts = may_know_messages() and redis.call('HMGET', meta, META.IDEMPOTENCE, META.NATIVE)
-    or { redis.call('HGET', meta, META.IDEMPOTENCE) }
-  return facts[1] or IDMP_DEFAULTS, facts
-end
-
-local function append(keys, args, start, native)
-  local first, last = start + 2, start + 1 + args[start + 1]
-  if not native then return redis.pcall('XADD', keys[2], 'NOMKSTREAM', unpack(args, first, last)) end
-  return redis.pcall('XADD', keys[2], 'NOMKSTREAM', 'IDMP', args[3], args[start], unpack(args, first, last))
-end
-
---[[ The engine deduplicates the messages of this stream itself. ]]
-local function add_natively(keys, args, starts)
-  local answers = {}
-  for which, start in ipairs(starts) do
-    local id = append(keys, args, start, true)
-    answers[which] = type(id) == 'table' and '-' .. id.err or id and '+' .. id
-  end
-  return answers
-end
-
-local function add_each(keys, args, starts, found, how)
-  local where = { meta = keys[1], map = keys[3], queue = keys[4], about = keys[5] }
-  local settings, now = settings_of(keys[1]), now_ms()
-  local fresh, iids, new, answers, duplicates = {}, {}, {}, {}, 0
-  for which, start in ipairs(starts) do
-    local iid = args[start]
-    local value = found[which + 1] and still_known(where, settings, iid, #iids, now) or fresh[iid]
-    local id = not value and which == 1 and how.first_id
-    if not value and not id then
-      local last = how.native and last_of(keys[2])
-      id = append(keys, args, start, how.native)
-      if last and type(id) == 'string' and not less(last, id) then value = id .. ':' .. args[2] end
+  local function forget_expired(map, queue, now, duration)
+    local oldest = redis.call('LINDEX', queue, 0)
+    local value = oldest and redis.call('HGET', map, oldest)
+    if value and not is_expired(value, now, duration) then return end
+    local iids, count = redis.call('LRANGE', queue, 0, 2 * IDMP_STEP - 1), 0
+    if #iids == 0 then return end
+    for at, each in ipairs(redis.call('HMGET', map, unpack(iids))) do
+      if each and not is_expired(each, now, duration) then break end
+      count = at
     end
-    if value then
-      answers[which], duplicates = string.match(value, '^%d+%-%d+:%d+'), duplicates + 1
-    else
-      answers[which] = id
-      if type(id) == 'table' then
-        answers[which] = '-' .. id.err
-      elseif id then
-        value = stamped(id .. ':' .. args[2], now)
-        fresh[iid], iids[#iids + 1] = value, iid
-        new[#new + 1], new[#new + 2] = iid, value
-      end
-    end
+    forget_oldest(map, queue, count)
   end
-  if duplicates > 0 then redis.call('HINCRBY', where.about, 'duplicates', duplicates) end
-  if #iids == 0 then return answers end
-  remember(where, settings, args[3], iids, new, now)
-  redis.call('HINCRBY', where.about, 'added', #iids)
-  if keys[6] then journal_messages(keys[6], settings.text, args[3], unpack(new)) end
-  return answers
-end
 
---[[ idempotence_add: append messages that are not duplicates.
-     FCALL bs_idempotence_add 5|6 <meta> <strand> <map> <queue> <about> [<journal>]
-           <settings> <writer> <producer> (<iid> <n> <word of XADD after NOMKSTREAM> * n)...
-     Returns for each message: `ms-n` appended, its native ID; `ms-n:w` a duplicate of the entry with this ID of
-     writer w; `+ms-n` appended or a duplicate: the engine deduplicates natively, and the caller may send XADD
-     IDMP directly; nil the strand does not exist; `-ERR ...` the error of XADD.
-
-     BSSTALE <settings> if the caller has other settings; nothing is done. With a journal (the region has peers)
-     accepted messages are written there.
-     The caller sends at most as many messages as the size limit, and a few dozen at once.
-     Why a function: the lookup, the append and the storing of the ID are one step. ]]
-local function idempotence_add(keys, args)
-  local text, facts = facts_of(keys[1])
-  if args[1] ~= text then return redis.error_reply('BSSTALE ' .. text) end
-  local wanted, starts = { '', args[4] }, { 4 }
-  local at = 6 + args[5]
-  while at < #args do
-    wanted[#wanted + 1], starts[#starts + 1] = args[at], at
-    at = at + 2 + args[at + 1]
-  end
-  if at ~= #args + 1 then return redis.error_reply('BSBATCH malformed batch') end
-  local native = native_state(keys, text, facts)
-  if native == 'alone' then return add_natively(keys, args, starts) end
-  local found = redis.call('HMGET', keys[3], unpack(wanted))
-  return add_each(keys, args, starts, found, { native = native })
-end
-
---[[ idempotence_one: append one message if it is not a duplicate.
-     FCALL bs_idempotence_one 5|6 <meta> <strand> <map> <queue> <about> [<journal>]
-           <settings> <writer> <producer> <iid> <word of XADD after NOMKSTREAM>...
-     Returns what idempotence_add returns for one message, or the error of XADD.
-     Why beside idempotence_add: most calls have one message, and without lists they cost a fifth less. ]]
-local function idempotence_one(keys, args)
-  local text, facts = facts_of(keys[1])
-  if args[1] ~= text then return redis.error_reply('BSSTALE ' .. text) end
-  local native = native_state(keys, text, facts)
-  local found, id = native ~= 'alone' and redis.call('HMGET', keys[3], '', args[4]), nil
-  if not native and not found[2] then
-    id = redis.pcall('XADD', keys[2], 'NOMKSTREAM', unpack(args, 5))
-    if type(id) ~= 'string' then return id end
-    if is_time(id, found[1]) then
-      remember_one(keys, args, id)
-      return id
-    end
-  end
-  table.insert(args, 5, #args - 4)
-  local starts, how = { 4 }, { native = native, first_id = id }
-  local answers = found and add_each(keys, args, starts, found, how) or add_natively(keys, args, starts)
-  local refused = answers[1] and string.match(answers[1], '^%-(.*)')
-  return refused and redis.error_reply(refused) or answers[1]
-end
-
---[[ idempotence_mark: XIDMPRECORD: record an existing entry as this message.
-     FCALL bs_idempotence_mark 2 <meta> <strand> <producer> <iid> <id>
-     Only if the engine deduplicates natively; else BSOURS, and nothing is done. ]]
-local function idempotence_mark(keys, args)
-  local found = redis.call('HMGET', keys[1], META.IDEMPOTENCE, META.NATIVE)
-  if not engine_can(keys[2]) then return redis.error_reply('BSOURS this engine knows no messages') end
-  local refused = denied(keys[2], 'XIDMPRECORD')
-  if refused then return refused end
-  if #redis.call('XRANGE', keys[2], args[3], args[3]) == 0 then
-    return redis.error_reply('ERR No such message in stream')
-  end
-  if native_state(keys, found[1] or IDMP_DEFAULTS, found) ~= 'alone' then
-    return redis.error_reply('BSOURS the engine does not know the messages of this stream')
-  end
-  return redis.pcall('XIDMPRECORD', keys[2], unpack(args))
-end
-
-local function before(a, b)
-  local a_id, a_writer = string.match(a, '^([^:]+):(%d+)')
-  local b_id, b_writer = string.match(b, '^([^:]+):(%d+)')
-  if a_id ~= b_id then return less(a_id, b_id) end
-  return less_number(a_writer, b_writer)
-end
-
---[[ The ID of a message that the engine remembers and map and queue do not; else nil. The only way to query the
-     engine is an append; if it appends, the entry is deleted again. Only in the state 'left' (settings.lua). ]]
-local function native_duplicate(where, settings, producer, iid)
-  local own = where.own
-  if not own.key or native_state({ where.meta, own.key, nil, nil, nil, own.journal }, settings.text, own.found) ~= 'left' then
+  --[[ The map's value for an ID that was found in it; nil if it has expired or is over the size limit. ]]
+  local function still_known(where, settings, iid, waiting, now)
+    if deadline.is_over(where.meta) then return nil end -- the stream has expired, and its messages with it
+    forget_oldest(where.map, where.queue, redis.call('LLEN', where.queue) + waiting - settings.size)
+    local value = redis.call('HGET', where.map, iid)
+    if not value or not is_expired(value, now, settings.duration) then return value or nil end
+    redis.call('LREM', where.queue, 1, iid)
+    redis.call('HDEL', where.map, iid)
     return nil
   end
-  local last = last_of(own.key)
-  local id = last and redis.pcall('XADD', own.key, 'NOMKSTREAM', 'IDMP', producer, iid, '*', '', '')
-  if type(id) ~= 'string' then return nil end
-  if not less(last, id) then return id .. ':' .. own.writer end
-  redis.call('XDEL', own.key, id)
-end
 
---[[ Store messages that a peer accepted. `messages`: iid, `ms-n:w`, iid, ... If this region has the message as
-     another entry, two regions accepted it during a partition, and the entry with the smaller ID stays
-     everywhere. Returns the entries to delete: `ms-n:w` ... ]]
-local function idempotence_record(where, settings, producer, messages, now)
-  local wanted, iids, new, goes = {}, {}, {}, {}
-  for at = 1, #messages, 2 do wanted[#wanted + 1] = messages[at] end
-  local found = redis.call('HMGET', where.map, unpack(wanted))
-  for at, iid in ipairs(wanted) do
-    local value = string.match(messages[2 * at], '^%d+%-%d+:%d+')
-    local known = found[at] and still_known(where, settings, iid, #iids, now)
-    if not known then
-      local native = native_duplicate(where, settings, producer, iid)
-      if native and native ~= value then
-        local ours_stays = before(native, value)
-        goes[#goes + 1] = ours_stays and value or native
-        value = ours_stays and native or value
-      end
-      iids[#iids + 1] = iid
-      new[#new + 1], new[#new + 2] = iid, stamped(value, now)
-    elseif before(known, value) then
-      goes[#goes + 1] = value
-    elseif before(value, known) then
-      redis.call('HSET', where.map, iid, stamped(value, now))
-      goes[#goes + 1] = string.match(known, '^%d+%-%d+:%d+')
+  --[[ Extend the time to live of map and queue, and list the producer. Also removes a few expired producers. ]]
+  local function keep_alive(where, settings, producer, now)
+    -- A value this long makes the engine use a hash table from the start: a lookup costs half of one in a listpack.
+    redis.call('HSET', where.map, '', (now + settings.duration / 2) .. string.rep(' ', 65))
+    redis.call('PEXPIREAT', where.map, now + 2 * settings.duration)
+    redis.call('PEXPIREAT', where.queue, now + 2 * settings.duration)
+    redis.call('HSETNX', where.meta, META.IDEMPOTENCE, settings.text)
+    if redis.call('HGET', where.about, 'since') ~= settings.since then redis.call('UNLINK', where.about) end
+    local listed = redis.call('HRANDFIELD', where.about, IDMP_PRUNED_AT_ONCE, 'WITHVALUES')
+    for at = 1, #listed, 2 do
+      local era, set = string.match(listed[at + 1], '^(%d+):(%d+)$')
+      local over = era and (era ~= settings.era or math.abs(now - set) > 2 * settings.duration)
+      if over then redis.call('HDEL', where.about, listed[at]) end
     end
+    redis.call('HSET', where.about, 'since', settings.since, '=' .. producer, settings.era .. ':' .. now)
   end
-  if #iids > 0 then remember(where, settings, producer, iids, new, now) end
-  return goes
-end
 
---[[ Journal entry: idmp <settings> by <producer> (<iid> <ms-n:w>)...   these messages were accepted.
-     It waits until their entries have arrived here. Messages of an older era are ignored. The region that finds
-     two entries of one message deletes one and writes that into its own journal: the other regions may have
-     forgotten the message by then.
-     The caller names the keys `map:<era>:<producer>`, `queue:<era>:<producer>`, `about`, and `journal`, our own. ]]
-local function apply_messages(meta, named, words)
-  local text, producer, messages = read_messages(words)
-  local theirs = text and read_settings(text)
-  if not theirs then return false end
-  local function strand_of(value)
-    local id, writer = string.match(value, '^(%d+%-%d+):(%d+)')
-    local label = id and KIND.GENERATED .. writer
-    if not label or not is_strand(label, '0') then return nil end
-    return strand_named(meta, named, label .. ':0'), id, label .. ':0'
+  local function forget_surplus(where, settings, length, now)
+    forget_oldest(where.map, where.queue, length - settings.size)
+    forget_expired(where.map, where.queue, now or now_ms(), settings.duration)
   end
-  for at = 1, #messages, 2 do
-    local strand, id = strand_of(messages[at + 1])
-    if not strand or messages[at] == '' or less(strand.ends, id) then return false end
-  end
-  local settings = merge_settings(meta, text)
-  local which = settings.era .. ':' .. producer
-  local where = { meta = meta, map = named[JOURNAL.MAP .. which], queue = named[JOURNAL.QUEUE .. which] }
-  if settings.era ~= theirs.era or not where.map then return true end
-  local own = named[JOURNAL.OWN]
-  local writer = writer_of(own)
-  where.about = named[JOURNAL.ABOUT]
-  where.own = { writer = writer, journal = own, key = named[KIND.GENERATED .. writer .. ':0'] }
-  where.own.found = redis.call('HMGET', meta, META.IDEMPOTENCE, META.NATIVE)
-  for _, value in ipairs(idempotence_record(where, settings, producer, messages, now_ms())) do
-    local strand, id, label = strand_of(value)
-    if strand.key and redis.call('XDEL', strand.key, id) == 1 then journal_deletions(own, label, { id }) end
-  end
-  return true
-end
-JOURNAL_VERBS[JOURNAL.MESSAGES] = apply_messages
 
-local function count_known(where, settings, now)
-  local length = redis.call('LLEN', where.queue)
-  local low, high = math.max(0, length - settings.size), length
-  while low < high do -- find the first that is not expired; the queue is in order of arrival
-    local middle = math.floor((low + high) / 2)
-    local value = redis.call('HGET', where.map, redis.call('LINDEX', where.queue, middle))
-    if value and not is_expired(value, now, settings.duration) then high = middle else low = middle + 1 end
+  --[[ Whether an ID can be trusted as a time. `believed`: the field ''. Both have 13 digits until the year 2286;
+       comparing them as text instead of numbers saves a tenth of the whole call. ]]
+  local function is_time(id, believed)
+    if not believed then return false end
+    if string.byte(id, 14) == 45 and string.byte(believed, 14) == 32 then return id < believed end
+    return string.match(id, '^%d+') - believed <= 0
   end
-  return length - low
-end
 
---[[ idempotence_count: FCALL_RO bs_idempotence_count n (<map> <queue>)... <settings>
-     Returns how many of these producers have unexpired messages, and how many messages. ]]
-local function idempotence_count(keys, args)
-  local settings, now, producers, known = read_settings(args[1]), now_ms(), 0, 0
-  for at = 1, #keys, 2 do
-    local count = count_known({ map = keys[at], queue = keys[at + 1] }, settings, now)
-    known, producers = known + count, producers + (count > 0 and 1 or 0)
+  --[[ The common case: one message, not a duplicate, and its ID counts as a time. ]]
+  local function remember_one(keys, args, id)
+    local value = id .. ':' .. args[2]
+    redis.call('HSET', keys[3], args[4], value)
+    local length = redis.call('RPUSH', keys[4], args[4])
+    redis.call('HINCRBY', keys[5], 'added', 1)
+    if length % IDMP_STEP == 0 then
+      forget_surplus({ map = keys[3], queue = keys[4] }, settings_of(keys[1]), length)
+    end
+    if keys[6] then journal_messages(keys[6], args[1], args[3], args[4], value) end
   end
-  return { producers, known }
+
+  --[[ Store accepted messages in map and queue. `new`: iid, value, iid, value, ... ]]
+  local function remember(where, settings, producer, iids, new, now)
+    redis.call('HSET', where.map, unpack(new))
+    local length = redis.call('RPUSH', where.queue, unpack(iids))
+    local steps = math.floor(length / IDMP_STEP) - math.floor((length - #iids) / IDMP_STEP)
+    if steps > 0 then forget_surplus(where, settings, length, now) end
+    local believed = redis.call('HGET', where.map, '')
+    if not believed or math.abs(believed - now) > settings.duration / 2 then keep_alive(where, settings, producer, now) end
+  end
+
+  --[[ Whether the engine deduplicates natively (settings.lua): 'alone' it does; 'left' it did, and may still
+       remember messages; nil it does not. `found`: idmp and native of the registry. The first message of a stream
+       sets the state, and the first one with a journal (the region got peers) ends native deduplication. ]]
+  local function native_state(keys, text, found)
+    if found[1] and not found[2] or not engine_can(keys[2]) then return nil end
+    local alone, settings = not keys[6], read_settings(text)
+    local era = settings.era
+    if not found[1] then
+      if alone then redis.call('HSET', keys[1], META.IDEMPOTENCE, text, META.NATIVE, era) end
+      return alone and 'alone' or nil
+    end
+    local since, left = string.match(found[2], '^(%d+):?(%d*)$')
+    if since ~= era then return nil end
+    if left ~= '' then return now_ms() - left <= settings.duration + NATIVE_MARGIN_MS and 'left' or nil end
+    if not alone then redis.call('HSET', keys[1], META.NATIVE, era .. ':' .. now_ms()) end
+    return alone and 'alone' or 'left'
+  end
+
+  -- The settings of a stream; `idmp` and `native` of its registry. Old engines never have the second.
+  local function facts_of(meta)
+    local facts = may_know_messages() and redis.call('HMGET', meta, META.IDEMPOTENCE, META.NATIVE)
+      or { redis.call('HGET', meta, META.IDEMPOTENCE) }
+    return facts[1] or IDMP_DEFAULTS, facts
+  end
+
+  local function append(keys, args, start, native)
+    local first, last = start + 2, start + 1 + args[start + 1]
+    if not native then return redis.pcall('XADD', keys[2], 'NOMKSTREAM', unpack(args, first, last)) end
+    return redis.pcall('XADD', keys[2], 'NOMKSTREAM', 'IDMP', args[3], args[start], unpack(args, first, last))
+  end
+
+  --[[ The engine deduplicates the messages of this stream itself. ]]
+  local function add_natively(keys, args, starts)
+    local answers = {}
+    for which, start in ipairs(starts) do
+      local id = append(keys, args, start, true)
+      answers[which] = type(id) == 'table' and '-' .. id.err or id and '+' .. id
+    end
+    return answers
+  end
+
+  local function add_each(keys, args, starts, found, how)
+    local where = { meta = keys[1], map = keys[3], queue = keys[4], about = keys[5] }
+    local settings, now = settings_of(keys[1]), now_ms()
+    local fresh, iids, new, answers, duplicates = {}, {}, {}, {}, 0
+    for which, start in ipairs(starts) do
+      local iid = args[start]
+      local value = found[which + 1] and still_known(where, settings, iid, #iids, now) or fresh[iid]
+      local id = not value and which == 1 and how.first_id
+      if not value and not id then
+        local last = how.native and last_of(keys[2])
+        id = append(keys, args, start, how.native)
+        if last and type(id) == 'string' and not less(last, id) then value = id .. ':' .. args[2] end
+      end
+      if value then
+        answers[which], duplicates = string.match(value, '^%d+%-%d+:%d+'), duplicates + 1
+      else
+        answers[which] = id
+        if type(id) == 'table' then
+          answers[which] = '-' .. id.err
+        elseif id then
+          value = stamped(id .. ':' .. args[2], now)
+          fresh[iid], iids[#iids + 1] = value, iid
+          new[#new + 1], new[#new + 2] = iid, value
+        end
+      end
+    end
+    if duplicates > 0 then redis.call('HINCRBY', where.about, 'duplicates', duplicates) end
+    if #iids == 0 then return answers end
+    remember(where, settings, args[3], iids, new, now)
+    redis.call('HINCRBY', where.about, 'added', #iids)
+    if keys[6] then journal_messages(keys[6], settings.text, args[3], unpack(new)) end
+    return answers
+  end
+
+  --[[ idempotence_add: append messages that are not duplicates.
+       FCALL bs_idempotence_add 5|6 <meta> <strand> <map> <queue> <about> [<journal>]
+             <settings> <writer> <producer> (<iid> <n> <word of XADD after NOMKSTREAM> * n)...
+       Returns for each message: `ms-n` appended, its native ID; `ms-n:w` a duplicate of the entry with this ID of
+       writer w; `+ms-n` appended or a duplicate: the engine deduplicates natively, and the caller may send XADD
+       IDMP directly; nil the strand does not exist; `-ERR ...` the error of XADD.
+
+       BSSTALE <settings> if the caller has other settings; nothing is done. With a journal (the region has peers)
+       accepted messages are written there.
+       The caller sends at most as many messages as the size limit, and a few dozen at once.
+       Why a function: the lookup, the append and the storing of the ID are one step. ]]
+  function idempotence.add(keys, args)
+    local text, facts = facts_of(keys[1])
+    if args[1] ~= text then return redis.error_reply('BSSTALE ' .. text) end
+    local wanted, starts = { '', args[4] }, { 4 }
+    local at = 6 + args[5]
+    while at < #args do
+      wanted[#wanted + 1], starts[#starts + 1] = args[at], at
+      at = at + 2 + args[at + 1]
+    end
+    if at ~= #args + 1 then return redis.error_reply('BSBATCH malformed batch') end
+    local native = native_state(keys, text, facts)
+    if native == 'alone' then return add_natively(keys, args, starts) end
+    local found = redis.call('HMGET', keys[3], unpack(wanted))
+    return add_each(keys, args, starts, found, { native = native })
+  end
+
+  --[[ idempotence_one: append one message if it is not a duplicate.
+       FCALL bs_idempotence_one 5|6 <meta> <strand> <map> <queue> <about> [<journal>]
+             <settings> <writer> <producer> <iid> <word of XADD after NOMKSTREAM>...
+       Returns what idempotence_add returns for one message, or the error of XADD.
+       Why beside idempotence_add: most calls have one message, and without lists they cost a fifth less. ]]
+  function idempotence.one(keys, args)
+    local text, facts = facts_of(keys[1])
+    if args[1] ~= text then return redis.error_reply('BSSTALE ' .. text) end
+    local native = native_state(keys, text, facts)
+    local found, id = native ~= 'alone' and redis.call('HMGET', keys[3], '', args[4]), nil
+    if not native and not found[2] then
+      id = redis.pcall('XADD', keys[2], 'NOMKSTREAM', unpack(args, 5))
+      if type(id) ~= 'string' then return id end
+      if is_time(id, found[1]) then
+        remember_one(keys, args, id)
+        return id
+      end
+    end
+    table.insert(args, 5, #args - 4)
+    local starts, how = { 4 }, { native = native, first_id = id }
+    local answers = found and add_each(keys, args, starts, found, how) or add_natively(keys, args, starts)
+    local refused = answers[1] and string.match(answers[1], '^%-(.*)')
+    return refused and redis.error_reply(refused) or answers[1]
+  end
+
+  --[[ idempotence_mark: XIDMPRECORD: record an existing entry as this message.
+       FCALL bs_idempotence_mark 2 <meta> <strand> <producer> <iid> <id>
+       Only if the engine deduplicates natively; else BSOURS, and nothing is done. ]]
+  function idempotence.mark(keys, args)
+    local found = redis.call('HMGET', keys[1], META.IDEMPOTENCE, META.NATIVE)
+    if not engine_can(keys[2]) then return redis.error_reply('BSOURS this engine knows no messages') end
+    local refused = denied(keys[2], 'XIDMPRECORD')
+    if refused then return refused end
+    if #redis.call('XRANGE', keys[2], args[3], args[3]) == 0 then
+      return redis.error_reply('ERR No such message in stream')
+    end
+    if native_state(keys, found[1] or IDMP_DEFAULTS, found) ~= 'alone' then
+      return redis.error_reply('BSOURS the engine does not know the messages of this stream')
+    end
+    return redis.pcall('XIDMPRECORD', keys[2], unpack(args))
+  end
+
+  local function before(a, b)
+    local a_id, a_writer = string.match(a, '^([^:]+):(%d+)')
+    local b_id, b_writer = string.match(b, '^([^:]+):(%d+)')
+    if a_id ~= b_id then return less(a_id, b_id) end
+    return less_number(a_writer, b_writer)
+  end
+
+  --[[ The ID of a message that the engine remembers and map and queue do not; else nil. The only way to query the
+       engine is an append; if it appends, the entry is deleted again. Only in the state 'left' (settings.lua). ]]
+  local function native_duplicate(where, settings, producer, iid)
+    local own = where.own
+    if not own.key or native_state({ where.meta, own.key, nil, nil, nil, own.journal }, settings.text, own.found) ~= 'left' then
+      return nil
+    end
+    local last = last_of(own.key)
+    local id = last and redis.pcall('XADD', own.key, 'NOMKSTREAM', 'IDMP', producer, iid, '*', '', '')
+    if type(id) ~= 'string' then return nil end
+    if not less(last, id) then return id .. ':' .. own.writer end
+    redis.call('XDEL', own.key, id)
+  end
+
+  --[[ Store messages that a peer accepted. `messages`: iid, `ms-n:w`, iid, ... If this region has the message as
+       another entry, two regions accepted it during a partition, and the entry with the smaller ID stays
+       everywhere. Returns the entries to delete: `ms-n:w` ... ]]
+  local function idempotence_record(where, settings, producer, messages, now)
+    local wanted, iids, new, goes = {}, {}, {}, {}
+    for at = 1, #messages, 2 do wanted[#wanted + 1] = messages[at] end
+    local found = redis.call('HMGET', where.map, unpack(wanted))
+    for at, iid in ipairs(wanted) do
+      local value = string.match(messages[2 * at], '^%d+%-%d+:%d+')
+      local known = found[at] and still_known(where, settings, iid, #iids, now)
+      if not known then
+        local native = native_duplicate(where, settings, producer, iid)
+        if native and native ~= value then
+          local ours_stays = before(native, value)
+          goes[#goes + 1] = ours_stays and value or native
+          value = ours_stays and native or value
+        end
+        iids[#iids + 1] = iid
+        new[#new + 1], new[#new + 2] = iid, stamped(value, now)
+      elseif before(known, value) then
+        goes[#goes + 1] = value
+      elseif before(value, known) then
+        redis.call('HSET', where.map, iid, stamped(value, now))
+        goes[#goes + 1] = string.match(known, '^%d+%-%d+:%d+')
+      end
+    end
+    if #iids > 0 then remember(where, settings, producer, iids, new, now) end
+    return goes
+  end
+
+  --[[ Journal entry: idmp <settings> by <producer> (<iid> <ms-n:w>)...   these messages were accepted.
+       It waits until their entries have arrived here. Messages of an older era are ignored. The region that finds
+       two entries of one message deletes one and writes that into its own journal: the other regions may have
+       forgotten the message by then.
+       The caller names the keys `map:<era>:<producer>`, `queue:<era>:<producer>`, `about`, and `journal`, our own. ]]
+  local function apply_messages(meta, named, words)
+    local text, producer, messages = read_messages(words)
+    local theirs = text and read_settings(text)
+    if not theirs then return false end
+    local function strand_of(value)
+      local id, writer = string.match(value, '^(%d+%-%d+):(%d+)')
+      local label = id and KIND.GENERATED .. writer
+      if not label or not is_strand(label, '0') then return nil end
+      return strand_named(meta, named, label .. ':0'), id, label .. ':0'
+    end
+    for at = 1, #messages, 2 do
+      local strand, id = strand_of(messages[at + 1])
+      if not strand or messages[at] == '' or less(strand.ends, id) then return false end
+    end
+    local settings = merge_settings(meta, text)
+    local which = settings.era .. ':' .. producer
+    local where = { meta = meta, map = named[JOURNAL.MAP .. which], queue = named[JOURNAL.QUEUE .. which] }
+    if settings.era ~= theirs.era or not where.map then return true end
+    local own = named[JOURNAL.OWN]
+    local writer = writer_of(own)
+    where.about = named[JOURNAL.ABOUT]
+    where.own = { writer = writer, journal = own, key = named[KIND.GENERATED .. writer .. ':0'] }
+    where.own.found = redis.call('HMGET', meta, META.IDEMPOTENCE, META.NATIVE)
+    for _, value in ipairs(idempotence_record(where, settings, producer, messages, now_ms())) do
+      local strand, id, label = strand_of(value)
+      if strand.key and redis.call('XDEL', strand.key, id) == 1 then journal_deletions(own, label, { id }) end
+    end
+    return true
+  end
+  JOURNAL_VERBS[JOURNAL.MESSAGES] = apply_messages
+
+  local function count_known(where, settings, now)
+    local length = redis.call('LLEN', where.queue)
+    local low, high = math.max(0, length - settings.size), length
+    while low < high do -- find the first that is not expired; the queue is in order of arrival
+      local middle = math.floor((low + high) / 2)
+      local value = redis.call('HGET', where.map, redis.call('LINDEX', where.queue, middle))
+      if value and not is_expired(value, now, settings.duration) then high = middle else low = middle + 1 end
+    end
+    return length - low
+  end
+
+  --[[ idempotence_count: FCALL_RO bs_idempotence_count n (<map> <queue>)... <settings>
+       Returns how many of these producers have unexpired messages, and how many messages. ]]
+  function idempotence.count(keys, args)
+    local settings, now, producers, known = read_settings(args[1]), now_ms(), 0, 0
+    for at = 1, #keys, 2 do
+      local count = count_known({ map = keys[at], queue = keys[at + 1] }, settings, now)
+      known, producers = known + count, producers + (count > 0 and 1 or 0)
+    end
+    return { producers, known }
+  end
 end

@@ -26,13 +26,13 @@ redis.register_function('bs_log_admit', logs.admit)
 redis.register_function { function_name = 'bs_log_ack', callback = logs.ack, flags = { 'allow-oom' } }
 redis.register_function('bs_chosen_add', chosen_add)
 redis.register_function('bs_chosen_setid', chosen_setid)
-redis.register_function('bs_idempotence_add', idempotence_add)
-redis.register_function('bs_idempotence_one', idempotence_one)
+redis.register_function('bs_idempotence_add', idempotence.add)
+redis.register_function('bs_idempotence_one', idempotence.one)
 redis.register_function('bs_idempotence_configure', idempotence_configure)
-redis.register_function('bs_idempotence_mark', idempotence_mark)
+redis.register_function('bs_idempotence_mark', idempotence.mark)
 redis.register_function {
   function_name = 'bs_idempotence_count',
-  callback = idempotence_count,
+  callback = idempotence.count,
   flags = { 'no-writes' },
 }
 redis.register_function { function_name = 'bs_braid_expire', callback = deadline.set, flags = { 'allow-oom' } }
