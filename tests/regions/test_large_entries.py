@@ -34,13 +34,15 @@ def write(world: World, count: int, size: int) -> None:
 
 
 def linked(world: World, work: Callable[[Link], Awaitable[object]], *, near: bool = False) -> None:
-    """Run work with a new link from region 1 to 2. Both refuse large replies."""
+    """Run work with a new link from region 1 to 2. Peers refuse large replies. near: region 1 is no peer."""
 
     async def run() -> None:
-        ends = [Endpoint(parse_address(each.url), PEER_REPLY_BYTES // 10) for each in world.engines]
+        most = (None if near else PEER_REPLY_BYTES // 10, PEER_REPLY_BYTES // 10)
+        addresses = [parse_address(each.url) for each in world.engines]
+        ends = [Endpoint(*each) for each in zip(addresses, most, strict=True)]
         for end in ends:
             await end.connect()
-        pages = Pages(ends[0]) if near else None
+        pages = Pages.of_home(ends[0]) if near else None
         await work(Link(ends[0], ends[1], here=world.region(1), there=world.region(2), pages=pages))
         for end in ends:
             end.close()

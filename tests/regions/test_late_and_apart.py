@@ -45,7 +45,7 @@ def test_an_entry_that_arrives_during_a_comparison_with_its_deleter_is_deleted(m
     with world.engines[0].client() as client:  # as if 10,000 deletions had come since
         client.xtrim(keys.journal(b"x", 1), maxlen=0, approximate=False)
     link = world.links[1, 2]
-    link.pages = Pages(Disturbed(world.endpoints[1], 1, lambda: world.links[3, 2].sync(b"x")))
+    link.pages = Pages.of_home(Disturbed(world.endpoints[1], 1, lambda: world.links[3, 2].sync(b"x")))
     world.ship(1, 2, "x")
     play(world, """
         time | region 1                     | region 2                | region 3

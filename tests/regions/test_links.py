@@ -124,7 +124,7 @@ def test_a_flow_in_trouble_goes_no_further(world: World, trouble: Callable[[Flow
 
     async def ship(step: Callable[[Flow], Coroutine[None, None, None]]) -> None:
         source, target = world.endpoints[1], world.endpoints[2]
-        flow = Flow(target, Pages(source), Window(), facts(world[1].run_plan(_meta())))
+        flow = Flow(target, Pages.of_home(source), Window(), facts(world[1].run_plan(_meta())))
         flow.start(strand, (0, 0), 10)
         trouble(flow)
         await step(flow)
@@ -161,7 +161,7 @@ def test_a_page_that_is_older_than_the_state_leaves_no_hole(world: World) -> Non
 
     async def both() -> None:
         source = Held(world.endpoints[1])
-        pages = Pages(source)
+        pages = Pages.of_home(source)
         links = [
             Link(source, world.endpoints[peer], here=world.region(1), there=world.region(peer), pages=pages)
             for peer in (2, 3)

@@ -71,7 +71,7 @@ class Daemon:
         self.source = Endpoint(address)
         self.gate = Gate(self.source, durability)
         self._pinned = Pinned(self.gate, self.source)
-        self._pages = Pages(self._pinned)
+        self._pages = Pages.of_home(self._pinned)
         self.peers: dict[str, Peer] = {}
         self.leases = Leases(self.source, self._missed)
         self.ready = asyncio.Event()
@@ -303,7 +303,7 @@ class Daemon:
         """The own engine on its present connection. All links on it share pages."""
         if not self._pinned.lasts:
             self._pinned = Pinned(self.gate, self.source)
-            self._pages = Pages(self._pinned)
+            self._pages = Pages.of_home(self._pinned)
         return self._pinned
 
     async def _introduce(self, peer: Peer) -> tuple[Region, Region]:

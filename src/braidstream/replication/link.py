@@ -30,7 +30,7 @@ from braidstream.protocol.retries import Retries
 from braidstream.replication import compare
 from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.flow import Flow, Window
-from braidstream.replication.pages import Pages
+from braidstream.replication.pages import Pages, Source
 from braidstream.replication.progress import Known, Progress
 from braidstream.replication.restoring import STALE, Restorer
 from braidstream.replication.ship import HAS_PAGES
@@ -63,7 +63,7 @@ class Link:
     ) -> None:
         self.source, self.target, self.here, self.there = source, target, here, there
         self.heals = heals
-        self.pages = pages or Pages(source, is_far=here.library >= HAS_PAGES)
+        self.pages = pages or Pages(Source(source, has_pages=here.library >= HAS_PAGES))
         self.window = Window()
         self._lossy = set[bytes]()  # streams with a loss, until the target has received everything
         self.highest_ms = 0  # the highest ID of our home strands that this link has read

@@ -13,6 +13,7 @@ sent once the region can no longer lose them (gate.py).
 
 import asyncio
 from collections import deque
+from dataclasses import dataclass
 from typing import Final
 
 from braidstream.model import ids
@@ -44,13 +45,12 @@ class Reading:
     lose them.
     """
 
-    __slots__ = ("_most", "answer", "count", "is_far", "read")
+    __slots__ = ("_at_once", "_has_pages", "answer", "count", "read")
 
-    def __init__(self, source: PlanRunner, strand: Strand, after: Id, count: int, *, is_far: bool) -> None:
-        self.count, self.is_far = count, is_far
-        self._most = UNMEASURED if is_far else UNMEASURED_NEAR
+    def __init__(self, source: "Source", strand: Strand, after: Id, count: int) -> None:
+        self.count, self._at_once, self._has_pages = count, source.at_once, source.has_pages
         self.read: asyncio.Future[tuple[list[int], Id | None]] = asyncio.get_running_loop().create_future()
-        self.answer = asyncio.ensure_future(source.run(self._page(strand, after)))
+        self.answer = asyncio.ensure_future(source.engine.run(self._page(strand, after)))
         self.answer.add_done_callback(self._ended)
 
     def _page(self, strand: Strand, after: Id) -> Plan[Answer]:
@@ -58,13 +58,13 @@ class Reading:
         deletion. Without MULTI, which is refused when memory is full.
         """
         registry = registry_of(strand.name)
-        if self.is_far and self.count > UNMEASURED:
+        if self._has_pages and self.count > self._at_once:
             (more, page), meta = yield Batch(
                 [page_of_bytes(strand, after, self.count), registry], resend=True
             )
             sizes = sizes_of(page)
         else:
-            few = min(self.count, self._most)
+            few = min(self.count, self._at_once)
             page, meta = yield Batch([page_command(strand, after, few), registry], resend=True)
             sizes, more = sizes_of(page), len(page) == few and _last(page) != ids.LAST
             if more and few < self.count:
@@ -78,7 +78,7 @@ class Reading:
         """Read on until the page is full, by number or by size. Returns whether more may follow."""
         total = sum(sizes)
         while total < PAGE_BYTES and len(page) < self.count:
-            few = min(self.count - len(page), self._most)
+            few = min(self.count - len(page), self._at_once)
             [part] = yield Batch([page_command(strand, _last(page), few)], resend=True)
             page += part
             sizes += (measured := sizes_of(part))
@@ -97,24 +97,36 @@ def _last(page: Page) -> Id:
     return ids.native(page[-1][0])
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """at_once: how many entries of unknown size one XRANGE may return. has_pages: a function reads a page in
+    one round trip."""
+
+    engine: PlanRunner
+    at_once: int = UNMEASURED
+    has_pages: bool = False
+
+
 class Pages:
-    """Reads from one engine. No cache: a page is shared only while it is being read.
+    """Reads from one engine. No cache: a page is shared only while it is being read."""
 
-    is_far: the engine may be in another region, and has the functions to read a page in one round trip.
-    """
-
-    def __init__(self, source: PlanRunner, *, is_far: bool = False) -> None:
-        self._source, self._is_far = source, is_far
+    def __init__(self, source: Source) -> None:
+        self._source = source
         self._flying: dict[tuple[bytes, Id, int], Reading] = {}
+
+    @staticmethod
+    def of_home(engine: PlanRunner) -> "Pages":
+        """Of the region's own server: a round trip costs little, and a reply has no limit."""
+        return Pages(Source(engine, UNMEASURED_NEAR))
 
     def read(self, strand: Strand, after: Id, count: int, *, alone: bool) -> Reading:
         """New entries, and the registry of that time or later. alone: do not share a read in flight."""
         if alone:
-            return Reading(self._source, strand, after, count, is_far=self._is_far)
+            return Reading(self._source, strand, after, count)
         wanted = (strand.key, after, count)
         reading = self._flying.get(wanted)
         if reading is None:
-            reading = self._flying[wanted] = Reading(self._source, strand, after, count, is_far=self._is_far)
+            reading = self._flying[wanted] = Reading(self._source, strand, after, count)
             reading.answer.add_done_callback(lambda _: self._flying.pop(wanted))
         return reading
 
