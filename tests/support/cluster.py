@@ -33,6 +33,7 @@ from braidstream.protocol.plan import Batch, Plan, Replies, run
 from braidstream.protocol.stream_view import View
 from braidstream.replication.compare import list_ids
 from braidstream.replication.glance import glance_command
+from braidstream.replication.ship import page_of_bytes
 from braidstream.replication.state import merge_command, read_state
 from tests.support.regions import apply
 from tests.support.servers import START_WITHIN_S, Engine, Flavour
@@ -284,6 +285,8 @@ def say_every_function(said: Nodes, name: bytes) -> None:
     assert said(Batch([glance_command(name, (1, 2, 3))])) == [b""]  # there are strands of chosen IDs too
     assert said(Batch([merge_command(state, state, (1, 2, 3), home=1)])) == [1]
     assert run(list_ids(Strand(name, "s", 2), (0, 0), (9, 9)), said) == ([b"5-5"], None)
+    [(_, page)] = said(Batch([page_of_bytes(Strand(name, "s", 2), (0, 0), 10)]))
+    assert len(page) == 1
     bell = _registry(view, said, name).bell
     where = (keys.meta(name), Strand(name, "s", 2).key, keys.journal(name, 2), keys.bell(name, bell))
     mend = ("FCALL", "bs_strand_mend", len(where), *where, "s2", 0, bell, "0-0", 0, "5-5", 1, "0-0", 0)
