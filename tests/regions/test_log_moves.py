@@ -9,6 +9,7 @@ import redis
 
 import braidstream
 from braidstream.admin import log_moves
+from tests.support.log_homes import bodies, end_epoch, rescue, write
 from tests.support.matrix import on_every_engine
 from tests.support.world import World
 
@@ -20,33 +21,6 @@ LONG = (60_000, 600_000)
 @pytest.fixture
 def world(make_world: Callable[..., World]) -> World:
     return make_world(3)
-
-
-def end_epoch(world: World, to: int, *, force: bool = False, home: int = 1) -> int:
-    place = world[to if force else home]
-    registry = place.run_plan(log_moves.read_log(b"log"))
-    return place.run_plan(log_moves.end_epoch(b"log", log_moves.home_of(registry), to, force=force))
-
-
-def rescue(world: World, old: int, new: int) -> int:
-    """What `braid log rescue` does for one former home."""
-    done = 0
-    registry = world[new].run_plan(log_moves.read_log(b"log"))
-    for strand, end in log_moves.lost_tails(b"log", registry, old):
-        while entries := world[old].run_plan(log_moves.read_tail(strand, end)):
-            done += world[new].run_plan(log_moves.append_tail(b"log", strand, entries))
-            assert world[new].run_plan(log_moves.append_tail(b"log", strand, entries)) == 0
-            world[old].run_plan(log_moves.delete_tail(strand, entries))
-    return done
-
-
-def write(client: braidstream.Redis, *entries: str) -> list[int]:
-    offsets = client.twrite("log", entries=[("t", entry) for entry in entries])
-    return list(offsets)
-
-
-def bodies(world: World, region: int) -> list[str | None]:
-    return [row and row[2] for row in world[region].tread("log", 1, 1_000)]
 
 
 def test_offsets_continue_at_the_new_home(world: World) -> None:
@@ -174,7 +148,7 @@ def test_a_rescue_that_was_killed_is_finished_at_the_next_home(world: World) -> 
     registry = world[2].run_plan(log_moves.read_log(b"log"))
     [(strand, end)] = log_moves.lost_tails(b"log", registry, 1)
     entries = world[1].run_plan(log_moves.read_tail(strand, end))
-    assert world[2].run_plan(log_moves.append_tail(b"log", strand, entries)) == 1
+    assert world[2].run_plan(log_moves.append_tail(b"log", (strand, end), entries)) == 1
     # Killed here: region 1 still has the entry. Then the home moves on.
     end_epoch(world, 3, home=2)
     world.ship(2, 3, "log")

@@ -9,6 +9,7 @@ is acknowledged or expires, and at most PENDING entries are pending (lua/log_gro
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Final
 
 from braidstream.commands.arguments import Argv, fail, shown
@@ -82,6 +83,8 @@ def read_group(view: View, name: bytes, spec: Read) -> Plan[list[Any] | None]:
             rows = yield from _deliver(view, parts, spec, patience)
             if rows or patience.is_over:
                 break
+            if not spec.retry_ms:
+                yield from _read_again(view, name)
         except ReplyError as error:
             if not _is_gone(error):
                 raise
@@ -145,32 +148,43 @@ def _wait_for_log(view: View, name: bytes, registry: Registry, patience: _Patien
 
 def _deliver(view: View, parts: list[Segment], spec: Read, patience: _Patience) -> Plan[list[Any]]:
     if not spec.retry_ms:
-        return (yield from _deliver_once(parts, spec, patience))
-    if len(parts) == 1 and view.carriage.one_step(2):
-        found = yield from _take_fast(view, parts[0].strand, spec)
+        return (yield from _deliver_once(view, parts, spec, patience))
+    if len(parts) == 1 and parts[0].is_open and view.carriage.one_step(2):
+        found = yield from _take_fast(view, parts[0], spec)
         if found:
             return found
     return (yield from _take(view, parts, spec, patience))
 
 
+def _as_it_ends_now(view: View, part: Segment) -> Plan[Segment]:
+    """The segment after a wait. If another region writes it, its epoch may have ended meanwhile."""
+    strand = part.strand
+    if strand.writer == view.region.writer:
+        return part
+    registry = yield from _read_again(view, strand.name)
+    known = {each.strand: each for each in segments(strand.name, registry)}
+    return known.get(strand, replace(part, last=0))
+
+
 # Without RETRY
 
 
-def _deliver_once(parts: list[Segment], spec: Read, patience: _Patience) -> Plan[list[Any]]:
+def _deliver_once(view: View, parts: list[Segment], spec: Read, patience: _Patience) -> Plan[list[Any]]:
     """Older epochs first. One slice of waiting on the last strand."""
     *older, last = parts
     for part in older:
-        rows = _rows((yield from send_one(_native(spec, _NOACK, part.strand.key, noack=True))))
-        if rows := [row for row in rows if row[0] <= part.last]:
+        rows = _rows((yield from send_one(_native(spec, _NOACK, part.strand.key, noack=True))), part)
+        if rows:
             return rows
     if patience.is_over:
-        return _rows((yield from send_one(_native(spec, _NOACK, last.strand.key, noack=True))))
+        return _rows((yield from send_one(_native(spec, _NOACK, last.strand.key, noack=True))), last)
     turn = patience.turn_ms
     command = _native(spec, _NOACK, last.strand.key, noack=True, block_ms=turn)
     [reply] = yield Batch([command], block_ms=turn)
     if reply is None:
         patience.waited(turn)
-    return _rows(reply)
+        return []
+    return _rows(reply, (yield from _as_it_ends_now(view, last)))
 
 
 def _native(
@@ -188,9 +202,14 @@ def _native(
     return (*words, "STREAMS", *where, *(">" for _ in where))
 
 
-def _rows(reply: Any) -> list[Any]:
-    """The entries of a native XREADGROUP: of its first stream, the others are always empty."""
-    return _entries(reply[0][1]) if reply else []
+def _rows(reply: Any, part: Segment) -> list[Any]:
+    """The entries of a native XREADGROUP that are part of the log. It read one strand, and empty streams."""
+    return [row for row in _entries(reply[0][1]) if row[0] <= part.last] if reply else []
+
+
+def _beyond(reply: Any, part: Segment) -> list[bytes]:
+    """The IDs of entries that are not: a former home wrote them after its epoch had ended."""
+    return [native for native, _ in reply[0][1] if offset_of(native) > part.last]
 
 
 def _entries(page: Iterable[Any]) -> list[Any]:
@@ -205,9 +224,10 @@ def _keys_of(strands: Iterable[Strand], group: bytes) -> tuple[bytes, ...]:
     return (*(strand.key for strand in listed), *keys.takes(listed[0].name, group))
 
 
-def _take_fast(view: View, strand: Strand, spec: Read) -> Plan[list[Any]]:
+def _take_fast(view: View, part: Segment, spec: Read) -> Plan[list[Any]]:
     """New entries natively, if there is room for all and nothing can be due."""
     assert spec.group is not None
+    strand = part.strand
     which = (strand.name, spec.group)
     if which in view.cache.crowded:
         view.cache.crowded.discard(which)
@@ -226,7 +246,7 @@ def _take_fast(view: View, strand: Strand, spec: Read) -> Plan[list[Any]]:
         return []
     if isinstance(reply, ReplyError):
         raise reply
-    return _rows(reply)
+    return _rows(reply, part)
 
 
 def _take(view: View, parts: list[Segment], spec: Read, patience: _Patience) -> Plan[list[Any]]:
@@ -260,13 +280,17 @@ def _take(view: View, parts: list[Segment], spec: Read, patience: _Patience) -> 
             continue
         command = _native(spec, spec.policy, last.key, count=most, block_ms=turn)
         [reply] = yield Batch([command], block_ms=turn)
-        rows = _rows(reply)
-        if rows:
+        if reply:
+            part = yield from _as_it_ends_now(view, parts[-1])
+            rows, late = _rows(reply, part), _beyond(reply, part)
             release: list[Command] = [("ZREM", waits, token)]
+            if late:
+                release.append(("XACK", last.key, spec.group, *late))
             if len(rows) < most:
                 release.append(("XADD", room, "NOMKSTREAM", "MAXLEN", 1, "*", "r", 1))
             yield Batch(release, attempt=True)  # the entries are delivered, whatever comes of it
-            return rows
+            if rows:
+                return rows
         ticket = 1  # it waited a whole slice
         if _parts(last.name, (yield from _read_again(view, last.name))) != parts:
             return []  # the home has moved: start again

@@ -54,6 +54,11 @@ class Segment:
     first: int
     last: int
 
+    @property
+    def is_open(self) -> bool:
+        """Whether entries are still written to it."""
+        return self.last == LAST_OFFSET
+
     def within(self, first: int, last: int) -> "Segment | None":
         """The part between two offsets."""
         low, high = max(self.first, first), min(self.last, last)
