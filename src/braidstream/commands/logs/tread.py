@@ -87,7 +87,10 @@ def _ranges(parts: Iterable[Segment], spec: Read) -> list[Command]:
 
 def _read_full(name: bytes, registry: Registry, spec: Read) -> Plan[list[Any] | None]:
     """The entries, if all are there. None: some are missing, or do not exist yet."""
-    parts = [part for part in segments(name, registry) if part.strand in registry.strands]
+    wanted = [part for part in segments(name, registry) if part.last >= spec.offset]
+    if spec.skip and len(wanted) > 1:
+        return None  # entries of a later epoch may have arrived before the rest of an earlier one
+    parts = [part for part in wanted if part.strand in registry.strands]
     commands = _ranges(parts, spec)
     if not commands:
         return None
