@@ -270,3 +270,42 @@ def test_daemons_carry_it_out(make_world: Callable[..., World], tmp_path: Path) 
     world[1].pexpire("y", 1)
     with all_replicating(tmp_path, numbered(world.engines)):
         eventually(lambda: not world[1].exists("y"), within_s=30, why="y expires")
+
+
+def test_what_changed_while_a_daemon_was_cut_off_expires_too(
+    make_world: Callable[..., World], tmp_path: Path
+) -> None:
+    world = make_world(2)
+    with all_replicating(tmp_path, numbered(world.engines)):
+        world[1].xadd("x", {"n": "1"})
+        eventually(lambda: world[2].exists("x"), within_s=30, why="x should arrive")
+        with world.engines[0].client() as operator, operator.pipeline() as step:
+            step.execute_command("CLIENT", "KILL", "TYPE", "normal")
+            step.hset("bs:meta:{x}", mapping={"until": f"1 {_now_ms(operator) + 1_000}", "ended": "1 0"})
+            step.execute()
+        eventually(lambda: not world[1].exists("x"), within_s=30, why="x expires")
+
+
+def test_a_deadline_of_a_stream_does_not_end_a_log_of_its_name(world: World) -> None:
+    for name in ("x", "y"):
+        world[1].xgroup_create(name, "g", "$", mkstream=True)
+        world[1].pexpire(name, 300)
+        world[1].xgroup_destroy(name, "g")
+        assert world[1].twrite(name, "t", "1") == 1
+        assert world[1].ttl(name) == -1
+    world.sync()
+    with world.engines[0].client() as operator:  # as if a peer had set it
+        operator.hset("bs:meta:{y}", mapping={"until": "7 1", "ended": "7 0"})
+    for name in ("x", "y"):
+        due(world, 1, name)
+    settle(world)
+    assert [world[region].tread(name) for region in world for name in ("x", "y")] == [[(1, "t", "1")]] * 4
+
+
+def test_persist_works_on_a_log(world: World) -> None:
+    world[1].twrite("x", "t", "1")
+    with world.engines[0].client() as operator:  # as if a peer had set it, for a stream
+        operator.hset("bs:meta:{x}", mapping={"until": f"7 {FAR_MS}", "ended": "7 0"})
+    assert world[1].persist("x")
+    assert world[1].ttl("x") == -1
+    assert world[1].tread("x") == [(1, "t", "1")]

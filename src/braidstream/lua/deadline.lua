@@ -89,7 +89,7 @@ do
     end
   end
 
-  -- The stream was deleted before its deadline.
+  -- The stream was deleted before its deadline, or the name is a log now.
   function deadline.forget(meta)
     if of(meta) then redis.call('HSET', meta, META.DUE, '') end
     local known = shared(meta)
@@ -239,7 +239,8 @@ do
     if not redis.acl_check_cmd(unpack(said)) then return no_permission(said[1]) end
     local settled, refused = deadline.settle(meta, keys)
     if refused then return refused end
-    if settled or not names_all(meta, given.named) or logs.is_log(meta) then return redis.error_reply(STALE_STREAM) end
+    local is_late = logs.is_log(meta) and args[3] ~= 'never' -- EXPIRE is refused, if the client knows that it is a log
+    if settled or not names_all(meta, given.named) or is_late then return redis.error_reply(STALE_STREAM) end
     if not exists(meta) then return 0 end
     local due, now, has_peers = of(meta) or shared(meta), now_ms(), args[2] ~= '0'
     local ends = {}
@@ -302,7 +303,7 @@ do
         -- its own region trims it
       elseif kind == KIND.GENERATED then
         more = trim(key, 'MINID', string.format('%.0f-0', known.at + 1)) or more
-      elseif with_chosen then
+      elseif with_chosen and kind == KIND.CHOSEN then
         more = trim(key, 'MAXLEN', 0) or more
       end
     end
@@ -340,6 +341,12 @@ do
     local meta = keys[1]
     local known = read_until(redis.call('HGET', meta, META.UNTIL))
     if known.at == 0 or now_ms() <= known.at or step_of(meta, known) == 2 then return 0 end
+    if logs.is_log(meta) then -- it was set for a stream of that name
+      local refused = denied(meta, 'HSET')
+      if refused then return refused end
+      note_step(meta, known, 2)
+      return 1
+    end
     local given, key_at, place = read_stream_keys(keys, 2, args, 3)
     if not names_all(meta, given.named) then return redis.error_reply(STALE_STREAM) end
     local delete, refused = delete_strands(meta, args[2], given)

@@ -120,6 +120,7 @@ do
     local refused = create_refused(meta, label, bell) or denied(meta, 'XSETID')
     if refused then return refused end
     if not home then redis.call('HSET', meta, META.HOMES, epoch .. '.' .. writer .. ':1') end
+    deadline.forget(meta) -- of a stream of that name
     create_strand(meta, strand, label, true, bell)
     start_epoch(meta, strand, label)
     return 1
