@@ -259,6 +259,7 @@ class Daemon:
         """Pushes may have been missed: sweep over all streams, for all peers."""
         for peer in self.peers.values():
             peer.sweep.set()
+        self.deadlines.missed()
 
     # Sending
 

@@ -6,6 +6,7 @@ decides.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -39,20 +40,26 @@ class Deadlines:
         self._until = dict[bytes, int]()
         self._changed = set[bytes]()
         self._refused = set[bytes]()
-        self._read_all_s = -_ALL_EVERY_S
+        self._read_all_s = -math.inf
 
     def changed(self, name: bytes) -> None:
         """The registry of a stream has changed."""
         self._changed.add(name)
 
+    def missed(self) -> None:
+        """Changes may have been missed: read all streams again."""
+        self._read_all_s = -math.inf
+
     async def look(self) -> None:
         now_s = asyncio.get_running_loop().time()
         if now_s - self._read_all_s >= _ALL_EVERY_S:
-            async for names in all_streams(self._source):
-                await self._read(names)
-            self._read_all_s = now_s
+            await self._read_all(now_s)
         changed, self._changed = self._changed, set()
-        await self._read(changed)
+        try:
+            await self._read(changed)
+        except BaseException:
+            self._changed |= changed
+            raise
         if not self._until:
             return
         seconds, micros = await self._source.run(send_one(("TIME",), resend=True))
@@ -73,6 +80,15 @@ class Deadlines:
             return _WAITS
         self._refused.discard(name)
         return done
+
+    async def _read_all(self, now_s: float) -> None:
+        self._read_all_s = now_s  # first: `missed` may be called meanwhile
+        try:
+            async for names in all_streams(self._source):
+                await self._read(names)
+        except BaseException:
+            self.missed()
+            raise
 
     async def _read(self, names: Iterable[bytes]) -> None:
         for part in _parts([*names]):
