@@ -293,7 +293,7 @@ def say_every_function(said: Nodes, name: bytes) -> None:
     assert said(Batch([(*mend, "4-4", 2, "v", "a")])) == [1]
     redo = ("FCALL", "bs_journal_redo", 2, keys.meta(name), keys.journal(name, 1), 0, "1-1", 0, 2)
     assert said(Batch([redo])) == [0]
-    assert said(Batch([("FCALL", "bs_strand_raise", 2, keys.meta(name), home.key, "1-1")])) == [0]
+    assert said(Batch([("FCALL", "bs_strand_raise", 2, keys.meta(name), home.key, "1-1", home.label)])) == [0]
     mark = ("FCALL", "bs_idempotence_mark", 2, keys.meta(name), home.key, "p", "1", "1-1")
     [unknown] = said(Batch([mark], attempt=True))
     assert isinstance(unknown, ReplyError)
@@ -324,7 +324,10 @@ def say_every_log_function(view: View, said: Nodes, name: bytes) -> None:
     for writer, force in ((2, False), (1, True)):
         epoch = log_moves.home_of(run(log_moves.read_log(name), said))
         assert run(log_moves.end_epoch(name, epoch, writer, force=force), said) > offset
-    assert run(log_moves.append_tail(name, Strand(name, "t", 2, 1), [(offset, b"tag", b"entry")]), said) == 1
+    assert (
+        run(log_moves.append_tail(name, (Strand(name, "t", 2, 1), 0), [(offset, b"tag", b"entry")]), said)
+        == 1
+    )
     home = log_moves.strand_of_epoch(name, log_moves.home_of(run(log_moves.read_log(name), said)))
     copy = ("FCALL", "bs_log_copy", 2, home.key, keys.copy(name, b"c"))
     copied, *rest = said(Batch([copy, copy, ("UNLINK", keys.copy(name, b"c"))]))

@@ -26,6 +26,8 @@ from braidstream.protocol.stream_view import View
 PAGE: Final = 300
 
 Entries = list[tuple[int, bytes, bytes]]
+# A strand whose epoch is over, and the last offset of it that counts.
+Tail = tuple[Strand, int]
 
 
 def read_log(name: bytes) -> Plan[Registry]:
@@ -57,7 +59,7 @@ def end_epoch(name: bytes, epoch: Epoch, to: int, *, force: bool) -> Plan[int]:
     return int((yield from send_one(call)))
 
 
-def lost_tails(name: bytes, registry: Registry, writer: int) -> Iterator[tuple[Strand, int]]:
+def lost_tails(name: bytes, registry: Registry, writer: int) -> Iterator[Tail]:
     """Own strands of a region whose epochs are over, and the last offset of each that counts."""
     for epoch, end in zip(registry.epochs[:-1], ends_of(registry.epochs), strict=False):
         if epoch.writer == writer:
@@ -66,18 +68,28 @@ def lost_tails(name: bytes, registry: Registry, writer: int) -> Iterator[tuple[S
 
 def read_tail(strand: Strand, after: int) -> Plan[Entries]:
     """A page of what a strand has beyond its epoch."""
-    words = ("XRANGE", strand.key, b"(" + offset_id(after), "+", "COUNT", PAGE)
-    page: list[Any] = yield from send_one(words, resend=True)
+    return (yield from read_page(strand.key, b"(" + offset_id(after)))
+
+
+def read_page(key: bytes, start: bytes) -> Plan[Entries]:
+    page: list[Any] = yield from send_one(("XRANGE", key, start, "+", "COUNT", PAGE), resend=True)
     return [(offset_of(native), fields[1], fields[3]) for native, fields in page]
 
 
-def append_tail(name: bytes, old: Strand, entries: Entries) -> Plan[int]:
+def append_tail(name: bytes, tail: Tail, entries: Entries) -> Plan[int]:
     """Append them at the home, each once. Returns how many were new."""
+    old, end = tail
+    return (yield from append_once(name, old.label + b":%d" % end, entries))
+
+
+def append_once(name: bytes, mark: bytes, entries: Entries) -> Plan[int]:
+    """The same for entries of any origin. mark: `<origin>:<after>`, to note which were appended."""
     registry = yield from read_log(name)
     home = strand_of_epoch(name, home_of(registry))
     yield from send_one(ensure_command(home, registry.bell))
     words = [word for entry in entries for word in entry]
-    call: Command = ("FCALL", "bs_log_rescue", 2, keys.meta(name), home.key, home.label, old.label, *words)
+    where, (origin, after) = (keys.meta(name), home.key), mark.split(b":")
+    call: Command = ("FCALL", "bs_log_rescue", 2, *where, home.label, origin, after, *words)
     return int((yield from send_one(call)))
 
 

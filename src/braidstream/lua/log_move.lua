@@ -56,23 +56,42 @@ do
     return begin(meta, now, args[3], after)
   end
 
-  --[[ log_rescue: FCALL bs_log_rescue 2 <meta> <home strand> <home label> <label of the old strand> (<offset> <tag> <entry>)...
-       Appends entries of an old home that are beyond its epoch. `r:<label>` notes the last one, so each is appended once.
+  -- The offsets of an old strand that were appended again: lists of {after, upto}. Before version 21 they began at 1.
+  local function rescued(meta, label)
+    local fields, ranges = redis.call('HGETALL', meta), {}
+    for at = 1, #fields, 2 do
+      local prefix, name = split_field(fields[at])
+      local whose, after = string.match(name or '', '^([^:]+):?(%d*)$')
+      if prefix == META.RESCUED and whose == label then ranges[#ranges + 1] = { after == '' and '0' or after, fields[at + 1] } end
+    end
+    return ranges
+  end
+
+  local function is_within(ranges, offset)
+    for _, range in ipairs(ranges) do
+      if less_number(range[1], offset) and not less_number(range[2], offset) then return true end
+    end
+    return false
+  end
+
+  --[[ log_rescue: FCALL bs_log_rescue 2 <meta> <home strand> <home label> <label of the old strand> <end of its epoch> (<offset> <tag> <entry>)...
+       Appends entries of an old home that are beyond its epoch. `r:<label>:<end>` notes the last one, so each is appended once.
+       If two regions were forced to be the home, the epoch may end earlier later: then the entries between are new.
        Returns how many were new. BSSTALE: the home is another, or its strand does not exist. ]]
   function logs.rescue(keys, args)
-    local meta, home, field = keys[1], keys[2], META.RESCUED .. args[2]
+    local meta, home, field = keys[1], keys[2], META.RESCUED .. args[2] .. ':' .. args[3]
     if logs.home_label(redis.call('HGET', meta, META.HOMES)) ~= args[1] or redis.call('EXISTS', home) == 0 then
       return redis.error_reply('BSSTALE the home is another')
     end
-    if #args - 2 > 3 * RESCUED_AT_ONCE or (#args - 2) % 3 ~= 0 then return redis.error_reply('BSBATCH malformed entries') end
-    local upto, done = redis.call('HGET', meta, field) or '0', 0
-    for at = 3, #args, 3 do
-      if less_number(upto, args[at]) then
+    if #args > 3 + 3 * RESCUED_AT_ONCE or #args % 3 ~= 0 then return redis.error_reply('BSBATCH malformed entries') end
+    local ranges, upto, done = rescued(meta, args[2]), nil, 0
+    for at = 4, #args, 3 do
+      if not is_within(ranges, args[at]) then
         redis.call('XADD', home, 'NOMKSTREAM', '0-*', 't', args[at + 1], 'e', args[at + 2])
         upto, done = args[at], done + 1
       end
     end
-    if done > 0 then redis.call('HSET', meta, field, upto) end
+    if upto then redis.call('HSET', meta, field, upto) end
     return done
   end
 end

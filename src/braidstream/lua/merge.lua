@@ -12,7 +12,7 @@
        home       0.1:1 1.2:1018:1        the epochs of a log: all of them (log.lua)
        log        3.1:1000:0:0            settings of a log: the later version
        until      2 4102444800000         the deadline: the later version, then the later time (deadline.lua)
-       r:t0.1     1200                    what a former home wrote late was appended again up to here: the furthest
+       r:t0.1:900 1200                    what a former home wrote after 900 was appended again up to here: the furthest
        idmp       1:100:100:0             settings of idempotent production: the later era (settings.lua)
 
      A group exists while one of its creators had seen every known deletion (delete wins). Pending entries,

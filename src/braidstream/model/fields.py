@@ -25,7 +25,9 @@ class MetaField:
     NATIVE: Final = b"native"  # the era in which the engine itself deduplicates messages
     HOMES: Final = b"home"  # the epochs of a log: where its home was, and from which offset on
     LOG: Final = b"log"  # settings of a log
-    RESCUED: Final = b"r:"  # up to which offset a former home's entries were appended again, by strand
+    RESCUED: Final = (
+        b"r:"  # up to which offset a former home's entries were appended again, by strand and end
+    )
     UNTIL: Final = b"until"  # the deadline of the stream in all regions: its version, and the time
     ENDED: Final = b"ended"  # the version of the deadline that is over here, and how far it was carried out
     DUE: Final = b"due"  # when the stream expires here, our writer, and whether we had peers

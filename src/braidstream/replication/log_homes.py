@@ -45,6 +45,6 @@ async def rescue_tails(name: bytes, old: PlanRunner, home: PlanRunner, *, writer
     done = 0
     for strand, end in log_moves.lost_tails(name, registry, writer):
         while entries := await old.run(log_moves.read_tail(strand, end)):
-            done += await home.run(log_moves.append_tail(name, strand, entries))
+            done += await home.run(log_moves.append_tail(name, (strand, end), entries))
             await old.run(log_moves.delete_tail(strand, entries))
     return done

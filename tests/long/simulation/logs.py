@@ -273,7 +273,7 @@ class LogUsers:
         for number, seat in self.seats.items():
             for strand, end in log_moves.lost_tails(NAME.encode(), registry, number):
                 while entries := seat.run(log_moves.read_tail(strand, end)):
-                    done += home.run(log_moves.append_tail(NAME.encode(), strand, entries))
+                    done += home.run(log_moves.append_tail(NAME.encode(), (strand, end), entries))
                     seat.run(log_moves.delete_tail(strand, entries))
         self._say(0, "(rescue)", str(done))
         return done
