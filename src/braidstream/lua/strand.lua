@@ -340,19 +340,31 @@ local function strand_apply(keys, args)
   return applied
 end
 
---[[ strand_raise: FCALL bs_strand_raise 2 <meta> <home strand> <floor>
+--[[ A log must not give out offsets up to `floor` again. If its strand is deleted here, it continues there when it is created
+     again; `l:<label>` says that only what is below the cut was deleted. A strand that was lost starts far above (after_loss). ]]
+local function raise_log(meta, strand, label, floor)
+  local last = last_of(strand)
+  if last then
+    if not less(last, floor) then return 0 end
+    redis.call('XSETID', strand, floor)
+    return 1
+  end
+  local life, state, cut = registered(meta, label)
+  if state ~= '-' or not less(cut, floor) then return 0 end
+  redis.call('HSETNX', meta, META.LOST .. label, cut)
+  register(meta, label, life, '-', floor)
+  return 1
+end
+
+--[[ strand_raise: FCALL bs_strand_raise 2 <meta> <home strand> <floor> <label>
      Called when this engine may have lost its latest IDs and a peer has the strand up to <floor>. If the floor
      or the last ID here is not below the clock, the strand continues after that whole millisecond, because the
      lost IDs may be in it. Returns 1 if the strand was raised. ]]
 local function strand_raise(keys, args)
   local meta, home, floor = keys[1], keys[2], args[1]
   if not is_id(floor) then return redis.error_reply('BSBATCH ' .. floor .. ' is no ID') end
+  if logs.is_label(args[2] or '') then return raise_log(meta, home, args[2], floor) end -- offsets do not follow the clock
   local last = last_of(home) or '0-0'
-  if string.match(home, '^' .. KEY_PREFIX .. '%d+:' .. KIND.LOG .. '[.:]') then -- offsets do not follow the clock
-    if last == '0-0' or not less(last, floor) then return 0 end
-    redis.call('XSETID', home, floor)
-    return 1
-  end
   local ms = string.match(less(last, floor) and floor or last, '^%d+')
   local raised = tonumber(ms) < now_ms() and floor or ms .. '-' .. MAX_SEQ
   if not less(last, raised) then return 0 end

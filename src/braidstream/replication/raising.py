@@ -100,11 +100,12 @@ async def _raise_logs(source: PlanRunner, known_by: PlanRunner, logs: list[Stran
 
 
 def _logs(states: Iterable[State], writer: int) -> list[Strand]:
-    """The strands of the logs whose home is this writer's region."""
+    """The strands of the epochs that this writer's region wrote."""
     return [
-        Strand(state.name, keys.LOG, writer, home.number)
+        Strand(state.name, keys.LOG, writer, epoch.number)
         for state in states
-        if (home := state.registry.home) and home.writer == writer
+        for epoch in state.registry.epochs  # also former ones: it may have lost that it was sealed
+        if epoch.writer == writer
     ]
 
 
@@ -117,7 +118,7 @@ async def _look(runner: PlanRunner, wanted: Sequence[tuple[bytes, tuple[Strand, 
 
 def _raise(strand: Strand, end: Id | None) -> Command:
     floor = ids.text(end or ids.ZERO)
-    return ("FCALL", "bs_strand_raise", 2, keys.meta(strand.name), strand.key, floor)
+    return ("FCALL", "bs_strand_raise", 2, keys.meta(strand.name), strand.key, floor, strand.label)
 
 
 def _all(commands: Iterable[Command]) -> Plan[Replies]:
