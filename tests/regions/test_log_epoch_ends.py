@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import redis
 
+import braidstream
 from braidstream.replication import raising
 from tests.support.log_homes import bodies, end_epoch, rescue, write
 from tests.support.matrix import on_every_engine
@@ -114,6 +115,39 @@ def test_skip_waits_for_entries_of_an_earlier_epoch_that_have_not_arrived(
     assert [row[0] for row in world[3].tread("log", 5, 2, skip=True)] == [5, 6]
 
 
+@pytest.mark.parametrize("offsets", [[2, 3], range(1, 4)])
+def test_tack_right_after_a_move_acknowledges_all(world: World, offsets: list[int] | range) -> None:
+    write(world[1], "1", "2")
+    world.sync()
+    with braidstream.Redis.from_url(world.engines[1].url, decode_responses=True) as late:
+        late.tread("log", count=0, withinfo=True)  # caches that region 1 is the home
+        end_epoch(world, 2)
+        world.ship(1, 2, "log")
+        write(world[2], "3")
+        rows = world[2].tread("log", count=9, group="g", retry=LONG)
+        assert [row[0] for row in rows] == [1, 2, 3]
+        acked = late.tack("log", "g", *([offsets] if isinstance(offsets, range) else offsets))
+        assert acked == len(offsets)
+
+
+def test_stream_commands_know_where_a_moved_log_ends(world: World) -> None:
+    write(world[1], "1", "2")
+    world.sync()
+    write(world[1], "late 3")
+    end_epoch(world, 2, force=True)
+    world.sync()
+    assert [world[number].xinfo_stream("log")["last-generated-id"] for number in world] == ["0-2"] * 3
+    found = list[object]()
+    reader = threading.Thread(target=lambda: found.extend(world[3].xread({"log": "$"}, block=0)), daemon=True)
+    reader.start()
+    _wait_for_a_blocked_client(world, 3)
+    write(world[2], "3")
+    world.sync()
+    reader.join(8)
+    assert found == [["log", [("0-3", {"t": "t", "e": "3"})]]]
+    assert [world[number].xinfo_stream("log")["last-generated-id"] for number in world] == ["0-3"] * 3
+
+
 # A home that lost its last writes
 
 
@@ -131,3 +165,113 @@ def test_a_former_home_that_forgot_the_move_gives_no_offset_again(world: World) 
     world.sync()
     assert [bodies(world, number) for number in world] == [["1", "2", "3", "4", "5"]] * 3
     assert rescue(world, 1, 2) == 0
+
+
+def test_an_empty_home_that_forgot_its_writes_gives_no_offset_again(world: World) -> None:
+    world[1].tcfgset("log", backlog=1_000)
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    write(world[1], "1", "2")
+    world.sync()
+    roll_back(world, 1, earlier)
+    asyncio.run(raising.raise_above(world.endpoints[1], world.endpoints[2], 1))
+    assert write(world[1], "3") == [3]
+    world.sync()
+    assert [bodies(world, number) for number in world] == [["1", "2", "3"]] * 3
+
+
+@pytest.mark.parametrize("writes_first", [True, False])
+def test_a_deleted_log_whose_home_forgot_its_writes_gives_no_offset_again(
+    world: World, writes_first: bool
+) -> None:
+    write(world[1], "1", "2")
+    world.sync()
+    world[1].delete("log")
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    write(world[1], "3", "4")
+    world.sync()
+    roll_back(world, 1, earlier)
+    asyncio.run(raising.raise_above(world.endpoints[1], world.endpoints[2], 1))
+    if not writes_first:
+        world.sync()
+        assert [bodies(world, number) for number in world] == [[None, None, "3", "4"]] * 3
+    assert write(world[1], "5") == [5]
+    world.sync()
+    assert [bodies(world, number) for number in world] == [[None, None, "3", "4", "5"]] * 3
+
+
+# Eviction, and entries that wait for their rescue
+
+
+def force_with_a_tail(world: World) -> None:
+    """Region 1 wrote 3 entries that count, and 2 after region 2 had become the home."""
+    write(world[1], "1", "2", "3")
+    world.sync()
+    write(world[1], "late 4", "late 5")
+    end_epoch(world, 2, force=True)
+    write(world[2], "4", "5", "6")
+    world.sync()
+
+
+@pytest.mark.parametrize("limit", [{"offset": 5}, {"keep": 0}, {"keep": 4}, {"older": 0}])
+def test_eviction_leaves_what_waits_for_its_rescue(world: World, limit: dict[str, int]) -> None:
+    force_with_a_tail(world)
+    if "older" in limit:
+        world[2].twrite("log", entries=[("t", "7")], maxage=1_000_000)  # notes the time
+    world[2].tevict("log", **limit)
+    world.sync()
+    assert rescue(world, 1, 2) == 2
+    world.sync()
+    assert [bodies(world, number)[-2:] for number in world] == [["late 4", "late 5"]] * 3
+
+
+def test_eviction_by_age_leaves_what_waits_for_its_rescue(world: World) -> None:
+    force_with_a_tail(world)
+    with world.engines[1].client() as operator:
+        operator.delete("bs:tick:{log}")
+        operator.xadd("bs:tick:{log}", {"o": 6}, id="1000-0")  # all of them are old
+    world[2].twrite("log", entries=[("t", "7")], maxage=60_000)
+    world.sync()
+    expected = [None] * 6 + ["7"]
+    assert [bodies(world, number) for number in world] == [expected] * 3
+    assert rescue(world, 1, 2) == 2
+    world.sync()
+    assert [bodies(world, number) for number in world] == [[*expected, "late 4", "late 5"]] * 3
+
+
+def test_keep_counts_the_entries_of_the_log_only(world: World) -> None:
+    write(world[1], *(f"{number}" for number in range(1, 301)))
+    world.sync()
+    write(world[1], *(f"late {number}" for number in range(100)))
+    end_epoch(world, 2, force=True)
+    write(world[2], "301")
+    world.sync()
+    world[2].tevict("log", keep=250)
+    world.sync()
+    assert [len(world[number].tread("log", 52, 1_000, skip=True)) for number in world] == [250] * 3
+    assert rescue(world, 1, 2) == 100
+    world.sync()
+    assert world[2].tevict("log", keep=250) > 0
+
+
+def test_a_rescue_on_each_side_of_a_partition_loses_nothing(make_world: Callable[..., World]) -> None:
+    world = make_world(4)
+    write(world[1], "1", "2")
+    world.sync()
+    write(world[1], "3", "4")
+    world.ship(1, 3, "log")
+    write(world[1], "5", "6")
+    assert end_epoch(world, 3, force=True) == 5
+    world.sync([1, 3])
+    assert rescue(world, 1, 3) == 2
+    world.sync([1, 3])
+    assert bodies(world, 3) == ["1", "2", "3", "4", "5", "6"]
+    assert end_epoch(world, 2, force=True) == 3
+    world.sync([2, 4])
+    end_epoch(world, 4, home=2)
+    world.sync()
+    assert [bodies(world, number) for number in world] == [["1", "2"]] * 4
+    assert [rescue(world, old, 4) for old in world] == [2, 0, 2, 0]
+    world.sync()
+    assert [bodies(world, number) for number in world] == [["1", "2", "3", "4", "5", "6"]] * 4

@@ -25,7 +25,8 @@ do
     return redis.call('XTRIM', strand, 'MINID', '=', '0-' .. successor(upto))
   end
 
-  --[[ log_tick: FCALL bs_log_tick n <tick> <strand>... <home strand> <max age in ms, or 0>
+  --[[ log_tick: FCALL bs_log_tick n <tick> <strand>... <home strand> <max age in ms, or 0> <end>...
+       <end>: of each strand, the last offset that counts. What a former home wrote beyond it stays, until it is rescued.
        Notes how far the log has come, if the last tick is old enough, and evicts what is older than <max age>: at most
        100,000 entries of each strand. Returns how many. ]]
   function logs.tick(keys, args)
@@ -41,7 +42,10 @@ do
     end
     local upto, gone = age > 0 and reached(tick, now - age), 0
     if upto then
-      for at = 2, #keys do gone = gone + evict(keys[at], upto) end
+      for at = 2, #keys do
+        local last = args[at] or upto
+        gone = gone + evict(keys[at], less_number(last, upto) and last or upto)
+      end
     end
     return gone
   end

@@ -81,13 +81,13 @@ def _tick(view: View, name: bytes, spec: Write, registry: Registry) -> list[Comm
     ticked = view.cache.ticked
     if view.carriage.is_all_or_nothing or (name in ticked and spec.max_age_ms is None):
         return []
-    strands = [part.strand for part in segments(name, registry) if part.strand in registry.strands]
-    if not strands:
+    parts = [part for part in segments(name, registry) if part.strand in registry.strands]
+    if not parts:
         return []  # its first entry
     ticked.add(name)
     age = registry.log.max_age_ms if spec.max_age_ms is None else spec.max_age_ms
-    where = (keys.tick(name), *(strand.key for strand in strands))
-    return [("FCALL", "bs_log_tick", len(where), *where, age)]
+    where = (keys.tick(name), *(part.strand.key for part in parts))
+    return [("FCALL", "bs_log_tick", len(where), *where, age, *(part.last for part in parts))]
 
 
 def evict(view: View, argv: Argv) -> Plan[int]:
@@ -108,6 +108,7 @@ def evict(view: View, argv: Argv) -> Plan[int]:
 
 
 def _evict_upto(parts: list[Segment], upto: int) -> Plan[int]:
+    """What a former home wrote after its epoch had ended stays, until it is rescued."""
     replies = yield Batch([*infos(parts)], resend=True, attempt=True)
     gone = 0
     for part, reply in zip(parts, replies, strict=True):
@@ -115,7 +116,7 @@ def _evict_upto(parts: list[Segment], upto: int) -> Plan[int]:
         tail = None if isinstance(reply, ReplyError) else facts(reply)[b"last-entry"]
         if head is None or tail is None:
             continue
-        first, last = offset_of(head[0]), min(upto, offset_of(tail[0]))
+        first, last = offset_of(head[0]), min(upto, part.last, offset_of(tail[0]))
         while first <= last:
             end = min(first + STEP, last)
             removed, left = yield Batch(
@@ -132,10 +133,21 @@ def _evict_upto(parts: list[Segment], upto: int) -> Plan[int]:
 
 
 def _evict_but(parts: list[Segment], keep: int) -> Plan[int]:
-    """Keep at least so many entries: the newest segments first. Whole nodes go, of 100 entries."""
-    lengths = yield Batch([part.strand.xlen() for part in parts], resend=True)
+    """Keep at least so many entries: the newest segments first. Whole nodes go, of 100 entries.
+
+    The engine does not count entries up to the end of an epoch. So a strand that has some beyond stays.
+    """
+    replies = yield Batch([*infos(parts)], resend=True, attempt=True)
     gone = 0
-    for part, length in zip(reversed(parts), reversed(lengths), strict=True):
+    for part, reply in zip(reversed(parts), reversed(replies), strict=True):
+        if not keep and not part.is_open:
+            gone += yield from _evict_upto([part], part.last)
+            continue
+        info = {} if isinstance(reply, ReplyError) else facts(reply)
+        tail = info.get(b"last-entry")
+        if tail is None or offset_of(tail[0]) > part.last:
+            continue
+        length = info[b"length"]
         left = min(keep, length)
         keep -= left
         while left < length:
