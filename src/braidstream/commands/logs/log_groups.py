@@ -303,9 +303,22 @@ def acknowledge(view: View, argv: Argv) -> Plan[int]:
     """TACK: one round trip for offsets, one for each range. NOGROUP if there is no such group."""
     name, group = argv[1], argv[2]
     offsets, ranges = parse_ack(argv)
-    registry = yield from find_log(view, name)
-    parts, acked = _parts(name, registry), 0
-    room = keys.takes(name, group)[0]
+    parts = _parts(name, (yield from find_log(view, name)))
+    acked = yield from _acknowledge(name, parts, group, offsets, ranges)
+    may_have_moved = bool(ranges) and len(view.region.writers) > 1
+    if acked < len(offsets) or may_have_moved or not acked:
+        registry = yield from _read_again(view, name)
+        if not acked and group not in registry.groups:
+            fail(f"NOGROUP No such key '{shown(name)}' or consumer group '{shown(group)}'")
+        changed = [part for part in _parts(name, registry) if part not in parts]
+        acked += yield from _acknowledge(name, changed, group, offsets, ranges)
+    return acked
+
+
+def _acknowledge(
+    name: bytes, parts: list[Segment], group: bytes, offsets: list[int], ranges: list[tuple[int, int]]
+) -> Plan[int]:
+    room, acked = keys.takes(name, group)[0], 0
     commands: list[Command] = [
         ("XACK", part.strand.key, group, *map(offset_id, wanted))
         for part in parts
@@ -321,8 +334,6 @@ def acknowledge(view: View, argv: Argv) -> Plan[int]:
         acked += sum(replies)
     for first, last in ranges:
         acked += yield from _acknowledge_range(parts, group, first, last)
-    if not acked and group not in (yield from _read_again(view, name)).groups:
-        fail(f"NOGROUP No such key '{shown(name)}' or consumer group '{shown(group)}'")
     return acked
 
 
