@@ -397,6 +397,8 @@ def _with_possible(view: View, name: bytes, frontier: Frontier, position: Id) ->
     known = {strand.label: strand for strand in (*view.recall(name).cuts, *frontier)}
     possible, home = [*frontier], view.recall(name).home
     epoch = 0 if home is None else home.number + 1
+    if home is not None:
+        possible.append(Strand(name, keys.LOG, home.writer, home.number))
     for writer in view.region.writers:
         generated, chosen = Strand(name, keys.GENERATED, writer), Strand(name, keys.CHOSEN, writer)
         current = known.get(chosen.label)

@@ -20,7 +20,7 @@ from braidstream.model.command import Command
 from braidstream.model.fields import MetaField
 from braidstream.model.idempotence import Settings
 from braidstream.model.ids import Id
-from braidstream.model.offset_log import Epoch, LogSettings, epochs_of
+from braidstream.model.offset_log import LAST_OFFSET, Epoch, LogSettings, ends_of, epochs_of
 from braidstream.model.region_config import Region
 from braidstream.model.scope import Scope, is_once, owners_of
 from braidstream.model.strand import Strand, strand_of_label
@@ -169,8 +169,21 @@ class Registry:
         return tuple(strand for strand in self.strands if scope.is_delivered(strand.writer, region))
 
     def end(self, strand: Strand, last: Id) -> Id:
-        """The last user ID of a strand; 0-0 if it has had no entry since its cut."""
-        return ids.ZERO if self.cuts.get(strand) == last else strand.user(last)
+        """The last user ID of a strand; 0-0 if it has had no entry since its cut.
+
+        A strand of a log ends with its epoch: a sealed one has a higher last ID, and a former home wrote on.
+        """
+        if self.cuts.get(strand) == last:
+            return ids.ZERO
+        if strand.is_of_log:
+            return min(last, (0, self._last_offset(strand)))
+        return strand.user(last)
+
+    def _last_offset(self, strand: Strand) -> int:
+        for epoch, last in zip(self.epochs, ends_of(self.epochs), strict=True):
+            if (epoch.number, epoch.writer) == (strand.life, strand.writer):
+                return last
+        return LAST_OFFSET
 
     def with_log(self, home: Strand) -> "Registry":
         """This registry with the home strand of a log."""
