@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from braidstream.admin import log_moves
 from tests.support.cli import braid
 from tests.support.world import World
 
@@ -18,6 +19,10 @@ def world(make_world: Callable[..., World]) -> World:
 
 @pytest.fixture
 def toml(world: World, tmp_path: Path) -> Path:
+    return _written(world, tmp_path)
+
+
+def _written(world: World, tmp_path: Path) -> Path:
     path = tmp_path / "braid.toml"
     parts = [
         f'[[region]]\nid = {number}\nname = "region-{number}"\nurl = "{engine.url}"\n'
@@ -72,6 +77,52 @@ def test_a_lost_home_is_replaced_and_its_entries_are_rescued(world: World, toml:
     assert [row[2] for row in world[2].tread("ledger")] == ["1", "2", "3", "late", "later"]
     world.sync()
     assert world[1].tread("ledger") == world[2].tread("ledger")
+
+
+def _without(toml: Path, region: int) -> Path:
+    """The configuration after a region was removed."""
+    path = toml.with_name("without.toml")
+    parts = toml.read_text().split("[[region]]")
+    path.write_text("[[region]]".join(part for part in parts if f"id = {region}\n" not in part))
+    return path
+
+
+@pytest.fixture
+def three(make_world: Callable[..., World]) -> World:
+    return make_world(3)
+
+
+def test_entries_of_a_home_that_never_comes_back_are_rescued_from_copies(
+    three: World, tmp_path: Path
+) -> None:
+    world, toml = three, _written(three, tmp_path)
+    world[1].twrite("ledger", entries=[("t", "1"), ("t", "2")])
+    world.sync()
+    registry = world[2].run_plan(log_moves.read_log(b"ledger"))
+    world[2].run_plan(log_moves.end_epoch(b"ledger", log_moves.home_of(registry), 2, force=True))
+    world[1].twrite("ledger", entries=[("t", "late"), ("t", "later")])
+    world.ship(1, 3, "ledger")
+    assert world[2].twrite("ledger", "t", "3") == 3
+    lost = toml.with_name("lost.toml")
+    lost.write_text(toml.read_text().replace(world.engines[0].url, "redis://127.0.0.1:1"))
+    done = braid("log", "rescue", "ledger", "--config", str(lost))
+    assert (done.returncode, done.stdout.splitlines()[0]) == (1, "0 entries of ledger have new offsets.")
+    assert "region-1 was left out" in done.stdout
+    assert log(_without(toml, 1), "rescue") == {"log": "ledger", "rescued": 2}
+    assert log(_without(toml, 1), "rescue") == {"log": "ledger", "rescued": 0}
+    assert [row[2] for row in world[2].tread("ledger")] == ["1", "2", "3", "late", "later"]
+
+
+def test_a_forced_move_continues_after_what_any_region_has(three: World, tmp_path: Path) -> None:
+    world, toml = three, _written(three, tmp_path)
+    world[1].twrite("ledger", "t", "1")
+    world.sync()
+    world[1].twrite("ledger", "t", "2")
+    world.ship(1, 3, "ledger")
+    lost = toml.with_name("lost.toml")
+    lost.write_text(toml.read_text().replace(world.engines[0].url, "redis://127.0.0.1:1"))
+    assert log(lost, "move", "--to", "region-2", "--force")["first"] == 3
+    assert [row[2] for row in world[2].tread("ledger")] == ["1", "2"]
 
 
 def test_what_the_home_itself_wrote_late_is_rescued_too(world: World, toml: Path) -> None:

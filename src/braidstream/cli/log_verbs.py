@@ -4,7 +4,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -124,8 +124,7 @@ def move(
 
     The offsets continue without a gap. Writes in the old home are forwarded to the new one by gateways and
     clients that know the regions; others get HOME errors. With --force the new home continues after the last
-    entry that it has. When the old home is
-    back, run `braid log rescue`.
+    entry that a region has which answers. When the old home is back, run `braid log rescue`.
 
     Example: braid log move payments --to eu-west
     """
@@ -138,6 +137,7 @@ def move(
                 former = known.named(str(registry.epochs[-2].writer))
                 asyncio.run(_between(former, target, partial(_bring, name.encode())))
         elif force:
+            _collect(known, name.encode(), target, lost=home)
             with _client(target) as client:
                 first = client.run_plan(log_moves.end_epoch(name.encode(), epoch, target.id, force=True))
         else:
@@ -145,6 +145,14 @@ def move(
             first = asyncio.run(_between(home, target, moving))
     text = f"log {name} is written in {target.name} from offset {first} on."
     report(as_json, {"log": name, "home": target.name, "first": first}, text)
+
+
+def _collect(known: Config, log: bytes, target: RegionConfig, *, lost: RegionConfig) -> None:
+    """Bring what other regions have of the lost home's entries: then these keep their offsets."""
+    for region in known.region:
+        if region.id not in (target.id, lost.id):
+            with suppress(BraidError, OSError):  # it does not answer either
+                asyncio.run(_between(region, target, partial(_bring, log, relay=True)))
 
 
 async def _between(source: RegionConfig, target: RegionConfig, work: Work[T]) -> T:
@@ -159,8 +167,9 @@ async def _between(source: RegionConfig, target: RegionConfig, work: Work[T]) ->
             end.close()
 
 
-async def _bring(name: bytes, source: PlanRunner, target: PlanRunner) -> None:
-    await (await log_homes.link_of(source, target)).sync(name)
+async def _bring(name: bytes, source: PlanRunner, target: PlanRunner, *, relay: bool = False) -> None:
+    """relay: also what other regions wrote."""
+    await (await log_homes.link_of(source, target)).sync(name, relay=relay)
 
 
 @app.command("rescue")
@@ -168,18 +177,32 @@ def rescue(name: Name, config: ConfigFile = Path("braid.toml"), as_json: Json = 
     """Append what former homes wrote after their epochs had ended, with new offsets, at the home.
 
     Needed after `braid log move --force`, and if two regions created one log at once. Each entry is appended
-    once, also if you run it again.
+    once, also if you run it again. If a former home does not answer, run it again when that is back. If it
+    was removed from the file, its entries are taken from the other regions.
 
     Example: braid log rescue payments
     """
-    rescued = 0
+    rescued, failed, log = 0, dict[str, str](), name.encode()
     with _opened(config, as_json) as known:
-        home, _ = _home(known, name)
+        home, registry = _home(known, name)
+        present = {region.id for region in known.region}
+        removed = sorted({epoch.writer for epoch in registry.epochs} - present)
         for region in known.region:
             work = log_homes.rescue_tails if region.id == home.id else log_homes.rescue
-            rescuing = partial(work, name.encode(), writer=region.id)
-            rescued += asyncio.run(_between(region, home, rescuing))
-    report(as_json, {"log": name, "rescued": rescued}, f"{rescued} entries of {name} have new offsets.")
+            try:
+                rescued += asyncio.run(_between(region, home, partial(work, log, writer=region.id)))
+                if removed and region.id != home.id:
+                    asyncio.run(_between(region, home, partial(_bring, log, relay=True)))
+            except (BraidError, OSError) as error:
+                failed[region.name] = str(error)
+        for writer in removed:
+            rescued += asyncio.run(_between(home, home, partial(log_homes.rescue_tails, log, writer=writer)))
+    facts: dict[str, Any] = {"log": name, "rescued": rescued}
+    lines = [f"{rescued} entries of {name} have new offsets."]
+    lines += [f"  {where} was left out: {why}" for where, why in failed.items()]
+    report(as_json, {**facts, "failed": failed} if failed else facts, "\n".join(lines))
+    if failed:
+        raise typer.Exit(1)
 
 
 @app.command("set")
