@@ -4,7 +4,9 @@ No other region loses anything by it."""
 import asyncio
 import contextlib
 from functools import partial
+from pathlib import Path
 
+import pytest
 import redis
 
 from braidstream.errors import BraidError, ReplyError
@@ -12,6 +14,7 @@ from braidstream.model import keys
 from braidstream.model.fields import MetaField
 from braidstream.model.strand import Strand
 from braidstream.replication.link import Link
+from tests.support.cli import braid
 from tests.support.rolling_back import (
     Interrupted,
     Make,
@@ -225,3 +228,34 @@ def test_a_region_that_lost_its_journal_keeps_what_its_peer_has_just_lost(make_w
     meet_again(world)
     world.ship(2, 1, "x")
     assert_alike(world, written[1:] + lost)
+
+
+@pytest.mark.parametrize("flushed", [1, 2])
+def test_what_was_written_to_a_log_after_a_flush_gets_new_offsets(
+    make_world: Make, tmp_path: Path, flushed: int
+) -> None:
+    """Also where it is not written: that region took it for a new log, and must not become its home."""
+    world, config = make_world(2), tmp_path / "braid.toml"
+    regions = enumerate(world.engines, 1)
+    config.write_text(
+        "\n".join(
+            f'[[region]]\nid = {number}\nname = "region-{number}"\nurl = "{engine.url}"'
+            for number, engine in regions
+        )
+    )
+    world[1].twrite("log", entries=[("t", "1"), ("t", "2"), ("t", "3")])
+    world.sync()
+    flush(world, flushed)
+    with world.engines[flushed - 1].client() as client:  # as a client that has not noticed yet
+        for name in (b"log", b"new"):
+            strand = Strand(name, keys.LOG, flushed)
+            client.execute_command("FCALL", "bs_log_ensure", 2, keys.meta(name), strand.key, strand.label)
+            client.execute_command("XADD", strand.key, "0-*", "t", "t", "e", "late")
+    done = braid("region", "rejoin", f"region-{flushed}", "--config", str(config))
+    assert done.returncode == 0, done.stdout + done.stderr
+    meet_again(world)
+    world.sync()
+    for name, expected in (("log", ["1", "2", "3", "late"]), ("new", ["late"])):
+        assert [[row[2] for row in world[number].tread(name)] for number in world] == [expected] * 2
+    assert world[1].twrite("log", "t", "5") == 5
+    assert [world.engines[0].client().keys("bs:aside:*"), world[1].xinfo_stream("log")["home"]] == [[], 1]

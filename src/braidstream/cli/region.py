@@ -30,7 +30,7 @@ from braidstream.protocol.cache import REGION_FRESH_S
 from braidstream.protocol.identify import read_region, refuse_cluster
 from braidstream.replication.endpoint import Endpoint
 from braidstream.replication.feed import all_streams
-from braidstream.replication.flushed import mark_written
+from braidstream.replication.flushed import append_aside, home_of, mark_written, set_aside
 from braidstream.replication.gate import Gate
 from braidstream.replication.identity import check_region
 from braidstream.replication.link import Link
@@ -128,9 +128,13 @@ def rejoin(
             return Link(home, gate, here=regions[-1], there=region).recover
 
         entries, streams = asyncio.run(_from_each(sources, regions, lost, recover))
+        waiting = asyncio.run(_append_aside(lost, sources))
         ask(lost.url, set_fence(False))
     facts = {"region": lost.id, "name": lost.name, "streams": streams, "entries": entries}
     text = f"region {lost.id} ({lost.name}) has {streams:,} streams again; {entries:,} entries were restored."
+    if waiting:
+        facts["logs_waiting"] = waiting
+        text += f" Run it again when the homes of these logs answer: {', '.join(waiting)}."
     report(as_json, facts, f"{text} Start its daemon: braid replicate --config {config} --region {lost.name}")
 
 
@@ -215,6 +219,23 @@ async def _mark_written(flushed: RegionConfig) -> None:
     await mark_written(home, flushed.id)
     await home.run(note_marked())
     home.close()
+
+
+async def _append_aside(flushed: RegionConfig, others: list[RegionConfig]) -> list[str]:
+    """Append what clients wrote to logs after a FLUSHALL, at their homes. Returns the logs that must wait."""
+    region, waiting = Endpoint(parse_address(flushed.url)), list[str]()
+    await region.connect()
+    urls = {each.id: each.url for each in (flushed, *others)}
+    async for name, mark in set_aside(region):
+        try:
+            home = Endpoint(parse_address(urls[await region.run(home_of(name, flushed.id))]))
+            await home.connect()
+            await append_aside(name, mark, region, home)
+            home.close()
+        except (BraidError, OSError, KeyError):
+            waiting.append(name.decode(errors="replace"))
+    region.close()
+    return waiting
 
 
 # The target, the gate of a source and its region -> a function that copies one stream and counts entries.

@@ -21,6 +21,7 @@
     bs:claim:<w>              string  the server that replicates to this region as writer w; expires
     bs:copy:<token>:<tag>     stream  a copy being made; becomes a `c` strand (commands/rename.py)
     bs:stray:<tag>            stream  entries written beside the stream, to be brought in (admin/adoption.py)
+    bs:aside:<mark>:<tag>     stream  entries of a log, to be appended at its home (replication/flushed.py)
     bs:idmp:<tag>             hash    producers of the stream, and counts (see lua/idempotence.lua)
     bs:i.<era>:<n>:<tag><producer>   hash   known messages of a producer; n is the length of the tag
     bs:q.<era>:<n>:<tag><producer>   list   the same, in the order of arrival
@@ -62,6 +63,7 @@ _TICK = b"bs:tick:"
 _COPY = b"bs:copy:"
 _CLAIM = b"bs:claim:"
 STRAY: Final = b"bs:stray:"
+ASIDE: Final = b"bs:aside:"
 _ABOUT = b"bs:idmp:"
 _KNOWN = re.compile(rb"\Abs:[iq]\.[0-9]+:[0-9]+:[{+!]")
 _STAGE = b"bs:stage:"
@@ -151,9 +153,20 @@ def name_of_stray(key: bytes) -> bytes | None:
     return name_of_tag(key[len(STRAY) :]) if key.startswith(STRAY) else None
 
 
+def aside(name: bytes, mark: bytes) -> bytes:
+    return ASIDE + mark + b":" + tag(name)
+
+
+def parse_aside(key: bytes) -> tuple[bytes, bytes] | None:
+    """Name and mark of a key that `aside` made; None for any other key."""
+    mark, _, rest = key.removeprefix(ASIDE).partition(b":")
+    name = name_of_tag(rest) if key.startswith(ASIDE) else None
+    return None if name is None else (name, mark)
+
+
 def is_left_over(key: bytes) -> bool:
     """Whether FLUSHDB may unlink a key: an unfinished copy, or the messages of a producer."""
-    return key.startswith((_COPY, _ABOUT, STRAY)) or _KNOWN.match(key) is not None
+    return key.startswith((_COPY, _ABOUT, STRAY, ASIDE)) or _KNOWN.match(key) is not None
 
 
 def about(name: bytes) -> bytes:
@@ -205,7 +218,7 @@ def parse_journal(key: bytes) -> tuple[bytes, int] | None:
 def is_ours(key: bytes) -> bool:
     """Whether a key belongs to braidstream. KEYS and SCAN hide it."""
     if key in (CONFIG, DAEMONS, STATUS, BEATS) or key.startswith(
-        (META, _BELL, _TURN, *_TAKES, _TICK, _COPY, _CLAIM, _ABOUT, _STAGE, _SINK, STRAY)
+        (META, _BELL, _TURN, *_TAKES, _TICK, _COPY, _CLAIM, _ABOUT, _STAGE, _SINK, STRAY, ASIDE)
     ):
         return True
     return any(form.match(key) for form in (_STRAND, _JOURNAL, _KNOWN))

@@ -7,23 +7,72 @@ The server no longer knows its earlier IDs, so such an entry may lie among those
 
 The peers lack it although it was never deleted. It is marked like a restored entry (`m:`), so a link keeps it
 and sends it to the peers (heal.py). Only while the region is fenced, before anything is restored.
+
+Offsets of a log were given twice, and a region that is not its home may have taken it for a new one. So such
+entries are set aside, under a key of their own, and appended at the home when the log is restored.
 """
 
+from collections.abc import AsyncIterator
+
+from braidstream.admin import log_moves
 from braidstream.model import ids, keys
 from braidstream.model.fields import MetaField
+from braidstream.model.meta import Registry
+from braidstream.model.offset_log import offset_id
 from braidstream.model.strand import Strand
-from braidstream.protocol.plan import send_one
+from braidstream.protocol.append import ensure_command
+from braidstream.protocol.lookup import registry_of
+from braidstream.protocol.plan import Batch, Plan, send_one
 from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.feed import all_keys
 from braidstream.replication.state import read_state
 
 
 async def mark_written(home: PlanRunner, writer: int) -> None:
-    """Mark all entries in the region's own strands."""
+    """Mark all entries in the region's own strands, and set those of logs aside."""
     async for found in all_keys(home, keys.of_writer(writer)):
         for strand in [Strand(*parts) for key in found if (parts := keys.parse_strand(key))]:
             extent = (await home.run(read_state(strand.name, [strand], []))).strands.get(strand)
-            if extent and extent.first and not strand.is_of_log:
+            if strand.is_of_log:
+                await home.run(_set_aside(strand))
+            elif extent and extent.first:
                 where = b"%d %b %b" % (strand.life, ids.text(extent.first), ids.text(extent.last))
                 mark = ("HSETNX", keys.meta(strand.name), MetaField.MENDED + strand.label, where)
                 await home.run(send_one(mark))
+
+
+def _set_aside(strand: Strand) -> Plan[None]:
+    """The name of the key is unique, so that each entry is appended once."""
+    [(seconds, micros)] = yield Batch([("TIME",)], resend=True)
+    mark = b"f%d.%d%06d" % (strand.writer, int(seconds), int(micros))
+    fields = (strand.label, MetaField.HOMES, MetaField.LOG, MetaField.NEW + strand.label)
+    rename = ("RENAME", strand.key, keys.aside(strand.name, mark))
+    yield Batch([rename, ("HDEL", keys.meta(strand.name), *fields)], atomic=True)
+
+
+async def set_aside(home: PlanRunner) -> AsyncIterator[tuple[bytes, bytes]]:
+    """What was set aside: the name of the log, and the mark."""
+    async for found in all_keys(home, keys.ASIDE):
+        for key in found:
+            if parts := keys.parse_aside(key):
+                yield parts
+
+
+def home_of(name: bytes, writer: int) -> Plan[int]:
+    """The region that a log is written in. If no other region knows it, it is a new log of this one."""
+    registry = Registry.parse(name, (yield from send_one(registry_of(name), resend=True)))
+    if registry.home is None:
+        yield from send_one(ensure_command(Strand(name, keys.LOG, writer), registry.bell))
+        return writer
+    return registry.home.writer
+
+
+async def append_aside(name: bytes, mark: bytes, region: PlanRunner, home: PlanRunner) -> int:
+    """Append at the home what was set aside in a region, each entry once. Returns how many entries."""
+    key, done = keys.aside(name, mark), 0
+    while entries := await region.run(log_moves.read_page(key, b"-")):
+        done += await home.run(log_moves.append_once(name, mark + b":0", entries))
+        natives = [offset_id(offset) for offset, _, _ in entries]
+        await region.run(send_one(("XDEL", key, *natives)))
+    await region.run(send_one(("UNLINK", key)))
+    return done
