@@ -214,11 +214,9 @@ def force_with_a_tail(world: World) -> None:
     world.sync()
 
 
-@pytest.mark.parametrize("limit", [{"offset": 5}, {"keep": 0}, {"keep": 4}, {"older": 0}])
+@pytest.mark.parametrize("limit", [{"offset": 5}, {"keep": 0}])
 def test_eviction_leaves_what_waits_for_its_rescue(world: World, limit: dict[str, int]) -> None:
     force_with_a_tail(world)
-    if "older" in limit:
-        world[2].twrite("log", entries=[("t", "7")], maxage=1_000_000)  # notes the time
     world[2].tevict("log", **limit)
     world.sync()
     assert rescue(world, 1, 2) == 2
@@ -275,3 +273,23 @@ def test_a_rescue_on_each_side_of_a_partition_loses_nothing(make_world: Callable
     assert [rescue(world, old, 4) for old in world] == [2, 0, 2, 0]
     world.sync()
     assert [bodies(world, number) for number in world] == [["1", "2", "3", "4", "5", "6"]] * 4
+
+
+def test_a_forced_home_begins_where_an_earlier_epoch_is_incomplete(world: World) -> None:
+    write(world[1], "1", "2")
+    world.sync()
+    write(world[1], "3", "4")
+    end_epoch(world, 2)
+    world.ship(1, 2, "log")
+    write(world[2], "5")
+    world.ship(2, 3, "log")
+    assert end_epoch(world, 3, force=True) == 3
+    assert write(world[3], "x") == [3]
+    assert world[3].tread("log", 1, 9, withinfo=True) == (
+        (1, 3),
+        [(1, "t", "1"), (2, "t", "2"), (3, "t", "x")],
+    )
+    world.sync()
+    assert [rescue(world, old, 3) for old in (1, 2)] == [2, 1]
+    world.sync()
+    assert [bodies(world, number) for number in world] == [["1", "2", "x", "3", "4", "5"]] * 3

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from braidstream.commands.drop import AT_ONCE, drop_command
+from braidstream.commands.logs.log_lookup import segments
 from braidstream.errors import BraidError
 from braidstream.model import keys
 from braidstream.model.command import Command
@@ -53,10 +54,16 @@ def end_epoch(name: bytes, epoch: Epoch, to: int, *, force: bool) -> Plan[int]:
 
     force: at the new home, without the old one.
     """
-    where = (keys.meta(name), strand_of_epoch(name, epoch).key)
-    function = "bs_log_force" if force else "bs_log_seal"
-    call: Command = ("FCALL", function, 2, *where, epoch.number, epoch.writer, to)
-    return int((yield from send_one(call)))
+    where: Command = (keys.meta(name), strand_of_epoch(name, epoch).key)
+    words: Command = (epoch.number, epoch.writer, to)
+    if not force:
+        return int((yield from send_one(("FCALL", "bs_log_seal", 2, *where, *words))))
+    parts = segments(name, (yield from read_log(name)))
+    for part in parts:
+        if part.strand.life < epoch.number:
+            where += (part.strand.key,)
+            words += (part.strand.label, part.first, part.last)
+    return int((yield from send_one(("FCALL", "bs_log_force", len(where), *where, *words))))
 
 
 def lost_tails(name: bytes, registry: Registry, writer: int) -> Iterator[Tail]:

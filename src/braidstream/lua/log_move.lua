@@ -22,13 +22,26 @@ do
     return tonumber(first)
   end
 
-  -- Where the strand of the last epoch ends here: the offset, or nil if it is sealed.
-  local function end_here(meta, strand, now)
-    local _, _, cut = registered(meta, KIND.LOG .. now.number .. '.' .. now.writer)
+  -- Where the strand of an epoch ends here: the offset, or nil if it is sealed.
+  local function end_here(meta, strand, label, first)
+    local _, _, cut = registered(meta, label)
     local last = last_of(strand) or cut or '0-0'
     if not less(last, SEALED) then return nil end
-    local offset, before = string.match(last, '%d+$'), predecessor(now.first)
+    local offset, before = string.match(last, '%d+$'), predecessor(first)
     return less_number(offset, before) and before or offset
+  end
+
+  local function last_epoch_ends(meta, strand, now)
+    return end_here(meta, strand, KIND.LOG .. now.number .. '.' .. now.writer, now.first)
+  end
+
+  -- Where the first of these epochs ends here of which the rest has not arrived; nil if all are complete.
+  local function first_gap(meta, keys, args)
+    for at = 3, #keys do
+      local label, first, last = unpack(args, 3 * at - 5, 3 * at - 3)
+      local offset = end_here(meta, keys[at], label, first)
+      if offset and less_number(offset, last) then return offset end
+    end
   end
 
   --[[ log_seal: FCALL bs_log_seal 2 <meta> <strand of the last epoch> <its epoch> <its writer> <to>
@@ -37,7 +50,7 @@ do
     local meta, strand, now = keys[1], keys[2], current(keys[1])
     if now.writer == args[3] then return tonumber(now.first) end -- it is the home already
     if now.number ~= args[1] or now.writer ~= args[2] then return redis.error_reply('BSSTALE the home has moved') end
-    local after = end_here(meta, strand, now)
+    local after = last_epoch_ends(meta, strand, now)
     if not after then return redis.error_reply('BSSTALE the log is sealed') end
     local refused = denied(meta, 'HSET', 'XSETID')
     if refused then return refused end
@@ -46,12 +59,13 @@ do
   end
 
   --[[ log_force: the same at the new home, whose copy may lack the end. The strand is not sealed here: its writer does that
-       when it learns of the next epoch. FCALL bs_log_force 2 <meta> <strand> <epoch> <writer> <to> ]]
+       when it learns of the next epoch. If the copy of an earlier epoch lacks its end, the next one begins there.
+       FCALL bs_log_force n <meta> <strand> <earlier strand>... <epoch> <writer> <to> (<label> <first> <last>)... ]]
   function logs.force(keys, args)
     local meta, strand, now = keys[1], keys[2], current(keys[1])
     if now.writer == args[3] then return tonumber(now.first) end -- it is the home already
     if now.number ~= args[1] or now.writer ~= args[2] then return redis.error_reply('BSSTALE the home has moved') end
-    local after = end_here(meta, strand, now)
+    local after = first_gap(meta, keys, args) or last_epoch_ends(meta, strand, now)
     if not after then return redis.error_reply('BSSTALE the log is sealed') end
     return begin(meta, now, args[3], after)
   end
