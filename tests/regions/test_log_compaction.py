@@ -13,6 +13,8 @@ import braidstream
 from braidstream.admin import log_compaction, log_moves
 from braidstream.admin.log_compaction import Verdicts
 from braidstream.errors import BraidError
+from braidstream.model import keys
+from braidstream.model.strand import Strand
 from braidstream.protocol.plan import Plan
 from tests.support.matrix import on_every_engine
 from tests.support.world import World
@@ -239,6 +241,48 @@ def test_two_that_write_a_log_anew_at_once_do_not_mix_its_strands(world: World) 
     world[2].run_plan(interrupted(log_compaction.rewrite(first, b"token"), act))
     assert world[2].tread("log", count=5_000) == [(n, *row) for n, row in enumerate(rows, 1)]
     assert next(others, None) is None
+
+
+def _restore(world: World, *offsets: int) -> None:
+    """What a link does after a loss."""
+    strand = Strand(b"log", keys.LOG, 1)
+    where = (keys.meta(b"log"), strand.key, keys.journal(b"log", 1))
+    words = (strand.label, 0, "", "0-0", 1, "?", 1, "0-0", 0)
+    entries = [word for offset in offsets for word in (f"0-{offset}", 4, "t", "t", "e", f"{offset}")]
+    with world.engines[0].client() as operator:
+        assert operator.execute_command("FCALL", "bs_strand_mend", 3, *where, *words, *entries) == len(
+            offsets
+        )
+
+
+def test_what_is_restored_meanwhile_stays(world: World, client: braidstream.Redis) -> None:
+    """Also if it was restored among others that had been restored before, and another one was deleted."""
+    client.twrite("log", entries=[("t", f"{n}") for n in range(1, 2_501)])
+    with world.engines[0].client() as operator:
+        operator.xdel("bs:1:t:{log}", "0-5", "0-7", "0-20")
+    _restore(world, 5, 20)
+    trips = 0
+
+    def act() -> None:
+        nonlocal trips
+        trips += 1
+        if trips == 3:
+            _restore(world, 7)
+            client.xdel("log", "0-9")
+
+    rewrite(client, act)
+    assert trips > 3
+    assert [row and row[0] for row in client.tread("log", 7, 3)] == [7, 8, None]
+
+
+def test_a_step_of_a_rewrite_copies_a_few_megabytes(world: World, client: braidstream.Redis) -> None:
+    client.twrite("log", entries=[("t", "x" * 500_000)] * 30)
+    with world.engines[0].client() as operator:
+        copy = ("FCALL", "bs_log_copy", 2, "bs:1:t:{log}", "bs:copy:c:{log}")
+        assert operator.execute_command(*copy) == 1
+        assert operator.xlen("bs:copy:c:{log}") == 10
+    rewrite(client)
+    assert len(client.tread("log", count=100)) == 30
 
 
 def test_verdicts() -> None:

@@ -114,11 +114,11 @@ def rewrite(strand: Strand, token: bytes) -> Plan[None]:
     """Write a strand anew, while it is used. token: random, since several may do that at once."""
     copy, meta = keys.copy(strand.name, strand.label + b"." + token), keys.meta(strand.name)
     for left in reversed(range(TRIES)):
-        _, mended = yield Batch([("UNLINK", copy), ("HGET", meta, MetaField.MENDED + strand.label)])
-        swap: Command = ("FCALL", "bs_log_swap", 3, meta, strand.key, copy, strand.label, mended or b"")
+        _, restores = yield Batch([("UNLINK", copy), ("HGET", meta, MetaField.RESTORES + strand.label)])
+        swap: Command = ("FCALL", "bs_log_swap", 3, meta, strand.key, copy, strand.label, restores or b"")
         try:
             while not (yield from send_one(swap)):
-                while (yield from send_one(("FCALL", "bs_log_copy", 2, strand.key, copy))) == PAGE:
+                while (yield from send_one(("FCALL", "bs_log_copy", 2, strand.key, copy))):
                     pass
             break
         except ReplyError as error:

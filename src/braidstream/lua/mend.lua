@@ -124,6 +124,9 @@ local function note_mended(meta, label, life, own, first, last)
     if less(last, upto) then last = upto end
   end
   redis.call('HSET', meta, META.MENDED .. label, life .. ' ' .. first .. ' ' .. last)
+  if logs.is_label(label) then -- a copy that is being made lacks them (log_rewrite.lua)
+    redis.call('HSET', meta, META.RESTORES .. label, tonumber(redis.call('HGET', meta, META.RESTORES .. label) or '0') + 1)
+  end
 end
 
 local JOURNALS_AT_ONCE = 1000

@@ -25,9 +25,7 @@ class MetaField:
     NATIVE: Final = b"native"  # the era in which the engine itself deduplicates messages
     HOMES: Final = b"home"  # the epochs of a log: where its home was, and from which offset on
     LOG: Final = b"log"  # settings of a log
-    RESCUED: Final = (
-        b"r:"  # up to which offset a former home's entries were appended again, by strand and end
-    )
+    RESCUED: Final = b"r:"  # a former home's entries were appended again up to here, by strand and end
     UNTIL: Final = b"until"  # the deadline of the stream in all regions: its version, and the time
     ENDED: Final = b"ended"  # the version of the deadline that is over here, and how far it was carried out
     DUE: Final = b"due"  # when the stream expires here, our writer, and whether we had peers
@@ -39,6 +37,7 @@ class MetaField:
     LOST: Final = b"l:"  # the cut of a strand whose key was lost
     NEW: Final = b"n:"  # this engine's copy of a strand starts here; it never had earlier entries
     MENDED: Final = b"m:"  # the range that was restored in a strand after a loss
+    RESTORES: Final = b"y:"  # of a log: how often entries of a strand were restored
     PASSED_ON: Final = b"p:"  # by writer and strand: the range that this peer has received since
     REDONE: Final = b"j:"  # up to where we applied a peer's copy of our lost journal again
 

@@ -23,7 +23,7 @@ from braidstream.model.strand import Strand, facts
 from braidstream.protocol.plan import Batch, Plan
 
 # Fields of the registry that are local to a region: positions of XGROUP SETID, strands raised by chosen IDs,
-# the bell, native deduplication, and what was redone of our journal.
+# the bell, native deduplication, what was redone of our journal, and the like.
 _ASIDE: Final = (
     MetaField.GROUP_BASE,
     MetaField.GROUP_MOVED,
@@ -37,6 +37,7 @@ _ASIDE: Final = (
     MetaField.DUE,
     MetaField.ENDED,
     MetaField.PASSED_ON,
+    MetaField.RESTORES,
 )
 # Also local: where a strand of ours began, and what was restored in it. A change of these wakes the links.
 LOCAL: Final = (*_ASIDE, MetaField.NEW, MetaField.MENDED)
