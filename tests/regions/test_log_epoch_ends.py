@@ -3,15 +3,18 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 import redis
 
 import braidstream
+from braidstream.errors import ReplyError
 from braidstream.replication import raising
+from braidstream.replication.link import Link
 from tests.support.log_homes import bodies, end_epoch, rescue, write
 from tests.support.matrix import on_every_engine
-from tests.support.rolling_back import roll_back, snapshot
+from tests.support.rolling_back import Interrupted, meet_again, roll_back, snapshot
 from tests.support.waiting import eventually
 from tests.support.world import World
 
@@ -165,6 +168,32 @@ def test_a_former_home_that_forgot_the_move_gives_no_offset_again(world: World) 
     world.sync()
     assert [bodies(world, number) for number in world] == [["1", "2", "3", "4", "5"]] * 3
     assert rescue(world, 1, 2) == 0
+
+
+def test_a_home_that_forgot_that_it_became_the_home_gives_no_offset_again(world: World) -> None:
+    write(world[1], "1")
+    world.sync()
+    end_epoch(world, 2)
+    world.sync()
+    write(world[2], "2")
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    end_epoch(world, 1, home=2)
+    world.sync()
+    write(world[1], "3", "4")
+    world.sync()
+    roll_back(world, 1, earlier)
+    asyncio.run(raising.raise_above(world.endpoints[1], world.endpoints[2], 1))
+    given = list[int]()
+    # It knows again that it is the home, and has not got its entries back yet.
+    home = Interrupted(world, 1, lambda: given.extend(write(world[1], "5")), before="bs_strand_apply")
+    link = Link(world.endpoints[2], home, here=world.region(2), there=world.region(1))
+    with suppress(ReplyError):
+        asyncio.run(link.sync(b"log", relay=True))
+    assert given == [5]
+    meet_again(world)
+    world.sync()
+    assert [bodies(world, number) for number in world] == [["1", "2", "3", "4", "5"]] * 3
 
 
 def test_an_empty_home_that_forgot_its_writes_gives_no_offset_again(world: World) -> None:

@@ -340,8 +340,8 @@ local function strand_apply(keys, args)
   return applied
 end
 
---[[ A log must not give out offsets up to `floor` again. If its strand is deleted here, it continues there when it is created
-     again; `l:<label>` says that only what is below the cut was deleted. A strand that was lost starts far above (after_loss). ]]
+--[[ A log must not give out offsets up to `floor` again. If its strand is deleted or not known here, it continues there when it
+     is created; `l:<label>` says that only what is below the cut was deleted. A strand that was lost starts far above (after_loss). ]]
 local function raise_log(meta, strand, label, floor)
   local last = last_of(strand)
   if last then
@@ -350,6 +350,9 @@ local function raise_log(meta, strand, label, floor)
     return 1
   end
   local life, state, cut = registered(meta, label)
+  if not life then -- it forgot that it became the home
+    life, state, cut = select(3, split_label(label)), '-', '0-0'
+  end
   if state ~= '-' or not less(cut, floor) then return 0 end
   redis.call('HSETNX', meta, META.LOST .. label, cut)
   register(meta, label, life, '-', floor)
