@@ -83,22 +83,32 @@ def test_a_huge_reply_of_a_peer_is_not_kept_in_memory(three: list[Engine], tmp_p
             assert resident_mb(daemon) - before < 200
 
 
-@pytest.mark.parametrize("field", ["writers", "name", "writer"])
+@pytest.mark.parametrize(
+    ("field", "broken"),
+    [
+        ("writers", "abc"),
+        ("writers", "3 100000000000000"),
+        ("name", ""),
+        ("writer", "1"),
+    ],
+)
 def test_a_peer_whose_configuration_is_broken_is_told_and_tried_again(
-    three: list[Engine], tmp_path: Path, field: str
+    three: list[Engine], tmp_path: Path, field: str, broken: str
 ) -> None:
     one, two, three_ = (client_of(engine, decode_responses=True) for engine in three)
     with one, two, three_, three[2].client(decode_responses=True) as operator:
         good = operator.hget("bs:config", field)
-        if field == "name":
-            operator.hdel("bs:config", field)
+        if broken:
+            operator.hset("bs:config", field, broken)
         else:
-            operator.hset("bs:config", field, "abc")
+            operator.hdel("bs:config", field)
         with replicating(tmp_path, {n: engine.url for n, engine in enumerate(three, start=1)}) as daemon:
             told = daemon.tells("peer.misconfigured peer=region-3")
             assert "ERROR" in told
             assert "bs:config" in told
             arrives(one, two)
+            for healthy in (one, two):
+                assert healthy.hget("bs:config", "writers") == "1 2"
             operator.hset("bs:config", field, good)
             arrives(one, three_)
 

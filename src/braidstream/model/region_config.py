@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from braidstream.errors import ConfigError, NotARegionError, ReplyError
 from braidstream.model.fields import ConfigField
+from braidstream.model.ids import LAST_WRITER
 from braidstream.model.keys import CONFIG
 from braidstream.model.strand import facts
 
@@ -74,8 +75,8 @@ class Region:
 
     @staticmethod
     def _parse(config: dict[bytes, bytes]) -> "Region":
-        writer = int(config[ConfigField.WRITER])
-        others = (int(number) for number in config.get(ConfigField.WRITERS, b"").split())
+        writer = _writer(config[ConfigField.WRITER])
+        others = map(_writer, config.get(ConfigField.WRITERS, b"").split())
         return Region(
             id=int(config[ConfigField.REGION]),
             name=config[ConfigField.NAME].decode("utf-8", "replace"),
@@ -83,7 +84,7 @@ class Region:
             id_mode=config[ConfigField.ID_MODE].decode("ascii", "replace"),
             writers=tuple(sorted({writer, *others})),
             library=int(config.get(ConfigField.LIBRARY, b"0")),
-            left=tuple(int(number) for number in config.get(ConfigField.LEFT, b"").split()),
+            left=tuple(map(_writer, config.get(ConfigField.LEFT, b"").split())),
             topology=int(config.get(ConfigField.TOPOLOGY, b"0")),
             identity=config.get(ConfigField.IDENTITY, b"").decode("ascii", "replace"),
             behind_ms=tuple(
@@ -116,6 +117,13 @@ class Region:
                 "peers. It serves clients again when `braid region rejoin` is done"
             )
         return self
+
+
+def _writer(text: bytes) -> int:
+    number = int(text)
+    if not 1 <= number <= LAST_WRITER:
+        raise ValueError(f"writer {number} is not between 1 and {LAST_WRITER}")
+    return number
 
 
 def _last_generated(text: bytes) -> tuple[int, bytes, bool]:

@@ -24,6 +24,11 @@ def check_region(found: Region, wanted: tuple[int, str], where: object) -> None:
             f"the file says that {where} is region {number} ({name}), but the server says that it is region "
             f"{found.id} ({found.name}). Nothing is sent to it. Correct its url, id or name in the file."
         )
+    if found.writer != found.id:
+        raise ConfigError(
+            f"bs:config of region {found.id} ({found.name}) has writer {found.writer}. Both numbers must be "
+            "the same. Nothing is sent to it. Correct the field writer there."
+        )
 
 
 def check_pair(here: Region, there: Region) -> None:
