@@ -7,13 +7,15 @@ So `braid status` needs no connection to a daemon, and a stale status shows a da
 """
 
 import json
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from braidstream.errors import ReplyError
 from braidstream.model.keys import STATUS
 from braidstream.model.strand import facts
 from braidstream.protocol.plan import Batch, Plan
+
+S = TypeVar("S")
 
 EVERY_S: Final = 1.0
 # An older status is stale: the daemon hangs, crashed, or cannot write.
@@ -70,13 +72,30 @@ class DaemonStatus:
 
     @staticmethod
     def parse(text: bytes) -> "DaemonStatus | None":
-        """None if another version of braidstream wrote it."""
+        """Without fields of a newer version of braidstream. None if it cannot be read."""
         try:
             found: dict[str, Any] = json.loads(text)
-            links = {name: LinkStatus(**link) for name, link in found.pop("links").items()}
-            return DaemonStatus(**found, links=links)
+            links = {str(name): _known(LinkStatus, link) for name, link in found.pop("links").items()}
+            return replace(_known(DaemonStatus, found), links=links)
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
+
+
+def _known(kind: type[S], found: dict[str, Any]) -> S:
+    """The fields that this version knows. TypeError if one lacks, or a value has another type than here."""
+    types = get_type_hints(kind)
+    known = {name: value for name, value in found.items() if name in types}
+    if not all(_fits(value, types[name]) for name, value in known.items()):
+        raise TypeError
+    return kind(**known)
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    if get_origin(wanted) is Literal:
+        return isinstance(value, str)
+    if get_origin(wanted) is dict:
+        return all(isinstance(each, get_args(wanted)[1]) for each in value.values())
+    return isinstance(value, wanted)
 
 
 def store_status(daemon: bytes, status: DaemonStatus) -> Plan[None]:

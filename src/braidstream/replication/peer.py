@@ -55,7 +55,7 @@ class Peer:
     restless: dict[bytes, float] = field(default_factory=dict)
     lag: Lag = field(default_factory=Lag)
     state: LinkState = "starting"
-    since_s: float = 0.0
+    since_s: float = field(default_factory=lambda: _now())
     why: str = ""
     refused: int = 0
     refusal: str = ""
@@ -132,7 +132,7 @@ class Peer:
             why = f"{self.endpoint.address}: no answer for {conn.waiting_s:.0f} s"
         return LinkStatus(
             state=state,
-            since_ms=now_ms - round((_now() - since_s) * 1000) if since_s else 0,
+            since_ms=now_ms - round((_now() - since_s) * 1000),
             why=why,
             lag_entries=None if behind is None else behind.entries,
             lag_ms=None if behind is None else behind.age_ms(now_ms),
