@@ -124,6 +124,21 @@ def test_a_lone_region_without_a_daemon_and_one_that_is_down(engine: Engine, tmp
     ]
 
 
+def test_a_replica_and_a_server_that_lost_its_data_are_told_apart(engine: Engine, tmp_path: Path) -> None:
+    numbered([engine])
+    with Engine(engine.flavour) as replica, Engine(engine.flavour) as empty:
+        with replica.client() as operator:
+            operator.replicaof("127.0.0.1", engine.port)
+            eventually(lambda: operator.exists("bs:config"), within_s=WITHIN_S, why="it should be copied")
+        config = write_config(tmp_path / "braid.toml", {1: replica.url, 2: empty.url})
+        done = braid("status", "--config", str(config), "--json")
+        assert [(each["kind"], each["where"]) for each in json.loads(done.stdout)["problems"]] == [
+            ("replica", "region-1"),
+            ("noregion", "region-2"),
+        ]
+        assert "noregion" in braid("status", "--config", str(config)).stdout
+
+
 def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
     done = braid("status", "--config", str(tmp_path / "no.toml"))
     assert done.returncode == 1

@@ -1,19 +1,24 @@
 """Regions that replicate over TLS as users with the fewest rights; and no secret is ever logged."""
 
+import json
 import os
 import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import braidstream
 from braidstream import lua as functions
+from braidstream.admin.daemon_status import STALE_MS
 from braidstream.admin.membership import initialise, meet
 from braidstream.model.strand import Strand
 from braidstream.replication.ship import WIDEST
+from tests.cli.test_status import fill
+from tests.support.cli import braid
 from tests.support.daemons import Daemon, write_config
 from tests.support.regions import apply
 from tests.support.servers import Engine, Flavour
@@ -180,6 +185,29 @@ def test_deadlines_need_the_right_to_unlink(pair: tuple[Engine, Engine], tmp_pat
                 else:
                     eventually(lambda: REFUSAL in told(), within_s=WITHIN_S, why="it is logged")
     assert refused(pair[0]) == []
+
+
+def test_the_status_of_a_full_region_does_not_blame_its_daemon(
+    pair: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    urls = [url_of(engine, "link") for engine in pair]
+    for engine, rights in zip(pair, RIGHTS, strict=True):
+        grant(engine, rights)
+    with daemon(tmp_path, urls) as told:
+        eventually(lambda: "daemon.ready" in told(), within_s=WITHIN_S, why="it should start")
+        fill(pair[0])
+
+        def status() -> dict[str, Any]:
+            words = ("status", "--config", str(tmp_path / "braid.toml"), "--json")
+            return json.loads(braid(*words, env={"LINK_PASSWORD": SECRET}).stdout)  # type: ignore[no-any-return]
+
+        def is_stale() -> bool:
+            [reported] = status()["regions"][0]["daemons"]
+            return bool(reported["reported_ms_ago"] > STALE_MS)
+
+        eventually(is_stale, within_s=WITHIN_S, why="a full server should refuse the status")
+        problems = {(each["kind"], each["where"]) for each in status()["problems"]}
+        assert problems == {("full", "region-1"), ("daemon", "region-2")}
 
 
 def plain(rights: list[str]) -> set[str]:

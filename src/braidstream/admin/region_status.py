@@ -21,13 +21,18 @@ from braidstream.model.strand import facts
 from braidstream.protocol.identify import info_facts
 from braidstream.protocol.plan import Batch, Plan
 
-# A claim of a daemon that is alive was renewed less than six seconds ago (replication/identity.py).
-_CLAIM_ALIVE_MS: Final = 9_000
 _CLOCK_MS: Final = 1_000
 _FULL: Final = 0.98
 _NEARLY_FULL: Final = 0.9
 _HELD_MS: Final = 1_000
 LAG_MS: Final = 60_000
+# Why a server that answers cannot be read: kind of the problem, and what to do. Else it is unreachable.
+_UNREADABLE: Final = {
+    "NOREGION": ("noregion", "Run: braid region rejoin {}"),
+    "LOADING": ("loading", "Wait until the server has loaded its data."),
+    "NOPERM": ("rights", "Give the user of its url the rights of the guide on replication security."),
+    "CONFIG": ("config", "Correct the file, or bs:config of the server."),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,24 +49,33 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A region as its engine shows it. error: why it could not be read; then the rest is empty.
+    """A region as its engine shows it. error, code: why it could not be read; then the rest is empty.
 
     clock_ms, clock_error_ms: the engine's clock, compared with that of the machine that runs `braid status`.
-    claims: how long the claim of each region number still lasts, in ms.
+    claims: regions whose daemon replicates to this one, by number (replication/identity.py).
     """
 
     id: int
     name: str
     error: str = ""
+    code: str = ""
     region: Region | None = None
+    is_replica: bool = False
     now_ms: int = 0
     engine: str = ""
     memory: Memory = field(default_factory=Memory)
     writes_refused: str = ""
     daemons: tuple[DaemonStatus, ...] = ()
-    claims: dict[int, int] = field(default_factory=dict)
+    claims: frozenset[int] = frozenset()
     clock_ms: float = 0.0
     clock_error_ms: float = 0.0
+
+    @property
+    def trouble(self) -> tuple[str, str]:
+        """Why it could not be read: the kind of the problem, and what to do."""
+        unreachable = "unreachable", "Check the server, its address and the password."
+        kind, fix = _UNREADABLE.get(self.code, unreachable)
+        return kind, fix.format(self.name)
 
     @property
     def is_full(self) -> bool:
@@ -105,27 +119,28 @@ class Overview:
 def read_view(number: int, name: str, peers: Sequence[int]) -> Plan[View]:
     """One round trip. peers: numbers of the other regions."""
     fixed = [("TIME",), ("HGETALL", CONFIG), ("HGETALL", STATUS), ("INFO",)]
-    claims = [("PTTL", claim(peer)) for peer in peers]
-    now, config, stored, info, *left = yield Batch([*fixed, *claims], resend=True, attempt=True)
+    claims = [("EXISTS", claim(peer)) for peer in peers]
+    now, config, stored, info, *claimed = yield Batch([*fixed, *claims], resend=True, attempt=True)
     for reply in (now, config):
         if isinstance(reply, ReplyError):
-            return View(number, name, error=str(reply))
+            return View(number, name, error=str(reply), code=reply.code)
     about = {} if isinstance(info, ReplyError) else info_facts(info)
     found = [] if isinstance(stored, ReplyError) else map(DaemonStatus.parse, facts(stored).values())
     view = View(
         number,
         name,
+        is_replica=about.get(b"role") == b"slave",
         now_ms=int(now[0]) * 1000 + int(now[1]) // 1000,
         engine=_engine(about),
         memory=Memory(int(about.get(b"used_memory", 0)), int(about.get(b"maxmemory", 0))),
         writes_refused=_writes_refused(about),
         daemons=tuple(sorted((each for each in found if each is not None), key=lambda each: -each.at_ms)),
-        claims={peer: ms for peer, ms in zip(peers, left, strict=True) if isinstance(ms, int)},
+        claims=frozenset(peer for peer, found in zip(peers, claimed, strict=True) if found == 1),
     )
     try:
         return replace(view, region=Region.parse(config))
     except BraidError as error:
-        return replace(view, error=str(error))
+        return replace(view, error=str(error), code=error.code)
 
 
 def _engine(info: dict[bytes, bytes]) -> str:
@@ -149,8 +164,9 @@ def overview(views: Sequence[View], max_lag_ms: int = LAG_MS) -> Overview:
     for view in views:
         problems += _of_region(view, middle)
         if not view.error:
-            alive = view.live or _claims_somewhere(view, views)
+            alive = view.live or view.is_replica or _claims_somewhere(view, views)
             problems += [] if alive else [_no_daemon(view)]
+            problems += _unlinked(view, views)
             mine = [_link(view, other) for other in views if other is not view]
             problems += _held(view)
             problems += _taken_over(view)
@@ -164,11 +180,17 @@ def overview(views: Sequence[View], max_lag_ms: int = LAG_MS) -> Overview:
 def _of_region(view: View, middle: float) -> list[Problem]:
     name, found = view.name, list[Problem]()
     if view.error:
-        return [Problem("unreachable", name, view.error, "Check the server, its address and the password.")]
+        kind, fix = view.trouble
+        return [Problem(kind, name, view.error, fix)]
     assert view.region is not None
     if (view.region.id, view.region.name) != (view.id, view.name):
         text = f"the server says that it is region {view.region.id} ({view.region.name})"
         found.append(Problem("identity", name, text, "Correct url, id or name in the file."))
+    if view.is_replica:
+        text = "its url leads to a replica, which accepts no writes"
+        found.append(
+            Problem("replica", name, text, "Let the url lead to the primary, or promote the server.")
+        )
     if view.region.fenced:
         text = "it refuses clients until its data is restored"
         found.append(Problem("fenced", name, text, f"Run: braid region rejoin {name}"))
@@ -187,9 +209,9 @@ def _of_region(view: View, middle: float) -> list[Problem]:
         way = "ahead of" if apart > 0 else "behind"
         text = f"its clock is {abs(apart) / 1000:.1f} s {way} the others"
         found.append(Problem("clock", name, text, "Check NTP on this server."))
-    if view.region.library != VERSION:
-        text = f"its engine functions have version {view.region.library}, this program {VERSION}"
-        found.append(Problem("version", name, text, "Run braid init again, or use the newer program."))
+    if view.region.library < VERSION:  # newer ones work with this program too
+        text = f"its engine functions have version {view.region.library}, this program needs {VERSION}"
+        found.append(Problem("version", name, text, "Run braid init again."))
     return found
 
 
@@ -199,7 +221,7 @@ def _claims_somewhere(view: View, views: Sequence[View]) -> bool:
     Only where the engine refuses writes: otherwise a missing status means that the daemon hangs.
     """
     refuses = view.is_full or view.writes_refused
-    return bool(refuses) and any(each.claims.get(view.id, 0) > _CLAIM_ALIVE_MS for each in views)
+    return bool(refuses) and any(view.id in each.claims for each in views)
 
 
 def _no_daemon(view: View) -> Problem:
@@ -210,6 +232,22 @@ def _no_daemon(view: View) -> Problem:
     silent = round((view.now_ms - last.at_ms) / 1000)
     text = f"its daemon (process {last.pid} on {last.host}) has not reported for {silent} s"
     return Problem("daemon", view.name, text, fix)
+
+
+def _unlinked(view: View, views: Sequence[View]) -> list[Problem]:
+    """Regions that a live daemon does not replicate to: its file does not list them."""
+    fix = "Copy the file to that host. The daemon reloads it."
+    return [
+        Problem(
+            "unlinked",
+            f"{view.name} -> {other.name}",
+            f"the daemon (process {daemon.pid} on {daemon.host}) does not know {other.name}",
+            fix,
+        )
+        for daemon in view.live
+        for other in views
+        if other is not view and other.name not in daemon.links
+    ]
 
 
 def _held(view: View) -> list[Problem]:

@@ -97,7 +97,7 @@ def _regions(found: Overview) -> Table:
     middle = sorted(view.clock_ms for view in sound)[(len(sound) - 1) // 2] if sound else 0.0
     for view in found.views:
         if view.error:
-            table.add_row(view.name, Text("unreachable", style="bold red"), "", "", "", "")
+            table.add_row(view.name, Text(view.trouble[0], style="bold red"), "", "", "", "")
             continue
         assert view.region is not None
         clock = f"{round((view.clock_ms - middle) / 1000, 1) + 0.0:+.1f}s"

@@ -72,7 +72,7 @@ def link_state(link: LinkView) -> str:
 def _region(view: View) -> tuple[str, tuple[str, ...]]:
     """State and text of a box."""
     if view.error:
-        return "bad", ("unreachable",)
+        return "bad", (view.trouble[0],)
     state = "warn" if is_held(view) else "ok"
     if not view.live or view.is_full or view.writes_refused or (view.region and view.region.fenced):
         state = "bad"

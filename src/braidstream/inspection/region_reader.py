@@ -37,7 +37,7 @@ async def _look(region: RegionConfig, regions: Config) -> View:
         return View(region.id, region.name, error=f"no answer within {WITHIN_S:g} s")
     except (BraidError, OSError) as error:
         why = getattr(error, "why", "") or str(error)
-        return View(region.id, region.name, error=why)
+        return View(region.id, region.name, error=why, code=getattr(error, "code", ""))
     middle = (began + ended) / 2 * 1000
     return replace(view, clock_ms=view.now_ms - middle, clock_error_ms=(ended - began) * 500)
 
