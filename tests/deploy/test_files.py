@@ -38,6 +38,7 @@ def test_a_unit_runs_a_command_that_exists_without_privileges(unit: Path, tmp_pa
     rights = (service["DynamicUser"], service["NoNewPrivileges"], service["ProtectSystem"])
     assert rights == ("yes", "yes", "strict")
     assert service["Restart"] == "always"
+    assert parser["Unit"]["StartLimitIntervalSec"] == "0"
     if shutil.which("systemd-analyze"):
         text = unit.read_text().replace("/opt/braid/bin/braid", shutil.which("true") or "/bin/true")
         copy = tmp_path / unit.name.replace("@", "@us-east")

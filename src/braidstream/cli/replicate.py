@@ -137,14 +137,18 @@ async def _run(path: Path, regions: Config, here: RegionConfig, probes: Listen |
     work = asyncio.ensure_future(daemon.run())
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, work.cancel)
-    asides = [
-        asyncio.ensure_future(_follow_config(path, regions, here, daemon)),
-        asyncio.ensure_future(_report_ready(regions, here, daemon, metrics, as_json)),
-    ]
+    follow = asyncio.ensure_future(_follow_config(path, regions, here, daemon))
+    follow.add_done_callback(lambda _: work.cancel())
+    asides = [follow, asyncio.ensure_future(_report_ready(regions, here, daemon, metrics, as_json))]
     if metrics:
         asides.append(asyncio.ensure_future(daemon.measure_groups()))
     try:
         await work
+    except asyncio.CancelledError:
+        if follow.done():
+            follow.result()
+            raise typer.Exit(1) from None
+        raise
     finally:
         prober.close()
         for task in asides:
@@ -183,7 +187,10 @@ def _peers(regions: Config, here: RegionConfig) -> dict[str, tuple[int, Address]
 
 
 async def _follow_config(path: Path, regions: Config, here: RegionConfig, daemon: Daemon) -> None:
-    """Set the peers of the file, now and whenever it changes. An invalid file changes nothing."""
+    """Set the peers of the file, now and whenever it changes. An invalid file changes nothing.
+
+    Ends when the file has another server or number for our own region.
+    """
     seen, peers = None, _peers(regions, here)
     while True:
         with contextlib.suppress(OSError):
@@ -191,8 +198,13 @@ async def _follow_config(path: Path, regions: Config, here: RegionConfig, daemon
             if seen is not None and now != seen:
                 try:
                     regions = load(path)
-                    peers = _peers(regions, here)
-                    daemon.gate.want(durability_of(regions.named(here.name)))
+                    now_here = regions.named(here.name)
+                    address = parse_address(now_here.url)
+                    if (now_here.id, address) != (here.id, daemon.source.address):
+                        emit("config.moved", region=here.name, was=daemon.source.address, url=address)
+                        return
+                    peers = _peers(regions, now_here)
+                    daemon.gate.want(durability_of(now_here))
                     daemon.takeover.after_s = regions.groups.takeover_after_s
                     emit("config.changed", regions=",".join(region.name for region in regions.region))
                 except BraidError as error:

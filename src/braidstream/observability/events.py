@@ -176,6 +176,11 @@ EVENTS: Final = {
         "a region is back; it delivers its strands again when nothing of them is pending",
     ),
     "config.changed": Event(logging.INFO, "the list of regions changed"),
+    "config.moved": Event(
+        logging.WARNING,
+        "the file has another URL or number for the daemon's own region. The daemon ends with exit code 1, "
+        "so that systemd or Kubernetes starts it with the new one",
+    ),
     "config.broken": Event(
         logging.WARNING,
         "the changed file is invalid; the old list stays in use",
