@@ -37,7 +37,7 @@ from braidstream.replication.identity import check_pair, check_region, claim, ke
 from braidstream.replication.leases import Leases
 from braidstream.replication.link import Link
 from braidstream.replication.pages import Pages
-from braidstream.replication.peer import Peer, is_misconfigured, why_down
+from braidstream.replication.peer import Peer, is_misconfigured, on_own, why_down
 from braidstream.replication.queue import Need, Queue
 from braidstream.replication.raising import raise_home
 from braidstream.replication.reporting import families, group_families, report
@@ -159,7 +159,8 @@ class Daemon:
                 await _until_one_fails(feed.run(), self.source.watch(), self._has_new_peer.wait())
             except Exception as error:  # also for an unexpected reply
                 if feed is None or not isinstance(error, ReplyError):
-                    trouble.log("source.lost", clock(), why=why_down(error))
+                    where = "" if isinstance(error, LostError) else f"{self.source.address}: "
+                    trouble.log("source.lost", clock(), why=f"{where}{why_down(error)}")
                 elif str(error) != refused:  # logged once; the sweeps continue
                     refused = str(error)
                     emit("feed.refused", why=error)
@@ -273,7 +274,7 @@ class Daemon:
         while not self._is_stopping and self.peers.get(peer.name) is peer:
             began, pause_s = clock(), 0.0
             try:
-                await self.source.connect()
+                await on_own(self.source.connect())
                 await peer.endpoint.connect()
                 here, there = await self._introduce(peer)
                 ends = self._pin(), Pinned(peer.endpoint, peer.endpoint)
@@ -309,14 +310,14 @@ class Daemon:
 
     async def _introduce(self, peer: Peer) -> tuple[Region, Region]:
         """Check both regions, and exchange their writers."""
-        await self._show_alive()
-        here = await self.source.run(read_region())
+        await on_own(self._show_alive())
+        here = await on_own(self.source.run(read_region()))
         await peer.endpoint.run(refuse_cluster())
         there = await peer.endpoint.run(read_region())
         check_region(there, (peer.id, peer.name), peer.endpoint.address)
         check_pair(here, there)
         await claim(peer.endpoint, here)
-        here = await self.source.run(meet(there.writers))
+        here = await on_own(self.source.run(meet(there.writers)))
         return here, await peer.endpoint.run(meet(here.writers))
 
     async def _sweep(self, peer: Peer, link: Link) -> None:
@@ -326,7 +327,7 @@ class Daemon:
         while True:
             peer.sweep.clear()
             began = clock()
-            link.here = await self.source.run(read_region())
+            link.here = await on_own(self.source.run(read_region()))
             check_pair(link.here, await peer.endpoint.run(read_region()))  # or it was removed meanwhile
             async for names in all_streams(self.source):
                 mine = [*filter(self.leases.mine, names)]

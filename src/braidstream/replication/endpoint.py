@@ -56,9 +56,18 @@ class Endpoint:
         """Connect, unless connected; LostError or ReplyError if that fails."""
         async with self._lock:
             if not self.connected:
-                self._conn = await connect(
-                    self.address, primary=True, silence_s=SILENCE_S, most_bytes=self._most_bytes
-                )
+                self._conn = await self._open()
+
+    async def _open(self) -> Connection:
+        """Its errors name our address, also if sentinels have resolved it to a server."""
+        try:
+            conn = await connect(self.address, primary=True, silence_s=SILENCE_S, most_bytes=self._most_bytes)
+        except LostError as error:
+            if error.address == str(self.address):
+                raise
+            raise LostError(str(self.address), f"{error.address}: {error.why}", wrote=False) from error
+        conn.name = str(self.address)
+        return conn
 
     async def watch(self) -> None:
         """Check regularly that the engine answers and is still the primary. Ends with LostError."""
