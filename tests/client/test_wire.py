@@ -104,6 +104,17 @@ def test_push_messages_go_to_the_callback_and_never_among_the_replies(engine: En
     assert pushed == [[b"invalidate", [b"bs:1:x"]]]
 
 
+def test_the_replies_to_a_batch_have_a_limit_together(engine: Engine) -> None:
+    async def talk(conn: Connection) -> None:
+        await conn.send(Batch([("SET", "k", "x" * 1_000_000)]))
+        for _ in range(5):
+            assert len(await conn.send(Batch([("GET", "k")] * 2, resend=True))) == 2
+        with pytest.raises(LostError, match="more than 3,000,000 bytes"):
+            await conn.send(Batch([("GET", "k")] * 10, resend=True))
+
+    on(engine.url, talk, most_bytes=3_000_000)
+
+
 def test_a_lost_connection_fails_all_in_flight_and_says_which_may_have_written(proxy: Proxy) -> None:
     async def talk(conn: Connection) -> None:
         assert await conn.send(Batch([("PING",)])) == [b"PONG"]  # the proxy knows both ends by now

@@ -69,8 +69,8 @@ async def connect(
 
     Raises LostError if the server does not answer, ReplyError if it refuses.
     primary: refuse a replica; always so if sentinels name the server. on_push: gets RESP3 push messages.
-    silence_s: close if replies are due and nothing arrives for so long. most_bytes: the same if a reply is
-    larger.
+    silence_s: close if replies are due and nothing arrives for so long. most_bytes: the same if the replies
+    to a batch are larger.
     """
     primary = primary or address.sentinels is not None
     at = await address.resolve()
@@ -146,7 +146,7 @@ class Connection(asyncio.Protocol):
     ) -> None:
         self.name, self.lost = name, None  # type: str, LostError | None
         self._on_push, self._silence_s = on_push, silence_s
-        self._most_bytes, self._unparsed = most_bytes, 0
+        self._most_bytes, self._unanswered = most_bytes, 0
         self.place: Place = ("", 0)
         self._reader = hiredis.Reader(replyError=ReplyError)
         self._flights: deque[_Flight] = deque()
@@ -240,9 +240,8 @@ class Connection(asyncio.Protocol):
         reader, flights, demoted = self._reader, self._flights, False
         try:
             reader.feed(data)
-            self._unparsed += len(data)
+            self._unanswered += len(data)
             while (reply := reader.gets()) is not False:
-                self._unparsed = 0
                 if type(reply) is hiredis.PushNotification:
                     if self._on_push is not None:
                         self._on_push(list(reply))
@@ -256,12 +255,13 @@ class Connection(asyncio.Protocol):
                     demoted = True
                 if len(flight.replies) == flight.need:
                     flights.popleft()
+                    self._unanswered = 0
                     flight.done(flight.replies)
         except (hiredis.ProtocolError, TypeError) as error:
             self._fail(f"it sent an invalid reply: {error}")
         if demoted:
             self._fail("it is a replica now")
-        if self._most_bytes is not None and self._unparsed > self._most_bytes:
+        if self._most_bytes is not None and self._unanswered > self._most_bytes:
             self._fail(f"its reply has more than {self._most_bytes:,} bytes")
         if self._room and not self.is_full:
             self._make_room()
