@@ -33,7 +33,7 @@ _LOG_DEFAULTS: Final = LogSettings()
 _KINDS: Final = (keys.GENERATED.encode(), keys.CHOSEN.encode(), keys.LOG.encode())
 _GROUPS: Final = (MetaField.GROUP, MetaField.GROUP_MOVED)
 _USER_COUNTED: Final = b" told"
-_LABEL = re.compile(rb"\A(?:[sc][0-9]+|t[0-9]+\.[0-9]+)\Z")
+_LABEL = re.compile(rb"\A(?:[sc][0-9]{1,4}|t[0-9]+\.[0-9]+)\Z")
 _STATE = re.compile(rb"\A([0-9]+):([+-]):([0-9]+-[0-9]+)\Z")
 
 

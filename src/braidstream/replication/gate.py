@@ -102,6 +102,8 @@ class Gate:
         if wanted != self._wanted:
             self._wanted = wanted
             self._chosen = wanted or self._chosen
+            if wanted is not None and not wanted.wait:
+                self._log_released()
 
     async def run(self, plan: Plan[T]) -> T:
         """Run a plan on the source. Returns its result once the region can no longer lose it."""

@@ -243,7 +243,9 @@ class Link:
 
     async def _merge(self, ours: State, theirs: State, writers: list[int]) -> State:
         """Merge the source's registry at the target; returns the target's state afterwards."""
+        retries = Retries("its registry kept changing")
         while True:
+            retries.count()
             merge = merge_command(ours, theirs, self.there.writers, home=self.there.writer)
             done, theirs = await self.target.run(merge_and_read(merge, ours, writers))
             if done:

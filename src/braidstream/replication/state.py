@@ -21,6 +21,7 @@ from braidstream.model.meta import Registry, named_keys
 from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand, facts
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.retries import Retries
 
 # Fields of the registry that are local to a region: positions of XGROUP SETID, strands raised by chosen IDs,
 # the bell, native deduplication, what was redone of our journal, and the like.
@@ -144,7 +145,8 @@ class State:
 
     def not_in(self, strands: Iterable[Strand]) -> list[Strand]:
         """Strands of the registry that are not among these."""
-        return [strand for strand in self.registry.strands if strand not in strands]
+        known = {*strands}
+        return [strand for strand in self.registry.strands if strand not in known]
 
     def is_new_after(self, strand: Strand) -> Id:
         """Entries before this ID were never in this engine's copy; 0-0 if unknown."""
@@ -234,7 +236,9 @@ def read_state(
 ) -> Plan[State]:
     """The state of a stream. One round trip if `strands` are all its strands."""
     wanted = list(dict.fromkeys(strands))
+    retries = Retries("its strands kept changing")
     while True:
+        retries.count()
         try:
             call = state_command(name, wanted, journals, home=home, met=met)
             [reply] = yield Batch([call], resend=True)
