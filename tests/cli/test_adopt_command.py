@@ -4,8 +4,9 @@ import json
 
 import redis
 
+from braidstream.replication.ship import WIDEST
 from tests.support.cli import braid
-from tests.support.regions import become
+from tests.support.regions import become, client_of
 from tests.support.servers import Engine
 
 
@@ -66,3 +67,17 @@ def test_a_server_that_is_no_region_is_refused(engine: Engine) -> None:
     done = braid("adopt", "orders", "--url", engine.url)
     assert done.returncode == 1
     assert "braid init" in done.stderr
+
+
+def test_a_stray_with_an_entry_that_is_too_wide_does_not_stop_the_others(engine: Engine) -> None:
+    become(engine)
+    with redis.Redis.from_url(engine.url) as bare, client_of(engine) as client:
+        for name in ("a", "b"):
+            client.xadd(name, {"n": "ours"})
+        bare.xadd("a", {str(number): "wide" for number in range(WIDEST + 1)})
+        bare.xadd("b", {"n": "stray"})
+        done = braid("adopt", "--strays", "--url", engine.url)
+        assert done.returncode == 1
+        assert "a: not done: it has an entry with too many fields." in done.stdout
+        assert "b: brought in, 1 entry" in done.stdout
+        assert client.xlen("b") == 2

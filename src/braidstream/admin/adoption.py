@@ -99,6 +99,7 @@ def _described(names: list[bytes]) -> Plan[list[NativeStream]]:
     described = list[NativeStream]()
     for at, name in enumerate(names):
         length, aside, found = replies[4 * at + 1 : 4 * at + 4]
+        aside = 0 if isinstance(aside, ReplyError) else aside
         rows = [] if isinstance(found, ReplyError) else [facts(row) for row in found]
         entries = sum(count for count in (length, aside) if not isinstance(count, ReplyError))
         pending = sum(row[b"pending"] for row in rows)
@@ -110,7 +111,10 @@ def _described(names: list[bytes]) -> Plan[list[NativeStream]]:
 
 def _registries(names: list[bytes], replies: list[Any]) -> Plan[dict[bytes, Registry]]:
     """Registries that were read, after a check of deadlines."""
-    found = {name: Registry.parse(name, reply) for name, reply in zip(names, replies, strict=True)}
+    found = {
+        name: Registry.parse(name, [] if isinstance(reply, ReplyError) else reply)
+        for name, reply in zip(names, replies, strict=True)
+    }
     return (yield from checked_now([registry_of(name) for name in names], found))
 
 
@@ -195,11 +199,16 @@ def bring_in(name: bytes) -> Plan[Done]:
     view = yield from open_view()
     if (yield from read_registry(view, name)).is_log:
         return Done(name, problem=_WHY["BSLOG"])
-    entries = yield from _append_all(view, name)  # what an interrupted call has left
-    [reply] = yield Batch([set_aside_command(name)], attempt=True)
-    if isinstance(reply, ReplyError) and reply.code not in ("BSNONATIVE", "BSBUSY"):
-        raise reply
-    return Done(name, entries + (yield from _append_all(view, name)))
+    try:
+        entries = yield from _append_all(view, name)  # what an interrupted call has left
+        [reply] = yield Batch([set_aside_command(name)], attempt=True)
+        if isinstance(reply, ReplyError) and reply.code not in ("BSNONATIVE", "BSBUSY"):
+            raise reply
+        return Done(name, entries + (yield from _append_all(view, name)))
+    except ReplyError as error:
+        if error.code not in _WHY:
+            raise
+        return Done(name, problem=_WHY[error.code])
 
 
 def _append_all(view: View, name: bytes) -> Plan[int]:
