@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import redis
 
+from tests.regions.test_replication_security import RIGHTS
 from tests.support.cli import braid
 from tests.support.daemons import numbered, write_config
 from tests.support.matrix import installed
@@ -38,8 +39,9 @@ def test_every_bad_setting_is_found_with_a_remedy(pair: tuple[Engine, Engine], t
         plain.xadd("unrelated", {"n": 1})
         plain.config_set("maxmemory", "500mb")
         plain.config_set("maxmemory-policy", "allkeys-lru")
-        plain.config_set("client-output-buffer-limit", "pubsub 1mb 1mb 60")
+        plain.config_set("client-output-buffer-limit", "normal 1mb 0 0")
     with redis.Redis.from_url(two.url) as plain:
+        plain.config_set("client-output-buffer-limit", "pubsub 1mb 1mb 60")
         plain.hset("bs:config", "writers", "2 7")
         plain.hset("bs:config", "id-mode", "liberal")
         plain.execute_command("ACL", "SETUSER", "weak", "on", ">secret", "~*", "+@all", "-xadd")
@@ -47,7 +49,8 @@ def test_every_bad_setting_is_found_with_a_remedy(pair: tuple[Engine, Engine], t
     assert found["eviction", "region-1"]["fix"] == "CONFIG SET maxmemory-policy noeviction"
     assert "orders" in found["stray", "region-1"]["text"]
     assert "unrelated" in found["native", "region-1"]["text"]
-    assert ("output-buffer", "region-1") in found
+    assert "normal" in found["output-buffer", "region-1"]["text"]
+    assert ("output-buffer", "region-2") not in found
     assert found["replicas", "region-2"]["level"] == "error"
     assert "region 7" in found["unlisted", "region-2"]["text"]
     assert "region-1" in found["unmet", "region-2"]["text"]
@@ -67,3 +70,31 @@ def test_what_is_found_is_shown_with_what_to_type(pair: tuple[Engine, Engine], t
     assert "2 regions checked: " in done.stdout
     done = braid("doctor", "--config", str(config), "--region", "region-1")
     assert "region-2: " not in done.stdout
+
+
+def test_users_with_few_rights_see_what_they_may_and_no_false_errors(
+    pair: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    """The users of the guide on replication security: the first may SCAN and not XLEN, the second neither."""
+    numbered(pair)
+    urls = dict[int, str]()
+    for number, (engine, rights) in enumerate(zip(pair, RIGHTS, strict=True), start=1):
+        with engine.client() as operator:
+            operator.execute_command("ACL", "SETUSER", "link", "on", ">secret", "~bs:*", *rights)
+            operator.xadd("bull:x:events", {"n": 1})
+            operator.config_set("maxmemory-policy", "allkeys-lru")
+        urls[number] = engine.url.replace("//", "//link:secret@", 1)
+    found = findings(write_config(tmp_path / "braid.toml", urls))
+    assert not [check for check, _ in found if check == "stray"]
+    for region in ("region-1", "region-2"):
+        assert found["eviction", region]["level"] == "error"
+    assert "NOPERM" in found["unchecked", "region-2"]["text"]
+
+
+def test_a_frozen_server_does_not_stop_the_checks(pair: tuple[Engine, Engine], tmp_path: Path) -> None:
+    config = write_config(tmp_path / "braid.toml", numbered(pair))
+    with pair[1].paused():
+        done = braid("doctor", "--config", str(config), within_s=20)
+    assert done.returncode == 1
+    assert "error   region-2: no answer" in done.stdout
+    assert "region-1: " in done.stdout

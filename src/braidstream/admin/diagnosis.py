@@ -17,7 +17,8 @@ from braidstream.protocol.plan import Batch, Plan
 
 Level = Literal["error", "warning", "note"]
 
-# Pushes of changed keys to the daemon count as pub/sub. With less room a burst of writes cuts them off.
+# The daemon gets pushes of changed keys as a normal client: it does not SUBSCRIBE. With less room a burst of
+# writes cuts it off.
 _PUSH_BYTES: Final = 8 * 1024 * 1024
 _NAMED: Final = 5
 _SETTINGS: Final = ("save", "appendonly", "client-output-buffer-limit", "maxclients")
@@ -54,6 +55,7 @@ class Setup:
 
     strays: native streams under the name of one of ours; natives: other native streams.
     denied: commands that the user may not run; None if that cannot be checked.
+    unchecked: why native streams could not be looked for.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Setup:
     natives: tuple[bytes, ...] = ()
     user: str = ""
     denied: tuple[str, ...] | None = None
+    unchecked: str = ""
 
     def number(self, fact: bytes) -> int:
         return int(self.info.get(fact, b"0"))
@@ -78,11 +81,14 @@ def read_setup(name: str) -> Plan[Setup]:
     known = {} if isinstance(settings, ReplyError) else facts(settings)
     who = "" if isinstance(user, ReplyError) else user.decode("utf-8", "replace")
     denied = yield from _denied(who)
-    native = yield from find_native()
+    try:
+        native, unchecked = (yield from find_native()), ""
+    except ReplyError as error:  # no right to SCAN, say
+        native, unchecked = [], str(error)
     strays = tuple(stream.name for stream in native if stream.is_stray)
     natives = tuple(stream.name for stream in native if not stream.is_stray)
     about = {} if isinstance(info, ReplyError) else info_facts(info)
-    return Setup(name, region, about, known, strays, natives, who, denied)
+    return Setup(name, region, about, known, strays, natives, who, denied, unchecked)
 
 
 def _denied(user: str) -> Plan[tuple[str, ...] | None]:
@@ -131,11 +137,11 @@ def _persistence(setup: Setup) -> Iterable[Finding]:
 
 def _buffers(setup: Setup) -> Iterable[Finding]:
     words = setup.settings.get(b"client-output-buffer-limit", b"").split()
-    if b"pubsub" in words:
-        hard = int(words[words.index(b"pubsub") + 1])
+    if b"normal" in words:
+        hard = int(words[words.index(b"normal") + 1])
         if 0 < hard < _PUSH_BYTES:
-            text = f"pub/sub clients may have {hard:,} bytes waiting: a burst of writes cuts the daemon off."
-            fix = 'CONFIG SET client-output-buffer-limit "pubsub 32mb 8mb 60"'
+            text = f"normal clients may have {hard:,} bytes waiting: a burst of writes cuts the daemon off."
+            fix = 'CONFIG SET client-output-buffer-limit "normal 256mb 64mb 60"'
             yield Finding("warning", "output-buffer", setup.name, text, fix)
 
 
@@ -148,6 +154,9 @@ def _clients(setup: Setup) -> Iterable[Finding]:
 
 
 def _strays(setup: Setup) -> Iterable[Finding]:
+    if setup.unchecked:
+        text = f"native streams could not be looked for: {setup.unchecked}"
+        yield Finding("note", "unchecked", setup.name, text, "Run it with an administrator's URL.")
     if setup.strays:
         text = (
             f"native streams beside streams of braidstream: {_some(setup.strays)}. A client writes directly "
