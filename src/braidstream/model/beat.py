@@ -11,6 +11,7 @@ from typing import Any
 from braidstream.model.strand import facts
 
 _OFF = b" off"
+_DIGITS = 15  # of milliseconds, until the year 33658
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -30,7 +31,7 @@ def read_beats(reply: list[Any]) -> dict[int, Beat]:
     found = dict[int, Beat]()
     for region, text in facts(reply).items():
         number = text.removesuffix(_OFF)
-        if region.isdigit() and number.isdigit():
+        if region.isdigit() and number.isdigit() and len(number) <= _DIGITS:
             found[int(region)] = Beat(int(number), text != number)
     return found
 

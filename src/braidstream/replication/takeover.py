@@ -97,7 +97,8 @@ class Takeover:
         last_ms = stored[here.writer].ms if here.writer in stored else 0
         beats = {**stored, here.writer: Beat(max(now_ms, last_ms + 1))}
         for theirs in await asyncio.gather(*(_exchange(peer, beats) for peer in self._peers())):
-            beats |= newer(theirs, beats)
+            listed = {region: beat for region, beat in theirs.items() if region in here.writers}
+            beats |= newer(listed, beats)
         await self._source.run(_write(newer(beats, stored)))
         self._here, self._duty = here, self._note(here, beats, self.after_s)
         self._looked_s = asyncio.get_running_loop().time()
