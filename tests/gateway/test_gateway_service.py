@@ -66,6 +66,20 @@ def test_a_failed_tls_handshake_holds_no_connection_to_the_engine(engine: Engine
         assert not gateway.gateway.hub.backends._lanes
 
 
+def test_clients_that_never_begin_the_tls_handshake_are_closed(engine: Engine, tmp_path: Path) -> None:
+    files = tls_files(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files["cert"], files["key"])
+    become(engine)
+    with (
+        Served(engine.url, Settings(tls=context)) as gateway,
+        socket.create_connection(("127.0.0.1", gateway.port)) as silent,
+    ):
+        silent.settimeout(20)
+        with suppress(ConnectionError):
+            assert silent.recv(1) == b""
+
+
 def test_tls_and_unix_sockets_on_both_sides(tls_flavour: Flavour, tmp_path: Path) -> None:
     files = tls_files(tmp_path)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -24,6 +24,8 @@ _REFRESH_S: Final = 0.4
 _FOLLOW_S: Final = 1.0
 _LISTEN_S: Final = 1.0
 _BACKLOG: Final = 1024
+# A connection counts for `maxclients` once its TLS handshake is done.
+_HANDSHAKE_S: Final = 5.0
 _ANSWERS_WITHIN_S: Final = 2.0
 
 
@@ -118,14 +120,22 @@ class Gateway:
 
     async def _listen(self, listen: Listen) -> str:
         loop, tls = asyncio.get_running_loop(), self.settings.tls
+        within_s = None if tls is None else _HANDSHAKE_S
         server: asyncio.AbstractServer
         if listen.path is not None:
             _remove_socket(listen.path)
-            server = await loop.create_unix_server(self._client, listen.path, ssl=tls, backlog=_BACKLOG)
+            server = await loop.create_unix_server(
+                self._client, listen.path, ssl=tls, ssl_handshake_timeout=within_s, backlog=_BACKLOG
+            )
             where = str(listen)
         else:
             server = await loop.create_server(
-                self._client, listen.host, listen.port, ssl=tls, backlog=_BACKLOG
+                self._client,
+                listen.host,
+                listen.port,
+                ssl=tls,
+                ssl_handshake_timeout=within_s,
+                backlog=_BACKLOG,
             )
             host, port = server.sockets[0].getsockname()[:2]
             where = f"{host}:{port}"
