@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from tests.support.daemons import numbered, replicating
+from tests.support.proxy import Proxy
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
@@ -36,20 +37,27 @@ def test_a_daemon_ends_when_the_file_has_another_server_for_its_own_region(
 def test_a_password_that_the_own_server_refuses_is_not_blamed_on_the_peers(
     flavour: Flavour, tmp_path: Path
 ) -> None:
-    with Engine(flavour) as own, Engine(flavour) as peer, own.client(decode_responses=True) as operator:
-        urls = numbered([own, peer])
+    with (
+        Engine(flavour) as own,
+        Engine(flavour) as peer,
+        own.client(decode_responses=True) as operator,
+        Proxy(peer.port) as way,
+    ):
+        numbered([own, peer])
         operator.execute_command("ACL", "SETUSER", "braid", "on", ">first", "~*", "&*", "+@all")
-        urls[1] = own.url.replace("//", "//braid:first@", 1)
-        with replicating(tmp_path, urls) as daemon:
+        with replicating(tmp_path, {1: own.url.replace("//", "//braid:first@", 1), 2: way.url}) as daemon:
             daemon.tells("link.up peer=region-2")
             operator.execute_command("ACL", "SETUSER", "braid", "resetpass", ">second")
             operator.execute_command("CLIENT", "KILL", "USER", "braid")
+            way.cut()
+            daemon.tells("link.lost peer=region-2")
 
             def failed_logins() -> int:
                 return sum(int(each["count"]) for each in operator.acl_log())
 
-            eventually(lambda: failed_logins() > 20, within_s=WITHIN_S, why="all parts should have tried")
+            before = failed_logins()
+            eventually(lambda: failed_logins() > before + 20, within_s=WITHIN_S, why="all parts should try")
+            daemon.tells(f'source.lost why="127.0.0.1:{own.port}: WRONGPASS')
             operator.execute_command("ACL", "SETUSER", "braid", ">first")
             daemon.tells("link.up peer=region-2", within_s=WITHIN_S)
             assert not daemon.said("peer.misconfigured")
-            assert any("WRONGPASS" in line and str(own.port) in line for line in daemon.said("source.lost"))
