@@ -15,9 +15,11 @@
 `${NAME}` in a URL is taken from the environment, so that the file need not hold a password.
 """
 
+import contextlib
 import json
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -172,14 +174,50 @@ def with_region(text: str, region: RegionConfig) -> str:
     """The file with one more region at its end; what stands there stays as it is."""
     fields = {name: value for name, value in region.model_dump().items() if value is not None}
     lines = [f"{name} = {json.dumps(value)}" for name, value in fields.items()]
-    return "\n".join([text.rstrip("\n"), "", "[[region]]", *lines, ""])
+    longer = "\n".join([text.rstrip("\n"), "", "[[region]]", *lines, ""])
+    return _with_numbers(longer, [*_numbers(text), region.id])
 
 
 def without_region(text: str, number: int) -> str:
     """The file without one region; what stands elsewhere stays as it is."""
     blocks = re.split(r"(?m)^(?=[ \t]*\[\[?)", text)
     kept = [block for block in blocks if not _is_region(block, number)]
-    return "".join(kept)
+    return _with_numbers("".join(kept), [each for each in _numbers(text) if each != number])
+
+
+def write(path: Path, text: str) -> None:
+    """Replace the file at once: whoever reads it, also after a crash, has the old or the new text."""
+    path = path.resolve()
+    about = path.stat()
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with new.open("w", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), stat.S_IMODE(about.st_mode))
+            with contextlib.suppress(PermissionError):
+                os.fchown(file.fileno(), about.st_uid, about.st_gid)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _numbers(text: str) -> list[int]:
+    return [each["id"] for each in tomllib.loads(text).get("region", [])]
+
+
+def _with_numbers(text: str, numbers: list[int]) -> str:
+    """The same text; an error if it does not list exactly these regions."""
+    try:
+        if _numbers(text) == numbers:
+            return text
+    except tomllib.TOMLDecodeError:
+        pass
+    raise ConfigError(
+        "this command cannot change the file: it does not begin every region with [[region]]. Write it so, "
+        "and run the command again. Nothing was changed."
+    )
 
 
 def _is_region(block: str, number: int) -> bool:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from braidstream.config import load
+from braidstream.config import RegionConfig, load, with_region, without_region, write
 from braidstream.errors import ConfigError
+from tests.support.cli import braid
 
 GOOD = """
 [[region]]
@@ -61,3 +62,38 @@ def test_a_missing_file_and_a_missing_region_say_what_to_do(tmp_path: Path) -> N
     config = load(written(tmp_path, GOOD), {"LINK_PASSWORD": "hush"})
     with pytest.raises(ConfigError, match="us-east, eu-west"):
         config.named("mars")
+
+
+INLINE = """region = [
+  {id = 1, name = "us-east", url = "redis://a"},
+  {id = 2, name = "eu-west", url = "redis://b"},
+]
+"""
+
+
+def test_a_file_that_cannot_be_changed_safely_is_left_alone() -> None:
+    with pytest.raises(ConfigError, match="Nothing was changed"):
+        without_region(INLINE, 2)
+    with pytest.raises(ConfigError, match="Nothing was changed"):
+        with_region(INLINE, RegionConfig(id=3, name="ap-south", url="redis://c"))
+
+
+def test_a_file_is_replaced_at_once_and_keeps_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "braid.toml"
+    path.write_text("old")
+    path.chmod(0o640)
+    with path.open() as reader:
+        write(path, "new")
+        assert reader.read() == "old"
+    assert path.read_text() == "new"
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_listed_region_is_not_added_again_at_another_server(tmp_path: Path) -> None:
+    path = tmp_path / "braid.toml"
+    path.write_text(INLINE)
+    words = ("--id", "2", "--name", "eu-west", "--url", "redis://127.0.0.1:1", "--config", str(path))
+    done = braid("region", "add", *words)
+    assert done.returncode == 1
+    assert "is listed with another url" in " ".join(done.stderr.split())

@@ -66,6 +66,9 @@ def add(
         # Refuses two regions with the same number or name.
         listed = {"region": [each.model_dump() for each in (*others, new)]}
         joined = files.parse(listed, str(config), os.environ)
+        _refuse_move(known, joined.named(name))
+        is_new = len(others) == len(known.region)
+        text = files.with_region(config.read_text(encoding="utf-8"), new) if is_new else ""
     with trouble(url, as_json):
         target = joined.named(name)
         _refuse_removed(number, [_check(each) for each in others])
@@ -73,8 +76,8 @@ def add(
         regions = [_add_writers(each, joined) for each in joined.region]
         if len(others) == 1:
             time.sleep(2 * REGION_FRESH_S)  # until clients of the only region write a journal for peers
-        if len(others) == len(known.region):
-            config.write_text(files.with_region(config.read_text(encoding="utf-8"), new), encoding="utf-8")
+        if is_new:
+            files.write(config, text)
 
         def relay(home: Endpoint, gate: Gate, region: Region) -> Callable[[bytes], Awaitable[int]]:
             return partial(_relay, Link(gate, home, here=region, there=regions[-1]))
@@ -159,14 +162,25 @@ def remove(
             raise BraidError("it is the only region. There is nothing to remove it from.")
         for each in rest:
             _check(each)
+        text = files.without_region(config.read_text(encoding="utf-8"), gone.id)
         _remove_everywhere(gone, rest)
-        config.write_text(files.without_region(config.read_text(encoding="utf-8"), gone.id), encoding="utf-8")
+        files.write(config, text)
     left = [each.name for each in rest]
     report(
         as_json,
         {"removed": gone.name, "regions": left},
         f"{gone.name} is removed; {', '.join(left)} remain. Stop its daemon and gateways.",
     )
+
+
+def _refuse_move(known: Config, target: RegionConfig) -> None:
+    """A region that is listed must have the url of the file: two servers with one number share IDs."""
+    for each in known.region:
+        if each.id == target.id and each.url != target.url:
+            raise ConfigError(
+                f"region {each.id} ({each.name}) is listed with another url. Nothing was changed. To move it "
+                "to another server, make that a replica, promote it and change the url in the file."
+            )
 
 
 def _check(each: RegionConfig) -> Region:
