@@ -29,9 +29,19 @@ PATHS: Final = (
 class Visit:
     """An answer of the console."""
 
-    def __init__(self, url: str, path: str, *, form: Mapping[str, str] | None = None, **headers: str) -> None:
+    def __init__(
+        self,
+        url: str,
+        path: str,
+        *,
+        form: Mapping[str, str] | None = None,
+        source: str = "127.0.0.1",
+        **headers: str,
+    ) -> None:
         place = urlsplit(url)
-        conn = http.client.HTTPConnection(place.hostname or "", place.port, timeout=30)
+        conn = http.client.HTTPConnection(
+            place.hostname or "", place.port, timeout=30, source_address=(source, 0)
+        )
         given = {name.replace("_", "-"): value for name, value in headers.items()}
         body = None if form is None else urllib.parse.urlencode(form)
         if body is not None:
@@ -120,7 +130,7 @@ def test_a_password_is_needed_on_every_page_and_a_session_ends_with_log_out(conf
         assert Visit(url, "/", Cookie=done.cookie).status == 303
 
 
-def test_after_ten_wrong_passwords_even_the_right_one_waits(config: Path) -> None:
+def test_after_ten_wrong_passwords_even_the_right_one_from_there_waits(config: Path) -> None:
     with console(config, env={"BRAID_CONSOLE_PASSWORD": SECRET}) as url:
         login = Visit(url, "/login")
         for number in range(10):
@@ -128,6 +138,7 @@ def test_after_ten_wrong_passwords_even_the_right_one_waits(config: Path) -> Non
             assert Visit(url, "/login", form=form, Cookie=login.cookie).status == 403
         form = {"token": login.token, "password": SECRET}
         assert "Wait a minute" in Visit(url, "/login", form=form, Cookie=login.cookie).text
+        assert Visit(url, "/login", form=form, Cookie=login.cookie, source="127.0.0.2").status == 303
 
 
 def test_a_proxy_names_the_user_and_nobody_else_may(config: Path) -> None:

@@ -96,7 +96,7 @@ class RegionAccess:
     async def _own_connection(self) -> AsyncIterator[Connection]:
         """A connection that was used before, or a new one. After an error it is closed."""
         self._idle = [each for each in self._idle if each.lost is None]
-        conn = self._idle.pop() if self._idle else await connect(self._address, most_bytes=MOST_BYTES)
+        conn = self._idle.pop() if self._idle else await self._open()
         try:
             yield conn
         except BaseException:
@@ -107,8 +107,12 @@ class RegionAccess:
     async def _connected(self) -> Connection:
         async with self._opening:
             if self._conn is None or self._conn.lost is not None:
-                self._conn = await connect(self._address, most_bytes=MOST_BYTES)
+                self._conn = await self._open()
             return self._conn
+
+    async def _open(self) -> Connection:
+        """It closes itself if the server says nothing for too long: its host may be gone."""
+        return await connect(self._address, silence_s=WITHIN_S, most_bytes=MOST_BYTES)
 
     async def close(self) -> None:
         for conn in (self._conn, *self._idle):

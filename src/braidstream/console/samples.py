@@ -1,6 +1,7 @@
 """What the regions looked like during the last half hour, sampled once for all viewers, in memory only."""
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -10,6 +11,8 @@ from typing import Final
 from braidstream.admin.region_status import Overview, overview
 from braidstream.config import Config
 from braidstream.inspection.region_reader import Rates, look, rates_between
+
+_log = logging.getLogger("braidstream")
 
 EVERY_S: Final = 2.0
 SPAN_S: Final = 1_800
@@ -42,7 +45,10 @@ class Sampler:
         """Until it is cancelled. A round never overlaps the next one."""
         while True:
             began = time.monotonic()
-            await self._read()
+            try:
+                await self._read()
+            except Exception:  # an odd value in a region: the next round may work
+                _log.exception("the regions could not be read")
             await asyncio.sleep(max(0.2, EVERY_S - (time.monotonic() - began)))
 
     async def _read(self) -> None:

@@ -17,7 +17,7 @@ import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
@@ -25,7 +25,8 @@ from starlette.requests import HTTPConnection
 
 _SESSION_S: Final = 12 * 3600
 _MOST_SESSIONS: Final = 1_000
-# Wrong passwords that are answered at once; then each further one has to wait.
+_MOST_NETWORKS: Final = 10_000
+# Wrong passwords of one address that are answered at once; then each further one has to wait.
 _FREE_FAILURES: Final = 10
 _FAILURES_WITHIN_S: Final = 60.0
 
@@ -52,7 +53,7 @@ class Visitors:
         self.rules, self.cookie, self.is_tls = rules, f"braid_console_{port}", is_tls
         self._key = secrets.token_bytes(32)
         self._sessions: OrderedDict[str, float] = OrderedDict()
-        self._failures: deque[float] = deque(maxlen=_FREE_FAILURES)
+        self._failures: OrderedDict[str, deque[float]] = OrderedDict()  # by network
 
     def judge(self, request: HTTPConnection) -> Verdict:
         if self.rules.is_open:
@@ -79,22 +80,28 @@ class Visitors:
 
     # Passwords
 
-    def is_busy(self) -> bool:
-        """Whether so many wrong passwords came within a minute that no more are tried for now."""
-        full = len(self._failures) == _FREE_FAILURES
-        return full and time.monotonic() - self._failures[0] < _FAILURES_WITHIN_S
+    def is_busy(self, request: HTTPConnection) -> bool:
+        """Whether so many wrong passwords came from there within a minute that no more are tried for now."""
+        failures = self._failures.get(_network(request), deque())
+        return len(failures) == _FREE_FAILURES and time.monotonic() - failures[0] < _FAILURES_WITHIN_S
 
-    def log_in(self, password: str) -> str | None:
+    def log_in(self, password: str, request: HTTPConnection) -> str | None:
         """A new session; None if the password is wrong."""
         given, wanted = (hashlib.sha256(text.encode()).digest() for text in (password, self.rules.password))
         if not hmac.compare_digest(given, wanted):
-            self._failures.append(time.monotonic())
+            self._note_failure(_network(request))
             return None
         session = new_id()
         self._sessions[session] = time.monotonic() + _SESSION_S
         while len(self._sessions) > _MOST_SESSIONS:
             self._sessions.popitem(last=False)
         return session
+
+    def _note_failure(self, network: str) -> None:
+        self._failures.setdefault(network, deque(maxlen=_FREE_FAILURES)).append(time.monotonic())
+        self._failures.move_to_end(network)
+        while len(self._failures) > _MOST_NETWORKS:
+            self._failures.popitem(last=False)
 
     def log_out(self, request: HTTPConnection) -> None:
         self._sessions.pop(self.id_of(request), None)
@@ -129,6 +136,12 @@ def _is_this_machine(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _network(request: HTTPConnection) -> str:
+    """Where a visitor comes from: its IPv4 address, or its network of IPv6, which has many addresses."""
+    address = _plain_address(request.client.host if request.client else "")
+    return str(ip_network(f"{address}/64", strict=False)) if ":" in address else address
 
 
 def _plain_address(host: str) -> str:

@@ -125,9 +125,9 @@ async def _login_page(request: Request) -> Response:
 
 async def _login(request: Request) -> Response:
     visitors, form = console_of(request).visitors, await form_of(request)
-    if visitors.is_busy():
+    if visitors.is_busy(request):
         raise QueryError("too many wrong passwords. Wait a minute.")
-    session = visitors.log_in(form.words.get("password", ""))
+    session = visitors.log_in(form.words.get("password", ""), request)
     if session is None:
         return render(request, "login.html", status=403, wrong=True)
     response = RedirectResponse("/", 303)
