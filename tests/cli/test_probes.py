@@ -124,7 +124,24 @@ def test_both_are_unready_and_healthy_while_their_engine_is_dead(flavour: Flavou
         _kill_and_look(up)
 
 
+def test_a_key_that_is_no_registry_does_not_stop_the_lags_of_groups(up: Up) -> None:
+    with up.client(1) as client, redis.Redis.from_url(up.urls[1]) as plain:
+        plain.set("bs:meta:{bad}", "plain")
+        try:
+            client.xadd("work", {"n": 1})
+            client.xgroup_create("work", "jobs", "0")
+            eventually(
+                lambda: metrics(up.metrics[1]).get("braid_group_lag_entries{group=jobs,stream=work}") == 1,
+                within_s=WITHIN_S,
+                why="the group has not read an entry",
+            )
+        finally:
+            plain.delete("bs:meta:{bad}")
+
+
 def _kill_and_look(up: Up) -> None:
+    held = "braid_links_held_seconds"
+    eventually(lambda: held in metrics(up.metrics[1]), within_s=WITHIN_S, why="the state is known")
     with redis.Redis.from_url(up.urls[1]) as engine:
         os.kill(int(engine.info("server")["process_id"]), signal.SIGKILL)
     for where in (up.metrics[1], up.gateway_metrics[1]):
@@ -136,6 +153,7 @@ def _kill_and_look(up: Up) -> None:
         assert status == 503
         assert "127.0.0.1" in why
         assert get(where, "/healthz") == (200, "ok\n")
+        assert held not in metrics(where), "the last state is not shown for ever"
 
 
 def test_strange_requests_are_refused_and_harm_nobody(up: Up) -> None:

@@ -37,7 +37,7 @@ from braidstream.replication.identity import check_pair, check_region, claim, ke
 from braidstream.replication.leases import Leases
 from braidstream.replication.link import Link
 from braidstream.replication.pages import Pages
-from braidstream.replication.peer import Peer, is_misconfigured, on_own, why_down
+from braidstream.replication.peer import Peer, is_misconfigured, why_down
 from braidstream.replication.queue import Need, Queue
 from braidstream.replication.raising import raise_home
 from braidstream.replication.reporting import families, group_families, report
@@ -130,8 +130,12 @@ class Daemon:
             self.source.close()
 
     def families(self) -> list[Family]:
-        """For /metrics."""
-        return [*families(self.status, self.source.connected), *group_families(self.group_lags, self.strays)]
+        """For /metrics. Without the own engine the links are unknown: its last status is old."""
+        is_up = self.source.connected
+        return [
+            *families(self.status if is_up else None, is_up),
+            *group_families(self.group_lags, self.strays),
+        ]
 
     async def why_not_ready(self) -> str:
         """Empty if the own engine is connected. Peers do not matter: a restart of the daemon would not
@@ -209,8 +213,10 @@ class Daemon:
     async def measure_groups(self) -> None:
         """For /metrics, while they are served: the lag of each group, and strays, round after round."""
         while True:
-            with contextlib.suppress(Exception):  # the engine is lost, or has an odd stream: the next round
+            try:
                 self.group_lags, self.strays = await measure(self.source, self.leases.mine)
+            except Exception:  # the engine is lost, or has an odd stream: old values would mislead
+                self.group_lags, self.strays = [], None
             await asyncio.sleep(GROUPS_EVERY_S)
 
     async def _measure_lag(self, peer: Peer) -> None:
@@ -274,7 +280,7 @@ class Daemon:
         while not self._is_stopping and self.peers.get(peer.name) is peer:
             began, pause_s = clock(), 0.0
             try:
-                await on_own(self.source.connect())
+                await self.source.as_own(self.source.connect())
                 await peer.endpoint.connect()
                 here, there = await self._introduce(peer)
                 ends = self._pin(), Pinned(peer.endpoint, peer.endpoint)
@@ -310,14 +316,14 @@ class Daemon:
 
     async def _introduce(self, peer: Peer) -> tuple[Region, Region]:
         """Check both regions, and exchange their writers."""
-        await on_own(self._show_alive())
-        here = await on_own(self.source.run(read_region()))
+        await self.source.as_own(self._show_alive())
+        here = await self.source.as_own(self.source.run(read_region()))
         await peer.endpoint.run(refuse_cluster())
         there = await peer.endpoint.run(read_region())
         check_region(there, (peer.id, peer.name), peer.endpoint.address)
         check_pair(here, there)
         await claim(peer.endpoint, here)
-        here = await on_own(self.source.run(meet(there.writers)))
+        here = await self.source.as_own(self.source.run(meet(there.writers)))
         return here, await peer.endpoint.run(meet(here.writers))
 
     async def _sweep(self, peer: Peer, link: Link) -> None:
@@ -327,7 +333,7 @@ class Daemon:
         while True:
             peer.sweep.clear()
             began = clock()
-            link.here = await on_own(self.source.run(read_region()))
+            link.here = await self.source.as_own(self.source.run(read_region()))
             check_pair(link.here, await peer.endpoint.run(read_region()))  # or it was removed meanwhile
             async for names in all_streams(self.source):
                 mine = [*filter(self.leases.mine, names)]

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+from collections.abc import Awaitable
 from typing import Final, Protocol, TypeVar
 
 from braidstream.errors import BraidError, LostError
@@ -18,6 +19,10 @@ BEAT_S: Final = 1.0
 # A peer's reply that is larger than this is an error. The largest are registries with thousands of groups.
 PEER_REPLY_BYTES: Final = 64 * 1024 * 1024
 BACK_OFF_S: Final = (0.05, 2.0)
+
+
+class OwnError(BraidError):
+    """An error of the daemon's own engine, while a link used it: it is not the peer's."""
 
 
 class PlanRunner(Protocol):
@@ -57,6 +62,13 @@ class Endpoint:
         async with self._lock:
             if not self.connected:
                 self._conn = await self._open()
+
+    async def as_own(self, work: Awaitable[T]) -> T:
+        """Await work of a link on this engine, its own one: an error becomes an OwnError."""
+        try:
+            return await work
+        except BraidError as error:
+            raise OwnError(str(error)) from error
 
     async def _open(self) -> Connection:
         """Its errors name our address, also if sentinels have resolved it to a server."""

@@ -73,8 +73,9 @@ def with_groups(names: list[bytes]) -> Plan[list[bytes]]:
     if not names:
         return []
     reads = [registry_of(name) for name in names]
-    replies = yield Batch(reads, resend=True)
-    found = {name: Registry.parse(name, reply) for name, reply in zip(names, replies, strict=True)}
+    replies = yield Batch(reads, resend=True, attempt=True)
+    known = [[] if isinstance(reply, ReplyError) else reply for reply in replies]  # another type, say
+    found = {name: Registry.parse(name, reply) for name, reply in zip(names, known, strict=True)}
     found = yield from checked_now(reads, found)
     return [name for name, registry in found.items() if registry.exists and registry.groups]
 

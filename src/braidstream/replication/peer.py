@@ -2,38 +2,23 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final
 
 from braidstream.admin.daemon_status import LinkState, LinkStatus
-from braidstream.errors import BraidError, ConfigError, LostError, NotARegionError, ReplyError
+from braidstream.errors import ConfigError, LostError, NotARegionError, ReplyError
 from braidstream.observability.events import emit
 from braidstream.observability.repeated import Repeated
-from braidstream.replication.endpoint import Endpoint, reason
+from braidstream.replication.endpoint import Endpoint, OwnError, reason
 from braidstream.replication.link import Link
 from braidstream.replication.peer_lag import Lag
 from braidstream.replication.queue import Queue
-
-T = TypeVar("T")
 
 RESTLESS_S: Final = 5.0
 # An up link whose peer has not answered for so long is shown as silent. After endpoint.SILENCE_S it is lost.
 SILENT_S: Final = 2.0
 # How an engine refuses a user: a retry does not help, an operator must change a file or a server.
 _RIGHTS: Final = ("WRONGPASS", "NOAUTH", "NOPERM")
-
-
-class OwnError(BraidError):
-    """An error of this region's own engine while a link used it: it is not the peer's."""
-
-
-async def on_own(work: Awaitable[T]) -> T:
-    """Await work on the own engine; an error becomes an OwnError."""
-    try:
-        return await work
-    except BraidError as error:
-        raise OwnError(why_down(error)) from error
 
 
 def is_misconfigured(error: Exception) -> bool:
