@@ -378,3 +378,11 @@ def test_renaming_goes_through_under_a_modest_load(liberal: braidstream.Redis, e
         thread.join()
     found = [entry for name in ["x", *names] for entry, fields in liberal.xrange(name) if fields["n"] == "1"]
     assert sorted(found) == sorted(added)
+
+
+def test_numbers_that_no_region_can_have_are_not_met(engine: Engine) -> None:
+    become(engine)
+    with engine.client(decode_responses=True) as operator:
+        for words in (("meet", 2, "100000000000000", "-5", "0", "1024", "x"), ("part", "2000")):
+            operator.fcall("bs_region_writers", 1, "bs:config", *words)
+        assert operator.hmget("bs:config", "writers", "left") == ["1 2", ""]

@@ -24,7 +24,7 @@ local function config_fields(config, ...)
 end
 
 --[[ region_writers: FCALL bs_region_writers 1 bs:config <meet or part> <writer>...
-     meet: add these writers, except those that have left. part: these have left for good.
+     meet: add these writers, except those that have left. part: these have left for good. Other numbers are ignored.
      Returns bs:config afterwards; changes nothing if the database is no region or the fields are malformed.
      Why a function: two concurrent calls must not undo each other. ]]
 local function region_writers(keys, args)
@@ -36,7 +36,8 @@ local function region_writers(keys, args)
   writers[own] = true
   for at = 2, #args do
     local group = args[1] == 'part' and left or writers
-    group[tonumber(args[at])] = true
+    local number = tonumber(args[at])
+    if number and number >= 1 and number < WRITERS then group[number] = true end
   end
   if left[own] then return redis.error_reply('BSSELF this is the region itself') end
   for number in pairs(left) do writers[number] = nil end
