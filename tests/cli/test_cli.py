@@ -14,6 +14,7 @@ import braidstream
 from braidstream import lua as functions
 from braidstream.cli import spark, terminal
 from tests.support import cli
+from tests.support.daemons import write_config
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine, Flavour, free_port
 
@@ -301,3 +302,13 @@ def test_help_lists_the_verbs_and_a_bare_call_is_misuse() -> None:
 def test_the_installed_command_is_this_one() -> None:
     [script] = entry_points(group="console_scripts", name="braid")
     assert script.value == "braidstream.cli.main:app"
+
+
+@pytest.mark.parametrize("verb", ["gateway", "console"])
+def test_a_certificate_that_is_missing_is_named(tmp_path: Path, verb: str) -> None:
+    config = write_config(tmp_path / "braid.toml", {1: "redis://127.0.0.1:1"})
+    words = ("--region", "region-1") if verb == "gateway" else ("--listen", "0")
+    done = braid(verb, "--config", str(config), *words, "--tls-cert", str(tmp_path / "none.crt"))
+    assert done.returncode == 1
+    assert "none.crt: " in done.stderr
+    assert "Traceback" not in done.stderr

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
@@ -75,6 +76,9 @@ def console(
     where = _parse_listen(listen)
     if tls_key is not None and tls_cert is None:
         raise typer.BadParameter("--tls-key needs --tls-cert.")
+    if tls_cert is not None:
+        with trouble(tls_cert, as_json):
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(tls_cert, tls_key)
     with trouble(config, as_json):
         from braidstream.console.visitors import AccessRules
 

@@ -113,9 +113,9 @@ def gateway(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     probes = parse_probes(metrics)
-    settings = Settings(
-        maxclients=maxclients, backends=backends, tls=_tls(tls_cert, tls_key, tls_ca), allow_open=allow_open
-    )
+    with trouble(tls_cert or Path(), as_json):
+        tls = _tls(tls_cert, tls_key, tls_ca)
+    settings = Settings(maxclients=maxclients, backends=backends, tls=tls, allow_open=allow_open)
     log_to_stderr(verbose=False, log_format=log_format)
     with trouble(url, as_json), asyncio.Runner(loop_factory=_loop) as runner:
         server = Gateway(parse_address(url), _within_files(settings), others)
