@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
@@ -28,6 +28,8 @@ ConfigFile = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
 
+# As redis-py 8 has it. redis-py 7 would wait for a frozen server for ever.
+_WITHIN_S: Final = 5.0
 _errors = Console(stderr=True, highlight=False)
 
 
@@ -64,7 +66,7 @@ def _fail(where: str | Path | Listen, as_json: bool, text: str, code: str) -> No
 
 def ask(url: str, *plans: Plan[Any]) -> list[Any]:
     """Run plans on a server, one after the other."""
-    with Redis.from_url(url) as client:
+    with Redis.from_url(url, socket_timeout=_WITHIN_S, socket_connect_timeout=_WITHIN_S) as client:
         return [client.run_plan(plan) for plan in plans]
 
 

@@ -173,16 +173,6 @@ def remove(
     )
 
 
-def _refuse_move(known: Config, target: RegionConfig) -> None:
-    """A region that is listed must have the url of the file: two servers with one number share IDs."""
-    for each in known.region:
-        if each.id == target.id and each.url != target.url:
-            raise ConfigError(
-                f"region {each.id} ({each.name}) is listed with another url. Nothing was changed. To move it "
-                "to another server, make that a replica, promote it and change the url in the file."
-            )
-
-
 def _check(each: RegionConfig) -> Region:
     """Before anything is changed: a region in the file must be reachable, and be that region."""
     try:
@@ -225,6 +215,16 @@ def _add_writers(each: RegionConfig, joined: Config) -> Region:
     [region] = ask(each.url, meet(other.id for other in joined.region))
     known: Region = region
     return known
+
+
+def _refuse_move(known: Config, target: RegionConfig) -> None:
+    """A region that is listed must have the url of the file: two servers with one number share IDs."""
+    for each in known.region:
+        if each.id == target.id and each.url != target.url:
+            raise ConfigError(
+                f"region {each.id} ({each.name}) is listed with another url. Nothing was changed. To move it "
+                "to another server, make that a replica, promote it and change the url in the file."
+            )
 
 
 async def _mark_written(flushed: RegionConfig) -> None:
