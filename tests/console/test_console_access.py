@@ -12,8 +12,10 @@ import pytest
 from tests.support.cli import braid
 from tests.support.consoles import console
 from tests.support.daemons import write_config
+from tests.support.proxy import Proxy
 from tests.support.regions import become
 from tests.support.servers import Engine
+from tests.support.waiting import eventually
 
 SECRET: Final = "tr0ub4dor"
 PATHS: Final = (
@@ -164,3 +166,18 @@ def test_no_page_shows_a_password_of_a_server(engine: Engine, tmp_path: Path) ->
     finally:
         with engine.client() as client:
             client.execute_command("ACL", "DELUSER", "viewer")
+
+
+def test_a_connection_that_died_silently_is_left(engine: Engine, tmp_path: Path) -> None:
+    """The server's host vanished and is back; nobody has told the console that the connection is gone."""
+    become(engine, region=1, name="region-1")
+    with Proxy(engine.port) as way:
+        config = write_config(tmp_path / "braid.toml", {1: way.url})
+        with console(config) as url:
+            assert Visit(url, "/streams").status == 200
+            way.swallow()
+            assert "no answer within" in Visit(url, "/streams").text
+            way.forget()
+            eventually(
+                lambda: Visit(url, "/streams").status == 200, within_s=30, why="a new connection should work"
+            )

@@ -149,6 +149,7 @@ def test_everybody_follows_a_failover_and_no_entry_is_at_a_peer_only(
         eventually(lambda: role_of(old) == "slave", within_s=WITHIN_S, why="the old primary is a replica now")
     for writer in writers:
         writer.stop()
+    assert not scene.daemons[0].said("link.lost"), "the own server failed over, not the peer"
     with client_of(new, decode_responses=True) as home:
         eventually(
             lambda: not difference(home, scene.two),

@@ -9,6 +9,7 @@ with Proxy(engine.port) as proxy:
     proxy.shut()                           # refuses new connections, until open()
     proxy.answer(b"XADD", b"+NO\\r\\n")      # requests with this word do not arrive, and are answered so
     proxy.swallow()                        # everybody gets in and nothing is ever answered, until deliver()
+    proxy.forget()                         # instead: connections stay so, and only new ones work
     proxy.requests                         # what was sent so far, one buffer for each connection
 """
 
@@ -38,6 +39,7 @@ class Proxy:
         self._lock = threading.Lock()
         self._door: socket.socket | None = None
         self._swallowing = False
+        self._dead: set[socket.socket] = set()
         self._open: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._accepting: threading.Thread | None = None
@@ -131,6 +133,11 @@ class Proxy:
         self._swallowing = False
         self.cut()
 
+    def forget(self) -> None:
+        """Connections that lost something stay half open for ever; new ones work."""
+        self._swallowing = False
+        self._dead |= self._open
+
     def _start(self, target: object, *args: object) -> threading.Thread:
         thread = threading.Thread(target=target, args=args, daemon=True)  # type: ignore[arg-type]
         self._threads.append(thread)
@@ -160,7 +167,7 @@ class Proxy:
         with suppress(OSError):
             while chunk := client.recv(65536):
                 heard += chunk
-                if self._swallowing:
+                if self._swallowing or client in self._dead:
                     continue
                 if self._answer is not None and self._answer[0] in chunk:
                     client.sendall(self._answer[1])
