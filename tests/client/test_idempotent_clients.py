@@ -321,3 +321,23 @@ def test_processes_forked_from_one_client_are_producers_of_their_own(
             in_a_child(lambda: WRITES[write](client))
         WRITES[write](client)
     assert region.xlen("s") == 4
+
+
+@pytest.mark.parametrize("multi", [None, False, True], ids=["alone", "pipeline", "MULTI"])
+def test_producers_that_users_name_like_those_of_the_client_stay_apart(
+    opened: Opener, engine: Engine, region: braidstream.Redis, multi: bool | None
+) -> None:
+    def add(producer: str, n: int) -> Any:
+        client = opened(engine.url, idempotent=True, producer="checkout", decode_responses=True)
+        found = []
+        for _ in range(2):  # the second append of a client skips the plan
+            pipe = client if multi is None else client.pipeline(transaction=multi)
+            result = pipe.xadd("s", {"n": n}, idmp=(producer, b"1"))
+            found.append(result if multi is None else pipe.execute()[0])
+        assert found[0] == found[1] == region.xadd("s", {"n": n}, idmp=(producer, b"1"))
+        return found[0]
+
+    names = ["checkout/10.0.0.7", "checkout/10.0.0.8", "checkout/host.example", "checkout/0.7"]
+    entries = [add(name, n) for n, name in enumerate(names)]
+    assert [entry for entry, _ in region.xrange("s")] == entries
+    assert numbers(region) == ["0", "1", "2", "3"]

@@ -22,7 +22,7 @@ from braidstream.clients.producer import Producer
 from braidstream.clients.raised import for_user
 from braidstream.commands import keyspace
 from braidstream.commands.arguments import FUNCTION_ARGUMENTS
-from braidstream.commands.produce import call, is_numbered, native_call, user_id
+from braidstream.commands.produce import call, is_numbered, native_call, numbered, user_id
 from braidstream.commands.table import TABLE, Spec
 from braidstream.config import Config
 from braidstream.errors import BraidError
@@ -176,7 +176,7 @@ class Session:
         lane = self.producer.take_lane()
         for at, (args, options) in enumerate(commands):
             if args[0] == "XADD":
-                commands[at] = (self.producer.marked(client, args, b"%b.%d" % (lane, at)), options)
+                commands[at] = (self.producer.marked(client, args, numbered(lane, at)), options)
         return lane
 
     def numbers(self, producer: bytes) -> bool:

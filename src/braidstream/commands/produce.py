@@ -165,19 +165,26 @@ def add_commands(view: View, home: Strand, specs: Sequence[Add]) -> tuple[list[C
 
 
 def _lane(view: View, producer: bytes, most: int) -> bytes:
-    """The producer name of a message. A pipeline of an idempotent client numbers its messages (`web/3.117`),
+    """The producer name of a message. A pipeline of an idempotent client numbers its messages (`numbered`),
     and at most IDMP-MAXSIZE of them share a lane, so a resend of the whole pipeline finds all of them."""
     return shared_lane(producer, most) if is_numbered(view.producer, producer) else producer
 
 
-def shared_lane(numbered: bytes, most: int) -> bytes:
-    own, _, number = numbered.rpartition(b".")
-    return b"%b.%d" % (own, int(number) // most)
+def numbered(lane: bytes, number: int) -> bytes:
+    """A producer name for one message of a pipeline. Names that users choose hardly contain a zero byte."""
+    return b"%b\0%d" % (lane, number)
+
+
+def shared_lane(producer: bytes, most: int) -> bytes:
+    lane, _, number = producer.rpartition(b"\0")
+    return numbered(lane, int(number) // most)
 
 
 def is_numbered(client: bytes, producer: bytes) -> bool:
-    """Whether a producer is a number in a lane of this idempotent client."""
-    return bool(client) and producer.startswith(client + b"/") and b"." in producer[len(client) + 1 :]
+    """Whether a producer is a number in a lane of this idempotent client (`web/3`)."""
+    lane, _, number = producer.rpartition(b"\0")
+    own, _, count = lane.rpartition(b"/")
+    return bool(client) and own == client and count.isdigit() and number.isdigit()
 
 
 def call(
