@@ -154,6 +154,28 @@ def test_a_deleted_stream_takes_its_deadline_along(world: World) -> None:
     assert [world[region].exists("y") for region in world] == [0, 0]
 
 
+@pytest.mark.parametrize("verb", ["rename", "renamenx", "copy"])
+def test_rename_and_copy_keep_what_was_written_after_the_deadline(world: World, verb: str) -> None:
+    world[1].xadd("x", {"n": "early"})
+    world[1].pexpire("x", 20)
+    pass_time(world)
+    late = world[1].xadd("x", {"n": "late"})  # and no daemon has come yet
+    assert getattr(world[1], verb)("x", "y")
+    assert entries(world[1], "y") == [late]
+    settle(world)
+    assert [(entries(world[region], "y"), world[region].ttl("y")) for region in world] == [([late], -1)] * 2
+
+
+def test_rename_and_copy_find_no_stream_after_the_deadline(world: World) -> None:
+    world[1].xadd("x", {"n": "early"})
+    world[1].pexpire("x", 20)
+    pass_time(world)
+    assert not world[1].copy("x", "y")
+    with pytest.raises(redis.ResponseError, match="no such key"):
+        world[1].rename("x", "y")
+    assert world[1].exists("x", "y") == 0
+
+
 def test_chosen_ids_and_a_long_stream_expire_too(make_world: Callable[..., World]) -> None:
     world = make_world(2, id_mode="liberal")
     world[1].xadd("x", {"n": "1"}, id="5-5")

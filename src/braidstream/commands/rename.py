@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from braidstream.commands.arguments import Argv, fail, integer, option, shown
-from braidstream.commands.expire import expire_at
+from braidstream.commands.expire import carry_out, expire_at
 from braidstream.commands.xinfo import info
 from braidstream.commands.xread import read_range
 from braidstream.errors import RefusedError, ReplyError
@@ -119,7 +119,14 @@ def _copy(view: View, source: bytes, target: bytes, *, move: bool, replace: bool
     for _ in range(TRIES):
         watch: Command = ("WATCH", keys.meta(source), keys.meta(target))
         replies = yield Batch(
-            [("WATCH", target), watch, registry_of(source), registry_of(target), ("EXISTS", target)]
+            [
+                ("WATCH", target),
+                watch,
+                registry_of(source),
+                registry_of(target),
+                ("EXISTS", target),
+                ("TIME",),
+            ]
         )
         view.learn(source, replies[2])
         view.learn(target, replies[3])
@@ -128,9 +135,14 @@ def _copy(view: View, source: bytes, target: bytes, *, move: bool, replace: bool
         if not replace and ((replies[4] and not there.fenced) or there.exists):
             yield Batch([("UNWATCH",), ("UNLINK", aside)])
             return False
+        if 0 < here.until < _ms(replies[5]):
+            # Its daemon has not carried it out yet. What was written later must not end with it.
+            yield Batch([("UNWATCH",)])
+            yield from carry_out(view, source)
+            continue
         if not here.exists:
             yield Batch([("UNWATCH",), ("UNLINK", aside)])
-            raise ReplyError("ERR no such key")
+            return False if not move else fail("ERR no such key")
         if here.is_log or there.is_log:
             yield Batch([("UNWATCH",), ("UNLINK", aside)])
             refuse_logs(source if here.is_log else target)
@@ -152,6 +164,10 @@ def _copy(view: View, source: bytes, target: bytes, *, move: bool, replace: bool
             return True
     yield Batch([("UNLINK", aside)])
     fail_changing(source)
+
+
+def _ms(time: list[bytes]) -> int:
+    return int(time[0]) * 1000 + int(time[1]) // 1000
 
 
 def refuse_logs(name: bytes) -> NoReturn:
