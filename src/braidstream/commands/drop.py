@@ -1,6 +1,6 @@
 """Deletion that depends on consumer groups: XDELEX, XACKDEL, and trimming with DELREF or ACKED."""
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from braidstream.commands.arguments import Argv, Trim, option, parse_ids, strict_id
@@ -12,13 +12,15 @@ from braidstream.model.ids import Id
 from braidstream.model.merge import merge_certain
 from braidstream.model.meta import Registry
 from braidstream.model.strand import Strand, facts
-from braidstream.protocol.braid import read_strands
+from braidstream.protocol.braid import snapshot
 from braidstream.protocol.lookup import look
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
 
 # IDs per call: the function checks every group for every ID.
 AT_ONCE: Final = 200
+# How many entries a trim with `~` looks at, or removes. As the engine.
+MOST_BY_TILDE: Final = 10_000
 
 
 def delete_ex(view: View, argv: Argv) -> Plan[list[int]]:
@@ -103,7 +105,6 @@ def _drop(
     strands: tuple[Strand, ...],
     wanted: list[Id],
     how: tuple[bytes, ...],
-    left_out: tuple[bytes, ...] = (),
 ) -> Plan[list[int]]:
     """`how` is the policy, and the group that acknowledges first, if one does."""
     policy, acker = how[0], b"=" + how[1] if len(how) > 1 else b""
@@ -115,7 +116,7 @@ def _drop(
         for first in range(0, len(here), AT_ONCE):
             part = here[first : first + AT_ONCE]
             natives = [ids.text(native) for _, native in part]
-            [reply] = yield Batch([drop_command(view, strand, natives, (policy, acker, *left_out))])
+            [reply] = yield Batch([drop_command(view, strand, natives, (policy, acker))])
             for (at, _), answer in zip(part, reply, strict=True):
                 answers[at] = max(answers[at], answer)  # if two strands have the ID and one keeps it: 2
     return answers
@@ -124,43 +125,11 @@ def _drop(
 def drop_command(view: View, strand: Strand, natives: list[bytes], how: tuple[bytes, ...]) -> Command:
     """Delete entries of one strand; with peers, also write the deletion to the journal, in the same step.
 
-    how: the policy, the group that acknowledges (after a `=`) or nothing, the groups to ignore.
+    how: the policy, the group that acknowledges (after a `=`) or nothing.
     """
-    policy, acker, *left_out = how
     journal = (keys.journal(strand.name, view.region.journal_writer),) if view.region.journal_writer else ()
     where = (strand.key, *journal)
-    words = (policy, acker, len(left_out), *left_out, strand.registration, *natives)
-    return ("FCALL", "bs_entry_drop", len(where), *where, *words)
-
-
-def trim_by_groups(view: View, name: bytes, spec: Trim) -> Plan[int]:
-    """Trim with DELREF or ACKED: remove the oldest entries, except those that a group still needs."""
-    _, lengths = yield from read_strands(view, name, lambda strand: strand.xlen())
-    total = sum(length for _, length in lengths)
-    most = total if spec.maxlen is None else total - spec.maxlen
-    if spec.limit:
-        most = min(most, spec.limit)
-    end = ids.LAST if spec.minid is None else ids.before(spec.minid)
-    removed, start = 0, ids.ZERO
-    while removed < most and end is not None:
-        registry, pages = yield from read_strands(view, name, _page(start, end))
-        entries = {strand: strand.entries(page) for strand, page in pages}
-        oldest = merge_certain(entries.values(), [page for page in entries.values() if len(page) == AT_ONCE])
-        batch = oldest[: most - removed]
-        if not batch:
-            break
-        wanted = list(dict.fromkeys(entry[:2] for entry in batch))
-        following = ids.after(wanted[-1])
-        if trims_natively(view, spec) and following is not None:
-            cuts = [_cut(strand, following, spec) for strand in registry.strands]
-            removed += sum((yield Batch(cuts, atomic=view.carriage.one_step(len(cuts)))))
-        else:
-            answers = yield from _drop(view, registry.strands, wanted, (spec.policy,), spec.left_out)
-            removed += sum(answer == 1 for answer in answers)
-        if following is None:
-            break
-        start = following
-    return removed
+    return ("FCALL", "bs_entry_drop", len(where), *where, *how, 0, strand.registration, *natives)
 
 
 def trims_natively(view: View, spec: Trim) -> bool:
@@ -168,9 +137,75 @@ def trims_natively(view: View, spec: Trim) -> bool:
     return b"XDELEX" in view.commands and not spec.left_out and not view.region.journal_writer
 
 
-def _cut(strand: Strand, minid: Id, spec: Trim) -> Command:
-    return ("XTRIM", strand.key, "MINID", "=", ids.text(strand.ceil(minid)), spec.policy)
+def trim_by_groups(view: View, name: bytes, spec: Trim) -> Plan[int]:
+    """Trim with DELREF or ACKED: remove the oldest entries, except those that a group still needs.
+
+    Each round looks at some entries of all strands, in order. The function that deletes them counts the
+    stream again, so clients that trim at once do not remove more than the cap asks for.
+    """
+    end = ids.LAST if spec.minid is None else ids.before(spec.minid)
+    lengths = yield from snapshot(view, name, lambda strand: [strand.xlen()])
+    if end is None or not _over(lengths, spec):
+        return 0
+    ends = (yield from _delivered(tuple(lengths), spec.left_out)) if spec.policy == b"ACKED" else {}
+    removed, looked = 0, 0
+    start, page = ids.ZERO, min(AT_ONCE, _over(lengths, spec))
+    while not (spec.approx and looked >= MOST_BY_TILDE):
+        read = partial(_length_and_page, start, end, ends, page)
+        found = yield from snapshot(view, name, read)
+        pages = {strand: strand.entries(replies[1]) for strand, replies in found.items()}
+        oldest = merge_certain(
+            pages.values(), [entries for entries in pages.values() if len(entries) == page]
+        )
+        most = _over(found, spec) if not spec.limit else min(_over(found, spec), spec.limit - removed)
+        wanted = list(dict.fromkeys(entry[:2] for entry in oldest))[:AT_ONCE]
+        if most <= 0 or not wanted:
+            break
+        [gone] = yield Batch([_trim_command(view, tuple(found), wanted, most, spec)])
+        removed, looked, page = removed + gone, looked + len(wanted), AT_ONCE
+        following = ids.after(wanted[-1])
+        if following is None or gone >= most:
+            break
+        start = following
+    return removed
 
 
-def _page(start: Id, end: Id) -> Callable[[Strand], Command]:
-    return lambda strand: strand.xrange(start, end, AT_ONCE)
+def _over(found: dict[Strand, list[Any]], spec: Trim) -> int:
+    """How many entries are to go, as far as the length says. The first reply of each strand is its length."""
+    total: int = sum(replies[0] for replies in found.values())
+    return max(0, total - (spec.maxlen or 0))
+
+
+def _length_and_page(start: Id, end: Id, ends: dict[Strand, Id], page: int, strand: Strand) -> list[Command]:
+    return [strand.xlen(), strand.xrange(start, min(end, ends.get(strand, end)), page)]
+
+
+def _delivered(strands: tuple[Strand, ...], left_out: tuple[bytes, ...]) -> Plan[dict[Strand, Id]]:
+    """Up to where all groups have read each strand that has groups: they need everything after it."""
+    replies = yield Batch([("XINFO", "GROUPS", strand.key) for strand in strands], resend=True, attempt=True)
+    found = {}
+    for strand, reply in zip(strands, replies, strict=True):
+        groups = [] if isinstance(reply, ReplyError) else map(facts, reply)
+        read = [ids.native(each[b"last-delivered-id"]) for each in groups if each[b"name"] not in left_out]
+        if read:
+            found[strand] = strand.user(min(read))
+    return found
+
+
+def _trim_command(
+    view: View, strands: tuple[Strand, ...], wanted: list[Id], most: int, spec: Trim
+) -> Command:
+    """Delete at most this many of the wanted entries; with peers, also write that to the journal."""
+    writer = view.region.journal_writer
+    journal = (keys.journal(strands[0].name, writer),) if writer else ()
+    where = (*(strand.key for strand in strands), *journal)
+    names = (len(strands), *(strand.registration for strand in strands))
+    how = (spec.maxlen or 0, most, spec.policy, len(spec.left_out), *spec.left_out)
+    entries = [
+        word
+        for entry in wanted
+        for at, strand in enumerate(strands, 1)
+        if (native := strand.exact(entry)) is not None
+        for word in (at, ids.text(native))
+    ]
+    return ("FCALL", "bs_entry_trim", len(where), *where, *names, *how, *entries)

@@ -243,7 +243,6 @@ def _trim(view: View, home: Strand, spec: Add, replies: list[Any]) -> Plan[None]
     _raise_errors(replies)
     registry = view.learn(home.name, replies[0])
     if _native_trim(spec) is None or registry.strands != (home,):
-        view.forget(home.name)
         plan = cap(view, home.name, spec.trim)
         yield from _resent(plan) if view.producer else plan
 

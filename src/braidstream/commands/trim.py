@@ -1,11 +1,19 @@
 """XTRIM, XDEL: the commands that remove entries. MAXLEN counts the whole stream, not one strand."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Any, Final
 
 from braidstream.commands.arguments import Argv, Trim, option, parse_trim, strict_id
-from braidstream.commands.drop import AT_ONCE, drop_command, trim_by_groups, trims_natively
+from braidstream.commands.drop import (
+    AT_ONCE,
+    MOST_BY_TILDE,
+    drop_command,
+    trim_by_groups,
+    trims_natively,
+)
 from braidstream.commands.groups.pending import send_to_holders
 from braidstream.errors import WRITES_REFUSED, ReplyError
 from braidstream.model import ids
@@ -13,6 +21,7 @@ from braidstream.model.command import Command
 from braidstream.model.ids import Id
 from braidstream.model.merge import merge_certain
 from braidstream.model.strand import Entry, Strand
+from braidstream.protocol.braid import snapshot
 from braidstream.protocol.lookup import exists, find_registry, look, refuse_other_types, registry_of
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
@@ -63,8 +72,8 @@ def trim_all(view: View, name: bytes, spec: Trim) -> Plan[int]:
     if spec.maxlen and len(strands) > 1:
         return (yield from _trim_to_length(view, name, spec))
     if spec.limit and len(strands) > 1:
-        return (yield from _trim_with_limit((yield from look(view, name)).strands, spec))
-    commands = [("XTRIM", strand.key, *trim_options(spec, strand)) for strand in strands]
+        return (yield from _share_limit((yield from look(view, name)).strands, spec, _trim_command))
+    commands = [_trim_command(strand, spec) for strand in strands]
     replies = yield Batch([*commands, registry_of(name)], atomic=view.carriage.one_step(len(strands)))
     later = [strand for strand in view.learn(name, replies[-1]).strands if strand not in strands]
     removed = sum(replies[:-1])
@@ -73,6 +82,10 @@ def trim_all(view: View, name: bytes, spec: Trim) -> Plan[int]:
     elif not view.recall(name).exists:
         yield from refuse_other_types(name)
     return removed
+
+
+def _trim_command(strand: Strand, spec: Trim) -> Command:
+    return ("XTRIM", strand.key, *trim_options(spec, strand))
 
 
 def cap(view: View, name: bytes, spec: Trim) -> Plan[None]:
@@ -85,13 +98,14 @@ def cap(view: View, name: bytes, spec: Trim) -> Plan[None]:
             raise
 
 
-def _trim_with_limit(strands: tuple[Strand, ...], spec: Trim) -> Plan[int]:
+def _share_limit(
+    strands: Iterable[Strand], spec: Trim, command: Callable[[Strand, Trim], Command]
+) -> Plan[int]:
     """LIMIT counts the whole stream: each strand gets what the strands before it have left."""
     assert spec.limit is not None
     removed = 0
     for strand in strands:
-        left = replace(spec, limit=spec.limit - removed)
-        [gone] = yield Batch([("XTRIM", strand.key, *trim_options(left, strand))])
+        [gone] = yield Batch([command(strand, replace(spec, limit=spec.limit - removed))])
         removed += gone
         if removed >= spec.limit:
             break
@@ -103,39 +117,50 @@ def _trim_to_length(view: View, name: bytes, spec: Trim) -> Plan[int]:
 
     s1   1 2 3 | 8 9      pages of 3: the order is certain up to 7, because the page of c1
     c1   4 6 7 | 12       ends there; the oldest of those are removed, in each strand by its own MINID
+
+    Lengths and pages are one snapshot: another trim in between would be counted twice. The first round reads
+    no pages, because most streams are not too long.
     """
     assert spec.maxlen is not None
-    removed, page = 0, NODE
-    while True:
-        strands = (yield from find_registry(view, name)).strands
-        if not strands:
-            yield from refuse_other_types(name)
-            return removed
-        lengths = [strand.xlen() for strand in strands]
-        heads = [strand.xrange(ids.ZERO, ids.LAST, page) for strand in strands]
-        tails = [strand.xrange(ids.ZERO, ids.LAST, 1, reverse=True) for strand in _to_compare(view, strands)]
-        # One snapshot: another trim in between would be counted twice.
-        commands = [*lengths, *heads, *tails, registry_of(name)]
-        replies = yield Batch(commands, atomic=view.carriage.one_step(len(commands)), resend=True)
-        if view.learn(name, replies[-1]).strands != strands:
-            continue
-        count = len(strands)
-        over = sum(replies[:count]) - spec.maxlen
+    removed = page = 0
+    while not (spec.approx and removed >= _most(spec)):
+        tails = bool(page) and _is_apart(view, name)
+        found = yield from snapshot(view, name, partial(_length_and_head, page, tails))
+        over = sum(replies[0] for replies in found.values()) - spec.maxlen
         if over <= 0 or (spec.approx and over < NODE):
-            return removed
-        busy = {
-            strand: head for strand, head in zip(strands, replies[count : 2 * count], strict=True) if head
-        }
-        ahead_ms = _ahead_ms(view, dict(zip(strands, replies[2 * count : -1], strict=False)))
-        pages = {
-            strand: _by_our_clock(strand, head, ahead_ms.get(strand, 0)) for strand, head in busy.items()
-        }
-        cuts = _cuts(busy, pages, page, over)
-        commands = [_cut_command(strand, cut, spec) for strand, cut in cuts.items()]
-        removed += sum((yield Batch(commands, atomic=view.carriage.one_step(len(commands)))))
-        if spec.approx:
-            return removed
-        page = min(PAGE, max(NODE, -(-over // len(busy))))
+            break
+        heads = {strand: replies[1] for strand, replies in found.items() if replies[1:] and replies[1]}
+        if heads:
+            ahead_ms = _ahead_ms(view, {strand: replies[2] for strand, replies in found.items() if tails})
+            cuts = _cuts(heads, ahead_ms, page, over)
+            gone = yield from _cut(view, cuts, replace(spec, limit=spec.limit and spec.limit - removed))
+            removed, over = removed + gone, over - gone
+            if over <= 0 or (spec.approx and not gone):
+                break
+        page = min(PAGE, over + 1)
+    return removed
+
+
+def _most(spec: Trim) -> float:
+    """How many entries one XTRIM with `~` removes."""
+    if spec.limit is None:
+        return MOST_BY_TILDE
+    return spec.limit or inf
+
+
+def _length_and_head(page: int, tails: bool, strand: Strand) -> list[Command]:
+    head = [strand.xrange(ids.ZERO, ids.LAST, page)] if page else []
+    tail = [strand.xrange(ids.ZERO, ids.LAST, 1, reverse=True)] if tails else []
+    return [strand.xlen(), *head, *tail]
+
+
+def _cut(view: View, cuts: dict[Strand, Id | None], spec: Trim) -> Plan[int]:
+    if spec.limit:
+        return (
+            yield from _share_limit(cuts, spec, lambda strand, left: _cut_command(strand, cuts[strand], left))
+        )
+    commands = [_cut_command(strand, cut, spec) for strand, cut in cuts.items()]
+    return sum((yield Batch(commands, atomic=view.carriage.one_step(len(commands)))))
 
 
 def _cut_command(strand: Strand, cut: Id | None, spec: Trim) -> Command:
@@ -146,10 +171,9 @@ def _cut_command(strand: Strand, cut: Id | None, spec: Trim) -> Command:
     return ("XTRIM", strand.key, "MINID", about, ids.text(cut), *limit)
 
 
-def _to_compare(view: View, strands: tuple[Strand, ...]) -> tuple[Strand, ...]:
-    """The strands whose last entry must be known to date the entries: all if a clock is apart, else none."""
-    is_apart = view.region.behind_ms or view.recall(strands[0].name).ahead_ms
-    return strands if is_apart else ()
+def _is_apart(view: View, name: bytes) -> bool:
+    """Whether a clock is apart: then the last entry of each strand must be known to date the entries."""
+    return bool(view.region.behind_ms or view.recall(name).ahead_ms)
 
 
 def _ahead_ms(view: View, tails: dict[Strand, list[Any]]) -> dict[Strand, int]:
@@ -186,12 +210,13 @@ def _by_our_clock(strand: Strand, head: list[Any], ahead_ms: int) -> list[Entry]
 
 
 def _cuts(
-    heads: dict[Strand, list[Any]], pages: dict[Strand, list[Entry]], page: int, over: int
+    heads: dict[Strand, list[Any]], ahead_ms: dict[Strand, int], page: int, over: int
 ) -> dict[Strand, Id | None]:
     """The native MINID for each strand that removes the oldest `over` entries, or as many as the pages show.
 
     None: remove the whole strand, because its last entry has the largest possible ID.
     """
+    pages = {strand: _by_our_clock(strand, head, ahead_ms.get(strand, 0)) for strand, head in heads.items()}
     full = [entries for entries in pages.values() if len(entries) == page]
     oldest = merge_certain(pages.values(), full)[:over]
     taken = {id(entry) for entry in oldest}

@@ -62,7 +62,6 @@ def _add_generated(view: View, name: bytes, spec: Add, entry: bytes) -> Plan[byt
     # MAXLEN counts the whole stream. The append trims the home strand; other strands need a second step.
     native = yield from append(view, home, command, registry_of(name), nomkstream=spec.nomkstream)
     if native is not None and (natively is None or view.recall(name).strands != (home,)):
-        view.forget(name)
         yield from cap(view, name, spec.trim)
     return native and user_text(native, home.writer)
 

@@ -34,6 +34,26 @@ local function is_needed(strand, id, groups, counts)
   return false
 end
 
+local function drop_denied(strand, policy, acker, journal)
+  return denied(strand, 'XDEL')
+    or ((acker or policy == 'DELREF') and denied(strand, 'XACK'))
+    or (policy == 'ACKED' and denied(strand, 'XRANGE', 'XPENDING'))
+    or (journal and denied(journal, 'XADD'))
+    or nil
+end
+
+-- Returns the answer for one ID, and whether an entry was deleted.
+local function drop_one(strand, id, policy, groups, acker)
+  if acker and redis.call('XACK', strand, acker, id) == 0 then return -1, false end
+  local there = policy == 'ACKED' and #redis.call('XRANGE', strand, id, id) > 0
+  if policy == 'ACKED' and is_needed(strand, id, groups, there or acker) then return 2, false end
+  local gone = redis.call('XDEL', strand, id) == 1
+  if policy == 'DELREF' then
+    for _, group in ipairs(groups) do redis.call('XACK', strand, group.name, id) end
+  end
+  return (gone or acker) and 1 or -1, gone
+end
+
 local function entry_drop(keys, args)
   local strand, policy, skipped = keys[1], args[1], tonumber(args[3])
   local acker = string.match(args[2], '^=(.*)$') -- a group's name may be empty
@@ -43,31 +63,50 @@ local function entry_drop(keys, args)
     return answers
   end
   for at = 4, 3 + skipped do left_out[args[at]] = true end
-  local refused = denied(strand, 'XDEL')
-    or ((acker or policy == 'DELREF') and denied(strand, 'XACK'))
-    or (policy == 'ACKED' and denied(strand, 'XRANGE', 'XPENDING'))
-    or (keys[2] and denied(keys[2], 'XADD'))
+  local refused = drop_denied(strand, policy, acker, keys[2])
   if refused then return refused end
   local groups, deleted = policy == 'KEEPREF' and {} or groups_of(strand, left_out), {}
   for at = 5 + skipped, #args do
-    local id = args[at]
-    local missed = acker and redis.call('XACK', strand, acker, id) == 0
-    local there = policy == 'ACKED' and not missed and #redis.call('XRANGE', strand, id, id) > 0
-    if missed then
-      answers[#answers + 1] = -1
-    elseif policy == 'ACKED' and is_needed(strand, id, groups, there or acker) then
-      answers[#answers + 1] = 2
-    else
-      local gone = redis.call('XDEL', strand, id)
-      if gone == 1 then deleted[#deleted + 1] = id end
-      if policy == 'DELREF' then
-        for _, group in ipairs(groups) do redis.call('XACK', strand, group.name, id) end
-      end
-      answers[#answers + 1] = (gone == 1 or acker) and 1 or -1
-    end
+    local answer, gone = drop_one(strand, args[at], policy, groups, acker)
+    if gone then deleted[#deleted + 1] = args[at] end
+    answers[#answers + 1] = answer
   end
   if keys[2] and #deleted > 0 then journal_deletions(keys[2], args[4 + skipped], deleted) end
   return answers
+end
+
+--[[ entry_trim: trim with DELREF or ACKED.
+     FCALL bs_entry_trim n <strand> * m [<journal>] <m> (<label:life>) * m <keep> <most> <DELREF or ACKED>
+           <n> <group to leave out> * n (<which strand> <id>)...
+     Deletes these entries, in this order, as bs_entry_drop does: at most <most> of them, and only while all strands
+     together have more than <keep>. Returns how many were deleted.
+     Why a function: several clients trim at once, and groups acknowledge meanwhile. ]]
+local function entry_trim(keys, args)
+  local strands = tonumber(args[1])
+  local at, journal = strands + 2, keys[strands + 1]
+  local keep, most, policy = tonumber(args[at]), tonumber(args[at + 1]), args[at + 2]
+  local last, left_out, groups, deleted, total = at + 3 + tonumber(args[at + 3]), {}, {}, {}, 0
+  for place = at + 4, last do left_out[args[place]] = true end
+  for each = 1, strands do
+    local refused = drop_denied(keys[each], policy, nil, journal)
+    if refused then return refused end
+    total = total + redis.call('XLEN', keys[each])
+    groups[each], deleted[each] = redis.call('EXISTS', keys[each]) == 1 and groups_of(keys[each], left_out) or {}, {}
+  end
+  local room = math.min(total - keep, most)
+  local left = room
+  for place = last + 1, #args, 2 do
+    if left <= 0 then break end
+    local which, id = tonumber(args[place]), args[place + 1]
+    local _, gone = drop_one(keys[which], id, policy, groups[which])
+    if gone then
+      left, deleted[which][#deleted[which] + 1] = left - 1, id
+    end
+  end
+  for each = 1, strands do
+    if journal and #deleted[each] > 0 then journal_deletions(journal, args[1 + each], deleted[each]) end
+  end
+  return math.max(room, 0) - math.max(left, 0)
 end
 
 local ENTRIES_AT_ONCE = 1000

@@ -44,6 +44,7 @@ redis.register_function('bs_native_release', native_release)
 redis.register_function('bs_native_set_aside', native_set_aside)
 redis.register_function('bs_native_append', native_append)
 redis.register_function { function_name = 'bs_entry_drop', callback = entry_drop, flags = { 'allow-oom' } }
+redis.register_function { function_name = 'bs_entry_trim', callback = entry_trim, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'bs_entry_list', callback = entry_list, flags = { 'no-writes' } }
 redis.register_function { function_name = 'bs_entry_page', callback = entry_page, flags = { 'no-writes' } }
 redis.register_function('bs_group_create', group_create)

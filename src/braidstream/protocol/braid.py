@@ -5,6 +5,7 @@ they were stale.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import chain, islice
 from typing import Any
 
 from braidstream.errors import ReplyError
@@ -59,6 +60,25 @@ def read_strands_with(
             answers = [(strand, found[strand]) for strand in registry.strands if _exists(found[strand])]
             return registry, answers, rest[: len(also)]
         strands = registry.strands or strands
+
+
+def snapshot(
+    view: View, name: bytes, make: Callable[[Strand], Sequence[Command]]
+) -> Plan[dict[Strand, list[Any]]]:
+    """Send reads to every strand, as one snapshot. The replies of each strand; none without a stream."""
+    while True:
+        strands = (yield from find_registry(view, name)).strands
+        if not strands:
+            yield from refuse_other_types(name)
+            return {}
+        reads = [make(strand) for strand in strands]
+        commands = [*chain.from_iterable(reads), registry_of(name)]
+        replies = yield Batch(commands, atomic=view.carriage.one_step(len(commands)), resend=True)
+        if view.learn(name, replies[-1]).strands == strands:
+            answers = iter(replies)
+            return {
+                strand: list(islice(answers, len(read))) for strand, read in zip(strands, reads, strict=True)
+            }
 
 
 def _has_content(reply: Any) -> bool:

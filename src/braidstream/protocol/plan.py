@@ -63,7 +63,9 @@ def _may_have_written(batch: Batch, replies: Replies | None) -> bool:
 
 # Writes that an engine accepts when its memory is full. Each is complete without the others.
 _RELIEVING: Final = frozenset(("XTRIM", "XDEL", "XACK", "XREADGROUP", "XCLAIM", "XPENDING", "HGETALL"))
-_RELIEVING_TOO: Final = frozenset((("FCALL", "bs_entry_drop"), ("XGROUP", "DELCONSUMER")))
+_RELIEVING_TOO: Final = frozenset(
+    (("FCALL", "bs_entry_drop"), ("FCALL", "bs_entry_trim"), ("XGROUP", "DELCONSUMER"))
+)
 
 
 def _relieves(command: Command) -> bool:

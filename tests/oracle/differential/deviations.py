@@ -53,8 +53,8 @@ DEVIATIONS: Final = {
     "~ trimming": "a stream with chosen IDs has two strands, so other nodes may go: the exact trim is sent "
     "to both next, after which both have dropped as many in all",
     "a cap that asks the groups": "DELREF and ACKED over several strands take the oldest entries that may "
-    "go; the bare engine stops at a node that is not to go as a whole, or is larger than LIMIT. What ours "
-    "took further may go there too, and is then taken",
+    "go, and max-deleted-entry-id becomes the last of them; the bare engine stops at a node that is not to "
+    "go as a whole, or is larger than LIMIT. What ours took further may go there too, and is then taken",
     "XACKDEL ACKED of what was deleted": "a pending entry that is no longer there answers 1 or 2 by whether "
     "other groups have passed it; ours looks at the entry's strand, and another strand may have been read "
     "further",
@@ -324,6 +324,7 @@ class Deviations:
         kept = {entry for entry, _ in self._mapping.entries(argv[1], page)}
         gone = [entry for entry, _ in self._sides.peek("XRANGE", theirs[1], "-", "+") if entry not in kept]
         if not gone:
+            self._note_deleted(theirs[1], argv[1])
             return
         self.note("a cap that asks the groups")
         ms, seq = entry_id(gone[-1])
@@ -332,6 +333,21 @@ class Deviations:
         many = argv[0].upper() == b"XTRIM" and ours != bare + more
         if more != len(gone) or long or many:
             raise Mismatch(argv, (bare, more), ours, f"ours took {gone} as well")
+        self._note_deleted(theirs[1], argv[1])
+
+    def _note_deleted(self, theirs: bytes, name: bytes) -> None:
+        """Over several strands ours notes the last entry that it took as deleted: note it there too."""
+        if name not in self._mapping.has_chosen or not self._sides.is_stream(theirs):
+            return
+        ours = self._mapping.facts(name, facts(self._sides.ask_ours([b"XINFO", b"STREAM", name])))
+        bare = facts(self._sides.peek("XINFO", "STREAM", theirs))
+        noted = ours[b"max-deleted-entry-id"]
+        if entry_id(noted) <= entry_id(bare[b"max-deleted-entry-id"]):
+            return
+        if self._sides.peek("XRANGE", theirs, noted, noted):
+            raise Mismatch([b"XINFO", b"STREAM", name], bare, ours, f"{noted!r} is not deleted")
+        words = (bare[b"last-generated-id"], "ENTRIESADDED", bare[b"entries-added"], "MAXDELETEDID", noted)
+        self._sides.peek("XSETID", theirs, *words)
 
     # Refusals
 
