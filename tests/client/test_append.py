@@ -3,12 +3,15 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import redis
 
 import braidstream
 from braidstream.model.strand import Strand
+from tests.support.clients import Opener
+from tests.support.gateways import Served
 from tests.support.matrix import on_every_engine
 from tests.support.proxy import Proxy
 from tests.support.regions import apply
@@ -32,13 +35,17 @@ def test_a_plain_key_of_the_name_is_the_wrong_type(region: braidstream.Redis) ->
         region.xrange("messages")
 
 
+def _two_strands(region: braidstream.Redis) -> None:
+    region.xadd("messages", {"text": "first"})
+    region.run_plan(apply(Strand(b"messages", "s", 2), [((1, 0), [b"text", b"from region 2"])]))
+
+
 @contextmanager
 def _behind_a_proxy(
     region: braidstream.Redis, engine: Engine
 ) -> Iterator[tuple[redis.Redis, Proxy, ThreadPoolExecutor, braidstream.Redis]]:
     """A stream of two strands, and a client whose commands a proxy can stall."""
-    region.xadd("messages", {"text": "first"})
-    region.run_plan(apply(Strand(b"messages", "s", 2), [((1, 0), [b"text", b"from region 2"])]))
+    _two_strands(region)
     with (
         engine.client() as operator,
         Proxy(engine.port) as proxy,
@@ -65,6 +72,50 @@ def test_an_append_is_told_as_done_where_its_cap_is_refused(
             assert added.result(5) == region.xrevrange("messages")[0][0]
         finally:
             operator.config_set("min-replicas-to-write", "0")
+
+
+@pytest.mark.parametrize("word", [b"XLEN", b"XRANGE", b"XTRIM"])
+@pytest.mark.parametrize("message", [(), ("IDMP", "till", "1")])
+def test_an_append_is_told_as_done_where_the_connection_is_lost_in_its_cap(
+    opened: Opener, proxy: Proxy, region: braidstream.Redis, message: tuple[str, ...], word: bytes
+) -> None:
+    _two_strands(region)
+    client = opened(proxy.url, decode_responses=True)
+    _cap_is_lost(client, proxy, region, ("XADD", "messages", *message, "MAXLEN", "1", "*", "n", "2"), word)
+
+
+@pytest.mark.parametrize("word", [b"XLEN", b"XTRIM"])
+def test_a_gateway_tells_an_append_as_done_where_the_connection_is_lost_in_its_cap(
+    proxy: Proxy, region: braidstream.Redis, word: bytes
+) -> None:
+    _two_strands(region)
+    with Served(proxy.url) as gateway, redis.Redis(port=gateway.port, decode_responses=True) as client:
+        _cap_is_lost(client, proxy, region, ("XADD", "messages", "MAXLEN", "1", "*", "n", "2"), word)
+
+
+def _cap_is_lost(
+    client: Any, proxy: Proxy, region: braidstream.Redis, words: tuple[str, ...], word: bytes
+) -> None:
+    client.xlen("messages")
+    proxy.lose_replies(b"\r\n" + word, times=1)
+    added = client.execute_command(*words)
+    assert proxy.lost == 1
+    assert region.xrevrange("messages")[0][0] == added
+    assert [fields.get("n") for _, fields in region.xrange("messages")].count("2") == 1
+    client.execute_command(*words[:2], "MAXLEN", "1", "*", "n", "3")
+    assert [fields["n"] for _, fields in region.xrange("messages")] == ["3"]
+
+
+def test_an_append_is_told_as_done_where_the_user_may_not_trim(
+    region: braidstream.Redis, engine: Engine
+) -> None:
+    _two_strands(region)
+    with engine.client() as operator:
+        operator.execute_command("ACL", "SETUSER", "writer", "reset", "on", ">secret", "~*", "+@all", "-xack")
+    url = engine.url.replace("//", "//writer:secret@")
+    with braidstream.Redis.from_url(url, decode_responses=True) as client:
+        added = client.xadd("messages", {"n": 2}, maxlen=1, approximate=False, ref_policy="DELREF")
+        assert region.xrevrange("messages")[0][0] == added
 
 
 def test_an_append_that_fills_the_memory_is_capped_and_told_as_done(

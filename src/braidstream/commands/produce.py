@@ -5,8 +5,7 @@ Producer and message ID identify a message. One function call looks it up, appen
 idempotent, so a client with `idempotent=True` resends it after a lost connection.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any, Final
 
 from braidstream.commands.arguments import (
@@ -243,23 +242,7 @@ def _trim(view: View, home: Strand, spec: Add, replies: list[Any]) -> Plan[None]
     _raise_errors(replies)
     registry = view.learn(home.name, replies[0])
     if _native_trim(spec) is None or registry.strands != (home,):
-        plan = cap(view, home.name, spec.trim)
-        yield from _resent(plan) if view.producer else plan
-
-
-def _resent(plan: Plan[Any]) -> Plan[None]:
-    """The same plan with batches that may be resent: trimming is idempotent."""
-    step: Callable[[Any], Batch] = plan.send
-    value: Any = None
-    while True:
-        try:
-            batch = step(value)
-        except StopIteration:
-            return
-        try:
-            step, value = plan.send, (yield replace(batch, resend=True))
-        except ReplyError as error:
-            step, value = plan.throw, error
+        yield from cap(view, home.name, spec.trim)
 
 
 def message_of(argv: Argv) -> Add | None:

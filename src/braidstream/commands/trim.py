@@ -1,6 +1,7 @@
 """XTRIM, XDEL: the commands that remove entries. MAXLEN counts the whole stream, not one strand."""
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -15,7 +16,7 @@ from braidstream.commands.drop import (
     trims_natively,
 )
 from braidstream.commands.groups.pending import send_to_holders
-from braidstream.errors import WRITES_REFUSED, ReplyError
+from braidstream.errors import ReplyError
 from braidstream.model import ids
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
@@ -89,13 +90,25 @@ def _trim_command(strand: Strand, spec: Trim) -> Command:
 
 
 def cap(view: View, name: bytes, spec: Trim) -> Plan[None]:
-    """Trim after an append. If the engine refuses writes by now, ignore that: the append is done, and an
-    error would make the caller repeat it. The next append trims."""
-    try:
-        yield from trim_all(view, name, spec)
-    except ReplyError as error:
-        if error.code not in (*WRITES_REFUSED, "READONLY"):
-            raise
+    """Trim after an append. If that fails, ignore it: the append is done, and an error would make the caller
+    repeat it. The next append trims."""
+    with suppress(ReplyError):
+        yield from _optional(trim_all(view, name, spec))
+
+
+def _optional(plan: Plan[Any]) -> Plan[None]:
+    """The same plan with batches whose loss does not matter."""
+    step: Callable[[Any], Batch] = plan.send
+    value: Any = None
+    while True:
+        try:
+            batch = step(value)
+        except StopIteration:
+            return
+        try:
+            step, value = plan.send, (yield replace(batch, optional=True))
+        except ReplyError as error:
+            step, value = plan.throw, error
 
 
 def _share_limit(

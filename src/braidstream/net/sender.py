@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from redis import exceptions
 
+from braidstream.errors import LostError
 from braidstream.net.compat import closed_by_server, is_connected, packed, read_within
 from braidstream.net.reply_shape import resp2
 from braidstream.protocol.exchange import unpack, wire
@@ -60,6 +61,8 @@ class Sender:
             return unpack(batch, [self._read(timeout) for _ in commands], resp2)
         except LOST as error:
             self.conn.disconnect()
+            if batch.optional:
+                raise LostError(repr(self.conn), str(error), wrote=True) from error
             if before if isinstance(error, REFUSALS) else self.wrote:
                 raise NotResentError(error) from error
             raise
@@ -100,6 +103,8 @@ class AsyncSender:
             return unpack(batch, replies, resp2)
         except LOST as error:
             await self.conn.disconnect(nowait=True)
+            if batch.optional:
+                raise LostError(repr(self.conn), str(error), wrote=True) from error
             if before if isinstance(error, REFUSALS) else self.wrote:
                 raise NotResentError(error) from error
             raise

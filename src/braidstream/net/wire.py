@@ -213,7 +213,7 @@ class Connection(asyncio.Protocol):
         if not self._flights:
             return None
         first = self._flights[0]
-        return first, len(first.replies), self._unparsed
+        return first, len(first.replies), self._unanswered
 
     @property
     def waiting_s(self) -> float:

@@ -34,6 +34,7 @@ class Batch:
     attempt: error replies are returned as values instead of thrown into the plan.
     block_ms: how long the last command may block.
     watched: the user WATCHes keys, so it runs in its MULTI or not at all.
+    optional: the plan can go on without it. If the connection is lost, the plan gets a ReplyError.
     """
 
     commands: Sequence[Command]
@@ -42,6 +43,7 @@ class Batch:
     attempt: bool = False
     block_ms: int | None = None
     watched: bool = False
+    optional: bool = False
 
 
 Plan = Generator[Batch, Replies, T]
@@ -85,6 +87,13 @@ def without_multi(batch: Batch, refused: ReplyError) -> Batch | None:
     return None
 
 
+def given_up(batch: Batch, lost: LostError) -> ReplyError:
+    """The error to throw into the plan if the connection is lost. Raises if the plan cannot go on."""
+    if not batch.optional:
+        raise lost
+    return ReplyError(f"LOST {lost}")
+
+
 def send_one(command: Command, *, resend: bool = False) -> Plan[Any]:
     """Send one command and return its reply. An error reply is raised."""
     [reply] = yield Batch([command], resend=resend)
@@ -108,6 +117,8 @@ def run(plan: Plan[T], send: Callable[[Batch], Replies]) -> T:
             if instead is not None:
                 value = send(instead)
                 error = first_error(instead, value)
+        except LostError as lost:
+            error = given_up(batch, lost)
         step, value = (plan.throw, error) if error else (plan.send, value)
 
 
@@ -130,6 +141,8 @@ async def arun(plan: Plan[T], send: Callable[[Batch], Awaitable[Replies]]) -> T:
                 if instead is not None:
                     value = await send(instead)
                     error = first_error(instead, value)
+            except LostError as lost:
+                value, error = None, given_up(batch, lost)
             wrote = wrote or _may_have_written(batch, value)
             step, value = (plan.throw, error) if error else (plan.send, value)
     except LostError as lost:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from braidstream.admin.daemon_status import EVERY_S, DaemonStatus, forget_status
 from braidstream.admin.membership import meet, show_alive
-from braidstream.errors import BraidError, ReplyError
+from braidstream.errors import BraidError, LostError, ReplyError
 from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
 from braidstream.net.wire import Address
