@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import redis
 
+from braidstream.admin.adoption import adopt
 from tests.support.clients import Opener
 from tests.support.gateways import Line, Served
 from tests.support.regions import become, client_of
@@ -240,3 +241,22 @@ def test_a_key_of_another_type_still_answers_wrongtype(call: Callable[..., Any],
     for words in (("XADD", "n", "*", "f", "v"), ("XLEN", "n"), ("XREAD", "STREAMS", "n", "0")):
         with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
             call(*words)
+
+
+@pytest.mark.parametrize("style", ["one by one", "pipeline", "MULTI"])
+def test_an_idempotent_client_appends_to_a_native_stream_also_when_it_is_adopted(
+    opened: Opener, engine: Engine, style: str
+) -> None:
+    become(engine)
+    with _bare(engine) as bare, client_of(engine) as operator:
+        _fill(bare)
+        client = opened(engine.url, idempotent=True, decode_responses=True)
+        for number in range(4):
+            if number == 2:
+                assert not operator.run_plan(adopt(b"n")).problem
+            pipe = client if style == "one by one" else client.pipeline(transaction=style == "MULTI")
+            pipe.xadd("n", {"f": number})
+            pipe.xadd("n", {"f": number})
+            if style != "one by one":
+                pipe.execute()
+        assert [fields["f"] for _, fields in client.xrange("n")][5:] == list("00112233")

@@ -42,7 +42,10 @@ class Producer:
         self._start(b"%b-%b" % (self._chosen, another) if self._chosen else another)
 
     def take_lane(self) -> bytes:
-        """A producer ID for exclusive use until `give_back`. Thread-safe: list.pop and count are atomic."""
+        """The start of a producer ID, for exclusive use until `give_back`.
+
+        Thread-safe: list.pop and count are atomic.
+        """
         try:
             return self._free.pop()
         except IndexError:

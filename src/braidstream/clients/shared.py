@@ -163,7 +163,7 @@ class Session:
         if self.producer is None or args[0] != "XADD":
             return None, args
         lane = self.producer.take_lane()
-        marked = self.producer.marked(client, args, lane)
+        marked = self.producer.marked(client, args, numbered(lane, 0))
         if marked is args:  # not a message that we number
             self.producer.give_back(lane)
             return None, args

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from braidstream.commands.arguments import Argv, option, shown
+from braidstream.commands.produce import is_numbered
 from braidstream.commands.xreadgroup import deliver, heads
 from braidstream.commands.xreadgroup.blocking import LISTEN_SLICE_MS, QUEUE_SLICE_MS
 from braidstream.commands.xreadgroup.group_arguments import ReadGroup, parse
@@ -81,13 +82,15 @@ def _passes(view: View, argv: Argv, names: Argv) -> bool:
 
 def _pass(view: View, argv: Argv, names: Argv) -> Plan[Any]:
     if view.carriage.is_all_or_nothing:  # the registry is WATCHed: nobody adopts it before EXEC
-        [reply] = yield Batch([_command(argv)])
+        [reply] = yield Batch([_command(_without_own_id(view, argv))])
         return reply
     at = _block_at(argv)
     if at is not None:
         return (yield from _wait(view, argv, names, at))
     replies = yield Batch(
-        [*map(registry_of, names), _careful(argv)], resend=argv[0].upper() in _READS, attempt=True
+        [*map(registry_of, names), _careful(_without_own_id(view, argv))],
+        resend=argv[0].upper() in _READS,
+        attempt=True,
     )
     reply = replies.pop()
     if _is_gone(argv, reply) or (not _has_added(argv, reply) and (yield from _is_braided(names, replies))):
@@ -95,6 +98,18 @@ def _pass(view: View, argv: Argv, names: Argv) -> Plan[Any]:
     if isinstance(reply, ReplyError):
         raise reply
     return reply
+
+
+def _without_own_id(view: View, argv: Argv) -> Argv:
+    """An XADD without the message ID that an idempotent client gave it: many engines do not know such IDs,
+    and an append to a native stream is not resent."""
+    is_own = (
+        argv[0].upper() == b"XADD"
+        and len(argv) > 4
+        and option(argv[2]) == b"IDMP"
+        and is_numbered(view.producer, argv[3])
+    )
+    return [*argv[:2], *argv[5:]] if is_own else argv
 
 
 def _careful(argv: Argv) -> Command:

@@ -170,7 +170,8 @@ def _lane(view: View, producer: bytes, most: int) -> bytes:
 
 
 def numbered(lane: bytes, number: int) -> bytes:
-    """A producer name for one message of a pipeline. Names that users choose hardly contain a zero byte."""
+    """The producer name for a message of an idempotent client, 0 if it is not in a pipeline. Names that users
+    choose hardly contain a zero byte."""
     return b"%b\0%d" % (lane, number)
 
 
@@ -180,7 +181,7 @@ def shared_lane(producer: bytes, most: int) -> bytes:
 
 
 def is_numbered(client: bytes, producer: bytes) -> bool:
-    """Whether a producer is a number in a lane of this idempotent client (`web/3`)."""
+    """Whether this idempotent client chose the producer: it is a number in one of its lanes (`web/3`)."""
     lane, _, number = producer.rpartition(b"\0")
     own, _, count = lane.rpartition(b"/")
     return bool(client) and own == client and count.isdigit() and number.isdigit()
