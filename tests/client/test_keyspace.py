@@ -4,6 +4,7 @@ import pytest
 import redis
 
 import braidstream
+from tests.support.clients import Opener
 from tests.support.servers import Engine
 
 FAR = 99_999_999_999_999
@@ -75,3 +76,16 @@ def test_keys_and_scan_show_streams_by_their_names_and_hide_our_keys(liberal: br
     assert sorted(liberal.keys("bs:*")) == sorted(liberal.scan_iter("bs:*")) == ["bs:mine"]
     assert sorted(liberal.scan_iter(_type="stream")) == sorted(names)
     assert list(liberal.scan_iter(_type="string")) == ["orders:plain"]
+
+
+@pytest.mark.parametrize("name", ["x", b"x"])
+def test_set_replaces_a_stream_that_this_client_has_only_appended_to(
+    region: braidstream.Redis, opened: Opener, engine: Engine, name: str | bytes
+) -> None:
+    region.xadd("x", {"n": 1})
+    client = opened(engine.url, decode_responses=True)
+    client.xadd(name, {"n": 2})
+    client.set(name, "v")
+    assert (client.get("x"), client.type("x"), client.exists("x")) == ("v", "string", 1)
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        client.xlen("x")

@@ -97,7 +97,8 @@ class Session:
         """Whether a command replaces a stream or log that we know, or a key of our own, with a plain key."""
         if args[0] not in _OVERWRITING or len(args) < 3:
             return False
-        return keyspace.may_not_set(self.cache, bytes(encoder_of(conn).encode(args[1])))
+        is_home = isinstance(args[1], str | bytes) and args[1] in self.cache.homes
+        return is_home or keyspace.may_not_set(self.cache, bytes(encoder_of(conn).encode(args[1])))
 
     def overwrite(self, conn: Any, args: tuple[Any, ...]) -> Plan[Any]:
         yield from self.refresh(conn)
