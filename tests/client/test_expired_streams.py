@@ -66,6 +66,16 @@ def test_a_native_stream_of_the_name_is_adopted(
     assert region.ttl("x") == -1
 
 
+def test_a_stream_can_be_restored_under_the_name(
+    region: braidstream.Redis, operator: redis.Redis, expired: str
+) -> None:
+    operator.xadd("source", {"n": "2"}, id="1-1")
+    payload = operator.execute_command("DUMP", "source", NEVER_DECODE=True)
+    region.restore("x", 0, payload)
+    assert region.xrange("x") == [("1-1", {"n": "2"})]
+    assert region.ttl("x") == -1
+
+
 def test_a_copy_with_a_deadline_that_is_over_is_no_stream(
     region: braidstream.Redis, operator: redis.Redis
 ) -> None:

@@ -143,6 +143,17 @@ def restore(view: View, argv: Argv) -> Plan[bytes]:
 
 
 def _restore_stream(view: View, argv: Argv, replace: bool) -> Plan[bool]:
+    """`_restore_once`; retry if the registry was stale, because a deadline was just over, say."""
+    for left in reversed(range(TRIES)):
+        try:
+            return (yield from _restore_once(view, argv, replace))
+        except ReplyError as error:
+            if error.code != "BSSTALE" or not left:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _restore_once(view: View, argv: Argv, replace: bool) -> Plan[bool]:
     """Restore into a temporary key and adopt it. False, and nothing is changed, if it is no stream."""
     name = argv[1]
     view.carriage.refuse_watch("RESTORE")
