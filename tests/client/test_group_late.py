@@ -209,3 +209,9 @@ def test_a_strand_that_appears_after_the_group_is_read_from_the_groups_start(
             assert [len(entries) for _, entries in found] == [wanted], command
             assert client.execute_command(*read) is None, command
             assert home.xpending("x", "g")["pending"] == wanted, command
+
+
+def test_a_consumer_may_have_the_name_of_a_field(region: braidstream.Redis) -> None:
+    region.xgroup_create("x", "g", "0", mkstream=True)
+    names = ["a", "name", "pending", "idle", "inactive"]
+    assert [region.xgroup_createconsumer("x", "g", name) for name in names * 2] == [1] * 5 + [0] * 5

@@ -19,7 +19,7 @@ from braidstream.model.command import Command
 from braidstream.model.ids import Id
 from braidstream.model.meta import Registry, bell, group_start
 from braidstream.model.scope import ONCE
-from braidstream.model.strand import Strand
+from braidstream.model.strand import Strand, facts
 from braidstream.protocol.lookup import look
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.retries import until_current
@@ -163,7 +163,7 @@ def _consumer(view: View, argv: Argv, create: bool) -> Plan[int]:
         replies = yield Batch(
             [("XINFO", "CONSUMERS", strand.key, group) for strand in registry.strands], resend=True
         )
-        if any(consumer in info for reply in replies for info in reply):
+        if any(facts(info)[b"name"] == consumer for reply in replies for info in reply):
             return 0
         [made] = yield Batch([("XGROUP", "CREATECONSUMER", registry.strands[0].key, group, consumer)])
         return int(made)
