@@ -4,7 +4,8 @@ import pytest
 import redis
 
 import braidstream
-from tests.support.regions import client_of
+from braidstream.model.strand import Strand
+from tests.support.regions import apply, client_of
 from tests.support.servers import Engine
 from tests.support.waiting import eventually
 
@@ -285,3 +286,16 @@ def test_an_invalid_id_inside_multi_is_told_before_what_a_later_command_makes(
         [error, done] = pipe.execute(raise_on_error=False)
     assert "Invalid stream ID" in str(error)
     assert done
+
+
+def test_what_was_given_back_from_one_strand_is_claimed_from_several(region: braidstream.Redis) -> None:
+    first, second = (region.xadd("x", {"n": number}) for number in range(2))
+    region.xgroup_create("x", "g", "0")
+    region.xreadgroup("g", "alice", {"x": ">"})
+    assert region.xnack("x", "g", "FAIL", first) == 1
+    region.run_plan(apply(Strand(b"x", "s", 2), [((1, 0), [b"n", b"2"])]))
+    region.xreadgroup("g", "alice", {"x": ">"})
+    _, claimed, deleted = region.xautoclaim("x", "g", "bob", 3_600_000)
+    assert ([entry for entry, _ in claimed], deleted) == ([first], [])
+    _, claimed, _ = region.xautoclaim("x", "g", "bob", 0)
+    assert [entry for entry, _ in claimed] == ["1-2", first, second]

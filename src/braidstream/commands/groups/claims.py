@@ -140,12 +140,14 @@ def claim_idle(view: View, argv: Argv) -> Plan[list[Any]]:
     if len(holders) <= 1:
         holder = next(iter(holders), strands[0])
         return (yield from _claim_idle_natively(holder, (group, consumer, idle), start, (count, justid)))
-    gone = yield from _deleted([row for row in rows[:attempts] if row.idle < idle])
+    young = [row for row in rows[:attempts] if row.idle < idle and not row.is_given_back]
+    gone = yield from _deleted(young)
     taken, position = list[Row](), 0
     while position < len(rows) and attempts and len(taken) < count:
         attempts -= 1
-        if rows[position].idle >= idle or rows[position] in gone:
-            taken.append(rows[position])
+        row = rows[position]
+        if row.is_given_back or row.idle >= idle or row in gone:
+            taken.append(row)
         position += 1
     following = ids.text(rows[position].id) if position < len(rows) else b"0-0"
     who, words = (group, consumer, idle), ("JUSTID",) if justid else ()
