@@ -19,7 +19,7 @@ from braidstream.clients.shared import Sending, Session
 from braidstream.errors import BraidError
 from braidstream.model.command import Command
 from braidstream.net.compat import packed
-from braidstream.net.sender import LOST, REFUSALS, AsyncSender, NotResentError, aconnect
+from braidstream.net.sender import LOST, AsyncSender, NotResentError, aconnect, is_refusal
 from braidstream.protocol.plan import Plan, arun
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ async def _append(conn: Any, command: Command, session: Session, watching: bool)
         return None
     except LOST as error:
         await conn.disconnect(nowait=True)
-        if session.may_resend(command) or isinstance(error, REFUSALS):
+        if session.may_resend(command) or is_refusal(error):
             raise
         raise NotResentError(error) from error
 

@@ -18,7 +18,7 @@ from braidstream.clients.shared import Sending, Session
 from braidstream.errors import BraidError
 from braidstream.model.command import Command
 from braidstream.net.compat import packed
-from braidstream.net.sender import LOST, REFUSALS, NotResentError, Sender, connect
+from braidstream.net.sender import LOST, NotResentError, Sender, connect, is_refusal
 from braidstream.protocol.plan import Plan, run
 
 __all__ = ["Pipeline", "Redis", "ServerError"]
@@ -38,7 +38,7 @@ def _append(conn: Any, command: Command, session: Session, watching: bool) -> An
         return None
     except LOST as error:
         conn.disconnect()
-        if session.may_resend(command) or isinstance(error, REFUSALS):
+        if session.may_resend(command) or is_refusal(error):
             raise
         raise NotResentError(error) from error
 

@@ -19,6 +19,15 @@ REFUSALS: Final = (exceptions.BusyLoadingError, exceptions.AuthenticationError)
 LOST: Final = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
 
 
+def is_refusal(error: BaseException, *, may_have_run: bool = False) -> bool:
+    """Whether the server executed nothing. At READONLY, a connection of redis-py's Sentinel is lost.
+
+    may_have_run: commands before the one that got the error may have been executed.
+    """
+    is_replica = isinstance(error.__context__, exceptions.ReadOnlyError)
+    return isinstance(error, REFUSALS) or (is_replica and not may_have_run)
+
+
 class NotResentError(Exception):
     """The connection was lost after a write was sent. Not a redis-py error, so redis-py does not retry it."""
 
@@ -52,18 +61,21 @@ class Sender:
         self.conn, self.wrote, self.may_connect = conn, False, not watching
 
     def __call__(self, batch: Batch) -> Replies:
-        commands, timeout = wire(batch), read_timeout(self.conn, batch)
+        commands, timeout, replies = wire(batch), read_timeout(self.conn, batch), list[Any]()
         before = self.wrote
         try:
             connect(self.conn, self.may_connect)
             self.may_connect, self.wrote = False, self.wrote or not batch.resend
             self.conn.send_packed_command(packed(self.conn, commands))
-            return unpack(batch, [self._read(timeout) for _ in commands], resp2)
+            for _ in commands:
+                replies.append(self._read(timeout))
+            return unpack(batch, replies, resp2)
         except LOST as error:
             self.conn.disconnect()
             if batch.optional:
                 raise LostError(repr(self.conn), str(error), wrote=True) from error
-            if before if isinstance(error, REFUSALS) else self.wrote:
+            is_refused = is_refusal(error, may_have_run=bool(replies) and not batch.atomic)
+            if before if is_refused else self.wrote:
                 raise NotResentError(error) from error
             raise
 
@@ -93,19 +105,21 @@ class AsyncSender:
         self.conn, self.wrote, self.may_connect = conn, False, not watching
 
     async def __call__(self, batch: Batch) -> Replies:
-        commands, timeout = wire(batch), read_timeout(self.conn, batch)
+        commands, timeout, replies = wire(batch), read_timeout(self.conn, batch), list[Any]()
         before = self.wrote
         try:
             await aconnect(self.conn, self.may_connect)
             self.may_connect, self.wrote = False, self.wrote or not batch.resend
             await self.conn.send_packed_command(packed(self.conn, commands))
-            replies = [await self._read(timeout) for _ in commands]
+            for _ in commands:
+                replies.append(await self._read(timeout))
             return unpack(batch, replies, resp2)
         except LOST as error:
             await self.conn.disconnect(nowait=True)
             if batch.optional:
                 raise LostError(repr(self.conn), str(error), wrote=True) from error
-            if before if isinstance(error, REFUSALS) else self.wrote:
+            is_refused = is_refusal(error, may_have_run=bool(replies) and not batch.atomic)
+            if before if is_refused else self.wrote:
                 raise NotResentError(error) from error
             raise
 
