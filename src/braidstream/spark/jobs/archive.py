@@ -13,6 +13,7 @@ Tasks convert entries of the engine to Parquet columns; the driver gets only the
 """
 
 import contextlib
+import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -33,10 +34,11 @@ from braidstream.spark.jobs.commit_probe import probe
 from braidstream.spark.jobs.no_times import refuse_logs
 from braidstream.spark.jobs.trim_archived import noted, trim
 from braidstream.spark.lake import distribute
-from braidstream.spark.lake.files import FACTS, Writer, facts_batch, facts_of
+from braidstream.spark.lake.files import FACTS, Writer, facts_batch, facts_of, new_fields_batch
 from braidstream.spark.lake.lake_state import Change, Conflict, File, State, refuse_adopted
 from braidstream.spark.lake.log import Lake
 from braidstream.spark.lake.rewrite import tidy
+from braidstream.spark.lake.typed_columns import Typer, Typing, new_columns
 from braidstream.spark.options import Servers
 from braidstream.spark.source import limits
 from braidstream.spark.source.data_loss import Loss, missing
@@ -52,7 +54,7 @@ WAIT_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """What to archive, from where, how. max_entries: of one round."""
+    """What to archive, from where, how. max_entries: of one round. schema: of the tables' typed columns."""
 
     lake: str
     servers: Servers
@@ -62,6 +64,7 @@ class Archive:
     trim: bool = False
     keep_s: float = 3600.0
     allow_loss: bool = False
+    schema: Typing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,7 @@ class Archiver:
         self.lake = Lake(what.lake, what.streams or None, is_one=what.pattern is not None)
         probe(self.lake.store)
         self.surveyor = Surveyor(what.servers, what.streams, what.pattern)
+        self._has_columns = False
 
     def close(self) -> None:
         self.surveyor.close()
@@ -121,6 +125,7 @@ class Archiver:
             f"{self.what.lake}: other jobs keep committing. Run one archive per lake.", error=LakeError
         )
         archived = list[File]()
+        self._add_columns()
         while True:
             retries.count()
             state, infos = self.lake.load(), self.surveyor.survey()
@@ -140,19 +145,20 @@ class Archiver:
             return self._tend(work, [*archived, *files])
 
     def _commit(self, state: State, change: Change) -> None:
-        """Commit; again, if another job has meanwhile only rewritten files.
+        """Commit; again, if another job has meanwhile only rewritten files or added columns.
 
         If it has noted deletions, entries that were read before may be among them: they are read again.
         """
         for turn in range(TRIES):
+            now = self.lake.load()
+            if now.documents != state.documents:
+                raise Conflict("another archive has committed")
             try:
-                self.lake.commit(state, change)
+                self.lake.commit(now, change)
                 return
             except Conflict as conflict:
-                now = self.lake.load()
-                if turn == TRIES - 1 or conflict.added or now.documents != state.documents:
+                if turn == TRIES - 1 or conflict.added:
                     raise
-                state = now
 
     def _tend(self, work: Work, files: list[File]) -> Round:
         """After the commit: apply deletions, trim, and merge small files."""
@@ -271,11 +277,43 @@ class Archiver:
             if strand in infos and infos[strand].there and infos[strand].last == at[strand]
         }
 
+    def _add_columns(self) -> None:
+        """Before the first round: tables have the columns of the schema."""
+        if self.what.schema is not None and not self._has_columns:
+            self.lake.look()
+            for stream in map(name_text, self.what.streams or (b"",)):
+                self.lake.widen(self.lake.table_of(stream), self.what.schema.columns)
+        self._has_columns = True
+
+    def _widen(self, new_fields: Mapping[str, set[str]]) -> None:
+        for table, fields in new_fields.items():
+            columns = self.lake.columns(table)
+            assert columns is not None, table
+            self.lake.widen(table, new_columns(fields, columns))
+
+    def _typings(self, work: Work) -> dict[str, Typing]:
+        """The typed columns of the streams to read. An archive without a schema fills those that exist."""
+        streams = {name_text(part.strand.name) for part in work.parts}
+        is_open = self.what.schema is not None and self.what.schema.is_open
+        columns = {stream: self.lake.columns(self.lake.table_of(stream)) for stream in streams}
+        return {stream: Typing(each, is_open) for stream, each in columns.items() if each is not None}
+
     def _read(self, work: Work) -> list[File]:
-        """Run the job: read each slice, and write it as files."""
-        worker = partial(_archive, self.lake, self.what.servers, self.surveyor.url)
-        pieces = [piece(part) for part in work.parts]
-        return [facts_of(row) for row in distribute.run(self.spark, pieces, PIECE, worker, FACTS)]
+        """Run the job: read each slice, and write it as files. Fields that get a column are added first."""
+        while True:
+            worker = partial(_archive, self.lake, self.what.servers, self.surveyor.url, self._typings(work))
+            pieces = [piece(part) for part in work.parts]
+            files, new_fields = list[File](), dict[str, set[str]]()
+            for row in distribute.run(self.spark, pieces, PIECE, worker, FACTS):
+                if row["path"]:
+                    files.append(facts_of(row))
+                else:
+                    table = self.lake.table_of(row["stream"])
+                    new_fields.setdefault(table, set()).update(json.loads(row["stats"]))
+            if not new_fields:
+                return files
+            self.lake.store.delete([each.path for each in files])
+            self._widen(new_fields)
 
 
 def _moved(
@@ -298,14 +336,23 @@ def _moved(
 
 
 def _archive(
-    lake: Lake, servers: Servers, url: int, batches: Iterator[pa.RecordBatch]
+    lake: Lake,
+    servers: Servers,
+    url: int,
+    typings: Mapping[str, Typing],
+    batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """In a task: write slices to files."""
+    """In a task: write slices to files. Once a field needs a new column, it only looks for more of them."""
     for batch in batches:
         for row in batch.to_pylist():
             part, stream = range_of(row), row["stream"]
             writer = Writer(lake.root, lake.prefix(stream), stream)
+            typer = Typer(typings[stream]) if stream in typings else None
             for rows in read(Slice(part, url), servers, LakeRows(part.strand), WAIT_S):
-                writer.write(rows)
+                made = rows if typer is None else typer.typed(rows)
+                if typer is None or not typer.new_fields:
+                    writer.write(made)
             writer.close()
             yield facts_batch(writer.facts)
+            if typer is not None and typer.new_fields:
+                yield new_fields_batch(stream, typer.new_fields)

@@ -4,6 +4,7 @@
     position  16 bytes, the user ID as two big-endian numbers: sorts like IDs, also in Parquet's statistics
     place     the strand of an entry: s1, c1.2, p
     fields    array of (name, value), as the entry has them: repeated names and their order are kept
+    and the typed columns of its table, if it has any (typed_columns.py)
 
 A file is sorted by position. The archive writes files of one strand, in the order of reading; a rewrite
 merges several into one.
@@ -29,8 +30,9 @@ from braidstream.model.frontier import place_text
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
 from braidstream.spark.lake.lake_state import File
-from braidstream.spark.lake.log import STORED
+from braidstream.spark.lake.log import STORED, TABLE
 from braidstream.spark.lake.store import store_of
+from braidstream.spark.lake.typed_columns import RESCUED
 from braidstream.spark.source.entries import ENTRIES, entry_of, position
 
 FACTS: Final = StructType()
@@ -62,7 +64,7 @@ class Writer:
         self.facts = list[File]()
         self._open: pq.ParquetWriter | None = None
         self._sink = pa.BufferOutputStream()
-        self._batches, self._rows, self._size, self._nulls = list[pa.RecordBatch](), 0, 0, 0
+        self._batches, self._rows, self._size, self._nulls = list[pa.RecordBatch](), 0, 0, dict[str, int]()
         self._day = ""
         self._first, self._last, self._places = b"", b"", set[str]()
 
@@ -84,34 +86,38 @@ class Writer:
         positions = batch.column("position")
         if not self._day:
             self._day = day
-            self._first, self._rows, self._size, self._nulls = positions[0].as_py(), 0, 0, 0
-            self._places = set()
+            self._first, self._rows, self._size = positions[0].as_py(), 0, 0
+            self._places, self._nulls = set(), {}
         self._batches.append(batch)
         self._rows += batch.num_rows
         self._size += batch.nbytes
-        self._nulls += batch.column("timestamp").null_count
+        for name in {"timestamp", RESCUED} & {*batch.schema.names}:
+            self._nulls[name] = self._nulls.get(name, 0) + batch.column(name).null_count
         self._last = positions[-1].as_py()
         self._places.update(pc.unique(batch.column("place")).to_pylist())
         if sum(each.num_rows for each in self._batches) >= GROUP_ROWS:
             self._flush()
 
     def _flush(self) -> None:
+        if not self._batches:
+            return
+        table = pa.Table.from_batches(self._batches)
         if self._open is None:
+            typed = [each for each in table.schema if each.name not in ENTRIES.names]
+            texts = [each.name for each in typed if pa.types.is_string(each.type)]
             self._sink = pa.BufferOutputStream()
             self._open = pq.ParquetWriter(
                 self._sink,
-                STORED,
+                pa.schema([*STORED, *typed]),
                 compression="zstd",
-                use_dictionary=["stream", "place", "region", "fields.list.element.name"],
+                use_dictionary=["stream", "place", "region", "fields.list.element.name", *texts],
                 write_page_index=True,
                 sorting_columns=[pq.SortingColumn(STORED.get_field_index("position"))],
             )
-        if self._batches:
-            table = pa.Table.from_batches(self._batches, ENTRIES)
-            stream = pa.repeat(pa.scalar(self.stream, pa.string()), table.num_rows)
-            table = table.add_column(0, STORED.field("stream"), stream)
-            self._open.write_table(table, row_group_size=GROUP_ROWS)
-            self._batches = []
+        stream = pa.repeat(pa.scalar(self.stream, pa.string()), table.num_rows)
+        table = table.add_column(0, STORED.field("stream"), stream)
+        self._open.write_table(table, row_group_size=GROUP_ROWS)
+        self._batches = []
 
     def close(self) -> None:
         """Finish the open file. It is synced to disk before `facts` lists it, because a trim may follow."""
@@ -132,10 +138,13 @@ class Writer:
         self._open, self._day, self._sink = None, "", pa.BufferOutputStream()
 
     def _stats(self, ends: tuple[Id, Id], places: tuple[str, str]) -> str:
-        """Statistics for Delta: readers skip files by time and strand."""
-        times = [{} if self._nulls else {"timestamp": _moment(ms)} for ms, _ in ends]
+        """Statistics for Delta: readers skip files by time and strand.
+
+        None of the values of fields: they would outlive a deletion in the log, for a day.
+        """
+        times = [{} if self._nulls["timestamp"] else {"timestamp": _moment(ms)} for ms, _ in ends]
         least, most = ({"place": place, **time} for place, time in zip(places, times, strict=True))
-        nulls = {"place": 0, "timestamp": self._nulls}
+        nulls = {"place": 0, **self._nulls}
         return json.dumps(
             {"numRecords": self._rows, "minValues": least, "maxValues": most, "nullCount": nulls}
         )
@@ -158,6 +167,12 @@ def facts_batch(files: Iterable[File]) -> pa.RecordBatch:
         for each in files
     ]
     return pa.RecordBatch.from_pylist(rows, to_arrow_schema(FACTS, timezone="UTC"))
+
+
+def new_fields_batch(stream: str, fields: Iterable[str]) -> pa.RecordBatch:
+    """Fields that need a column before files can be written, as a row for the driver: without a path."""
+    row = {"path": "", "stream": stream, "stats": json.dumps(sorted(fields))}
+    return pa.RecordBatch.from_pylist([row], to_arrow_schema(FACTS, timezone="UTC"))
 
 
 def facts_of(row: Mapping[str, Any]) -> File:
@@ -219,6 +234,15 @@ def _mask(table: pa.Table, wanted: Sequence[Wanted]) -> Any:
     return mask
 
 
+def _whole(table: pa.Table) -> pa.Table:
+    """A file without the columns by which its table is partitioned, and with the typed ones last."""
+    made = table.select(ENTRIES.names).cast(ENTRIES)
+    for each in table.schema:
+        if each.name not in TABLE.names:
+            made = made.append_column(each, table[each.name])
+    return made
+
+
 def merged(
     root: str, stream: str, paths: Sequence[str], dropped: Mapping[str, Sequence[bytes]]
 ) -> list[File]:
@@ -226,8 +250,8 @@ def merged(
     tables = list[pa.Table]()
     for path in paths:
         with _open(root, path) as source:
-            tables.append(source.read(ENTRIES.names).select(ENTRIES.names).cast(ENTRIES))
-    table = pa.concat_tables(tables)
+            tables.append(_whole(source.read()))
+    table = pa.concat_tables(tables, promote_options="permissive")  # a file may be older than a column
     for place, positions in dropped.items():
         is_in = pc.is_in(table["position"], pa.array(positions, pa.binary()))
         table = table.filter(pc.invert(pc.and_(pc.equal(table["place"], place), is_in)))

@@ -27,7 +27,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import FileType
@@ -35,8 +35,10 @@ from pyarrow.fs import FileType
 from braidstream.errors import LakeError, OptionError
 from braidstream.model import ids
 from braidstream.model.frontier import Frontier, name_of_text, name_text
+from braidstream.protocol.retries import TRIES
 from braidstream.spark.lake.lake_state import Change, Conflict, File, State, folder_of
 from braidstream.spark.lake.store import HIDDEN, store_of
+from braidstream.spark.lake.typed_columns import OWN, RESCUED
 from braidstream.spark.source.entries import ENTRIES
 from braidstream.spark.source.offsets import Offset
 
@@ -216,6 +218,30 @@ class Lake:
         if self.store.is_local:  # a trim may follow
             self.store.sync("/".join(filter(None, [folder, f"_delta_log/{table.version() + 1:020d}.json"])))
 
+    def columns(self, folder: str) -> pa.Schema | None:
+        """The typed columns of a table; None if it has none."""
+        table = self._tables.get(folder) or self._open(folder)
+        names = [] if table is None else pa.schema(table.schema().to_arrow())
+        if RESCUED not in [each.name for each in names]:
+            return None
+        return pa.schema([each for each in names if each.name not in OWN])
+
+    def widen(self, folder: str, wanted: pa.Schema) -> None:
+        """Add typed columns to a table, in a commit of its own. Rows that are there get null."""
+        for _ in range(TRIES):
+            table = self._open(folder) or self._create(folder)
+            missing = _missing(self.store.uri(folder), pa.schema(table.schema().to_arrow()), wanted)
+            if not missing:
+                return
+            try:
+                fields = Schema.from_arrow(pa.schema(missing)).fields
+                how = CommitProperties(custom_metadata={"braidstream": "columns"}, max_commit_retries=0)
+                table.alter.add_columns(fields, commit_properties=how)
+                return
+            except CommitFailedError:
+                continue  # another job has committed: look again
+        raise LakeError(f"{self.store.uri(folder)}: other jobs keep committing. Run one archive per lake.")
+
     def _create(self, folder: str) -> DeltaTable:
         parts = [*(["stream"] if self.is_one else []), "day"]
         table = DeltaTable.create(
@@ -286,6 +312,19 @@ class Lake:
 def check_lake(root: str) -> None:
     if not Lake(root).look():
         raise OptionError("lake", f"{root} is no lake. `braid spark archive` makes one")
+
+
+def _missing(where: str, there: pa.Schema, wanted: pa.Schema) -> list[pa.Field]:
+    """The typed columns that a table has not. LakeError if it has one of another type."""
+    known = {each.name.lower(): each for each in there}
+    for each in wanted:
+        before = known.get(each.name.lower(), each)
+        if before.type != each.type or before.name != each.name:
+            raise LakeError(
+                f"{where}: its column {before.name} is {before.type}, in the schema {each.name} is "
+                f"{each.type}. A column keeps its name and type: archive to another table."
+            )
+    return [each for each in (*wanted, pa.field(RESCUED, pa.string())) if each.name.lower() not in known]
 
 
 def _lake(root: str, streams: Collection[bytes] | None, is_one: bool) -> Lake:

@@ -1,0 +1,211 @@
+"""Every stream is a table: typed columns, new fields, values that do not fit; each entry once."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from duckdb_extensions import import_extension
+from pyspark.sql import SparkSession
+
+from braidstream.errors import LakeError
+from braidstream.spark.jobs.erasure import Forget, forget
+from braidstream.spark.lake.lake_state import Change, State
+from braidstream.spark.lake.log import Lake
+from braidstream.spark.lake.typed_columns import RESCUED, Typing
+from tests.support.delta_readers import READERS
+from tests.support.lakes import Run, archived
+from tests.support.regions import become, client_of
+from tests.support.servers import Engine
+
+SCHEMA = Typing.parse("n long, amount double")
+OPEN = Typing.parse("n long, amount double, *")
+
+
+def query(lake: str, columns: str, table: str = "orders") -> list[tuple[Any, ...]]:
+    """What a data engineer sees in DuckDB."""
+    import_extension("delta")
+    found = duckdb.sql(f"SELECT {columns} FROM delta_scan('{lake}/{table}') ORDER BY position")
+    return found.fetchall()
+
+
+def files_on_disk(lake: str) -> set[str]:
+    return {str(each.relative_to(lake)) for each in Path(lake).rglob("*.parquet")} - {
+        str(each.relative_to(lake)) for each in Path(lake).rglob("_delta_log/*")
+    }
+
+
+def test_a_stream_is_a_table_with_typed_columns(archive: Run, lake: str, engine: Engine) -> None:
+    become(engine)
+    with client_of(engine) as client:
+        entries = [client.xadd("orders", {"n": n, "amount": f"{n}.50"}).decode() for n in range(3)]
+        client.execute_command("XADD", "orders", "*", "n", "3", "amount", "cheap", "n", "4", "note", b"\xff")
+    assert archive(schema=SCHEMA).entries == 4
+    *rows, last = query(lake, "id, n, amount, _rescued")
+    assert rows == [(entry, n, n + 0.5, None) for n, entry in enumerate(entries)]
+    assert last[1:3] == (4, None)
+    assert json.loads(last[3]) == {"n": ["3", "4"], "amount": "cheap", "note": "base64:/w=="}
+    assert duckdb.sql(f"SELECT sum(n) FROM delta_scan('{lake}/orders')").fetchone() == (7,)
+    assert pa.schema(DeltaTable(f"{lake}/orders").schema().to_arrow()).field("n").type == pa.int64()
+
+
+def test_a_table_has_its_columns_before_its_first_entry(archive: Run, lake: str, engine: Engine) -> None:
+    with engine.client() as client:
+        client.xgroup_create("orders", "bills", mkstream=True)
+    archive(schema=SCHEMA)
+    assert query(lake, "n, amount, _rescued") == []
+
+
+@pytest.mark.parametrize("how", [{}, {"streams": (), "pattern": b"*"}], ids=["own table", "one table"])
+def test_typed_columns_survive_deletions_merges_and_vacuum(
+    archive: Run, lake: str, engine: Engine, how: dict[str, Any]
+) -> None:
+    table = "" if how else "orders"
+    with engine.client() as client:
+        client.xadd("orders", {"n": 0, "amount": "x"})
+        archive(**how)  # a file without the columns
+        entries = [client.xadd("orders", {"n": 1, "amount": "y"})]
+        merged = 0
+        for n in range(2, 12):
+            entries.append(client.xadd("orders", {"n": n, "amount": n / 2}))
+            merged += archive(schema=SCHEMA, **how).merged
+        assert merged >= 8
+        client.xdel("orders", entries[4])
+        assert archive(**how).deleted == 1  # also by an archive without a schema
+        Lake(lake).vacuum(grace_s=0)
+        rows = query(lake, "n, amount, _rescued", table)
+        kept = [n for n in range(2, 12) if n != 5]
+        assert rows == [
+            (None, None, None),
+            (1, None, '{"amount":"y"}'),
+            *((n, n / 2, None) for n in kept),
+        ]
+        assert archived(lake) == [0, 1, *kept]
+        for reader in READERS.values():
+            assert len(reader(f"{lake}/{table}".rstrip("/"))) == len(kept) + 2
+
+
+def test_a_new_field_becomes_a_column_only_if_the_schema_is_open(
+    archive: Run, lake: str, engine: Engine
+) -> None:
+    with engine.client() as client:
+        client.xadd("orders", {"n": 1, "tag": "a"})
+        archive(schema=SCHEMA)
+        client.xadd("orders", {"n": 2, "tag": "b", "id": "x", "Tag": "c", "a b": "d"})
+        assert archive(schema=OPEN).entries == 1
+        client.xadd("orders", {"n": 3, "tag": "e"})
+        assert archive().entries == 1  # an archive without a schema fills the columns that exist
+        client.xadd("orders", {"n": 4, "tag": "f", "more": "g"})
+        assert archive(schema=SCHEMA).entries == 1
+    assert query(lake, 'n, "Tag", id_, _rescued') == [
+        (1, None, None, '{"tag":"a"}'),
+        (2, "c", "x", '{"tag":"b","a b":"d"}'),
+        (3, None, None, '{"tag":"e"}'),
+        (4, None, None, '{"tag":"f","more":"g"}'),
+    ]
+    assert files_on_disk(lake) == set(Lake(lake).load().files)  # nothing is left of the first attempt
+    assert archived(lake) == [1, 2, 3, 4]
+
+
+def test_new_fields_of_many_tasks_become_columns_under_spark(
+    archive: Run, lake: str, engine: Engine, spark: SparkSession
+) -> None:
+    with engine.client() as client:
+        for n in range(40):
+            client.xadd(f"s{n % 4}", {"n": n, f"f{n % 8}": n})
+    names = tuple(b"s%d" % n for n in range(4))
+    assert archive(spark, streams=names, schema=OPEN).entries == 40
+    for n in range(4):
+        rows = query(lake, f"n, f{n}, f{n + 4}, _rescued", f"s{n}")
+        assert rows == [
+            (each, *(str(each) if each % 8 == n + more else None for more in (0, 4)), None)
+            for each in range(n, 40, 4)
+        ]
+
+
+def test_a_column_keeps_its_type_and_a_schema_may_add_columns(
+    archive: Run, lake: str, engine: Engine
+) -> None:
+    with engine.client() as client:
+        client.xadd("orders", {"n": 1, "amount": "2", "tag": "7"})
+        archive(schema=SCHEMA)
+        with pytest.raises(LakeError, match="column amount is double, in the schema amount is int64"):
+            archive(schema=Typing.parse("amount long"))
+        client.xadd("orders", {"n": 2, "amount": "3", "tag": "8"})
+        assert archive(schema=Typing.parse("n long, tag int")).entries == 1
+    assert query(lake, "n, amount, tag, _rescued") == [(1, 2.0, None, '{"tag":"7"}'), (2, 3.0, 8, None)]
+
+
+class Killed(Exception):
+    """The round ended where the test wanted it to."""
+
+
+def test_a_round_that_is_killed_after_it_added_a_column_is_done_again(
+    archive: Run, lake: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: Any) -> None:
+        raise Killed
+
+    with engine.client() as client:
+        client.xadd("orders", {"n": 1})
+        archive(schema=OPEN)
+        client.xadd("orders", {"n": 2, "tag": "a"})
+        with monkeypatch.context() as here:
+            here.setattr(Lake, "commit", die)
+            with pytest.raises(Killed):
+                archive(schema=OPEN)
+        assert query(lake, "n, tag") == [(1, None)]
+        assert archive(schema=OPEN).entries == 1
+    assert query(lake, "n, tag, _rescued") == [(1, None, None), (2, "a", None)]
+
+
+def test_of_two_archives_that_add_columns_at_once_each_entry_is_there_once(
+    archive: Run, lake: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, raced = Lake.commit, list[int]()
+
+    def race(self: Lake, state: State, change: Change) -> State:
+        if not raced:
+            raced.append(0)
+            with engine.client() as client:
+                client.xadd("orders", {"n": 2, "b": "y"})
+            raced.append(archive(schema=OPEN).entries)  # the other one adds columns and commits first
+        return real(self, state, change)
+
+    with engine.client() as client:
+        client.xadd("orders", {"n": 1, "a": "x"})
+    monkeypatch.setattr(Lake, "commit", race)
+    assert archive(schema=OPEN).entries == 0
+    assert raced[1] == 2
+    assert query(lake, "n, a, b, _rescued") == [(1, "x", None, None), (2, None, "y", None)]
+
+
+SECRET = b"anna@example.org-0123456789-secret"
+
+
+def test_what_is_forgotten_is_in_no_column_and_in_no_statistics(
+    archive: Run, lake: str, engine: Engine, spark: SparkSession
+) -> None:
+    def holding() -> list[Path]:
+        return [path for path in Path(lake).rglob("*") if path.is_file() and has(path)]
+
+    def has(path: Path) -> bool:
+        if path.suffix != ".parquet" or "_delta_log" in path.parts:
+            return SECRET in path.read_bytes()
+        return SECRET in repr(pa.parquet.read_table(path).to_pylist()).encode()
+
+    mail = Typing.parse("n long, mail string")
+    with engine.client() as client:
+        for n in range(4):
+            client.xadd("orders", {"n": n, "mail": SECRET if n == 1 else "x"})
+        client.execute_command("XADD", "orders", "*", "n", 4, "mail", SECRET, "mail", SECRET)
+        client.xadd("orders", {"n": 5, "note": SECRET})
+    archive(schema=mail)
+    assert holding()
+    where = f"fields['mail'] = '{SECRET.decode()}' OR fields['note'] = '{SECRET.decode()}'"
+    assert forget(spark, Forget(lake, where, None, (b"orders",))).dropped == 3
+    assert not holding()
+    assert query(lake, f"n, mail, {RESCUED}") == [(0, "x", None), (2, "x", None), (3, "x", None)]
