@@ -72,6 +72,9 @@ bench-spark: ## what Spark's source and sink reach, against the engine's own fig
 lake-scale: ## 10,000,000 entries archived, viewed, replayed, audited, compacted; three sizes; LAKE="--sizes 100000,200000"
 	$(PYTHON) -m bench.lake $(LAKE)
 
+freshness: ## seconds from XADD to readable in DuckDB, at 5,000 entries a second for a minute; FRESH="--rate 1000 --seconds 10"
+	$(PYTHON) -m bench.freshness $(FRESH)
+
 kill-spark: ## 144 SIGKILLs of Spark's workers, JVM and driver: every cell of the crash matrix, in random order
 	BRAID_KILLS=144 $(PYTHON) -m pytest -q -s tests/spark/test_kill.py -k matrix --timeout 0 -n 0
 

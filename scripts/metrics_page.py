@@ -17,7 +17,9 @@ from braidstream.net.address import parse_address
 from braidstream.observability.metrics import Family
 from braidstream.replication.group_lags import GroupLag, Strays
 from braidstream.replication.reporting import families, group_families
+from braidstream.spark.jobs.freshness import Freshness
 from braidstream.spark.lag import LagListener
+from braidstream.spark.lake.lake_state import File
 
 # (name, kind, labels, meaning)
 Row = tuple[str, str, str, str]
@@ -32,15 +34,19 @@ def metrics() -> str:
         "Daemons and gateways": ("`braid replicate` and `braid gateway` expose these at `/metrics`.", both),
         "Daemons": ("Of `braid replicate`.", [row for row in daemon if row not in both]),
         "Gateways": ("Of `braid gateway`.", [row for row in gateway if row not in both]),
+        "Archives": (
+            "Of `braid spark archive --follow --metrics ADDRESS`, beside those of every process.",
+            [row for row in _rows(_archive()) if row not in both],
+        ),
         "Workers": ("Of `braidstream.Consumer(..., metrics=prometheus_client.REGISTRY)`.", _consumer()),
         "Spark": ("Of `spark.streams.addListener(LagListener())`, from `braidstream.spark.lag`.", _spark()),
     }
     lines = [
         "# Metrics",
         "",
-        "Metrics of daemons and gateways whose names begin with `braid_` have the label `region`, in\n"
-        "addition to those listed. [Monitoring](../guides/monitoring.md) says what to watch, and has alert\n"
-        "rules and a dashboard.",
+        "Metrics of daemons, gateways and archives whose names begin with `braid_` have the label `region`,\n"
+        "in addition to those listed. [Monitoring](../guides/monitoring.md) says what to watch, and has\n"
+        "alert rules and a dashboard.",
         "",
     ]
     for title, (intro, rows) in parts.items():
@@ -61,6 +67,13 @@ def _gateway() -> list[Family]:
     gateway.hub.homes = Homes(1, {})
     gateway.hub.homes.forwarded["region",] = 1
     return gateway.families()
+
+
+def _archive() -> list[Family]:
+    stats = '{"minValues": {"timestamp": ""}, "nullCount": {}}'
+    freshness = Freshness()
+    freshness.committed([File("", "s", "", 1, 1, (1, 0), (1, 0), ("", ""), stats)])
+    return freshness.families()
 
 
 def _rows(found: Iterable[Family]) -> list[Row]:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from braidstream.spark.jobs.archive import Archive, Archiver
+from braidstream.spark.lake.typed_columns import Typing
 from braidstream.spark.options import Servers
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine
@@ -43,12 +45,14 @@ def test_the_guide_to_lakes_runs_as_printed(spark: SparkSession, engine: Engine,
         for n in range(3):
             client.xadd("orders", {"order": n, "amount": 5 + 10 * n})
             if n == 1:
-                archiver = Archiver(None, Archive(lake, Servers((engine.url,), {}), (b"orders",)))
+                what = Archive(lake, Servers((engine.url,), {}), (b"orders",))
+                typed = Typing.parse("order long, amount double")
+                archiver = Archiver(None, replace(what, schema=typed))
                 archiver.round()
                 archiver.close()
     import_extension("delta")
     blocks = re.findall(r"```python\n(.*?)```", (GUIDES / "lake.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     code = "\n".join(blocks).replace("redis://localhost:6379", engine.url)
     code = code.replace('"/lake"', repr(lake)).replace("/lake/orders", f"{lake}/orders")
     exec(compile(code, "lake.md", "exec"), {})

@@ -1,8 +1,13 @@
 """Every stream is a table: typed columns, new fields, values that do not fit; each entry once."""
 
 import json
+import math
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import duckdb
 import pyarrow as pa
@@ -10,16 +15,22 @@ import pytest
 from deltalake import DeltaTable
 from duckdb_extensions import import_extension
 from pyspark.sql import SparkSession
+from typer.testing import CliRunner
 
+from braidstream.cli.main import app
 from braidstream.errors import LakeError
+from braidstream.spark.jobs.archive import Archive, Archiver
 from braidstream.spark.jobs.erasure import Forget, forget
 from braidstream.spark.lake.lake_state import Change, State
 from braidstream.spark.lake.log import Lake
 from braidstream.spark.lake.typed_columns import RESCUED, Typing
+from braidstream.spark.options import Servers
+from tests.support.cli import BRAID
 from tests.support.delta_readers import READERS
 from tests.support.lakes import Run, archived
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine
+from tests.support.waiting import eventually
 
 SCHEMA = Typing.parse("n long, amount double")
 OPEN = Typing.parse("n long, amount double, *")
@@ -209,3 +220,101 @@ def test_what_is_forgotten_is_in_no_column_and_in_no_statistics(
     assert forget(spark, Forget(lake, where, None, (b"orders",))).dropped == 3
     assert not holding()
     assert query(lake, f"n, mail, {RESCUED}") == [(0, "x", None), (2, "x", None), (3, "x", None)]
+
+
+def braid(*words: str) -> Any:
+    return CliRunner().invoke(app, ["spark", *words])
+
+
+def test_the_ddl_for_duckdb_registers_the_table(archive: Run, lake: str, engine: Engine) -> None:
+    with engine.client() as client:
+        client.xadd("my-orders", {"n": 7})
+    archive(streams=(b"my-orders",), schema=SCHEMA)
+    told = braid("ddl", "--table", f"{lake}/my-orders", "--for", "duckdb")
+    assert told.exit_code == 0, told.output
+    import_extension("delta")
+    with duckdb.connect() as session:
+        session.execute(told.stdout)
+        assert session.sql('SELECT n, amount FROM "my-orders"').fetchall() == [(7, None)]
+    everything = braid("ddl", "--table", f"{lake}/my-orders", "--name", "Orders").stdout
+    assert f"CREATE TABLE IF NOT EXISTS `Orders` USING delta LOCATION '{lake}/my-orders';" in everything
+    assert f"table_name => 'orders', table_location => 'file://{lake}/my-orders'" in everything
+    assert "is no table" in " ".join(braid("ddl", "--table", f"{lake}/none").output.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--table", "/x/orders", "--lake", "/x"], "give either --table"),
+        ([], "give either --table"),
+        (["--table", "/x/orders", "--schema", "n"], "'n' is no column"),
+        (["--table", "/x/other", "--streams", "orders"], "the table of stream orders is /x/orders"),
+        (["--table", "/x/orders", "--pattern", "*"], "--table is the table of one stream"),
+        (["--table", "/x/orders"], "has no typed columns yet. Give --schema"),
+    ],
+)
+def test_what_cannot_be_a_table_is_refused_before_spark_starts(
+    engine: Engine, words: list[str], why: str
+) -> None:
+    with engine.client() as client:
+        client.xadd("orders", {"n": 1})
+    told = braid("archive", "--url", engine.url, *words)
+    assert told.exit_code == 2
+    assert why in " ".join(told.output.split())
+
+
+def test_a_followed_table_is_fresh_says_so_and_ends_on_sigterm(lake: str, engine: Engine) -> None:
+    become(engine)
+    words = ["spark", "archive", "--url", engine.url, "--table", f"{lake}/orders", "--schema", "n long, *"]
+    words += ["--follow", "--every", "100ms", "--metrics", "0", "--json"]
+    with client_of(engine) as client, ThreadPoolExecutor(1) as reader:
+        client.xadd("orders", {"n": 0})
+        process = subprocess.Popen([*BRAID, *words], stdout=-1, stderr=-1, text=True)
+        try:
+            assert process.stderr is not None
+            line = reader.submit(_line_with, process.stderr, "metrics at ").result()
+            page = line.split()[-1]
+            eventually(lambda: Path(lake, "orders/_delta_log").exists(), within_s=30, why="a table")
+            for n in range(1, 6):
+                client.xadd("orders", {"n": "x" if n == 3 else n, "tag": "a"})
+                there = partial(lambda wanted: len(query(lake, "n")) == wanted, n + 1)
+                eventually(there, within_s=30, why="the entry should be readable")
+            assert query(lake, "n, tag")[1:4] == [(1, "a"), (2, "a"), (None, "a")]
+            told = urlopen(page, timeout=10).read().decode()
+            assert 'braid_lake_entries_total{region="us-east",stream="orders"} 6' in told
+            assert 'braid_lake_rescued_total{region="us-east",stream="orders"} 1' in told
+            assert 'braid_lake_freshness_seconds_count{region="us-east",stream="orders"}' in told
+            assert urlopen(page.replace("/metrics", "/readyz"), timeout=10).status == 200
+        finally:
+            process.terminate()
+            out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    done = json.loads(out)
+    assert (done["entries"], done["rescued"], done["left"]) == (6, 1, 0)
+
+
+def _line_with(lines: Any, wanted: str) -> str:
+    return next(line for line in lines if wanted in line)
+
+
+def test_upkeep_runs_now_and_then_while_rounds_run_all_the_time(lake: str, engine: Engine) -> None:
+    servers = Servers((engine.url,), {})
+    how = Archive(lake, servers, (b"orders",), keep_s=0, trim=True, upkeep_s=3600, local_entries=1000)
+    with engine.client() as client:
+        archiver = Archiver(None, how)
+        try:
+            for n in range(20):
+                last = client.xadd("orders", {"n": n})
+                done = archiver.round()
+                assert done.entries == 1
+                assert done.age_s is not None
+                assert 0 <= done.age_s < 60
+                assert done.trimmed == (n == 0)
+            client.xdel("orders", last)
+            assert archiver.round().deleted == 0
+            archiver._kept_up = -math.inf
+            done = archiver.round()
+        finally:
+            archiver.close()
+    assert (done.deleted, done.trimmed, done.merged) == (1, 18, 19)
+    assert archived(lake) == list(range(19))

@@ -15,7 +15,7 @@ _EXAMPLE: Final = "Example: "
 _VALUES: Final = {
     "URL": ("url", "to_url"),
     "FILE": ("url_file", "config", "png", "html", "tls_cert", "tls_key", "tls_ca", "password_file", "audit"),
-    "FOLDER": ("lake", "directory"),
+    "FOLDER": ("lake", "directory", "table"),
     "ADDRESS": ("listen", "metrics", "gateway"),
     "NAME": ("region", "name", "home", "to", "job", "group", "key", "without", "stream"),
     "NAME,...": ("streams",),

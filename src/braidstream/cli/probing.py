@@ -1,6 +1,8 @@
 """--listen and --metrics: serve /metrics, /healthz and /readyz while a daemon or a gateway runs."""
 
+import asyncio
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -43,3 +45,20 @@ async def serve_probes(
         return server, ""
     with listen_errors(listen, option, as_json):
         return server, await server.start(listen.host, listen.port)
+
+
+@contextmanager
+def probes_in_thread(listen: Listen, answers: Answers, *, option: str, as_json: bool) -> Iterator[str]:
+    """The same beside a program without an event loop: yields where it listens."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True, name="braid-probes")
+    thread.start()
+    serving = serve_probes(listen, answers, option=option, as_json=as_json)
+    try:
+        server, where = asyncio.run_coroutine_threadsafe(serving, loop).result()
+        yield where
+        loop.call_soon_threadsafe(server.close)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

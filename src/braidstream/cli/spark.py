@@ -2,23 +2,19 @@
 
 import dataclasses
 import json
-import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from braidstream.cli.archiving import archive
 from braidstream.cli.compact import compact
 from braidstream.cli.forget import forget
-from braidstream.cli.reach import ConfigFile, Json, Url, trouble
+from braidstream.cli.reach import ConfigFile, Json, trouble
 from braidstream.cli.spark_run import (
-    Follow,
-    LakePath,
     Pattern,
-    RedisOptions,
     Streams,
     check_regions,
     check_streams,
@@ -28,98 +24,22 @@ from braidstream.cli.spark_run import (
     servers_of,
     spark_trouble,
     start_spark,
-    until_stopped,
 )
+from braidstream.cli.table_ddl import ddl
 from braidstream.cli.terminal import bar, print_rows, print_summary, refuse
 from braidstream.cli.verbs import Verbs
 from braidstream.config import load
 
 if TYPE_CHECKING:
-    from braidstream.spark.jobs.archive import Round
     from braidstream.spark.jobs.audit import Report
 
 app = Verbs("Spark applications on streams and lakes.")
+app.command("archive")(archive)
 app.command("compact")(compact)
+app.command("ddl")(ddl)
 app.command("forget")(forget)
 
 SHOWN: Final = 20  # anomalies listed in a terminal
-
-
-@app.command("archive")
-def archive(
-    url: Url,
-    lake: LakePath,
-    streams: Streams = "",
-    pattern: Pattern = "",
-    trim: Annotated[
-        bool,
-        typer.Option("--trim", help="Trim entries that are archived and acknowledged by all groups."),
-    ] = False,
-    keep: Annotated[
-        float,
-        typer.Option(
-            parser=duration, metavar="DURATION", help="With --trim, keep entries younger than this."
-        ),
-    ] = "1h",  # type: ignore[assignment]
-    follow: Follow = False,
-    every: Annotated[
-        float, typer.Option(parser=duration, metavar="DURATION", help="With --follow, pause between rounds.")
-    ] = "10s",  # type: ignore[assignment]
-    max_entries: Annotated[
-        int, typer.Option(min=1, help="Maximum number of entries in one round.")
-    ] = 5_000_000,
-    allow_loss: Annotated[
-        bool, typer.Option("--allow-loss", help="Continue if entries were trimmed before they were archived.")
-    ] = False,
-    redis: RedisOptions = None,
-    as_json: Json = False,
-) -> None:
-    """Copy each entry of a stream once into a Delta table. You can kill and restart it at any time.
-
-    Deletions are applied to the lake. Trims are not: the lake keeps entries that the server trims.
-
-    Example: braid spark archive --url redis://localhost:6379 --streams orders --lake /lake --trim --keep 24h
-    """
-    need_spark()
-    names, glob = chosen(streams, pattern)
-    servers = servers_of(url, redis)
-    with trouble(url, as_json):
-        check_streams(servers, names, glob, lake)
-    from braidstream.spark.jobs.archive import Archive, Archiver
-
-    what = Archive(lake, servers, names, glob, max_entries, trim, keep, allow_loss)
-    with spark_trouble(url, as_json), until_stopped() as stopped:
-        archiver = Archiver(start_spark("archive"), what)
-        try:
-            rounds = _rounds(archiver.backlog(), archiver.round, stopped, every if follow else None)
-        finally:
-            archiver.close()
-    print_summary(as_json, f"Archived into {lake}", _summed(rounds))
-
-
-def _rounds(
-    backlog: int, one: "Callable[[], Round]", stopped: threading.Event, rest_s: float | None
-) -> "list[Round]":
-    rounds = list[Any]()
-    with bar("archiving", backlog) as shown:
-        task = shown.task_ids[0]
-        while not stopped.is_set():
-            done = one()
-            rounds.append(done)
-            archived = sum(each.entries for each in rounds)
-            shown.update(task, completed=archived, total=max(backlog, archived + done.left))
-            if not done.left or not done.entries:
-                if rest_s is None:
-                    break
-                stopped.wait(rest_s)
-    return rounds
-
-
-def _summed(rounds: "list[Round]") -> dict[str, Any]:
-    names = ("entries", "files", "bytes", "deleted", "trimmed", "merged", "missed")
-    sums = {name: sum(getattr(each, name) for each in rounds) for name in names}
-    last = dataclasses.asdict(rounds[-1]) if rounds else {"left": 0, "version": 0}
-    return {**sums, "left": last["left"], "rounds": len(rounds), "commit": last["version"]}
 
 
 @app.command("audit")

@@ -14,6 +14,7 @@ Tasks convert entries of the engine to Parquet columns; the driver gets only the
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,7 @@ from braidstream.model.strand import Strand
 from braidstream.protocol.retries import TRIES, Retries
 from braidstream.spark.jobs import deletions
 from braidstream.spark.jobs.commit_probe import probe
+from braidstream.spark.jobs.freshness import Freshness, rescued_of
 from braidstream.spark.jobs.no_times import refuse_logs
 from braidstream.spark.jobs.trim_archived import noted, trim
 from braidstream.spark.lake import distribute
@@ -54,7 +56,11 @@ WAIT_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """What to archive, from where, how. max_entries: of one round. schema: of the tables' typed columns."""
+    """What to archive, from where, how. max_entries: of one round. schema: of the tables' typed columns.
+
+    upkeep_s: how often a round also takes over deletions, trims and merges small files; 0: always.
+    local_entries: up to so many entries are handled in this process, because a Spark job takes longer.
+    """
 
     lake: str
     servers: Servers
@@ -65,11 +71,16 @@ class Archive:
     keep_s: float = 3600.0
     allow_loss: bool = False
     schema: Typing | None = None
+    upkeep_s: float = 0.0
+    local_entries: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round did. left: approximate number of entries that are not archived yet."""
+    """What one round did. left: approximate number of entries that are not archived yet.
+
+    rescued: entries with something in `_rescued`. age_s: of the oldest entry, when it could be read.
+    """
 
     entries: int = 0
     files: int = 0
@@ -80,6 +91,8 @@ class Round:
     missed: int = 0
     left: int = 0
     version: int = 0
+    rescued: int = 0
+    age_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +123,9 @@ class Archiver:
         self.lake = Lake(what.lake, what.streams or None, is_one=what.pattern is not None)
         probe(self.lake.store)
         self.surveyor = Surveyor(what.servers, what.streams, what.pattern)
+        self.freshness = Freshness()
         self._has_columns = False
+        self._kept_up = -math.inf
 
     def close(self) -> None:
         self.surveyor.close()
@@ -162,9 +177,14 @@ class Archiver:
 
     def _tend(self, work: Work, files: list[File]) -> Round:
         """After the commit: apply deletions, trim, and merge small files."""
-        state, deleted = deletions.take_over(self.spark, self.lake, self.surveyor)
-        trimmed = self._trim(state) if self.what.trim else 0
-        merged = tidy(self.spark, self.lake)
+        age_s = self.freshness.committed(files)
+        deleted, trimmed, merged = 0, 0, 0
+        if time.monotonic() - self._kept_up >= self.what.upkeep_s:
+            state, deleted = deletions.take_over(self.spark, self.lake, self.surveyor)
+            trimmed = self._trim(state) if self.what.trim else 0
+            merged = tidy(self.spark, self.lake, local_entries=self.what.local_entries)
+            self._kept_up = time.monotonic()
+        self.freshness.ended(work.left)
         return Round(
             entries=sum(each.rows for each in files),
             files=len(files),
@@ -175,6 +195,8 @@ class Archiver:
             missed=work.missed,
             left=work.left,
             version=self.lake.load().version,
+            rescued=sum(map(rescued_of, files)),
+            age_s=age_s,
         )
 
     def _trim(self, state: State) -> int:
@@ -304,7 +326,9 @@ class Archiver:
             worker = partial(_archive, self.lake, self.what.servers, self.surveyor.url, self._typings(work))
             pieces = [piece(part) for part in work.parts]
             files, new_fields = list[File](), dict[str, set[str]]()
-            for row in distribute.run(self.spark, pieces, PIECE, worker, FACTS):
+            is_small = sum(part.weight for part in work.parts) <= self.what.local_entries
+            spark = None if is_small else self.spark
+            for row in distribute.run(spark, pieces, PIECE, worker, FACTS):
                 if row["path"]:
                     files.append(facts_of(row))
                 else:

@@ -22,7 +22,7 @@ import random
 import re
 import time
 from collections import ChainMap
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
@@ -229,7 +229,7 @@ class Lake:
     def widen(self, folder: str, wanted: pa.Schema) -> None:
         """Add typed columns to a table, in a commit of its own. Rows that are there get null."""
         for _ in range(TRIES):
-            table = self._open(folder) or self._create(folder)
+            table = self._open(folder) or self._create(folder, (*wanted, pa.field(RESCUED, pa.string())))
             missing = _missing(self.store.uri(folder), pa.schema(table.schema().to_arrow()), wanted)
             if not missing:
                 return
@@ -242,11 +242,11 @@ class Lake:
                 continue  # another job has committed: look again
         raise LakeError(f"{self.store.uri(folder)}: other jobs keep committing. Run one archive per lake.")
 
-    def _create(self, folder: str) -> DeltaTable:
+    def _create(self, folder: str, typed: Iterable[pa.Field] = ()) -> DeltaTable:
         parts = [*(["stream"] if self.is_one else []), "day"]
         table = DeltaTable.create(
             self.store.uri(folder),
-            schema=TABLE,
+            schema=pa.schema([*TABLE, *typed]),
             partition_by=parts,
             configuration=SETTINGS,
             storage_options=self.store.options,

@@ -38,13 +38,21 @@ class Task:
 
 
 def small_files(state: State, *, at_least: int = SMALL) -> list[Task]:
-    """Which files to merge: of each stream and day the small ones, as many as make a whole one."""
-    groups = dict[tuple[str, str], list[File]]()
+    """Which files to merge: of each stream and day the small ones, as many as make a whole one.
+
+    Of a stream's last day only files of similar size are merged: more of them come all the time, and an entry
+    would be rewritten whenever there are eight.
+    """
+    last_days = dict[str, str]()
+    for file in state.files.values():
+        last_days[file.stream] = max(file.day, last_days.get(file.stream, ""))
+    groups = dict[tuple[str, str, int], list[File]]()
     for file in state.files.values():
         if file.rows < FILE_ROWS // 4 and file.bytes < FILE_BYTES // 4:
-            groups.setdefault((file.stream, file.day), []).append(file)
+            size = (file.rows.bit_length() + 2) // 3 if file.day == last_days[file.stream] else 0
+            groups.setdefault((file.stream, file.day, size), []).append(file)
     tasks = list[Task]()
-    for (stream, _), files in sorted(groups.items()):
+    for (stream, *_), files in sorted(groups.items()):
         part, rows, size = list[File](), 0, 0
         ordered: list[File | None] = [*sorted(files, key=lambda one: one.first), None]
         for each in ordered:
@@ -96,9 +104,15 @@ def rewrite(spark: SparkSession | None, lake: Lake, tasks: Iterable[Task], what:
     return _replace(lake, {path: task.stream for task in listed for path in task.paths}, made, what)
 
 
-def tidy(spark: SparkSession | None, lake: Lake) -> int:
-    """Merge small files, and delete files that no commit needs. Returns how many files were merged."""
-    done = rewrite(spark, lake, small_files(lake.load()), "merge")
+def tidy(spark: SparkSession | None, lake: Lake, *, local_entries: int = 0) -> int:
+    """Merge small files, and delete files that no commit needs. Returns how many files were merged.
+
+    Merges of up to `local_entries` run in this process.
+    """
+    state = lake.load()
+    tasks = small_files(state)
+    entries = sum(state.files[path].rows for task in tasks for path in task.paths)
+    done = rewrite(None if entries <= local_entries else spark, lake, tasks, "merge")
     lake.tend()
     return done.files
 

@@ -13,10 +13,12 @@ A field has the column of its name. `id` and other names of a lake's own columns
 Names of columns differ in more than case; of `Tag` and `tag` the second is rescued.
 """
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
+from json.encoder import encode_basestring
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -187,15 +189,20 @@ class _Pairs:
     def rescued(self) -> pa.Array:
         """The fields that are left, as JSON for each row."""
         at = np.flatnonzero(self.left)
-        found = dict[int, dict[str, Any]]()
         names, values = (each.take(pa.array(at)).to_pylist() for each in (self.names, self.values))
-        for row, name, value in zip(self.rows[at].tolist(), names, values, strict=True):
-            here = found.setdefault(row, {})
-            here.setdefault(name, []).append(name_text(value))
-        texts = [_json(found[row]) if row in found else None for row in range(self.count)]
+        texts: list[str | None] = [None] * self.count
+        for row, pairs in groupby(zip(self.rows[at].tolist(), names, values, strict=True), itemgetter(0)):
+            found = dict[str, list[str]]()
+            for _, name, value in pairs:
+                found.setdefault(name, []).append(encode_basestring(name_text(value)))
+            texts[row] = _json(found)
         return pa.array(texts, pa.string())
 
 
 def _json(fields: dict[str, list[str]]) -> str:
-    shown = {name: values[0] if len(values) == 1 else values for name, values in fields.items()}
-    return json.dumps(shown, ensure_ascii=False, separators=(",", ":"))
+    """An object of texts, which are quoted already; `json.dumps` would take three times as long."""
+    parts = [
+        f"{encode_basestring(name)}:{values[0] if len(values) == 1 else '[' + ','.join(values) + ']'}"
+        for name, values in fields.items()
+    ]
+    return "{" + ",".join(parts) + "}"
