@@ -2,8 +2,12 @@
 
 import json
 import math
+import multiprocessing
+import random
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -220,6 +224,75 @@ def test_what_is_forgotten_is_in_no_column_and_in_no_statistics(
     assert forget(spark, Forget(lake, where, None, (b"orders",))).dropped == 3
     assert not holding()
     assert query(lake, f"n, mail, {RESCUED}") == [(0, "x", None), (2, "x", None), (3, "x", None)]
+
+
+def test_what_another_program_rewrites_keeps_its_columns(archive: Run, lake: str, engine: Engine) -> None:
+    """OPTIMIZE and DELETE of delta-rs; then deletions, merges and new columns of the archive."""
+    schema = Typing.parse("n long, amount decimal(9, 2), at timestamp, tag string")
+    with engine.client() as client:
+
+        def send(n: int, **more: str) -> Any:
+            fields = {"n": n, "amount": f"{n}.25", "at": f"2026-11-16T00:00:{n:02}Z", "tag": f"t{n}"}
+            return client.xadd("orders", {**fields, **more})
+
+        entries = [send(n) for n in range(3)]
+        archive(schema=schema)
+        entries.append(send(3, amount="free"))
+        archive(schema=schema)
+        assert DeltaTable(f"{lake}/orders").optimize.compact()["numFilesRemoved"] == 2
+        client.xdel("orders", entries[1])
+        assert archive().deleted == 1
+        DeltaTable(f"{lake}/orders").delete(f"id = '{entries[0].decode()}'")
+        merged = 0
+        for n in range(4, 12):
+            send(n, more="x")
+            merged += archive(schema=replace(schema, is_open=True)).merged
+        assert merged >= 8
+    rows = query(lake, 'n, amount::TEXT, epoch("at")::INT % 60, tag, more, _rescued')
+    assert rows[0] == (2, "2.25", 2, "t2", None, None)
+    assert rows[1] == (3, None, 3, "t3", None, '{"amount":"free"}')
+    assert rows[2:] == [(n, f"{n}.25", n, f"t{n}", "x", None) for n in range(4, 12)]
+    assert archived(lake) == list(range(2, 12))
+
+
+def follow(url: str, lake: str) -> None:
+    """An archive that never ends, with upkeep in every round."""
+    what = Archive(lake, Servers((url,), {}), (b"orders",), schema=OPEN, trim=True, keep_s=0)
+    archiver = Archiver(None, what)
+    while True:
+        archiver.round()
+        time.sleep(0.1)  # its pace
+
+
+def test_each_entry_is_in_the_table_once_whenever_archives_are_killed(lake: str, engine: Engine) -> None:
+    """Two archives at once, which add columns, merge and trim; one or the other is killed."""
+    become(engine)
+    dice, spawn, sent = random.Random(7), multiprocessing.get_context("spawn"), 0
+    with client_of(engine) as client:
+        client.xadd("orders", {"n": sent})
+        running = [spawn.Process(target=follow, args=(engine.url, lake)) for _ in range(2)]
+        for each in running:
+            each.start()
+        for kill in range(6):
+            deadline = time.monotonic() + dice.uniform(1, 3)
+            while time.monotonic() < deadline:
+                sent += 1
+                client.xadd("orders", {"n": sent, "amount": sent / 4, f"f{sent % (kill + 1)}": sent})
+            victim = running.pop(0)
+            assert victim.is_alive()
+            victim.kill()
+            victim.join()
+            running.append(spawn.Process(target=follow, args=(engine.url, lake)))
+            running[-1].start()
+        for each in running:
+            each.kill()
+            each.join()
+    last = Archiver(None, Archive(lake, Servers((engine.url,), {}), (b"orders",), schema=OPEN))
+    last.round()
+    last.close()
+    rows = query(lake, "n, amount, _rescued")
+    assert rows == [(0, None, None), *((n, n / 4, None) for n in range(1, sent + 1))]
+    assert archived(lake) == list(range(sent + 1))
 
 
 def braid(*words: str) -> Any:

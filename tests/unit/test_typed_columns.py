@@ -73,6 +73,15 @@ def test_a_value_that_does_not_fit_is_rescued_and_others_are_not() -> None:
     ]
 
 
+def test_a_number_that_is_too_large_is_not_infinite() -> None:
+    rows = typed("x double, y float", *([("x", each), ("y", each)] for each in (b"1e400", b"-inf", b"1e39")))
+    assert rows == [
+        {"x": None, "y": None, RESCUED: {"x": "1e400", "y": "1e400"}},
+        {"x": float("-inf"), "y": float("-inf"), RESCUED: None},
+        {"x": 1e39, "y": None, RESCUED: {"y": "1e39"}},
+    ]
+
+
 def test_of_a_repeated_field_the_last_value_is_in_the_column_and_all_are_rescued() -> None:
     rows = typed(
         "tag string, n long",

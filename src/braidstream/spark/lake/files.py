@@ -239,8 +239,18 @@ def _whole(table: pa.Table) -> pa.Table:
     made = table.select(ENTRIES.names).cast(ENTRIES)
     for each in table.schema:
         if each.name not in TABLE.names:
-            made = made.append_column(each, table[each.name])
+            kind = _stored_type(each.type)
+            made = made.append_column(pa.field(each.name, kind), table[each.name].cast(kind))
     return made
+
+
+def _stored_type(kind: pa.DataType) -> pa.DataType:
+    """How we store a type that another program may have stored in another form."""
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
+        return pa.binary()
+    return pa.timestamp("us", tz=kind.tz) if pa.types.is_timestamp(kind) else kind
 
 
 def merged(

@@ -22,7 +22,7 @@ import random
 import re
 import time
 from collections import ChainMap
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -139,14 +139,14 @@ class Lake:
         if document is not None:
             stored = self._read(_document(folder, document))
         offset = Offset.parse(stored["offset"]) if stored else Offset(Frontier({}))
-        names = {name_text(strand.name) for strand in offset.frontier}
-        only = min(names, default="")
+        only, held = _only(offset.frontier), self._states.get(folder)
+        known = {} if held is None or _only(held.frontier) != only else held.files
         return State(
             {folder: table.version()},
             {folder: document},
             {folder: offset},
             offset.frontier,
-            {file.path: file for file in _files(table, folder, only)},
+            {file.path: file for file in _files(table, folder, only, known)},
             stored.get("removed", {}),
             stored.get("journals", {}),
         )
@@ -335,9 +335,21 @@ def _document(folder: str, number: int) -> str:
     return "/".join(filter(None, [folder, HIDDEN, f"{number:016x}.json"]))
 
 
-def _files(table: DeltaTable, folder: str, only: str) -> Iterator[File]:
-    """The files of a table; of those that another program wrote, less is known."""
-    for row in pa.table(table.get_add_actions(flatten=True)).to_pylist():
+def _only(frontier: Frontier) -> str:
+    """The stream of a table that has one."""
+    return min((name_text(strand.name) for strand in frontier), default="")
+
+
+def _files(table: DeltaTable, folder: str, only: str, known: Mapping[str, File]) -> Iterator[File]:
+    """The files of a table; of those that another program wrote, less is known.
+
+    known: of an earlier version. Reading all of them again would take most of the time of a small commit.
+    """
+    found, start = pa.table(table.get_add_actions(flatten=True)), f"{folder}/" if folder else ""
+    paths = [start + each for each in found["path"].to_pylist()]
+    new = [number for number, path in enumerate(paths) if path not in known]
+    yield from (known[path] for path in paths if path in known)
+    for row in found.take(pa.array(new, pa.int64())).to_pylist():
         named = _NAMED.search(row["path"])
         ends = ids.ZERO, ids.LAST
         if named:
@@ -345,7 +357,7 @@ def _files(table: DeltaTable, folder: str, only: str) -> Iterator[File]:
         places = row.get("min.place"), row.get("max.place")
         stream = row.get("partition.stream")
         yield File(
-            path=f"{folder}/{row['path']}" if folder else row["path"],
+            path=start + row["path"],
             stream=only if stream is None else name_text(name_of_text(stream)),
             day=str(row["partition.day"]),
             rows=row["num_records"] or 0,

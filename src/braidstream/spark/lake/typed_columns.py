@@ -23,6 +23,7 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from braidstream.errors import OptionError
 from braidstream.model.frontier import name_text
@@ -182,6 +183,8 @@ class _Pairs:
         values = self.values.take(pa.array(place, pa.int64(), mask=place < 0))
         faults = _Faults(self.count)
         made = _cast(values, kind, faults)
+        if pa.types.is_floating(kind):
+            made = _finite(made, values, faults)
         fits = np.bincount(rows, minlength=self.count) == 1
         self.left[at] = ~(fits & ~faults.bad)[rows]
         return made
@@ -197,6 +200,19 @@ class _Pairs:
                 found.setdefault(name, []).append(encode_basestring(name_text(value)))
             texts[row] = _json(found)
         return pa.array(texts, pa.string())
+
+
+def _finite(made: pa.Array, values: pa.Array, faults: _Faults) -> pa.Array:
+    """Without numbers that became infinite because they are too large, like 1e400."""
+    at = np.flatnonzero(np.isinf(made.to_numpy(zero_copy_only=False)))
+    texts = values.take(pa.array(at)).to_pylist()
+    large = at[[b"inf" not in text.lower() for text in texts]] if len(at) else at
+    if not len(large):
+        return made
+    bad = np.zeros(len(made), bool)
+    bad[large] = True
+    faults.add(bad)
+    return pc.if_else(pa.array(bad), pa.scalar(None, made.type), made)
 
 
 def _json(fields: dict[str, list[str]]) -> str:
