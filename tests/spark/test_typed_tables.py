@@ -25,10 +25,12 @@ from braidstream.cli.main import app
 from braidstream.errors import LakeError
 from braidstream.spark.jobs.archive import Archive, Archiver
 from braidstream.spark.jobs.erasure import Forget, forget
+from braidstream.spark.lake import rewrite
 from braidstream.spark.lake.lake_state import Change, State
 from braidstream.spark.lake.log import Lake
 from braidstream.spark.lake.typed_columns import RESCUED, Typing
 from braidstream.spark.options import Servers
+from braidstream.spark.source.entries import position
 from tests.support.cli import BRAID
 from tests.support.delta_readers import READERS
 from tests.support.lakes import Run, archived
@@ -293,6 +295,33 @@ def test_each_entry_is_in_the_table_once_whenever_archives_are_killed(lake: str,
     rows = query(lake, "n, amount, _rescued")
     assert rows == [(0, None, None), *((n, n / 4, None) for n in range(1, sent + 1))]
     assert archived(lake) == list(range(sent + 1))
+
+
+def test_a_merge_that_loses_against_a_deletion_leaves_no_file(
+    archive: Run, lake: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has what was deleted: `forget` would not find it, because no commit names it."""
+    real, raced = rewrite._replace, list[int]()
+
+    def late(here: Lake, streams: Any, made: Any, what: str) -> rewrite.Dropped:
+        if made and not raced:
+            raced.append(len(made))
+            other = Lake(lake)
+            state = other.load()
+            path, file = next(iter(state.files.items()))
+            drops = [(path, "p", position(file.first))]
+            rewrite.rewrite(None, other, rewrite.without(state, drops), "forget")
+            other.vacuum(grace_s=0)
+        return real(here, streams, made, what)
+
+    monkeypatch.setattr(rewrite, "_replace", late)
+    with engine.client() as client:
+        for n in range(8):
+            client.xadd("orders", {"n": n})
+            archive(schema=SCHEMA)
+    assert raced == [1]
+    assert len(query(lake, "n")) == 7
+    assert files_on_disk(lake) == set(Lake(lake).load().files)
 
 
 def braid(*words: str) -> Any:

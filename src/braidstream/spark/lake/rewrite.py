@@ -151,20 +151,27 @@ def _replace(lake: Lake, streams: Mapping[str, str], made: Sequence[File], what:
 
 
 def _replace_in_table(lake: Lake, streams: Mapping[str, str], made: Sequence[File], what: str) -> Dropped:
+    ours = [file for file in made if file.stream in set(streams.values())]
     for _ in range(TRIES):
         state = lake.load()
         undone = frozenset(stream for path, stream in streams.items() if path not in state.files)
         taken = [path for path, stream in streams.items() if stream not in undone]
-        added = [file for file in made if file.stream in set(streams.values()) - undone]
-        if not taken:
-            return Dropped(undone=undone)
+        added = [file for file in ours if file.stream not in undone]
         entries = sum(state.files[path].rows for path in taken) - sum(each.rows for each in added)
         try:
-            lake.commit(state, Change(what, add=tuple(added), remove=tuple(taken)))
+            if taken:
+                state = lake.commit(state, Change(what, add=tuple(added), remove=tuple(taken)))
         except Conflict:
             continue
+        _discard(lake, state, ours)
         return Dropped(entries, len(taken), undone)
+    _discard(lake, lake.load(), ours)
     return Dropped(undone=frozenset(streams.values()))
+
+
+def _discard(lake: Lake, state: State, files: Sequence[File]) -> None:
+    """Delete files that were not committed: they may have entries that were forgotten meanwhile."""
+    lake.store.delete({each.path for each in files} - set(state.files))
 
 
 def _merge(root: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
