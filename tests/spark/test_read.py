@@ -1,5 +1,6 @@
 """spark.read: everything between two positions, from plain streams and from braids."""
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -75,6 +76,10 @@ def test_several_streams_and_a_pattern(load: Load, engine: Engine) -> None:
         ({"startingTimestamp": FIRST + 3}, [3, 4]),
         ({"endingTimestamp": FIRST + 1}, [0]),
         ({"startingTimestamp": "2023-11-14T22:13:20.004Z"}, [4]),
+        ({"startingTimestamp": f'{{"orders": {FIRST + 3}}}'}, [3, 4]),
+        ({"startingTimestamp": '{"others": "2026-11-01"}'}, [0, 1, 2, 3, 4]),
+        ({"endingTimestamp": '{"orders": "2023-11-14T22:13:20.004Z"}'}, [0, 1, 2, 3]),
+        ({"endingTimestamp": '{"others": 1}'}, [0, 1, 2, 3, 4]),
     ],
 )
 def test_positions_and_times_bound_a_read(
@@ -99,6 +104,23 @@ def test_a_skewed_strand_is_split_into_slices_of_about_equal_size(load: Load, en
     assert len(sizes) == 4
     assert max(sizes) < 2 * 4050 / 4
     assert frame.select("id").distinct().count() == 4050
+
+
+def test_each_stream_may_have_its_own_start_time(load: Load, engine: Engine) -> None:
+    for name in ("a", "b", "c"):
+        fill(engine, 5, name)
+    times = json.dumps({"a": FIRST + 4, "b": "2023-11-14T22:13:20.002Z"})
+    found = load(streams="a,b,c", startingTimestamp=times).groupBy("stream").count().collect()
+    assert {row.stream: row["count"] for row in found} == {"a": 1, "b": 3, "c": 5}
+
+
+def test_a_partition_has_about_so_many_entries_at_most(load: Load, engine: Engine) -> None:
+    fill(engine, 400, "large")
+    fill(engine, 5, "small")
+    frame = load(streams="large,small", maxEntriesPerPartition=100)
+    sizes = sorted(frame.rdd.glom().map(len).collect())
+    assert (len(sizes), sizes[0], sum(sizes)) == (5, 5, 405)
+    assert sizes[-1] < 200
 
 
 def test_entries_of_every_kind_arrive_byte_for_byte(load: Load, engine: Engine) -> None:

@@ -66,8 +66,9 @@ STARTING_OFFSETS = Option(
     "startingOffsets",
 )  # fmt: skip
 STARTING_TIMESTAMP = Option(
-    "startingTimestamp", "source", values.time_ms, "",
-    "Start time: milliseconds since 1970, or ISO format (default time zone: UTC).",
+    "startingTimestamp", "source", values.times, "",
+    "Start time: milliseconds since 1970, or ISO format (default time zone: UTC); or JSON with a time for "
+    "each stream, others start at their beginning.",
     "startingTimestamp",
 )  # fmt: skip
 ENDING_OFFSETS = Option(
@@ -75,8 +76,8 @@ ENDING_OFFSETS = Option(
     "Where a batch read ends, inclusive: `latest` (when it is planned) or JSON.", "endingOffsets",
 )  # fmt: skip
 ENDING_TIMESTAMP = Option(
-    "endingTimestamp", "source", values.time_ms, "",
-    "End time of a batch read (exclusive).", "endingTimestamp",
+    "endingTimestamp", "source", values.times, "",
+    "End time of a batch read (exclusive), or JSON with a time for each stream.", "endingTimestamp",
 )  # fmt: skip
 MAX_ENTRIES = Option(
     "maxEntriesPerTrigger", "source", values.positive, "",
@@ -100,6 +101,11 @@ MIN_PARTITIONS = Option(
     "minPartitions", "source", values.positive, "1",
     "Approximate minimum number of partitions. Strands are split by ID range into about equal parts.",
     "minPartitions",
+)  # fmt: skip
+MAX_PER_PARTITION = Option(
+    "maxEntriesPerPartition", "source", values.positive, "",
+    "Approximate maximum number of entries in a partition. Larger strands are split by ID range.",
+    "maxRecordsPerPartition",
 )  # fmt: skip
 FAIL_ON_DATA_LOSS = Option(
     "failOnDataLoss", "source", values.flag, "true",

@@ -24,13 +24,14 @@ class Start:
     """Where to begin or end: everything, nothing, a time, or a position for each stream.
 
     at: stream -> "earliest", "latest", one user ID, the last offset of a log before the position, or
-    {place: native ID}. `rest` is for the others. option: the one that says so.
+    {place: native ID}. `rest` is for the others. option: the one that says so. times: a time for a stream.
     """
 
     rest: str = "earliest"
     at: Mapping[bytes, Any] = field(default_factory=dict)
     time_ms: int | None = None
     option: str = "startingOffsets"
+    times: Mapping[bytes, int] = field(default_factory=dict)
 
 
 def offsets(name: str, value: str) -> Start:
@@ -94,6 +95,19 @@ def time_ms(name: str, value: str) -> int:
         raise OptionError(name, f"{value!r} is neither milliseconds since 1970 nor an ISO time") from None
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return int(moment.timestamp() * 1000)
+
+
+def times(name: str, value: str) -> Start:
+    """A time, or a time for each stream."""
+    rest = "earliest" if name.startswith("start") else "latest"
+    if not value.lstrip().startswith("{"):
+        return Start(rest, time_ms=time_ms(name, value), option=name)
+    try:
+        given = json.loads(value)
+    except ValueError as error:
+        raise OptionError(name, f"neither a time nor JSON ({error})") from None
+    found = {name_of_text(stream): time_ms(name, str(moment)) for stream, moment in given.items()}
+    return Start(rest, times=found, option=name)
 
 
 def text(name: str, value: str) -> str:

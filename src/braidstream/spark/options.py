@@ -51,6 +51,7 @@ class SourceOptions:
     fail_on_missing: bool = True
     value_type: ValueType = "binary"
     logs: bool = False
+    max_per_partition: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,7 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         min_entries=taker.find(table.MIN_ENTRIES),
         max_delay_s=taker.take(table.MAX_DELAY),
         min_partitions=taker.take(table.MIN_PARTITIONS),
+        max_per_partition=taker.find(table.MAX_PER_PARTITION),
         fail_on_data_loss=taker.take(table.FAIL_ON_DATA_LOSS),
         group=taker.find(table.GROUP),
         regions=taker.find(table.REGIONS),
@@ -183,10 +185,8 @@ def _servers(taker: _Taker, *, needed: bool = True) -> Servers:
     return Servers(urls, redis)
 
 
-def _start(taker: _Taker, offsets: Option[Start], timestamp: Option[int]) -> Start:
+def _start(taker: _Taker, offsets: Option[Start], timestamp: Option[Start]) -> Start:
     position, moment = taker.find(offsets), taker.find(timestamp)
     if position is not None and moment is not None:
         raise OptionError(timestamp.name, f"give either this or {offsets.name}")
-    if moment is not None:
-        return Start(offsets.default, time_ms=moment, option=timestamp.name)
-    return position or offsets.fallback
+    return position or moment or offsets.fallback

@@ -19,11 +19,12 @@ _USE_NUMBERS: Final = 'Use startingOffsets and endingOffsets with numbers, like 
 def resolve(start: Start, strand: Strand, info: StrandInfo, *, is_new: bool = False) -> Id:
     """The position in a strand that an option means. is_new: the strand was created after the query began."""
     name = name_text(strand.name)
-    if start.time_ms is not None:
+    time_ms = start.times.get(strand.name, start.time_ms)
+    if time_ms is not None:
         if strand.is_of_log:
             why = f"{name} is a log, and its entries have no times. {_USE_NUMBERS % name}"
             raise OptionError(start.option, why)
-        return ids.before((start.time_ms, 0)) or ids.ZERO
+        return ids.before((time_ms, 0)) or ids.ZERO
     position = start.at.get(strand.name, start.rest)
     if isinstance(position, dict):
         position = position.get(place_text(strand), start.rest)

@@ -90,12 +90,13 @@ class _Source:
         yield from read(part, self.options.servers, rows, self.options.replication_wait_s)
 
     def slices(self, parts: Sequence[Range]) -> list[InputPartition]:
-        """A slice for each range; more with minPartitions, in proportion to the ranges' sizes."""
-        spare = self.options.min_partitions - len(parts)
-        if spare <= 0 or not parts:
-            return [Slice(part, self.surveyor.url) for part in parts]
+        """A slice for each range; more with minPartitions, in proportion to the ranges' sizes, and with
+        maxEntriesPerPartition."""
         weights = [max(1, part.weight) for part in parts]
+        spare, most = max(0, self.options.min_partitions - len(parts)), self.options.max_per_partition
         wanted = [1 + round(spare * weight / sum(weights)) for weight in weights]
+        if most is not None:
+            wanted = [max(pieces, -(-weight // most)) for pieces, weight in zip(wanted, weights, strict=True)]
         made = list[InputPartition]()
         for part, pieces in zip(parts, wanted, strict=True):
             made += [Slice(each, self.surveyor.url) for each in self._split(part, pieces)]
