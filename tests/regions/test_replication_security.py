@@ -186,32 +186,6 @@ def test_deadlines_need_the_right_to_unlink(pair: tuple[Engine, Engine], tmp_pat
     assert refused(pair[0]) == []
 
 
-def test_the_status_of_a_full_region_does_not_blame_its_daemon(
-    pair: tuple[Engine, Engine], tmp_path: Path
-) -> None:
-    urls = [url_of(engine, "link") for engine in pair]
-    for engine, rights in zip(pair, RIGHTS, strict=True):
-        grant(engine, rights)
-    with daemon(tmp_path, urls) as told:
-        eventually(lambda: "daemon.ready" in told(), within_s=WITHIN_S, why="it should start")
-        with pair[0].client() as operator:
-            operator.config_set("maxmemory", operator.info("memory")["used_memory"] // 2)
-
-        def problems_when_stale() -> set[tuple[str, str]]:
-            words = ("status", "--config", str(tmp_path / "braid.toml"), "--json")
-            found: dict[str, Any] = json.loads(braid(*words, env={"LINK_PASSWORD": SECRET}).stdout)
-            [reported] = found["regions"][0]["daemons"]
-            is_stale = reported["reported_ms_ago"] > STALE_MS
-            return {(each["kind"], each["where"]) for each in found["problems"]} if is_stale else set()
-
-        wanted = {("full", "region-1"), ("daemon", "region-2")}
-        eventually(
-            lambda: problems_when_stale() == wanted,
-            within_s=WITHIN_S,
-            why="a full server refuses the status, and nothing else is wrong in region 1",
-        )
-
-
 def plain(rights: list[str]) -> set[str]:
     return {right.removeprefix("+") for right in rights}
 
@@ -281,3 +255,29 @@ def test_a_url_that_cannot_be_used_ends_the_daemon_with_a_word_about_it(
         eventually(lambda: hint in said(), within_s=WITHIN_S, why="it should say what is wrong")
         assert "region-2" in said()
         assert SECRET not in said()
+
+
+def test_the_status_of_a_full_region_does_not_blame_its_daemon(
+    pair: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    urls = [url_of(engine, "link") for engine in pair]
+    for engine, rights in zip(pair, RIGHTS, strict=True):
+        grant(engine, rights)
+    with daemon(tmp_path, urls) as told:
+        eventually(lambda: "daemon.ready" in told(), within_s=WITHIN_S, why="it should start")
+        with pair[0].client() as operator:
+            operator.config_set("maxmemory", operator.info("memory")["used_memory"] // 2)
+
+        def problems_when_stale() -> set[tuple[str, str]]:
+            words = ("status", "--config", str(tmp_path / "braid.toml"), "--json")
+            found: dict[str, Any] = json.loads(braid(*words, env={"LINK_PASSWORD": SECRET}).stdout)
+            [reported] = found["regions"][0]["daemons"]
+            is_stale = reported["reported_ms_ago"] > STALE_MS
+            return {(each["kind"], each["where"]) for each in found["problems"]} if is_stale else set()
+
+        wanted = {("full", "region-1"), ("daemon", "region-2")}
+        eventually(
+            lambda: problems_when_stale() == wanted,
+            within_s=WITHIN_S,
+            why="a full server refuses the status, and nothing else is wrong in region 1",
+        )
