@@ -14,8 +14,10 @@ from braidstream.protocol.cache import StreamCache
 from braidstream.protocol.plan import Plan
 from braidstream.protocol.stream_view import View
 from tests.support.gateways import Line, Served
+from tests.support.proxy import Proxy
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine
+from tests.support.world import World
 
 COMMANDS = [
     "XADD s 4102444800000 f v",
@@ -188,3 +190,18 @@ def test_a_client_that_forgets_under_load_sends_every_pipeline(region: braidstre
 
     _while_forgetting(region.session.cache.forget_all, work)
     assert sum(region.xlen(f"s{at}") for at in range(7)) == 200 * 20
+
+
+def test_clients_that_share_a_pool_each_notice_that_the_address_leads_to_another_region(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world(2)
+    with Proxy(world.engines[0].port) as proxy, braidstream.Redis.from_url(proxy.url) as one:
+        other = braidstream.Redis(connection_pool=one.connection_pool)
+        for client in (one, other):
+            client.xadd("x", {"n": 1})
+            client.xadd("x", {"n": 1})
+        world.sync()
+        proxy.point(world.engines[1].port)
+        entries = [client.xadd("x", {"n": 2}) for client in (one, other)]
+        assert [int(entry.split(b"-")[1]) % 1024 for entry in entries] == [2, 2]

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self, TypeVar
+from weakref import WeakKeyDictionary
 
 import redis.asyncio
 from redis import exceptions
@@ -65,13 +66,16 @@ class Session:
         self.cache = StreamCache()
         self.has_fast_path = True
         self.homes: HomeClients | None = None
+        # By connection: the socket on which this client has read the region. Clients may share a pool.
+        self._checked = WeakKeyDictionary[Any, Any]()
 
     def stale(self, conn: Any) -> bool:
         """Whether to read the region again: the connection is new, or the cache has expired."""
         return self._is_new(conn) or not self.cache.is_fresh(time.monotonic())
 
     def _is_new(self, conn: Any) -> bool:
-        return self.cache.region is None or getattr(conn, "braid_socket", None) is not socket_of(conn)
+        socket = socket_of(conn)
+        return self.cache.region is None or socket is None or self._checked.get(conn) is not socket
 
     def view(self, carriage: Carriage | None = None) -> View:
         return View.of(self.cache, carriage, self.producer.name if self.producer else b"")
@@ -86,7 +90,7 @@ class Session:
             else:
                 region = yield from read_region()
             self.cache.learn_region(require_current(region.require_open()), time.monotonic())
-            conn.braid_socket = socket_of(conn)
+            self._checked[conn] = socket_of(conn)
 
     def command(self, conn: Any, spec: Spec, argv: list[bytes], *, watching: bool = False) -> Plan[Any]:
         """The plan of one command, on a connection."""
@@ -111,7 +115,7 @@ class Session:
 
     def forget(self, conn: Any) -> None:
         """Clear the cache, because it is stale: a strand is missing, say."""
-        conn.braid_socket = None
+        self._checked.pop(conn, None)
         self.cache.forget_all()
 
     def fast_append(self, conn: Any, args: tuple[Any, ...]) -> Command | None:
