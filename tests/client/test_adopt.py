@@ -283,6 +283,18 @@ def test_undo_gives_everything_back(region: Any, engine: Engine, appended: int) 
         assert region.xlen("orders") == 21 + appended
 
 
+def test_undo_is_refused_if_lua_would_round_an_id(region: Any, engine: Engine) -> None:
+    with _bare(engine) as bare:
+        _native(bare)
+        _adopted(region)
+        region.xadd("orders", {"n": "1"})
+        for sequence in (2**43 + 1, 2**43 + 2):
+            bare.xadd("bs:1:s:{orders}", {"n": "2"}, id=f"4102444800000-{sequence}")
+        before = region.xrange("orders")
+        assert "too large a sequence" in region.run_plan(release(b"orders")).problem
+        assert region.xrange("orders") == before
+
+
 def test_undo_of_a_stream_with_later_chosen_ids_is_refused_and_others_go_on(
     region: Any, engine: Engine
 ) -> None:

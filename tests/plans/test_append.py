@@ -42,6 +42,20 @@ def test_the_first_write_gives_birth_to_the_strand_in_one_step_with_the_append()
     assert view.recall(b"orders").strands == (S1,)
 
 
+def test_an_append_to_a_strand_that_another_client_has_just_created_is_told_as_done() -> None:
+    view = remembering()
+    view.carriage.pipelined = True
+    view.learn(b"orders", [])
+    added = replay(
+        add(view, ADD),
+        {
+            "FCALL bs_strand_ensure 3 bs:meta:{orders} bs:1:s:{orders} orders s1": ReplyError("BSSTALE x"),
+            "XADD bs:1:s:{orders} NOMKSTREAM * v a": b"7-0",
+        },
+    )
+    assert added == b"7-1"
+
+
 def test_a_birth_refused_by_a_plain_key_is_the_answer_and_nothing_is_remembered() -> None:
     view = remembering()
     said = (

@@ -37,6 +37,7 @@ _WHY: Final = {
     "BSLOG": "a log has its name, and takes no entries with fields. Rename the native stream, then adopt it",
     "BSORDER": "an ID that was chosen since is after generated ones, and those of a native stream only rise",
     "BSWIDE": "it has an entry with too many fields",
+    "BSHIGH": "it has an entry with too large a sequence number",
 }
 
 

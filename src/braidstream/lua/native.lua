@@ -141,6 +141,7 @@ function native_release(keys, args)
   local page = redis.call('EXISTS', s) == 1 and redis.call('XRANGE', s, '-', '+', 'COUNT', TAKEN_AT_ONCE) or {}
   for _, entry in ipairs(page) do
     if #entry[2] > WIDEST then return redis.error_reply('BSWIDE entry ' .. entry[1] .. ' has too many fields') end
+    if #string.match(entry[1], '%d+$') >= 13 then return redis.error_reply('BSHIGH ' .. entry[1] .. ' is not exact in Lua') end
   end
   if #page > 0 and not less(last_of(c), user_id(page[1][1], writer)) then
     return redis.error_reply('BSORDER ' .. last_of(c) .. ' is not before ' .. user_id(page[1][1], writer))

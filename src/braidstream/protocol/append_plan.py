@@ -84,7 +84,8 @@ def _create_and_append(
             if home.is_of_log and view.log_home(home.name) != home:
                 raise replies[0]
             continue
-        for reply in replies:
+        # Without MULTI, another client may have created the strand between the two.
+        for reply in replies[1:] if is_stale(replies[0]) else replies:
             if isinstance(reply, ReplyError):
                 view.forget(home.name)
                 yield from _undo_create(home, replies)
