@@ -280,6 +280,8 @@ def say_every_function(said: Nodes, name: bytes) -> None:
     assert run(command(view, b"PERSIST", name), said) == 1
     assert run(apply(Strand(name, "c", 2), [((3, 3), [b"v", b"a"])]), said) == 1
     assert run(command(view, b"XDELEX", name, b"ACKED", b"IDS", b"1", b"7-7"), said) == [1]
+    trim = ("FCALL", "bs_entry_trim", 1, Strand(name, "s", 2).key, 1, "s2:0", 100, 1, "DELREF", 0, 1, "5-5")
+    assert said(Batch([trim])) == [0]
     state = run(read_state(name, [], [2], home=1), said)
     assert run(read_state(name, [], [2]), said).meta == state.meta
     assert said(Batch([glance_command(name, (1, 2, 3))])) == [b""]  # there are strands of chosen IDs too
