@@ -48,9 +48,9 @@ def test_a_password_that_the_own_server_refuses_is_not_blamed_on_the_peers(
         with replicating(tmp_path, {1: own.url.replace("//", "//braid:first@", 1), 2: way.url}) as daemon:
             daemon.tells("link.up peer=region-2")
             operator.execute_command("ACL", "SETUSER", "braid", "resetpass", ">second")
-            operator.execute_command("CLIENT", "KILL", "USER", "braid")
             way.cut()
             daemon.tells("link.lost peer=region-2")
+            operator.execute_command("CLIENT", "KILL", "USER", "braid")
 
             def failed_logins() -> int:
                 return sum(int(each["count"]) for each in operator.acl_log())
