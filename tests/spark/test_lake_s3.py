@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from pyarrow import fs
+from typer.testing import CliRunner
 
+from braidstream.cli.main import app
 from braidstream.errors import LakeError
 from braidstream.spark.jobs.archive import Archive, Archiver
 from braidstream.spark.jobs.commit_probe import probe
 from braidstream.spark.lake.log import Lake
 from braidstream.spark.lake.store import Store
+from braidstream.spark.lake.typed_columns import Typing
 from braidstream.spark.options import Servers
 from tests.support.lakes import add, archived
 from tests.support.s3_server import make_bucket, s3_server
@@ -82,6 +86,22 @@ def test_two_archives_at_once_write_each_entry_once(bucket: str, engine: Engine)
     left = {path for path in files - set(home.load().files) if path.endswith(".parquet")}
     assert len(left) <= 20, "only files of rounds that lost a race are left, for a day"
     assert archived(lake) == [n for n in range(120) if n != 50]
+
+
+def test_a_typed_table_gets_new_columns(bucket: str, engine: Engine) -> None:
+    schema = Typing.parse("n long, *")
+    archiver = Archiver(None, Archive(bucket, Servers((engine.url,), {}), (b"orders",), schema=schema))
+    with engine.client() as client:
+        for n in range(9):
+            client.xadd("orders", {"n": n, f"f{n % 2}": n})
+            assert archiver.round().entries == 1
+    archiver.close()
+    options = Store(bucket).options
+    rows = DeltaTable(f"{bucket}/orders", storage_options=options).to_pyarrow_table().to_pylist()
+    seen = sorted((row["n"], row["f0"], row["f1"], row["_rescued"]) for row in rows)
+    assert seen == [(n, *((str(n), None) if n % 2 == 0 else (None, str(n))), None) for n in range(9)]
+    told = CliRunner().invoke(app, ["spark", "ddl", "--table", f"{bucket}/orders", "--for", "trino"])
+    assert f"table_location => '{bucket}/orders'" in told.stdout
 
 
 def test_a_store_that_ignores_conditions_is_refused(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
