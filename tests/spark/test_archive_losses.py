@@ -202,6 +202,16 @@ def test_what_was_deleted_before_it_was_archived_is_no_loss(archive: Run, lake: 
     assert archived(lake) == [0, 1, 2, 3, 4, 6, 7]
 
 
+def test_a_stream_whose_entries_were_all_deleted_is_no_loss(archive: Run, lake: str, engine: Engine) -> None:
+    become(engine)
+    with client_of(engine) as client:
+        client.xdel("orders", *add(client, 1, 2))
+        archive()
+        add(client, 3)
+        archive()
+    assert archived(lake) == [3]
+
+
 def test_the_lake_keeps_a_plain_stream_that_was_deleted_and_refuses_it_anew(
     archive: Run, lake: str, engine: Engine
 ) -> None:

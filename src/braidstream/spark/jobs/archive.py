@@ -252,6 +252,8 @@ class Archiver:
 
     def _slices(self, span: Span, info: StrandInfo, size: int) -> list[Range]:
         strand, start, end, counted = span
+        if not info.length:  # all were deleted: there is nothing that a trim could remove
+            return []
         first = info.first if info.first is not None and info.first > start else None
         part = Range(strand, start, end, first, info.size, not self.what.allow_loss, size, counted)
         return self.surveyor.try_servers(lambda server: server.run(cut_up(part, size), strand.key))
