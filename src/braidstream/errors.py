@@ -105,14 +105,14 @@ class ConfigError(BraidError):
 
 
 class ClusterError(ConfigError):
-    """The server is a node of a cluster. A region must be one server."""
+    """The server is a node of a cluster, where this does not work yet."""
 
     code = "CLUSTER"
 
     def __init__(self) -> None:
         super().__init__(
-            "this server is a node of a cluster. A region is one server, with its replicas: clusters are not "
-            "supported yet. Use a server with cluster-enabled no."
+            "this server is a node of a cluster. There only `braid init` works so far. For everything else a "
+            "region is one server, with its replicas: use a server with cluster-enabled no."
         )
 
 

@@ -68,6 +68,7 @@ def test_init_prints_its_facts_as_one_line_of_json(engine: Engine) -> None:
         "writer": 1,
         "id_mode": "strict",
         "functions": {"version": functions.VERSION, "was": 0},
+        "primaries": 1,
     }
 
 

@@ -1,4 +1,4 @@
-"""A region is one server for now: how clients and commands refuse a node of a cluster."""
+"""What does not work on a cluster yet says so, and leaves the cluster alone."""
 
 import json
 from pathlib import Path
@@ -10,8 +10,8 @@ from redis.crc import key_slot
 import braidstream
 from braidstream.model import keys
 from tests.support.cli import braid
-from tests.support.cluster import Cluster
-from tests.support.regions import become, client_of
+from tests.support.cluster import Cluster, become_cluster
+from tests.support.regions import client_of
 from tests.support.servers import Engine
 
 WHOLE = (("KEYS", "*"), ("SCAN", 0), ("DBSIZE",), ("RANDOMKEY",), ("FLUSHDB",), ("FLUSHALL",))
@@ -31,29 +31,33 @@ def _braid(*words: str) -> tuple[int, dict[str, str]]:
     return done.returncode, json.loads(done.stdout)
 
 
-def test_every_verb_that_makes_or_serves_a_region_says_that_it_is_one_server(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    url, config = _owner(cluster, keys.CONFIG).url, tmp_path / "braid.toml"
-    config.write_text(f'[[region]]\nid = 1\nname = "one"\nurl = "{url}"\n')
-    for words in (
-        ("init", "--url", url, "--region", "1", "--name", "one"),
-        ("gateway", "--url", url, "--listen", "127.0.0.1:0"),
-        ("replicate", "--config", str(config), "--region", "one"),
-    ):
-        code, told = _braid(*words)
-        assert (code, told["code"]) == (1, "CLUSTER"), (words, told)
-        assert "A region is one server" in told["error"]
-    with redis.Redis.from_url(url) as bare:
+def test_every_verb_that_does_not_work_on_a_cluster_says_so(cluster: Cluster, tmp_path: Path) -> None:
+    become_cluster(cluster)
+    for node in (cluster.nodes[0], _owner(cluster, keys.CONFIG)):
+        url, config = node.url, tmp_path / "braid.toml"
+        config.write_text(f'[[region]]\nid = 1\nname = "us-east"\nurl = "{url}"\n')
+        for words in (
+            ("gateway", "--url", url, "--listen", "127.0.0.1:0"),
+            ("replicate", "--config", str(config), "--region", "us-east"),
+            ("adopt", "orders", "--url", url),
+            ("tune", "id-mode", "liberal", "--url", url),
+            ("streams", "--url", url),
+            ("group", "list", "--url", url),
+        ):
+            code, told = _braid(*words)
+            assert (code, told["code"]) == (1, "CLUSTER"), (words, told)
+            assert "only `braid init` works so far" in told["error"]
+    with redis.Redis.from_url(_owner(cluster, keys.CONFIG).url) as bare:
         assert bare.exists("bs:config") == 0
 
 
-def test_what_covers_all_keys_is_refused_on_a_node(cluster: Cluster) -> None:
+def test_a_client_of_one_server_refuses_a_node_even_if_it_has_a_config(cluster: Cluster) -> None:
     node = _owner(cluster, keys.CONFIG)
-    become(node)
+    with node.client() as bare:
+        bare.hset("bs:config", mapping={"region": 1, "name": "one", "writer": 1, "id-mode": "strict"})
     with client_of(node, decode_responses=True) as client:
-        for command in WHOLE:
-            with pytest.raises(braidstream.RefusedError, match="this server is a node of a cluster"):
+        for command in (*WHOLE, ("XADD", "x", "*", "n", "1")):
+            with pytest.raises(braidstream.BraidError, match="this server is a node of a cluster"):
                 client.execute_command(*command)
         assert client.hget("bs:config", "region") == "1"
 

@@ -1,7 +1,7 @@
 """A Redis cluster, a client of one stream in it, and calls of every engine function."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -14,16 +14,20 @@ from redis.exceptions import AskError, ClusterCrossSlotError, MovedError, Respon
 from braidstream import lua as functions
 from braidstream.admin import log_compaction, log_moves
 from braidstream.admin.adoption import adopt_command, append_command, release_command, set_aside_command
+from braidstream.admin.cluster_membership import initialise_cluster
 from braidstream.commands.expire import carry_out, expire_at
 from braidstream.commands.produce import call
 from braidstream.commands.table import TABLE
 from braidstream.errors import ReplyError
+from braidstream.lua.cluster_facts import load_facts, read_facts
 from braidstream.model import keys
 from braidstream.model.command import Command
+from braidstream.model.fields import ConfigField
 from braidstream.model.journal import apply_command
 from braidstream.model.meta import Registry
 from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
+from braidstream.net.bulk import Server
 from braidstream.net.reply_shape import resp2
 from braidstream.protocol.append import ensure_command
 from braidstream.protocol.braid import delete_command
@@ -91,6 +95,17 @@ class Cluster:
     def flush(self) -> None:
         for node in self.nodes:
             node.flush()
+
+
+def become_cluster(
+    cluster: Cluster, *, region: int = 1, name: str = "us-east", id_mode: str = "strict"
+) -> None:
+    """Do to a cluster what `braid init` does. id_mode: as `braid tune id-mode` will set it."""
+    with closing(Server(cluster.url, {"cluster": True})) as server:
+        initialise_cluster(server.each_primary(), region, name)
+        for run_here in server.each_primary():
+            facts = run_here(read_facts())
+            run_here(load_facts(facts | {ConfigField.ID_MODE: id_mode.encode()}, replace=True))
 
 
 def _sees_all(node: Engine, size: int) -> bool:

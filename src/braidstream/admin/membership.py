@@ -18,28 +18,45 @@ NOTED_MS: Final = 1_000
 
 def initialise(region: int, name: str, *, fenced: bool = False) -> Plan[Region]:
     """Write `bs:config`, once; repeating it changes nothing. fenced: serve no client yet."""
-    if not 1 <= region <= LAST_WRITER:
-        raise BraidError(
-            f"region {region} is not between 1 and {LAST_WRITER}. Give each region its own number there."
-        )
-    if not name or len(name) > 64:
-        raise BraidError("a region's name has 1 to 64 characters. Use a short one, like us-east.")
-    yield from _refuse_eviction()
+    check_names(region, name)
+    yield from refuse_eviction()
     while True:
         yield Batch([("WATCH", CONFIG)])
         try:
             known = yield from read_region()
         except NotARegionError:
-            who = (ConfigField.REGION, region, ConfigField.NAME, name, ConfigField.ID_MODE, "strict")
-            writers = (ConfigField.WRITER, region, ConfigField.WRITERS, region, ConfigField.TOPOLOGY, 1)
+            who = [word for pair in first_facts(region, name).items() for word in pair]
             fence = (ConfigField.FENCED, FLUSHED) if fenced else ()
-            yield Batch([("HSET", CONFIG, *who, *writers, *fence)], atomic=True)
+            yield Batch([("HSET", CONFIG, *who, *fence)], atomic=True)
             continue  # read what this or another client has written
         yield Batch([("UNWATCH",)])
         break
     if (known.id, known.name) != (region, name):
         raise RegionTakenError(has=f"region {known.id} ({known.name})", wanted=f"region {region} ({name})")
     return known if known.identity else (yield from _identify())
+
+
+def check_names(region: int, name: str) -> None:
+    """Refuse a number or a name that a region cannot have."""
+    if not 1 <= region <= LAST_WRITER:
+        raise BraidError(
+            f"region {region} is not between 1 and {LAST_WRITER}. Give each region its own number there."
+        )
+    if not name or len(name) > 64:
+        raise BraidError("a region's name has 1 to 64 characters. Use a short one, like us-east.")
+
+
+def first_facts(region: int, name: str) -> dict[bytes, bytes]:
+    """What a new region is: the fields of `bs:config`."""
+    number = b"%d" % region
+    return {
+        ConfigField.REGION: number,
+        ConfigField.NAME: name.encode(),
+        ConfigField.ID_MODE: b"strict",
+        ConfigField.WRITER: number,
+        ConfigField.WRITERS: number,
+        ConfigField.TOPOLOGY: b"1",
+    }
 
 
 def _identify() -> Plan[Region]:
@@ -49,7 +66,7 @@ def _identify() -> Plan[Region]:
     return (yield from read_region())
 
 
-def _refuse_eviction() -> Plan[None]:
+def refuse_eviction() -> Plan[None]:
     """Refuse eviction: an evicted strand loses its last ID. INFO works also where CONFIG is forbidden."""
     [info] = yield Batch([("INFO", "memory")], resend=True)
     policy = info_facts(info).get(b"maxmemory_policy", b"noeviction").decode()

@@ -1,15 +1,19 @@
 """`braid init`: make a database a region."""
 
+from contextlib import closing
 from typing import Annotated
 
 import typer
 
 from braidstream import lua
+from braidstream.admin.cluster_membership import initialise_cluster
 from braidstream.admin.membership import initialise
 from braidstream.cli.reach import Json, Url, ask, report, trouble
 from braidstream.model.ids import LAST_WRITER
-from braidstream.net.bulk import shown
-from braidstream.protocol.identify import refuse_cluster
+from braidstream.model.region_config import Region
+from braidstream.net.bulk import Server, shown
+from braidstream.protocol.identify import INFO_CLUSTER, is_cluster
+from braidstream.protocol.plan import send_one
 
 
 def init(
@@ -23,26 +27,42 @@ def init(
     name: Annotated[str, typer.Option(help="Name of this region, like us-east.")],
     as_json: Json = False,
 ) -> None:
-    """Make a database a braidstream region, or upgrade its engine functions.
+    """Make a database or a cluster a braidstream region, or upgrade its engine functions.
 
-    You can run it again at any time, also under load. It never changes which region a database is.
+    You can run it again at any time, also under load. It never changes which region a database is. Of a
+    cluster, name any node. Run it again after you add a primary.
 
     Example: braid init --url redis://localhost:6379 --region 1 --name us-east
     """
     with trouble(url, as_json):
-        # The region first: if the database belongs to another one, the functions are not loaded.
-        _, ready, before = ask(url, refuse_cluster(), initialise(region, name), lua.load())
+        [info] = ask(url, send_one(INFO_CLUSTER, resend=True))
+        ready, before, nodes = (_cluster if is_cluster(info) else _server)(url, region, name)
     facts = {
         "region": ready.id,
         "name": ready.name,
         "writer": ready.writer,
         "id_mode": ready.id_mode,
         "functions": {"version": lua.VERSION, "was": before},
+        "primaries": nodes,
     }
     loaded = "already there" if before == lua.VERSION else f"loaded, was {before or 'none'}"
+    what = shown(url) if nodes == 1 else f"the cluster of {shown(url)} ({nodes} primaries)"
     report(
         as_json,
         facts,
-        f"{shown(url)} is region {ready.id} ({ready.name}), ID mode {ready.id_mode}. "
+        f"{what} is region {ready.id} ({ready.name}), ID mode {ready.id_mode}. "
         f"Engine functions: version {lua.VERSION}, {loaded}.",
     )
+
+
+def _server(url: str, region: int, name: str) -> tuple[Region, int, int]:
+    # The region first: if the database belongs to another one, the functions are not loaded.
+    ready, before = ask(url, initialise(region, name), lua.load())
+    return ready, before, 1
+
+
+def _cluster(url: str, region: int, name: str) -> tuple[Region, int, int]:
+    with closing(Server(url, {"cluster": True})) as cluster:
+        primaries = cluster.each_primary()
+        ready, before = initialise_cluster(primaries, region, name)
+    return ready, before, len(primaries)

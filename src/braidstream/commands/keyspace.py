@@ -16,7 +16,6 @@ from braidstream.model.meta import Registry
 from braidstream.protocol import braid
 from braidstream.protocol.braid import delete_command
 from braidstream.protocol.cache import StreamCache
-from braidstream.protocol.identify import INFO_CLUSTER, is_cluster
 from braidstream.protocol.lookup import (
     FENCE_TYPE,
     WRONGTYPE,
@@ -231,18 +230,8 @@ def _existing(view: View, names: Iterable[bytes]) -> Plan[list[bytes]]:
     return [name for name in wanted if found[name].exists]
 
 
-def _refuse_cluster(argv: Argv, info: Any = None) -> Plan[None]:
-    """Refuse a command over all keys on a cluster node: it would cover the keys of this node only."""
-    if info is None:
-        [info] = yield Batch([INFO_CLUSTER], resend=True, attempt=True)
-    if is_cluster(info):
-        why = "this server is a node of a cluster, and it would cover the keys of this node only"
-        raise RefusedError(argv[0].upper().decode(), why, "Query each node with its own client")
-
-
 def list_keys(view: View, argv: Argv) -> Plan[list[bytes]]:
     """KEYS: plain keys and streams, under their own names."""
-    yield from _refuse_cluster(argv)
     plain, metas = yield Batch([("KEYS", argv[1]), ("KEYS", keys.META + b"*")], resend=True)
     matches = matcher(argv[1])
     names = [name for key in metas if (name := keys.name_of_meta(key)) is not None and matches(name)]
@@ -254,7 +243,6 @@ def list_keys(view: View, argv: Argv) -> Plan[list[bytes]]:
 
 def pick_key(view: View, argv: Argv) -> Plan[bytes | None]:
     """RANDOMKEY: a plain key or a stream. Falls back to SCAN after some tries."""
-    yield from _refuse_cluster(argv)
     for _ in range(_PICKS):
         found = yield Batch([("RANDOMKEY",)] * _PICKED, resend=True)
         for key in found:
@@ -301,7 +289,6 @@ def count_expiring(found: Iterable[bytes]) -> Plan[int]:
 
 def count_keys(view: View, argv: Argv) -> Plan[int]:
     """DBSIZE: plain keys and streams. Scans the database, to exclude braidstream's own keys."""
-    yield from _refuse_cluster(argv)
     hidden, streams = yield from hidden_keys()
     [size] = yield Batch([("DBSIZE",)], resend=True)
     return int(size) - len(hidden) + streams
@@ -312,9 +299,8 @@ def scan(view: View, argv: Argv) -> Plan[list[Any]]:
     options = dict(zip(map(option, argv[2::2]), argv[3::2], strict=False))
     count: Command = ("COUNT", options[b"COUNT"]) if b"COUNT" in options else ()
     # The first SCAN only checks the arguments; its keys are ignored.
-    commands: list[Command] = [("SCAN", *argv[1:]), ("SCAN", argv[1], *count), INFO_CLUSTER]
-    checked, found, info = yield Batch(commands, resend=True, attempt=True)
-    yield from _refuse_cluster(argv, info)
+    commands: list[Command] = [("SCAN", *argv[1:]), ("SCAN", argv[1], *count)]
+    checked, found = yield Batch(commands, resend=True, attempt=True)
     for reply in (checked, found):
         if isinstance(reply, ReplyError):
             raise reply
@@ -343,7 +329,6 @@ def flush(view: View, argv: Argv) -> Plan[bytes]:
     [checked] = yield Batch([(argv[0], _NO_OPTION)], resend=True, attempt=True)
     if isinstance(checked, ReplyError) and checked.code == "NOPERM":
         raise checked
-    yield from _refuse_cluster(argv)
     if argv[0].upper() == b"FLUSHALL":
         yield from _flush_other_databases()
     cursor = b"0"

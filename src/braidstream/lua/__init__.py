@@ -82,6 +82,15 @@ def require_current(region: Region) -> Region:
     return region
 
 
+def refuse_newer(before: int, version: int) -> None:
+    """Keep a library that is newer than ours: other clients need it."""
+    if before > version:
+        raise LibraryError(
+            f"the engine has version {before} of the braidstream functions, this client brings "
+            f"{version} and will not replace a newer one. Upgrade it: pip install -U braidstream"
+        )
+
+
 def load(text: str | None = None, *, version: int = VERSION) -> Plan[int]:
     """Bring the engine to this library, in place and under load. Returns the version it had before.
 
@@ -103,10 +112,7 @@ def load(text: str | None = None, *, version: int = VERSION) -> Plan[int]:
             raise
         if before > version:
             yield Batch([("UNWATCH",)])
-            raise LibraryError(
-                f"the engine has version {before} of the braidstream functions, this client brings "
-                f"{version} and will not replace a newer one. Upgrade it: pip install -U braidstream"
-            )
+        refuse_newer(before, version)
         if before == version and noted == b"%d" % version:
             yield Batch([("UNWATCH",)])
             return before

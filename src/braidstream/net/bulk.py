@@ -5,8 +5,9 @@ reply of thousands of entries becomes columns without becoming Python objects fi
 """
 
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import redis
@@ -89,7 +90,11 @@ class Server:
 
     def run_everywhere(self, make: Any) -> list[Any]:
         """Run a plan on every primary."""
-        return [_run(pool, make()) for pool in self._pools()]
+        return [run_here(make()) for run_here in self.each_primary()]
+
+    def each_primary(self) -> list[Callable[[Plan[Any]], Any]]:
+        """For every primary: a function that runs a plan on it."""
+        return [partial(_run, pool) for pool in self._pools()]
 
     @contextmanager
     def wire(self, key: bytes) -> Iterator["Wire"]:

@@ -15,7 +15,7 @@ def resp2(command: Command, reply: Any) -> Any:
         return reply_error(reply)
     if isinstance(reply, dict) and command[0] in ("XREAD", "XREADGROUP"):
         return [[name, entries] for name, entries in reply.items()]
-    if isinstance(reply, dict) or command[0] == "XINFO":
+    if isinstance(reply, dict) or command[0] in ("XINFO", "FUNCTION"):
         return _flattened(reply)
     return reply
 

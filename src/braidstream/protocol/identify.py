@@ -1,8 +1,9 @@
 """Reads which region a server is, and which newer commands it has."""
 
+from dataclasses import replace
 from typing import Any, Final
 
-from braidstream.errors import BraidError, ClusterError, ReplyError
+from braidstream.errors import BraidError, ClusterError, NotARegionError, ReplyError
 from braidstream.model.command import Command
 from braidstream.model.keys import CONFIG
 from braidstream.model.region_config import Region, ServerInfo
@@ -11,15 +12,32 @@ from braidstream.protocol.plan import Batch, Plan
 # Newer stream commands that plans use natively where the engine has them: Redis 8.2, 8.8.
 NEWER: Final = (b"XDELEX", b"XNACK")
 INFO_CLUSTER: Final = ("INFO", "cluster")
+# Which region a node of a cluster belongs to (lua/cluster_facts.py).
+NODE_FACTS: Final = ("FCALL_RO", "bs_region", 0)
 
 
 def read_region() -> Plan[Region]:
-    """Which region the server is. One round trip."""
+    """Which region the server is. One round trip. ClusterError on a node of a cluster."""
     try:
         [reply] = yield Batch([("HGETALL", CONFIG)], resend=True)
     except ReplyError as error:
         raise _as_cluster(error) from None
+    if not reply:
+        yield from refuse_cluster()
     return Region.parse(reply)
+
+
+def read_node() -> Plan[tuple[Region, ServerInfo]]:
+    """Which region a node of a cluster belongs to, and which newer commands it has. One round trip.
+
+    The version of the functions is what the node has, not what somebody noted.
+    """
+    commands: list[Command] = [NODE_FACTS, ("FCALL_RO", "bs_version", 0), *_ABOUT_SERVER]
+    found, version, table, info = yield Batch(commands, resend=True, attempt=True)
+    for reply in (found, version):
+        if isinstance(reply, ReplyError):
+            raise NotARegionError if "not found" in reply.text.lower() else reply
+    return replace(Region.parse(found), library=int(version)), _server_info(table, info)
 
 
 def _as_cluster(error: ReplyError) -> BraidError:
@@ -33,7 +51,7 @@ def is_cluster(info: Any) -> bool:
 
 
 def refuse_cluster() -> Plan[None]:
-    """Raise ClusterError on a node of a cluster: a region is one server. One round trip."""
+    """Raise ClusterError on a node of a cluster, for everything but the cluster clients. One round trip."""
     [info] = yield Batch([INFO_CLUSTER], resend=True, attempt=True)
     if is_cluster(info):
         raise ClusterError
@@ -44,22 +62,29 @@ def info_facts(info: bytes) -> dict[bytes, bytes]:
 
 
 def read_server() -> Plan[tuple[Region, ServerInfo]]:
-    """Which region the server is, and which newer commands it has. One round trip.
+    """Which region the server is, and which newer commands it has. One round trip. Refuses a cluster node.
 
     A user without the right to COMMAND INFO does without the newer commands. One without the right to INFO
     does not notice that another process serves the region (Region.may_repeat_ids).
     """
-    commands: list[Command] = [
-        ("HGETALL", CONFIG),
-        ("COMMAND", "INFO", *NEWER),
-        ("INFO", "server", "replication"),
-    ]
-    config, table, info = yield Batch(commands, resend=True, attempt=True)
+    config, table, info = yield Batch([("HGETALL", CONFIG), *_ABOUT_SERVER], resend=True, attempt=True)
     if isinstance(config, ReplyError):
         raise _as_cluster(config)
+    if is_cluster(info):
+        raise ClusterError
+    return Region.parse(config), _server_info(table, info)
+
+
+_ABOUT_SERVER: Final[list[Command]] = [
+    ("COMMAND", "INFO", *NEWER),
+    ("INFO", "server", "replication", "cluster"),
+]
+
+
+def _server_info(table: Any, info: Any) -> ServerInfo:
     known = [] if isinstance(table, ReplyError) else table
     facts = {} if isinstance(info, ReplyError) else info_facts(info)
-    return Region.parse(config), ServerInfo(
+    return ServerInfo(
         frozenset(name for name, row in zip(NEWER, known, strict=False) if row),
         run_id=facts.get(b"run_id", b""),
         is_primary=facts.get(b"role") == b"master",

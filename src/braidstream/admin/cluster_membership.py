@@ -1,0 +1,91 @@
+"""Make a cluster a region: what `braid init` runs on its primaries.
+
+Two concurrent calls for different regions both begin with the primary whose ID is the smallest. The engine
+lets one of them create the facts there, and the other one finds them. If a call ends half-way, the next one
+completes it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from braidstream.admin.membership import check_names, first_facts, refuse_eviction
+from braidstream.errors import BraidError, RegionTakenError
+from braidstream.lua.cluster_facts import Facts, load_facts, load_functions, read_facts
+from braidstream.model.fields import ConfigField
+from braidstream.model.region_config import Region
+from braidstream.protocol.identify import info_facts
+from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.retries import Retries
+
+# Runs a plan on one primary.
+Node = Callable[[Plan[Any]], Any]
+_WHO: Final = (ConfigField.REGION, ConfigField.NAME)
+
+
+def initialise_cluster(primaries: Sequence[Node], region: int, name: str) -> tuple[Region, int]:
+    """Store the facts and the functions on every primary; repeating it changes nothing.
+
+    Returns the region, and the lowest version of the functions that a primary had before.
+    """
+    check_names(region, name)
+    nodes = sorted(primaries, key=lambda node: bytes(node(_node_id())))
+    for node in nodes:
+        node(refuse_eviction())
+    facts = _agree(nodes, region, name)
+    before = min(node(load_functions()) for node in nodes)
+    return Region.parse([word for pair in facts.items() for word in pair]), before
+
+
+def _agree(nodes: Sequence[Node], region: int, name: str) -> Facts:
+    """The facts of all nodes, the same on each of them afterwards."""
+    retries = Retries("others kept changing which region this cluster is", error=BraidError)
+    while True:
+        retries.count()
+        found = [node(read_facts()) for node in nodes]
+        known = _newest([each for each in found if each is not None])
+        if known is None:
+            known = {**first_facts(region, name), ConfigField.IDENTITY: nodes[0](_run_id())}
+            if not nodes[0](load_facts(known)):
+                continue
+            found[0] = known
+        has, wanted = (known[ConfigField.REGION], known[ConfigField.NAME]), (b"%d" % region, name.encode())
+        if has != wanted:
+            raise RegionTakenError(has=_shown(known), wanted=f"region {region} ({name})")
+        stored = [
+            node(load_facts(known, replace=each is not None))
+            for node, each in zip(nodes, found, strict=True)
+            if each != known
+        ]
+        if all(stored):
+            return known
+
+
+def _newest(found: Sequence[Facts]) -> Facts | None:
+    """The facts with the highest `topology`. An error if nodes belong to different regions."""
+    if not found:
+        return None
+    who = {tuple(each[field] for field in _WHO) for each in found}
+    if len(who) > 1:
+        regions = " and ".join(sorted({_shown(each) for each in found}))
+        raise BraidError(
+            f"the nodes of this cluster are different regions: {regions}. One of them was added with the "
+            "functions of its former region. On that node, run: FUNCTION DELETE braidstream_region. Then run "
+            "this again."
+        )
+    return max(found, key=lambda each: (int(each[ConfigField.TOPOLOGY]), each[ConfigField.IDENTITY]))
+
+
+def _shown(facts: Facts) -> str:
+    return (
+        f"region {facts[ConfigField.REGION].decode()} ({facts[ConfigField.NAME].decode('utf-8', 'replace')})"
+    )
+
+
+def _node_id() -> Plan[bytes]:
+    [reply] = yield Batch([("CLUSTER", "MYID")], resend=True)
+    return bytes(reply)
+
+
+def _run_id() -> Plan[bytes]:
+    [info] = yield Batch([("INFO", "server")], resend=True)
+    return info_facts(info)[b"run_id"]

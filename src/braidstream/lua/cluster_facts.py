@@ -1,0 +1,77 @@
+"""Which region a cluster is: a second library, `braidstream_region`, that every node holds.
+
+A hash like bs:config has a slot, so one node would hold it, and every client would depend on that node. A
+library has no slot. It goes to replicas, survives a failover and FLUSHALL, and a read of it has no keys:
+
+    FCALL_RO bs_region 0    region 1 name us-east writer 1 ...      the fields of bs:config
+
+Docs: docs/decisions/0022-a-cluster-holds-its-facts-on-every-node.md.
+"""
+
+from typing import Final
+
+from braidstream.errors import ReplyError
+from braidstream.lua import VERSION, installed, refuse_newer, source
+from braidstream.model.strand import facts as paired
+from braidstream.protocol.identify import NODE_FACTS
+from braidstream.protocol.plan import Batch, Plan
+
+NAME: Final = "braidstream_region"
+
+Facts = dict[bytes, bytes]
+
+
+def facts_library(facts: Facts) -> str:
+    """The text of the library. Every byte of a value is escaped: a name may contain anything."""
+    words = ", ".join(_quoted(word) for pair in facts.items() for word in pair)
+    callback = f"function() return {{ {words} }} end"
+    return (
+        f"#!lua name={NAME}\nredis.register_function {{ function_name = 'bs_region', "
+        f"flags = {{ 'no-writes' }}, callback = {callback} }}\n"
+    )
+
+
+def _quoted(word: bytes) -> str:
+    return "'" + "".join(f"\\{byte:03d}" for byte in word) + "'"
+
+
+def read_facts() -> Plan[Facts | None]:
+    """The facts that a node holds; None if it holds none."""
+    [reply] = yield Batch([NODE_FACTS], resend=True, attempt=True)
+    if not isinstance(reply, ReplyError):
+        return paired(reply)
+    if is_missing(reply):
+        return None
+    raise reply
+
+
+def is_missing(reply: ReplyError) -> bool:
+    """Whether a node refused a call because it lacks the function."""
+    return "not found" in reply.text.lower()
+
+
+def load_facts(facts: Facts, *, replace: bool = False) -> Plan[bool]:
+    """Store the facts on a node. Without `replace`: False if the node holds some already."""
+    return (yield from _load(facts_library(facts), replace=replace))
+
+
+def _load(text: str, *, replace: bool = False) -> Plan[bool]:
+    how = ("REPLACE",) if replace else ()
+    [reply] = yield Batch([("FUNCTION", "LOAD", *how, text)], attempt=True)
+    if not isinstance(reply, ReplyError):
+        return True
+    if "already exists" in reply.text:
+        return False
+    raise reply
+
+
+def load_functions() -> Plan[int]:
+    """Bring a node to this version of the engine functions. Returns the version it had before.
+
+    `lua.load` does it under WATCH. Here no key could be WATCHed: which one the node holds changes.
+    """
+    before = yield from installed()
+    refuse_newer(before, VERSION)
+    if before < VERSION:
+        yield Batch([("FUNCTION", "LOAD", "REPLACE", source())])
+    return before
