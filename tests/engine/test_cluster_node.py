@@ -33,20 +33,24 @@ def _braid(*words: str) -> tuple[int, dict[str, str]]:
 
 def test_every_verb_that_does_not_work_on_a_cluster_says_so(cluster: Cluster, tmp_path: Path) -> None:
     become_cluster(cluster)
-    for node in (cluster.nodes[0], _owner(cluster, keys.CONFIG)):
-        url, config = node.url, tmp_path / "braid.toml"
-        config.write_text(f'[[region]]\nid = 1\nname = "us-east"\nurl = "{url}"\n')
-        for words in (
-            ("gateway", "--url", url, "--listen", "127.0.0.1:0"),
-            ("replicate", "--config", str(config), "--region", "us-east"),
-            ("adopt", "orders", "--url", url),
-            ("tune", "id-mode", "liberal", "--url", url),
-            ("streams", "--url", url),
-            ("group", "list", "--url", url),
-        ):
-            code, told = _braid(*words)
-            assert (code, told["code"]) == (1, "CLUSTER"), (words, told)
-            assert "only `braid init` works so far" in told["error"]
+    url, other, config = _owner(cluster, keys.CONFIG).url, cluster.nodes[0].url, tmp_path / "braid.toml"
+    assert url != other
+    config.write_text(f'[[region]]\nid = 1\nname = "us-east"\nurl = "{url}"\n')
+    for words in (
+        ("gateway", "--url", url, "--listen", "127.0.0.1:0"),
+        ("replicate", "--config", str(config), "--region", "us-east"),
+        ("adopt", "orders", "--url", url),
+        ("tune", "id-mode", "liberal", "--url", other),
+        ("streams", "--url", other),
+        ("group", "list", "--url", url),
+    ):
+        code, told = _braid(*words)
+        assert (code, told["code"]) == (1, "CLUSTER"), (words, told)
+        assert "braidstream.RedisCluster work so far" in told["error"]
+    for verb in ("doctor", "status"):
+        done = braid(verb, "--config", str(config), "--json")
+        assert done.returncode == 1, done.stdout
+        assert "this server is a node of a cluster" in done.stdout
     with redis.Redis.from_url(_owner(cluster, keys.CONFIG).url) as bare:
         assert bare.exists("bs:config") == 0
 

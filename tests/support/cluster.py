@@ -96,6 +96,12 @@ class Cluster:
         for node in self.nodes:
             node.flush()
 
+    def owner(self, slot: int) -> Engine:
+        """The node that served a slot at the start."""
+        return next(
+            node for (first, last), node in zip(self.SLOTS, self.nodes, strict=True) if first <= slot <= last
+        )
+
 
 def become_cluster(
     cluster: Cluster, *, region: int = 1, name: str = "us-east", id_mode: str = "strict"
@@ -106,6 +112,62 @@ def become_cluster(
         for run_here in server.each_primary():
             facts = run_here(read_facts())
             run_here(load_facts(facts | {ConfigField.ID_MODE: id_mode.encode()}, replace=True))
+
+
+class SlotMove:
+    """A slot on its way from one node to another: keys go one by one, as `redis-cli --cluster reshard` moves
+    them. At the end it is back where it was, so that the next test finds the cluster as it should be."""
+
+    def __init__(self, cluster: Cluster, slot: int) -> None:
+        self.cluster, self.slot = cluster, slot
+        self.source = cluster.owner(slot)
+        self.target = cluster.nodes[(cluster.nodes.index(self.source) + 1) % len(cluster.nodes)]
+
+    def __enter__(self) -> Self:
+        self.begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.target is not self.cluster.owner(self.slot):
+            self.finish()
+            self.source, self.target = self.target, self.source
+            self.begin()
+        self.finish()
+
+    def begin(self) -> None:
+        with self.source.client() as source, self.target.client() as target:
+            here, there = (each.execute_command("CLUSTER MYID").decode() for each in (source, target))
+            target.execute_command("CLUSTER SETSLOT", self.slot, "IMPORTING", here)
+            source.execute_command("CLUSTER SETSLOT", self.slot, "MIGRATING", there)
+
+    def keys(self) -> list[bytes]:
+        """The keys that are still at the source."""
+        with self.source.client() as source:
+            return list(source.execute_command("CLUSTER GETKEYSINSLOT", self.slot, 100_000))
+
+    def move(self, *some: bytes) -> None:
+        """Move keys; all that are left if none is named."""
+        with self.source.client() as source:
+            for key in some or self.keys():
+                source.execute_command("MIGRATE", "127.0.0.1", self.target.port, key, 0, 5000, "REPLACE")
+
+    def finish(self) -> None:
+        """Move the rest, and tell every node who owns the slot now."""
+        with self.target.client() as target:
+            there = target.execute_command("CLUSTER MYID").decode()
+        while True:
+            self.move()
+            try:
+                for node in (self.target, self.source, *self.cluster.nodes):
+                    with node.client() as client:
+                        client.execute_command("CLUSTER SETSLOT", self.slot, "NODE", there)
+            except ResponseError as error:  # a client created a key there since
+                if "keys" not in str(error):
+                    raise
+                continue
+            return
 
 
 def _sees_all(node: Engine, size: int) -> bool:

@@ -35,6 +35,7 @@ ON_ONE: Final = {
 BY_TURNS: Final = {
     "clients",
     "client/test_cache.py",
+    "client/test_cluster_client.py",
     "client/test_group_crowd.py",
     "client/test_raised.py",
     "client/test_redis_py_range.py",

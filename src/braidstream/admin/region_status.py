@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from braidstream.admin.daemon_status import STALE_MS, DaemonStatus, LinkStatus
-from braidstream.errors import BraidError, ReplyError
+from braidstream.errors import BraidError, ClusterError, ReplyError
 from braidstream.lua import VERSION
 from braidstream.model.keys import CONFIG, STATUS, claim
 from braidstream.model.region_config import Region
 from braidstream.model.strand import facts
-from braidstream.protocol.identify import info_facts
+from braidstream.protocol.identify import info_facts, is_cluster
 from braidstream.protocol.plan import Batch, Plan
 
 _CLOCK_MS: Final = 1_000
@@ -121,6 +121,8 @@ def read_view(number: int, name: str, peers: Sequence[int]) -> Plan[View]:
     fixed = [("TIME",), ("HGETALL", CONFIG), ("HGETALL", STATUS), ("INFO",)]
     claims = [("EXISTS", claim(peer)) for peer in peers]
     now, config, stored, info, *claimed = yield Batch([*fixed, *claims], resend=True, attempt=True)
+    if is_cluster(info):
+        return View(number, name, error=str(ClusterError()))
     for reply in (now, config):
         if isinstance(reply, ReplyError):
             return View(number, name, error=str(reply), code=reply.code)

@@ -42,17 +42,18 @@ async def _append(conn: Any, command: Command, session: Session, watching: bool)
         raise NotResentError(error) from error
 
 
-class _Plans:
-    """Overrides the method with which redis-py sends one command over a connection."""
+class Plans:
+    """Runs the plans of commands, on a connection of one server or from a connection of a cluster."""
 
     session: Session
     watching = False
 
-    async def _send_command_parse_response(
-        self, conn: Any, command_name: Any, *args: Any, **options: Any
+    async def answer(
+        self, conn: Any, args: tuple[Any, ...], options: dict[str, Any], *, may_skip_plan: bool = True
     ) -> Any:
+        """The result of a command, as redis-py's method returns it; NATIVE if it is the engine's own."""
         session = self.session
-        fast = session.fast_append(conn, args)
+        fast = session.fast_append(conn, args) if may_skip_plan else None
         if fast is not None and not session.stale(conn):
             entry = session.user_entry(conn, await _append(conn, fast, session, self.watching))
             if entry is not None:
@@ -61,22 +62,26 @@ class _Plans:
         spec = shared.spec_of(args)
         if spec is None:
             if not self.watching and session.overwrites(conn, args) and not pipeline.is_in_multi(conn):
-                result = await self._run(conn, session.overwrite(conn, args))
+                result = await self.run_on(conn, session.overwrite(conn, args))
                 return shared.present_native(self, conn, result, args, options)
             if args[0] in shared.MOVES:
                 session.forget(conn)
                 pipeline.note_multi(conn, args[0])
-            theirs = super()._send_command_parse_response(conn, command_name, *args, **options)  # type: ignore[misc]
-            return await theirs
+            return shared.NATIVE
         pipeline.refuse_in_multi(conn)
         argv = shared.words(conn, args)
-        result = await self._run(conn, session.command(conn, spec, argv, watching=self.watching))
+        result = await self.run_on(conn, session.command(conn, spec, argv, watching=self.watching))
         session.remember_home(args, argv)
         return await _awaited(shared.present(self, conn, spec, result, args, options))
 
-    async def _run(self, conn: Any, plan: Plan[T]) -> T:
+    def sender(self, conn: Any) -> Any:
+        """Who sends the batches of a plan."""
+        return AsyncSender(conn, watching=self.watching)
+
+    async def run_on(self, conn: Any, plan: Plan[T]) -> T:
+        send = self.sender(conn)
         try:
-            return await arun(plan, AsyncSender(conn, watching=self.watching))
+            return await arun(plan, send)
         except BraidError as error:
             raise for_user(error) from None
         except (NotResentError, *LOST):
@@ -85,6 +90,8 @@ class _Plans:
             # Interrupted: replies may still arrive, keys may be WATCHed. The connection cannot be reused.
             await conn.disconnect(nowait=True)
             raise
+        finally:
+            await send.close()
 
     def xcfgset(
         self, name: KeyT, idmp_duration: int | None = None, idmp_maxsize: int | None = None
@@ -96,6 +103,19 @@ class _Plans:
 
 async def _awaited(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
+
+
+class _Plans(Plans):
+    """Overrides the method with which redis-py sends one command over a connection."""
+
+    async def _send_command_parse_response(
+        self, conn: Any, command_name: Any, *args: Any, **options: Any
+    ) -> Any:
+        found = await self.answer(conn, args, options)
+        if found is not shared.NATIVE:
+            return found
+        theirs = super()._send_command_parse_response(conn, command_name, *args, **options)  # type: ignore[misc]
+        return await theirs
 
 
 class Redis(_Plans, shared.OurClient, LogCommands, redis.asyncio.Redis):  # type: ignore[misc]
@@ -143,7 +163,7 @@ class Redis(_Plans, shared.OurClient, LogCommands, redis.asyncio.Redis):  # type
         conn = await self.connection_pool.get_connection()  # type: ignore[no-untyped-call]
         try:
             with Sending(self.session):
-                return await self._run(conn, make(conn))
+                return await self.run_on(conn, make(conn))
         finally:
             await self.connection_pool.release(conn)
 
@@ -209,7 +229,7 @@ class Pipeline(_Plans, LogCommands, redis.asyncio.client.Pipeline):  # type: ign
     async def _execute_pipeline(self, connection: Any, commands: Any, raise_on_error: bool) -> Any:
         if not pipeline.has_streams(commands):
             return await super()._execute_pipeline(connection, commands, raise_on_error)
-        found = await self._run(connection, pipeline.pipeline(self, connection, commands))
+        found = await self.run_on(connection, pipeline.pipeline(self, connection, commands))
         if self.session.homes is not None:
             try:
                 for places in by_log(commands, found):
@@ -232,7 +252,7 @@ class Pipeline(_Plans, LogCommands, redis.asyncio.client.Pipeline):  # type: ign
             await asyncio.sleep(wait_s)
             again = [commands[at] for at in places]
             if number == way.here:
-                results = await self._run(connection, pipeline.pipeline(self, connection, again))
+                results = await self.run_on(connection, pipeline.pipeline(self, connection, again))
             elif (client := homes.client(Redis, self, number)) is not None:
                 results = await _sent(client, again)
             else:
@@ -244,7 +264,7 @@ class Pipeline(_Plans, LogCommands, redis.asyncio.client.Pipeline):  # type: ign
     async def _execute_transaction(self, connection: Any, commands: Any, raise_on_error: bool) -> Any:
         if not pipeline.has_streams(commands):
             return await super()._execute_transaction(connection, commands, raise_on_error)
-        found = await self._run(connection, pipeline.transaction(self, connection, commands))
+        found = await self.run_on(connection, pipeline.transaction(self, connection, commands))
         self.watching = False
         if found is None:
             raise exceptions.WatchError("Watched variable changed.")

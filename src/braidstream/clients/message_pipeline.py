@@ -60,7 +60,8 @@ def messages(session: Session, conn: Any, commands: Commands, *, atomic: bool) -
         return [None] * len(commands)
     ensure = list(map(ensure_command, homes))
     sent = [tuple(each.words) for each in calls]
-    replies = yield Exchange(ensure + sent, atomic=atomic, resend=_may_resend(session, calls))
+    resend = _may_resend(session, calls)
+    replies = yield Exchange(ensure + sent, atomic=atomic, resend=resend, unread=len(ensure))
     results = list[Any]()
     for each, reply in zip(calls, replies[len(ensure) :], strict=True):
         results += _results(session, conn, each, reply)

@@ -66,7 +66,7 @@ def pipeline(client: Any, conn: Any, commands: Commands) -> Plan[list[Any]]:
     yield from session.refresh(conn)
     if (fast := _fast(session, commands)) is not None:
         native, ensured = fast
-        replies = yield Exchange(native)
+        replies = yield Exchange(native, unread=ensured)
         return (yield from _fast_results(client, conn, commands, replies[ensured:]))
     found = yield from messages(session, conn, commands, atomic=False)
     rest = [at for at, result in enumerate(found) if result is None]

@@ -59,7 +59,7 @@ class Producer:
         if args[0] != "XADD" or len(args) < 5:
             return args
         if args[2] != "*":
-            encode = client.connection_pool.get_encoder().encode
+            encode = client.get_encoder().encode
             try:
                 spec = parse_add([bytes(encode(word)) for word in args])
             except ReplyError:

@@ -103,12 +103,12 @@ def for_user(error: errors.BraidError) -> Exception:
 
 
 def cluster_refused() -> Exception:
-    """The error that RedisCluster raises."""
+    """The error that asyncio's RedisCluster raises."""
     return for_user(
         errors.RefusedError(
-            "RedisCluster",
-            "its streams would be plain ones that stay in one region, because clusters are not supported yet",
-            "Connect to a single server with braidstream.Redis; for plain keys on a cluster, use redis-py: "
-            "from redis.cluster import RedisCluster",
+            "asyncio.RedisCluster",
+            "its streams would be plain ones, because there is no asyncio client for clusters yet",
+            "Use braidstream.RedisCluster, which is synchronous; for plain keys on a cluster, use redis-py: "
+            "from redis.asyncio.cluster import RedisCluster",
         )
     )

@@ -38,10 +38,12 @@ from braidstream.protocol.append import command_of
 from braidstream.protocol.cache import StreamCache
 from braidstream.protocol.carry import Carriage
 from braidstream.protocol.gather import CommandSpec
-from braidstream.protocol.identify import read_region, read_server
+from braidstream.protocol.identify import read_node, read_region, read_server
 from braidstream.protocol.plan import Plan
 from braidstream.protocol.stream_view import View
 
+# The engine's own command: redis-py sends it.
+NATIVE: Final = object()
 # Commands after which a connection may use another database, or queues commands.
 MOVES: Final = frozenset(("SELECT", "SWAPDB", "RESET", "MULTI", "EXEC", "DISCARD"))
 
@@ -59,10 +61,11 @@ class Session:
 
     homes: clients of the other regions, for writes to logs; None if it does not know them.
     has_fast_path: whether plain appends may skip the plan; not with an encoder that changes text.
+    is_cluster: whether its servers are the nodes of a cluster.
     """
 
-    def __init__(self, producer: Producer | None = None) -> None:
-        self.producer = producer
+    def __init__(self, producer: Producer | None = None, *, is_cluster: bool = False) -> None:
+        self.producer, self.is_cluster = producer, is_cluster
         self.cache = StreamCache()
         self.has_fast_path = True
         self.homes: HomeClients | None = None
@@ -71,9 +74,9 @@ class Session:
 
     def stale(self, conn: Any) -> bool:
         """Whether to read the region again: the connection is new, or the cache has expired."""
-        return self._is_new(conn) or not self.cache.is_fresh(time.monotonic())
+        return self.is_new(conn) or not self.cache.is_fresh(time.monotonic())
 
-    def _is_new(self, conn: Any) -> bool:
+    def is_new(self, conn: Any) -> bool:
         socket = socket_of(conn)
         return self.cache.region is None or socket is None or self._checked.get(conn) is not socket
 
@@ -83,8 +86,8 @@ class Session:
     def refresh(self, conn: Any) -> Plan[None]:
         """Read the region again if that is due."""
         if self.stale(conn):
-            if self._is_new(conn):
-                region, server = yield from read_server()
+            if self.is_new(conn) or self.is_cluster:
+                region, server = yield from (read_node() if self.is_cluster else read_server())
                 self.cache.check_server(region, server, time.monotonic())
                 self.has_fast_path = sends_text_as_encoded(conn)
             else:
@@ -289,11 +292,13 @@ def is_for_plan(command: Command, error: exceptions.ResponseError) -> bool:
     return command[3] == "IDMP" or reply_error(error).code == "BSSTALE"
 
 
-def new_session(idempotent: bool, producer: str | bytes | None, config: ConfigFile = None) -> Session:
+def new_session(
+    idempotent: bool, producer: str | bytes | None, config: ConfigFile = None, *, is_cluster: bool = False
+) -> Session:
     """The session of a new client."""
     if producer is not None and not idempotent:
         raise ValueError("producer= names an idempotent client: pass idempotent=True as well.")
-    session = Session(Producer(producer) if idempotent else None)
+    session = Session(Producer(producer) if idempotent else None, is_cluster=is_cluster)
     try:
         session.homes = read_config(config)
     except BraidError as error:

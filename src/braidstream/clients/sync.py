@@ -43,15 +43,18 @@ def _append(conn: Any, command: Command, session: Session, watching: bool) -> An
         raise NotResentError(error) from error
 
 
-class _Plans:
-    """Overrides the method with which redis-py sends one command over a connection."""
+class Plans:
+    """Runs the plans of commands, on a connection of one server or from a connection of a cluster."""
 
     session: Session
     watching = False
 
-    def _send_command_parse_response(self, conn: Any, command_name: Any, *args: Any, **options: Any) -> Any:
+    def answer(
+        self, conn: Any, args: tuple[Any, ...], options: dict[str, Any], *, may_skip_plan: bool = True
+    ) -> Any:
+        """The result of a command, as redis-py's method returns it; NATIVE if it is the engine's own."""
         session = self.session
-        fast = session.fast_append(conn, args)
+        fast = session.fast_append(conn, args) if may_skip_plan else None
         if fast is not None and not session.stale(conn):
             entry = session.user_entry(conn, _append(conn, fast, session, self.watching))
             if entry is not None:
@@ -60,21 +63,26 @@ class _Plans:
         spec = shared.spec_of(args)
         if spec is None:
             if not self.watching and session.overwrites(conn, args) and not pipeline.is_in_multi(conn):
-                result = self._run(conn, session.overwrite(conn, args))
+                result = self.run_on(conn, session.overwrite(conn, args))
                 return shared.present_native(self, conn, result, args, options)
             if args[0] in shared.MOVES:
                 session.forget(conn)
                 pipeline.note_multi(conn, args[0])
-            return super()._send_command_parse_response(conn, command_name, *args, **options)  # type: ignore[misc]
+            return shared.NATIVE
         pipeline.refuse_in_multi(conn)
         argv = shared.words(conn, args)
-        result = self._run(conn, session.command(conn, spec, argv, watching=self.watching))
+        result = self.run_on(conn, session.command(conn, spec, argv, watching=self.watching))
         session.remember_home(args, argv)
         return shared.present(self, conn, spec, result, args, options)
 
-    def _run(self, conn: Any, plan: Plan[T]) -> T:
+    def sender(self, conn: Any) -> Any:
+        """Who sends the batches of a plan."""
+        return Sender(conn, watching=self.watching)
+
+    def run_on(self, conn: Any, plan: Plan[T]) -> T:
+        send = self.sender(conn)
         try:
-            return run(plan, Sender(conn, watching=self.watching))
+            return run(plan, send)
         except BraidError as error:
             raise for_user(error) from None
         except (NotResentError, *LOST):
@@ -83,6 +91,8 @@ class _Plans:
             # Interrupted: replies may still arrive, keys may be WATCHed. The connection cannot be reused.
             conn.disconnect()
             raise
+        finally:
+            send.close()
 
     def xcfgset(
         self, name: KeyT, idmp_duration: int | None = None, idmp_maxsize: int | None = None
@@ -90,6 +100,16 @@ class _Plans:
         """How long a stream remembers messages, in seconds, and how many of each producer."""
         words = shared.settings_words(idmp_duration, idmp_maxsize)
         return self.execute_command("XCFGSET", name, *words)  # type: ignore[attr-defined,no-any-return]
+
+
+class _Plans(Plans):
+    """Overrides the method with which redis-py sends one command over a connection."""
+
+    def _send_command_parse_response(self, conn: Any, command_name: Any, *args: Any, **options: Any) -> Any:
+        found = self.answer(conn, args, options)
+        if found is not shared.NATIVE:
+            return found
+        return super()._send_command_parse_response(conn, command_name, *args, **options)  # type: ignore[misc]
 
 
 class Redis(_Plans, shared.OurClient, LogCommands, redis.Redis):
@@ -140,7 +160,7 @@ class Redis(_Plans, shared.OurClient, LogCommands, redis.Redis):
         conn = self.connection_pool.get_connection()
         try:
             with Sending(self.session):
-                return self._run(conn, make(conn))
+                return self.run_on(conn, make(conn))
         finally:
             self.connection_pool.release(conn)
 
@@ -206,7 +226,7 @@ class Pipeline(_Plans, LogCommands, redis.client.Pipeline):
     def _execute_pipeline(self, connection: Any, commands: Any, raise_on_error: bool) -> Any:
         if not pipeline.has_streams(commands):
             return super()._execute_pipeline(connection, commands, raise_on_error)  # type: ignore[no-untyped-call]
-        found = self._run(connection, pipeline.pipeline(self, connection, commands))
+        found = self.run_on(connection, pipeline.pipeline(self, connection, commands))
         if self.session.homes is not None:
             try:
                 for places in by_log(commands, found):
@@ -227,7 +247,7 @@ class Pipeline(_Plans, LogCommands, redis.client.Pipeline):
             time.sleep(wait_s)
             again = [commands[at] for at in places]
             if number == way.here:
-                results = self._run(connection, pipeline.pipeline(self, connection, again))
+                results = self.run_on(connection, pipeline.pipeline(self, connection, again))
             elif (client := homes.client(Redis, self, number)) is not None:
                 results = _sent(client, again)
             else:
@@ -239,7 +259,7 @@ class Pipeline(_Plans, LogCommands, redis.client.Pipeline):
     def _execute_transaction(self, connection: Any, commands: Any, raise_on_error: bool) -> Any:
         if not pipeline.has_streams(commands):
             return super()._execute_transaction(connection, commands, raise_on_error)
-        found = self._run(connection, pipeline.transaction(self, connection, commands))
+        found = self.run_on(connection, pipeline.transaction(self, connection, commands))
         self.watching = False
         if found is None:
             raise exceptions.WatchError("Watched variable changed.")

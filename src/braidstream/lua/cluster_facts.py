@@ -8,6 +8,7 @@ library has no slot. It goes to replicas, survives a failover and FLUSHALL, and 
 Docs: docs/decisions/0022-a-cluster-holds-its-facts-on-every-node.md.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from braidstream.errors import ReplyError
@@ -17,6 +18,8 @@ from braidstream.protocol.identify import NODE_FACTS
 from braidstream.protocol.plan import Batch, Plan
 
 NAME: Final = "braidstream_region"
+# Both libraries.
+_OURS: Final = "braidstream*"
 
 Facts = dict[bytes, bytes]
 
@@ -75,3 +78,16 @@ def load_functions() -> Plan[int]:
     if before < VERSION:
         yield Batch([("FUNCTION", "LOAD", "REPLACE", source())])
     return before
+
+
+def read_libraries() -> Plan[list[bytes]]:
+    """The texts of both libraries, from a node that has them. Empty if it lacks one."""
+    [rows] = yield Batch([("FUNCTION", "LIST", "LIBRARYNAME", _OURS, "WITHCODE")], resend=True)
+    found = [paired(row)[b"library_code"] for row in rows]
+    return found if len(found) == 2 else []
+
+
+def load_libraries(texts: Sequence[bytes]) -> Plan[None]:
+    """Give both libraries to a node that lacks them: a primary that was added later."""
+    for text in texts:
+        yield from _load(text.decode())

@@ -19,6 +19,7 @@ from typing import Any
 
 import hiredis
 from redis._parsers.base import BaseParser
+from redis.cluster import ClusterPipeline
 from redis.connection import AbstractConnection
 from redis.exceptions import TimeoutError
 
@@ -139,3 +140,13 @@ def fall_back_to(module: ModuleType) -> Callable[[str], Any]:
         return getattr(module, name)
 
     return public
+
+
+def cluster_pipeline_arguments(cluster: Any) -> dict[str, Any]:
+    """What redis-py's cluster client passes to its pipelines. Some of it is private."""
+    found = dict[str, Any]()
+    for name in signature(ClusterPipeline.__init__).parameters:
+        for attribute in (name, f"_{name}"):
+            if name not in ("self", "transaction", "kwargs") and hasattr(cluster, attribute):
+                found.setdefault(name, getattr(cluster, attribute))
+    return found

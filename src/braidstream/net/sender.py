@@ -68,7 +68,7 @@ class Sender:
             self.may_connect, self.wrote = False, self.wrote or not batch.resend
             self.conn.send_packed_command(packed(self.conn, commands))
             for _ in commands:
-                replies.append(self._read(timeout))
+                replies.append(read_reply(self.conn, timeout))
             return unpack(batch, replies, resp2)
         except LOST as error:
             self.conn.disconnect()
@@ -79,13 +79,18 @@ class Sender:
                 raise NotResentError(error) from error
             raise
 
-    def _read(self, timeout: float | None) -> Any:
-        try:
-            if timeout is None:
-                return self.conn.read_response(disable_decoding=True)
-            return read_within(self.conn, timeout)
-        except exceptions.ResponseError as error:
-            return error
+    def close(self) -> None:
+        """The connection stays the caller's."""
+
+
+def read_reply(conn: Any, timeout: float | None) -> Any:
+    """Read an undecoded reply. An error reply is returned."""
+    try:
+        if timeout is None:
+            return conn.read_response(disable_decoding=True)
+        return read_within(conn, timeout)
+    except exceptions.ResponseError as error:
+        return error
 
 
 def connect(conn: Any, may: bool = True) -> None:
@@ -112,7 +117,7 @@ class AsyncSender:
             self.may_connect, self.wrote = False, self.wrote or not batch.resend
             await self.conn.send_packed_command(packed(self.conn, commands))
             for _ in commands:
-                replies.append(await self._read(timeout))
+                replies.append(await aread_reply(self.conn, timeout))
             return unpack(batch, replies, resp2)
         except LOST as error:
             await self.conn.disconnect(nowait=True)
@@ -123,17 +128,22 @@ class AsyncSender:
                 raise NotResentError(error) from error
             raise
 
-    async def _read(self, timeout: float | None) -> Any:
-        try:
-            if timeout is None:
-                return await self.conn.read_response(disable_decoding=True)
-            # Ours expires first: redis-py's timeout returns None and leaves the reply to the next reader.
-            async with asyncio.timeout(timeout):
-                return await self.conn.read_response(disable_decoding=True, timeout=2 * timeout)
-        except TimeoutError as error:
-            raise exceptions.TimeoutError(f"Timeout reading from {self.conn!r}") from error
-        except exceptions.ResponseError as error:
-            return error
+    async def close(self) -> None:
+        """The connection stays the caller's."""
+
+
+async def aread_reply(conn: Any, timeout: float | None) -> Any:
+    """Read an undecoded reply. An error reply is returned."""
+    try:
+        if timeout is None:
+            return await conn.read_response(disable_decoding=True)
+        # Ours expires first: redis-py's timeout returns None and leaves the reply to the next reader.
+        async with asyncio.timeout(timeout):
+            return await conn.read_response(disable_decoding=True, timeout=2 * timeout)
+    except TimeoutError as error:
+        raise exceptions.TimeoutError(f"Timeout reading from {conn!r}") from error
+    except exceptions.ResponseError as error:
+        return error
 
 
 async def aconnect(conn: Any, may: bool = True) -> None:

@@ -14,9 +14,14 @@ Shape = Callable[[Command, Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Exchange(Batch):
-    """Commands of a pipeline, including native ones. Replies are returned as the connection reads them."""
+    """Commands of a pipeline, including native ones. Replies are returned as the connection reads them.
+
+    unread: so many replies at the start do not matter. A cluster client does not wait for a slot that moves
+        if only those commands are left.
+    """
 
     attempt: bool = True
+    unread: int = 0
 
 
 def wire(batch: Batch) -> list[Command]:
