@@ -17,7 +17,7 @@ from redis.exceptions import CrossSlotTransactionError, RedisClusterException, W
 
 import braidstream
 from braidstream.model import keys
-from tests.support.cluster import Cluster, SlotMove, become_cluster
+from tests.support.cluster import Cluster, SlotMove, become_cluster, facts_of
 from tests.support.waiting import eventually
 
 NAMES = [f"stream-{number}" for number in range(12)]
@@ -111,6 +111,17 @@ def test_a_set_replaces_a_stream(client: braidstream.RedisCluster) -> None:
         client.xadd(name, {"n": "1"})
         client.set(name, "plain")
         assert (client.type(name), client.get(name)) == ("string", "plain")
+
+
+def test_the_id_mode_is_read_again_before_an_id_is_refused(
+    client: braidstream.RedisCluster, cluster: Cluster
+) -> None:
+    facts_of(cluster, {b"id-mode": b"strict", b"topology": b"2"})
+    with braidstream.RedisCluster.from_url(cluster.url) as another:
+        with pytest.raises(braidstream.RefusedError, match="ID mode"):
+            another.xadd("s", {"n": "1"}, id="1-1")
+        facts_of(cluster, {b"id-mode": b"liberal", b"topology": b"3"})
+        assert another.xadd("s", {"n": "1"}, id="1-1") == b"1-1"
 
 
 # All keys
@@ -232,6 +243,18 @@ def test_a_pipeline_over_all_nodes_answers_in_order(client: braidstream.RedisClu
     assert len(set(entries)) > 100
     for at, name in enumerate(NAMES):
         assert values(client, name)[1:] == [str(n) for n in range(at, 600, 12)]
+
+
+def test_the_commands_of_a_pipeline_run_in_order_in_each_stream(client: braidstream.RedisCluster) -> None:
+    client.xadd("a", {"n": "1"}, id="1-1")
+    client.xadd("b", {"n": "1"}, id="1-1")
+    with client.pipeline() as pipe:
+        pipe.xread({"a": "0", "b": "0"}).xadd("a", {"n": "2"}, id="2-2").xread({"b": "0", "a": "0"})
+        pipe.delete("a").xlen("a").xadd("a", {"n": "3"}).xread({"a": "0", "b": "0"}).xtrim("a", 0).xlen("a")
+        found = pipe.execute()
+    counts = [{name: len(entries) for name, entries in dict(found[at]).items()} for at in (0, 2, 6)]
+    assert counts == [{"a": 1, "b": 1}, {"a": 2, "b": 1}, {"a": 1, "b": 1}]
+    assert (found[1], found[3:5], found[7:]) == ("2-2", [1, 0], [1, 0])
 
 
 def test_the_errors_of_a_pipeline_belong_to_their_commands(client: braidstream.RedisCluster) -> None:

@@ -19,7 +19,7 @@ from braidstream.commands.expire import carry_out, expire_at
 from braidstream.commands.produce import call
 from braidstream.commands.table import TABLE
 from braidstream.errors import ReplyError
-from braidstream.lua.cluster_facts import load_facts, read_facts
+from braidstream.lua.cluster_facts import Facts, load_facts, read_facts
 from braidstream.model import keys
 from braidstream.model.command import Command
 from braidstream.model.fields import ConfigField
@@ -109,9 +109,14 @@ def become_cluster(
     """Do to a cluster what `braid init` does. id_mode: as `braid tune id-mode` will set it."""
     with closing(Server(cluster.url, {"cluster": True})) as server:
         initialise_cluster(server.each_primary(), region, name)
+    facts_of(cluster, {ConfigField.ID_MODE: id_mode.encode()})
+
+
+def facts_of(cluster: Cluster, changed: Facts) -> None:
+    """Change facts of the region on every node."""
+    with closing(Server(cluster.url, {"cluster": True})) as server:
         for run_here in server.each_primary():
-            facts = run_here(read_facts())
-            run_here(load_facts(facts | {ConfigField.ID_MODE: id_mode.encode()}, replace=True))
+            run_here(load_facts(run_here(read_facts()) | changed, replace=True))
 
 
 class SlotMove:
@@ -142,7 +147,7 @@ class SlotMove:
             target.execute_command("CLUSTER SETSLOT", self.slot, "IMPORTING", here)
             source.execute_command("CLUSTER SETSLOT", self.slot, "MIGRATING", there)
 
-    def keys(self) -> list[bytes]:
+    def left(self) -> list[bytes]:
         """The keys that are still at the source."""
         with self.source.client() as source:
             return list(source.execute_command("CLUSTER GETKEYSINSLOT", self.slot, 100_000))
@@ -150,7 +155,7 @@ class SlotMove:
     def move(self, *some: bytes) -> None:
         """Move keys; all that are left if none is named."""
         with self.source.client() as source:
-            for key in some or self.keys():
+            for key in some or self.left():
                 source.execute_command("MIGRATE", "127.0.0.1", self.target.port, key, 0, 5000, "REPLACE")
 
     def finish(self) -> None:

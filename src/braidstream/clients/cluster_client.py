@@ -92,11 +92,8 @@ class RedisCluster(ClusterPlans, LogCommands, redis.RedisCluster):
 
     def _execute(self, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         targets = options.pop("target_nodes", None)
-        home = (
-            self.session.cache.homes.get(args[1])
-            if args[0] == "XADD" and isinstance(args[1], str | bytes)
-            else None
-        )
+        name = args[1] if args[0] == "XADD" and len(args) > 1 else None
+        home = self.session.cache.homes.get(name) if isinstance(name, str | bytes) else None
         if home is not None:
             slot: int | None = slot_of(home.key)
         else:

@@ -1,5 +1,6 @@
 """Pipelines of `braidstream.RedisCluster`: over several nodes, or one MULTI in one slot."""
 
+from itertools import islice
 from typing import Any
 
 import redis.cluster
@@ -43,7 +44,8 @@ class ClusterPipeline(ClusterPlans, LogCommands, redis.cluster.ClusterPipeline):
         is_immediate = self.watching or args[0] in _IMMEDIATE
         if self._is_transaction and is_immediate and not self._is_explicit:
             return self._execute_now(args, options)
-        self._slots(args)
+        if args[0] != "XADD":
+            self._slots(args)  # refuses some
         self._queue.append((args, options))
         return self
 
@@ -160,10 +162,11 @@ class ClusterPipeline(ClusterPlans, LogCommands, redis.cluster.ClusterPipeline):
         if not self._queue and not self.watching:
             return []
         commands = [(args, _without_targets(options)) for args, options in self._queue]
-        slots = dict.fromkeys(slot for args, _ in commands for slot in self._slots(args))
+        slots = (slot for args, _ in commands for slot in self._slots(args))
+        needed = set(slots) if self._is_transaction else set(islice(slots, 1))
         lane = self.session.mark_all(self, commands)
         with Sending(self.session, lane):
-            found: list[Any] = way(commands, list(slots))
+            found: list[Any] = way(commands, needed)
         if raise_on_error:
             shared.raise_braid_error(found)
             for number, (result, (args, _)) in enumerate(zip(found, commands, strict=True), 1):
@@ -172,14 +175,14 @@ class ClusterPipeline(ClusterPlans, LogCommands, redis.cluster.ClusterPipeline):
                     raise result
         return found
 
-    def _execute_pipelined(self, commands: pipeline.Commands, slots: list[int]) -> list[Any]:
+    def _execute_pipelined(self, commands: pipeline.Commands, slots: set[int]) -> list[Any]:
         def attempt() -> list[Any]:
             with self.connected_to(next(iter(slots), None)) as conn:
                 return self.run_on(conn, pipeline.pipeline(self, conn, commands))
 
         return self.keep_trying(attempt)
 
-    def _execute_multi(self, commands: pipeline.Commands, slots: list[int]) -> list[Any]:
+    def _execute_multi(self, commands: pipeline.Commands, slots: set[int]) -> list[Any]:
         wanted = {*slots, *(() if self._slot is None else (self._slot,))}
         if len(wanted) > 1:
             raise exceptions.CrossSlotTransactionError(
@@ -219,6 +222,8 @@ class ClusterPipeline(ClusterPlans, LogCommands, redis.cluster.ClusterPipeline):
 
 
 def _without_targets(options: dict[str, Any]) -> dict[str, Any]:
+    if "target_nodes" not in options:
+        return options
     return {name: value for name, value in options.items() if name != "target_nodes"}
 
 

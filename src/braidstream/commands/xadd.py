@@ -14,7 +14,7 @@ from braidstream.model.strand import Strand, facts
 from braidstream.protocol.append import native_command
 from braidstream.protocol.append_plan import append
 from braidstream.protocol.braid import read_strands
-from braidstream.protocol.identify import read_region
+from braidstream.protocol.identify import read_again
 from braidstream.protocol.lookup import (
     find_registry,
     refuse_other_types,
@@ -39,7 +39,7 @@ def add(view: View, argv: Argv) -> Plan[bytes | None]:
         return (yield from _add_generated(view, name, spec, b"*"))
     if spec.seq and view.region.id_mode == "strict" and view.carriage.may_look_again:
         # Before a refusal, read the mode again: the cached one may be stale.
-        view.region = yield from read_region()
+        view.region = yield from read_again(view.region)
     if _is_generated(view, spec):
         return (yield from _add_generated(view, name, spec, b"%d-*" % spec.id[0]))
     if view.region.id_mode == "strict":

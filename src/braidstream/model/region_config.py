@@ -35,6 +35,7 @@ class Region:
     last_generated: (the highest ms of our IDs, the run ID of the server that generated it, whether that was
     ahead of its clock).
     adopted: native streams were adopted, so a plain key may be a fence (lua/native.lua).
+    is_cluster: it is a cluster, so every node holds the facts (lua/cluster_facts.py).
     fenced: the region lost its data and refuses clients until it is restored.
     flushed: it is fenced, and all that its server has was written after the loss (replication/flushed.py).
     """
@@ -54,6 +55,7 @@ class Region:
     fenced: bool = False
     flushed: bool = False
     adopted: bool = False
+    is_cluster: bool = False
 
     @property
     def journal_writer(self) -> int:

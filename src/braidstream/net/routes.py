@@ -24,7 +24,8 @@ _NONE: Final = frozenset(
     )
     for word in line.split()
 )
-_FIRST: Final = frozenset(
+# One key, after the command.
+ONE_KEY: Final = frozenset(
     word
     for line in (
         "DUMP EXPIRE EXPIREAT EXPIRETIME GET HDEL HEXISTS HGET HGETALL HINCRBY HLEN HSET HSETNX INCR PERSIST",
@@ -50,7 +51,7 @@ def word_of(word: Any) -> str:
 def keys_of(command: Command, native_keys: NativeKeys) -> Sequence[Any]:
     """The keys of a command; none if it may go to any node."""
     word = word_of(command[0])
-    if word in _FIRST:
+    if word in ONE_KEY:
         return command[1:2]
     if word in FUNCTIONS:
         return command[3 : 3 + int(command[2])]
@@ -76,7 +77,10 @@ def streams_at(command: Command) -> int:
 
 def slot_of(key: Any) -> int:
     """The slot of a key. Plans have bytes; a user's native command may have text or a number."""
-    return key_slot(key if isinstance(key, bytes) else str(key).encode())
+    return _slot(key) if isinstance(key, bytes) else _slot(str(key).encode())
+
+
+_slot = lru_cache(maxsize=10_000)(key_slot)
 
 
 def may_be_late(command: Command) -> bool:

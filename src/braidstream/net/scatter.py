@@ -23,7 +23,16 @@ from redis.exceptions import AskError, ClusterDownError, MovedError, TryAgainErr
 from braidstream.errors import ReplyError
 from braidstream.model.command import Command
 from braidstream.net.compat import parse_error
-from braidstream.net.routes import READS, NativeKeys, keys_of, may_be_late, slot_of, split_read, word_of
+from braidstream.net.routes import (
+    ONE_KEY,
+    READS,
+    NativeKeys,
+    keys_of,
+    may_be_late,
+    slot_of,
+    split_read,
+    word_of,
+)
 from braidstream.protocol.exchange import Exchange, wire
 from braidstream.protocol.plan import Batch
 
@@ -171,15 +180,15 @@ class _Parcel:
         """The legs of the first round. A read that blocks in several slots comes after the others."""
         by_slot, reads = dict[int | None, list[Leg]](), list[Leg]()
         for leg in self._units():
-            if leg.part:
+            if leg.part and self._batch.block_ms is not None:
                 reads.append(leg)
             else:
                 by_slot.setdefault(leg.slot, []).append(leg)
         parts = [_from_watch(units) for units in by_slot.values()]
         legs = [leg for before, _ in parts for leg in self._joined(before)]
         self._later.append([leg for _, after in parts for leg in self._joined(after)])
-        if self._batch.block_ms is None or not legs:
-            return legs + reads
+        if not legs:
+            return reads
         self._later.append(reads)
         return legs
 
@@ -192,13 +201,24 @@ class _Parcel:
         return []
 
     def _units(self) -> Iterator[Leg]:
-        """The commands one by one; a MULTI with all up to its EXEC."""
-        at = 0
+        """The commands with several keys one by one, those between them together; a MULTI up to its EXEC."""
+        at, plain = 0, dict[int | None, Leg]()
         while at < len(self._commands):
-            end = at + 1
-            if self._commands[at] == MULTI:
-                end = self._commands.index(EXEC, at) + 1
-            yield from self._unit(at, end)
+            command, end = self._commands[at], at + 1
+            if command[0] in ONE_KEY and len(command) > 1:  # most commands of a long pipeline
+                slot = slot_of(command[1])
+                if slot in plain:
+                    plain[slot].at.append(at)
+                    plain[slot].commands.append(command)
+                else:
+                    plain[slot] = Leg(slot, [at], [command])
+                    yield plain[slot]
+            else:
+                if command == MULTI:
+                    end = self._commands.index(EXEC, at) + 1
+                for leg in self._unit(at, end):
+                    plain.pop(leg.slot, None)  # what follows comes after it
+                    yield leg
             at = end
 
     def _unit(self, at: int, end: int) -> Iterator[Leg]:
@@ -213,7 +233,7 @@ class _Parcel:
             raise ReplyError(CROSS_SLOT)
         elif word_of(commands[0][0]) in READS:
             for slot, command in split_read(commands[0]).items():
-                yield Leg(slot, [at], [command], part=True)
+                yield Leg(slot, [at], [command], has_several=True, part=True)
         else:
             self._found[at] = parse_error(CROSS_SLOT)
 
@@ -226,7 +246,7 @@ class _Parcel:
             return
         plain = Leg(units[0].slot if units else None, [], [])
         for unit in units:
-            if unit.is_multi:
+            if unit.is_multi or unit.part:
                 if plain.at:
                     yield plain
                 yield unit

@@ -37,7 +37,16 @@ def read_node() -> Plan[tuple[Region, ServerInfo]]:
     for reply in (found, version):
         if isinstance(reply, ReplyError):
             raise NotARegionError if "not found" in reply.text.lower() else reply
-    return replace(Region.parse(found), library=int(version)), _server_info(table, info)
+    region = replace(Region.parse(found), library=int(version), is_cluster=True)
+    return region, _server_info(table, info)
+
+
+def read_again(known: Region) -> Plan[Region]:
+    """The same region, as it is now. One round trip."""
+    if not known.is_cluster:
+        return (yield from read_region())
+    region, _ = yield from read_node()
+    return region
 
 
 def _as_cluster(error: ReplyError) -> BraidError:
