@@ -81,6 +81,12 @@ kill-spark: ## 144 SIGKILLs of Spark's workers, JVM and driver: every cell of th
 kill-consumers: ## 100,000 entries, 8 consumer processes that raise, hang and kill themselves, and engine restarts
 	BRAID_ENTRIES=$(or $(ENTRIES),100000) $(PYTHON) -m pytest -q -s tests/long/test_consumers.py --timeout 0 -n 0
 
+cluster-differential: ## 300,000 random commands, a cluster through our client against one bare engine
+	BRAID_COMMANDS=300000 $(PYTHON) -m pytest -q -s tests/long/test_cluster_differential.py --timeout 0 -n 2
+
+cluster-moves: ## slots move 500 times while clients write, read and delete
+	BRAID_MOVES=500 $(PYTHON) -m pytest -q tests/long/test_cluster_moves.py --timeout 0 -n 2
+
 differential: ## a million random commands, braidstream against the bare engine
 	BRAID_COMMANDS=1000000 $(PYTHON) -m pytest -q -s tests/long/test_differential.py --timeout 0 -n 2
 

@@ -48,6 +48,8 @@ BY_TURNS: Final = {
     "gateway/test_gateway_restart.py",
     "docs/test_tutorial.py",
     "long/test_adopt_live.py",
+    "long/test_cluster_differential.py",
+    "long/test_cluster_moves.py",
     "long/test_consumers.py",
     "long/test_groups.py",
     "long/test_long_pages.py",

@@ -55,13 +55,16 @@ class Servers:
 
     def __enter__(self) -> Self:
         try:
-            for engine in self._engines:
-                engine.start()
-            self._prepare()
+            self._start()
         except BaseException:
             self._stop()
             raise
         return self
+
+    def _start(self) -> None:
+        for engine in self._engines:
+            engine.start()
+        self._prepare()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
