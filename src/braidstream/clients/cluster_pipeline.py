@@ -168,7 +168,7 @@ class ClusterPipeline(ClusterPlans, LogCommands, redis.cluster.ClusterPipeline):
         with Sending(self.session, lane):
             found: list[Any] = way(commands, needed)
         if raise_on_error:
-            shared.raise_braid_error(found)
+            shared.raise_first_of_ours(self, commands, found)
             for number, (result, (args, _)) in enumerate(zip(found, commands, strict=True), 1):
                 if isinstance(result, Exception):
                     self.annotate_exception(result, number, args)  # type: ignore[no-untyped-call]

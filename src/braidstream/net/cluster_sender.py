@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from redis import exceptions
 
+from braidstream.errors import LostError
 from braidstream.net.compat import is_connected, packed, socket_of
 from braidstream.net.reply_shape import reply_error, resp2
 from braidstream.net.routes import keys_of, slot_of, word_of
@@ -105,6 +106,8 @@ class ClusterSender:
         try:
             replies = self._deliver(batch)
         except LOST as error:
+            if batch.optional:
+                raise LostError("the cluster", str(error), wrote=True) from error
             if before if isinstance(error, REFUSALS) else self.wrote:
                 raise NotResentError(error) from error
             raise
