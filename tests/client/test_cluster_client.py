@@ -166,6 +166,11 @@ def test_a_read_of_streams_on_several_nodes(client: braidstream.RedisCluster) ->
         client.xreadgroup("h", "ann", dict.fromkeys(NAMES, ">"))
 
 
+def test_a_read_with_too_few_ids_is_refused_by_the_engine(client: braidstream.RedisCluster) -> None:
+    with pytest.raises(redis.ResponseError, match="Unbalanced"):
+        client.execute_command("XREAD", "STREAMS", *NAMES[:3], "0", "0")
+
+
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_a_read_waits_in_all_slots_at_once(
     client: braidstream.RedisCluster, cluster: Cluster, protocol: int

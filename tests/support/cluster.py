@@ -45,13 +45,14 @@ from tests.support.waiting import eventually
 
 
 class Cluster:
-    """Three masters that share the 16,384 slots, no replicas."""
+    """Three masters that share the 16,384 slots. `add_replica` gives one of them a replica."""
 
     SLOTS = ((0, 5460), (5461, 10922), (10923, 16383))
 
     def __init__(self, flavour: Flavour = "redis-7.0", *, args: Sequence[str] = ()) -> None:
-        self.flavour = flavour
+        self.flavour, self.args = flavour, args
         self.nodes = [Engine(flavour, args=args, cluster=True) for _ in self.SLOTS]
+        self.replicas = list[Engine]()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -89,8 +90,34 @@ class Cluster:
         return self
 
     def stop(self) -> None:
-        for node in self.nodes:
+        for node in (*self.nodes, *self.replicas):
             node.stop()
+
+    def add_replica(self, primary: Engine) -> Engine:
+        """A replica of a primary, in sync, that takes over if it fails."""
+        replica = Engine(self.flavour, args=self.args, cluster=True)
+        self.replicas.append(replica)
+        replica.start()
+        with replica.client() as client, primary.client() as source:
+            identity = source.execute_command("CLUSTER MYID").decode()
+            client.execute_command("CLUSTER", "MEET", "127.0.0.1", primary.port)
+            eventually(
+                lambda: identity in str(client.execute_command("CLUSTER NODES")),
+                within_s=START_WITHIN_S,
+                why="the replica should know its primary",
+            )
+            client.execute_command("CLUSTER", "REPLICATE", identity)
+            eventually(
+                lambda: client.info("replication").get("master_link_status") == "up",
+                within_s=START_WITHIN_S,
+                why="the replica should be in sync",
+            )
+            eventually(
+                lambda: all(_knows(node, replica) for node in self.nodes),
+                within_s=START_WITHIN_S,
+                why="all nodes should know the replica",
+            )
+        return replica
 
     def flush(self) -> None:
         for node in self.nodes:
@@ -101,6 +128,14 @@ class Cluster:
         return next(
             node for (first, last), node in zip(self.SLOTS, self.nodes, strict=True) if first <= slot <= last
         )
+
+
+def _knows(node: Engine, other: Engine) -> bool:
+    with node.client() as client:
+        nodes = client.execute_command("CLUSTER NODES")
+    return any(
+        place.endswith(f":{other.port}") and "slave" in about["flags"] for place, about in nodes.items()
+    )
 
 
 def become_cluster(

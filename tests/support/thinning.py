@@ -36,6 +36,7 @@ BY_TURNS: Final = {
     "clients",
     "client/test_cache.py",
     "client/test_cluster_client.py",
+    "client/test_cluster_failover.py",
     "client/test_group_crowd.py",
     "client/test_raised.py",
     "client/test_redis_py_range.py",

@@ -74,14 +74,16 @@ class ClusterPlans(Plans):
             self.nodes.release(conn)
 
     def keep_trying(self, attempt: Callable[[], T]) -> T:
-        """Repeat an attempt while connections fail. Nothing was written then: else it is a NotResentError."""
-        patience, left = Patience(), self.retry.get_retries()  # type: ignore[attr-defined]
+        """Repeat an attempt while connections fail, as during a failover; not if `retry` allows no retries.
+
+        Nothing was written then: else it is a NotResentError.
+        """
+        patience, may_retry = Patience(), self.retry.get_retries() != 0  # type: ignore[attr-defined]
         while True:
             try:
                 return attempt()
             except (exceptions.SlotNotCoveredError, *LOST) as error:
-                if left == 0 or patience.is_over or isinstance(error, _FINAL):
+                if not may_retry or patience.is_over or isinstance(error, _FINAL):
                     raise
-            left -= 1
             time.sleep(patience.pause_s())
             self.nodes.read_map()

@@ -56,7 +56,8 @@ def keys_of(command: Command, native_keys: NativeKeys) -> Sequence[Any]:
     if word in FUNCTIONS:
         return command[3 : 3 + int(command[2])]
     if word in READS:
-        return command[streams_at(command) :][: (len(command) - streams_at(command)) // 2]
+        places = command[streams_at(command) :]
+        return () if len(places) % 2 else places[: len(places) // 2]  # the engine refuses unbalanced ones
     if word in _AT_SECOND:
         return command[2:3]
     if word in _ALL:

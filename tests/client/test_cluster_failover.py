@@ -1,0 +1,95 @@
+"""A primary is killed while clients write: they continue with its replica, and no write is sent twice."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.crc import key_slot
+from redis.retry import Retry
+
+import braidstream
+from braidstream.model import keys
+from tests.support.cluster import Cluster, become_cluster
+from tests.support.servers import Flavour
+from tests.support.waiting import eventually
+
+NAMES = [f"s{number}" for number in range(12)]
+QUICK = ("--cluster-node-timeout", "1000")
+
+
+@pytest.mark.parametrize("idempotent", [False, True])
+def test_clients_continue_after_a_failover_and_send_no_write_twice(
+    flavour: Flavour, idempotent: bool
+) -> None:
+    with Cluster(flavour, args=QUICK) as cluster:
+        become_cluster(cluster)
+        cluster.add_replica(cluster.nodes[0])
+        with braidstream.RedisCluster.from_url(
+            cluster.nodes[1].url, decode_responses=True, idempotent=idempotent
+        ) as client:
+            stop, sent, lost, told = threading.Event(), list[str](), list[str](), list[str]()
+            slowest = {name: 0.0 for name in NAMES}
+
+            def write(names: list[str]) -> None:
+                number = 0
+                while not stop.is_set():
+                    name = names[number % len(names)]
+                    began = time.monotonic()
+                    value = f"{name} {number}"
+                    try:
+                        client.xadd(name, {"n": value})
+                        sent.append(value)
+                    except redis.ConnectionError as error:
+                        lost.append(value)
+                        told.append(str(error))
+                    slowest[name] = max(slowest[name], time.monotonic() - began)
+                    number += 1
+
+            there = [name for name in NAMES if cluster.owner(_slot(name)) is cluster.nodes[0]]
+            elsewhere = [name for name in NAMES if name not in there]
+            with ThreadPoolExecutor(2) as pool:
+                writing = [pool.submit(write, some) for some in (there, elsewhere)]
+                try:
+                    eventually(lambda: len(sent) > 200, within_s=20, why="both should write")
+                    cluster.nodes[0].kill()
+                    killed = len(sent)
+                    eventually(
+                        lambda: any(value.split()[0] in there for value in sent[killed + 5 :]),
+                        within_s=30,
+                        why="streams of the killed primary should be written again",
+                    )
+                finally:
+                    stop.set()
+                for each in writing:
+                    each.result()
+            stored = [fields["n"] for name in NAMES for _, fields in client.xrange(name)]
+            assert len(stored) == len(set(stored))
+            assert set(stored) <= {*sent, *lost}
+            assert {value for value in sent if value.split()[0] in elsewhere} <= set(stored)
+            assert len(lost) <= (0 if idempotent else 1), told
+            assert all("may or may not have been applied" in text for text in told)
+            assert max(slowest[name] for name in elsewhere) < 10
+
+
+def test_a_node_that_is_gone_for_good_is_told_as_a_lost_connection(flavour: Flavour) -> None:
+    with Cluster(flavour, args=("--cluster-require-full-coverage", "no")) as cluster:
+        become_cluster(cluster)
+        with braidstream.RedisCluster.from_url(
+            cluster.nodes[1].url, retry=Retry(NoBackoff(), 0), require_full_coverage=False
+        ) as client:
+            for name in NAMES:
+                client.xadd(name, {"n": "1"})
+            cluster.nodes[0].kill()
+            for name in NAMES:
+                if cluster.owner(_slot(name)) is cluster.nodes[0]:
+                    with pytest.raises(redis.ConnectionError):
+                        client.xadd(name, {"n": "2"})
+                else:
+                    assert client.xadd(name, {"n": "2"})
+
+
+def _slot(name: str) -> int:
+    return int(key_slot(keys.meta(name.encode())))
