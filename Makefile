@@ -66,6 +66,9 @@ bench-many: ## 100,000 small streams in three regions: memory, catch-up, restart
 bench-console: ## CPU of the console with five regions under load, without viewers and with five
 	$(PYTHON) -m bench.console
 
+bench-cluster: ## XADD through our cluster client against redis-py's own
+	$(PYTHON) -m bench.cluster
+
 bench-spark: ## what Spark's source and sink reach, against the engine's own figures
 	$(PYTHON) -m bench.spark
 
