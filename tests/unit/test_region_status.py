@@ -42,7 +42,7 @@ def test_a_daemon_with_an_old_file_is_named(daemons: list[DaemonStatus]) -> None
 @pytest.mark.parametrize(
     ("code", "kind"),
     [("NOREGION", "noregion"), ("LOADING", "loading"), ("NOPERM", "rights"), ("CONFIG", "config"),
-     ("WRONGPASS", "unreachable"), ("LOST", "unreachable")],
+     ("CLUSTER", "cluster"), ("WRONGPASS", "unreachable"), ("LOST", "unreachable")],
 )  # fmt: skip
 def test_a_server_that_cannot_be_read_is_told_by_its_error(code: str, kind: str) -> None:
     assert kinds(View(1, "us-east", error="some text", code=code)) == [(kind, "us-east")]

@@ -32,6 +32,7 @@ _UNREADABLE: Final = {
     "LOADING": ("loading", "Wait until the server has loaded its data."),
     "NOPERM": ("rights", "Give the user of its url the rights of the guide on replication security."),
     "CONFIG": ("config", "Correct the file, or bs:config of the server."),
+    "CLUSTER": ("cluster", "Remove it from the file."),
 }
 
 
@@ -122,7 +123,7 @@ def read_view(number: int, name: str, peers: Sequence[int]) -> Plan[View]:
     claims = [("EXISTS", claim(peer)) for peer in peers]
     now, config, stored, info, *claimed = yield Batch([*fixed, *claims], resend=True, attempt=True)
     if is_cluster(info):
-        return View(number, name, error=str(ClusterError()))
+        return View(number, name, error=str(ClusterError()), code=ClusterError.code)
     for reply in (now, config):
         if isinstance(reply, ReplyError):
             return View(number, name, error=str(reply), code=reply.code)
