@@ -11,6 +11,7 @@ from tests.support.clients import Opener
 from tests.support.proxy import Proxy
 from tests.support.regions import become
 from tests.support.servers import Engine
+from tests.support.waiting import eventually
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
@@ -102,13 +103,13 @@ def test_a_client_side_cache_serves_plain_keys_and_no_stale_streams(
     with braidstream.Redis.from_url(engine.url, **options) as client:
         for n in range(2):
             region.set("plain", n)
-            assert client.get("plain") == str(n)
+            eventually(lambda n=n: client.get("plain") == str(n), within_s=10, why="invalidations arrive")
             region.xadd("orders", {"n": n})
             client.xadd("orders", {"n": n})
             assert client.xlen("orders") == 2 * (n + 1)
             region.set("plain", "changed")
             assert client.exists("orders")  # the plan reads the invalidation
-            assert client.get("plain") == "changed"
+            eventually(lambda: client.get("plain") == "changed", within_s=10, why="invalidations arrive")
             assert client.pipeline().xlen("orders").get("plain").execute() == [2 * (n + 1), "changed"]
         assert client.connection_pool.cache.size
 
