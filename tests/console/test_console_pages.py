@@ -262,7 +262,7 @@ def test_dead_letters_are_retried_and_dropped_only_if_writing_is_allowed(scene: 
 
 
 def test_a_log_is_shown_by_offset(scene: Scene) -> None:
-    page = scene.open("/logs")
+    page = scene.open("/logs?pattern=pay")
     page.get_by_role("link", name="payments").click()
     expect(page.locator("td.id").last).to_have_text("120 paid")
     page.get_by_role("link", name="Earlier offsets").click()

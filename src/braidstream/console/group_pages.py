@@ -26,7 +26,7 @@ Answer = tuple[list[GroupRow], str]
 async def list_page(request: Request) -> Response:
     """The groups of the streams that a search finds, the largest lag first."""
     query = Query.of(request)
-    names, following = await search(query)
+    names, following = await search(query, query.text("cursor") or "0")
     rows = await asyncio.gather(*(query.region.run(read_stream(name)) for name in names))
     streams = [row for row in rows if row is not None and row.groups]
     answers = await asyncio.gather(*(_groups(query.region, row) for row in streams))

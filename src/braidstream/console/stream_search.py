@@ -5,7 +5,7 @@ import re
 import time
 from typing import Any, Final
 
-from braidstream.admin.stream_overview import list_streams, read_stream
+from braidstream.admin.stream_overview import StreamRow, list_streams, read_stream
 from braidstream.commands.glob import matcher
 from braidstream.console.page import Query, QueryError
 from braidstream.model.frontier import name_of_text
@@ -19,21 +19,28 @@ _CURSOR: Final = re.compile(r"[0-9]{1,20}\Z")
 
 
 async def list_found(query: Query, *, logs_only: bool = False) -> dict[str, Any]:
-    """One part of a search, for the templates of lists."""
-    names, following = await search(query)
-    rows = await asyncio.gather(*(query.region.run(read_stream(name)) for name in names))
+    """One part of a search, for the templates of lists. Logs are few: the search goes on until it has found
+    some."""
+    rows, cursor, began = list[StreamRow](), query.text("cursor") or "0", time.monotonic()
+    while True:
+        names, following = await search(query, cursor)
+        found = await asyncio.gather(*(query.region.run(read_stream(name)) for name in names))
+        rows += [row for row in found if row is not None and (row.is_log or not logs_only)]
+        if rows or not following or time.monotonic() - began > _WITHIN_S:
+            break
+        cursor = str(following)
     return {
         "region": query.region.name,
         "pattern": query.text("pattern"),
-        "rows": [row for row in rows if row is not None and (row.is_log or not logs_only)],
+        "rows": rows,
         "following": following,
         "is_first": query.text("cursor") in ("", "0"),
     }
 
 
-async def search(query: Query) -> tuple[list[bytes], int]:
-    """Names of streams that match `pattern`, from `cursor` on, and where to continue; 0 at the end."""
-    text, pattern = query.text("cursor") or "0", query.text("pattern")
+async def search(query: Query, text: str) -> tuple[list[bytes], int]:
+    """Names of streams that match `pattern`, from a cursor on, and where to continue; 0 at the end."""
+    pattern = query.text("pattern")
     if not _CURSOR.match(text):
         raise QueryError("cursor is no number.")
     glob = pattern if re.search(r"[*?\[]", pattern) else f"*{pattern}*"
