@@ -191,3 +191,10 @@ def test_errors_after_a_deletion_in_the_same_multi_name_the_stream(
         deleted, refused = pipe.execute(raise_on_error=False)
     assert deleted
     assert str(refused) == "NOGROUP No such key 'orders' or consumer group 'g'"
+
+
+def test_a_pipeline_sees_a_plain_key_that_it_deletes_later(region: braidstream.Redis) -> None:
+    region.set("plain", "v")
+    pipe = region.pipeline(transaction=False).xclaim("plain", "g", "c", 0, ["5-0"]).unlink("plain")
+    refused, deleted = pipe.execute(raise_on_error=False)
+    assert (str(refused).split()[0], deleted) == ("WRONGTYPE", 1)

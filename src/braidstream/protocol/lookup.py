@@ -70,9 +70,15 @@ def find_registry(view: View, name: bytes) -> Plan[Registry]:
 
 
 def look(view: View, name: bytes) -> Plan[Registry]:
-    """The registry, read now. WRONGTYPE if the name is a key of another type."""
+    """The registry, read now. WRONGTYPE if the name is a key of another type.
+
+    In a pipeline a later command may delete that key before its type is read here.
+    """
+    is_plain = view.carriage.has_looked and view.carriage.is_plain_key(name)
     registry = yield from read_registry(view, name)
     if not registry.exists:
+        if is_plain:
+            raise ReplyError(WRONGTYPE)
         yield from refuse_other_types(name)
     return registry
 
