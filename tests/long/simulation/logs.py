@@ -47,8 +47,9 @@ Row = tuple[int, str]
 class LogUsers:
     """told: the offset of each entry when it was written. gone: entries that may be missing, and why.
 
-    given: what each group was given, by region. sure_below: offsets below mean one entry, also while regions
-    do not know of a forced move yet.
+    given: what each group was given, by region. rescued: entries, with the offsets that they lost; if the new
+    one is the same by chance, groups are given it again. sure_below: offsets below mean one entry, also while
+    regions do not know of a forced move yet.
     """
 
     def __init__(self, seed: int, seats: dict[int, Seat]) -> None:
@@ -66,6 +67,7 @@ class LogUsers:
         self.gone = dict[str, str]()
         self.means = dict[int, str]()
         self.given = dict[tuple[str, int], set[Row]]()
+        self.rescued = set[Row]()
         self.held = dict[tuple[str, int], set[int]]()
         self.sure_below = LAST_OFFSET
         self.deleted = False  # then groups are too, and start again
@@ -139,7 +141,7 @@ class LogUsers:
         count = self.dice.choice((1, 3, 10))
         rows = self._rows(self._do(region, "TREAD", NAME, 0, count, "GROUP", group, *how))
         given = self.given.setdefault((group, region), set())
-        again = set() if self.deleted else given & set(rows)
+        again = set() if self.deleted else (given & set(rows)) - self.rescued
         assert not again, f"group {group} was given {sorted(again)} again in region {region}"
         given.update(rows)
         return rows
@@ -274,6 +276,7 @@ class LogUsers:
             for strand, end in log_moves.lost_tails(NAME.encode(), registry, number):
                 while entries := seat.run(log_moves.read_tail(strand, end)):
                     done += home.run(log_moves.append_tail(NAME.encode(), (strand, end), entries))
+                    self.rescued.update((offset, body.decode()) for offset, _, body in entries)
                     seat.run(log_moves.delete_tail(strand, entries))
         self._say(0, "(rescue)", str(done))
         return done
