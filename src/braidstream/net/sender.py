@@ -115,7 +115,10 @@ class AsyncSender:
         try:
             await aconnect(self.conn, self.may_connect)
             self.may_connect, self.wrote = False, self.wrote or not batch.resend
+            cancels = _cancels()
             await self.conn.send_packed_command(packed(self.conn, commands))
+            if _cancels() > cancels:  # redis-py sends with wait_for, which swallows it (Python 3.11)
+                raise asyncio.CancelledError
             for _ in commands:
                 replies.append(await aread_reply(self.conn, timeout))
             return unpack(batch, replies, resp2)
@@ -130,6 +133,12 @@ class AsyncSender:
 
     async def close(self) -> None:
         """The connection stays the caller's."""
+
+
+def _cancels() -> int:
+    """How often the current task was cancelled."""
+    task = asyncio.current_task()
+    return task.cancelling() if task else 0
 
 
 async def aread_reply(conn: Any, timeout: float | None) -> Any:
