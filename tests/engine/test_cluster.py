@@ -15,8 +15,8 @@ from braidstream.model import keys
 from braidstream.model.ids import ZERO
 from braidstream.model.strand import Strand
 from braidstream.protocol.plan import Batch, run
-from tests.support.cluster import (
-    Cluster,
+from tests.support.cluster import Cluster
+from tests.support.cluster_functions import (
     Nodes,
     command,
     neighbour,

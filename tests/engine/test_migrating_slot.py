@@ -15,7 +15,8 @@ from redis.exceptions import AskError, TryAgainError
 
 from braidstream import lua as functions
 from braidstream.model.command import Command
-from tests.support.cluster import Cluster, Nodes, is_refused, nodes_of, say, say_every_function
+from tests.support.cluster import Cluster
+from tests.support.cluster_functions import Nodes, is_refused, nodes_of, say, say_every_function
 
 ENOUGH_MS = 5000
 
