@@ -186,7 +186,7 @@ def without_region(text: str, number: int) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Replace the file at once: whoever reads it, also after a crash, has the old or the new text."""
+    """Replace the file in one step: a reader gets the old or the new text, also after a crash."""
     path = path.resolve()
     about = path.stat()
     new = path.with_name(f".{path.name}.{os.getpid()}")

@@ -80,7 +80,7 @@ end
            <n> <group to leave out> * n (<which strand> <id>)...
      Deletes these entries, in this order, as bs_entry_drop does: at most <most> of them, and only while all strands
      together have more than <keep>. Returns how many were deleted.
-     Why a function: several clients trim at once, and groups acknowledge meanwhile. ]]
+     Why a function: while it runs, no other client may trim and no group may acknowledge. ]]
 local function entry_trim(keys, args)
   local strands = tonumber(args[1])
   local at, journal = strands + 2, keys[strands + 1]

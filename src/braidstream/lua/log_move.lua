@@ -35,7 +35,7 @@ do
     return end_here(meta, strand, KIND.LOG .. now.number .. '.' .. now.writer, now.first)
   end
 
-  -- Where the first of these epochs ends here of which the rest has not arrived; nil if all are complete.
+  -- The last offset here of the first of these epochs that is incomplete here; nil if all are complete.
   local function first_gap(meta, keys, args)
     for at = 3, #keys do
       local label, first, last = unpack(args, 3 * at - 5, 3 * at - 3)

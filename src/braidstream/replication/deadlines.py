@@ -82,7 +82,7 @@ class Deadlines:
         return done
 
     async def _read_all(self, now_s: float) -> None:
-        self._read_all_s = now_s  # first: `missed` may be called meanwhile
+        self._read_all_s = now_s  # before the read: `missed` may be called during it
         try:
             async for names in all_streams(self._source):
                 await self._read(names)

@@ -28,7 +28,7 @@ from braidstream.replication.feed import all_streams
 from braidstream.replication.identity import check_region
 from braidstream.replication.state import State, parse_state, state_command
 
-# How long to wait for a peer that does not answer, or comes no further: clients wait meanwhile.
+# How long to wait for a peer that does not answer, or makes no progress. Clients wait too.
 ASKED_WITHIN_S: Final = 5.0
 
 

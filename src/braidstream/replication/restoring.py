@@ -22,7 +22,7 @@ from braidstream.replication.progress import Known
 from braidstream.replication.search import Search
 from braidstream.replication.state import State, likely_strands, read_state
 
-# Errors of the target if our cache is stale, and of the link if the source has changed meanwhile.
+# Errors of the target if our cache is stale, and of the link if the source has changed.
 STALE: Final = ("BSGAP", "BSSTALE", "BSMOVED")
 
 # Sends a stream's registry, and the entries at the end of its strands except of these, from the peer to us.
@@ -103,7 +103,7 @@ class Restorer:
                 done += await pair.delete_again(loss, theirs)
                 await pair.redo_journal(ours, theirs)
         except ReplyError as error:
-            # Deleted meanwhile, or the engine refuses writes for a while: try again.
+            # It was deleted, or the engine refuses writes for a while: try again.
             if error.code in (*STALE, *WRITES_REFUSED, "OOM"):
                 raise
             why = str(error)

@@ -157,7 +157,7 @@ def _deliver(view: View, parts: list[Segment], spec: Read, patience: _Patience) 
 
 
 def _as_it_ends_now(view: View, part: Segment) -> Plan[Segment]:
-    """The segment after a wait. If another region writes it, its epoch may have ended meanwhile."""
+    """The segment after a wait. If another region writes it, its epoch may have ended during the wait."""
     strand = part.strand
     if strand.writer == view.region.writer:
         return part

@@ -160,7 +160,7 @@ class Archiver:
             return self._tend(work, [*archived, *files])
 
     def _commit(self, state: State, change: Change) -> None:
-        """Commit; again, if another job has meanwhile only rewritten files or added columns.
+        """Commit. Repeat it if another job has only rewritten files or added columns since the read.
 
         If it has noted deletions, entries that were read before may be among them: they are read again.
         """

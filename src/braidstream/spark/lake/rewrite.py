@@ -170,7 +170,7 @@ def _replace_in_table(lake: Lake, streams: Mapping[str, str], made: Sequence[Fil
 
 
 def _discard(lake: Lake, state: State, files: Sequence[File]) -> None:
-    """Delete files that were not committed: they may have entries that were forgotten meanwhile."""
+    """Delete files that were not committed: they may have entries that have been forgotten since."""
     lake.store.delete({each.path for each in files} - set(state.files))
 
 
