@@ -11,7 +11,7 @@ from braidstream.clients import shared
 from braidstream.clients.sync import Plans
 from braidstream.model import keys
 from braidstream.net.cluster_sender import ClusterSender, Nodes
-from braidstream.net.routes import slot_of
+from braidstream.net.routes import READS, slot_of, word_of
 from braidstream.net.scatter import Patience
 from braidstream.net.sender import LOST
 
@@ -19,8 +19,6 @@ T = TypeVar("T")
 
 # Commands about all keys: every primary is asked, and the answers are joined.
 EVERYWHERE: Final = frozenset((b"SCAN", b"KEYS", b"DBSIZE", b"FLUSHDB", b"FLUSHALL", b"RANDOMKEY"))
-# Over several slots they are split.
-_READS: Final = (b"XREAD", b"XREADGROUP")
 # They use the plain key and the stream of a name in one step.
 _IN_ONE_STEP: Final = (b"RENAME", b"RENAMENX", b"COPY", b"WATCH")
 # Nothing was sent, and another attempt would fail too.
@@ -40,7 +38,7 @@ def slots_of(args: tuple[Any, ...], argv: list[bytes]) -> list[int]:
 def one_slot(args: tuple[Any, ...], argv: list[bytes]) -> int | None:
     """The first slot; None without keys. Several are refused, in redis-py's words, except for reads."""
     slots = slots_of(args, argv)
-    if len(slots) > 1 and argv[0].upper() not in _READS:
+    if len(slots) > 1 and word_of(argv[0]) not in READS:  # those are split
         command = argv[0].decode("ascii", "replace")
         raise exceptions.RedisClusterException(f"{command} - all keys must map to the same key slot")
     return next(iter(slots), None)
