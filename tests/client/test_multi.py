@@ -198,3 +198,8 @@ def test_a_pipeline_sees_a_plain_key_that_it_deletes_later(region: braidstream.R
     pipe = region.pipeline(transaction=False).xclaim("plain", "g", "c", 0, ["5-0"]).unlink("plain")
     refused, deleted = pipe.execute(raise_on_error=False)
     assert (str(refused).split()[0], deleted) == ("WRONGTYPE", 1)
+
+
+def test_a_pipeline_does_not_see_a_plain_key_that_it_sets_later(region: braidstream.Redis) -> None:
+    pipe = region.pipeline(transaction=True).xdel("later", ">").set("later", "v")
+    assert pipe.execute(raise_on_error=False) == [0, True]

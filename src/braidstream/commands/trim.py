@@ -23,7 +23,7 @@ from braidstream.model.ids import Id
 from braidstream.model.merge import merge_certain
 from braidstream.model.strand import Entry, Strand
 from braidstream.protocol.braid import snapshot
-from braidstream.protocol.lookup import exists, find_registry, look, refuse_other_types, registry_of
+from braidstream.protocol.lookup import find_registry, look, refuse_other_types, registry_of
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
 
@@ -250,9 +250,8 @@ def delete_entries(view: View, argv: Argv) -> Plan[int]:
         wanted = [strict_id(word) for word in argv[2:]]
     except ReplyError:
         # Like the engine, refuse bad IDs only if the stream exists.
-        if (yield from exists(argv[1])):
+        if (yield from look(view, argv[1])).exists:
             raise
-        yield from refuse_other_types(argv[1])
         return 0
     replies = yield from send_to_holders(view, argv[1], wanted, partial(_delete, view))
     return sum(gone if isinstance(gone, int) else gone.count(1) for gone in replies)
