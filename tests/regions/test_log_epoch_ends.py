@@ -322,3 +322,18 @@ def test_a_forced_home_begins_where_an_earlier_epoch_is_incomplete(world: World)
     assert [rescue(world, old, 3) for old in (1, 2)] == [2, 1]
     world.sync()
     assert [bodies(world, number) for number in world] == [["1", "2", "x", "3", "4", "5"]] * 3
+
+
+def test_an_epoch_that_was_forced_and_planned_and_never_wrote_is_not_waited_for(world: World) -> None:
+    write(world[1], "1")
+    end_epoch(world, 2)
+    world.sync()
+    write(world[2], "2", "3")
+    assert end_epoch(world, 1, home=2) == 4
+    assert end_epoch(world, 2, force=True) == 4
+    write(world[2], "4")
+    assert end_epoch(world, 1, force=True) == 2  # nothing of 2 and 3 has arrived here
+    world.sync()
+    assert rescue(world, 2, 2) == 2
+    world.sync()
+    assert [bodies(world, number) for number in world] == [["1", None, None, "4", "2", "3"]] * 3

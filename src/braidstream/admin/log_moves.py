@@ -14,7 +14,7 @@ from braidstream.errors import BraidError
 from braidstream.model import keys
 from braidstream.model.command import Command
 from braidstream.model.keys import LOG
-from braidstream.model.meta import Registry
+from braidstream.model.meta import Registry, bell
 from braidstream.model.offset_log import Epoch, ends_of, offset_id, offset_of
 from braidstream.model.strand import Strand
 from braidstream.protocol.append import ensure_command
@@ -58,11 +58,14 @@ def end_epoch(name: bytes, epoch: Epoch, to: int, *, force: bool) -> Plan[int]:
     words: Command = (epoch.number, epoch.writer, to)
     if not force:
         return int((yield from send_one(("FCALL", "bs_log_seal", 2, *where, *words))))
-    parts = segments(name, (yield from read_log(name)))
-    for part in parts:
+    registry = yield from read_log(name)
+    where += (Strand(name, LOG, to, epoch.number + 1).key,)
+    words += (registry.bell,)
+    for part in segments(name, registry):
         if part.strand.life < epoch.number:
             where += (part.strand.key,)
             words += (part.strand.label, part.first, part.last)
+    where += bell(name, registry.bell)
     return int((yield from send_one(("FCALL", "bs_log_force", len(where), *where, *words))))
 
 

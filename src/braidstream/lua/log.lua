@@ -86,8 +86,9 @@ do
     end
   end
 
-  -- Where the strand of an epoch starts: just before its first offset.
-  local function start_epoch(meta, strand, label)
+  -- Create the strand of an epoch. It starts just before the epoch's first offset.
+  function logs.open(meta, strand, label, bell)
+    create_strand(meta, strand, label, true, bell)
     for _, each in ipairs(epochs_of(redis.call('HGET', meta, META.HOMES))) do
       if KIND.LOG .. each.epoch .. '.' .. each.writer == label and each.first ~= '1' then
         local before = '0-' .. predecessor(each.first)
@@ -121,8 +122,7 @@ do
     if refused then return refused end
     if not home then redis.call('HSET', meta, META.HOMES, epoch .. '.' .. writer .. ':1') end
     deadline.forget(meta) -- of a stream of that name
-    create_strand(meta, strand, label, true, bell)
-    start_epoch(meta, strand, label)
+    logs.open(meta, strand, label, bell)
     return 1
   end
 

@@ -37,8 +37,8 @@ do
 
   -- The last offset here of the first of these epochs that is incomplete here; nil if all are complete.
   local function first_gap(meta, keys, args)
-    for at = 3, #keys do
-      local label, first, last = unpack(args, 3 * at - 5, 3 * at - 3)
+    for at = 4, #keys do
+      local label, first, last = unpack(args, 3 * at - 7, 3 * at - 5)
       local offset = end_here(meta, keys[at], label, first)
       if offset and less_number(offset, last) then return offset end
     end
@@ -60,14 +60,22 @@ do
 
   --[[ log_force: the same at the new home, whose copy may lack the end. The strand is not sealed here: its writer does that
        when it learns of the next epoch. If the copy of an earlier epoch lacks its end, the next one begins there.
-       FCALL bs_log_force n <meta> <strand> <earlier strand>... <epoch> <writer> <to> (<label> <first> <last>)... ]]
+       The new strand is created at once: if nothing is ever written to it, it can still be sealed. Without that, readers
+       would wait for its offsets if another epoch follows that begins later.
+       FCALL bs_log_force n <meta> <strand> <new strand> <earlier strand>... [<bell>]
+             <epoch> <writer> <to> <stamp> (<label> <first> <last>)... ]]
   function logs.force(keys, args)
-    local meta, strand, now = keys[1], keys[2], current(keys[1])
+    local meta, strand, now, bell = keys[1], keys[2], current(keys[1]), take_bell(keys, args[4])
     if now.writer == args[3] then return tonumber(now.first) end -- it is the home already
     if now.number ~= args[1] or now.writer ~= args[2] then return redis.error_reply('BSSTALE the home has moved') end
     local after = first_gap(meta, keys, args) or last_epoch_ends(meta, strand, now)
     if not after then return redis.error_reply('BSSTALE the log is sealed') end
-    return begin(meta, now, args[3], after)
+    local label = KIND.LOG .. string.format('%d', now.number + 1) .. '.' .. args[3]
+    local refused = create_refused(meta, label, bell) or denied(meta, 'XSETID')
+    if refused then return refused end
+    local first = begin(meta, now, args[3], after)
+    logs.open(meta, keys[3], label, bell)
+    return first
   end
 
   -- The offsets of an old strand that were appended again: lists of {after, upto}. Before version 21 they began at 1.
