@@ -191,8 +191,14 @@ class Deviations:
         return True
 
     def no_more_ids(self, argv: Argv, bare: Reply, ours: Reply) -> None:
-        """XADD * where a stream of this name once reached the end of all IDs."""
-        if not isinstance(bare, bytes) or argv[1] not in self._mapping.exhausted:
+        """XADD * where a stream of this name once reached the end of all IDs, or at a chosen millisecond that
+        is earlier than what a deleted stream had."""
+        if not isinstance(bare, bytes):
+            return
+        is_low = isinstance(ours, Fault) and "equal or smaller than the target" in ours.text
+        if is_low and argv[id_word_at(argv)].isdigit() and not self._mapping.life(argv[1]).pairs:
+            raise SequenceEnds("generating after DEL")
+        if argv[1] not in self._mapping.exhausted:
             return
         if isinstance(ours, Fault) and "exhausted the last possible ID" in ours.text:
             raise SequenceEnds("generating after DEL")
