@@ -1,6 +1,6 @@
 """Real SIGKILLs of Spark's workers, JVM and driver: every entry is copied once, none is lost, none doubled.
 
-Six kills here; `make kill-spark` does one in every cell of the matrix, 144. Each kill is of a process that
+Three kills here; `make kill-spark` does one in every cell of the matrix, 144. Each kill is of a process that
 has just reached a point named in tests/support/killing.py; the query is then run again until it is done, in
 the other region where there are two.
 """
@@ -28,16 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RANDOM_KILLS = int(os.environ.get("BRAID_KILLS", "0"))
 ENTRIES = 30
 
-ONE_SERVER = [
-    ("write-middle", "worker"),
-    ("write-after", "jvm"),
-    ("publishing", "driver"),
-]
-TWO_REGIONS = [
-    ("decided", "jvm"),
-    ("publishing", "worker"),
-    ("committed", "driver"),
-]
+ONE_SERVER = [("write-middle", "worker")]
+TWO_REGIONS = [("decided", "jvm"), ("publishing", "driver")]
 
 
 class Job:

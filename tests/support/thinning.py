@@ -13,7 +13,6 @@ BRAID_ENGINE, or BRAID_ENGINE=all for all four, runs every test on the engines t
 
 import os
 import zlib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +37,9 @@ BY_TURNS: Final = {
     "client/test_cluster_client.py",
     "client/test_cluster_failover.py",
     "client/test_group_crowd.py",
+    "client/test_id_modes.py::test_a_connected_client_follows_each_change_of_the_mode",
+    "client/test_log_groups.py::test_64_readers_are_served_alike_and_the_limit_holds",
+    "client/test_logs.py::test_a_long_log_is_evicted_in_steps",
     "client/test_raised.py",
     "client/test_redis_py_range.py",
     "engine/test_cluster_node.py",
@@ -52,22 +54,34 @@ BY_TURNS: Final = {
     "long/test_cluster_differential.py",
     "long/test_cluster_moves.py",
     "long/test_consumers.py",
+    "long/test_differential.py::test_drawn_sequences_get_the_bare_engines_replies",
     "long/test_groups.py",
     "long/test_long_pages.py",
     "long/test_soak.py",
     "long/test_weaving.py",
     "regions/test_clocks.py",
     "regions/test_daemons.py",
+    "regions/test_deadlines.py",
+    "regions/test_durability.py",
+    "regions/test_flushed_regions.py",
+    "regions/test_identity.py",
+    "regions/test_ids_again.py",
+    "regions/test_links.py",
+    "regions/test_log_epoch_ends.py",
     "regions/test_log_kills.py",
     "regions/test_long_absence.py",
     "regions/test_lost_data.py",
+    "regions/test_own_server.py",
     "regions/test_region_changes.py",
+    "regions/test_replication_security.py",
     "regions/test_sentinels.py",
     "regions/test_sick_regions.py",
     "regions/test_takeover.py",
+    "regions/test_typed_daemons.py",
 }
 ON_TWO: Final = {
     "regions",
+    "client/test_consumer.py",
     "client/test_group_deletion.py",
     "client/test_group_late.py",
     "client/test_group_races.py",
@@ -80,7 +94,9 @@ ON_TWO: Final = {
     "engine/test_engines_start_and_stop.py",
     "engine/test_migrating_slot.py",
     "gateway/test_gateway_guard.py",
+    "gateway/test_gateway_subscriptions.py",
     "gateway/test_gateway_words.py",
+    "long/test_gateway_differential.py",
 }
 # They wait for processes, or search for long. The others take moments.
 LONG: Final = {
@@ -165,9 +181,9 @@ def spread(items: list[pytest.Item]) -> None:
     items[:] = [item for _, item in placed]
 
 
-def _is_in(item: pytest.Item, listed: Iterable[str]) -> bool:
-    path = item.path.relative_to(TESTS)
-    return path.as_posix() in listed or path.parts[0] in listed
+def _is_in(item: pytest.Item, listed: set[str]) -> bool:
+    path, test = item.path.relative_to(TESTS), getattr(item, "originalname", "")
+    return not {path.parts[0], path.as_posix(), f"{path.as_posix()}::{test}"}.isdisjoint(listed)
 
 
 def _params(item: pytest.Item) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Seeds 0 to 79, or as many as BRAID_SEEDS says; one of them by BRAID_SEED. `make simulate` runs 10,000."""
+"""Seeds 0 to 49, or as many as BRAID_SEEDS says; one of them by BRAID_SEED. `make simulate` runs 10,000."""
 
 import os
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import pytest
 from tests.long.simulation.simulator import pool, simulate
 from tests.support.servers import Engine
 
-SEEDS = int(os.environ.get("BRAID_SEEDS", "80"))
+SEEDS = int(os.environ.get("BRAID_SEEDS", "50"))
 ONE = os.environ.get("BRAID_SEED")
 AT_ONCE = 10
 
