@@ -40,9 +40,7 @@ def alerts(orders: DataFrame) -> DataFrame:
 def main(folder: str, url: str, others: list[str]) -> None:
     spark = SparkSession.builder.appName("orders").getOrCreate()
     spark.conf.set("spark.sql.session.timeZone", "UTC")
-    spark.conf.set(
-        "spark.sql.shuffle.partitions", 4
-    )  # the default, 200, is for clusters
+    spark.conf.set("spark.sql.shuffle.partitions", 4)  # the default, 200, is for clusters
     servers = {"url": url, "fallbackUrls": ",".join(others)}
     orders = read_orders(spark, servers)
     customers = spark.read.csv(str(PLACE / "customers.csv"), header=True)

@@ -203,3 +203,13 @@ def test_a_pipeline_sees_a_plain_key_that_it_deletes_later(region: braidstream.R
 def test_a_pipeline_does_not_see_a_plain_key_that_it_sets_later(region: braidstream.Redis) -> None:
     pipe = region.pipeline(transaction=True).xdel("later", ">").set("later", "v")
     assert pipe.execute(raise_on_error=False) == [0, True]
+
+
+def test_a_pipeline_reads_no_stream_beside_a_plain_key_that_it_deletes_later(
+    region: braidstream.Redis,
+) -> None:
+    region.xadd("orders", {"n": 1})
+    region.hset("plain", "f", "v")
+    pipe = region.pipeline(transaction=False).xread({"plain": "0", "orders": "0"}).delete("plain")
+    refused, deleted = pipe.execute(raise_on_error=False)
+    assert (str(refused).split()[0], deleted) == ("WRONGTYPE", 1)

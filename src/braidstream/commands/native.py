@@ -53,7 +53,7 @@ def routed(view: View, argv: Argv, names: Argv, build: Build) -> Plan[Any]:
     """A stream command: the engine's own on native streams, else its plan."""
     command = argv[0].upper()
     for left in reversed(range(_TRIES)):
-        was_native = [view.is_native(name) for name in names]
+        known = _kinds(view, names)
         try:
             if _passes(view, argv, names):
                 return (yield from _pass(view, argv, names))
@@ -67,11 +67,14 @@ def routed(view: View, argv: Argv, names: Argv, build: Build) -> Plan[Any]:
                 raise
             view = view.alone()
             yield from find_natives(view, names)
-            changed = was_native != [view.is_native(name) for name in names]
-            is_ours = any(view.recall(name).exists for name in names)
-            if not (changed or is_ours):
+            if known == _kinds(view, names):
                 raise
     raise AssertionError("the last try returns or raises")
+
+
+def _kinds(view: View, names: Argv) -> list[tuple[bool, bool]]:
+    """Of each name: whether it is known as a native stream, and as one of ours."""
+    return [(view.is_native(name), view.recall(name).exists) for name in names]
 
 
 def _passes(view: View, argv: Argv, names: Argv) -> bool:
