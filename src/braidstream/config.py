@@ -8,6 +8,8 @@
     listen = "127.0.0.1:9290"          # where `braid replicate` serves /metrics, /healthz, /readyz
     gateway_metrics = "127.0.0.1:9291" # the same for `braid gateway`
     durability = "replicas:1"          # when an entry may go to the peers; chosen by itself if left out
+    include = ["orders*"]              # exchange only these streams with other regions; all if left out
+    exclude = ["*.tmp"]                # and not these; they stay local
 
     [groups]
     takeover_after_s = 60              # scope ONCE: take over from a region that is silent for so long
@@ -21,18 +23,47 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from braidstream.commands.glob import matcher
 from braidstream.errors import ConfigError
 from braidstream.model.ids import LAST_WRITER
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 # HOST:PORT, or PORT on loopback.
 _HTTP = r"^([^:/ ]+:|\[[0-9a-fA-F:.]+\]:)?[0-9]{1,5}$"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The streams that a region exchanges with others: those that match `include`, all of them if that is
+    empty, without those that match `exclude`. The others stay local."""
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+    def takes(self, stream: bytes) -> bool:
+        is_included = not self.include or any(matches(stream) for matches in _matchers(self.include))
+        return is_included and not any(matches(stream) for matches in _matchers(self.exclude))
+
+    def __str__(self) -> str:
+        """In words, after "exchanges"."""
+        found = f"only {', '.join(self.include)}" if self.include else "all streams"
+        return f"{found}, without {', '.join(self.exclude)}" if self.exclude else found
+
+
+@lru_cache(maxsize=256)
+def _matchers(patterns: tuple[str, ...]) -> tuple[Callable[[bytes], bool], ...]:
+    return tuple(matcher(pattern.encode()) for pattern in patterns)
+
+
+_Patterns = tuple[Annotated[str, Field(min_length=1, max_length=1_000)], ...]
 
 
 class RegionConfig(BaseModel):
@@ -88,6 +119,20 @@ class RegionConfig(BaseModel):
     gateway_metrics: Annotated[
         str | None, Field(pattern=_HTTP, description="The same for `braid gateway`. Left out: not at all.")
     ] = None
+    include: Annotated[
+        _Patterns,
+        Field(
+            description="Globs of streams, as KEYS takes them. Only these are exchanged with other regions. "
+            "Left out: all.",
+        ),
+    ] = ()
+    exclude: Annotated[
+        _Patterns, Field(description="Globs of streams that stay local. It goes before `include`.")
+    ] = ()
+
+    @property
+    def selection(self) -> Selection:
+        return Selection(self.include, self.exclude)
 
 
 class GroupsConfig(BaseModel):
@@ -126,6 +171,10 @@ class Config(BaseModel):
     def peers_of(self, name: str) -> tuple[RegionConfig, ...]:
         here = self.named(name)
         return tuple(region for region in self.region if region is not here)
+
+    def local_to(self, stream: bytes) -> list[str]:
+        """The regions in which a stream stays local."""
+        return [region.name for region in self.region if not region.selection.takes(stream)]
 
 
 def load(path: Path, environment: Mapping[str, str] | None = None) -> Config:
@@ -172,7 +221,7 @@ def _filled(region: RegionConfig, where: str, environment: Mapping[str, str]) ->
 
 def with_region(text: str, region: RegionConfig) -> str:
     """The file with one more region at its end; what stands there stays as it is."""
-    fields = {name: value for name, value in region.model_dump().items() if value is not None}
+    fields = {name: value for name, value in region.model_dump().items() if value not in (None, ())}
     lines = [f"{name} = {json.dumps(value)}" for name, value in fields.items()]
     longer = "\n".join([text.rstrip("\n"), "", "[[region]]", *lines, ""])
     return _with_numbers(longer, [*_numbers(text), region.id])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from braidstream.config import RegionConfig, load, with_region, without_region, write
+from braidstream.config import RegionConfig, Selection, load, with_region, without_region, write
 from braidstream.errors import ConfigError
 from tests.support.cli import braid
 
@@ -45,6 +45,7 @@ def test_regions_are_found_by_name_and_by_number(tmp_path: Path) -> None:
         (("id = 2", "number = 2"), "region.1.id: Field required; region.1.number: Extra inputs"),
         (("rediss://", "http://"), "region.1.url"),
         (("7201", "here"), "region.0.gateway"),
+        (("id = 2", 'id = 2\ninclude = "orders"'), "region.1.include"),
         (("[[region]]", "[[regions"), "is not TOML"),
         (("${LINK_PASSWORD}", "${NOT_THERE}"), "wants ${NOT_THERE}"),
     ],
@@ -97,3 +98,20 @@ def test_a_listed_region_is_not_added_again_at_another_server(tmp_path: Path) ->
     done = braid("region", "add", *words)
     assert done.returncode == 1
     assert "is listed with another url" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "taken"),
+    [
+        ((), (), ["orders", "orders.tmp", "payments"]),
+        (("orders*",), (), ["orders", "orders.tmp"]),
+        ((), ("*.tmp",), ["orders", "payments"]),
+        (("orders*", "pay?ents"), ("*.tmp",), ["orders", "payments"]),
+        (("orders",), ("orders",), []),
+    ],
+)
+def test_a_selection_takes_what_is_included_and_not_excluded(
+    include: tuple[str, ...], exclude: tuple[str, ...], taken: list[str]
+) -> None:
+    chosen = Selection(include, exclude)
+    assert [name for name in ("orders", "orders.tmp", "payments") if chosen.takes(name.encode())] == taken

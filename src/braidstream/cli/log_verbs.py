@@ -130,6 +130,7 @@ def move(
     """
     with _opened(config, as_json) as known:
         target, (home, registry) = known.named(to), _home(known, name)
+        _refuse_local(name, home, target)
         epoch = log_moves.home_of(registry)
         if home.id == target.id:
             first = epoch.first
@@ -145,6 +146,16 @@ def move(
             first = asyncio.run(_between(home, target, moving))
     text = f"log {name} is written in {target.name} from offset {first} on."
     report(as_json, {"log": name, "home": target.name, "first": first}, text)
+
+
+def _refuse_local(name: str, *regions: RegionConfig) -> None:
+    """Its entries would not get from one home to the other."""
+    local = [each.name for each in regions if not each.selection.takes(name.encode())]
+    if local:
+        raise BraidError(
+            f"log {name} stays local in {' and '.join(local)}: `include` and `exclude` in the file say so. "
+            "Change them first."
+        )
 
 
 def _collect(known: Config, log: bytes, target: RegionConfig, *, lost: RegionConfig) -> None:

@@ -20,7 +20,7 @@ from braidstream.cli.reach import ConfigFile, Json, ask, report, trouble
 from braidstream.cli.replicate import durability_of
 from braidstream.cli.verbs import Verbs
 from braidstream.clients.sync import ServerError
-from braidstream.config import Config, RegionConfig
+from braidstream.config import Config, RegionConfig, Selection
 from braidstream.errors import BraidError, ConfigError
 from braidstream.model.ids import LAST_WRITER
 from braidstream.model.region_config import Region
@@ -49,6 +49,12 @@ def add(
     name: Annotated[str, typer.Option(help="Its name, like ap-south.")],
     url: Annotated[str, typer.Option(help="Its server.")],
     gateway: Annotated[str | None, typer.Option(help="Where its gateway listens, HOST:PORT.")] = None,
+    include: Annotated[
+        list[str] | None, typer.Option(help="Exchange only streams that match this glob. Repeatable.")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(help="Do not exchange streams that match this glob. Repeatable.")
+    ] = None,
     config: ConfigFile = Path("braid.toml"),
     as_json: Json = False,
 ) -> None:
@@ -61,8 +67,11 @@ def add(
     """
     with trouble(config, as_json):
         known = files.load(config)
-        new = RegionConfig(id=number, name=name, url=url, gateway=gateway)
         others = [region for region in known.region if (region.id, region.name) != (number, name)]
+        chosen = _selection(known, name, include or (), exclude or ())
+        new = RegionConfig(
+            id=number, name=name, url=url, gateway=gateway, include=chosen.include, exclude=chosen.exclude
+        )
         # Refuses two regions with the same number or name.
         listed = {"region": [each.model_dump() for each in (*others, new)]}
         joined = files.parse(listed, str(config), os.environ)
@@ -86,6 +95,13 @@ def add(
     facts = {"region": number, "name": name, "streams": streams, "entries": entries}
     text = f"region {number} ({name}) has {streams:,} streams; {entries:,} entries were copied."
     report(as_json, facts, f"{text} Start its daemon: braid replicate --config {config} --region {name}")
+
+
+def _selection(known: Config, name: str, include: Sequence[str], exclude: Sequence[str]) -> Selection:
+    """That of the command; without one, that of the file, if this runs again."""
+    if include or exclude:
+        return Selection(tuple(include), tuple(exclude))
+    return next((each.selection for each in known.region if each.name == name), Selection())
 
 
 @app.command("rejoin")
@@ -259,7 +275,7 @@ CopyFrom = Callable[[Endpoint, Gate, Region], Callable[[bytes], Awaitable[int]]]
 async def _from_each(
     sources: list[RegionConfig], regions: list[Region], target: RegionConfig, copy_from: CopyFrom
 ) -> tuple[int, int]:
-    """Copy all streams of the sources to the target: (entries, streams). regions: of each source."""
+    """Copy all streams that are exchanged to the target: (entries, streams). regions: of each source."""
     home = Endpoint(parse_address(target.url))
     await home.connect()
     entries, seen = 0, set[bytes]()
@@ -267,7 +283,9 @@ async def _from_each(
         for each, region in zip(sources, regions, strict=False):
             source = Endpoint(parse_address(each.url))
             await source.connect()
-            names = [name async for page in all_streams(source) for name in page]
+            both = each.selection, target.selection
+            found = [name async for page in all_streams(source) for name in page]
+            names = [name for name in found if all(chosen.takes(name) for chosen in both)]
             done = partial(progress.advance, progress.add_task(f"from {escape(each.name)}", total=len(names)))
             gate = Gate(source, durability_of(each))
             waiting, one = iter(names), copy_from(home, gate, region)

@@ -18,7 +18,7 @@ from braidstream.admin.membership import initialise
 from braidstream.cli.probing import parse_probes, serve_probes
 from braidstream.cli.reach import ConfigFile, Json, ask, trouble
 from braidstream.clients.sync import ServerError
-from braidstream.config import Config, RegionConfig, load
+from braidstream.config import Config, RegionConfig, Selection, load
 from braidstream.errors import BraidError, ConfigError, LibraryError, NotARegionError
 from braidstream.net.listen import Listen
 from braidstream.net.wire import Address, parse_address
@@ -186,12 +186,20 @@ def _peers(regions: Config, here: RegionConfig) -> dict[str, tuple[int, Address]
     return found
 
 
+def _selections(regions: Config, here: RegionConfig) -> dict[str, tuple[Selection, ...]]:
+    """For each peer: the selections that exclude something, of this region and of the peer."""
+    return {
+        peer.name: tuple(each.selection for each in (here, peer) if each.selection != Selection())
+        for peer in regions.peers_of(here.name)
+    }
+
+
 async def _follow_config(path: Path, regions: Config, here: RegionConfig, daemon: Daemon) -> None:
     """Set the peers of the file, now and whenever it changes. An invalid file changes nothing.
 
     Ends when the file has another server or number for our own region.
     """
-    seen, peers = None, _peers(regions, here)
+    seen, peers, chosen = None, _peers(regions, here), _selections(regions, here)
     while True:
         with contextlib.suppress(OSError):
             now = path.stat().st_mtime_ns
@@ -203,7 +211,7 @@ async def _follow_config(path: Path, regions: Config, here: RegionConfig, daemon
                     if (now_here.id, address) != (here.id, daemon.source.address):
                         emit("config.moved", region=here.name, was=daemon.source.address, url=address)
                         return
-                    peers = _peers(regions, now_here)
+                    peers, chosen = _peers(regions, now_here), _selections(regions, now_here)
                     daemon.gate.want(durability_of(now_here))
                     daemon.takeover.after_s = regions.groups.takeover_after_s
                     emit("config.changed", regions=",".join(region.name for region in regions.region))
@@ -211,6 +219,7 @@ async def _follow_config(path: Path, regions: Config, here: RegionConfig, daemon
                     emit("config.broken", why=error)
             seen = now
         daemon.set_peers(peers)
+        daemon.select(chosen)
         if not peers:
             daemon.ready.set()
         await asyncio.sleep(CONFIG_CHECK_S)

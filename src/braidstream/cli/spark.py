@@ -29,6 +29,7 @@ from braidstream.cli.table_ddl import ddl
 from braidstream.cli.terminal import bar, print_rows, print_summary, refuse
 from braidstream.cli.verbs import Verbs
 from braidstream.config import load
+from braidstream.model.frontier import name_text
 
 if TYPE_CHECKING:
     from braidstream.spark.jobs.audit import Report
@@ -68,14 +69,23 @@ def audit(
     need_spark()
     names, glob = chosen(streams, pattern)
     with trouble(config, as_json):
-        regions = {region.id: servers_of(region.url) for region in load(config).region}
+        known = load(config)
+        regions = {region.id: servers_of(region.url) for region in known.region}
+        for name in names:
+            if local := known.local_to(name):
+                refuse(
+                    f"stream {name_text(name)} stays local in {', '.join(local)}: there is nothing to compare"
+                )
         check_regions(regions, names, glob)
     from braidstream.spark.jobs.audit import Auditor
     from braidstream.spark.jobs.audit_report import as_facts, as_page, verdict
     from braidstream.spark.jobs.repair import repair as heal
 
     with spark_trouble(config, as_json):
-        auditor = Auditor(start_spark("audit"), regions, streams=names, pattern=glob, settle_s=settle)
+        spark = start_spark("audit")
+        auditor = Auditor(
+            spark, regions, streams=names, pattern=glob, is_local=known.local_to, settle_s=settle
+        )
         try:
             with bar("comparing regions", None):
                 report = auditor.run()

@@ -3,8 +3,9 @@
 import asyncio
 import json
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -14,7 +15,7 @@ from rich.text import Text
 
 from braidstream.admin.region_status import LinkView, Overview, View, as_json, overview
 from braidstream.cli.reach import ConfigFile, trouble
-from braidstream.config import Config, load
+from braidstream.config import Config, RegionConfig, Selection, load
 from braidstream.inspection.region_reader import Rates, look, rates_between
 from braidstream.inspection.status_words import daemon_words, is_broken, is_held, link_words, memory_words
 from braidstream.net.wire import parse_address
@@ -48,9 +49,9 @@ def status(
         return
     found = overview(asyncio.run(look(regions)), max_lag_ms)
     if as_json_:
-        typer.echo(json.dumps(as_json(found)))
+        typer.echo(json.dumps(_facts(found, regions)))
     else:
-        Console(highlight=False).print(screen(found, {}))
+        Console(highlight=False).print(screen(found, {}, regions.region))
     raise typer.Exit(1 if found.problems else 0)
 
 
@@ -64,18 +65,26 @@ def _watch(regions: Config, every_s: float, max_lag_ms: int, in_json: bool) -> N
                 rates = rates_between(before[1], found, now - before[0])
             before = now, found
             if in_json:
-                typer.echo(json.dumps(as_json(found)))
+                typer.echo(json.dumps(_facts(found, regions)))
             else:
                 title = Text(f"{time.strftime('%H:%M:%S')}  Ctrl-C stops", style="dim")
-                live.update(Group(title, screen(found, rates)), refresh=True)
+                live.update(Group(title, screen(found, rates, regions.region)), refresh=True)
             time.sleep(every_s)
+
+
+def _facts(found: Overview, regions: Config) -> dict[str, Any]:
+    facts, chosen = as_json(found), {each.name: each.selection for each in regions.region}
+    for each in facts["regions"]:
+        selection = chosen[each["name"]]
+        each |= {"include": list(selection.include), "exclude": list(selection.exclude)}
+    return facts
 
 
 # The screen
 
 
-def screen(found: Overview, rates: Rates) -> RenderableType:
-    return Group(_regions(found), "", _Links(found, rates), "", _problems(found))
+def screen(found: Overview, rates: Rates, regions: Iterable[RegionConfig] = ()) -> RenderableType:
+    return Group(_regions(found), "", _Links(found, rates), "", *_selections(regions), _problems(found))
 
 
 class _Links:
@@ -136,6 +145,16 @@ def _cell(link: LinkView, rates: Rates) -> Text:
         return Text(words, style="bold red")
     style = "yellow" if link.status is None else ""
     return Text(words, style="green" if words.startswith("ok") else style)
+
+
+def _selections(regions: Iterable[RegionConfig]) -> list[RenderableType]:
+    """Regions that do not exchange all their streams."""
+    lines: list[RenderableType] = [
+        Text.assemble((each.name, "bold"), f" exchanges {each.selection}. Its other streams stay local.")
+        for each in regions
+        if each.selection != Selection()
+    ]
+    return [*lines, ""] if lines else []
 
 
 def _problems(found: Overview) -> RenderableType:

@@ -33,6 +33,9 @@ class Carrier:
         """Work on one queue until the link is lost. An error of one stream holds up no other."""
         while True:
             name, need = await queue.take()
+            if not peer.takes(name):  # not any more
+                queue.done(name)
+                continue
             added, began = self.acks.added, time.perf_counter()
             try:
                 if need is Need.FOLLOW:

@@ -8,11 +8,12 @@ The daemon is stateless. A new process that replaces a killed one starts with a 
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final
 
 from braidstream.admin.daemon_status import EVERY_S, DaemonStatus, forget_status
 from braidstream.admin.membership import meet, show_alive
+from braidstream.config import Selection
 from braidstream.errors import BraidError, LostError, ReplyError
 from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
@@ -104,6 +105,12 @@ class Daemon:
                 self._has_new_peer.set()
                 self.peers[name] = peer = Peer(number, name, Endpoint(address, PEER_REPLY_BYTES))
                 self._tasks[name] = asyncio.ensure_future(self._serve(peer))
+
+    def select(self, chosen: Mapping[str, tuple[Selection, ...]]) -> None:
+        """Set which streams are exchanged with each peer."""
+        for name, peer in self.peers.items():
+            if peer.selections != chosen.get(name, ()):
+                peer.select(chosen.get(name, ()))
 
     async def run(self) -> None:
         try:
@@ -242,6 +249,8 @@ class Daemon:
             self.deadlines.changed(name)
         if self.leases.mine(name):
             for peer in self.peers.values():
+                if not peer.takes(name):
+                    continue
                 if not more:
                     peer.lag.changed(name)
                 if peer.link is not None:  # else the next link starts with a sweep
@@ -256,7 +265,7 @@ class Daemon:
 
     def _acknowledged(self, name: bytes) -> bool:
         """Groups of a quiet stream moved. False if a link is busy: report it again later."""
-        links = [peer for peer in self.peers.values() if peer.link is not None]
+        links = [peer for peer in self.peers.values() if peer.link is not None and peer.takes(name)]
         idle = [peer for peer in links if len(peer.queue) < AT_ONCE]
         for peer in idle:
             peer.queue.add(name, Need.SYNC)
@@ -336,7 +345,7 @@ class Daemon:
             link.here = await self.source.as_own(self.source.run(read_region()))
             check_pair(link.here, await peer.endpoint.run(read_region()))  # or it was removed meanwhile
             async for names in all_streams(self.source):
-                mine = [*filter(self.leases.mine, names)]
+                mine = [name for name in names if self.leases.mine(name) and peer.takes(name)]
                 for name in await differing(mine, link.here.writers, self.source, peer.endpoint):
                     peer.queue.add(name, Need.RELAY)
                     peer.lag.changed(name)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from braidstream.admin.daemon_status import LinkState, LinkStatus
+from braidstream.config import Selection
 from braidstream.errors import ConfigError, LostError, NotARegionError, ReplyError
 from braidstream.observability.events import emit
 from braidstream.observability.repeated import Repeated
@@ -42,6 +43,7 @@ class Peer:
     state, since_s, why: of the link, for `braid status`.
     refused: changes that the peer refused; refusal, refused_s: the last of them.
     clock_ms: how far the peer's clock is ahead, when it was last measured.
+    selections: which streams this region and the peer exchange. A stream must be in all of them.
     """
 
     id: int
@@ -61,9 +63,20 @@ class Peer:
     refusal: str = ""
     refused_s: float = 0.0
     clock_ms: int | None = None
+    selections: tuple[Selection, ...] = ()
     _sent: tuple[int, int] = (0, 0)  # entries and bytes of earlier links
     _trouble: Repeated = field(default_factory=Repeated)
     _refusals: Repeated = field(default_factory=Repeated)
+
+    def takes(self, name: bytes) -> bool:
+        """Whether the stream is exchanged with this peer."""
+        return all(each.takes(name) for each in self.selections)
+
+    def select(self, selections: tuple[Selection, ...]) -> None:
+        """From now on other streams are exchanged: compare all of them again."""
+        self.selections = selections
+        self.lag = Lag(self.lag.writer)
+        self.sweep.set()
 
     def later(self, name: bytes, first_s: float) -> float:
         """The delay before the next check of a stream: exponential backoff with a cap."""

@@ -15,7 +15,7 @@ The audit reads suspects again until `settle_s` has passed, and reports only tho
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
@@ -118,7 +118,10 @@ class Suspect:
 
 
 class Auditor:
-    """Compares regions, by their numbers and servers."""
+    """Compares regions, by their numbers and servers.
+
+    is_local: says of a stream that matches the pattern that not all regions exchange it. It is left out.
+    """
 
     def __init__(
         self,
@@ -127,10 +130,11 @@ class Auditor:
         *,
         streams: Iterable[bytes] = (),
         pattern: bytes | None = None,
+        is_local: Callable[[bytes], object] = lambda _: False,
         settle_s: float = 10.0,
     ) -> None:
         self.spark, self.settle_s = spark, settle_s
-        self.names, self.pattern = tuple(streams), pattern
+        self.names, self.pattern, self.is_local = tuple(streams), pattern, is_local
         self.servers = dict(regions)
         self.at = {region: Surveyor(servers, (), None) for region, servers in regions.items()}
 
@@ -172,7 +176,7 @@ class Auditor:
         found = set[bytes]()
         for surveyor in self.at.values():
             found |= surveyor.try_servers(lambda server: find(server, wanted))
-        return sorted(found)
+        return sorted(name for name in found if not self.is_local(name))
 
     def _pieces(self, snapshots: Snapshots) -> list[tuple[str, ...]]:
         """Ranges of about RANGE_ROWS entries, up to the last entry that any region has."""
