@@ -75,6 +75,7 @@ BY_TURNS: Final = {
     "regions/test_region_changes.py",
     "regions/test_replication_security.py",
     "regions/test_sentinels.py",
+    "regions/test_selection.py",
     "regions/test_sick_regions.py",
     "regions/test_takeover.py",
     "regions/test_typed_daemons.py",
@@ -128,6 +129,7 @@ LONG: Final = {
     "regions/test_region_changes.py",
     "regions/test_replication_security.py",
     "regions/test_sentinels.py",
+    "regions/test_selection.py",
     "regions/test_sick_regions.py",
     "regions/test_typed_daemons.py",
 }
