@@ -43,7 +43,7 @@ def soak(
         _make_group(sites)
         with Traffic(sites, seed) as traffic:
             began = time.monotonic()
-            _suffer(sites, plan, traffic, seconds)
+            came = _suffer(sites, plan, traffic, seconds)
             traffic.stop_writing()
             stopped = time.monotonic()
             quiet = _quiet(sites, traffic)
@@ -60,8 +60,7 @@ def soak(
         if anomalies:
             keep_evidence(folder, sites, traffic.log, plan, began, anomalies)
         restarts = sum(site.restarts for site in sites.all.values())
-    kinds = Counter(fault.kind for fault in plan)
-    return Outcome(anomalies, kinds, _facts(traffic, finals, took_s, restarts, sites.losses))
+    return Outcome(anomalies, came, _facts(traffic, finals, took_s, restarts, sites.losses))
 
 
 def _make_group(sites: Sites) -> None:
@@ -78,11 +77,17 @@ def _make_group(sites: Sites) -> None:
                 )
 
 
-def _suffer(sites: Sites, plan: list[Fault], traffic: Traffic, seconds: float) -> None:
-    """Let the schedule happen, in this thread. On a slow machine a fault waits until its targets are free."""
-    began, told_s, waiting = time.monotonic(), 0.0, list(plan)
+def _suffer(sites: Sites, plan: list[Fault], traffic: Traffic, seconds: float) -> Counter[str]:
+    """Let the schedule happen, in this thread: how often each kind came.
+
+    On a slow machine a fault waits until its targets are free. When the time is over, what still waits is
+    left out, but for the first of each kind.
+    """
+    began, told_s, waiting, came = time.monotonic(), 0.0, list(plan), Counter[str]()
     now, busy = dict[Fault, float](), dict[object, float]()
     while (at_s := time.monotonic() - began) < seconds or waiting or now:
+        if at_s >= seconds:
+            waiting = [each for each in waiting if not came[each.kind]]
         for fault in [each for each, until_s in now.items() if until_s <= at_s]:
             sites.heal(fault)
             del now[fault]
@@ -93,6 +98,7 @@ def _suffer(sites: Sites, plan: list[Fault], traffic: Traffic, seconds: float) -
         for fault in [each for each in waiting if each.at_s <= at_s]:
             if all(target not in taken and busy.get(target, 0.0) <= at_s for target in fault.targets):
                 waiting.remove(fault)
+                came[fault.kind] += 1
                 now[fault] = at_s + fault.lasts_s
                 sites.hurt(fault)
                 break  # it may have taken a while
@@ -102,6 +108,7 @@ def _suffer(sites: Sites, plan: list[Fault], traffic: Traffic, seconds: float) -
             told_s = at_s
             print(_line(at_s, seconds, traffic, now), flush=True)
         time.sleep(0.05)
+    return came
 
 
 def _line(at_s: float, seconds: float, traffic: Traffic, now: Iterable[Fault]) -> str:
