@@ -1,7 +1,6 @@
 """`braidstream.asyncio.Redis`: the same as `sync.py`, with awaits. Change both together."""
 
 import asyncio
-import inspect
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
@@ -18,7 +17,7 @@ from braidstream.clients.raised import for_user
 from braidstream.clients.shared import Sending, Session
 from braidstream.errors import BraidError
 from braidstream.model.command import Command
-from braidstream.net.compat import packed
+from braidstream.net.compat import awaited, awaited_all, packed
 from braidstream.net.sender import LOST, AsyncSender, NotResentError, aconnect, is_refusal
 from braidstream.protocol.plan import Plan, arun
 
@@ -72,7 +71,7 @@ class Plans:
         argv = shared.words(conn, args)
         result = await self.run_on(conn, session.command(conn, spec, argv, watching=self.watching))
         session.remember_home(args, argv)
-        return await _awaited(shared.present(self, conn, spec, result, args, options))
+        return await awaited(shared.present(self, conn, spec, result, args, options))
 
     def sender(self, conn: Any) -> Any:
         """Who sends the batches of a plan."""
@@ -99,10 +98,6 @@ class Plans:
         """How long a stream remembers messages, in seconds, and how many of each producer."""
         words = shared.settings_words(idmp_duration, idmp_maxsize)
         return self.execute_command("XCFGSET", name, *words)  # type: ignore[attr-defined,no-any-return]
-
-
-async def _awaited(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value
 
 
 class _Plans(Plans):
@@ -271,7 +266,7 @@ class Pipeline(_Plans, LogCommands, redis.asyncio.client.Pipeline):  # type: ign
         return await self._checked(commands, found, raise_on_error)
 
     async def _checked(self, commands: Any, found: list[Any], raise_on_error: bool) -> list[Any]:
-        found = [await _awaited(each) for each in found]
+        found = await awaited_all(found)
         if raise_on_error:
             shared.raise_first_of_ours(self, commands, found)
             self.raise_first_error(commands, found)

@@ -1,16 +1,14 @@
-"""Pipelines of `braidstream.RedisCluster`: over several nodes, or one MULTI in one slot."""
+"""Pipelines of the cluster clients: over several nodes, or one MULTI in one slot. Written once for both."""
 
-from itertools import islice
 from typing import Any
 
-import redis.cluster
 from redis import exceptions
 
 from braidstream.clients import pipeline, shared
 from braidstream.clients.cluster_plans import EVERYWHERE, ClusterPlans, one_slot, slots_of
-from braidstream.clients.log_commands import LogCommands
 from braidstream.clients.shared import Sending
-from braidstream.net.compat import cluster_pipeline_arguments
+from braidstream.net.cluster_sender import ClusterSender
+from braidstream.net.compat import awaited, awaited_all
 from braidstream.net.routes import slot_of
 from braidstream.net.sender import LOST
 from braidstream.protocol.exchange import Exchange
@@ -19,21 +17,21 @@ from braidstream.protocol.plan import Plan
 _IMMEDIATE = ("WATCH", "UNWATCH")
 
 
-class ClusterPipeline(ClusterPlans, LogCommands, redis.cluster.ClusterPipeline):
+class QueuedCommands(ClusterPlans):
     """redis-py's cluster pipeline. Stream commands share its round trips and its MULTI.
 
     Commands go to all nodes at once, and the results are in the order of the commands. With
     `transaction=True` they are one MULTI, so all keys must be in one slot.
     """
 
-    def __init__(self, cluster: Any, transaction: bool) -> None:
+    def begin(self, cluster: Any, transaction: bool) -> None:
+        """What the constructors do first."""
         self._queue: pipeline.Commands = []
         self._held: Any = None  # the connection that WATCHes keys
         self._sender: Any = None
         self._slot: int | None = None
         self._is_transaction, self._is_explicit = transaction, False
-        super().__init__(**cluster_pipeline_arguments(cluster), transaction=transaction)
-        self.session, self.nodes, self.encoder = cluster.session, cluster.nodes, cluster.encoder
+        self.session, self.nodes = cluster.session, cluster.nodes
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -43,21 +41,19 @@ class ClusterPipeline(ClusterPlans, LogCommands, redis.cluster.ClusterPipeline):
     def execute_command(self, *args: Any, **options: Any) -> Any:
         is_immediate = self.watching or args[0] in _IMMEDIATE
         if self._is_transaction and is_immediate and not self._is_explicit:
-            return self._execute_now(args, options)
+            return self.give(self._execute_now(args, options))
         if args[0] != "XADD":
-            self._slots(args)  # refuses some
+            self._refuse(args)
         self._queue.append((args, options))
         return self
 
     def pipeline_execute_command(self, *args: Any, **options: Any) -> Any:
         return self.execute_command(*args, **options)
 
-    def _slots(self, args: tuple[Any, ...]) -> list[int]:
-        """The slots of a command. Refuses what redis-py's pipelines refuse."""
+    def _refuse(self, args: tuple[Any, ...]) -> None:
+        """Refuse the stream commands that redis-py's pipelines refuse."""
         if shared.spec_of(args) is None:
-            found = self.nodes.native_keys(args) or ()
-            encode: Any = self.encoder.encode
-            return list(dict.fromkeys(slot_of(bytes(encode(key))) for key in found))
+            return
         argv = shared.words(self, args)
         if argv[0].upper() in EVERYWHERE:
             raise exceptions.RedisClusterException(
@@ -65,7 +61,14 @@ class ClusterPipeline(ClusterPlans, LogCommands, redis.cluster.ClusterPipeline):
                 "in cluster mode..."
             )
         one_slot(args, argv)
-        return slots_of(args, argv)
+
+    async def _slots(self, args: tuple[Any, ...]) -> list[int]:
+        """The slots of a command."""
+        if shared.spec_of(args) is not None:
+            return slots_of(args, shared.words(self, args))
+        found = await self.nodes.native_keys(args) or ()
+        encode: Any = self.encoder.encode  # type: ignore[attr-defined]
+        return list(dict.fromkeys(slot_of(bytes(encode(key))) for key in found))
 
     def delete(self, *names: Any) -> Any:
         return self.execute_command("DEL", *names)
@@ -83,106 +86,115 @@ class ClusterPipeline(ClusterPlans, LogCommands, redis.cluster.ClusterPipeline):
 
     def watch(self, *names: Any) -> Any:
         if not self._is_transaction:
-            return super().watch(*names)  # type: ignore[no-untyped-call]
+            return super().watch(*names)  # type: ignore[misc]
         if self._is_explicit:
             raise exceptions.RedisError("Cannot issue a WATCH after a MULTI")
         return self.execute_command("WATCH", *names)
 
     def unwatch(self) -> Any:
         if not self._is_transaction:
-            return super().unwatch()  # type: ignore[no-untyped-call]
-        return self.execute_command("UNWATCH") if self.watching else True
+            return super().unwatch()  # type: ignore[misc]
+        return self.execute_command("UNWATCH") if self.watching else self.give(awaited(True))
 
     def multi(self) -> None:
         if not self._is_transaction:
-            super().multi()  # type: ignore[no-untyped-call]
+            super().multi()  # type: ignore[misc]
         if self._is_explicit:
             raise exceptions.RedisError("Cannot issue nested calls to MULTI")
         if self._queue:
             raise exceptions.RedisError("Commands without an initial WATCH have already been issued")
         self._is_explicit = True
 
-    def discard(self) -> None:
-        self.reset()
+    def discard(self) -> Any:
+        return self.reset()
 
-    def _execute_now(self, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    async def _execute_now(self, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """WATCH, and the commands between WATCH and MULTI: on one connection."""
-        for slot in self._slots(args):
+        self._refuse(args)
+        for slot in await self._slots(args):
             if self._slot is not None and slot != self._slot:
                 raise exceptions.CrossSlotTransactionError("Cannot watch or send commands on different slots")
             self._slot = slot
         with Sending(self.session):
             if self.watching:
                 try:
-                    return self._answer(args, options)
+                    return await self._answer(args, options)
                 except LOST as error:
                     raise exceptions.WatchError(f"{error}. Keys were WATCHed over that connection") from None
-            return self.keep_trying(lambda: self._begin(args, options))
+            return await self.keep_trying(lambda: self._begin_watch(args, options))
 
-    def _begin(self, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    async def _begin_watch(self, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """The first WATCH. If the slot moved during it, it is on another connection: begin there."""
         while True:
-            self._release()
-            self._held = self.nodes.take(self.nodes.node_of(self._slot))
-            found = self._answer(args, options)
+            await self._release()
+            self._held = await self.nodes.take(await self.nodes.node_of(self._slot))
+            found = await self._answer(args, options)
             if not self._sender.watches_elsewhere:
                 self.watching = args[0] == "WATCH"
                 return found
 
-    def _answer(self, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        found = self.answer(self._held, args, options)
+    async def _answer(self, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        found = await awaited(self.answer(self._held, args, options))
         if found is not shared.NATIVE:
             return found
-        [reply] = self.run_on(self._held, _native(args))
+        [reply] = await awaited(self.run_on(self._held, _native(args)))
         if args[0] == "UNWATCH":
             self.watching = False
         if isinstance(reply, exceptions.ResponseError):
             raise reply
-        return shared.present_native(self, self._held, reply, args, options)
+        return await awaited(shared.present_native(self, self._held, reply, args, options))
 
-    def sender(self, conn: Any) -> Any:
-        self._sender = super().sender(conn)
-        return self._sender
+    def new_sender(self, conn: Any) -> ClusterSender:
+        sender = self._sender = super().new_sender(conn)
+        return sender
 
     # Execution
 
-    def execute(self, raise_on_error: bool = True) -> list[Any]:
+    def execute(self, raise_on_error: bool = True, allow_redirections: bool = True) -> Any:
+        """allow_redirections: of asyncio, for pipelines without streams."""
+        redirections = {} if allow_redirections else {"allow_redirections": False}
+        return self.give(self._execute_queue(raise_on_error, redirections))
+
+    async def _execute_queue(self, raise_on_error: bool, redirections: dict[str, bool]) -> Any:
         try:
             if self._is_transaction:
-                return self._run_all(self._execute_multi, raise_on_error)
+                return await self._run_all(self._execute_multi, raise_on_error)
             if pipeline.has_streams(self._queue):
-                return self._run_all(self._execute_pipelined, raise_on_error)
+                return await self._run_all(self._execute_pipelined, raise_on_error)
             for args, options in self._queue:
-                super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
-            return super().execute(raise_on_error)
+                super().execute_command(*args, **options)  # type: ignore[misc]
+            return await awaited(super().execute(raise_on_error, **redirections))  # type: ignore[misc]
         finally:
-            self.reset()
+            await self._reset()
 
-    def _run_all(self, way: Any, raise_on_error: bool) -> list[Any]:
+    async def _run_all(self, way: Any, raise_on_error: bool) -> list[Any]:
         if not self._queue and not self.watching:
             return []
         commands = [(args, _without_targets(options)) for args, options in self._queue]
-        slots = (slot for args, _ in commands for slot in self._slots(args))
-        needed = set(slots) if self._is_transaction else set(islice(slots, 1))
+        slots = set[int]()
+        for args, _ in commands:
+            if self._is_transaction or not slots:
+                slots.update(await self._slots(args))
         lane = self.session.mark_all(self, commands)
         with Sending(self.session, lane):
-            found: list[Any] = way(commands, needed)
+            found = await awaited_all(await way(commands, slots))
         if raise_on_error:
             shared.raise_first_of_ours(self, commands, found)
             for number, (result, (args, _)) in enumerate(zip(found, commands, strict=True), 1):
                 if isinstance(result, Exception):
-                    self.annotate_exception(result, number, args)  # type: ignore[no-untyped-call]
+                    self.annotate_exception(result, number, args)  # type: ignore[attr-defined]
                     raise result
         return found
 
-    def _execute_pipelined(self, commands: pipeline.Commands, slots: set[int]) -> list[Any]:
-        def attempt() -> list[Any]:
-            with self.connected_to(next(iter(slots), None)) as conn:
-                return self.run_on(conn, pipeline.pipeline(self, conn, commands))
+    async def _execute_pipelined(self, commands: pipeline.Commands, slots: set[int]) -> Any:
+        slot = next(iter(slots), None)
+        return await self.keep_trying(
+            lambda: self.on_slot(
+                slot, lambda conn: self.run_on(conn, pipeline.pipeline(self, conn, commands))
+            )
+        )
 
-        return self.keep_trying(attempt)
-
-    def _execute_multi(self, commands: pipeline.Commands, slots: set[int]) -> list[Any]:
+    async def _execute_multi(self, commands: pipeline.Commands, slots: set[int]) -> Any:
         wanted = {*slots, *(() if self._slot is None else (self._slot,))}
         if len(wanted) > 1:
             raise exceptions.CrossSlotTransactionError(
@@ -193,30 +205,33 @@ class ClusterPipeline(ClusterPlans, LogCommands, redis.cluster.ClusterPipeline):
                 "At least a command with a key is needed to identify a node"
             )
 
-        def attempt() -> list[Any] | None:
-            with self.connected_to(*wanted) as conn:
-                return self.run_on(conn, pipeline.transaction(self, conn, commands))
+        def transaction_on(conn: Any) -> Any:
+            return self.run_on(conn, pipeline.transaction(self, conn, commands))
 
         if self.watching:
-            found = self.run_on(self._held, pipeline.transaction(self, self._held, commands))
+            found = await awaited(transaction_on(self._held))
             self.watching = False
         else:
-            found = self.keep_trying(attempt)
+            [slot] = wanted
+            found = await self.keep_trying(lambda: self.on_slot(slot, transaction_on))
         if found is None:
             raise exceptions.WatchError("Watched variable changed.")
         return found
 
-    def reset(self) -> None:  # type: ignore[override]
+    def reset(self) -> Any:
+        return self.give(self._reset())
+
+    async def _reset(self) -> None:
         self._queue = []
         self._slot, self._is_explicit = None, False
-        self._release()
-        super().reset()  # type: ignore[no-untyped-call]
+        await self._release()
+        await awaited(super().reset())  # type: ignore[misc]
 
-    def _release(self) -> None:
+    async def _release(self) -> None:
         """Give the connection back. One that may still WATCH keys is closed."""
         if self._held is not None:
             if self.watching:
-                self._held.disconnect()
+                await self.nodes.disconnect(self._held)
             self.nodes.release(self._held)
         self._held, self.watching = None, False
 

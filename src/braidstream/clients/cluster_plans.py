@@ -1,16 +1,18 @@
-"""What the cluster client and its pipelines share: where commands go, and who sends the batches of plans."""
+"""What cluster clients and their pipelines share: where commands go, and who sends the batches of plans.
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+Written once for both clients, as coroutines: see net/cluster_nodes.py.
+"""
+
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
 from redis import exceptions
 
 from braidstream.clients import shared
-from braidstream.clients.sync import Plans
 from braidstream.model import keys
-from braidstream.net.cluster_sender import ClusterSender, Nodes
+from braidstream.net.cluster_nodes import Nodes
+from braidstream.net.cluster_sender import ClusterSender
+from braidstream.net.compat import awaited
 from braidstream.net.routes import READS, slot_of, word_of
 from braidstream.net.scatter import Patience
 from braidstream.net.sender import LOST
@@ -49,29 +51,32 @@ def first_slot(client: Any, name: Any) -> int:
     return slot_of(keys.meta(bytes(client.get_encoder().encode(name))))
 
 
-class ClusterPlans(Plans):
-    """Runs plans on the nodes of a cluster: for the client and its pipelines."""
+class ClusterPlans:
+    """Runs plans on the nodes of a cluster. Its subclasses are also `Plans`, of sync.py or aio.py."""
 
+    session: shared.Session
     nodes: Nodes
+    watching: bool
+    # The result of a coroutine as the user gets it: finished, or to be awaited.
+    give: Callable[[Any], Any]
+    answer: Any
+    run_on: Any
 
-    def sender(self, conn: Any) -> Any:
+    def new_sender(self, conn: Any) -> ClusterSender:
         return ClusterSender(self.nodes, conn, watching=self.watching)
 
-    @property
-    def response_callbacks(self) -> Any:
-        """redis-py's parsers of replies; every node has the same."""
-        return self.get_redis_connection(self.get_default_node()).response_callbacks  # type: ignore[attr-defined]
+    async def on_slot(self, slot: int | None, work: Callable[[Any], Any]) -> Any:
+        """Work with a connection to the primary of a slot."""
+        return await self.on_node(await self.nodes.node_of(slot), work)
 
-    @contextmanager
-    def connected_to(self, slot: int | None) -> Iterator[Any]:
-        """A connection to the primary of a slot."""
-        conn = self.nodes.take(self.nodes.node_of(slot))
+    async def on_node(self, node: Any, work: Callable[[Any], Any]) -> Any:
+        conn = await self.nodes.take(node)
         try:
-            yield conn
+            return await awaited(work(conn))
         finally:
             self.nodes.release(conn)
 
-    def keep_trying(self, attempt: Callable[[], T]) -> T:
+    async def keep_trying(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeat an attempt while connections fail, as during a failover; not if `retry` allows no retries.
 
         Nothing was written then: else it is a NotResentError.
@@ -79,9 +84,9 @@ class ClusterPlans(Plans):
         patience, may_retry = Patience(), self.retry.get_retries() != 0  # type: ignore[attr-defined]
         while True:
             try:
-                return attempt()
+                return await attempt()
             except (exceptions.SlotNotCoveredError, *LOST) as error:
                 if not may_retry or patience.is_over or isinstance(error, _FINAL):
                     raise
-            time.sleep(patience.pause_s())
-            self.nodes.read_map()
+            await self.nodes.sleep(patience.pause_s())
+            await self.nodes.read_map()

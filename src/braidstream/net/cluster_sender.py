@@ -1,86 +1,27 @@
-"""Sends the batches of a plan to the nodes of a cluster (scatter.py), over connections of redis-py."""
+"""Sends the batches of a plan to the nodes of a cluster (scatter.py), over connections of redis-py.
 
-import selectors
-import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+For both cluster clients: the I/O is done by `Nodes` (cluster_nodes.py).
+"""
+
 from typing import Any, Final
 
 from redis import exceptions
 
 from braidstream.errors import LostError
-from braidstream.net.compat import is_connected, packed, socket_of
+from braidstream.net.cluster_nodes import Nodes, finish
+from braidstream.net.compat import is_connected
 from braidstream.net.reply_shape import reply_error, resp2
-from braidstream.net.routes import keys_of, slot_of, word_of
-from braidstream.net.scatter import Leg, Patience, Place, Round, deliver
-from braidstream.net.sender import LOST, REFUSALS, NotResentError, connect, read_reply, read_timeout
+from braidstream.net.routes import NativeKeys, is_routed, keys_of, slot_of, word_of
+from braidstream.net.scatter import Leg, Patience, Round, deliver
+from braidstream.net.sender import LOST, REFUSALS, NotResentError, read_timeout
 from braidstream.protocol.exchange import unpack
 from braidstream.protocol.plan import Batch, Replies
 
 UNWATCH: Final = ("UNWATCH",)
 
 
-class Nodes:
-    """The nodes of a redis-py cluster client, and connections to them.
-
-    prepare: called with each connection before its first use by a command.
-    """
-
-    def __init__(self, cluster: Any, prepare: Callable[[Any], None]) -> None:
-        self._cluster, self._prepare = cluster, prepare
-
-    def node_of(self, slot: int | None) -> Any:
-        """The primary of a slot; any primary for None."""
-        if slot is None:
-            return self._cluster.get_random_primary_node()
-        return self._cluster.nodes_manager.get_node_from_slot(slot)
-
-    def node_at(self, place: Place) -> Any:
-        found = self._cluster.get_node(*place)
-        if found is None:
-            self.read_map()
-            found = self._cluster.get_node(*place)
-        if found is None:
-            raise exceptions.ConnectionError(f"the cluster does not know its node {place[0]}:{place[1]}")
-        return found
-
-    def take(self, node: Any) -> Any:
-        """A connection to a node, to be released."""
-        pool = self._cluster.get_redis_connection(node).connection_pool
-        conn = pool.get_connection()
-        try:
-            conn.braid_node, conn.braid_pool = node.name, pool
-            connect(conn)
-            self._prepare(conn)
-        except BaseException:
-            conn.disconnect()
-            pool.release(conn)
-            raise
-        return conn
-
-    def release(self, conn: Any) -> None:
-        conn.braid_pool.release(conn)
-
-    def note_moved(self, moved: Iterable[exceptions.MovedError]) -> None:
-        for error in moved:
-            self._cluster.nodes_manager.move_slot(error)
-
-    def read_map(self) -> None:
-        """Read which node has which slots. If no node answers, the next attempt tries again."""
-        with suppress(exceptions.RedisError):
-            self._cluster.nodes_manager.initialize()
-
-    def native_keys(self, command: Any) -> Any:
-        """The keys of a command that no plan sends."""
-        word = word_of(command[0])
-        if word in ("EVAL", "EVALSHA", "EVAL_RO", "EVALSHA_RO"):
-            return command[3 : 3 + int(command[2])]
-        anyone = self._cluster.get_redis_connection(self._cluster.get_default_node())
-        return self._cluster.commands_parser.get_keys(anyone, word, *command[1:])
-
-
 class ClusterSender:
-    """Sends batches, and remembers whether a write was among them: as `Sender` does for one connection.
+    """Sends batches, and remembers whether a write was among them: as `AsyncSender` does for one connection.
 
     home: the connection for commands without keys. It stays the user's.
     """
@@ -92,19 +33,19 @@ class ClusterSender:
         self._may_connect = not watching
         self._patience = Patience()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Release the connections; those that still WATCH keys are closed."""
         for conn in self._held.values():
             if conn is not self._home:
                 if conn in self._watched:
-                    conn.disconnect()
+                    await self._nodes.disconnect(conn)
                 self._nodes.release(conn)
         self._held = {}
 
-    def __call__(self, batch: Batch) -> Replies:
+    async def __call__(self, batch: Batch) -> Replies:
         before = self.wrote
         try:
-            replies = self._deliver(batch)
+            replies = await self._deliver(batch)
         except LOST as error:
             if batch.optional:
                 raise LostError("the cluster", str(error), wrote=True) from error
@@ -116,11 +57,12 @@ class ClusterSender:
         self._patience.start_over()
         return unpack(batch, replies, resp2)
 
-    def _deliver(self, batch: Batch) -> list[Any] | None:
-        if batch.atomic and self._watched and not self._watches_where_it_runs(batch):
-            self._unwatch()
+    async def _deliver(self, batch: Batch) -> list[Any] | None:
+        native_keys = await self._native_keys(batch)
+        if batch.atomic and self._watched and not await self._watches_where_it_runs(batch, native_keys):
+            await self._unwatch()
             return None
-        delivery = deliver(batch, self._nodes.native_keys, self._patience, watching=bool(self._watched))
+        delivery = deliver(batch, native_keys, self._patience, watching=bool(self._watched))
         answers: Any = None
         while True:
             try:
@@ -128,37 +70,47 @@ class ClusterSender:
             except StopIteration as stop:
                 found = stop.value
                 break
-            self._nodes.note_moved(turn.moved)
+            await self._nodes.note_moved(turn.moved)
             if turn.is_down:
-                self._nodes.read_map()
-            time.sleep(turn.pause_s)
-            answers = self._send(batch, turn)
+                await self._nodes.read_map()
+            if turn.pause_s:
+                await self._nodes.sleep(turn.pause_s)
+            answers = await self._send(batch, turn)
         if batch.atomic:
             self._watched = []  # EXEC ends it, also if it is refused
         elif UNWATCH in batch.commands:
-            self._unwatch()
+            await self._unwatch()
         return found  # type: ignore[no-any-return]
+
+    async def _native_keys(self, batch: Batch) -> NativeKeys:
+        """The keys of a user's own commands in a pipeline. Asked before, because `deliver` has no I/O."""
+        found = dict[int, Any]()
+        for command in batch.commands:
+            if not is_routed(command):
+                found[id(command)] = await self._nodes.native_keys(command)
+        return lambda command: found[id(command)]
 
     # WATCH belongs to a connection
 
-    def _watches_where_it_runs(self, batch: Batch) -> bool:
+    async def _watches_where_it_runs(self, batch: Batch, native_keys: NativeKeys) -> bool:
         """Whether all WATCHes of the plan are on the connection that a MULTI will use."""
-        keys = (key for each in batch.commands for key in keys_of(each, self._nodes.native_keys))
+        keys = (key for each in batch.commands for key in keys_of(each, native_keys))
         slot = next((slot_of(key) for key in keys), None)
-        conn = self._home if slot is None else self._held.get(self._nodes.node_of(slot).name)
-        return self._watched == [conn]
+        if slot is None:
+            return self._watched == [self._home]
+        node = await self._nodes.node_of(slot)
+        return self._watched == [self._held.get(node.name)]
 
     def _note_watches(self, conn: Any, legs: list[Leg]) -> None:
         watches = any(word_of(command[0]) == "WATCH" for leg in legs for command in leg.commands)
         if watches and conn not in self._watched:
             self._watched.append(conn)
 
-    def _unwatch(self) -> None:
+    async def _unwatch(self) -> None:
         """End every WATCH, on whichever connection it is."""
         for conn in self._watched:
             if is_connected(conn):
-                conn.send_packed_command(packed(conn, [UNWATCH]))
-                read_reply(conn, None)
+                await self._nodes.ask(conn, UNWATCH)
         self._watched = []
 
     @property
@@ -168,83 +120,84 @@ class ClusterSender:
 
     # One round
 
-    def _send(self, batch: Batch, turn: Round) -> list[list[Any]]:
+    async def _send(self, batch: Batch, turn: Round) -> list[list[Any]]:
         if turn.is_race:
-            return self._race(batch, turn.legs)
+            return await self._race(batch, turn.legs)
         load = dict[Any, list[Leg]]()
         for leg in turn.legs:
-            load.setdefault(self._connection(leg), []).append(leg)
+            load.setdefault(await self._connection(leg), []).append(leg)
         read = dict[int, list[Any]]()
         if load:
             self._may_connect, self.wrote = False, self.wrote or not batch.resend
         try:
             for conn, legs in load.items():
-                sent = [command for leg in legs for command in leg.wire()]
-                conn.send_packed_command(packed(conn, sent))
+                await self._nodes.send(conn, [command for leg in legs for command in leg.wire()])
             for conn, legs in load.items():
                 timeout = read_timeout(conn, batch)
                 for leg in legs:
-                    read[id(leg)] = [read_reply(conn, timeout) for _ in leg.wire()]
+                    read[id(leg)] = [await self._nodes.read(conn, timeout) for _ in leg.wire()]
                 self._note_watches(conn, legs)
         except BaseException:
             for conn in load:  # replies may still arrive
-                conn.disconnect()
+                await self._nodes.disconnect(conn)
             raise
         return [read[id(leg)] for leg in turn.legs]
 
-    def _connection(self, leg: Leg) -> Any:
-        if leg.ask is None and leg.slot is None:
-            conn = self._home
-        else:
-            node = self._nodes.node_of(leg.slot) if leg.ask is None else self._nodes.node_at(leg.ask)
-            conn = self._held.get(node.name)
-            if conn is None:
-                conn = self._held[node.name] = self._nodes.take(node)
-        connect(conn, self._may_connect)
+    async def _connection(self, leg: Leg) -> Any:
+        if leg.ask is not None:
+            return await self._connection_to(await self._nodes.node_at(leg.ask))
+        if leg.slot is not None:
+            return await self._connection_to(await self._nodes.node_of(leg.slot))
+        await self._nodes.connect(self._home, self._may_connect)
+        return self._home
+
+    async def _connection_to(self, node: Any) -> Any:
+        conn = self._held.get(node.name)
+        if conn is None:
+            conn = self._held[node.name] = await self._nodes.take(node)
+        await self._nodes.connect(conn, self._may_connect)
         return conn
 
-    def _race(self, batch: Batch, legs: list[Leg]) -> list[list[Any]]:
+    async def _race(self, batch: Batch, legs: list[Leg]) -> list[list[Any]]:
         """Wait in several slots at once, each on a connection of its own, until one has a reply."""
-        conns = list[Any]()
+        conns, nodes = list[Any](), [await self._nodes.node_of(leg.slot) for leg in legs]
+
+        async def end_others() -> None:
+            for node, number in zip(nodes, numbers, strict=True):  # of that node, wherever its slots are now
+                await self._ask(await self._connection_to(node), ("CLIENT", "UNBLOCK", number))
+
         try:
-            for leg in legs:
-                conns.append(self._nodes.take(self._nodes.node_of(leg.slot)))
-            numbers = [self._client_id(conn) for conn in conns]
+            for node in nodes:
+                conns.append(await self._nodes.take(node))
+            numbers = [await self._ask(conn, ("CLIENT", "ID")) for conn in conns]
             self.wrote = self.wrote or not batch.resend
             for conn, leg in zip(conns, legs, strict=True):
-                conn.send_packed_command(packed(conn, leg.commands))
-            timeout = read_timeout(conns[0], batch)
-            _wait_for_one(conns, timeout)
-            for leg, number in zip(legs, numbers, strict=True):
-                self._unblock(leg, number)
-            return [[read_reply(conn, timeout)] for conn in conns]
+                await self._nodes.send(conn, leg.commands)
+            replies = await self._nodes.race(conns, read_timeout(conns[0], batch), end_others)
+            return [[reply] for reply in replies]
         except BaseException:
             for conn in conns:
-                conn.disconnect()
+                await self._nodes.disconnect(conn)
             raise
         finally:
             for conn in conns:
                 self._nodes.release(conn)
 
-    def _client_id(self, conn: Any) -> int:
-        conn.send_packed_command(packed(conn, [("CLIENT", "ID")]))
-        reply = read_reply(conn, None)
+    async def _ask(self, conn: Any, command: tuple[Any, ...]) -> Any:
+        reply = await self._nodes.ask(conn, command)
         if isinstance(reply, exceptions.ResponseError):
             raise reply_error(reply)
-        return int(reply)
-
-    def _unblock(self, leg: Leg, number: int) -> None:
-        """End a wait. If its reply is on the way already, nothing happens."""
-        conn = self._connection(leg)
-        conn.send_packed_command(packed(conn, [("CLIENT", "UNBLOCK", number)]))
-        reply = read_reply(conn, None)
-        if isinstance(reply, exceptions.ResponseError):
-            raise reply_error(reply)
+        return reply
 
 
-def _wait_for_one(conns: list[Any], timeout: float | None) -> None:
-    with selectors.DefaultSelector() as ready:
-        for conn in conns:
-            ready.register(socket_of(conn), selectors.EVENT_READ)
-        if not ready.select(timeout):
-            raise exceptions.TimeoutError(f"Timeout reading from {conns[0]!r}")
+class BlockingSender:
+    """A `ClusterSender` as a function, for plans of the synchronous client."""
+
+    def __init__(self, sender: ClusterSender) -> None:
+        self._sender = sender
+
+    def __call__(self, batch: Batch) -> Replies:
+        return finish(self._sender(batch))
+
+    def close(self) -> None:
+        finish(self._sender.close())

@@ -131,6 +131,15 @@ def is_connected(conn: Any) -> bool:
     return _unwrapped(conn)._sock is not None if reported is None else bool(reported)
 
 
+async def awaited(value: Any) -> Any:
+    """The value, also if it must be awaited: from redis-py's asyncio clients, or a user's callback."""
+    return await value if hasattr(value, "__await__") else value
+
+
+async def awaited_all(values: list[Any]) -> list[Any]:
+    return [await value if hasattr(value, "__await__") else value for value in values]
+
+
 def fall_back_to(module: ModuleType) -> Callable[[str], Any]:
     """A `__getattr__` for our modules: a name that ours does not define comes from redis-py's."""
 
@@ -150,3 +159,14 @@ def cluster_pipeline_arguments(cluster: Any) -> dict[str, Any]:
             if name not in ("self", "transaction", "kwargs") and hasattr(cluster, attribute):
                 found.setdefault(name, getattr(cluster, attribute))
     return found
+
+
+def note_moved_slot(manager: Any, error: Any) -> Any:
+    """Note in redis-py's map that a slot has moved. In asyncio the result may have to be awaited."""
+    if hasattr(manager, "move_slot"):
+        return manager.move_slot(error)
+    owner = manager.get_node_from_slot(error.slot_id)
+    if (owner.host, owner.port) != (error.host, error.port):  # older redis-py would make it a replica
+        manager.update_moved_exception(error)
+        manager.get_node_from_slot(error.slot_id)  # notes it
+    return None

@@ -39,6 +39,8 @@ READS: Final = frozenset(("XREAD", "XREADGROUP"))
 # Functions that may run late: they create what is missing, and change nothing else.
 _ENSURES: Final = ("bs_strand_ensure", "bs_log_ensure")
 
+_ROUTED: Final = ONE_KEY | FUNCTIONS | READS | _AT_SECOND | _ALL | _PAIR | _NONE
+
 NativeKeys = Callable[[Command], Sequence[Any] | None]
 
 
@@ -46,6 +48,11 @@ NativeKeys = Callable[[Command], Sequence[Any] | None]
 def word_of(word: Any) -> str:
     """The first word of a command, as the table has it."""
     return (word.decode("ascii", "replace") if isinstance(word, bytes) else str(word)).upper()
+
+
+def is_routed(command: Command) -> bool:
+    """Whether the table knows the keys of a command."""
+    return command[0] in _ROUTED or word_of(command[0]) in _ROUTED
 
 
 def keys_of(command: Command, native_keys: NativeKeys) -> Sequence[Any]:

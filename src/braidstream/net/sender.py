@@ -4,11 +4,13 @@
 """
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any, Final
 
 from redis import exceptions
 
 from braidstream.errors import LostError
+from braidstream.model.command import Command
 from braidstream.net.compat import closed_by_server, is_connected, packed, read_within
 from braidstream.net.reply_shape import resp2
 from braidstream.protocol.exchange import unpack, wire
@@ -115,10 +117,7 @@ class AsyncSender:
         try:
             await aconnect(self.conn, self.may_connect)
             self.may_connect, self.wrote = False, self.wrote or not batch.resend
-            cancels = _cancels()
-            await self.conn.send_packed_command(packed(self.conn, commands))
-            if _cancels() > cancels:  # redis-py sends with wait_for, which swallows it (Python 3.11)
-                raise asyncio.CancelledError
+            await asend(self.conn, commands)
             for _ in commands:
                 replies.append(await aread_reply(self.conn, timeout))
             return unpack(batch, replies, resp2)
@@ -133,6 +132,13 @@ class AsyncSender:
 
     async def close(self) -> None:
         """The connection stays the caller's."""
+
+
+async def asend(conn: Any, commands: Iterable[Command]) -> None:
+    cancels = _cancels()
+    await conn.send_packed_command(packed(conn, commands))
+    if _cancels() > cancels:  # redis-py sends with wait_for, which swallows it (Python 3.11)
+        raise asyncio.CancelledError
 
 
 def _cancels() -> int:

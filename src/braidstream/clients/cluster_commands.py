@@ -1,0 +1,188 @@
+"""The cluster clients: redis-py's, whose stream commands run plans. Written once for both.
+
+The plans are those of `braidstream.Redis`. What differs is who sends: net/cluster_sender.py sends each
+command of a batch to the node that owns its key.
+"""
+
+from random import shuffle
+from typing import Any, ClassVar, TypeVar
+
+from redis import exceptions
+from redis.typing import KeyT
+
+from braidstream.clients import shared
+from braidstream.clients.cluster_plans import EVERYWHERE, ClusterPlans, first_slot, one_slot
+from braidstream.clients.raised import for_user
+from braidstream.clients.shared import Sending
+from braidstream.errors import BraidError, LibraryError, NotARegionError
+from braidstream.lua.cluster_facts import load_libraries, read_libraries
+from braidstream.net.cluster_nodes import Nodes
+from braidstream.net.compat import awaited
+from braidstream.net.routes import slot_of
+from braidstream.net.scatter import REDIRECTS
+from braidstream.protocol.plan import Plan
+
+T = TypeVar("T")
+
+
+class ClusterCommands(ClusterPlans):
+    """The methods that differ from redis-py's, in both clients."""
+
+    nodes_class: ClassVar[type[Nodes]]
+    pipeline_class: ClassVar[Any]
+
+    def __init__(
+        self, *args: Any, idempotent: bool = False, producer: str | bytes | None = None, **kwargs: Any
+    ) -> None:
+        self.session = shared.new_session(idempotent, producer, is_cluster=True)
+        self.nodes = self.nodes_class(self, self._prepare)
+        super().__init__(*args, **kwargs)
+
+    async def _prepare(self, conn: Any) -> None:
+        """Before the first command on a connection: which region is it? A primary that was added later may
+        lack the functions, and a MULTI would notice too late: it gets them from another one."""
+        if not self.session.is_new(conn):
+            return
+        try:
+            try:
+                await self.nodes.run(conn, self.session.refresh(conn))
+            except NotARegionError:
+                await self._give_libraries(conn)
+                await self.nodes.run(conn, self.session.refresh(conn))
+        except BraidError as error:
+            raise for_user(error) from None
+
+    async def _give_libraries(self, conn: Any) -> None:
+        for node in self.get_primaries():  # type: ignore[attr-defined]
+            if node.name == conn.braid_node:
+                continue
+            other = self.nodes.acquire(node)
+            try:
+                found = await self.nodes.run(other, read_libraries())
+            finally:
+                self.nodes.release(other)
+            if found:
+                await self._load(conn, found)
+                return
+        raise NotARegionError
+
+    async def _load(self, conn: Any, libraries: list[bytes]) -> None:
+        try:
+            await self.nodes.run(conn, load_libraries(libraries))
+        except BraidError as error:
+            raise LibraryError(
+                f"node {conn.braid_node} lacks the braidstream functions, and this client may not load them "
+                f"({error}). Load them with: braid init --url URL --region N --name NAME"
+            ) from None
+
+    # Commands
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        if shared.spec_of(args) is None and not self.session.overwrites(self, args):
+            return super().execute_command(*args, **options)  # type: ignore[misc]
+        return self.give(self._execute(args, options))
+
+    async def _execute(self, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        lane, args = self.session.mark(self, args)
+        with Sending(self.session, lane):
+            return await self.keep_trying(lambda: self._attempt(args, dict(options)))
+
+    async def _attempt(self, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        targets = options.pop("target_nodes", None)
+        name = args[1] if args[0] == "XADD" and len(args) > 1 else None
+        home = self.session.cache.homes.get(name) if isinstance(name, str | bytes) else None
+        if home is not None:
+            slot: int | None = slot_of(home.key)
+        else:
+            argv = shared.words(self, args)
+            if argv[0].upper() in EVERYWHERE:
+                return await self._execute_everywhere(args, options, targets)
+            slot = one_slot(args, argv)
+        return await self.on_slot(slot, lambda conn: self._answer(conn, args, options))
+
+    async def _answer(self, conn: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        try:
+            return await awaited(self.answer(conn, args, options))
+        except REDIRECTS:
+            if args[0] != "XADD":
+                raise
+        # An append that skipped its plan. The plan follows the redirect.
+        return await awaited(self.answer(conn, args, options, may_skip_plan=False))
+
+    async def _execute_everywhere(self, args: tuple[Any, ...], options: dict[str, Any], targets: Any) -> Any:
+        """Each node answers for its own keys. The results are joined as redis-py joins them."""
+        command, found = args[0].upper(), dict[str, Any]()
+        await self.nodes.ready()
+        nodes = self._targets(targets)
+        if command == "RANDOMKEY":
+            shuffle(nodes)
+        for node in nodes:
+            found[node.name] = await self.on_node(node, lambda conn: self.answer(conn, args, options))
+            if command == "RANDOMKEY" and found[node.name] is not None:
+                return found[node.name]
+        if command == "RANDOMKEY":
+            return None
+        callbacks = self.result_callbacks  # type: ignore[attr-defined]
+        if command in callbacks:
+            return callbacks[command](command, found, **options)
+        return found if len(found) > 1 else next(iter(found.values()))
+
+    def _targets(self, targets: Any) -> list[Any]:
+        """The nodes that `target_nodes` names; all primaries by default."""
+        theirs: Any = self
+        if targets is None or targets in (theirs.PRIMARIES, theirs.ALL_NODES):
+            return list(theirs.get_primaries())
+        if targets == theirs.REPLICAS:
+            return list(theirs.get_replicas())
+        if targets == theirs.RANDOM:
+            return [theirs.get_random_primary_node()]
+        if targets == theirs.DEFAULT_NODE:
+            return [theirs.get_default_node()]
+        if isinstance(targets, dict):
+            return list(targets.values())
+        return list(targets) if isinstance(targets, list | tuple) else [targets]
+
+    # redis-py splits these by the slots of plain keys, past `execute_command`.
+
+    def delete(self, *names: KeyT) -> Any:
+        return self.give(self._count("DEL", names))
+
+    def unlink(self, *names: KeyT) -> Any:
+        return self.give(self._count("UNLINK", names))
+
+    def exists(self, *names: KeyT) -> Any:
+        return self.give(self._count("EXISTS", names))
+
+    def touch(self, *names: KeyT) -> Any:
+        return self.give(self._count("TOUCH", names))
+
+    async def _count(self, command: str, names: tuple[KeyT, ...]) -> int:
+        """The sum over all slots."""
+        by_slot = dict[int, list[KeyT]]()
+        for name in names:
+            by_slot.setdefault(first_slot(self, name), []).append(name)
+        if len(by_slot) < 2:
+            return int(await awaited(self.execute_command(command, *names)))
+        pipe = self.pipeline()
+        for some in by_slot.values():
+            pipe.execute_command(command, *some)
+        return sum(await awaited(pipe.execute()))
+
+    # Plans and pipelines
+
+    def run_plan(self, plan: Plan[T]) -> Any:
+        """Run a plan of your own. Commands without keys go to any primary."""
+        return self.give(self._run_anywhere(lambda conn: plan))
+
+    def converse(self, make: shared.Conversation[T]) -> Any:
+        """Run a plan over plans of commands: their replies are bytes, and redis-py does not parse them."""
+        return self.give(self._run_anywhere(lambda conn: self.session.viewed(conn, make)))
+
+    async def _run_anywhere(self, plan_on: Any) -> Any:
+        with Sending(self.session):
+            return await self.on_slot(None, lambda conn: self.run_on(conn, plan_on(conn)))
+
+    def pipeline(self, transaction: Any = None, shard_hint: Any = None) -> Any:
+        if shard_hint:
+            raise exceptions.RedisClusterException("shard_hint is deprecated in cluster mode")
+        return self.pipeline_class(self, bool(transaction))
