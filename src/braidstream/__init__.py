@@ -1,9 +1,8 @@
 """braidstream: active-active event streams on the Redis or Valkey servers you already run.
 
 `import braidstream as redis` is enough: all public names of redis-py are here. Redis, StrictRedis, from_url,
-Sentinel and their asyncio twins are ours, and so is RedisCluster; asyncio.RedisCluster refuses. A name is
-imported when it is first used: the `braid` command imports this package too, and `braid --help` needs none of
-them.
+Sentinel, RedisCluster and their asyncio twins are ours. A name is imported when it is first used: the `braid`
+command imports this package too, and `braid --help` needs none of them.
 """
 
 from importlib import import_module as _import

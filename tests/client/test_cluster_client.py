@@ -1,4 +1,4 @@
-"""`braidstream.RedisCluster`: the commands of `braidstream.Redis`, on streams that lie on different nodes."""
+"""Both cluster clients: the commands of `braidstream.Redis`, on streams that lie on different nodes."""
 
 import ast
 import re
@@ -17,17 +17,24 @@ from redis.exceptions import CrossSlotTransactionError, RedisClusterException, W
 
 import braidstream
 from braidstream.model import keys
+from tests.support.clients import Opener
 from tests.support.cluster import Cluster, SlotMove, become_cluster, facts_of
 from tests.support.waiting import eventually
 
 NAMES = [f"stream-{number}" for number in range(12)]
 
 
+@pytest.fixture(params=["sync", "asyncio"])
+def opened(request: pytest.FixtureRequest) -> Iterator[Opener]:
+    with ExitStack() as stack:
+        yield Opener(request.param, stack, "RedisCluster")
+
+
 @pytest.fixture
-def client(cluster: Cluster) -> Iterator[braidstream.RedisCluster]:
+def client(cluster: Cluster, opened: Opener) -> Any:
+    """A `braidstream.RedisCluster`, or its asyncio twin called as if it were one."""
     become_cluster(cluster, id_mode="liberal")
-    with braidstream.RedisCluster.from_url(cluster.url, decode_responses=True) as opened:
-        yield opened
+    return opened(cluster.url, decode_responses=True)
 
 
 def slot(name: str) -> int:
@@ -45,7 +52,7 @@ def test_the_names_lie_on_every_node(cluster: Cluster) -> None:
 # One stream
 
 
-def test_each_stream_is_one_of_braidstream(client: braidstream.RedisCluster, cluster: Cluster) -> None:
+def test_each_stream_is_one_of_braidstream(client: Any, cluster: Cluster) -> None:
     for name in NAMES:
         assert [client.xadd(name, {"n": str(n)}) for n in range(3)] == [
             entry for entry, _ in client.xrange(name)
@@ -56,7 +63,7 @@ def test_each_stream_is_one_of_braidstream(client: braidstream.RedisCluster, clu
     assert [client.xlen(name) for name in NAMES] == [3] * len(NAMES)
 
 
-def test_names_whose_plain_key_is_in_another_slot(client: braidstream.RedisCluster) -> None:
+def test_names_whose_plain_key_is_in_another_slot(client: Any) -> None:
     for name in ("a}b", "}", "{}", "a{}b", "{a}b"):
         client.xadd(name, {"n": "1"})
         client.set(f"{name}-plain", "x")
@@ -71,7 +78,7 @@ def test_names_whose_plain_key_is_in_another_slot(client: braidstream.RedisClust
         assert client.delete(name) == 1
 
 
-def test_groups_messages_logs_and_deadlines(client: braidstream.RedisCluster) -> None:
+def test_groups_messages_logs_and_deadlines(client: Any) -> None:
     for name in NAMES:
         first = client.xadd(name, {"n": "1"})
         client.xgroup_create(name, "g", "0")
@@ -85,7 +92,7 @@ def test_groups_messages_logs_and_deadlines(client: braidstream.RedisCluster) ->
         assert client.twrite(f"log-{name}", "tag", "entry") == client.tread(f"log-{name}", 0, 1)[0][0]
 
 
-def test_a_stream_is_renamed_and_copied_within_its_slot(client: braidstream.RedisCluster) -> None:
+def test_a_stream_is_renamed_and_copied_within_its_slot(client: Any) -> None:
     entry = client.xadd("{a}1", {"n": "1"})
     assert client.rename("{a}1", "{a}2")
     assert client.copy("{a}2", "{a}3")
@@ -93,41 +100,39 @@ def test_a_stream_is_renamed_and_copied_within_its_slot(client: braidstream.Redi
     assert client.exists("{a}1", "{a}2", "{a}3") == 2
 
 
-@pytest.mark.parametrize(
-    "words", [("RENAME", "a", "b"), ("COPY", "a", "b"), ("DEL", "a", "b"), ("EXISTS", "a", "b")]
-)
 def test_what_needs_one_slot_is_refused_in_redis_pys_words(
-    client: braidstream.RedisCluster, cluster: Cluster, words: tuple[str, ...]
+    client: Any, cluster: Cluster, opened: Opener
 ) -> None:
-    with redis.RedisCluster.from_url(cluster.url) as theirs, pytest.raises(RedisClusterException) as refused:
-        theirs.execute_command(*words)
-    with pytest.raises(RedisClusterException) as also:
-        client.execute_command(*words)
-    assert str(also.value) == str(refused.value)
+    theirs = opened.bare(cluster.url)
+    theirs.ping()  # the asyncio one reads the map of slots now
+    for command in ("RENAME", "COPY", "DEL", "EXISTS"):
+        with pytest.raises(RedisClusterException) as refused:
+            theirs.execute_command(command, "a", "b")
+        with pytest.raises(RedisClusterException) as also:
+            client.execute_command(command, "a", "b")
+        assert str(also.value) == str(refused.value)
 
 
-def test_a_set_replaces_a_stream(client: braidstream.RedisCluster) -> None:
+def test_a_set_replaces_a_stream(client: Any) -> None:
     for name in NAMES:
         client.xadd(name, {"n": "1"})
         client.set(name, "plain")
         assert (client.type(name), client.get(name)) == ("string", "plain")
 
 
-def test_the_id_mode_is_read_again_before_an_id_is_refused(
-    client: braidstream.RedisCluster, cluster: Cluster
-) -> None:
-    facts_of(cluster, {b"id-mode": b"strict", b"topology": b"2"})
-    with braidstream.RedisCluster.from_url(cluster.url) as another:
-        with pytest.raises(braidstream.RefusedError, match="ID mode"):
-            another.xadd("s", {"n": "1"}, id="1-1")
-        facts_of(cluster, {b"id-mode": b"liberal", b"topology": b"3"})
-        assert another.xadd("s", {"n": "1"}, id="1-1") == b"1-1"
+def test_the_id_mode_is_read_again_before_an_id_is_refused(opened: Opener, cluster: Cluster) -> None:
+    become_cluster(cluster)
+    client = opened(cluster.url)
+    with pytest.raises(braidstream.RefusedError, match="ID mode"):
+        client.xadd("s", {"n": "1"}, id="1-1")
+    facts_of(cluster, {b"id-mode": b"liberal", b"topology": b"3"})
+    assert client.xadd("s", {"n": "1"}, id="1-1") == b"1-1"
 
 
 # All keys
 
 
-def test_commands_about_all_keys_ask_every_node(client: braidstream.RedisCluster) -> None:
+def test_commands_about_all_keys_ask_every_node(client: Any) -> None:
     for name in NAMES:
         client.xadd(name, {"n": "1"})
         client.set(f"plain-{name}", "1")
@@ -153,7 +158,7 @@ def test_commands_about_all_keys_ask_every_node(client: braidstream.RedisCluster
 # Several slots
 
 
-def test_a_read_of_streams_on_several_nodes(client: braidstream.RedisCluster) -> None:
+def test_a_read_of_streams_on_several_nodes(client: Any) -> None:
     for n, name in enumerate(NAMES):
         client.xadd(name, {"n": str(n)}, id=f"{n + 1}-1")
         client.xgroup_create(name, "g", "0")
@@ -166,20 +171,18 @@ def test_a_read_of_streams_on_several_nodes(client: braidstream.RedisCluster) ->
         client.xreadgroup("h", "ann", dict.fromkeys(NAMES, ">"))
 
 
-def test_a_read_with_too_few_ids_is_refused_by_the_engine(client: braidstream.RedisCluster) -> None:
+def test_a_read_with_too_few_ids_is_refused_by_the_engine(client: Any) -> None:
     with pytest.raises(redis.ResponseError, match="Unbalanced"):
         client.execute_command("XREAD", "STREAMS", *NAMES[:3], "0", "0")
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_a_read_waits_in_all_slots_at_once(
-    client: braidstream.RedisCluster, cluster: Cluster, protocol: int
+    client: Any, cluster: Cluster, opened: Opener, protocol: int
 ) -> None:
     client.xadd(NAMES[0], {"n": "0"})
-    with (
-        braidstream.RedisCluster.from_url(cluster.url, decode_responses=True, protocol=protocol) as reader,
-        ThreadPoolExecutor(1) as pool,
-    ):
+    reader = opened(cluster.url, decode_responses=True, protocol=protocol)
+    with ThreadPoolExecutor(1) as pool:
         for name in NAMES[:6]:
             reading = pool.submit(reader.xread, dict.fromkeys(NAMES[:6], "$"), block=20_000)
             _blocked(cluster)
@@ -192,7 +195,7 @@ def test_a_read_waits_in_all_slots_at_once(
 
 
 def test_a_group_waits_in_all_slots_at_once_and_delivers_each_entry_once(
-    client: braidstream.RedisCluster, cluster: Cluster
+    client: Any, cluster: Cluster
 ) -> None:
     for name in NAMES[:6]:
         client.xgroup_create(name, "g", "$", mkstream=True)
@@ -214,7 +217,7 @@ def test_a_group_waits_in_all_slots_at_once_and_delivers_each_entry_once(
     assert sorted(seen, key=int) == [str(n) for n in range(200)]
 
 
-def test_a_wait_ends_at_its_timeout(client: braidstream.RedisCluster) -> None:
+def test_a_wait_ends_at_its_timeout(client: Any) -> None:
     began = time.monotonic()
     assert client.xread(dict.fromkeys(NAMES, "$"), block=300) == []
     assert 0.25 < time.monotonic() - began < 5
@@ -234,7 +237,7 @@ def _blocked(cluster: Cluster, clients: int = 6) -> None:
 # Pipelines
 
 
-def test_a_pipeline_over_all_nodes_answers_in_order(client: braidstream.RedisCluster) -> None:
+def test_a_pipeline_over_all_nodes_answers_in_order(client: Any) -> None:
     with client.pipeline() as pipe:
         for n, name in enumerate(NAMES):
             pipe.xadd(name, {"n": "1"}, id=f"{n + 1}-1")
@@ -250,7 +253,7 @@ def test_a_pipeline_over_all_nodes_answers_in_order(client: braidstream.RedisClu
         assert values(client, name)[1:] == [str(n) for n in range(at, 600, 12)]
 
 
-def test_the_commands_of_a_pipeline_run_in_order_in_each_stream(client: braidstream.RedisCluster) -> None:
+def test_the_commands_of_a_pipeline_run_in_order_in_each_stream(client: Any) -> None:
     client.xadd("a", {"n": "1"}, id="1-1")
     client.xadd("b", {"n": "1"}, id="1-1")
     with client.pipeline() as pipe:
@@ -262,7 +265,7 @@ def test_the_commands_of_a_pipeline_run_in_order_in_each_stream(client: braidstr
     assert (found[1], found[3:5], found[7:]) == ("2-2", [1, 0], [1, 0])
 
 
-def test_the_errors_of_a_pipeline_belong_to_their_commands(client: braidstream.RedisCluster) -> None:
+def test_the_errors_of_a_pipeline_belong_to_their_commands(client: Any) -> None:
     client.set("plain", "1")
     with client.pipeline() as pipe:
         pipe.xadd("a", {"n": "1"}).xadd("plain", {"n": "1"}).incr("b").xlen("a")
@@ -274,7 +277,7 @@ def test_the_errors_of_a_pipeline_belong_to_their_commands(client: braidstream.R
             pipe.execute()
 
 
-def test_a_pipeline_without_streams_is_redis_pys(client: braidstream.RedisCluster) -> None:
+def test_a_pipeline_without_streams_is_redis_pys(client: Any) -> None:
     with client.pipeline() as pipe:
         for name in NAMES:
             pipe.incr(name)
@@ -282,7 +285,7 @@ def test_a_pipeline_without_streams_is_redis_pys(client: braidstream.RedisCluste
     assert client.mget_nonatomic(NAMES) == ["1"] * len(NAMES)
 
 
-def test_a_multi_is_one_step_in_one_slot(client: braidstream.RedisCluster) -> None:
+def test_a_multi_is_one_step_in_one_slot(client: Any) -> None:
     with client.pipeline(transaction=True) as pipe:
         pipe.xadd("{a}s", {"n": "1"}).set("{a}k", "1").xlen("{a}s")
         assert pipe.execute()[1:] == [True, 1]
@@ -292,7 +295,7 @@ def test_a_multi_is_one_step_in_one_slot(client: braidstream.RedisCluster) -> No
     assert client.exists("a", "b") == 0
 
 
-def test_a_watch_sees_changes_of_streams(client: braidstream.RedisCluster) -> None:
+def test_a_watch_sees_changes_of_streams(client: Any) -> None:
     client.xadd("s", {"n": "1"})
     with client.pipeline(transaction=True) as pipe:
         pipe.watch("s")
@@ -312,73 +315,77 @@ def test_a_watch_sees_changes_of_streams(client: braidstream.RedisCluster) -> No
     assert values(client, "s") == ["1", "2", "3"]
 
 
-def test_a_transaction_is_repeated_until_nobody_interferes(client: braidstream.RedisCluster) -> None:
+def test_a_transaction_is_repeated_until_nobody_interferes(client: Any, opened: Opener) -> None:
     def add_next(pipe: Any) -> None:
         count = pipe.xlen("s")
         pipe.multi()
         pipe.xadd("s", {"n": str(count)})
 
+    async def add_next_later(pipe: Any) -> None:
+        count = await pipe.xlen("s")
+        pipe.multi()
+        pipe.xadd("s", {"n": str(count)})
+
+    work: Any = add_next if opened.kind == "sync" else add_next_later
     with ThreadPoolExecutor(3) as pool:
-        for each in [pool.submit(client.transaction, add_next, "s") for _ in range(30)]:
+        for each in [pool.submit(client.transaction, work, "s") for _ in range(30)]:
             each.result()
     assert values(client, "s") == [str(n) for n in range(30)]
 
 
-def test_the_guide_prints_what_it_says(
-    client: braidstream.RedisCluster, cluster: Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_guide_prints_what_it_says(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    become_cluster(cluster)
     guide = Path(__file__).parents[2] / "docs/guides/clusters.md"
-    [code] = re.findall(r"```python\n(.*?)```", guide.read_text(encoding="utf-8"), re.DOTALL)
-    exec(code.replace("7000", str(cluster.nodes[0].port)))
-    read, counts = capsys.readouterr().out.splitlines()
+    for code in re.findall(r"```python\n(.*?)```", guide.read_text(encoding="utf-8"), re.DOTALL):
+        exec(code.replace("7000", str(cluster.nodes[0].port)), {})
+    read, *counts = capsys.readouterr().out.splitlines()
     assert [name for name, _ in ast.literal_eval(read)] == ["orders", "payments"]
-    assert counts == "[1, 2]"
+    assert counts == ["[1, 2]", "[1, 3]"]
     assert cluster.owner(slot("orders")) is not cluster.owner(slot("payments"))
 
 
 # A primary that was added
 
 
-def test_a_primary_without_functions_gets_them_from_another(
-    client: braidstream.RedisCluster, cluster: Cluster
-) -> None:
+def test_a_primary_without_functions_gets_them_from_another(opened: Opener, cluster: Cluster) -> None:
+    become_cluster(cluster)
     with cluster.nodes[1].client() as added:
         added.function_flush("SYNC")
-    with braidstream.RedisCluster.from_url(cluster.url) as fresh:
-        for name in NAMES:
-            with fresh.pipeline(transaction=True) as pipe:
-                assert len(pipe.xadd(name, {"n": "1"}).xlen(name).execute()) == 2
+    client = opened(cluster.url)
+    for name in NAMES:
+        with client.pipeline(transaction=True) as pipe:
+            assert len(pipe.xadd(name, {"n": "1"}).xlen(name).execute()) == 2
     with cluster.nodes[1].client() as added:
         assert added.fcall_ro("bs_region", 0)[:2] == [b"region", b"1"]
 
 
-def test_a_cluster_that_is_no_region_is_told_so(cluster: Cluster) -> None:
-    with braidstream.RedisCluster.from_url(cluster.url) as client:
-        with pytest.raises(braidstream.NotARegionError, match="braid init"):
-            client.xadd("s", {"n": "1"})
-        client.set("plain", "1")
-        assert client.get("plain") == b"1"
+def test_a_cluster_that_is_no_region_is_told_so(opened: Opener, cluster: Cluster) -> None:
+    client = opened(cluster.url)
+    with pytest.raises(braidstream.NotARegionError, match="braid init"):
+        client.xadd("s", {"n": "1"})
+    client.set("plain", "1")
+    assert client.get("plain") == b"1"
 
 
 # Idempotent producers
 
 
-def test_an_idempotent_client_appends_each_message_once(cluster: Cluster) -> None:
+def test_an_idempotent_client_appends_each_message_once(opened: Opener, cluster: Cluster) -> None:
     become_cluster(cluster)
-    with braidstream.RedisCluster.from_url(cluster.url, idempotent=True, decode_responses=True) as client:
-        with client.pipeline() as pipe:
-            for n in range(120):
-                pipe.xadd(NAMES[n % 12], {"n": str(n)})
-            assert len(pipe.execute()) == 120
-        for name in NAMES:
-            client.xadd(name, {"n": "last"})
-            assert (client.xlen(name), values(client, name)[-1]) == (11, "last")
+    client = opened(cluster.url, idempotent=True, decode_responses=True)
+    with client.pipeline() as pipe:
+        for n in range(120):
+            pipe.xadd(NAMES[n % 12], {"n": str(n)})
+        assert len(pipe.execute()) == 120
+    for name in NAMES:
+        client.xadd(name, {"n": "last"})
+        assert (client.xlen(name), values(client, name)[-1]) == (11, "last")
 
 
 # Slots that move
 
 
-def test_a_client_follows_a_slot_that_has_moved(client: braidstream.RedisCluster, cluster: Cluster) -> None:
+def test_a_client_follows_a_slot_that_has_moved(client: Any, cluster: Cluster) -> None:
     client.xadd("s", {"n": "0"})
     client.xgroup_create("s", "g", "0")
     with SlotMove(cluster, slot("s")) as moving:
@@ -395,7 +402,7 @@ def test_a_client_follows_a_slot_that_has_moved(client: braidstream.RedisCluster
     assert values(client, "s") == ["0", "1", "2", "3"]
 
 
-def test_a_watch_on_a_slot_that_moves_fails(client: braidstream.RedisCluster, cluster: Cluster) -> None:
+def test_a_watch_on_a_slot_that_moves_fails(client: Any, cluster: Cluster) -> None:
     client.xadd("s", {"n": "0"})
     with ExitStack() as stack, client.pipeline(transaction=True) as pipe:
         pipe.watch("s")
@@ -409,9 +416,7 @@ def test_a_watch_on_a_slot_that_moves_fails(client: braidstream.RedisCluster, cl
     assert values(client, "s") == ["0", "1"]
 
 
-def test_while_a_slot_moves_reads_and_appends_find_each_key(
-    client: braidstream.RedisCluster, cluster: Cluster
-) -> None:
+def test_while_a_slot_moves_reads_and_appends_find_each_key(client: Any, cluster: Cluster) -> None:
     client.xadd("s", {"n": "0"})
     strand = keys.strand(b"s", "s", 1)
     with SlotMove(cluster, slot("s")) as moving:
@@ -426,31 +431,27 @@ def test_while_a_slot_moves_reads_and_appends_find_each_key(
     assert values(client, "s") == ["0", "1", "2", "3", "4", "5"]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
+def test_commands_that_need_keys_of_both_nodes_wait_until_the_slot_has_moved(
+    client: Any, cluster: Cluster
+) -> None:
+    commands = (
         ("XGROUP", "CREATE", "s", "g", "0"),
         ("XADD", "{s}new", "*", "n", "1"),
         ("XADD", "s", "99-99", "n", "1"),
-        ("RENAME", "s", "{s}2"),
-    ],
-)
-def test_a_command_that_needs_keys_of_both_nodes_waits_until_the_slot_has_moved(
-    client: braidstream.RedisCluster, cluster: Cluster, words: tuple[str, ...]
-) -> None:
-    client.xadd("s", {"n": "0"}, id="1-1")
-    with SlotMove(cluster, slot("s")) as moving, ThreadPoolExecutor(1) as pool:
-        moving.move(keys.meta(b"s"))
-        waiting = pool.submit(client.execute_command, *words)
+        ("RENAME", "{s}renamed", "{s}2"),
+    )
+    for name in ("s", "{s}renamed"):
+        client.xadd(name, {"n": "0"}, id="1-1")
+    with SlotMove(cluster, slot("s")) as moving, ThreadPoolExecutor(len(commands)) as pool:
+        moving.move(keys.meta(b"s"), keys.meta(b"{s}renamed"))
+        waiting = [pool.submit(client.execute_command, *words) for words in commands]
         time.sleep(0.3)
-        assert not waiting.done()
+        assert not any(each.done() for each in waiting)
         moving.finish()
-        assert waiting.result(10)
+        assert all(each.result(10) for each in waiting)
 
 
-def test_a_deletion_that_must_wait_is_not_overtaken(
-    client: braidstream.RedisCluster, cluster: Cluster
-) -> None:
+def test_a_deletion_that_must_wait_is_not_overtaken(client: Any, cluster: Cluster) -> None:
     """The function that deletes needs all keys of the stream, the append one: it would pass first."""
     client.xadd("s", {"n": "old"})
     client.xgroup_create("s", "g", "0")

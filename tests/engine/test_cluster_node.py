@@ -46,7 +46,7 @@ def test_every_verb_that_does_not_work_on_a_cluster_says_so(cluster: Cluster, tm
     ):
         code, told = _braid(*words)
         assert (code, told["code"]) == (1, "CLUSTER"), (words, told)
-        assert "braidstream.RedisCluster work so far" in told["error"]
+        assert "braidstream.asyncio.RedisCluster work so far" in told["error"]
     for verb in ("doctor", "status"):
         done = braid(verb, "--config", str(config), "--json")
         assert done.returncode == 1, done.stdout

@@ -2,12 +2,15 @@
 
 import asyncio
 import inspect
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import redis
 import redis.asyncio
+import redis.asyncio.cluster
 import redis.asyncio.retry
 from redis.backoff import AbstractBackoff, NoBackoff
 from redis.retry import Retry
@@ -17,20 +20,52 @@ import braidstream.asyncio
 from tests.support.servers import Engine
 from tests.support.waiting import eventually
 
+PIPELINES = (redis.asyncio.client.Pipeline, redis.asyncio.cluster.ClusterPipeline)
+
+
+class LoopThread:
+    """A loop that runs in a thread: any thread may run coroutines in it, several at a time."""
+
+    def __enter__(self) -> Self:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(20)
+        self._loop.close()
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
 
 class Awaited:
     """An asyncio client or pipeline, called as a sync one: what it returns is awaited on one loop."""
 
-    def __init__(self, runner: asyncio.Runner, target: Any) -> None:
+    def __init__(self, runner: asyncio.Runner | LoopThread, target: Any) -> None:
         self.runner, self.target = runner, target
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.reset() if isinstance(self.target, PIPELINES) else self.aclose()
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.target, name)
         return (lambda *args, **options: self._settle(found(*args, **options))) if callable(found) else found
 
     def _settle(self, result: Any) -> Any:
-        if isinstance(result, redis.asyncio.client.Pipeline):
+        if isinstance(result, PIPELINES):
             return Awaited(self.runner, result)
+        if inspect.isasyncgen(result):
+            return self._settle(_listed(result))
         if not inspect.isawaitable(result):
             return result
 
@@ -42,12 +77,20 @@ class Awaited:
         return self._settle(self.runner.run(wait()))
 
 
+async def _listed(found: Any) -> list[Any]:
+    return [each async for each in found]
+
+
 class Opener:
     """Opens clients of one kind, braidstream's or redis-py's own, and closes them at the end."""
 
-    def __init__(self, kind: str, stack: ExitStack) -> None:
-        self.kind, self.stack = kind, stack
-        self.runner = stack.enter_context(asyncio.Runner()) if kind == "asyncio" else None
+    def __init__(self, kind: str, stack: ExitStack, name: str = "Redis") -> None:
+        """name: Redis or RedisCluster."""
+        self.kind, self.stack, self._name = kind, stack, name
+        self.runner: asyncio.Runner | LoopThread | None = None
+        if kind == "asyncio":
+            # Tests of clusters use one client in several threads.
+            self.runner = stack.enter_context(asyncio.Runner() if name == "Redis" else LoopThread())
 
     def retry(self, times: int, backoff: AbstractBackoff | None = None) -> Any:
         """The `retry` option: again and again, without waiting."""
@@ -65,8 +108,8 @@ class Opener:
 
     def _opened(self, modules: tuple[Any, Any], make: Callable[[Any], Any]) -> Any:
         if self.runner is None:
-            return self.stack.enter_context(make(modules[0].Redis))
-        client = Awaited(self.runner, make(modules[1].Redis))
+            return self.stack.enter_context(make(getattr(modules[0], self._name)))
+        client = Awaited(self.runner, make(getattr(modules[1], self._name)))
         self.stack.callback(client.aclose)
         return client
 

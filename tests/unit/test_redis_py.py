@@ -16,7 +16,7 @@ import redis.asyncio
 
 import braidstream
 import braidstream.asyncio
-from braidstream.clients import aio, client_options, sync
+from braidstream.clients import aio, aio_cluster, client_options, cluster_client, sync
 
 SRC = Path(braidstream.__file__).parent
 PACKAGE = Path(redis.__file__).parent
@@ -106,14 +106,6 @@ def test_clients_of_a_sentinel_are_ours() -> None:
     assert type(later.master_for("orders")) is braidstream.asyncio.Redis
 
 
-def test_the_asyncio_cluster_client_refuses_and_says_why() -> None:
-    cluster = braidstream.asyncio.RedisCluster
-    with pytest.raises(braidstream.RefusedError, match="there is no asyncio client for clusters yet"):
-        cluster(host="localhost", port=7000)
-    with pytest.raises(braidstream.RefusedError, match="there is no asyncio client for clusters yet"):
-        cluster.from_url("redis://localhost:7000")
-
-
 SEAMS = {"_send_command_parse_response", "_execute_command", "_execute_pipeline", "_execute_transaction"}
 
 
@@ -124,6 +116,15 @@ def test_the_private_methods_that_we_override_are_there_and_no_others(module: Mo
         (theirs if is_theirs(kind) else ours).update(vars(kind))
     overridden = ours & theirs & private_names(PACKAGE)
     assert overridden == (SEAMS if module is sync else SEAMS - {"_execute_command"})
+
+
+@pytest.mark.parametrize("module", [cluster_client, aio_cluster], ids=["sync", "asyncio"])
+def test_the_cluster_clients_override_no_private_method(module: ModuleType) -> None:
+    for client in (module.RedisCluster, module.ClusterPipeline):
+        ours, theirs = set[str](), set[str]()
+        for kind in client.__mro__:
+            (theirs if is_theirs(kind) else ours).update(vars(kind))
+        assert {name for name in ours & theirs if is_private(name)} == set()
 
 
 def is_theirs(kind: type) -> bool:

@@ -100,15 +100,3 @@ def for_user(error: errors.BraidError) -> Exception:
     raised = BraidError(str(error))
     raised.code = error.code
     return raised
-
-
-def cluster_refused() -> Exception:
-    """The error that asyncio's RedisCluster raises."""
-    return for_user(
-        errors.RefusedError(
-            "asyncio.RedisCluster",
-            "its streams would be plain ones, because there is no asyncio client for clusters yet",
-            "Use braidstream.RedisCluster, which is synchronous; for plain keys on a cluster, use redis-py: "
-            "from redis.asyncio.cluster import RedisCluster",
-        )
-    )
