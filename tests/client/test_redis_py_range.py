@@ -1,13 +1,17 @@
 """What programs do most, with the installed redis-py; `make oldest-redis-py` runs it with the oldest one."""
 
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 import redis
 from redis.cache import CacheConfig
+from redis.crc import key_slot
 
 import braidstream
+from braidstream.model import keys
 from tests.support.clients import Opener
+from tests.support.cluster import Cluster, SlotMove, become_cluster
 from tests.support.proxy import Proxy
 from tests.support.regions import become
 from tests.support.servers import Engine
@@ -128,3 +132,27 @@ def test_every_append_uses_the_encoding_of_the_client(
         pipe.xadd(text, {text: text})
         pipe.execute()
     assert [fields for _, fields in client.xrange(text)] == [{text: text}] * 4
+
+
+@pytest.mark.parametrize("kind", ["sync", "asyncio"])
+def test_a_cluster_client_finds_streams_on_all_nodes_and_in_slots_that_moved(
+    cluster: Cluster, kind: str
+) -> None:
+    names = [f"stream-{number}" for number in range(6)]
+    become_cluster(cluster)
+    with ExitStack() as stack:
+        client = Opener(kind, stack, "RedisCluster")(cluster.url, decode_responses=True)
+        pipe = client.pipeline()
+        for name in names:
+            pipe.xadd(name, {"n": "1"}).set(f"plain-{name}", "1")
+        pipe.execute()
+        with SlotMove(cluster, key_slot(keys.meta(names[0].encode()))) as moving:
+            moving.finish()
+            client.xadd(names[0], {"n": "2"})
+            [added, count] = (
+                client.pipeline(transaction=True).xadd(names[0], {"n": "3"}).xlen(names[0]).execute()
+            )
+        assert (client.xread({names[0]: "0"})[0][1][-1][0], count) == (added, 3)
+        assert len(client.xread(dict.fromkeys(names, "0"), block=1000)) == 6
+        assert not client.xread(dict.fromkeys(names, "$"), block=100)
+        assert (client.dbsize(), client.delete(*names)) == (12, 6)

@@ -102,6 +102,15 @@ class Cluster:
         )
 
 
+def start_alone(flavour: Flavour) -> Engine:
+    """A cluster of one node: cheap, where it is about the client and not about where slots are."""
+    node = Engine(flavour, cluster=True).start()
+    with node.client() as client:
+        client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+    eventually(partial(_sees_all, node, 1), within_s=START_WITHIN_S, why="the cluster should be up")
+    return node
+
+
 def _knows(node: Engine, other: Engine) -> bool:
     with node.client() as client:
         nodes = client.execute_command("CLUSTER NODES")
@@ -111,15 +120,16 @@ def _knows(node: Engine, other: Engine) -> bool:
 
 
 def become_cluster(
-    cluster: Cluster, *, region: int = 1, name: str = "us-east", id_mode: str = "strict"
+    cluster: Cluster | Engine, *, region: int = 1, name: str = "us-east", id_mode: str = "strict"
 ) -> None:
     """Do to a cluster what `braid init` does. id_mode: as `braid tune id-mode` will set it."""
     with closing(Server(cluster.url, {"cluster": True})) as server:
         initialise_cluster(server.each_primary(), region, name)
-    facts_of(cluster, {ConfigField.ID_MODE: id_mode.encode()})
+    if id_mode != "strict":
+        facts_of(cluster, {ConfigField.ID_MODE: id_mode.encode()})
 
 
-def facts_of(cluster: Cluster, changed: Facts) -> None:
+def facts_of(cluster: Cluster | Engine, changed: Facts) -> None:
     """Change facts of the region on every node."""
     with closing(Server(cluster.url, {"cluster": True})) as server:
         for run_here in server.each_primary():

@@ -33,12 +33,17 @@ ON_ONE: Final = {
 }
 BY_TURNS: Final = {
     "clients",
+    "client/test_blocking.py::test_block_stretches_the_sockets_timeout",
     "client/test_cache.py",
     "client/test_cluster_client.py",
+    "client/test_cluster_contract.py",
     "client/test_cluster_failover.py",
+    "client/test_cluster_tasks.py",
     "client/test_group_crowd.py",
+    "client/test_idempotent_clients.py::test_a_message_whose_reply_is_lost_is_sent_again_and_stands_once",
     "client/test_id_modes.py::test_a_connected_client_follows_each_change_of_the_mode",
     "client/test_log_groups.py::test_64_readers_are_served_alike_and_the_limit_holds",
+    "client/test_lost_connections.py",
     "client/test_logs.py::test_a_long_log_is_evicted_in_steps",
     "client/test_raised.py",
     "client/test_redis_py_range.py",
