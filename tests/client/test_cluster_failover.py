@@ -3,15 +3,16 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import product
+from typing import Any
 
 import pytest
 import redis
-from redis.backoff import NoBackoff
 from redis.crc import key_slot
-from redis.retry import Retry
 
-import braidstream
 from braidstream.model import keys
+from tests.support.clients import Opener
 from tests.support.cluster import Cluster, become_cluster
 from tests.support.servers import Flavour
 from tests.support.waiting import eventually
@@ -20,16 +21,16 @@ NAMES = [f"s{number}" for number in range(12)]
 QUICK = ("--cluster-node-timeout", "1000")
 
 
-@pytest.mark.parametrize("idempotent", [False, True])
+@pytest.mark.parametrize(("kind", "idempotent"), [("asyncio", False), ("sync", True)])
 def test_clients_continue_after_a_failover_and_send_no_write_twice(
-    flavour: Flavour, idempotent: bool
+    flavour: Flavour, kind: str, idempotent: bool
 ) -> None:
     with Cluster(flavour, args=QUICK) as cluster:
         become_cluster(cluster)
         cluster.add_replica(cluster.nodes[0])
-        with braidstream.RedisCluster.from_url(
-            cluster.nodes[1].url, decode_responses=True, idempotent=idempotent
-        ) as client:
+        with ExitStack() as stack:
+            opened = Opener(kind, stack, "RedisCluster")
+            client = opened(cluster.nodes[1].url, decode_responses=True, idempotent=idempotent)
             stop, sent, lost, told = threading.Event(), list[str](), list[str](), list[str]()
             slowest = {name: 0.0 for name in NAMES}
 
@@ -77,13 +78,16 @@ def test_clients_continue_after_a_failover_and_send_no_write_twice(
 def test_a_node_that_is_gone_for_good_is_told_as_a_lost_connection(flavour: Flavour) -> None:
     with Cluster(flavour, args=("--cluster-require-full-coverage", "no")) as cluster:
         become_cluster(cluster)
-        with braidstream.RedisCluster.from_url(
-            cluster.nodes[1].url, retry=Retry(NoBackoff(), 0), require_full_coverage=False
-        ) as client:
-            for name in NAMES:
+        with ExitStack() as stack:
+            clients = list[Any]()
+            for kind in ("sync", "asyncio"):
+                opened = Opener(kind, stack, "RedisCluster")
+                options = {"require_full_coverage": False, **opened.retry(0)}
+                clients.append(opened(cluster.nodes[1].url, **options))
+            for client, name in product(clients, NAMES):
                 client.xadd(name, {"n": "1"})
             cluster.nodes[0].kill()
-            for name in NAMES:
+            for client, name in product(clients, NAMES):
                 if cluster.owner(_slot(name)) is cluster.nodes[0]:
                     with pytest.raises(redis.ConnectionError):
                         client.xadd(name, {"n": "2"})

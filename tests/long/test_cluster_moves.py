@@ -1,4 +1,4 @@
-"""Slots move while clients write, read and delete: nothing is lost, nothing comes twice, order stays.
+"""Slots move while both clients write, read and delete: nothing is lost, nothing comes twice, order stays.
 
 BRAID_MOVES: how many times slots move (make cluster-moves: 500).
 """
@@ -8,13 +8,14 @@ import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from redis.crc import key_slot
 
-import braidstream
 from braidstream.model import keys
+from tests.support.clients import Opener
 from tests.support.cluster import Cluster, SlotMove, become_cluster
 
 CI_MOVES = 12
@@ -25,8 +26,8 @@ pytestmark = pytest.mark.timeout(0 if "BRAID_MOVES" in os.environ else 300)
 class Load:
     """Threads that use the same streams through one client, each until `stop`."""
 
-    def __init__(self, client: braidstream.RedisCluster) -> None:
-        self.client, self.stop = client, threading.Event()
+    def __init__(self, client: Any, stop: threading.Event) -> None:
+        self.client, self.stop = client, stop
         self.written = dict[str, list[str]]()
         self.read = list[str]()
 
@@ -85,16 +86,23 @@ class Load:
 def test_slots_move_under_load_and_nothing_is_lost_or_comes_twice(cluster: Cluster) -> None:
     become_cluster(cluster, id_mode="liberal")
     dice = random.Random(7)
-    with braidstream.RedisCluster.from_url(cluster.url, decode_responses=True) as client:
+    with ExitStack() as stack:
+        kinds = [Opener(kind, stack, "RedisCluster") for kind in ("sync", "asyncio")]
+        client, other = (opened(cluster.url, decode_responses=True) for opened in kinds)
         for name in NAMES:
             client.xgroup_create(name, "g", "0", mkstream=True)
-        load = Load(client)
+        stop = threading.Event()
+        load, later = Load(client, stop), Load(other, stop)
         work: list[Any] = [
             load.append("a"),
+            later.append("b"),
             load.pipelined("p"),
+            later.pipelined("q"),
             load.pipelined("m", transaction=True),
+            later.pipelined("n", transaction=True),
             load.consume("ann"),
-            load.replace,
+            later.consume("bob"),
+            later.replace,
         ]
         with ThreadPoolExecutor(len(work)) as pool:
             running = [pool.submit(load.repeat, each) for each in work]
@@ -102,9 +110,11 @@ def test_slots_move_under_load_and_nothing_is_lost_or_comes_twice(cluster: Clust
                 for _ in range(int(os.environ.get("BRAID_MOVES", CI_MOVES))):
                     _move_half_way(cluster, dice.choice([*NAMES, "replaced"]))
             finally:
-                load.stop.set()
+                stop.set()
             for each in running:
                 each.result()
+        load.written |= later.written
+        load.read += later.read
         written = [entry for some in load.written.values() for entry in some]
         stored = [f"{name} {fields['n']}" for name in NAMES for _, fields in client.xrange(name)]
         assert len(written) > 100

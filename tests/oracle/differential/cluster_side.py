@@ -5,16 +5,13 @@ left out: the client refuses it before it sends anything.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import redis
-from redis.backoff import NoBackoff
 from redis.crc import key_slot
-from redis.retry import Retry
 
-import braidstream
 from braidstream.clients.shared import new_session
 from braidstream.commands.table import TABLE
 from braidstream.model import keys
@@ -22,6 +19,7 @@ from braidstream.model.fields import ConfigField
 from tests.oracle.differential.generator import PLAINS, STREAMS
 from tests.oracle.differential.script import Call, IdMode, Mode, Ref, Script, Step, Word, command_of, upper
 from tests.oracle.differential.sides import Servers, Sides
+from tests.support.clients import Opener
 from tests.support.cluster import Cluster, become_cluster, facts_of
 from tests.support.servers import Engine, Flavour
 
@@ -34,14 +32,19 @@ READS = (b"XREAD", b"XREADGROUP")
 class OneCluster:
     """A cluster client whose replies have the shape that one server gives them."""
 
-    def __init__(self, cluster: Cluster, protocol: int) -> None:
-        retry = Retry(NoBackoff(), 0)
-        self.client = braidstream.RedisCluster.from_url(cluster.url, protocol=protocol, retry=retry)
+    def __init__(self, opened: Opener, cluster: Cluster, protocol: int) -> None:
+        self.client = opened(cluster.url, protocol=protocol, **opened.retry(0))
+        if opened.kind == "asyncio":
+            self._theirs = self.client.target
+            for name in set(self._theirs.response_callbacks) - {"COMMAND"}:  # it needs that one itself
+                del self._theirs.response_callbacks[name]
+            return
+        self._theirs = self.client
         for node in self.client.get_nodes():
             self.client.get_redis_connection(node).response_callbacks = {}
 
     def forget(self) -> None:
-        self.client.session = new_session(False, None, is_cluster=True)
+        self._theirs.session = new_session(False, None, is_cluster=True)
 
     def execute_command(self, *argv: bytes) -> Any:
         if argv[0].upper() == b"SCAN":
@@ -90,6 +93,7 @@ class ClusterServers(Servers):
         self.flavour = flavour
         self._engine, self._cluster = Engine(flavour), Cluster(flavour)
         self._pools = list[redis.ConnectionPool]()
+        self._stack = ExitStack()
         self._clients = dict[int, list[OneCluster]]()
 
     def _start(self) -> None:
@@ -100,13 +104,14 @@ class ClusterServers(Servers):
         for admin in self._admins:
             admin.config_set("stream-node-max-bytes", 0)
         self._bare = {protocol: self._pool(self._engine, protocol) for protocol in (2, 3)}
+        # Two clients use the same streams: one of each kind.
+        kinds = [Opener(kind, self._stack, "RedisCluster") for kind in ("sync", "asyncio")]
         self._clients = {
-            protocol: [OneCluster(self._cluster, protocol) for _ in range(2)] for protocol in (2, 3)
+            protocol: [OneCluster(opened, self._cluster, protocol) for opened in kinds] for protocol in (2, 3)
         }
 
     def _stop(self) -> None:
-        for client in (each for some in self._clients.values() for each in some):
-            client.client.close()
+        self._stack.close()
         for pool in self._pools:
             pool.disconnect()
         self._cluster.stop()
