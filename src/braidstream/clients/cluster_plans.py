@@ -86,7 +86,7 @@ class ClusterPlans:
             try:
                 return await attempt()
             except (exceptions.SlotNotCoveredError, *LOST) as error:
-                if not may_retry or patience.is_over or isinstance(error, _FINAL):
+                if not may_retry or patience.runs_out() or isinstance(error, _FINAL):
                     raise
             await self.nodes.sleep(patience.pause_s())
             await self.nodes.read_map()

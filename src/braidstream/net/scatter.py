@@ -52,18 +52,19 @@ Place = tuple[str, int]
 
 
 class Patience:
-    """How long to go on, and how long to wait before the next attempt."""
+    """How long to go on after the first failure, and how long to wait before the next attempt."""
 
     def __init__(self) -> None:
         self.start_over()
 
     def start_over(self) -> None:
         """The last attempt succeeded."""
-        self._ends_s, self._pause_s = time.monotonic() + FOLLOW_S, _PAUSE_S
+        self._first_s, self._pause_s = float("inf"), _PAUSE_S
 
-    @property
-    def is_over(self) -> bool:
-        return time.monotonic() > self._ends_s
+    def runs_out(self) -> bool:
+        """Another attempt failed. Whether it is the last one."""
+        self._first_s = min(self._first_s, time.monotonic())
+        return time.monotonic() - self._first_s > FOLLOW_S
 
     def pause_s(self) -> float:
         """The next pause: each is twice as long, up to a limit, with jitter."""
@@ -132,16 +133,19 @@ Delivery = Generator[Round, list[list[Any]], list[Any] | None]
 
 def deliver(batch: Batch, native_keys: NativeKeys, patience: Patience, *, watching: bool) -> Delivery:
     """One batch. None if it is a MULTI under WATCH that was redirected: the WATCH is on another node."""
-    parcel = _Parcel(batch, native_keys)
+    parcel = _Parcel(batch, native_keys, watching=watching)
     turn = Round(parcel.first())
     while turn.legs:
         turn.is_race = batch.block_ms is not None and len(turn.legs) > 1 and turn.legs[0].part
+        began_s = time.monotonic()
         sent, answers = turn, (yield turn)
         turn = Round([])
+        if time.monotonic() - began_s > FOLLOW_S:
+            patience.start_over()  # it has waited for entries, not for nodes
         for leg, read in zip(sent.legs, answers, strict=True):
             replies = leg.replies(read)
             refused = [reply for reply in replies if isinstance(reply, REDIRECTS)]
-            if not refused or patience.is_over:
+            if not refused or patience.runs_out():
                 turn.legs += parcel.take(leg, replies)
                 continue
             _note(turn, refused, patience)
@@ -152,6 +156,7 @@ def deliver(batch: Batch, native_keys: NativeKeys, patience: Patience, *, watchi
         if sent.is_race and turn.legs:
             # One slot has moved. If others have entries, return those; else wait for all of them again.
             turn.legs = [] if parcel.has_entries else parcel.race_again(sent.legs)
+            turn.pause_s = turn.pause_s or patience.pause_s()
         turn.legs = [leg for leg in turn.legs if parcel.matters(leg)] or parcel.next()
     return parcel.replies()
 
@@ -169,8 +174,8 @@ def _note(turn: Round, refused: list[Any], patience: Patience) -> None:
 class _Parcel:
     """The legs of one batch, and the replies so far."""
 
-    def __init__(self, batch: Batch, native_keys: NativeKeys) -> None:
-        self._batch, self._native_keys = batch, native_keys
+    def __init__(self, batch: Batch, native_keys: NativeKeys, *, watching: bool) -> None:
+        self._batch, self._native_keys, self._watching = batch, native_keys, watching
         self._commands = wire(batch)
         self._found: list[Any] = [None] * len(self._commands)
         self._shares = dict[int, list[Any]]()
@@ -238,9 +243,12 @@ class _Parcel:
             self._found[at] = parse_error(CROSS_SLOT)
 
     def _joined(self, units: list[Leg]) -> Iterator[Leg]:
-        """The commands of one slot: those that may not overtake each other in one MULTI."""
+        """The commands of one slot: those that may not overtake each other in one MULTI.
+
+        Not under WATCH, which its EXEC would end.
+        """
         is_write = not self._batch.resend and self._batch.block_ms is None
-        watches = any(word_of(unit.commands[0][0]) == "WATCH" for unit in units)
+        watches = self._watching or any(word_of(unit.commands[0][0]) == "WATCH" for unit in units)
         if is_write and not watches and any(unit.has_several for unit in units[:-1]):
             yield _in_multi(units)
             return
@@ -290,8 +298,11 @@ class _Parcel:
             error = next(reply for reply in replies if isinstance(reply, REDIRECTS))
             return [replace(leg, ask=_place(error))]
         again = list[Leg]()
+        ran = [at for at, reply in zip(leg.at, replies, strict=True) if not isinstance(reply, REDIRECTS)]
         for at, command, reply in zip(leg.at, leg.commands, replies, strict=True):
-            if not isinstance(reply, REDIRECTS):
+            # A node that was down for the first commands and ran the last ones: those come before, not after.
+            is_late = isinstance(reply, ClusterDownError) and ran and at < ran[-1]
+            if is_late or not isinstance(reply, REDIRECTS):
                 self._found[at] = reply
                 continue
             place = _place(reply)
