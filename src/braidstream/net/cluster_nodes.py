@@ -14,12 +14,15 @@ from random import choice
 from typing import Any, Final, TypeVar
 
 from redis import exceptions
+from redis.asyncio.cluster import ClusterNode as AsyncioNode
+from redis.cluster import ClusterNode
 
 from braidstream.model.command import Command
 from braidstream.net.compat import awaited, note_moved_slot, packed, socket_of
 from braidstream.net.routes import word_of
 from braidstream.net.scatter import Place
 from braidstream.net.sender import (
+    LOST,
     AsyncSender,
     Sender,
     aconnect,
@@ -32,7 +35,9 @@ from braidstream.protocol.plan import Plan, arun, run
 
 T = TypeVar("T")
 
+# After one connection has its reply: how often the waits of the others are ended, and for how long.
 _END_AGAIN_S: Final = 0.1
+_END_WITHIN_S: Final = 5.0
 
 
 def finish(work: Coroutine[Any, Any, T]) -> T:
@@ -45,6 +50,17 @@ def finish(work: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("a coroutine of the synchronous client waits for an event loop")
 
 
+def _silence(conn: Any) -> exceptions.TimeoutError:
+    return exceptions.TimeoutError(f"Timeout reading from {conn!r}")
+
+
+def _reply_or_loss(conn: Any) -> Any:
+    try:
+        return read_reply(conn, _END_WITHIN_S)
+    except LOST as error:
+        return error
+
+
 class Nodes:
     """What both have in common.
 
@@ -53,6 +69,7 @@ class Nodes:
 
     def __init__(self, cluster: Any, prepare: Callable[[Any], Awaitable[None]]) -> None:
         self.cluster, self._prepare = cluster, prepare
+        self._new = dict[Place, Any]()
 
     async def node_of(self, slot: int | None) -> Any:
         """The primary of a slot; any primary for None."""
@@ -69,9 +86,13 @@ class Nodes:
         if found is None:
             await self.read_map()
             found = self.cluster.get_node(*place)
-        if found is None:
-            raise exceptions.ConnectionError(f"the cluster does not know its node {place[0]}:{place[1]}")
-        return found
+        return found or self._node_without_slots(place)
+
+    def _node_without_slots(self, place: Place) -> Any:
+        """A primary to which the first slot moves: the map names it when it has that."""
+        if place not in self._new:
+            self._new[place] = self.new_node(*place)
+        return self._new[place]
 
     async def take(self, node: Any) -> Any:
         """A connection to a node, to be released."""
@@ -136,6 +157,9 @@ class Nodes:
     def taken(self, pool: Any) -> Any:
         raise NotImplementedError
 
+    def new_node(self, host: str, port: int) -> Any:
+        raise NotImplementedError
+
     def parsed_keys(self, *command: Any) -> Any:
         raise NotImplementedError
 
@@ -155,6 +179,7 @@ class Nodes:
         """The replies on several connections. When one of them has its reply, `end` ends the other waits.
 
         It is called again while one goes on: the command that waits may arrive after the one that ends it.
+        A connection that is lost, or does not end, has the error as its reply.
         """
         raise NotImplementedError
 
@@ -177,6 +202,9 @@ class BlockingNodes(Nodes):
 
     def taken(self, pool: Any) -> Any:
         return pool.get_connection()
+
+    def new_node(self, host: str, port: int) -> Any:
+        return ClusterNode(host, port)
 
     def parsed_keys(self, *command: Any) -> Any:
         anyone = self.cluster.get_redis_connection(self.cluster.get_default_node())
@@ -201,13 +229,16 @@ class BlockingNodes(Nodes):
             ready = waiting.select(timeout)
             if not ready:
                 raise exceptions.TimeoutError(f"Timeout reading from {conns[0]!r}")
+            ends_s = time.monotonic() + _END_WITHIN_S
             while True:
                 for key, _ in ready:
                     waiting.unregister(key.fileobj)
-                if not waiting.get_map():
-                    return [read_reply(conn, timeout) for conn in conns]
+                if not waiting.get_map() or time.monotonic() > ends_s:
+                    break
                 await end()
                 ready = waiting.select(_END_AGAIN_S)
+            silent = {key.fileobj for key in waiting.get_map().values()}
+            return [_silence(conn) if socket_of(conn) in silent else _reply_or_loss(conn) for conn in conns]
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -233,6 +264,9 @@ class AsyncioNodes(Nodes):
     def taken(self, pool: Any) -> Any:
         return pool.acquire_connection()
 
+    def new_node(self, host: str, port: int) -> Any:
+        return AsyncioNode(host, port, **self.cluster.nodes_manager.connection_kwargs)
+
     def parsed_keys(self, *command: Any) -> Any:
         return self.cluster.commands_parser.get_keys(*command)
 
@@ -254,10 +288,14 @@ class AsyncioNodes(Nodes):
         reads = [asyncio.create_task(aread_reply(conn, timeout)) for conn in conns]
         try:
             _, waiting = await asyncio.wait(reads, return_when=asyncio.FIRST_COMPLETED)
-            while waiting:
+            ends_s = time.monotonic() + _END_WITHIN_S
+            while waiting and time.monotonic() <= ends_s:
                 await end()
                 _, waiting = await asyncio.wait(waiting, timeout=_END_AGAIN_S)
-            return [each.result() for each in reads]
+            return [
+                _silence(conn) if each in waiting else each.exception() or each.result()
+                for conn, each in zip(conns, reads, strict=True)
+            ]
         finally:
             for each in reads:
                 each.cancel()

@@ -3,6 +3,7 @@
 For both cluster clients: the I/O is done by `Nodes` (cluster_nodes.py).
 """
 
+from contextlib import suppress
 from typing import Any, Final
 
 from redis import exceptions
@@ -12,7 +13,7 @@ from braidstream.net.cluster_nodes import Nodes, finish
 from braidstream.net.compat import is_connected
 from braidstream.net.reply_shape import reply_error, resp2
 from braidstream.net.routes import NativeKeys, is_routed, keys_of, slot_of, word_of
-from braidstream.net.scatter import Leg, Patience, Round, deliver
+from braidstream.net.scatter import REDIRECTS, Leg, Patience, Round, deliver
 from braidstream.net.sender import LOST, REFUSALS, NotResentError, read_timeout
 from braidstream.protocol.exchange import unpack
 from braidstream.protocol.plan import Batch, Replies
@@ -32,6 +33,7 @@ class ClusterSender:
         self._watched: list[Any] = [home] if watching else []
         self._may_connect = not watching
         self._patience = Patience()
+        self._ran = False  # whether a node has run a command of this batch, as far as is known
 
     async def close(self) -> None:
         """Release the connections; those that still WATCH keys are closed."""
@@ -43,13 +45,14 @@ class ClusterSender:
         self._held = {}
 
     async def __call__(self, batch: Batch) -> Replies:
-        before = self.wrote
+        before, self._ran = self.wrote, False
         try:
             replies = await self._deliver(batch)
-        except LOST as error:
+        except (exceptions.SlotNotCoveredError, *LOST) as error:
             if batch.optional:
                 raise LostError("the cluster", str(error), wrote=True) from error
-            if before if isinstance(error, REFUSALS) else self.wrote:
+            # A node that refuses says nothing about the other nodes of the batch.
+            if before if isinstance(error, REFUSALS) and not self._ran else self.wrote:
                 raise NotResentError(error) from error
             raise
         if replies is None:
@@ -114,6 +117,10 @@ class ClusterSender:
         self._watched = []
 
     @property
+    def watches(self) -> bool:
+        return bool(self._watched)
+
+    @property
     def watches_elsewhere(self) -> bool:
         """Whether keys are WATCHed on a connection that ends with this sender."""
         return any(conn is not self._home for conn in self._watched)
@@ -135,13 +142,27 @@ class ClusterSender:
             for conn, legs in load.items():
                 timeout = read_timeout(conn, batch)
                 for leg in legs:
-                    read[id(leg)] = [await self._nodes.read(conn, timeout) for _ in leg.wire()]
+                    read[id(leg)] = await self._read(conn, leg, timeout)
                 self._note_watches(conn, legs)
         except BaseException:
+            self._ran = self._ran or len(load) > 1
             for conn in load:  # replies may still arrive
                 await self._nodes.disconnect(conn)
             raise
-        return [read[id(leg)] for leg in turn.legs]
+        answers = [read[id(leg)] for leg in turn.legs]
+        self._ran = self._ran or any(not isinstance(each, REDIRECTS) for some in answers for each in some)
+        return _without_losses(turn.legs, answers)
+
+    async def _read(self, conn: Any, leg: Leg, timeout: float | None) -> list[Any]:
+        """The replies to a leg. For one slot's share of a read, a lost connection is a reply: other nodes may
+        have delivered entries to a group."""
+        try:
+            return [await self._nodes.read(conn, timeout) for _ in leg.wire()]
+        except LOST as error:
+            if not leg.part:
+                raise
+            await self._nodes.disconnect(conn)
+            return [error for _ in leg.wire()]
 
     async def _connection(self, leg: Leg) -> Any:
         if leg.ask is not None:
@@ -164,7 +185,8 @@ class ClusterSender:
 
         async def end_others() -> None:
             for node, number in zip(nodes, numbers, strict=True):  # of that node, wherever its slots are now
-                await self._ask(await self._connection_to(node), ("CLIENT", "UNBLOCK", number))
+                with suppress(*LOST):  # its read fails too
+                    await self._ask(await self._connection_to(node), ("CLIENT", "UNBLOCK", number))
 
         try:
             for node in nodes:
@@ -174,7 +196,10 @@ class ClusterSender:
             for conn, leg in zip(conns, legs, strict=True):
                 await self._nodes.send(conn, leg.commands)
             replies = await self._nodes.race(conns, read_timeout(conns[0], batch), end_others)
-            return [[reply] for reply in replies]
+            for conn, reply in zip(conns, replies, strict=True):
+                if isinstance(reply, LOST):
+                    await self._nodes.disconnect(conn)
+            return _without_losses(legs, [[reply] for reply in replies])
         except BaseException:
             for conn in conns:
                 await self._nodes.disconnect(conn)
@@ -188,6 +213,17 @@ class ClusterSender:
         if isinstance(reply, exceptions.ResponseError):
             raise reply_error(reply)
         return reply
+
+
+def _without_losses(legs: list[Leg], answers: list[list[Any]]) -> list[list[Any]]:
+    """What some nodes have read, if the connections to others were lost. An error if nothing was read."""
+    lost = [each for some in answers for each in some if isinstance(each, LOST)]
+    if not lost:
+        return answers
+    shares = [each for leg, some in zip(legs, answers, strict=True) if leg.part for each in some]
+    if not any(share and not isinstance(share, Exception) for share in shares):
+        raise lost[0]
+    return [[None if isinstance(each, LOST) else each for each in some] for some in answers]
 
 
 class BlockingSender:
