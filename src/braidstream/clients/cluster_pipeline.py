@@ -230,10 +230,10 @@ class QueuedCommands(ClusterPlans):
     async def _release(self) -> None:
         """Give the connection back. One that may still WATCH keys is closed."""
         if self._held is not None:
-            if self.watching:
+            if self.watching or (self._sender is not None and self._sender.watches):
                 await self.nodes.disconnect(self._held)
             self.nodes.release(self._held)
-        self._held, self.watching = None, False
+        self._held, self._sender, self.watching = None, None, False
 
 
 def _without_targets(options: dict[str, Any]) -> dict[str, Any]:
