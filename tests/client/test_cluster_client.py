@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import redis
+import redis.asyncio
 from redis.crc import key_slot
 from redis.exceptions import CrossSlotTransactionError, RedisClusterException, WatchError
 
@@ -400,6 +401,33 @@ def test_a_client_follows_a_slot_that_has_moved(client: Any, cluster: Cluster) -
         [[_, entries]] = client.xreadgroup("g", "ann", {"s": ">"})
         assert [fields["n"] for _, fields in entries] == ["0", "1", "2", "3"]
     assert values(client, "s") == ["0", "1", "2", "3"]
+
+
+def test_a_watch_lasts_until_its_own_exec(client: Any) -> None:
+    client.set("{t}a", "1")
+    client.mset({"{t}b": "1", "{t}c": "1"})
+    with client.pipeline(transaction=True) as pipe:
+        pipe.watch("{t}a")
+        assert pipe.delete("{t}b", "{t}c") == 2
+        client.set("{t}a", "2")
+        pipe.multi()
+        pipe.set("{t}a", "3")
+        with pytest.raises(WatchError):
+            pipe.execute()
+    assert client.get("{t}a") == "2"
+
+
+def test_the_first_slot_of_a_new_primary_may_be_moving(
+    client: Any, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The map of slots does not name a node without slots."""
+    client.xadd("s", {"n": "1"})
+    for kind in (redis.RedisCluster, redis.asyncio.RedisCluster):
+        monkeypatch.setattr(kind, "get_node", lambda *_, **__: None)
+    with SlotMove(cluster, slot("s")) as move:
+        move.move()
+        client.xadd("s", {"n": "2"})
+        assert values(client, "s") == ["1", "2"]
 
 
 def test_a_watch_on_a_slot_that_moves_fails(client: Any, cluster: Cluster) -> None:

@@ -69,7 +69,6 @@ class Nodes:
 
     def __init__(self, cluster: Any, prepare: Callable[[Any], Awaitable[None]]) -> None:
         self.cluster, self._prepare = cluster, prepare
-        self._new = dict[Place, Any]()
 
     async def node_of(self, slot: int | None) -> Any:
         """The primary of a slot; any primary for None."""
@@ -86,13 +85,10 @@ class Nodes:
         if found is None:
             await self.read_map()
             found = self.cluster.get_node(*place)
-        return found or self._node_without_slots(place)
-
-    def _node_without_slots(self, place: Place) -> Any:
-        """A primary to which the first slot moves: the map names it when it has that."""
-        if place not in self._new:
-            self._new[place] = self.new_node(*place)
-        return self._new[place]
+        if found is None:  # its first slot moves there: CLUSTER SLOTS names it when it has that
+            found = self.new_node(*place)
+            found = self.cluster.nodes_manager.nodes_cache.setdefault(found.name, found)
+        return found
 
     async def take(self, node: Any) -> Any:
         """A connection to a node, to be released."""
