@@ -76,6 +76,34 @@ def test_large_entries_that_were_lost_are_restored(world: World, goes_on: bool) 
     assert world[2].xrange("m") == world[1].xrange("m")
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_very_large_entries_that_were_lost_are_restored(world: World, goes_on: bool) -> None:
+    """Of which the limit allows only a few at once, and the last one does not show that."""
+    write(world, 1, 100)
+    with world.engines[0].client() as engine:
+        earlier = engine.dump(STRAND.key)
+        write(world, 20, 500_000)
+        write(world, 60, 150_000)
+        write(world, 1, 10_000)
+        linked(world, lambda link: link.sync(b"m"), near=True)
+        engine.restore(STRAND.key, 0, earlier, replace=True)
+    if goes_on:
+        write(world, 1, 100)
+    linked(world, lambda link: link.sync(b"m"))
+    assert world[1].xlen("m") == 1 + 20 + 60 + 1 + goes_on
+    assert world[2].xrange("m") == world[1].xrange("m")
+
+
+def test_very_large_entries_are_recovered(world: World) -> None:
+    write(world, 60, 150_000)
+    write(world, 1, 10_000)
+    world.sync()
+    with world.engines[0].client() as engine:
+        engine.delete(STRAND.key, "bs:meta:{m}")
+    linked(world, lambda link: link.recover(b"m"))
+    assert world[1].xlen("m") == 61
+
+
 def test_a_comparison_lists_large_entries_in_parts_and_misses_none(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

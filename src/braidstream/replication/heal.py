@@ -48,7 +48,7 @@ class Pair:
         stay deleted.
         """
         acked, done, natives = _acknowledged(theirs, strand), 0, loss.entries[strand]
-        at, appetite = 0, ship.Appetite()
+        at, appetite = 0, ship.Appetite(1)  # the replies to a batch have a limit together
         while part := natives[at : at + min(appetite.count, ship.UNMEASURED)]:
             page = await self.peer.run(_entries(strand, part))
             at += len(part)
@@ -240,7 +240,7 @@ def _chunks(words: list[bytes], size: int) -> Iterator[list[bytes]]:
 
 
 def _entries(strand: Strand, natives: list[bytes]) -> Plan[ship.Page]:
-    """Those of the entries that exist. One reply for each: together they may be too large for one."""
+    """Those of the entries that exist."""
     replies = yield Batch([("XRANGE", strand.key, native, native) for native in natives], resend=True)
     return [entry for reply in replies for entry in reply]
 

@@ -58,7 +58,7 @@ class Reading:
         deletion. Without MULTI, which is refused when memory is full.
         """
         registry = registry_of(strand.name)
-        if self._has_pages and self.count > self._at_once:
+        if self._has_pages:
             (more, page), meta = yield Batch(
                 [page_of_bytes(strand, after, self.count), registry], resend=True
             )
@@ -99,8 +99,8 @@ def _last(page: Page) -> Id:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """at_once: how many entries of unknown size one XRANGE may return. has_pages: a function reads a page in
-    one round trip."""
+    """at_once: how many entries of unknown size one XRANGE may return. has_pages: a function reads a page of
+    limited size in one round trip."""
 
     engine: PlanRunner
     at_once: int = UNMEASURED
