@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from braidstream.errors import LostError
 from braidstream.model import ids
 from braidstream.model.strand import Strand
 from braidstream.net.wire import parse_address
@@ -92,6 +93,39 @@ def test_very_large_entries_that_were_lost_are_restored(world: World, goes_on: b
     linked(world, lambda link: link.sync(b"m"))
     assert world[1].xlen("m") == 1 + 20 + 60 + 1 + goes_on
     assert world[2].xrange("m") == world[1].xrange("m")
+
+
+def test_what_was_restored_before_a_reply_was_too_large_stays(world: World) -> None:
+    """The first of these replies comes after 201 small entries, and ends the connection."""
+    write(world, 1, 100)
+    with world.engines[0].client() as engine:
+        earlier = engine.dump(STRAND.key)
+        write(world, 201, 100)
+        write(world, 100, 100_000)
+        linked(world, lambda link: link.sync(b"m"), near=True)
+        engine.restore(STRAND.key, 0, earlier, replace=True)
+    write(world, 1, 100)
+    with pytest.raises(LostError, match="more than"):
+        linked(world, lambda link: link.sync(b"m"))
+    linked(world, lambda link: link.sync(b"m"))
+    assert world[1].xlen("m") == 1 + 201 + 100 + 1
+    assert world[2].xrange("m") == world[1].xrange("m")
+
+
+def test_what_follows_restored_entries_is_moved_a_few_times_only(world: World) -> None:
+    """The engine serves nobody else while it moves entries."""
+    write(world, 1, 100)
+    with world.engines[0].client() as engine:
+        earlier = engine.dump(STRAND.key)
+        write(world, 60, 100_000)
+        linked(world, lambda link: link.sync(b"m"), near=True)
+        engine.restore(STRAND.key, 0, earlier, replace=True)
+        write(world, 30, 100_000)
+        engine.config_resetstat()
+        linked(world, lambda link: link.sync(b"m"))
+        appended = engine.info("commandstats")["cmdstat_xadd"]["calls"]
+    assert world[1].xlen("m") == 1 + 60 + 30
+    assert appended < 60 + 3 * 30
 
 
 def test_very_large_entries_are_recovered(world: World) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from braidstream.commands.drop import AT_ONCE as DROPPED_AT_ONCE
 from braidstream.commands.drop import drop_command
-from braidstream.errors import ReplyError
+from braidstream.errors import LostError, ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.fields import ConfigField, MetaField
 from braidstream.model.ids import Id
@@ -28,6 +28,8 @@ from braidstream.replication.state import State, passed_on_field, read_journal, 
 
 PAGE: Final = 500
 MESSAGES_AT_ONCE: Final = 50
+# Each call moves all that follows (mend.lua): with small batches, a large rest is moved very often.
+MEND_BYTES: Final = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +49,35 @@ class Pair:
         """Restore the entries as the peer has them now. Entries that were deleted meanwhile, there or here,
         stay deleted.
         """
-        acked, done, natives = _acknowledged(theirs, strand), 0, loss.entries[strand]
+        acked, done = _acknowledged(theirs, strand), 0
+        async for batch in self._batches(strand, loss.entries[strand]):
+            done += await self._mend(strand, batch, acked, loss)
+        return done
+
+    async def _batches(self, strand: Strand, natives: list[bytes]) -> AsyncIterator[ship.Page]:
+        """The peer's entries, in parts for one call each. If the peer is lost, first what was read: the next
+        attempt begins after it."""
+        batch, total = ship.Page(), 0
         at, appetite = 0, ship.Appetite(1)  # the replies to a batch have a limit together
         while part := natives[at : at + min(appetite.count, ship.UNMEASURED)]:
-            page = await self.peer.run(_entries(strand, part))
+            try:
+                page = await self.peer.run(_entries(strand, part))
+            except LostError:
+                if batch:
+                    yield batch
+                raise
             at += len(part)
-            appetite.had(ship.sizes_of(page))
-            entries = [entry for entry in page if len(entry[1]) <= ship.WIDEST]
-            for batch, _ in ship.batches(entries, ship.sizes_of(entries)):
-                done += await self._mend(strand, batch, acked, loss)
-        return done
+            appetite.had(sizes := ship.sizes_of(page))
+            for entry, size in zip(page, sizes, strict=True):
+                if len(entry[1]) > ship.WIDEST:
+                    continue
+                if batch and (total + size > MEND_BYTES or len(batch) == ship.BATCH_ENTRIES):
+                    yield batch
+                    batch, total = [], 0
+                batch.append(entry)
+                total += size
+        if batch:
+            yield batch
 
     async def pass_on(self, ours: State, there: Region, *, whole: bool = False) -> int | None:
         """Send what came back to us to a peer that had gone on without it. None: deletions come first.
