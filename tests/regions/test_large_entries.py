@@ -34,13 +34,20 @@ def write(world: World, count: int, size: int) -> None:
     pipe.execute()
 
 
-def linked(world: World, work: Callable[[Link], Awaitable[object]], *, near: bool = False) -> None:
-    """Run work with a new link from region 1 to 2. Peers refuse large replies. near: region 1 is no peer."""
+def linked(
+    world: World,
+    work: Callable[[Link], Awaitable[object]],
+    *,
+    near: bool = False,
+    most: int | None = None,
+) -> None:
+    """Run work with a new link from region 1 to 2. Peers' replies have a limit. near: region 1 is no peer,
+    its limit is `most`."""
 
     async def run() -> None:
-        most = (None if near else PEER_REPLY_BYTES // 10, PEER_REPLY_BYTES // 10)
+        limits = (most if near else PEER_REPLY_BYTES // 10, PEER_REPLY_BYTES // 10)
         addresses = [parse_address(each.url) for each in world.engines]
-        ends = [Endpoint(*each) for each in zip(addresses, most, strict=True)]
+        ends = [Endpoint(*each) for each in zip(addresses, limits, strict=True)]
         for end in ends:
             await end.connect()
         pages = Pages.of_home(ends[0]) if near else None
@@ -58,6 +65,13 @@ def test_small_entries_and_then_large_ones_are_replicated(world: World, near: bo
     write(world, 1, 100)  # the last one does not show that there are large ones
     linked(world, lambda link: link.sync(b"m"), near=near)
     assert world[2].xrange("m") == world[1].xrange("m")
+
+
+def test_the_own_server_is_not_read_in_large_replies_either(world: World) -> None:
+    write(world, 600, 100)
+    write(world, 600, 100_000)
+    linked(world, lambda link: link.sync(b"m"), near=True, most=PEER_REPLY_BYTES // 10)
+    assert world[2].xlen("m") == 1200
 
 
 @pytest.mark.parametrize("goes_on", [True, False])

@@ -13,7 +13,7 @@ sent once the region can no longer lose them (gate.py).
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from braidstream.model import ids
@@ -25,6 +25,7 @@ from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.ship import (
     PAGE_BYTES,
     UNMEASURED,
+    UNMEASURED_LARGE,
     UNMEASURED_NEAR,
     Appetite,
     Page,
@@ -113,11 +114,20 @@ class Pages:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._flying: dict[tuple[bytes, Id, int], Reading] = {}
+        self._in_small_steps: Pages | None = None
 
     @staticmethod
     def of_home(engine: PlanRunner) -> "Pages":
         """Of the region's own server: a round trip costs little, and a reply has no limit."""
         return Pages(Source(engine, UNMEASURED_NEAR))
+
+    @property
+    def in_small_steps(self) -> "Pages":
+        """The same, for strands with large entries."""
+        if self._in_small_steps is None:
+            at_once = min(self._source.at_once, UNMEASURED_LARGE)
+            self._in_small_steps = Pages(replace(self._source, at_once=at_once))
+        return self._in_small_steps
 
     def read(self, strand: Strand, after: Id, count: int, *, alone: bool) -> Reading:
         """New entries, and the registry of that time or later. alone: do not share a read in flight."""
@@ -139,7 +149,8 @@ class Ahead:
     """
 
     def __init__(self, pages: Pages, strand: Strand, after: Id, appetite: Appetite, *, alone: bool) -> None:
-        self._pages, self._strand, self._appetite, self._alone = pages, strand, appetite, alone
+        self._pages = pages.in_small_steps if appetite.may_be_large else pages
+        self._strand, self._appetite, self._alone = strand, appetite, alone
         self._readings: deque[Reading] = deque()
         self._newest: Reading | None = None  # its end is not known yet
         self._after: Id | None = after  # start of the next one

@@ -24,6 +24,9 @@ FEW: Final = 16
 # limit (endpoint.py).
 UNMEASURED: Final = 128
 UNMEASURED_NEAR: Final = 512
+# If the last entry of the strand is large, so may be those after the small ones that were read.
+UNMEASURED_LARGE: Final = 32
+LARGE: Final = 16 * 1024
 # The first version of the engine functions with bs_entry_page.
 HAS_PAGES: Final = 21
 # The function unpacks an entry's words onto Lua's stack; wider entries are appended natively.
@@ -50,11 +53,13 @@ class Appetite:
     """How many entries to read, so that a page has about PAGE_BYTES."""
 
     count: int = FEW
+    may_be_large: bool = False  # the entries, whatever their size was so far
 
     @staticmethod
     def guess(width: int) -> "Appetite":
-        """From the size of one entry. The others may be larger."""
-        return Appetite(max(1, min(MOST, PAGE_BYTES // (2 * width + 100))))
+        """From the size of the last entry. The others may be larger."""
+        count = max(1, min(MOST, PAGE_BYTES // (2 * width + 100)))
+        return Appetite(count, may_be_large=width > LARGE)
 
     def had(self, sizes: list[int]) -> None:
         if sizes:
