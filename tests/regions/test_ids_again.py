@@ -21,6 +21,7 @@ from braidstream.replication import feed, raising
 from braidstream.replication.endpoint import Endpoint
 from tests.support.daemons import all_replicating, numbered
 from tests.support.gateways import Served
+from tests.support.proxy import Proxy
 from tests.support.regions import client_of
 from tests.support.replicas import site
 from tests.support.servers import Engine, Flavour
@@ -163,7 +164,15 @@ def test_a_far_peer_is_asked_for_all_logs_also_if_that_takes_long(
             world.ship(1, 2, name)
             engine.restore(f"bs:1:t:{{{name}}}", 0, earlier, replace=True)
 
-    async def ask(url: str) -> list[str]:
+    with delayed(world.engines[1], one_way_ms=40) as url:
+        assert unreached(world, url) == []
+    assert [world[1].twrite(name, "t", "3") for name in logs] == [3] * len(logs)
+
+
+def unreached(world: World, url: str) -> list[str]:
+    """Raise the home strands of region 1. Returns region 2, at this URL, if it could not be reached."""
+
+    async def ask() -> list[str]:
         source = Endpoint(parse_address(world.engines[0].url))
         await source.connect()
         try:
@@ -171,6 +180,37 @@ def test_a_far_peer_is_asked_for_all_logs_also_if_that_takes_long(
         finally:
             source.close()
 
-    with delayed(world.engines[1], one_way_ms=40) as url:
-        assert asyncio.run(ask(url)) == []
-    assert [world[1].twrite(name, "t", "3") for name in logs] == [3] * len(logs)
+    return asyncio.run(ask())
+
+
+def test_a_far_peer_whose_connection_is_lost_once_is_asked_again(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes longer to come as far as before than a peer may be silent."""
+    monkeypatch.setattr(raising, "ASKED_WITHIN_S", 1.0)
+    monkeypatch.setattr(feed, "PAGE", 10)
+    world = make_world(2)
+    for number in range(200):
+        world[1].xadd(f"stream-{number}", {"n": "1"})
+
+    async def scanned() -> list[bytes]:
+        return [name async for page in feed.all_streams(world.endpoints[1]) for name in page]
+
+    with delayed(world.engines[1], one_way_ms=40) as url, Proxy(parse_address(url).port) as proxy:
+        proxy.lose_replies(b"{%b}" % asyncio.run(scanned())[-1], times=1)
+        assert unreached(world, proxy.url) == []
+        assert proxy.lost == 1
+
+
+def test_a_peer_with_large_registries_is_asked_in_parts(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(raising, "ASKED_WITHIN_S", 1.0)
+    monkeypatch.setattr(raising, "PEER_REPLY_BYTES", 1_000_000)
+    world = make_world(2)
+    for client in world.clients.values():
+        pipe = client.pipeline(transaction=False)
+        for number in range(300):
+            pipe.xadd(f"stream-{number}", {"n": "1"}).xgroup_create(f"stream-{number}", "x" * 4_000, "0")
+        pipe.execute()
+    assert unreached(world, world.engines[1].url) == []

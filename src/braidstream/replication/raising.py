@@ -30,6 +30,10 @@ from braidstream.replication.state import State, parse_state, state_command
 
 # How long to wait for a peer that does not answer, or makes no progress. Clients wait too.
 ASKED_WITHIN_S: Final = 5.0
+# How often it may take its time again after its connection was lost.
+RESTARTS: Final = 3
+# How many streams are read in one batch: its replies have a limit together.
+AT_ONCE: Final = 100
 
 
 async def raise_home(source: Endpoint, here: Region, peers: Mapping[str, tuple[int, Address]]) -> list[str]:
@@ -44,7 +48,7 @@ async def raise_home(source: Endpoint, here: Region, peers: Mapping[str, tuple[i
 
 async def _query(source: Endpoint, here: Region, peer: tuple[str, int, Address]) -> bool:
     name, number, address = peer
-    tries, furthest, clock = 0, 0, asyncio.get_running_loop().time
+    tries, furthest, restarts, clock = 0, 0, 0, asyncio.get_running_loop().time
 
     def reached(page: int) -> None:
         nonlocal furthest
@@ -66,6 +70,8 @@ async def _query(source: Endpoint, here: Region, peer: tuple[str, int, Address])
                         raise
                 finally:
                     endpoint.close()
+                if furthest and restarts < RESTARTS:
+                    furthest, restarts = 0, restarts + 1
                 await back_off(tries)
                 tries += 1
     except TimeoutError:
@@ -110,7 +116,11 @@ def _logs(states: Iterable[State], writer: int) -> list[Strand]:
 
 
 async def _look(runner: PlanRunner, wanted: Sequence[tuple[bytes, tuple[Strand, ...]]]) -> list[State]:
-    replies = await runner.run(_all(state_command(name, strands, ()) for name, strands in wanted))
+    parts = [wanted[at : at + AT_ONCE] for at in range(0, len(wanted), AT_ONCE)]
+    read = await asyncio.gather(
+        *(runner.run(_all(state_command(name, strands, ()) for name, strands in part)) for part in parts)
+    )
+    replies = [reply for part in read for reply in part]
     return [
         parse_state(name, strands, (), reply) for (name, strands), reply in zip(wanted, replies, strict=True)
     ]
