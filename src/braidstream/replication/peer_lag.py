@@ -56,6 +56,8 @@ class Lag:
         self._lost: tuple[Callable[[Strand], Id | None], Id] = (lambda strand: None, ids.ZERO)
         self._changed: OrderedDict[bytes, int] = OrderedDict()
         self._ends: OrderedDict[bytes, Ends] = OrderedDict()
+        # From where a strand was counted, and how many entries had been added up to there.
+        self._counted: OrderedDict[Strand, tuple[Id, int]] = OrderedDict()
         self._stamps = count()
 
     def changed(self, name: bytes) -> None:
@@ -119,12 +121,25 @@ class Lag:
             entries = ours.added - known[1] - came
         elif copy is not None and copy.whole and ours.whole:
             entries = ours.added - copy.added
+        elif copy is None:
+            entries = await self._count(strand, end, ours, source)
         else:
             missing, following = await source.run(list_ids(strand, ids.after(end) or end, ids.LAST))
-            entries = len(missing)
-            if following is not None and copy is not None:
-                entries = ours.added - copy.added
+            entries = len(missing) if following is None else ours.added - copy.added
         return Behind(max(1, min(ours.length, entries)), oldest_ms)
+
+    async def _count(self, strand: Strand, end: Id, ours: Extent, source: PlanRunner) -> int:
+        """The entries after `end`: listed once, from then on those that were added are counted too."""
+        known, before = self._counted.get(strand, (ids.ZERO, 0))
+        if known != end:
+            before, at = ours.added, ids.after(end)
+            while at is not None:
+                page, at = await source.run(list_ids(strand, at, ids.LAST))
+                before -= len(page)
+            self._counted[strand] = end, before
+            if len(self._counted) > REMEMBERED:
+                self._counted.popitem(last=False)
+        return ours.added - before
 
     def _last_seen(self, strand: Strand) -> Id:
         """Where the peer was when it was last reached."""
