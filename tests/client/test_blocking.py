@@ -7,10 +7,11 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import redis
+import redis.asyncio
 
 import braidstream
 import braidstream.asyncio
@@ -136,6 +137,43 @@ def test_a_cancelled_wait_leaves_the_asyncio_client_usable(region: braidstream.R
 
     entry, found = asyncio.run(story())
     assert found == [(entry, {"n": "1"})]
+
+
+class Interrupting(redis.asyncio.Connection):
+    """Cancels a task just after something was sent for it, for the so many-th time."""
+
+    sends: ClassVar = 0
+    task: ClassVar[asyncio.Task[None]]
+
+    async def _send_packed_command(self, command: Any) -> None:
+        await super()._send_packed_command(command)  # type: ignore[misc]
+        Interrupting.sends -= 1
+        if Interrupting.sends == 0:
+            asyncio.get_running_loop().call_soon(Interrupting.task.cancel)
+
+
+@pytest.mark.parametrize("sends", range(1, 9))
+def test_a_task_that_is_cancelled_while_an_append_is_sent_ends(
+    region: braidstream.Redis, engine: Engine, sends: int
+) -> None:
+    """Also while its connection is made."""
+
+    async def story() -> tuple[bool, list[Any]]:
+        pool = redis.asyncio.ConnectionPool.from_url(engine.url, connection_class=Interrupting)
+        async with braidstream.asyncio.Redis.from_pool(pool) as client:
+
+            async def append() -> None:
+                for _ in range(20):
+                    await client.xadd("x", {"n": "1"})
+
+            Interrupting.task, Interrupting.sends = asyncio.create_task(append()), sends
+            await asyncio.wait([Interrupting.task])
+            last = await client.xadd("x", {"n": "2"})
+            return Interrupting.task.cancelled(), [last, *await client.xrevrange("x", count=1)]
+
+    is_cancelled, (last, found) = asyncio.run(story())
+    assert is_cancelled
+    assert found == (last, {b"n": b"2"})
 
 
 # Options of Redis 8.2 to 8.10 that these engines lack.

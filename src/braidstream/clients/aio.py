@@ -18,7 +18,7 @@ from braidstream.clients.shared import Sending, Session
 from braidstream.errors import BraidError
 from braidstream.model.command import Command
 from braidstream.net.compat import awaited, awaited_all, packed
-from braidstream.net.sender import LOST, AsyncSender, NotResentError, aconnect, is_refusal
+from braidstream.net.sender import LOST, AsyncSender, NotResentError, aconnect, is_refusal, uncancelled
 from braidstream.protocol.plan import Plan, arun
 
 T = TypeVar("T")
@@ -174,7 +174,7 @@ class Redis(_Plans, shared.OurClient, LogCommands, redis.asyncio.Redis):  # type
     async def _execute_here(self, *args: Any, **options: Any) -> Any:
         lane, args = self.session.mark(self, args)
         with Sending(self.session, lane):
-            return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+            return await uncancelled(super().execute_command(*args, **options))  # type: ignore[no-untyped-call]
 
     async def _execute_at_home(self, refused: Exception, *args: Any, **options: Any) -> Any:
         way, homes = Way(self.session), self.session.homes

@@ -4,8 +4,8 @@
 """
 
 import asyncio
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Awaitable, Iterable
+from typing import Any, Final, TypeVar
 
 from redis import exceptions
 
@@ -15,6 +15,8 @@ from braidstream.net.compat import closed_by_server, is_connected, packed, read_
 from braidstream.net.reply_shape import resp2
 from braidstream.protocol.exchange import unpack, wire
 from braidstream.protocol.plan import Batch, Replies
+
+T = TypeVar("T")
 
 # The server executed nothing: it is still loading, or requires a password.
 REFUSALS: Final = (exceptions.BusyLoadingError, exceptions.AuthenticationError)
@@ -135,16 +137,22 @@ class AsyncSender:
 
 
 async def asend(conn: Any, commands: Iterable[Command]) -> None:
-    cancels = _cancels()
-    await conn.send_packed_command(packed(conn, commands))
-    if _cancels() > cancels:  # redis-py sends with wait_for, which swallows it (Python 3.11)
-        raise asyncio.CancelledError
+    await uncancelled(conn.send_packed_command(packed(conn, commands)))
 
 
 def _cancels() -> int:
     """How often the current task was cancelled."""
     task = asyncio.current_task()
     return task.cancelling() if task else 0
+
+
+async def uncancelled(work: Awaitable[T]) -> T:
+    """The result of work of redis-py. It sends with wait_for, which may swallow a cancellation (Python 3.11)."""
+    cancels = _cancels()
+    result = await work
+    if _cancels() > cancels:
+        raise asyncio.CancelledError
+    return result
 
 
 async def aread_reply(conn: Any, timeout: float | None) -> Any:
