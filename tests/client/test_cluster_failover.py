@@ -75,6 +75,20 @@ def test_clients_continue_after_a_failover_and_send_no_write_twice(
             assert max(slowest[name] for name in elsewhere) < 10
 
 
+def test_a_primary_without_functions_gets_them_although_another_is_gone(flavour: Flavour) -> None:
+    with Cluster(flavour, args=("--cluster-require-full-coverage", "no")) as cluster:
+        become_cluster(cluster)
+        with braidstream.RedisCluster.from_url(cluster.url, require_full_coverage=False) as client:
+            order = [node.port for node in client.get_primaries()]
+            gone, lacking, _ = sorted(cluster.nodes, key=lambda node: order.index(node.port))
+            with lacking.client() as added:
+                added.function_flush("SYNC")
+            gone.kill()
+            name = next(each for each in NAMES if cluster.owner(_slot(each)) is lacking)
+            client.xadd(name, {"n": "1"})
+            assert client.xlen(name) == 1
+
+
 def test_a_node_that_is_gone_for_good_is_told_as_a_lost_connection(flavour: Flavour) -> None:
     with Cluster(flavour, args=("--cluster-require-full-coverage", "no")) as cluster:
         become_cluster(cluster)

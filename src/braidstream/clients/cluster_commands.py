@@ -20,6 +20,7 @@ from braidstream.net.cluster_nodes import Nodes
 from braidstream.net.compat import awaited
 from braidstream.net.routes import slot_of
 from braidstream.net.scatter import REDIRECTS
+from braidstream.net.sender import LOST
 from braidstream.protocol.plan import Plan
 
 T = TypeVar("T")
@@ -56,9 +57,11 @@ class ClusterCommands(ClusterPlans):
         for node in self.get_primaries():  # type: ignore[attr-defined]
             if node.name == conn.braid_node:
                 continue
-            other = self.nodes.acquire(node)
+            other, found = self.nodes.acquire(node), list[bytes]()
             try:
                 found = await self.nodes.run(other, read_libraries())
+            except LOST:
+                pass  # the next one has them too
             finally:
                 self.nodes.release(other)
             if found:
