@@ -82,6 +82,21 @@ def test_a_number_that_is_too_large_is_not_infinite() -> None:
     ]
 
 
+@pytest.mark.parametrize("others", [[], [b"n/a"]], ids=["alone", "beside one that does not fit"])
+def test_times_that_are_not_of_the_years_1_to_9999_are_rescued(others: list[bytes]) -> None:
+    """Whatever else is in their page. Spark and Python have no other years."""
+    far = [b"0001-01-01T00:00:00+01:00", b"9999-12-31T23:59:59-05:00", b"0000-01-01T00:00:00Z", *others]
+    near = [b"0001-01-01T00:00:00Z", b"9999-12-31T23:59:59.999999Z"]
+    rows = typed("at timestamp", *([("at", each)] for each in far + near))
+    assert [row[RESCUED] for row in rows] == [*({"at": each.decode()} for each in far), None, None]
+    years = [row["at"] and row["at"].year for row in rows]
+    assert years == [*(None for _ in far), 1, 9999]
+    days = [b"0000-12-31", b"0001-01-01", b"9999-12-31", *others]
+    rows = typed("on date", *([("on", each)] for each in days))
+    assert [row["on"] for row in rows] == [None, date.min, date.max, *(None for _ in others)]
+    assert rows[0][RESCUED] == {"on": "0000-12-31"}
+
+
 def test_of_a_repeated_field_the_last_value_is_in_the_column_and_all_are_rescued() -> None:
     rows = typed(
         "tag string, n long",

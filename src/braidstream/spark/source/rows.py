@@ -21,6 +21,7 @@ A field name that is not UTF-8 shows its bytes as \\xNN. Of a repeated field the
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from functools import cached_property
 from typing import Any, Final
 
@@ -86,6 +87,8 @@ _CASTABLE: Final = (
     ShortType, StringType, TimestampType,
 )  # fmt: skip
 LAST_MS: Final = 253_402_300_799_999  # the end of the year 9999, where Spark's timestamps end
+_FIRST_TIME: Final = datetime.min.replace(tzinfo=UTC)
+_LAST_TIME: Final = datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,9 +337,20 @@ def _whole(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     trimmed = pc.utf8_trim_whitespace(texts)
     if pa.types.is_timestamp(kind):
         trimmed = pc.replace_substring_regex(trimmed, r"(\.\d{6})\d+", r"\1")  # as Spark: microseconds
-    if pa.types.is_timestamp(kind) and kind.tz is not None:
-        return trimmed.cast(pa.timestamp("us")).cast(kind) if _naive(trimmed) else trimmed.cast(kind)
-    return trimmed.cast(kind)
+    if pa.types.is_timestamp(kind) and kind.tz is not None and _naive(trimmed):
+        trimmed = trimmed.cast(pa.timestamp("us"))
+    made = trimmed.cast(kind)
+    if pa.types.is_temporal(kind):
+        _check_years(made)
+    return made
+
+
+def _check_years(times: pa.Array) -> None:
+    """Arrow parses the year 0, and a time zone may lead out of the year 1 or 9999. Spark has neither."""
+    ends = (date.min, date.max) if pa.types.is_date(times.type) else (_FIRST_TIME, _LAST_TIME)
+    low, high = (pa.scalar(each, times.type) for each in ends)
+    if pc.any(pc.or_(pc.less(times, low), pc.greater(times, high))).as_py():
+        raise pa.ArrowInvalid("a year before 1 or after 9999")
 
 
 def _naive(texts: pa.Array) -> bool:
