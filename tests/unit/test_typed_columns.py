@@ -2,6 +2,7 @@
 
 import json
 from datetime import date
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -95,6 +96,18 @@ def test_times_that_are_not_of_the_years_1_to_9999_are_rescued(others: list[byte
     rows = typed("on date", *([("on", each)] for each in days))
     assert [row["on"] for row in rows] == [None, date.min, date.max, *(None for _ in others)]
     assert rows[0][RESCUED] == {"on": "0000-12-31"}
+
+
+def test_a_decimal_with_very_many_places_is_rescued() -> None:
+    """Arrow crashes at some of them."""
+    tiny = [b"1e-999999999", b"1E-45", b"0e-100", b"0." + b"0" * 50 + b"1", b"1.5e-3", b"1e999999999"]
+    rows = typed(
+        "c decimal(10, 2)", *([("c", each)] for each in (*tiny, b"1.5e-1", b"2.50", b"15e1", b"-.5"))
+    )
+    assert [row[RESCUED] for row in rows] == [*({"c": each.decode()} for each in tiny), *[None] * 4]
+    assert [str(row["c"]) for row in rows[len(tiny) :]] == ["0.15", "2.50", "150.00", "-0.50"]
+    [row] = typed("c decimal(38, 30)", [("c", b"1.25e-19")])
+    assert row["c"] == Decimal("1.25e-19")
 
 
 def test_of_a_repeated_field_the_last_value_is_in_the_column_and_all_are_rescued() -> None:

@@ -87,6 +87,8 @@ _CASTABLE: Final = (
     ShortType, StringType, TimestampType,
 )  # fmt: skip
 LAST_MS: Final = 253_402_300_799_999  # the end of the year 9999, where Spark's timestamps end
+# Up to 38 decimal places; 19, and 19 more by the exponent. See https://github.com/apache/arrow/issues/50964
+_DECIMAL: Final = r"^[+-]?\d*(\.\d{0,38}|(\.\d{0,19})?[eE](\+?\d{1,3}|-1?\d))?$"
 _FIRST_TIME: Final = datetime.min.replace(tzinfo=UTC)
 _LAST_TIME: Final = datetime.max.replace(tzinfo=UTC)
 
@@ -335,6 +337,8 @@ def _cast(values: pa.Array, kind: pa.DataType, faults: _Faults) -> pa.Array:
 
 def _whole(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     trimmed = pc.utf8_trim_whitespace(texts)
+    if pa.types.is_decimal(kind):
+        _check_places(trimmed)
     if pa.types.is_timestamp(kind):
         trimmed = pc.replace_substring_regex(trimmed, r"(\.\d{6})\d+", r"\1")  # as Spark: microseconds
     if pa.types.is_timestamp(kind) and kind.tz is not None and _naive(trimmed):
@@ -343,6 +347,12 @@ def _whole(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_temporal(kind):
         _check_years(made)
     return made
+
+
+def _check_places(texts: pa.Array) -> None:
+    """Arrow reads beyond a table, and may crash, if a text has many more than 38 decimal places."""
+    if pc.any(pc.invert(pc.match_substring_regex(texts, _DECIMAL))).as_py():
+        raise pa.ArrowInvalid("too many decimal places, or not a number")
 
 
 def _check_years(times: pa.Array) -> None:
