@@ -156,6 +156,27 @@ def test_a_column_keeps_its_type_and_a_schema_may_add_columns(
     assert query(lake, "n, amount, tag, _rescued") == [(1, 2.0, None, '{"tag":"7"}'), (2, 3.0, 8, None)]
 
 
+def test_a_pattern_with_a_schema_types_each_table_of_a_lake_of_many(
+    archive: Run, lake: str, engine: Engine
+) -> None:
+    """Those that have no columns yet, new ones, and those of streams that come later."""
+    servers = Servers((engine.url,), {})
+    with engine.client() as client:
+        client.xadd("a", {"n": 1})
+        archive(streams=(b"a",))
+        client.xadd("a", {"n": 2})
+        client.xadd("b", {"n": 3, "tag": "x"})
+        archiver = Archiver(None, Archive(lake, servers, pattern=b"*", schema=OPEN))
+        assert archiver.round().entries == 2
+        client.xadd("c", {"n": "many"})
+        assert archiver.round().entries == 1
+        archiver.close()
+    assert sorted(each.name for each in Path(lake).iterdir() if each.name != "_braid") == ["a", "b", "c"]
+    assert query(lake, "n, _rescued", "a") == [(None, None), (2, None)]
+    assert query(lake, "n, tag, _rescued", "b") == [(3, "x", None)]
+    assert query(lake, "n, _rescued", "c") == [(None, '{"n":"many"}')]
+
+
 class Killed(Exception):
     """The round ended where the test wanted it to."""
 

@@ -16,7 +16,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -124,7 +124,7 @@ class Archiver:
         probe(self.lake.store)
         self.surveyor = Surveyor(what.servers, what.streams, what.pattern)
         self.freshness = Freshness()
-        self._has_columns = False
+        self._typed = set[str]()  # tables that have the columns of the schema
         self._kept_up = -math.inf
 
     def close(self) -> None:
@@ -140,7 +140,6 @@ class Archiver:
             f"{self.what.lake}: other jobs keep committing. Run one archive per lake.", error=LakeError
         )
         archived = list[File]()
-        self._add_columns()
         while True:
             retries.count()
             state, infos = self.lake.load(), self.surveyor.survey()
@@ -166,7 +165,7 @@ class Archiver:
         """
         for turn in range(TRIES):
             now = self.lake.load()
-            if now.documents != state.documents:
+            if _committed(now) != _committed(state):
                 raise Conflict("another archive has committed")
             try:
                 self.lake.commit(now, change)
@@ -301,13 +300,12 @@ class Archiver:
             if strand in infos and infos[strand].there and infos[strand].last == at[strand]
         }
 
-    def _add_columns(self) -> None:
-        """Before the first round: tables have the columns of the schema."""
-        if self.what.schema is not None and not self._has_columns:
-            self.lake.look()
-            for stream in map(name_text, self.what.streams or (b"",)):
-                self.lake.widen(self.lake.table_of(stream), self.what.schema.columns)
-        self._has_columns = True
+    def _add_columns(self, streams: Iterable[str]) -> None:
+        """Before entries are written: tables have the columns of the schema."""
+        if self.what.schema is not None:
+            for table in set(map(self.lake.table_of, streams)) - self._typed:
+                self.lake.widen(table, self.what.schema.columns)
+                self._typed.add(table)
 
     def _widen(self, new_fields: Mapping[str, set[str]]) -> None:
         for table, fields in new_fields.items():
@@ -318,6 +316,7 @@ class Archiver:
     def _typings(self, work: Work) -> dict[str, Typing]:
         """The typed columns of the streams to read. An archive without a schema fills those that exist."""
         streams = {name_text(part.strand.name) for part in work.parts}
+        self._add_columns({*streams, *map(name_text, self.what.streams)})
         is_open = self.what.schema is not None and self.what.schema.is_open
         columns = {stream: self.lake.columns(self.lake.table_of(stream)) for stream in streams}
         return {stream: Typing(each, is_open) for stream, each in columns.items() if each is not None}
@@ -340,6 +339,11 @@ class Archiver:
                 return files
             self.lake.store.delete([each.path for each in files])
             self._widen(new_fields)
+
+
+def _committed(state: State) -> dict[str, int]:
+    """The documents of the tables that an archive has committed to. A table may only have columns yet."""
+    return {folder: number for folder, number in state.documents.items() if number is not None}
 
 
 def _moved(
