@@ -11,12 +11,13 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from braidstream.cli.main import app
-from braidstream.model.frontier import name_text
+from braidstream.model.frontier import name_of_text, name_text
 from braidstream.spark.jobs.archive import Archiver
 from braidstream.spark.jobs.compaction import Compact, Compactor
 from braidstream.spark.jobs.erasure import Forget, forget
 from braidstream.spark.lake.lake_state import folder_of
 from braidstream.spark.lake.log import Lake
+from braidstream.spark.lake.typed_columns import Typing
 from braidstream.spark.options import Servers
 from tests.support.delta_readers import READERS, Rows
 from tests.support.lakes import Run, add, archived, files_with
@@ -110,6 +111,28 @@ def test_nothing_of_an_entry_is_lost_when_it_is_trimmed(
     assert [row["timestamp"] is None for row in rows] == [False, True, True]
     late = rows_at_once({"lake": lake, "streams": "orders", "startingOffsets": f'{{"orders": "{2**63}-0"}}'})
     assert [row["id"] for row in late] == [f"{2**64 - 2}-{2**64 - 1}"]
+
+
+ODD = [(b"\xff", b"1"), (rb"\xff", b"2"), (b"base64:/w==", b"3"), ("\u00e9".encode(), b"4"), (b"\xff", b"5")]
+
+
+def test_names_of_fields_that_are_no_text_can_be_told_apart(archive: Run, lake: str, engine: Engine) -> None:
+    with engine.client() as client:
+        client.execute_command("XADD", "orders", "5-1", *(word for pair in ODD for word in pair))
+        [live] = rows_at_once({"url": engine.url, "streams": "orders"})
+        assert archive(trim=True, schema=Typing.parse("n long, *")).trimmed == 1
+    for reader in READERS:
+        [(_, _, pairs)] = seen_by(reader, lake)
+        assert [(name_of_text(name), value) for name, value in pairs] == ODD, reader
+    [row] = rows_at_once({"lake": lake, "streams": "orders"})
+    assert row == live
+    assert {name_of_text(name): value for name, value in row["fields"].items()} == dict(ODD)
+    [typed] = DeltaTable(f"{lake}/orders").to_pyarrow_table().to_pylist()
+    assert typed["\u00e9"] == "4"
+    rescued = json.loads(typed["_rescued"])
+    assert {name_of_text(name): value for name, value in rescued.items()} == {
+        b"\xff": ["1", "5"], rb"\xff": "2", b"base64:/w==": "3"
+    }  # fmt: skip
 
 
 def test_statistics_of_a_file_are_its_times_and_strands(archive: Run, lake: str, engine: Engine) -> None:

@@ -88,3 +88,16 @@ def test_a_replay_of_lake_and_stream_is_in_order_and_exactly_once(
         foreign = Replay(source, engine.url, "again", "other", 0, 3 * HOUR, keep_ids=True)
         with pytest.raises(SinkError, match="is not part of this replay"):
             replay(spark, foreign)
+
+
+def test_names_that_are_no_text_are_replayed_as_they_are(spark: SparkSession, engine: Engine) -> None:
+    become(engine, id_mode="liberal")
+    names = (b"\xff", rb"\xff", b"base64:/w==", "\u00e9".encode())
+    with client_of(engine) as client:
+        client.xadd("orders", {name: b"%d" % n for n, name in enumerate(names)}, id="5-1")
+        [(_, fields)] = client.xrange("orders")
+        source = {"streams": "orders", "url": engine.url}
+        for target, keep_ids in (("again", False), ("kept", True)):
+            what = Replay(source, engine.url, target, "job", 0, HOUR, keep_ids=keep_ids)
+            assert replay(spark, what) == 1
+            assert [found for _, found in client.xrange(target)] == [fields]

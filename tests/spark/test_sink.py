@@ -273,6 +273,13 @@ def test_streams_by_column_fields_by_map_and_nulls(place: Engine) -> None:
     assert entries(place, "b") == [{b"m": b"1"}]
 
 
+def test_names_in_a_map_may_be_bytes(place: Engine) -> None:
+    schema = pa.schema([("fields", pa.map_(pa.binary(), pa.binary()))])
+    sink = Sink(place.url)
+    sink.commit(0, sink.write([{"fields": [(b"\xff\r\n", b"1"), (b"n", b"2")]}], schema))
+    assert entries(place) == [{b"\xff\r\n": b"1", b"n": b"2"}]
+
+
 def test_columns_become_text(place: Engine) -> None:
     row = {"i": 7, "f": 1.5, "ok": True, "s": "ä", "b": b"\xff", "d": date(2026, 1, 2), "none": None,
            "at": datetime(2026, 1, 2, 3, 4, 5, 678), "dec": Decimal("1.20")}  # fmt: skip

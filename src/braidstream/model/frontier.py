@@ -31,7 +31,7 @@ _PLACE = re.compile(r"(?:p|([sc][1-9][0-9]{0,3})(?:\.([1-9][0-9]{0,8}))?|t([0-9]
 
 
 def name_text(name: bytes) -> str:
-    """The name of a stream as text; `base64:...` if it is not UTF-8."""
+    """The name of a stream or field as text; `base64:...` if it is not UTF-8."""
     try:
         text = name.decode()
     except UnicodeDecodeError:

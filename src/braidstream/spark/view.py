@@ -200,7 +200,7 @@ def _page_of(batch: pa.RecordBatch, strand: Strand) -> columns.Irregular:
         batch.column("position").to_pylist(), batch.column("fields").to_pylist(), strict=True
     ):
         ms, seq = strand.exact(entry_of(where)) or ids.ZERO
-        entries.append((ms, seq, {each["name"].encode(): each["value"] for each in fields}))
+        entries.append((ms, seq, {name_of_text(each["name"]): each["value"] for each in fields}))
     return columns.Irregular(entries)
 
 

@@ -20,8 +20,13 @@ from pyspark.sql import functions as f
 from braidstream.clients.sync import Redis
 from braidstream.errors import OptionError, SinkError
 from braidstream.model import ids
+from braidstream.model.frontier import name_of_text
 
 AT_ONCE: Final = 500
+# A map has names of fields as `name_text` makes them; this is `name_of_text`.
+_BYTES: Final = (
+    "transform_keys(fields, (k, v) -> IF(k LIKE 'base64:%', unbase64(substr(k, 8)), CAST(k AS BINARY)))"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +108,7 @@ def _write(frame: DataFrame, what: Replay, number: int) -> None:
     if what.keep_ids:
         frame.select("id", "fields").foreachPartition(partial(_append, what.url, what.target))
         return
-    writer = frame.select("fields").write.format("braidstream").mode("append")
+    writer = frame.select(f.expr(_BYTES).alias("fields")).write.format("braidstream").mode("append")
     options = {"url": what.url, "stream": what.target, "txnAppId": what.job, "txnVersion": str(number)}
     writer.options(**options).save()
 
@@ -132,7 +137,9 @@ def _send(client: Redis, target: str, rows: list[Row]) -> None:
         return
     with client.pipeline(transaction=True) as pipe:
         for row in rows:
-            words = [word for name, value in row.fields.items() for word in (name.encode(), bytes(value))]
+            words = [
+                word for name, value in row.fields.items() for word in (name_of_text(name), bytes(value))
+            ]
             pipe.execute_command("XADD", target, row.id, *words)  # type: ignore[no-untyped-call]
         pipe.execute()
 

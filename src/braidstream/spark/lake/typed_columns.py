@@ -6,8 +6,8 @@
 
 `_rescued` is a JSON object with the fields that are not in a column as they are: the value does not fit the
 type, the field is repeated (a list of all its values; its column has the last), or there is no such column.
-A value that is not UTF-8, or begins with "base64:", is "base64:..." there. It is null if there is nothing to
-rescue. `fields` still has the whole entry.
+A name or value that is not UTF-8, or begins with "base64:", is "base64:..." there. It is null if there is
+nothing to rescue. `fields` still has the whole entry.
 
 A field has the column of its name. `id` and other names of a lake's own columns get an underscore: `id_`.
 Names of columns differ in more than case; of `Tag` and `tag` the second is rescued.
@@ -33,7 +33,7 @@ from braidstream.spark.source.rows import _cast, _Faults
 RESCUED: Final = "_rescued"
 MOST: Final = 500  # typed columns of a table; further fields are rescued
 OWN: Final = frozenset(["stream", "day", RESCUED, *ENTRIES.names])
-_SAFE: Final = re.compile(r"[^\s,;{}()=\\\"`\x00-\x1f\x7f]{1,128}\Z")
+_SAFE: Final = re.compile(r"(?!base64:)[^\s,;{}()=\\\"`\x00-\x1f\x7f]{1,128}\Z")
 _COLUMN: Final = re.compile(r"(?:`([^`]+)`|([^\s:`]+))(?:\s*:\s*|\s+)(.+)\Z", re.DOTALL)
 _DECIMAL: Final = re.compile(r"decimal\s*\(\s*(\d{1,2})\s*,\s*(\d{1,2})\s*\)\Z")
 _TYPES: Final = {

@@ -86,9 +86,9 @@ def _log_layout(schema: StructType, options: SinkOptions) -> Layout:
 
 
 def _check_map(kind: Any, column: str) -> None:
-    if not isinstance(kind.keyType, StringType) or not isinstance(kind.valueType, StringType | BinaryType):
+    if not all(isinstance(each, StringType | BinaryType) for each in (kind.keyType, kind.valueType)):
         raise OptionError(
-            "fieldsColumn", f"column {column} must be map<string, string> or map<string, binary>"
+            "fieldsColumn", f"column {column} must be a map of string or binary to string or binary"
         )
 
 

@@ -3,7 +3,8 @@
 id, region, timestamp      the columns of the source
 position  16 bytes, the user ID as two big-endian numbers: sorts like IDs, also in Parquet's statistics
 place     the strand of an entry: s1, c1.2, p
-fields    list of (name, value) as the entry has them: repeated names and their order are kept
+fields    list of (name, value) as the entry has them: repeated names and their order are kept. A name that is
+          not UTF-8 is "base64:..."
 """
 
 from typing import Any, Final
@@ -12,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 
 from braidstream.model import ids
-from braidstream.model.frontier import place_text
+from braidstream.model.frontier import name_text, place_text
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
 from braidstream.spark.source.columns import Irregular, Page
-from braidstream.spark.source.rows import META, Rows, Shape, shown
+from braidstream.spark.source.rows import META, Rows, Shape
 
 PAIR: Final = pa.struct([pa.field("name", pa.string(), False), pa.field("value", pa.binary(), False)])
 ENTRIES: Final = pa.schema(
@@ -71,7 +72,7 @@ class LakeRows(Rows):
         if isinstance(page, Irregular):
             each = [page.pairs(at) for at in range(len(page))]
             flat = [pair for pairs in each for pair in pairs]
-            names = pa.array([shown(name) for name, _ in flat], pa.string())
+            names = pa.array([name_text(name) for name, _ in flat], pa.string())
             values = pa.array([value for _, value in flat], pa.binary())
             offsets = np.cumsum([0, *map(len, each)], dtype=np.int32)
         else:

@@ -15,7 +15,8 @@ the schema has it), DROPMALFORMED leaves the entry out, FAILFAST fails. A missin
 is not malformed, unless the column is NOT NULL: Spark would read a null there as another value, so PERMISSIVE
 fails too.
 
-A field name that is not UTF-8 shows its bytes as \\xNN. Of a repeated field the last value counts.
+In a map, a field name that is not UTF-8 is "base64:...", like the name of a stream. Of a repeated field the
+last value counts.
 """
 
 import json
@@ -226,7 +227,8 @@ class Rows:
         if isinstance(page, Irregular):
             show = shown if pa.types.is_string(kind.item_type) else bytes
             pairs = [
-                [(shown(name), show(value)) for name, value in fields.items()] for *_, fields in page.entries
+                [(name_text(name), show(value)) for name, value in fields.items()]
+                for *_, fields in page.entries
             ]
             return pa.array(pairs, kind)
         if not len(page):
@@ -239,7 +241,7 @@ class Rows:
         """The field names, repeated for each entry. Cached: pages of one strand mostly have the same."""
         wanted = len(page) * len(page.names)
         if self._made_keys[0] != page.names or len(self._made_keys[1]) < wanted:
-            names = pa.array([shown(name) for name in page.names], pa.string())
+            names = pa.array([name_text(name) for name in page.names], pa.string())
             order = np.arange(wanted, dtype=np.int32) % np.int32(len(page.names))
             self._made_keys = page.names, names.take(pa.array(order))
         return self._made_keys[1][:wanted]
