@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 import braidstream
 from braidstream import lua as functions
 from braidstream.cli import spark, terminal
+from braidstream.cli.main import app
 from tests.support import cli
 from tests.support.daemons import write_config
 from tests.support.regions import become, client_of
@@ -223,6 +225,13 @@ def test_the_url_may_come_from_a_file_or_the_environment(
     assert f"error {missing}" in done.stderr.replace("\n", ""), "a file is asked for, not the variable"
     done = braid("region", "add", "--config", missing, "--id", "3", "--name", "ap-south")
     assert (done.returncode, "Missing option" in done.stderr) == (1, False), "here it needs both"
+
+
+def test_ddl_without_the_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("pyspark", "deltalake"):
+        monkeypatch.setitem(sys.modules, name, None)
+    told = CliRunner().invoke(app, ["spark", "ddl", "--table", "/lake/orders"])
+    assert (told.exit_code, "pip install 'braidstream[spark]'" in told.output) == (2, True), told.output
 
 
 def test_brackets_in_what_is_printed_are_no_markup(

@@ -102,6 +102,10 @@ def test_a_typed_table_gets_new_columns(bucket: str, engine: Engine) -> None:
     assert seen == [(n, *((str(n), None) if n % 2 == 0 else (None, str(n))), None) for n in range(9)]
     told = CliRunner().invoke(app, ["spark", "ddl", "--table", f"{bucket}/orders", "--for", "trino"])
     assert f"table_location => '{bucket}/orders'" in told.stdout
+    told = CliRunner().invoke(app, ["spark", "ddl", "--table", f"{bucket}/orders", "--for", "spark"])
+    assert f"LOCATION '{bucket.replace('s3:', 's3a:')}/orders'" in told.stdout, (
+        "the name that hadoop-aws knows"
+    )
 
 
 def test_a_store_that_ignores_conditions_is_refused(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:

@@ -4,6 +4,7 @@ from typing import Annotated, Final
 
 import typer
 
+from braidstream.cli.spark_run import need_spark
 from braidstream.cli.terminal import refuse
 
 _DIALECTS: Final = ("duckdb", "spark", "trino")
@@ -20,6 +21,7 @@ def ddl(
 
     Example: braid spark ddl --table /lake/orders --for duckdb
     """
+    need_spark()
     from deltalake import DeltaTable
 
     from braidstream.spark.lake.store import store_of
@@ -44,7 +46,7 @@ def _sql(dialect: str, name: str, uri: str) -> str:
     if dialect == "spark":
         return (
             "-- Spark, with the jars of Delta Lake\n"
-            f"CREATE TABLE IF NOT EXISTS {_quoted(name, '`')} USING delta LOCATION {where};"
+            f"CREATE TABLE IF NOT EXISTS {_quoted(name, '`')} USING delta LOCATION {_of_hadoop(where)};"
         )
     location = where if "://" in uri else _quoted(f"file://{uri}", "'")
     called = _quoted(name.lower(), "'")
@@ -53,6 +55,11 @@ def _sql(dialect: str, name: str, uri: str) -> str:
         f"CALL system.register_table(schema_name => 'default', table_name => {called}, "
         f"table_location => {location});"
     )
+
+
+def _of_hadoop(where: str) -> str:
+    """Spark reads S3 through hadoop-aws, which has another name for it."""
+    return where.replace("'s3://", "'s3a://", 1)
 
 
 def _quoted(text: str, mark: str) -> str:
