@@ -110,22 +110,26 @@ class Life:
         return entry <= self.upto or entry in self.passed or any(entry in ids for ids in self.acked.values())
 
 
+def _deletion(event: Destroyed) -> int | str:
+    return event.deadline or id(event)
+
+
 def living(history: History, name: str) -> dict[str, Life]:
     """The groups that every region must have in the end."""
     deaths = [event for event in history.of(Destroyed) if event.name == name]
-    known: dict[int, set[int]] = {region: set() for region in range(1, history.regions + 1)}
-    notes = dict[int, set[int]]()
+    known: dict[int, set[int | str]] = {region: set() for region in range(1, history.regions + 1)}
+    notes = dict[int, set[int | str]]()
     lives = dict[str, Life]()
 
     def knows_all(region: int, group: str) -> bool:
         heard = known[region]
-        return all(id(death) in heard for death in deaths if death.group in (None, group))
+        return all(_deletion(death) in heard for death in deaths if death.group in (None, group))
 
     for event in history.events:
         if getattr(event, "name", None) != name:
             continue
         if isinstance(event, Destroyed):
-            known[event.region].add(id(event))
+            known[event.region].add(_deletion(event))
         elif isinstance(event, Noted):
             notes[event.note] = set(known[event.region])
         elif isinstance(event, Told):

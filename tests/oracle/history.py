@@ -112,11 +112,15 @@ class Moved(Made):
 
 @dataclass(frozen=True, slots=True)
 class Destroyed:
-    """XGROUP DESTROY; with no group, the deletion of the whole stream."""
+    """XGROUP DESTROY; with no group, the deletion of the whole stream.
+
+    deadline: which one deleted the stream. It is one deletion, whichever regions carry it out.
+    """
 
     region: int
     name: str
     group: str | None = None
+    deadline: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,6 +162,9 @@ def test_diverged_is_a_group_that_lives_though_a_deletion_had_not_been_heard_of_
     heard = (Made(1, "x", "g"), Destroyed(1, "x"), Noted(1, "x", 1), Told(2, "x", 1), Made(2, "x", "g"))
     assert kinds(*heard, *alive) == []
     assert kinds(*heard, *gone) == ["diverged"]
+    first, next_one = (Destroyed(region, "x", deadline="1 100") for region in (1, 2))
+    assert kinds(first, Made(1, "x", "g"), next_one, *alive) == []
+    assert kinds(first, Made(2, "x", "g"), next_one, *gone) == []
 
 
 def test_diverged_is_a_group_that_gives_again_what_was_acknowledged_without_a_gap() -> None:

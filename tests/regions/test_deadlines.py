@@ -154,6 +154,66 @@ def test_a_deleted_stream_takes_its_deadline_along(world: World) -> None:
     assert [world[region].exists("y") for region in world] == [0, 0]
 
 
+def expire_in_the_first_region(world: World) -> None:
+    """All entries are gone in both regions, and region 1 has deleted the stream."""
+    world[1].pexpire("x", 300)
+    world.sync()
+    pass_time(world)
+    assert [due(world, region) for region in world] == [WAITS] * 2
+    world.sync()
+    assert due(world, 1) == 1
+    assert [world[region].exists("x") for region in world] == [0, 1]
+
+
+@pytest.mark.parametrize("heard", [False, True])
+def test_a_group_created_after_the_deadline_stays_when_the_next_region_carries_it_out(
+    world: World, heard: bool
+) -> None:
+    for region in world:
+        world[region].xadd("x", {"n": "old"})
+    world[2].xgroup_create("x", "old", 0)
+    expire_in_the_first_region(world)
+    world[1].xgroup_create("x", "new", "$", mkstream=True)
+    if heard:
+        world.ship(1, 2, "x")
+    assert due(world, 2) == 1
+    assert world[2].exists("x") == heard
+    settle(world)
+    assert [[group["name"] for group in world[region].xinfo_groups("x")] for region in world] == [["new"]] * 2
+
+
+def test_a_message_accepted_after_the_deadline_stays_known_when_the_next_region_carries_it_out(
+    world: World,
+) -> None:
+    for region in world:
+        world[region].xadd("x", {"n": "old"}, idmp=("p", b"%d" % region))
+    expire_in_the_first_region(world)
+    world.ship(1, 2, "x")
+    accepted = world[1].xadd("x", {"n": "new"}, idmp=("p", b"1"))
+    assert due(world, 2) == 1
+    settle(world)
+    assert [world[region].xadd("x", {"n": "new"}, idmp=("p", b"1")) for region in world] == [accepted] * 2
+    assert [entries(world[region]) for region in world] == [[accepted]] * 2
+
+
+def test_each_of_two_deadlines_ends_the_groups_that_were_there(world: World) -> None:
+    """Both have version 1, and region 1 carries its own out before it hears of the other."""
+    world[1].xadd("x", {"n": "1"})
+    world.sync()
+    world[1].pexpire("x", 20)
+    until = world[1].pexpiretime("x")
+    world[2].pexpireat("x", until + 1_500)
+    while _now_ms(world[1]) <= until:
+        pass
+    assert due(world, 1) == 1
+    world[1].xgroup_create("x", "g", "$", mkstream=True)
+    world.sync()
+    pass_time(world)
+    assert due(world, 1) == 1
+    settle(world)
+    assert [world[region].exists("x") for region in world] == [0, 0]
+
+
 @pytest.mark.parametrize("verb", ["rename", "renamenx", "copy"])
 def test_rename_and_copy_keep_what_was_written_after_the_deadline(world: World, verb: str) -> None:
     world[1].xadd("x", {"n": "early"})

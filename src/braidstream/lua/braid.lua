@@ -37,8 +37,9 @@ local DELETED_WITH_STREAM = {
   [META.PASSED_ON] = true,
 }
 
--- Check everything, then return a function that deletes; or nil and the error.
-local function delete_strands(meta, writer, given)
+--[[ Check everything, then return a function that deletes; or nil and the error.
+     ends: the deadline that deletes it in every region, which all of them count as one deletion. ]]
+local function delete_strands(meta, writer, given, ends)
   local strands, groups, turns, moved, named = {}, {}, {}, {}, given.named
   local fields = redis.call('HGETALL', meta)
   for at = 1, #fields, 2 do
@@ -83,8 +84,13 @@ local function delete_strands(meta, writer, given)
     for _, group in ipairs(groups) do redis.call('HDEL', meta, group) end
     for _, turn in ipairs(turns) do redis.call('UNLINK', turn) end
     if #turns > 0 then ring(meta, given.bell) end
-    if existed == 1 then count_deletion(meta, META.DELETIONS, writer) end
-    forget_idempotence(meta, writer == '0')
+    if not ends then
+      if existed == 1 then count_deletion(meta, META.DELETIONS, writer) end
+      forget_idempotence(meta, writer == '0')
+    elseif not deadline.is_counted(meta, ends) then
+      if existed == 1 then deadline.count(meta, ends) end
+      forget_idempotence(meta, writer == '0')
+    end
     deadline.forget(meta)
     logs.forget_settings(meta, writer)
     return existed

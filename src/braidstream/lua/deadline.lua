@@ -89,6 +89,18 @@ do
     end
   end
 
+  -- Each region carries a deadline out, and all count it alike: its version and its time, under numbers that no writer has.
+  local function counted_as(known) return { [0] = known.version, [WRITERS] = known.at } end
+
+  function deadline.is_counted(meta, known)
+    return covers(vector_of(redis.call('HGET', meta, META.DELETIONS)), counted_as(known))
+  end
+
+  function deadline.count(meta, known)
+    local counts = joined(vector_of(redis.call('HGET', meta, META.DELETIONS)), counted_as(known))
+    redis.call('HSET', meta, META.DELETIONS, vector_text(counts))
+  end
+
   -- The stream was deleted before its deadline, or the name is a log now.
   function deadline.forget(meta)
     if of(meta) then redis.call('HSET', meta, META.DUE, '') end
@@ -349,7 +361,7 @@ do
     end
     local given, key_at, place = read_stream_keys(keys, 2, args, 3)
     if not names_all(meta, given.named) then return redis.error_reply(STALE_STREAM) end
-    local delete, refused = delete_strands(meta, args[2], given)
+    local delete, refused = delete_strands(meta, args[2], given, known)
     refused = refused or denied(meta, 'HSET', 'XTRIM')
     if refused then return refused end
     local fields, strands = redis.call('HGETALL', meta), {}
@@ -364,7 +376,9 @@ do
     local left, is_used = what_is_left(strands, known)
     if left > 0 and not is_used then return 3 end
     note_step(meta, known, 2)
-    if not is_used then
+    -- A peer carried it out, and its deletion has arrived: groups that are here were created later.
+    local is_new = deadline.is_counted(meta, known) and has_groups(fields)
+    if not is_used and not is_new then
       delete()
       if args[place] == '1' and redis.call('HGET', meta, META.FENCE) then redis.call('UNLINK', keys[key_at]) end
     end

@@ -2,7 +2,7 @@
      associative and idempotent. The winner of two values:
 
        s1, c1     <life>:<state>:<cut>    the later life; in one life the higher cut: all up to it is deleted
-       x          1.2,3.1                 deletions of the whole stream, by writer: the higher count
+       x          1.2,3.1                 deletions of the whole stream, by writer (0, 1024: by a deadline): the higher count
        x:<group>  2.1                     deletions of a group: likewise
        v:<group>  1.2/2.1 /               deletions each creator of the group had seen, as `x/x:<group>`: all kept
        e:, w:<group>                      scope and owners: see scope.lua

@@ -1,5 +1,6 @@
 --[[ Version vectors: deletions counted by writer. `1.2,3.1` means two by writer 1, one by writer 3. A group
-     exists only while its creator's vector covers every deletion known here. Vectors merge by maximum. ]]
+     exists only while its creator's vector covers every deletion known here. Vectors merge by maximum.
+     0 and WRITERS are no writers: they count deadlines (deadline.lua). ]]
 
 local function vector_of(text)
   local counts = {}
@@ -11,7 +12,7 @@ local function vector_text(counts)
   local writers, words = {}, {}
   for writer in pairs(counts) do writers[#writers + 1] = writer end
   table.sort(writers)
-  for _, writer in ipairs(writers) do words[#words + 1] = string.format('%d.%d', writer, counts[writer]) end
+  for _, writer in ipairs(writers) do words[#words + 1] = string.format('%d.%.0f', writer, counts[writer]) end
   return table.concat(words, ',')
 end
 

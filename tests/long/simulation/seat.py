@@ -13,8 +13,9 @@ from braidstream.commands.expire import carry_out
 from braidstream.commands.produce import add_all
 from braidstream.commands.table import TABLE
 from braidstream.errors import ReplyError
-from braidstream.model import ids
+from braidstream.model import ids, keys
 from braidstream.model.command import Command
+from braidstream.model.fields import MetaField
 from braidstream.model.idempotence import Settings
 from braidstream.model.meta import Registry
 from braidstream.model.region_config import Region
@@ -106,6 +107,11 @@ class Seat:
         while done == more:
             done = self.run(carry_out(View(self.region), name.encode()))
         return done
+
+    def deadline(self, name: str) -> str:
+        """The last one that was set: its version and its time."""
+        [reply] = self.send(Batch([("HGET", keys.meta(name.encode()), MetaField.UNTIL)]))
+        return bytes(reply).decode()
 
     def era(self, name: str) -> int:
         """Of the settings that the last message was sent with."""

@@ -151,7 +151,7 @@ class Witness:
             self.history.add(Removed(region, name, gone))
         self.history.add(Saw(region, name, frozenset(after)))
         if existed and not exists:
-            self._destroyed(region, name)
+            self._destroyed(region, name, deadline=self.seats[region].deadline(name))
 
     def _change(
         self, region: int, names: tuple[str, ...], words: tuple[Any, ...]
@@ -186,8 +186,8 @@ class Witness:
             acked = [word for word, answer in zip(tried, reply, strict=True) if answer != -1]
             self._acked(region, (words[1], words[2]), tried, acked)
 
-    def _destroyed(self, region: int, name: str, group: str | None = None) -> None:
-        self.history.add(Destroyed(region, name, group))
+    def _destroyed(self, region: int, name: str, group: str | None = None, deadline: str = "") -> None:
+        self.history.add(Destroyed(region, name, group, deadline))
         for where in list(self.held):
             if where[:2] == (region, name) and group in (None, where[2]):
                 del self.held[where]
