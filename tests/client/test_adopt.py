@@ -11,7 +11,11 @@ import redis
 import braidstream
 from braidstream.admin.adoption import adopt, adopted_names, bring_in, find_native, find_strays, release
 from braidstream.admin.membership import tune_id_mode
+from braidstream.commands.rename import rename
 from braidstream.model.keys import meta
+from braidstream.protocol.identify import read_region
+from braidstream.protocol.plan import Plan
+from braidstream.protocol.stream_view import View
 from tests.support.cli import braid
 from tests.support.clients import Opener
 from tests.support.gateways import Line, Served
@@ -436,3 +440,23 @@ def test_a_gateway_that_knew_the_native_stream_follows(line: Line, engine: Engin
             assert line.pipeline("XADD orders * f v", "EXEC")[1].startswith(b"*1\r\n$")
             operator.run_plan(release(b"orders"))
         assert bare.xlen("orders") == 32
+
+
+def test_a_connection_lost_after_rename_leaves_no_fence(region: Any, engine: Engine) -> None:
+    def cut_off(plan: Plan[Any]) -> Plan[None]:
+        """Nothing is sent after the step that makes the new stream."""
+        batch = next(plan)
+        while True:
+            replies = yield batch
+            if any("bs_braid_adopt" in command for command in batch.commands):
+                return
+            batch = plan.send(replies)
+
+    with _bare(engine) as bare:
+        entries = _native(bare)
+        _adopted(region)
+        view = View(region.run_plan(read_region()))
+        region.run_plan(cut_off(rename(view, [b"RENAME", b"orders", b"sales"])))
+        assert region.xrange("sales") == entries
+        assert bare.exists("orders") == 0
+        assert region.xadd("orders", {"at": "again"})

@@ -1,13 +1,18 @@
 """An adopted stream is replicated like any other, with its groups, and deleted like any other."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
 from braidstream.admin.adoption import adopt, bring_in, find_strays, release
+from braidstream.commands.expire import carry_out
 from braidstream.errors import BraidError
+from braidstream.protocol.stream_view import View
+from tests.support.daemons import all_replicating, numbered
+from tests.support.waiting import eventually
 from tests.support.world import World
 
 
@@ -100,6 +105,53 @@ def test_with_peers_an_adoption_cannot_be_undone(make_world: Callable[..., World
     with pytest.raises(BraidError, match="has peers"):
         world[1].run_plan(release(b"orders"))
     assert world[1].xlen("orders") == 20
+
+
+def test_the_fence_goes_after_another_region_has_deleted_the_stream(
+    make_world: Callable[..., World], tmp_path: Path
+) -> None:
+    world = make_world(2)
+    _native(world, 1)
+    world[1].run_plan(adopt(b"orders"))
+    with all_replicating(tmp_path, numbered(world.engines)), _bare(world, 1) as bare:
+        eventually(lambda: world[2].xlen("orders") == 20, within_s=30, why="it arrives")
+        assert bare.type("orders") == "hash"
+        world[2].delete("orders")
+        eventually(lambda: not bare.exists("orders"), within_s=30, why="the fence goes")
+        assert world[1].lpush("orders", "1") == 1
+        assert world[1].exists("orders") == 1
+        assert world[1].keys("*") == ["orders"]
+        assert world[1].ttl("orders") == -1
+        assert world[1].delete("orders") == 1
+
+
+def test_a_key_that_replaced_the_fence_of_a_deleted_stream_stays(
+    make_world: Callable[..., World], tmp_path: Path
+) -> None:
+    world = make_world(2)
+    _native(world, 1)
+    world[1].run_plan(adopt(b"orders"))
+    world.sync()
+    world[2].delete("orders")
+    world.sync()
+    world[1].set("orders", "v")
+    with all_replicating(tmp_path, numbered(world.engines)):
+        eventually(lambda: world[1].exists("orders") == 1, within_s=30, why="it is a key like any other")
+    assert (world[1].get("orders"), world[1].ttl("orders")) == ("v", -1)
+
+
+def test_the_fence_goes_with_a_stream_that_expires(make_world: Callable[..., World]) -> None:
+    world = make_world(2)
+    _native(world, 1)
+    world[1].run_plan(adopt(b"orders"))
+    world[1].pexpire("orders", 20)
+    until = world[1].pexpiretime("orders")
+    with _bare(world, 1) as bare:
+        eventually(lambda: bare.time()[0] * 1000 > until, within_s=30, why="the deadline passes")
+        while world[1].run_plan(carry_out(View(world.region(1)), b"orders")) > 1:
+            pass
+        assert bare.exists("orders") == 0
+    assert world[1].xadd("orders", {"at": "again"})
 
 
 def _order(entry: str) -> tuple[int, ...]:

@@ -23,12 +23,12 @@ from braidstream.commands.xreadgroup import deliver, heads
 from braidstream.commands.xreadgroup.blocking import LISTEN_SLICE_MS, QUEUE_SLICE_MS
 from braidstream.commands.xreadgroup.group_arguments import ReadGroup, parse
 from braidstream.errors import RefusedError, ReplyError
-from braidstream.model import ids
+from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
 from braidstream.model.meta import Registry
 from braidstream.model.strand import Strand, facts
-from braidstream.protocol.lookup import checked_now, find_natives, registry_of
+from braidstream.protocol.lookup import checked_now, current, find_natives, registry_of
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
 
@@ -47,6 +47,12 @@ class _NotNativeError(Exception):
     def __init__(self, argv: Argv) -> None:
         super().__init__()
         self.argv = argv
+
+
+def lift_fence(name: bytes) -> Plan[None]:
+    """Remove the fence of a stream, if it does not exist any more: a peer deleted it."""
+    if not (yield from current(name)).exists:
+        yield Batch([("FCALL", "bs_native_unfence", 2, keys.meta(name), name)])
 
 
 def routed(view: View, argv: Argv, names: Argv, build: Build) -> Plan[Any]:

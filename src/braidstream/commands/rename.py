@@ -22,7 +22,7 @@ from braidstream.errors import RefusedError, ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
-from braidstream.model.meta import Registry, named_keys
+from braidstream.model.meta import Registry, moved_keys, named_keys
 from braidstream.model.strand import facts
 from braidstream.protocol.append import native_command
 from braidstream.protocol.braid import delete
@@ -157,7 +157,7 @@ def _copy(view: View, source: bytes, target: bytes, *, move: bool, replace: bool
         view.forget(target)
         view.forget(source)
         if done:
-            if move and here.fenced:
+            if move and here.fenced and not keys.shares_slot(source):
                 yield Batch([("UNLINK", source)])
             if here.due or here.until:
                 yield from expire_at(view, target, here.due or here.until)
@@ -254,7 +254,7 @@ def adoption(view: View, made: Copy, holds: tuple[int, Id], groups: Sequence[byt
         chosen = chosen.next_life  # the deletion ends its present life
     plain = (target,) if made.replaces or keys.shares_slot(target) else ()
     own, words = named_keys(target, there, there.strands)
-    moved, moved_words = named_keys(source, here, here.strands)
+    moved, moved_words = moved_keys(source, here)
     from_source = (keys.meta(source), *moved) if move else ()
     where = (keys.meta(target), home.key, aside, chosen.key, *own, *from_source, *plain)
     return (

@@ -1,7 +1,8 @@
 --[[ A stream as a whole: deletion, and adoption of a copy. A stream exists while one of its strands does. ]]
 
 --[[ Read the names of a stream's keys from the arguments: `<n> (<label:life> or g:<group>) * n <stamp>`. Each
-     names a key: a strand, or the turn of a group. After them comes the bell's key, unless the stamp is empty.
+     names a key: a strand, or the turn of a group; to delete the stream also `fence`, the plain key. After them
+     comes the bell's key, unless the stamp is empty.
      Reads from `key` in keys and `at` in args; returns also the positions after both. ]]
 local function read_stream_keys(keys, key, args, at)
   local named, last = {}, at + tonumber(args[at])
@@ -37,10 +38,15 @@ local DELETED_WITH_STREAM = {
   [META.PASSED_ON] = true,
 }
 
+-- A user may have replaced the fence by a key of their own.
+local function unlink_fence(name)
+  if type(redis.pcall('HGET', name, 'braidstream')) == 'string' then redis.call('UNLINK', name) end
+end
+
 --[[ Check everything, then return a function that deletes; or nil and the error.
      ends: the deadline that deletes it in every region, which all of them count as one deletion. ]]
 local function delete_strands(meta, writer, given, ends)
-  local strands, groups, turns, moved, named = {}, {}, {}, {}, given.named
+  local strands, groups, turns, moved, named, fence = {}, {}, {}, {}, given.named, nil
   local fields = redis.call('HGETALL', meta)
   for at = 1, #fields, 2 do
     local prefix, name = split_field(fields[at])
@@ -53,6 +59,7 @@ local function delete_strands(meta, writer, given, ends)
       end
     elseif fields[at] == META.FENCE then
       groups[#groups + 1] = fields[at]
+      fence = named[META.FENCE]
     elseif prefix == META.FUTURE then
       moved[name] = true
     elseif life then
@@ -64,6 +71,7 @@ local function delete_strands(meta, writer, given, ends)
   if #turns > 0 and is_stale(meta, given.bell) then return nil, redis.error_reply(STALE_GROUPS) end
   local refused = denied(meta, 'EXISTS', 'XINFO STREAM', 'TIME', 'UNLINK', 'HGET', 'HSET')
   if not refused and #groups > 0 then refused = denied(meta, 'HDEL') end
+  if not refused and fence then refused = denied(fence, 'HGET', 'UNLINK') end
   if refused then return nil, refused end
   return function()
     local existed = 0
@@ -83,6 +91,7 @@ local function delete_strands(meta, writer, given, ends)
     end
     for _, group in ipairs(groups) do redis.call('HDEL', meta, group) end
     for _, turn in ipairs(turns) do redis.call('UNLINK', turn) end
+    if fence then unlink_fence(fence) end
     if #turns > 0 then ring(meta, given.bell) end
     if not ends then
       if existed == 1 then count_deletion(meta, META.DELETIONS, writer) end

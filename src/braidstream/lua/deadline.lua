@@ -273,10 +273,10 @@ do
     end
     if at <= now then
       local delete
+      given.named[META.FENCE] = fence or nil
       delete, refused = delete_strands(meta, args[2], given)
       if refused then return refused end
       delete()
-      if fence then redis.call('UNLINK', fence) end
       return 1
     end
     refused = denied(meta, 'HSET', 'PEXPIREAT', 'TIME') or (of(meta) and has_peers and denied(meta, 'PERSIST')) or nil
@@ -361,6 +361,7 @@ do
     end
     local given, key_at, place = read_stream_keys(keys, 2, args, 3)
     if not names_all(meta, given.named) then return redis.error_reply(STALE_STREAM) end
+    if args[place] == '1' then given.named[META.FENCE] = keys[key_at] end
     local delete, refused = delete_strands(meta, args[2], given, known)
     refused = refused or denied(meta, 'HSET', 'XTRIM')
     if refused then return refused end
@@ -378,10 +379,7 @@ do
     note_step(meta, known, 2)
     -- A peer carried it out, and its deletion has arrived: groups that are here were created later.
     local is_new = deadline.is_counted(meta, known) and has_groups(fields)
-    if not is_used and not is_new then
-      delete()
-      if args[place] == '1' and redis.call('HGET', meta, META.FENCE) then redis.call('UNLINK', keys[key_at]) end
-    end
+    if not is_used and not is_new then delete() end
     return 1
   end
 end

@@ -41,6 +41,7 @@ redis.register_function { function_name = 'bs_braid_registry', callback = deadli
 redis.register_function('bs_braid_adopt', braid_adopt)
 redis.register_function('bs_native_adopt', native_adopt)
 redis.register_function('bs_native_release', native_release)
+redis.register_function { function_name = 'bs_native_unfence', callback = native_unfence, flags = { 'allow-oom' } }
 redis.register_function('bs_native_set_aside', native_set_aside)
 redis.register_function('bs_native_append', native_append)
 redis.register_function { function_name = 'bs_entry_drop', callback = entry_drop, flags = { 'allow-oom' } }

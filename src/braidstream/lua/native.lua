@@ -8,7 +8,7 @@
      The fence: a client that still sends XADD to the engine itself gets WRONGTYPE, instead of starting a second
      stream. `fence` in the registry says that the plain key of the name is ours. ]]
 
-local native_adopt, native_release, native_set_aside, native_append
+local native_adopt, native_release, native_unfence, native_set_aside, native_append
 
 do
 local TAKEN_AT_ONCE = 1000
@@ -164,6 +164,19 @@ function native_release(keys, args)
   forget_idempotence(meta, true)
   ring(meta, bell)
   return -1 - #page
+end
+
+--[[ native_unfence: FCALL bs_native_unfence 2 <meta> <name>
+     Remove the fence of a stream that a peer deleted. Returns 1; 0 if the stream exists, or has no fence.
+     Why a function: the stream may be created again at any moment. ]]
+function native_unfence(keys)
+  local meta, name = keys[1], keys[2]
+  if exists(meta) or not redis.call('HGET', meta, META.FENCE) then return 0 end
+  local refused = denied(meta, 'HDEL') or denied(name, 'HGET', 'UNLINK')
+  if refused then return refused end
+  unlink_fence(name)
+  redis.call('HDEL', meta, META.FENCE)
+  return 1
 end
 
 --[[ native_set_aside: FCALL bs_native_set_aside 3 <meta> <name> <stray>

@@ -212,6 +212,14 @@ def named_keys(
     return (*named.values(), *bell(name, registry.bell)), (len(named), *named, registry.bell)
 
 
+def moved_keys(name: bytes, registry: Registry) -> tuple[tuple[bytes, ...], Command]:
+    """The same of all strands, and of the fence, which a single deletion removes with the stream."""
+    where, (count, *rest) = named_keys(name, registry, registry.strands)
+    if not (registry.fenced and keys.shares_slot(name)):
+        return where, (count, *rest)
+    return (name, *where), (int(count) + 1, MetaField.FENCE, *rest)
+
+
 def group_start(start: Id, *, user_counted: bool = False) -> bytes:
     """Where a group starts on later strands, translated so that Lua needs no arithmetic."""
     bound = ids.writer_of(start)

@@ -166,6 +166,13 @@ EVENTS: Final = {
         "Fix what `why` names. NOPERM: give the daemon's user `+unlink`, and access to the names of adopted "
         "streams.",
     ),
+    "fence.refused": Event(
+        logging.WARNING,
+        "a peer deleted an adopted stream, and the own engine refused to remove its fence, so writes to a "
+        "plain key of the name fail with WRONGTYPE; the daemon retries",
+        "Fix what `why` names. NOPERM: give the daemon's user `+unlink`, and access to the names of adopted "
+        "streams.",
+    ),
     "groups.taken_over": Event(
         logging.WARNING,
         "the heartbeat of a region has stopped: this region delivers for it, to groups of scope ONCE",

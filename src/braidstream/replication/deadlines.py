@@ -1,5 +1,7 @@
 """Carries out the deadlines of streams in a region with peers (EXPIRE; lua/deadline.lua says how).
 
+It also removes the fences of adopted streams that a peer deleted: links may not touch plain keys.
+
 The registry has the deadline, so the daemon stores nothing: it reads the registries of all streams when it
 starts and now and then, and of a stream whose registry has changed. Which ones are due, the engine's clock
 decides.
@@ -11,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from braidstream.commands.expire import carry_out
+from braidstream.commands.native import lift_fence
 from braidstream.errors import ReplyError
 from braidstream.model import keys
 from braidstream.model.command import Command
@@ -92,25 +95,40 @@ class Deadlines:
 
     async def _read(self, names: Iterable[bytes]) -> None:
         for part in _parts([*names]):
-            for name, until in zip(part, await self._source.run(_deadlines(part)), strict=True):
+            for name, (until, fenced) in (await self._source.run(_found(part))).items():
                 self._until.pop(name, None)
                 if until:
                     self._until[name] = until
+                if fenced and self._is_mine(name):
+                    await self._lift_fence(name)
+
+    async def _lift_fence(self, name: bytes) -> None:
+        try:
+            await self._source.run(lift_fence(name))
+        except ReplyError as error:  # tried again when all streams are read
+            if name not in self._refused:
+                emit("fence.refused", stream=name, why=error)
+            self._refused.add(name)
 
 
 def _parts(names: list[bytes]) -> list[list[bytes]]:
     return [names[first : first + _AT_ONCE] for first in range(0, len(names), _AT_ONCE)]
 
 
-def _deadlines(names: list[bytes]) -> Plan[list[int]]:
-    """The deadline of each stream that was not carried out here, or not to the end; 0 for none."""
-    found = dict.fromkeys(names, 0)
-    commands: list[Command] = [("HGET", keys.meta(name), MetaField.UNTIL) for name in names]
+def _found(names: list[bytes]) -> Plan[dict[bytes, tuple[int, bool]]]:
+    """The deadline of each stream that was not carried out here, or not to the end, 0 for none; and whether
+    it has a fence."""
+    metas = list(map(keys.meta, names))
+    commands: list[Command] = [
+        *(("HGET", meta, MetaField.UNTIL) for meta in metas),
+        *(("HGET", meta, MetaField.FENCE) for meta in metas),
+    ]
     replies = yield Batch(commands, resend=True, attempt=True)  # a key that is no hash stops no other
-    known = zip(names, replies, strict=True)
+    found = {name: (0, fence == b"1") for name, fence in zip(names, replies[len(names) :], strict=True)}
+    known = zip(names, replies, strict=False)
     some = [(name, until.split()) for name, until in known if isinstance(until, bytes)]
     if some:
         steps = yield Batch([("HGET", keys.meta(name), MetaField.ENDED) for name, _ in some], resend=True)
         for (name, (version, ms)), ended in zip(some, steps, strict=True):
-            found[name] = 0 if ended == version + b" 2" else int(ms)
-    return list(found.values())
+            found[name] = 0 if ended == version + b" 2" else int(ms), found[name][1]
+    return found
