@@ -43,6 +43,9 @@ def test_every_verb_that_does_not_work_on_a_cluster_says_so(cluster: Cluster, tm
         ("tune", "id-mode", "liberal", "--url", other),
         ("streams", "--url", other),
         ("group", "list", "--url", url),
+        ("log", "create", "payments", "--home", "us-east", "--config", str(config)),
+        ("log", "info", "payments", "--config", str(config)),
+        ("log", "set", "payments", "--pending", "5", "--config", str(config)),
     ):
         code, told = _braid(*words)
         assert (code, told["code"]) == (1, "CLUSTER"), (words, told)

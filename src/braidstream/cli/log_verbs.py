@@ -19,10 +19,11 @@ from braidstream.cli.terminal import bar
 from braidstream.cli.verbs import Verbs
 from braidstream.clients.sync import Redis, ServerError
 from braidstream.config import Config, RegionConfig
-from braidstream.errors import BraidError
+from braidstream.errors import BraidError, ClusterError
 from braidstream.model.meta import Registry
 from braidstream.model.offset_log import DEFAULT_PENDING
 from braidstream.net.wire import parse_address
+from braidstream.protocol.identify import refuse_cluster
 from braidstream.replication import log_homes
 from braidstream.replication.endpoint import Endpoint, PlanRunner
 
@@ -50,8 +51,11 @@ def _home(known: Config, name: str) -> tuple[RegionConfig, Registry]:
     for region in known.region:
         try:
             with _client(region) as client:
+                client.run_plan(refuse_cluster())
                 found.append(client.run_plan(log_moves.read_log(name.encode())))
         except (BraidError, ServerError, OSError) as error:
+            if getattr(error, "code", "") == ClusterError.code:
+                raise
             errors.append(f"{region.name}: {error}")
     if not found:
         raise BraidError(f"no region has the log {name!r}. " + "; ".join(errors))
