@@ -6,9 +6,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import braidstream
 from tests.support.cli import braid
 from tests.support.daemons import Daemon, numbered, write_config
+from tests.support.regions import become
 from tests.support.servers import Engine, Flavour
 from tests.support.up import braid_up
 from tests.support.waiting import eventually
@@ -131,3 +134,28 @@ def _length(client: braidstream.Redis, key: str) -> int:
         return int(plain.read_response())
     finally:
         client.connection_pool.release(plain)
+
+
+@pytest.mark.parametrize("right", ["-xgroup|create", "-function|load"])
+def test_a_missing_right_is_refused_before_anything_changes(
+    flavour: Flavour, tmp_path: Path, right: str
+) -> None:
+    with Engine(flavour) as one, Engine(flavour) as two:
+        become(one, region=1, name="region-1")
+        with one.client() as operator, two.client() as other:
+            operator.execute_command("ACL", "SETUSER", "weak", "on", ">secret", "~*", "+@all", right)
+            other.execute_command("ACL", "SETUSER", "weak", "on", ">secret", "~*", "+@all", right)
+            config, before = tmp_path / "braid.toml", operator.hgetall("bs:config")
+            weak = two.url.replace("redis://", "redis://weak:secret@")
+            write_config(config, {1: one.url})
+            words = ("--config", str(config), "--id", "2", "--name", "region-2", "--url", weak)
+            done = braid("region", "add", *words)
+            assert done.returncode == 1
+            assert f"the user weak may not run {right.partition('|')[0][1:].upper()}" in done.stderr
+            assert "Nothing was changed" in done.stderr
+            write_config(config, {1: one.url, 2: weak})
+            done = braid("region", "rejoin", "region-2", "--config", str(config))
+            assert done.returncode == 1
+            assert "Nothing was changed" in done.stderr
+            assert other.keys("*") == []
+            assert operator.hgetall("bs:config") == before

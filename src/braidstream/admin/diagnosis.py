@@ -10,6 +10,7 @@ from typing import Final, Literal
 from braidstream.admin.adoption import find_native
 from braidstream.errors import ReplyError
 from braidstream.model import keys
+from braidstream.model.command import Command
 from braidstream.model.region_config import Region
 from braidstream.model.strand import facts
 from braidstream.protocol.identify import info_facts, read_region
@@ -22,14 +23,29 @@ Level = Literal["error", "warning", "note"]
 _PUSH_BYTES: Final = 8 * 1024 * 1024
 _NAMED: Final = 5
 _SETTINGS: Final = ("save", "appendonly", "client-output-buffer-limit", "maxclients")
-# What clients, gateway and daemon send, with keys of theirs. docs/guides/servers.md lists all rights.
+_STRAND: Final = keys.strand(b"doctor", keys.GENERATED, 1)
+# What clients, gateway and daemon send, with keys of theirs, and what functions run for them.
+# docs/guides/servers.md lists all rights.
 _NEEDED: Final = (
     ("FCALL", "bs_strand_ensure", "1", keys.meta(b"doctor")),
-    ("XADD", keys.strand(b"doctor", keys.GENERATED, 1), "*", "f", "v"),
-    ("XRANGE", keys.strand(b"doctor", keys.GENERATED, 1), "-", "+"),
-    ("XREADGROUP", "GROUP", "g", "c", "STREAMS", keys.strand(b"doctor", keys.GENERATED, 1), ">"),
-    ("XINFO", "STREAM", keys.strand(b"doctor", keys.GENERATED, 1)),
+    ("XADD", _STRAND, "*", "f", "v"),
+    ("XRANGE", _STRAND, "-", "+"),
+    ("XREADGROUP", "GROUP", "g", "c", "STREAMS", _STRAND, ">"),
+    ("XINFO", "STREAM", _STRAND),
+    ("XINFO", "GROUPS", _STRAND),
+    ("XACK", _STRAND, "g", "1-1"),
+    ("XDEL", _STRAND, "1-1"),
+    ("XTRIM", _STRAND, "MAXLEN", "0"),
+    ("XSETID", _STRAND, "1-1"),
+    ("XPENDING", _STRAND, "g"),
+    ("XGROUP", "CREATE", _STRAND, "g", "0"),
+    ("XGROUP", "SETID", _STRAND, "g", "0"),
+    ("XGROUP", "DESTROY", _STRAND, "g"),
+    ("UNLINK", _STRAND),
     ("HGETALL", keys.CONFIG),
+    ("HSETNX", keys.CONFIG, "f", "v"),
+    ("HINCRBY", keys.CONFIG, "f", "1"),
+    ("HDEL", keys.CONFIG, "f"),
     ("HSET", keys.STATUS, "f", "v"),
     ("CLIENT", "TRACKING", "ON"),
     ("INFO",),
@@ -91,14 +107,26 @@ def read_setup(name: str) -> Plan[Setup]:
     return Setup(name, region, about, known, strays, natives, who, denied, unchecked)
 
 
-def _denied(user: str) -> Plan[tuple[str, ...] | None]:
+def _denied(user: str, also: Sequence[Command] = ()) -> Plan[tuple[str, ...] | None]:
     if not user:
         return None
-    replies = yield Batch([("ACL", "DRYRUN", user, *words) for words in _NEEDED], resend=True, attempt=True)
+    needed: list[Command] = [*_NEEDED, *also]
+    replies = yield Batch([("ACL", "DRYRUN", user, *words) for words in needed], resend=True, attempt=True)
     if any(isinstance(reply, ReplyError) for reply in replies):
         return None
-    checked = zip(_NEEDED, replies, strict=True)
-    return tuple(str(words[0]) for words, reply in checked if bytes(reply) != b"OK")
+    checked = zip(needed, replies, strict=True)
+    return tuple(dict.fromkeys(str(words[0]) for words, reply in checked if bytes(reply) != b"OK"))
+
+
+def missing_rights(*also: Command) -> Plan[str]:
+    """Before a region is changed: which rights the user lacks that are needed there later; or an empty text.
+
+    also: what the caller itself sends. A user without +acl is not checked.
+    """
+    [user] = yield Batch([("ACL", "WHOAMI")], resend=True, attempt=True)
+    who = "" if isinstance(user, ReplyError) else user.decode("utf-8", "replace")
+    denied = yield from _denied(who, also)
+    return f"the user {who} may not run {', '.join(denied)}." if denied else ""
 
 
 def diagnose(setups: Sequence[Setup], listed: dict[int, str], durability: dict[str, str]) -> list[Finding]:

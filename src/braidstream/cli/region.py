@@ -15,6 +15,7 @@ from rich.progress import Progress
 
 from braidstream import config as files
 from braidstream import lua
+from braidstream.admin.diagnosis import missing_rights
 from braidstream.admin.membership import initialise, meet, note_marked, part, set_fence
 from braidstream.cli.reach import ConfigFile, Json, ask, report, trouble
 from braidstream.cli.replicate import durability_of
@@ -81,6 +82,7 @@ def add(
     with trouble(url, as_json):
         target = joined.named(name)
         _refuse_removed(number, [_check(each) for each in others])
+        _check_rights(target, others)
         ask(target.url, refuse_cluster(), initialise(number, name), lua.load())
         regions = [_add_writers(each, joined) for each in joined.region]
         if len(others) == 1:
@@ -131,6 +133,7 @@ def rejoin(
         for each in sources:
             _check(each)
     with trouble(lost.url, as_json):
+        _check_rights(lost, sources)
         *_, fenced = ask(
             lost.url,
             refuse_cluster(),
@@ -198,6 +201,16 @@ def _check(each: RegionConfig) -> Region:
         raise ConfigError(f"region {each.name!r}: {error} Nothing was changed.") from None
     region: Region = found
     return region
+
+
+def _check_rights(target: RegionConfig, others: Sequence[RegionConfig]) -> None:
+    """Before anything is changed: a right that is missing later would leave the target half filled."""
+    load = ("FUNCTION", "LOAD", "REPLACE", "text")
+    for each, also in ((target, (load,)), *((other, ()) for other in others)):
+        [missing] = ask(each.url, missing_rights(*also))
+        if missing:
+            advice = "Use a copy of the file whose URLs have an administrator's user."
+            raise ConfigError(f"region {each.name!r}: {missing} {advice} Nothing was changed.")
 
 
 def _refuse_removed(number: int, others: Sequence[Region]) -> None:
