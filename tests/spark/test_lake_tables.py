@@ -1,7 +1,9 @@
 """A lake is Delta tables: every reader sees what the streams have, and nothing of an entry is lost."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pyarrow as pa
@@ -265,3 +267,20 @@ def test_nothing_is_forgotten_if_the_lake_is_not_there(lake: str, engine: Engine
         assert told.exit_code == 2
         assert "is no lake" in " ".join(told.output.split())
         assert client.xlen("orders") == 1
+
+
+def test_jobs_that_start_a_table_at_once_create_it_once(tmp_path: Path) -> None:
+    """A second creation would replace the columns of the first."""
+    jobs = 4
+    for turn in range(10):
+        lake, gate = str(tmp_path / str(turn)), Barrier(jobs)
+
+        def start(number: int, lake: str = lake, gate: Barrier = gate) -> None:
+            gate.wait()
+            Lake(lake, [b"orders"]).widen("orders", pa.schema([(f"column_{number}", pa.int64())]))
+
+        with ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(start, range(jobs)))
+        columns = Lake(lake, [b"orders"]).columns("orders")
+        assert columns is not None
+        assert sorted(columns.names) == [f"column_{number}" for number in range(jobs)]

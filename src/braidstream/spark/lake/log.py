@@ -243,15 +243,19 @@ class Lake:
         raise LakeError(f"{self.store.uri(folder)}: other jobs keep committing. Run one archive per lake.")
 
     def _create(self, folder: str, typed: Iterable[pa.Field] = ()) -> DeltaTable:
-        parts = [*(["stream"] if self.is_one else []), "day"]
-        table = DeltaTable.create(
-            self.store.uri(folder),
-            schema=pa.schema([*TABLE, *typed]),
-            partition_by=parts,
-            configuration=SETTINGS,
-            storage_options=self.store.options,
-            mode="ignore",
-        )
+        parts, uri = [*(["stream"] if self.is_one else []), "day"], self.store.uri(folder)
+        try:
+            table = DeltaTable.create(
+                uri,
+                schema=pa.schema([*TABLE, *typed]),
+                partition_by=parts,
+                configuration=SETTINGS,
+                storage_options=self.store.options,
+                mode="ignore",
+                commit_properties=CommitProperties(max_commit_retries=0),
+            )
+        except CommitFailedError:  # another job has just created it
+            table = DeltaTable(uri, storage_options=self.store.options)
         self._tables[folder] = table
         return table
 
