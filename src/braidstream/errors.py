@@ -50,6 +50,16 @@ class ReplyError(BraidError):
         return self.text.startswith("UNBLOCKED client unblocked")
 
 
+class UnblockedError(ReplyError):
+    """CLIENT UNBLOCK ended a wait as if its time were over, so the command answers nil.
+
+    A plan has no clock: it would take the engine's nil for the end of a part of the wait, and wait again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("UNBLOCKED client unblocked via CLIENT UNBLOCK TIMEOUT")
+
+
 class RefusedError(ReplyError):
     """A command that would break a promise. The text says why, and what to use instead."""
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -214,6 +214,7 @@ def test_many_changes_of_groups_do_not_end_the_wait(
         assert _woken(reader) == ["new"]
 
 
+Unblock = Callable[..., Future[object]]
 UNBLOCKED: dict[str, Callable[[braidstream.Redis], object]] = {
     "XREADGROUP": lambda client: client.xreadgroup("g", "ann", {"x": ">"}, block=60_000),
     "XREADGROUP COUNT": lambda client: client.xreadgroup("g", "ann", {"x": ">"}, count=1, block=60_000),
@@ -229,21 +230,41 @@ UNBLOCKED: dict[str, Callable[[braidstream.Redis], object]] = {
 }
 
 
+@pytest.fixture
+def unblock(stream: braidstream.Redis, engine: Engine, background: ThreadPoolExecutor) -> Unblock:
+    """Start a read, and end its wait by CLIENT UNBLOCK."""
+
+    def started(client: braidstream.Redis, read: str, *, error: bool) -> Future[object]:
+        with engine.client() as operator:
+            operator.xgroup_create("native", "g", mkstream=True)
+            stream.xadd("x", {"n": "1"}, id="60-1")  # a second strand: COUNT 1 waits in turn
+            stream.xreadgroup("g", "ann", {"x": ">"})
+            stream.twrite("log", "t", "1")
+            reader = background.submit(UNBLOCKED[read], client)
+            blocked(engine)
+            [number] = [each["id"] for each in operator.client_list() if "b" in each["flags"]]
+            assert operator.client_unblock(int(number), error=error)
+            return reader
+
+    return started
+
+
 @pytest.mark.parametrize("read", UNBLOCKED)
 def test_client_unblock_error_ends_the_wait_with_its_error(
-    stream: braidstream.Redis, engine: Engine, background: ThreadPoolExecutor, read: str
+    unblock: Unblock, engine: Engine, read: str
 ) -> None:
-    with engine.client() as operator, client_of(engine, decode_responses=True) as client:
-        operator.xgroup_create("native", "g", mkstream=True)
-        stream.xadd("x", {"n": "1"}, id="60-1")  # a second strand: COUNT 1 waits in turn
-        stream.xreadgroup("g", "ann", {"x": ">"})
-        stream.twrite("log", "t", "1")
-        reader = background.submit(UNBLOCKED[read], client)
-        blocked(engine)
-        [number] = [each["id"] for each in operator.client_list() if "b" in each["flags"]]
-        assert operator.client_unblock(int(number), error=True)
+    with client_of(engine, decode_responses=True) as client:
+        reader = unblock(client, read, error=True)
         with pytest.raises(redis.ResponseError, match="UNBLOCKED client unblocked via CLIENT UNBLOCK"):
             reader.result(timeout=20)
+
+
+@pytest.mark.parametrize("read", UNBLOCKED)
+def test_client_unblock_ends_the_wait_as_if_its_time_were_over(
+    unblock: Unblock, engine: Engine, read: str
+) -> None:
+    with client_of(engine, decode_responses=True) as client:
+        assert not unblock(client, read, error=False).result(timeout=20)
 
 
 def test_a_wait_that_nothing_ends_returns_nil_in_time(

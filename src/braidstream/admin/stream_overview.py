@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from braidstream.commands.logs.log_lookup import about_log
-from braidstream.errors import ReplyError
+from braidstream.errors import ReplyError, UnblockedError
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
@@ -159,7 +159,10 @@ def follow(name: bytes, ends: dict[Strand, Id], block_ms: int) -> Plan[list[Entr
         *(each.key for each in strands),
         *positions,
     )
-    [reply] = yield Batch([read], resend=True, block_ms=block_ms)
+    try:
+        [reply] = yield Batch([read], resend=True, block_ms=block_ms)
+    except UnblockedError:
+        reply = None
     by_key = {strand.key: strand for strand in strands}
     found = list[Entry]()
     for key, page in reply or ():

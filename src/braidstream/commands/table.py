@@ -30,7 +30,7 @@ from braidstream.commands.arguments import (
 from braidstream.commands.groups import claims, nack, pending, xgroup
 from braidstream.commands.logs import log_groups, tread, twrite
 from braidstream.commands.xreadgroup import deliver
-from braidstream.errors import ReplyError
+from braidstream.errors import ReplyError, UnblockedError
 from braidstream.protocol.gather import Joining
 from braidstream.protocol.plan import Plan
 from braidstream.protocol.stream_view import View
@@ -39,8 +39,20 @@ from braidstream.protocol.stream_view import View
 Shape = Literal["plain", "streams", "facts"]
 
 
+# Commands that may wait (BLOCK).
+_WAITING: Final = frozenset((b"XREAD", b"XREADGROUP", b"TREAD"))
+
+
 def _always(view: View, argv: Argv) -> bool:
     return True
+
+
+def _until_unblocked(plan: Plan[Any]) -> Plan[Any]:
+    """A command that may wait: nil if CLIENT UNBLOCK ends it, as in the engine."""
+    try:
+        return (yield from plan)
+    except UnblockedError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +82,10 @@ class Spec:
         if error is not None:
             raise error
         if argv[0][:1] in (b"X", b"x"):
-            return native.routed(view, argv, self.names(argv), self.build)
-        return self.build(view, argv)
+            made = native.routed(view, argv, self.names(argv), self.build)
+        else:
+            made = self.build(view, argv)
+        return _until_unblocked(made) if argv[0].upper() in _WAITING else made
 
     def _storage_error(self, argv: Argv) -> ReplyError | None:
         for name in self.names(argv):

@@ -18,6 +18,7 @@ from braidstream.net.resp import NULL, Words, bulk, error_line
 from braidstream.net.wire import pack
 from braidstream.protocol import gather
 from braidstream.protocol.carry import Carriage
+from braidstream.protocol.exchange import refuse_early_end
 from braidstream.protocol.gather import Queued
 from braidstream.protocol.plan import Batch, Replies, arun
 
@@ -181,10 +182,7 @@ async def reply_to(client: Client, words: Words) -> bytes:
         await client.database.refresh_if_due()
         view = client.database.view(Carriage(watching=session.watching))
         if _needs_own(client, words):
-            try:
-                result = await arun(spec.plan(view, words), partial(_send_own, client, blocks(words)))
-            except _UnblockedError:
-                result = None
+            result = await arun(spec.plan(view, words), partial(_send_own, client, blocks(words)))
             if words[0].upper() == b"WATCH":
                 session.watching = True
         else:
@@ -210,10 +208,6 @@ async def _at_home(client: Client, words: Words, error: BraidError) -> Any:
     return item.result
 
 
-class _UnblockedError(Exception):
-    """CLIENT UNBLOCK ended a wait. A plan has no clock, and would take it for a timeout and wait again."""
-
-
 async def _send_own(client: Client, waits: bool, batch: Batch) -> Replies:
     """Send a batch of a plan that needs the client's own connection.
 
@@ -230,9 +224,7 @@ async def _send_own(client: Client, waits: bool, batch: Batch) -> Replies:
         replies = await own.send(batch)
     finally:
         client.blocking = False
-    early = batch.block_ms is not None and (time.monotonic() - began) * 1000 < batch.block_ms - 2
-    if early and replies[-1] is None:
-        raise _UnblockedError
+    refuse_early_end(batch, replies, time.monotonic() - began)
     return replies
 
 

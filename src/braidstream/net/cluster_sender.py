@@ -3,6 +3,7 @@
 For both cluster clients: the I/O is done by `Nodes` (cluster_nodes.py).
 """
 
+import time
 from contextlib import suppress
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from braidstream.net.reply_shape import reply_error, resp2
 from braidstream.net.routes import NativeKeys, is_routed, keys_of, slot_of, word_of
 from braidstream.net.scatter import REDIRECTS, Leg, Patience, Round, deliver
 from braidstream.net.sender import LOST, REFUSALS, NotResentError, read_timeout
-from braidstream.protocol.exchange import unpack
+from braidstream.protocol.exchange import refuse_early_end, unpack
 from braidstream.protocol.plan import Batch, Replies
 
 UNWATCH: Final = ("UNWATCH",)
@@ -45,7 +46,8 @@ class ClusterSender:
         self._held = {}
 
     async def __call__(self, batch: Batch) -> Replies:
-        before, self._ran = self.wrote, False
+        before, began = self.wrote, time.monotonic()
+        self._ran = False
         try:
             replies = await self._deliver(batch)
         except (exceptions.SlotNotCoveredError, *LOST) as error:
@@ -58,7 +60,9 @@ class ClusterSender:
         if replies is None:
             return None  # type: ignore[return-value]  # only plans that WATCH get it
         self._patience.start_over()
-        return unpack(batch, replies, resp2)
+        found = unpack(batch, replies, resp2)
+        refuse_early_end(batch, found, time.monotonic() - began)
+        return found
 
     async def _deliver(self, batch: Batch) -> list[Any] | None:
         native_keys = await self._native_keys(batch)

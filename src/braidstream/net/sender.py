@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Iterable
 from typing import Any, Final, TypeVar
 
@@ -13,7 +14,7 @@ from braidstream.errors import LostError
 from braidstream.model.command import Command
 from braidstream.net.compat import closed_by_server, is_connected, packed, read_within
 from braidstream.net.reply_shape import resp2
-from braidstream.protocol.exchange import unpack, wire
+from braidstream.protocol.exchange import refuse_early_end, unpack, wire
 from braidstream.protocol.plan import Batch, Replies
 
 T = TypeVar("T")
@@ -66,14 +67,14 @@ class Sender:
 
     def __call__(self, batch: Batch) -> Replies:
         commands, timeout, replies = wire(batch), read_timeout(self.conn, batch), list[Any]()
-        before = self.wrote
+        before, began = self.wrote, time.monotonic()
         try:
             connect(self.conn, self.may_connect)
             self.may_connect, self.wrote = False, self.wrote or not batch.resend
             self.conn.send_packed_command(packed(self.conn, commands))
             for _ in commands:
                 replies.append(read_reply(self.conn, timeout))
-            return unpack(batch, replies, resp2)
+            found = unpack(batch, replies, resp2)
         except LOST as error:
             self.conn.disconnect()
             if batch.optional:
@@ -82,6 +83,8 @@ class Sender:
             if before if is_refused else self.wrote:
                 raise NotResentError(error) from error
             raise
+        refuse_early_end(batch, found, time.monotonic() - began)
+        return found
 
     def close(self) -> None:
         """The connection stays the caller's."""
@@ -115,14 +118,14 @@ class AsyncSender:
 
     async def __call__(self, batch: Batch) -> Replies:
         commands, timeout, replies = wire(batch), read_timeout(self.conn, batch), list[Any]()
-        before = self.wrote
+        before, began = self.wrote, time.monotonic()
         try:
             await aconnect(self.conn, self.may_connect)
             self.may_connect, self.wrote = False, self.wrote or not batch.resend
             await asend(self.conn, commands)
             for _ in commands:
                 replies.append(await aread_reply(self.conn, timeout))
-            return unpack(batch, replies, resp2)
+            found = unpack(batch, replies, resp2)
         except LOST as error:
             await self.conn.disconnect(nowait=True)
             if batch.optional:
@@ -131,6 +134,8 @@ class AsyncSender:
             if before if is_refused else self.wrote:
                 raise NotResentError(error) from error
             raise
+        refuse_early_end(batch, found, time.monotonic() - began)
+        return found
 
     async def close(self) -> None:
         """The connection stays the caller's."""

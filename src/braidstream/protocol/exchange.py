@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from braidstream.errors import ReplyError
+from braidstream.errors import ReplyError, UnblockedError
 from braidstream.model.command import Command
 from braidstream.protocol.plan import Batch, Replies
 
@@ -27,6 +27,16 @@ class Exchange(Batch):
 def wire(batch: Batch) -> list[Command]:
     """The commands to send for a batch."""
     return [("MULTI",), *batch.commands, ("EXEC",)] if batch.atomic else list(batch.commands)
+
+
+# The clocks of the engine and of this process are read at different moments.
+_EARLY_MS: Final = 2
+
+
+def refuse_early_end(batch: Batch, replies: Replies, waited_s: float) -> None:
+    """UnblockedError if a batch that waits was answered nil before its time."""
+    if batch.block_ms is not None and waited_s * 1000 < batch.block_ms - _EARLY_MS and replies[-1] is None:
+        raise UnblockedError
 
 
 def unpack(batch: Batch, replies: Replies, shape: Shape) -> Replies:

@@ -91,7 +91,8 @@ def wait(view: View, spec: ReadGroup) -> Plan[Answer]:
             # A strand, the group, the bell or the turn is missing. Look again: raise, or continue the wait.
             errors += 1
             if errors > MOST_ERRORS or error.is_client_unblock:
-                raise
+                yield from _leave(here)
+                raise error
             waited = waited or here.is_few or error.code != "NOGROUP"  # else it was missing from the start
             before = here.registries
             yield from look_again(here.view, spec, turn=here.in_turn, waited=waited)
@@ -102,9 +103,13 @@ def wait(view: View, spec: ReadGroup) -> Plan[Answer]:
         if found:
             return found
         waited, errors = True, 0
+    yield from _leave(here)
+    return None
+
+
+def _leave(here: Wait) -> Plan[None]:
     if here.turn:
         yield Batch([_pass_on(here)], attempt=True)
-    return None
 
 
 def look_again(view: View, spec: ReadGroup, *, turn: bool = False, waited: bool = True) -> Plan[None]:
