@@ -267,6 +267,24 @@ def test_eviction_by_age_leaves_what_waits_for_its_rescue(world: World) -> None:
     assert [bodies(world, number) for number in world] == [[*expected, "late 4", "late 5"]] * 3
 
 
+def test_what_is_restored_after_the_rescue_of_later_entries_is_rescued_too(world: World) -> None:
+    write(world[1], "1", "2")
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    write(world[1], "late 3", "late 4")
+    world.ship(1, 3, "log")
+    end_epoch(world, 2, force=True)
+    roll_back(world, 1, earlier)
+    asyncio.run(raising.raise_above(world.endpoints[1], world.endpoints[3], 1))
+    assert write(world[1], "late 5") == [5]
+    world.ship(2, 1, "log")
+    assert rescue(world, 1, 2) == 1
+    world.sync()  # region 3 gives back what region 1 lost
+    assert rescue(world, 1, 2) == 2
+    world.sync()
+    assert [bodies(world, number) for number in world] == [["1", "2", "late 5", "late 3", "late 4"]] * 3
+
+
 def test_keep_counts_the_entries_of_the_log_only(world: World) -> None:
     write(world[1], *(f"{number}" for number in range(1, 301)))
     world.sync()

@@ -5,14 +5,17 @@ force     the old home is lost: the new one continues after the last offset that
 rescue    the old home is back: what it wrote meanwhile is appended at the new home, with new offsets
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Final
 
 from braidstream.commands.drop import AT_ONCE, drop_command
 from braidstream.commands.logs.log_lookup import segments
-from braidstream.errors import BraidError
+from braidstream.errors import BraidError, ReplyError
 from braidstream.model import keys
 from braidstream.model.command import Command
+from braidstream.model.fields import MetaField
 from braidstream.model.keys import LOG
 from braidstream.model.meta import Registry, bell
 from braidstream.model.offset_log import Epoch, ends_of, offset_id, offset_of
@@ -23,21 +26,43 @@ from braidstream.protocol.lookup import registry_of
 from braidstream.protocol.plan import Plan, send_one
 from braidstream.protocol.stream_view import View
 
-# How many entries one call rescues.
+# How many entries one call rescues, and about how many bytes.
 PAGE: Final = 300
+PAGE_BYTES: Final = 1024 * 1024
+# How many ranges of rescued offsets are noted of one strand: holes beyond are noted as rescued too.
+MOST_RANGES: Final = 100
 
 Entries = list[tuple[int, bytes, bytes]]
 # A strand whose epoch is over, and the last offset of it that counts.
 Tail = tuple[Strand, int]
 
 
+@dataclass(frozen=True, slots=True)
+class MovedLog:
+    """The registry of a log, and which offsets were appended again, by the label of their strand."""
+
+    registry: Registry
+    rescued: dict[bytes, list[range]]
+
+    def is_rescued(self, strand: Strand, offset: int) -> bool:
+        return any(offset in part for part in self.rescued.get(strand.label, ()))
+
+
 def read_log(name: bytes) -> Plan[Registry]:
     """The registry of a log. An error if it is none."""
+    return (yield from read_moved(name)).registry
+
+
+def read_moved(name: bytes) -> Plan[MovedLog]:
     reply = yield from send_one(registry_of(name), resend=True)
-    registry = Registry.parse(name, reply)
+    registry, rescued = Registry.parse(name, reply), dict[bytes, list[range]]()
     if registry.home is None or not (registry.is_log or not registry.exists):
         raise BraidError(f"{name.decode(errors='replace')!r} is not a log.")
-    return registry
+    for field, upto in zip(reply[::2], reply[1::2], strict=True):
+        if field.startswith(MetaField.RESCUED):
+            label, _, after = field.removeprefix(MetaField.RESCUED).partition(b":")
+            rescued.setdefault(label, []).append(range(int(after or 0) + 1, int(upto) + 1))
+    return MovedLog(registry, rescued)
 
 
 def home_of(registry: Registry) -> Epoch:
@@ -78,28 +103,62 @@ def lost_tails(name: bytes, registry: Registry, writer: int) -> Iterator[Tail]:
 
 def read_tail(strand: Strand, after: int) -> Plan[Entries]:
     """A page of what a strand has beyond its epoch."""
-    return (yield from read_page(strand.key, b"(" + offset_id(after)))
+    return (yield from read_page(strand.key, after))
 
 
-def read_page(key: bytes, start: bytes) -> Plan[Entries]:
-    page: list[Any] = yield from send_one(("XRANGE", key, start, "+", "COUNT", PAGE), resend=True)
+def read_page(key: bytes, after: int) -> Plan[Entries]:
+    call: Command = ("FCALL_RO", "bs_entry_page", 1, key, offset_id(after), PAGE, PAGE_BYTES)
+    page: list[Any]
+    _, page = yield from send_one(call, resend=True)
     return [(offset_of(native), fields[1], fields[3]) for native, fields in page]
 
 
 def append_tail(name: bytes, tail: Tail, entries: Entries) -> Plan[int]:
     """Append them at the home, each once. Returns how many were new."""
-    old, end = tail
-    return (yield from append_once(name, old.label + b":%d" % end, entries))
+    return (yield from append_once(name, tail[0].label, entries))
 
 
-def append_once(name: bytes, mark: bytes, entries: Entries) -> Plan[int]:
-    """The same for entries of any origin. mark: `<origin>:<after>`, to note which were appended."""
-    registry = yield from read_log(name)
-    home = strand_of_epoch(name, home_of(registry))
-    yield from send_one(ensure_command(home, registry.bell))
-    words = [word for entry in entries for word in entry]
-    where, (origin, after) = (keys.meta(name), home.key), mark.split(b":")
-    call: Command = ("FCALL", "bs_log_rescue", 2, *where, home.label, origin, after, *words)
+def append_once(name: bytes, origin: bytes, entries: Entries) -> Plan[int]:
+    """The same for entries of any origin, in order. The home notes the ranges of offsets that were appended.
+
+    A range has no holes: what is missing may have been lost, and be restored and rescued later.
+    """
+    log, here = (yield from read_moved(name)), (yield from read_region())
+    home = strand_of_epoch(name, home_of(log.registry))
+    if home.writer != here.writer:
+        raise BraidError(f"region {here.name} is not the home of {name.decode(errors='replace')!r} yet.")
+    done, noted = 0, [*log.rescued.get(origin, ())]
+    for run in _runs(entries):
+        after = _extended(noted, run[0][0])
+        words = [word for entry in run for word in entry]
+        call = ("FCALL", "bs_log_rescue", 2, keys.meta(name), home.key, home.label, origin, after, *words)
+        done += yield from _call_with_strand(call, home, log.registry)
+        noted.append(range(after + 1, run[-1][0] + 1))
+    return done
+
+
+def _runs(entries: Entries) -> Iterator[Entries]:
+    """The entries, in parts without holes."""
+    for _, run in groupby(enumerate(entries), key=lambda pair: pair[1][0] - pair[0]):
+        yield [entry for _, entry in run]
+
+
+def _extended(noted: Sequence[range], first: int) -> int:
+    """After which offset the range begins that an entry extends. A new one begins before the entry."""
+    nearest = max((part for part in noted if part.stop <= first), key=lambda part: part.stop, default=None)
+    if nearest is None or (nearest.stop < first and len(noted) < MOST_RANGES):
+        return first - 1
+    return nearest.start - 1
+
+
+def _call_with_strand(call: Command, home: Strand, registry: Registry) -> Plan[int]:
+    """Create the home strand only if it is missing: a daemon has no right to the plain key of the name."""
+    try:
+        return int((yield from send_one(call)))
+    except ReplyError as error:
+        if error.code != "BSSTALE":
+            raise
+    yield from send_one(ensure_command(home, registry.bell, plain=not registry.is_log))
     return int((yield from send_one(call)))
 
 

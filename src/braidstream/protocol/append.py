@@ -74,14 +74,14 @@ def command_of(args: tuple[Any, ...], homes: Homes) -> Command | None:
     return None if home is None else ("XADD", home.key, "NOMKSTREAM", *args[2:])
 
 
-def ensure_command(strand: Strand, stamp: bytes = b"") -> Command:
+def ensure_command(strand: Strand, stamp: bytes = b"", *, plain: bool = True) -> Command:
     """Create a strand if it is missing. BSSTALE if it has groups and `stamp` is not that of the bell.
 
-    That of a log also if its home is elsewhere.
+    That of a log also if its home is elsewhere. plain: not if there is a plain key of the name.
     """
     function = "bs_log_ensure" if strand.is_of_log else "bs_strand_ensure"
-    plain = (strand.name,) if keys.shares_slot(strand.name) else ()
-    where = (keys.meta(strand.name), strand.key, *plain, *bell(strand.name, stamp))
+    names = (strand.name,) if plain and keys.shares_slot(strand.name) else ()
+    where = (keys.meta(strand.name), strand.key, *names, *bell(strand.name, stamp))
     return ("FCALL", function, len(where), *where, strand.label, *((stamp,) if stamp else ()))
 
 

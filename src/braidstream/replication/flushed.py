@@ -70,8 +70,8 @@ def home_of(name: bytes, writer: int) -> Plan[int]:
 async def append_aside(name: bytes, mark: bytes, region: PlanRunner, home: PlanRunner) -> int:
     """Append at the home what was set aside in a region, each entry once. Returns how many entries."""
     key, done = keys.aside(name, mark), 0
-    while entries := await region.run(log_moves.read_page(key, b"-")):
-        done += await home.run(log_moves.append_once(name, mark + b":0", entries))
+    while entries := await region.run(log_moves.read_page(key, 0)):
+        done += await home.run(log_moves.append_once(name, mark, entries))
         natives = [offset_id(offset) for offset, _, _ in entries]
         await region.run(send_one(("XDEL", key, *natives)))
     await region.run(send_one(("UNLINK", key)))
