@@ -16,7 +16,7 @@ from braidstream.gateway.server import Gateway
 from braidstream.net.address import parse_address
 from braidstream.observability.metrics import Family
 from braidstream.replication.group_lags import GroupLag, Strays
-from braidstream.replication.reporting import families, group_families
+from braidstream.replication.reporting import families, group_families, rescue_families
 from braidstream.spark.jobs.freshness import Freshness
 from braidstream.spark.lag import LagListener
 from braidstream.spark.lake.lake_state import File
@@ -58,7 +58,11 @@ def metrics() -> str:
 def _daemon() -> list[Family]:
     link = LinkStatus(state="up", since_ms=1, lag_entries=1, lag_ms=1, clock_ms=1)
     status = DaemonStatus(at_ms=1, started_ms=1, host="", pid=1, version="", links={"peer": link})
-    return [*families(status, engine_up=True), *group_families([GroupLag("s", "g", 1, 1)], Strays())]
+    return [
+        *families(status, engine_up=True),
+        *group_families([GroupLag("s", "g", 1, 1)], Strays()),
+        *rescue_families(1),
+    ]
 
 
 def _gateway() -> list[Family]:

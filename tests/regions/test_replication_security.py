@@ -1,5 +1,6 @@
 """Regions that replicate over TLS as users with the fewest rights; and no secret is ever logged."""
 
+import asyncio
 import json
 import os
 import re
@@ -16,12 +17,14 @@ from braidstream import lua as functions
 from braidstream.admin.daemon_status import STALE_MS
 from braidstream.admin.membership import initialise, meet
 from braidstream.model.strand import Strand
+from braidstream.replication.log_homes import link_of
 from braidstream.replication.ship import WIDEST
 from tests.support.cli import braid
 from tests.support.daemons import Daemon, write_config
 from tests.support.regions import apply
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
+from tests.support.world import Here
 
 WITHIN_S = 30
 SECRET = "a-secret-of-the-link"
@@ -168,6 +171,7 @@ def test_a_daemon_needs_these_rights_at_both_ends_and_no_other(
 
 
 REFUSAL = "deadline.refused stream=brief"
+NOT_RESCUED = "log.rescue_refused stream=log"
 
 
 def test_deadlines_need_the_right_to_unlink(pair: tuple[Engine, Engine], tmp_path: Path) -> None:
@@ -184,6 +188,36 @@ def test_deadlines_need_the_right_to_unlink(pair: tuple[Engine, Engine], tmp_pat
                 else:
                     eventually(lambda: REFUSAL in told(), within_s=WITHIN_S, why="it is logged")
     assert refused(pair[0]) == []
+
+
+def test_a_rescue_needs_the_rights_to_append_and_delete(pair: tuple[Engine, Engine], tmp_path: Path) -> None:
+    urls = [url_of(engine, "link") for engine in pair]
+    grant(pair[1], RIGHTS[1])
+    with (
+        braidstream.Redis.from_url(pair[0].url, decode_responses=True) as one,
+        braidstream.Redis.from_url(pair[1].url, decode_responses=True) as two,
+        pair[0].client() as operator,
+    ):
+        one.twrite("log", "t", "late")
+        two.tcfgset("log", pending=10)  # both have made it; this is the home, by its number
+        for extra in ([], ["+xadd", "+xdel"]):
+            grant(pair[0], RIGHTS[0] + extra)
+            with daemon(tmp_path, urls) as told:
+                asyncio.run(bring(two, one))
+                eventually(lambda: two.tread("log"), within_s=WITHIN_S, why="it is appended at the home")
+                asyncio.run(bring(two, one))  # the home has no daemon
+                if extra:
+                    gone = lambda: operator.xlen("bs:1:t:{log}") == 0  # noqa: E731
+                    eventually(gone, within_s=WITHIN_S, why="it should be deleted")
+                else:
+                    eventually(lambda: NOT_RESCUED in told(), within_s=WITHIN_S, why="it is logged")
+        assert [row[2] for row in two.tread("log")] == ["late"]
+    assert [refused(engine) for engine in pair] == [[], []]
+
+
+async def bring(source: braidstream.Redis, target: braidstream.Redis) -> None:
+    """What a daemon of the other region would do."""
+    await (await link_of(Here(source), Here(target))).sync(b"log")
 
 
 def plain(rights: list[str]) -> set[str]:

@@ -173,6 +173,18 @@ EVENTS: Final = {
         "Fix what `why` names. NOPERM: give the daemon's user `+unlink`, and access to the names of adopted "
         "streams.",
     ),
+    "log.rescued": Event(
+        logging.WARNING,
+        "what this region wrote to a log after its home was moved away by force was appended at the home, "
+        "with new offsets",
+        "Nothing, unless someone stored the offsets that the writers got.",
+    ),
+    "log.rescue_refused": Event(
+        logging.WARNING,
+        "what this region wrote to a log after its home was moved away by force could not be appended at the "
+        "home, or deleted here after that; the daemon retries",
+        "Fix what `why` names. NOPERM: give the daemon's user `+xadd` and `+xdel` on its own server.",
+    ),
     "groups.taken_over": Event(
         logging.WARNING,
         "the heartbeat of a region has stopped: this region delivers for it, to groups of scope ONCE",

@@ -37,11 +37,13 @@ from braidstream.replication.group_lags import GroupLag, Strays, measure
 from braidstream.replication.identity import check_pair, check_region, claim, keep_claim
 from braidstream.replication.leases import Leases
 from braidstream.replication.link import Link
+from braidstream.replication.log_rescue import EVERY_S as RESCUES_EVERY_S
+from braidstream.replication.log_rescue import LogRescue
 from braidstream.replication.pages import Pages
 from braidstream.replication.peer import Peer, is_misconfigured, why_down
 from braidstream.replication.queue import Need, Queue
 from braidstream.replication.raising import raise_home
-from braidstream.replication.reporting import families, group_families, report
+from braidstream.replication.reporting import families, group_families, report, rescue_families
 from braidstream.replication.skew import watch_clock
 from braidstream.replication.takeover import EVERY_S as TAKEOVER_EVERY_S
 from braidstream.replication.takeover import Takeover
@@ -82,6 +84,7 @@ class Daemon:
         self._acks = AckWatch(self.source, self._acknowledged)
         self._carrier = Carrier(self.peers, self._acks, Traces())
         self.deadlines = Deadlines(self.source, self.leases.mine)
+        self.rescue = LogRescue(self.source, self.gate, self.peers.values, self.leases.mine)
         self.takeover = Takeover(self.source, self.peers.values, self.leases.mine)
         self._has_new_peer = asyncio.Event()
         self._noting = asyncio.Lock()
@@ -123,6 +126,7 @@ class Daemon:
                 tasks.create_task(self._repeat(self.takeover.look, TAKEOVER_EVERY_S))
                 tasks.create_task(self._repeat(self.takeover.act, TAKEOVER_EVERY_S))
                 tasks.create_task(self._repeat(self.deadlines.look, DEADLINES_EVERY_S))
+                tasks.create_task(self._repeat(self.rescue.look, RESCUES_EVERY_S))
                 tasks.create_task(self._repeat(self._measure_lags, EVERY_S))
                 tasks.create_task(self._repeat(self._report, EVERY_S))
         finally:
@@ -142,6 +146,7 @@ class Daemon:
         return [
             *families(self.status if is_up else None, is_up),
             *group_families(self.group_lags, self.strays),
+            *rescue_families(self.rescue.entries),
         ]
 
     async def why_not_ready(self) -> str:
@@ -246,7 +251,8 @@ class Daemon:
 
     def _heard(self, name: bytes, more: bool) -> None:
         if more:
-            self.deadlines.changed(name)
+            self.deadlines.changes.add(name)
+            self.rescue.changes.add(name)
         if self.leases.mine(name):
             for peer in self.peers.values():
                 if not peer.takes(name):
@@ -275,7 +281,8 @@ class Daemon:
         """Pushes may have been missed: sweep over all streams, for all peers."""
         for peer in self.peers.values():
             peer.sweep.set()
-        self.deadlines.missed()
+        self.deadlines.changes.missed()
+        self.rescue.changes.missed()
 
     # Sending
 

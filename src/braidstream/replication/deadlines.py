@@ -2,14 +2,10 @@
 
 It also removes the fences of adopted streams that a peer deleted: links may not touch plain keys.
 
-The registry has the deadline, so the daemon stores nothing: it reads the registries of all streams when it
-starts and now and then, and of a stream whose registry has changed. Which ones are due, the engine's clock
-decides.
+The registry has the deadline. Which ones are due, the engine's clock decides.
 """
 
-import asyncio
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final
 
 from braidstream.commands.expire import carry_out
@@ -22,13 +18,10 @@ from braidstream.observability.events import emit
 from braidstream.protocol.identify import read_region
 from braidstream.protocol.plan import Batch, Plan, send_one
 from braidstream.protocol.stream_view import View
+from braidstream.replication.changes import Changes
 from braidstream.replication.endpoint import PlanRunner
-from braidstream.replication.feed import all_streams
 
 EVERY_S: Final = 1.0
-# How often all streams are read. Changes are noticed at once; this is for those that were missed.
-_ALL_EVERY_S: Final = 300.0
-_AT_ONCE: Final = 500
 # How long to look every second whether other regions have carried it out too; later, whenever all are read.
 _WAITING_MS: Final = 60_000
 # What `carry_out` returns if there is more to trim, and if entries of other regions are left.
@@ -40,29 +33,12 @@ class Deadlines:
 
     def __init__(self, source: PlanRunner, is_mine: Callable[[bytes], bool]) -> None:
         self._source, self._is_mine = source, is_mine
+        self.changes = Changes(source, self._read)
         self._until = dict[bytes, int]()
-        self._changed = set[bytes]()
         self._refused = set[bytes]()
-        self._read_all_s = -math.inf
-
-    def changed(self, name: bytes) -> None:
-        """The registry of a stream has changed."""
-        self._changed.add(name)
-
-    def missed(self) -> None:
-        """Changes may have been missed: read all streams again."""
-        self._read_all_s = -math.inf
 
     async def look(self) -> None:
-        now_s = asyncio.get_running_loop().time()
-        if now_s - self._read_all_s >= _ALL_EVERY_S:
-            await self._read_all(now_s)
-        changed, self._changed = self._changed, set()
-        try:
-            await self._read(changed)
-        except BaseException:
-            self._changed |= changed
-            raise
+        await self.changes.look()
         if not self._until:
             return
         seconds, micros = await self._source.run(send_one(("TIME",), resend=True))
@@ -84,23 +60,13 @@ class Deadlines:
         self._refused.discard(name)
         return done
 
-    async def _read_all(self, now_s: float) -> None:
-        self._read_all_s = now_s  # before the read: `missed` may be called during it
-        try:
-            async for names in all_streams(self._source):
-                await self._read(names)
-        except BaseException:
-            self.missed()
-            raise
-
-    async def _read(self, names: Iterable[bytes]) -> None:
-        for part in _parts([*names]):
-            for name, (until, fenced) in (await self._source.run(_found(part))).items():
-                self._until.pop(name, None)
-                if until:
-                    self._until[name] = until
-                if fenced and self._is_mine(name):
-                    await self._lift_fence(name)
+    async def _read(self, names: list[bytes]) -> None:
+        for name, (until, fenced) in (await self._source.run(_found(names))).items():
+            self._until.pop(name, None)
+            if until:
+                self._until[name] = until
+            if fenced and self._is_mine(name):
+                await self._lift_fence(name)
 
     async def _lift_fence(self, name: bytes) -> None:
         try:
@@ -109,10 +75,6 @@ class Deadlines:
             if name not in self._refused:
                 emit("fence.refused", stream=name, why=error)
             self._refused.add(name)
-
-
-def _parts(names: list[bytes]) -> list[list[bytes]]:
-    return [names[first : first + _AT_ONCE] for first in range(0, len(names), _AT_ONCE)]
 
 
 def _found(names: list[bytes]) -> Plan[dict[bytes, tuple[int, bool]]]:

@@ -76,6 +76,12 @@ def group_families(lags: Iterable[GroupLag], strays: Strays | None) -> list[Fami
     ]
 
 
+def rescue_families(entries: int) -> list[Family]:
+    """For /metrics: what this region wrote to logs when it was no longer their home."""
+    text = "Entries of logs that this region wrote after their home was forced away, appended at the home."
+    return [Family.counter("braid_log_rescued_total", text, {(): entries})]
+
+
 def _stray_families(strays: Strays | None) -> list[Family]:
     if strays is None:
         return []
