@@ -7,25 +7,28 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
 from braidstream import config as files
 from braidstream.admin import log_compaction, log_moves
 from braidstream.cli.reach import ConfigFile, Json, report, trouble
+from braidstream.cli.replicate import durability_of
 from braidstream.cli.spark_run import duration
 from braidstream.cli.terminal import bar
 from braidstream.cli.verbs import Verbs
 from braidstream.clients.sync import Redis, ServerError
 from braidstream.config import Config, RegionConfig
-from braidstream.errors import BraidError, ClusterError
+from braidstream.errors import BraidError, ClusterError, LostError
 from braidstream.model.meta import Registry
 from braidstream.model.offset_log import DEFAULT_PENDING
 from braidstream.net.wire import parse_address
 from braidstream.protocol.identify import refuse_cluster
+from braidstream.protocol.plan import Plan
 from braidstream.replication import log_homes
 from braidstream.replication.endpoint import Endpoint, PlanRunner
+from braidstream.replication.gate import Gate
 
 app = Verbs("Logs: entries with offsets.")
 
@@ -33,6 +36,9 @@ T = TypeVar("T")
 Work = Callable[[PlanRunner, PlanRunner], Awaitable[T]]
 
 Name = Annotated[str, typer.Argument(help="The log.")]
+
+# How long to wait until a region can no longer lose what was written.
+SAFE_WITHIN_S: Final = 30.0
 
 
 @contextmanager
@@ -128,7 +134,8 @@ def move(
 
     The offsets continue without a gap. Writes in the old home are forwarded to the new one by gateways and
     clients that know the regions; others get HOME errors. With --force the new home continues after the last
-    entry that a region has which answers. When the old home is back, run `braid log rescue`.
+    entry that a region has which answers. When the old home is back, its daemon appends what it wrote since,
+    with new offsets. Without daemons, run `braid log rescue`.
 
     Example: braid log move payments --to eu-west
     """
@@ -166,20 +173,42 @@ def _collect(known: Config, log: bytes, target: RegionConfig, *, lost: RegionCon
     """Bring what other regions have of the lost home's entries: then these keep their offsets."""
     for region in known.region:
         if region.id not in (target.id, lost.id):
+            at_once = region.model_copy(update={"durability": "none"})  # these are copies
             with suppress(BraidError, OSError):  # it does not answer either
-                asyncio.run(_between(region, target, partial(_bring, log, relay=True)))
+                asyncio.run(_between(at_once, target, partial(_bring, log, relay=True)))
 
 
 async def _between(source: RegionConfig, target: RegionConfig, work: Work[T]) -> T:
     """Connect to two regions and do some work, whether daemons run or not."""
-    ends = [Endpoint(parse_address(each.url)) for each in (source, target)]
+    ends = [_Safe(source), _Safe(target)]
     try:
         for end in ends:
-            await end.connect()
+            await end.endpoint.connect()
         return await work(*ends)
     finally:
         for end in ends:
-            end.close()
+            end.gate.close()
+            end.endpoint.close()
+
+
+class _Safe:
+    """Runs plans in a region, and returns what it can no longer lose (`durability`)."""
+
+    def __init__(self, region: RegionConfig) -> None:
+        self.region, self.endpoint = region, Endpoint(parse_address(region.url))
+        self.gate = Gate(self.endpoint, durability_of(region))
+
+    async def run(self, plan: Plan[T]) -> T:
+        try:
+            async with asyncio.timeout(SAFE_WITHIN_S):
+                return await self.gate.run(plan)
+        except TimeoutError:
+            raise BraidError(
+                f"region {self.region.name} could still lose what was written: its `durability` is "
+                f"{self.gate.durability}. Bring its replicas back or change it, and run this again."
+            ) from None
+        except LostError as error:
+            raise LostError(error.address, error.why, wrote=True) from error  # the gate cannot know
 
 
 async def _bring(name: bytes, source: PlanRunner, target: PlanRunner, *, relay: bool = False) -> None:
@@ -191,9 +220,10 @@ async def _bring(name: bytes, source: PlanRunner, target: PlanRunner, *, relay: 
 def rescue(name: Name, config: ConfigFile = Path("braid.toml"), as_json: Json = False) -> None:
     """Append what former homes wrote after their epochs had ended, with new offsets, at the home.
 
-    Needed after `braid log move --force`, and if two regions created one log at once. Each entry is appended
-    once, also if you run it again. If a former home does not answer, run it again when that is back. If it
-    was removed from the file, its entries are taken from the other regions.
+    For `braid log move --force`, and if two regions created one log at once. The daemons do the same by
+    themselves, except for a region that was removed from the file: its entries are taken from the other
+    regions. Each entry is appended once, also if you run it again or daemons do it at the same time. If a
+    former home does not answer, run it again when that is back.
 
     Example: braid log rescue payments
     """

@@ -152,7 +152,7 @@ def _cancels() -> int:
 
 
 async def uncancelled(work: Awaitable[T]) -> T:
-    """The result of work of redis-py, which sends with wait_for. On Python 3.11 that swallows cancellations."""
+    """The result of work of redis-py, which sends with wait_for. On Python 3.11 it swallows cancellations."""
     cancels = _cancels()
     result = await work
     if _cancels() > cancels:
