@@ -5,7 +5,7 @@ reply of thousands of entries becomes columns without becoming Python objects fi
 """
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -84,6 +84,16 @@ class Server:
         cluster = self._nodes()
         return cluster.get_redis_connection(cluster.get_node_from_key(key)).connection_pool
 
+    def by_node(self, items: Iterable[T], key_of: Callable[[T], bytes]) -> list[list[T]]:
+        """Groups of items whose keys are on the same server."""
+        if self._client is not None:
+            whole = [*items]
+            return [whole] if whole else []
+        cluster, groups = self._nodes(), dict[str, list[T]]()
+        for item in items:
+            groups.setdefault(cluster.get_node_from_key(key_of(item)).name, []).append(item)
+        return list(groups.values())
+
     def run(self, plan: Plan[T], key: bytes) -> T:
         """Run a plan on the server that holds a key."""
         return _run(self._pool(key), plan)
@@ -142,6 +152,23 @@ class Wire:
     def send(self, *commands: Command) -> bytes:
         """Send commands. Returns the mark that ends their replies, for `receive`."""
         return self._send_packed(self.conn.pack_commands(commands))
+
+    def ask(self, commands: Sequence[Command]) -> list[bytearray]:
+        """Run commands in one round trip. Returns the reply to each, as bytes."""
+        nonce, packed = secrets.token_hex(12).encode(), list[bytes]()
+        marks = [b"%b%08d" % (nonce, at) for at in range(len(commands))]
+        for command, mark in zip(commands, marks, strict=True):
+            packed += self.conn.pack_command(*command)
+            packed += self.conn.pack_command("ECHO", mark)
+        socket_of(self.conn).sendall(b"".join(packed))
+        ends = [b"$32\r\n%b\r\n" % mark for mark in marks]
+        whole, at = self.receive(ends[-1]), 0
+        replies = list[bytearray]()
+        for end in ends[:-1]:
+            stop = whole.index(end, at)
+            replies.append(whole[at:stop])
+            at = stop + len(end)
+        return [*replies, whole[at:]]
 
     def call(self, *commands: Command) -> list[Any]:
         """Run commands in one round trip. Errors are returned as values."""

@@ -21,10 +21,12 @@ def resp2(command: Command, reply: Any) -> Any:
 
 
 def _flattened(value: Any) -> Any:
-    """Maps as flat arrays, at any depth."""
+    """Maps as flat arrays, at any depth. An array that begins with a text is an entry, or RESP2: no maps."""
     if isinstance(value, dict):
         return [_flattened(word) for pair in value.items() for word in pair]
-    return [_flattened(each) for each in value] if isinstance(value, list) else value
+    if not isinstance(value, list) or (value and isinstance(value[0], bytes)):
+        return value
+    return [_flattened(each) for each in value]
 
 
 def reply_error(error: exceptions.ResponseError) -> ReplyError:

@@ -20,6 +20,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from braidstream.model.frontier import name_text
+from braidstream.model.strand import Strand
 from braidstream.spark.source.offsets import Offset
 
 
@@ -71,8 +72,10 @@ def _offset(stored: Any) -> Offset | None:
 
 def lags(end: Offset, latest: Offset) -> Iterator[tuple[str, int | None, float]]:
     """(stream, entries behind or None if unknown, seconds behind) for every stream."""
-    for name in sorted({strand.name for strand in latest.frontier}):
-        strands = [strand for strand in latest.frontier if strand.name == name]
+    streams = dict[bytes, list[Strand]]()
+    for strand in latest.frontier:
+        streams.setdefault(strand.name, []).append(strand)
+    for name, strands in sorted(streams.items()):
         counts = [(end.count(strand, latest.region), latest.counts.get(strand)) for strand in strands]
         known = [(there - here) for here, there in counts if here is not None and there is not None]
         entries = sum(known) if len(known) == len(strands) else None

@@ -81,11 +81,14 @@ def adopted(strands: Iterable[Strand], there: Iterable[Strand], writer: int | No
 
     writer: that of the region that was looked at. If several regions have adopted the name, it is its strand.
     """
-    names = dict[Strand, Strand]()
-    known = list(there)
+    names, known, by_name = dict[Strand, Strand](), set[Strand](), dict[bytes, list[Strand]]()
+    for each in there:
+        known.add(each)
+        if each.has_chosen_ids:
+            by_name.setdefault(each.name, []).append(each)
     for strand in strands:
         if strand.is_plain and strand not in known:
-            chosen = [each for each in known if each.name == strand.name and each.has_chosen_ids]
+            chosen = by_name.get(strand.name, [])
             own = [each for each in chosen if each.writer == writer] or (chosen if len(chosen) == 1 else [])
             if own:
                 names[strand] = own[0]

@@ -38,6 +38,8 @@ def find_info(infos: StrandInfos, strand: Strand) -> StrandInfo:
     """What a server says of a strand, also of one that it has not."""
     if strand in infos:
         return infos[strand]
+    if strand.is_plain:
+        return _MISSING
     lives = [each.life for each in infos if (each.name, each.label) == (strand.name, strand.label)]
     return _OVER if max(lives, default=0) > strand.life else _MISSING
 

@@ -5,14 +5,13 @@ strand of kind `p`. Of the strands of a log counts what log_extent.py says.
 """
 
 import time
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from braidstream.commands.glob import matcher
 from braidstream.errors import OptionError, ReplyError, UnreachableError
 from braidstream.model import ids, keys
 from braidstream.model.fields import ConfigField
-from braidstream.model.ids import Id
 from braidstream.model.meta import Registry
 from braidstream.model.strand import Strand, facts
 from braidstream.net.bulk import RedisError, Server, shown
@@ -24,39 +23,72 @@ from braidstream.spark.source.strand_info import StrandInfo, StrandInfos, info_o
 
 T = TypeVar("T")
 
+# How many streams share a round trip: at first, at most, and by their size.
+FIRST_LOOK, LOOK, LOOK_BYTES = 16, 256, 4 << 20
 SCAN_COUNT = 1000
 # The result of a pattern's SCAN is cached for ten times the duration of the SCAN.
 SCAN_REST = 10
 
 
-def look(name: bytes) -> Plan[StrandInfos]:
-    """The strands of one stream. Two round trips; a snapshot of each strand.
+def look(*names: bytes) -> Plan[StrandInfos]:
+    """The strands of streams. Two round trips for some hundred streams; a snapshot of each strand.
+
+    XINFO returns two entries of each strand, so there are fewer streams in a round trip if those are large.
+    """
+    found, left, count = StrandInfos(), list(dict.fromkeys(names)), FIRST_LOOK
+    while left:
+        infos = yield from _look(left[:count])
+        looked = min(count, len(left))
+        del left[:count]
+        found |= infos
+        size = 2 * sum(info.size for info in infos.values()) // looked
+        count = max(1, min(LOOK, 2 * count, LOOK_BYTES // max(1, size)))
+    return found
+
+
+def _look(names: Sequence[bytes]) -> Plan[StrandInfos]:
+    reads = [registry_of(name) for name in names]
+    replies = yield Batch([*reads, *(("TYPE", name) for name in names)], resend=True)
+    read = {name: Registry.parse(name, reply) for name, reply in zip(names, replies, strict=False)}
+    registries = yield from checked_now(reads, read)
+    strands = list[Strand]()
+    for name, kind in zip(names, replies[len(names) :], strict=True):
+        strands += _strands(name, registries[name], kind)
+    replies = (yield Batch([each.xinfo() for each in strands], resend=True, attempt=True)) if strands else []
+    known = dict[bytes, dict[Strand, dict[bytes, Any]]]()
+    for strand, reply in zip(strands, replies, strict=True):
+        if not isinstance(reply, ReplyError):
+            known.setdefault(strand.name, {})[strand] = facts(reply)
+        elif not reply.text.startswith("ERR no such key"):
+            raise reply
+    found = StrandInfos()
+    for name in names:
+        found |= _infos(name, registries[name], known.get(name, {}))
+    return found
+
+
+def _strands(name: bytes, registry: Registry, kind: bytes) -> Sequence[Strand]:
+    """The strands to look at. kind: the type of the plain key of that name.
 
     A plain key may have the name of a deleted stream: the fence of an adopted one, or a key of a user.
     """
-    registry_reply, kind = yield Batch([registry_of(name), ("TYPE", name)], resend=True)
-    read = {name: Registry.parse(name, registry_reply)}
-    registry = (yield from checked_now([registry_of(name)], read))[name]
-    cuts = {strand: cut for strand, cut in registry.cuts.items()}
-    strands = list(registry.strands)
     if not registry.exists and kind == b"stream":
-        strands = [Strand(name, keys.PLAIN, 0)]
-    elif not registry.cuts and kind != b"none":
+        return [Strand(name, keys.PLAIN, 0)]
+    if not registry.cuts and kind != b"none":
         raise ReplyError(f"WRONGTYPE {name.decode('utf-8', 'replace')} is no stream but a {kind.decode()}")
-    replies = (yield Batch([each.xinfo() for each in strands], resend=True, attempt=True)) if strands else []
+    return registry.strands
+
+
+def _infos(name: bytes, registry: Registry, known: Mapping[Strand, dict[bytes, Any]]) -> StrandInfos:
+    """The strands of one stream. known: what XINFO says of those that are there."""
+    cuts = registry.cuts
     infos = {strand: StrandInfo(ids.ZERO, 0, 0, None, cut, 0, there=False) for strand, cut in cuts.items()}
-    ends = dict[Strand, Id]()
-    for strand, reply in zip(strands, replies, strict=True):
-        if isinstance(reply, ReplyError):
-            if not reply.text.startswith("ERR no such key"):
-                raise reply
-        else:
-            info = facts(reply)
-            infos[strand] = info_of(info, cuts.get(strand, ids.ZERO))
-            if info[b"last-entry"]:
-                ends[strand] = ids.native(info[b"last-entry"][0])
-    is_log = registry.is_log or (registry.epochs and not registry.exists)
-    return dense(name, registry, infos, ends) if is_log else infos
+    infos |= {strand: info_of(each, cuts.get(strand, ids.ZERO)) for strand, each in known.items()}
+    if not (registry.is_log or (registry.epochs and not registry.exists)):
+        return infos
+    lasts = {strand: each[b"last-entry"] for strand, each in known.items()}
+    ends = {strand: ids.native(last[0]) for strand, last in lasts.items() if last}
+    return dense(name, registry, infos, ends)
 
 
 def _scan(match: bytes, kind: str) -> Plan[list[bytes]]:
@@ -104,22 +136,21 @@ class Surveyor:
 
     def survey(self) -> StrandInfos:
         """Every strand of every stream, now."""
-        return self.try_servers(self._look_at_all)
+        return self.try_servers(lambda server: look_at(server, self._streams(server)))
 
     def missing(self) -> list[bytes]:
         """The streams that are named but do not exist now; none if there is a pattern."""
         if self.pattern is not None:
             self.try_servers(region_of)
             return []
-        return self.try_servers(lambda server: [name for name in self.names if not _exists(server, name)])
+        infos = self.try_servers(lambda server: look_at(server, self.names))
+        there = {strand.name for strand, info in infos.items() if info.there}
+        return [name for name in self.names if name not in there]
 
     def look(self, strands: Iterable[Strand]) -> StrandInfos:
         """The streams of these strands, now."""
         names = sorted({strand.name for strand in strands})
-        return self.try_servers(lambda server: _merged(server.run(look(name), name) for name in names))
-
-    def _look_at_all(self, server: Server) -> StrandInfos:
-        return _merged(server.run(look(name), keys.meta(name)) for name in self._streams(server))
+        return self.try_servers(lambda server: look_at(server, names))
 
     def _streams(self, server: Server) -> tuple[bytes, ...]:
         if self.pattern is None:
@@ -132,15 +163,12 @@ class Surveyor:
         return self._found
 
 
-def _exists(server: Server, name: bytes) -> bool:
-    return any(info.there for info in server.run(look(name), keys.meta(name)).values())
-
-
-def _merged(surveys: Iterable[StrandInfos]) -> StrandInfos:
-    whole = StrandInfos()
-    for infos in surveys:
-        whole.update(infos)
-    return whole
+def look_at(server: Server, names: Iterable[bytes]) -> StrandInfos:
+    """The strands of streams, node by node."""
+    found = StrandInfos()
+    for some in server.by_node(names, keys.meta):
+        found |= server.run(look(*some), keys.meta(some[0]))
+    return found
 
 
 def find(server: Server, pattern: bytes) -> set[bytes]:
