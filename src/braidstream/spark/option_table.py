@@ -98,13 +98,16 @@ MAX_DELAY = Option(
     "Maximum time that entries wait because of `minEntriesPerTrigger`.", "maxTriggerDelay",
 )  # fmt: skip
 MIN_PARTITIONS = Option(
-    "minPartitions", "source", values.positive, "1",
-    "Approximate minimum number of partitions. Strands are split by ID range into about equal parts.",
+    "minPartitions", "source", values.positive, "",
+    "Approximate minimum number of partitions. Fewer strands are split by ID range; of more strands, small "
+    "ones share a partition. Default: nothing is split, and small strands share as many partitions as the "
+    "driver's machine has cores.",
     "minPartitions",
 )  # fmt: skip
 MAX_PER_PARTITION = Option(
     "maxEntriesPerPartition", "source", values.positive, "",
-    "Approximate maximum number of entries in a partition. Larger strands are split by ID range.",
+    "Approximate maximum number of entries in a partition. Larger strands are split by ID range. Default: "
+    "500,000 for strands that share a partition.",
     "maxRecordsPerPartition",
 )  # fmt: skip
 FAIL_ON_DATA_LOSS = Option(

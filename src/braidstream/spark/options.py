@@ -39,7 +39,7 @@ class SourceOptions:
     max_bytes: int | None
     min_entries: int | None
     max_delay_s: float
-    min_partitions: int
+    min_partitions: int | None
     fail_on_data_loss: bool
     group: bytes | None
     regions: frozenset[int] | None
@@ -119,7 +119,7 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         max_bytes=taker.find(table.MAX_BYTES),
         min_entries=taker.find(table.MIN_ENTRIES),
         max_delay_s=taker.take(table.MAX_DELAY),
-        min_partitions=taker.take(table.MIN_PARTITIONS),
+        min_partitions=taker.find(table.MIN_PARTITIONS),
         max_per_partition=taker.find(table.MAX_PER_PARTITION),
         fail_on_data_loss=taker.take(table.FAIL_ON_DATA_LOSS),
         group=taker.find(table.GROUP),

@@ -109,7 +109,8 @@ class ViewReader(BatchReader):
         elif isinstance(partition, Slice):
             server = open_server(self.options.servers, partition.url)
             try:
-                yield from _live(server, partition.part, self.shape, self.lake.root)
+                for part in partition.parts:
+                    yield from _live(server, part, self.shape, self.lake.root)
             finally:
                 server.close()
 

@@ -378,7 +378,7 @@ def _archive(
             part, stream = range_of(row), row["stream"]
             writer = Writer(lake.root, lake.prefix(stream), stream)
             typer = Typer(typings[stream]) if stream in typings else None
-            for rows in read(Slice(part, url), servers, LakeRows(part.strand), WAIT_S):
+            for rows in read(Slice([part], url), servers, LakeRows, WAIT_S):
                 made = rows if typer is None else typer.typed(rows)
                 if typer is None or not typer.new_fields:
                     writer.write(made)

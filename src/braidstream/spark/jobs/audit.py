@@ -351,7 +351,7 @@ def _compare(servers: Mapping[int, Servers], batches: Iterator[pa.RecordBatch]) 
             strand = place_of_text(name_of_text(piece["stream"]), piece["place"])
             assert strand is not None, piece
             low, high = (ids.native(piece[name].encode()) for name in ("low", "high"))
-            part = Slice(Range(strand, low, high, None, 64, False, 0), 0)
+            part = Slice([Range(strand, low, high, None, 64, False, 0)], 0)
             copies = {region: _copy(part, each) for region, each in servers.items()}
             ends = dict[int, tuple[Id, Id]]()
             for text in piece["ends"].split(" "):
@@ -363,8 +363,8 @@ def _compare(servers: Mapping[int, Servers], batches: Iterator[pa.RecordBatch]) 
 
 
 def _copy(part: Slice, servers: Servers) -> pa.Table:
-    batches = list(read(part, servers, LakeRows(part.part.strand), None))
-    empty = LakeRows(part.part.strand).arrow
+    batches = list(read(part, servers, LakeRows, None))
+    empty = LakeRows(part.parts[0].strand).arrow
     return pa.Table.from_batches(batches).select(["position", "fields"]) if batches else empty.empty_table()
 
 

@@ -30,7 +30,7 @@ from braidstream.spark.lake.log import Lake, check_lake
 from braidstream.spark.lake.rewrite import Dropped, drop, tidy
 from braidstream.spark.options import Servers
 from braidstream.spark.source.entries import position
-from braidstream.spark.source.slices import SLICE_ROWS
+from braidstream.spark.source.grouping import TASK_ROWS
 from braidstream.spark.source.survey import Surveyor
 
 Show = Callable[[str, int, int | None], None]  # shows progress: the phase, how much is done, of how much
@@ -128,7 +128,7 @@ class Compactor:
         frame = keyed(frame, key_of(what.key, what.key_sql), is_tombstone(what.key, what.tombstone_sql))
         # One shuffle, into as many partitions as the entries need: `verdicts` joins and groups by the same
         # keys.
-        return frame.repartition(max(1, -(-most // SLICE_ROWS)), "stream", "key")
+        return frame.repartition(max(1, -(-most // TASK_ROWS)), "stream", "key")
 
     def _state(self) -> State | None:
         """The state of the lake, after deletions of the streams were applied: a deleted entry supersedes

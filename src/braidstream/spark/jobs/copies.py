@@ -159,7 +159,7 @@ def _read_live(servers: Servers, url: int, batches: Iterator[pa.RecordBatch]) ->
     for batch in batches:
         for row in batch.to_pylist():
             part = range_of(row)
-            for rows in read(Slice(part, url), servers, LakeRows(part.strand), WAIT_S):
+            for rows in read(Slice([part], url), servers, LakeRows, WAIT_S):
                 yield _rows(pa.Table.from_batches([rows]), row["stream"], "", {row["place"]: row["free"]})
 
 

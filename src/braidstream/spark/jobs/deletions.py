@@ -162,7 +162,7 @@ def _find(
             low, high = (ids.native(row[name].encode()) for name in ("low", "high"))
             alive, head = _NOTHING, pa.scalar(b"", pa.binary())
             if row["alive_from"] == "engine":
-                alive, head = _alive(servers, Slice(Range(strand, low, high, None, 64, False, 0), url))
+                alive, head = _alive(servers, url, Range(strand, low, high, None, 64, False, 0))
             for path in row["paths"].split("\n"):
                 ours = _archived(root, path, files.Wanted.of(strand, low, high))
                 ours = ours.filter(pc.invert(pc.is_in(ours, alive)))
@@ -178,14 +178,13 @@ def _archived(root: str, path: str, wanted: files.Wanted) -> pa.Array:
     )
 
 
-def _alive(servers: Servers, part: Slice) -> tuple[pa.Array, pa.Scalar]:
+def _alive(servers: Servers, url: int, part: Range) -> tuple[pa.Array, pa.Scalar]:
     """The live entries of a range, and the strand's first entry afterwards: entries before it may be trimmed.
 
     Both from one server, because another region may be trimmed less far.
     """
-    strand, one = part.part.strand, replace(servers, urls=(servers.urls[part.url],))
-    rows = LakeRows(strand)
-    alive = _joined([batch.column("position") for batch in read(Slice(part.part, 0), one, rows, 0.0)])
+    strand, one = part.strand, replace(servers, urls=(servers.urls[url],))
+    alive = _joined([batch.column("position") for batch in read(Slice([part], 0), one, LakeRows, 0.0)])
     server = open_server(one, 0)
     try:
         head = server.run(_head(strand), strand.key)

@@ -1,7 +1,7 @@
 """Limits a micro-batch by counting entries and bytes along the strands. Driver only.
 
 An ID does not show how many entries are before it. So to find where a limited batch ends, the driver reads
-its entries once. The engine serves the entries of a limited batch twice.
+its entries once. The engine serves the entries of a limited batch twice, unless all of them fit.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,10 @@ PAGE_ROWS, PAGE_BYTES = 5_000, 2 << 20
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """The unread part of one strand: after `start`, up to `end`; approximate number and size of entries."""
+    """The unread part of one strand: after `start`, up to `end`.
+
+    count: the maximum number of entries. size: approximate bytes of one.
+    """
 
     start: Id
     end: Id
@@ -37,6 +40,8 @@ def cut(
     beyond the limit in bytes: a large one must not stop the query.
     """
     total = max(1, sum(backlog.count for backlog in backlogs.values()))
+    if max_bytes is None and max_entries is not None and total <= max_entries:
+        return {strand: (backlog.end, backlog.count) for strand, backlog in backlogs.items()}
     entries_left, bytes_left = max_entries, max_bytes
     taken = dict[Strand, tuple[Id, int]]()
     for strand, backlog in sorted(backlogs.items(), key=lambda each: each[1].start):

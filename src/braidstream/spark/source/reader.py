@@ -33,9 +33,10 @@ from braidstream.spark.plain_errors import plain_errors
 from braidstream.spark.source import limits, progress_group
 from braidstream.spark.source.data_loss import Loss, describe, losses
 from braidstream.spark.source.filters import Bounds, narrow
+from braidstream.spark.source.grouping import grouped, tasks_for
 from braidstream.spark.source.offsets import INITIAL, Offset, adopted
 from braidstream.spark.source.positions import check_logs, in_epochs, resolve
-from braidstream.spark.source.reading import await_copy, read
+from braidstream.spark.source.reading import await_copies, read
 from braidstream.spark.source.rows import Rows, Shape
 from braidstream.spark.source.slices import Range, Slice, split
 from braidstream.spark.source.strand_info import StrandInfo, StrandInfos, find_info
@@ -86,21 +87,26 @@ class _Source:
     def read_slice(self, part: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(part, Slice):  # Spark's stand-in for an empty list of partitions
             return
-        rows = Rows(self.shape, part.part.strand)
-        yield from read(part, self.options.servers, rows, self.options.replication_wait_s)
+        rows = Rows(self.shape, part.parts[0].strand)
+        yield from read(part, self.options.servers, rows.of, self.options.replication_wait_s)
 
     def slices(self, parts: Sequence[Range]) -> list[InputPartition]:
-        """A slice for each range; more with minPartitions, in proportion to the ranges' sizes, and with
-        maxEntriesPerPartition."""
-        weights = [max(1, part.weight) for part in parts]
-        spare, most = max(0, self.options.min_partitions - len(parts)), self.options.max_per_partition
+        """The partitions that read these ranges. Small ranges share one (grouping.py)."""
+        made, most = self._split_large(parts), self.options.max_per_partition
+        weights = [each.weight for each in made]
+        tasks = tasks_for(sum(weights), self.options.min_partitions, most)
+        return [Slice(each, self.surveyor.url) for each in grouped(made, weights, tasks, most)]
+
+    def _split_large(self, parts: Sequence[Range]) -> list[Range]:
+        """Ranges split for minPartitions, in proportion to their sizes, and for maxEntriesPerPartition."""
+        weights, most = [max(1, part.weight) for part in parts], self.options.max_per_partition
+        spare = max(0, (self.options.min_partitions or 0) - len(parts))
         wanted = [1 + round(spare * weight / sum(weights)) for weight in weights]
         if most is not None:
             wanted = [max(pieces, -(-weight // most)) for pieces, weight in zip(wanted, weights, strict=True)]
-        made = list[InputPartition]()
-        for part, pieces in zip(parts, wanted, strict=True):
-            made += [Slice(each, self.surveyor.url) for each in self._split(part, pieces)]
-        return made
+        return [
+            each for part, pieces in zip(parts, wanted, strict=True) for each in self._split(part, pieces)
+        ]
 
     def _split(self, part: Range, pieces: int) -> list[Range]:
         if pieces == 1:
@@ -158,6 +164,7 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._began: Frontier | None = None
         self._target: tuple[int | None, StrandInfos] | None = None  # of an AvailableNow run: region, ends
         self._last_batch_at = time.monotonic()
+        self._surveyed: StrandInfos | None = None
 
     def initialOffset(self) -> dict[str, Any]:
         """Before everything: the end offset of the first batch also has its start (offsets.py)."""
@@ -180,7 +187,7 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         before = Offset.parse(start)
         is_first = before.initial and self._began is None
-        infos = self.first_survey() if is_first else self.survey()
+        infos = self._surveyed = self.first_survey() if is_first else self.survey()
         before = before.renamed(adopted(before.frontier, infos, self.surveyor.region))
         self._begin(before, infos)
         begin = self._positions(before, infos)
@@ -197,8 +204,12 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return offset.stored
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """The present end of the streams, for `sources[].latestOffset` of a progress report."""
-        infos = self.survey()
+        """The present end of the streams, for `sources[].latestOffset` of a progress report.
+
+        Spark calls it after latestOffset, which has just looked.
+        """
+        infos = self.survey() if self._surveyed is None else self._surveyed
+        self._surveyed = None
         frontier = Frontier({strand: each.last for strand, each in infos.items() if each.there})
         counts = {strand: each.added for strand, each in infos.items() if each.there}
         return Offset(frontier, counts, self.surveyor.region).stored
@@ -234,7 +245,7 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         if loss is Loss.NOT_REPLICATED:
             part = Range(strand, start, end, None, info.size, False, 0)
             wait_s = self.options.replication_wait_s
-            self.surveyor.try_servers(lambda server: await_copy(server, part, wait_s))
+            self.surveyor.try_servers(lambda server: await_copies(server, [part], wait_s))
             return self._part(strand, start, before, after, find_info(self.surveyor.look([strand]), strand))
         if loss is not None and (loss is Loss.MOVED or (known and start != ids.ZERO)):
             if self.options.fail_on_data_loss:
@@ -249,7 +260,9 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         first = info.first if info.first is not None and info.first > start else None
         guarded = self.options.fail_on_data_loss and known and loss is None
         count = count if loss is None else None
-        return [Range(strand, start, end, first, info.size, guarded, info.length, count)]
+        upto = after.count(strand, region)
+        weight = info.length if count is None or upto is None else min(info.length, max(0, upto - count))
+        return [Range(strand, start, end, first, info.size, guarded, weight, count)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self.read_slice(partition)
@@ -338,16 +351,15 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         options = self.options
         if options.max_entries is None and options.max_bytes is None:
             return ends
-        backlogs = {
-            strand: limits.Backlog(
-                begin[strand] if end >= begin[strand] else ids.ZERO,
-                end,
-                self._unread(strand, before, begin[strand], infos[strand]),
-                infos[strand].size,
-            )
-            for strand, (end, _) in ends.items()
-            if end != begin[strand]
-        }
+        backlogs = dict[Strand, limits.Backlog]()
+        for strand, (end, _) in ends.items():
+            start, info = begin[strand], infos[strand]
+            if end > start:
+                backlogs[strand] = limits.Backlog(
+                    start, end, self._unread(strand, before, start, info), info.size
+                )
+            elif end < start:  # it was created again
+                backlogs[strand] = limits.Backlog(ids.ZERO, end, info.length, info.size)
         cut = self.surveyor.try_servers(
             lambda server: limits.cut(server, backlogs, options.max_entries, options.max_bytes)
         )

@@ -1,13 +1,12 @@
-"""Reads a slice: pages of a strand as record batches. Runs in Spark's tasks.
+"""Reads a slice: pages of strands as record batches. Runs in Spark's tasks.
 
-The next page is requested while a page is parsed. Each request also reads the head of the strand, after the
-page
-before: if the head is past the start of that page, a trim has overtaken the reader, and entries may be
-missing.
+Of a large range the next page is requested while a page is parsed. Each request also reads the head of the
+strand, after the page before: if the head is past the start of that page, a trim has overtaken the reader,
+and entries may be missing. Small ranges share a round trip, in which each page is followed by its head.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
@@ -15,8 +14,8 @@ from braidstream.errors import DataLossError, NotReplicatedError, ReplyError, Un
 from braidstream.model import ids
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
-from braidstream.model.strand import facts
-from braidstream.net.bulk import RedisError, Server, shown
+from braidstream.model.strand import Strand, facts
+from braidstream.net.bulk import RedisError, Server, Wire, shown
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.spark.options import Servers
 from braidstream.spark.source import columns
@@ -24,13 +23,16 @@ from braidstream.spark.source.data_loss import Loss, describe, missing
 from braidstream.spark.source.rows import Rows
 from braidstream.spark.source.slices import Range, Slice
 from braidstream.spark.source.strand_info import StrandInfo, find_info, info_of
-from braidstream.spark.source.survey import look, open_server, region_of
+from braidstream.spark.source.survey import look_at, open_server, region_of
 
 PAGE_ROWS, PAGE_BYTES = 5_000, 2 << 20
+SHARED = 256  # ranges in a round trip, at most
 POLL_S = 0.05
 
 
-def read(part: Slice, servers: Servers, rows: Rows, wait_s: float | None) -> Iterator[pa.RecordBatch]:
+def read(
+    part: Slice, servers: Servers, rows_of: Callable[[Strand], Rows], wait_s: float | None
+) -> Iterator[pa.RecordBatch]:
     """The entries of a slice, from its server, or from the next one that answers and has them.
 
     Its server may have lost the end of the slice since it was planned: a replica was promoted. wait_s: how
@@ -41,64 +43,147 @@ def read(part: Slice, servers: Servers, rows: Rows, wait_s: float | None) -> Ite
         at = (part.url + turn) % count
         server = open_server(servers, at)
         try:
-            if wait_s is not None and (turn or not part.part.strand.is_plain):
-                await_copy(server, part.part, wait_s)
-            else:  # of a plain stream nothing arrives later: _Guard detects a loss
-                region_of(server)
+            region_of(server)
+            if wait_s is not None:
+                # Of a plain stream nothing arrives later: _Guard detects a loss.
+                await_copies(
+                    server, [each for each in part.parts if turn or not each.strand.is_plain], wait_s
+                )
         except (RedisError, OSError) as error:
             trouble.append(f"{shown(servers.urls[at])}: {error}")
             continue
         try:
-            yield from _pages(server, part.part, rows)
+            for parts in server.by_node(part.parts, lambda each: each.strand.key):
+                yield from _joined(_ranges(server, parts, rows_of))
         finally:
             server.close()
         return
     raise UnreachableError.of(trouble)
 
 
-def await_copy(server: Server, part: Range, wait_s: float) -> None:
-    """Wait until this server's copy of a strand has all entries of the range."""
+def await_copies(server: Server, parts: Sequence[Range], wait_s: float) -> None:
+    """Wait until this server's copies of the strands have all entries of the ranges."""
     deadline = time.monotonic() + wait_s
-    while True:
-        info = find_info(server.run(look(part.strand.name), part.strand.key), part.strand)
-        if max(info.last, info.cut) >= part.end:
-            return
-        if time.monotonic() > deadline:
-            has = ids.text(info.last).decode() if info.there else "nothing"
-            raise NotReplicatedError(
-                f"stream {part.strand.name.decode('utf-8', 'replace')}, writer {part.strand.writer}: this "
-                f"batch ends at {ids.text(part.end).decode()}, {shown(server.url)} has {has} after "
-                f"{wait_s:g} s. Nothing is lost: start the query again when the region has caught up, or "
-                "raise replicationWait."
-            )
-        time.sleep(POLL_S)
+    while parts:
+        infos = look_at(server, (part.strand.name for part in parts))
+        found = {part: find_info(infos, part.strand) for part in parts}
+        parts = [part for part, info in found.items() if max(info.last, info.cut) < part.end]
+        if parts and time.monotonic() > deadline:
+            raise _not_replicated(server, parts[0], found[parts[0]], wait_s)
+        if parts:
+            time.sleep(POLL_S)
 
 
-def _pages(server: Server, part: Range, rows: Rows) -> Iterator[pa.RecordBatch]:
-    cursor, guard = part.start, _Guard(server, part)
-    count = max(1, min(PAGE_ROWS, PAGE_BYTES // max(1, part.size)))
-    with server.wire(part.strand.key) as wire:
-        reply = wire.receive(wire.send(page_command(part, cursor, count)))
-        while True:
-            guess = columns.last_id(reply)
-            mark = None if guess is None else wire.send(*guard.head(cursor), page_command(part, guess, count))
-            page = columns.parse(reply)
-            if cursor == part.start:
-                guard.check_start(page)
-            if not len(page):
-                guard.check_end(cursor)
-                return
-            end = page.id(-1)
-            if end != guess:  # a value looked like an entry
-                if mark is not None:
-                    wire.receive(mark)
-                mark = wire.send(*guard.head(cursor), page_command(part, end, count))
-            cursor = end
-            count = max(1, min(PAGE_ROWS, PAGE_BYTES * len(page) // max(1, len(reply))))
+def _not_replicated(server: Server, part: Range, info: StrandInfo, wait_s: float) -> NotReplicatedError:
+    has = ids.text(info.last).decode() if info.there else "nothing"
+    return NotReplicatedError(
+        f"stream {part.strand.name.decode('utf-8', 'replace')}, writer {part.strand.writer}: this "
+        f"batch ends at {ids.text(part.end).decode()}, {shown(server.url)} has {has} after "
+        f"{wait_s:g} s. Nothing is lost: start the query again when the region has caught up, or "
+        "raise replicationWait."
+    )
+
+
+def _joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Small batches joined to about a page: Spark spends more on a batch than on a few rows."""
+    some, rows, size = list[pa.RecordBatch](), 0, 0
+    for batch in batches:
+        if some and (rows + len(batch) > PAGE_ROWS or size + batch.nbytes > PAGE_BYTES):
+            yield _one(some)
+            some, rows, size = [], 0, 0
+        some.append(batch)
+        rows += len(batch)
+        size += batch.nbytes
+    if some:
+        yield _one(some)
+
+
+def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    [made] = pa.Table.from_batches(batches).combine_chunks().to_batches() or batches[:1]
+    return made
+
+
+def _ranges(
+    server: Server, parts: Sequence[Range], rows_of: Callable[[Strand], Rows]
+) -> Iterator[pa.RecordBatch]:
+    """The entries of ranges on one node."""
+    with server.wire(parts[0].strand.key) as wire:
+        for some in _shared(parts):
+            if len(some) == 1:
+                yield from _pages(wire, _Guard(server, some[0]), rows_of(some[0].strand), some[0].start)
+            else:
+                yield from _small(server, wire, some, rows_of)
+
+
+def _shared(parts: Sequence[Range]) -> Iterator[list[Range]]:
+    """Ranges that share a round trip: together they have about a page at most."""
+    some, size = list[Range](), 0
+    for part in parts:
+        most = _first_count(part) * part.size
+        if some and (size + most > PAGE_BYTES or len(some) == SHARED):
+            yield some
+            some, size = [], 0
+        some.append(part)
+        size += most
+    if some:
+        yield some
+
+
+def _first_count(part: Range) -> int:
+    """How many entries to request first: one more than there should be, up to a page."""
+    return max(1, min(PAGE_ROWS, PAGE_BYTES // max(1, part.size), part.weight + 1))
+
+
+def _small(
+    server: Server, wire: Wire, parts: Sequence[Range], rows_of: Callable[[Strand], Rows]
+) -> Iterator[pa.RecordBatch]:
+    """The entries of small ranges: their first pages in one round trip, and more if there is more."""
+    guards = [_Guard(server, part) for part in parts]
+    commands = list[Command]()
+    for part, guard in zip(parts, guards, strict=True):
+        commands += (page_command(part, part.start, _first_count(part)), *guard.head(part.start))
+    replies = iter(wire.ask(commands))
+    for part, guard in zip(parts, guards, strict=True):
+        page, rows = columns.parse(next(replies)), rows_of(part.strand)
+        head = next(replies) if part.guarded else bytearray()
+        guard.check_start(page)
+        if len(page):
             yield rows.batch(page)
-            assert mark is not None
-            reply = wire.receive(mark)
-            guard.check_head(reply, page)
+            guard.check_head(head, page)
+        end = page.id(-1) if len(page) else part.start
+        if len(page) < _first_count(part):
+            guard.check_end(end)
+        else:
+            yield from _pages(wire, guard, rows, end)
+
+
+def _pages(wire: Wire, guard: "_Guard", rows: Rows, cursor: Id) -> Iterator[pa.RecordBatch]:
+    """The entries of a range after a position, page by page."""
+    part = guard.part
+    count = max(1, min(PAGE_ROWS, PAGE_BYTES // max(1, part.size)))
+    reply = wire.receive(wire.send(page_command(part, cursor, count)))
+    while True:
+        guess = columns.last_id(reply)
+        mark = None if guess is None else wire.send(*guard.head(cursor), page_command(part, guess, count))
+        page = columns.parse(reply)
+        if cursor == part.start:
+            guard.check_start(page)
+        if not len(page):
+            guard.check_end(cursor)
+            return
+        end = page.id(-1)
+        if end != guess:  # a value looked like an entry
+            if mark is not None:
+                wire.receive(mark)
+            mark = wire.send(*guard.head(cursor), page_command(part, end, count))
+        cursor = end
+        count = max(1, min(PAGE_ROWS, PAGE_BYTES * len(page) // max(1, len(reply))))
+        yield rows.batch(page)
+        assert mark is not None
+        reply = wire.receive(mark)
+        guard.check_head(reply, page)
 
 
 def page_command(part: Range, after: Id, count: int) -> Command:

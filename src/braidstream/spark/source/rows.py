@@ -21,6 +21,7 @@ last value counts.
 
 import json
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from functools import cached_property
@@ -143,6 +144,12 @@ class Rows:
         self._name = name_text(strand.name)
         self._made_keys: tuple[tuple[bytes, ...], pa.Array] = ((), pa.array([], pa.string()))
         self._plain = shape.is_default
+
+    def of(self, strand: Strand) -> "Rows":
+        """The same for another strand. Cheaper than a new one."""
+        made = copy(self)
+        made.strand, made._name = strand, name_text(strand.name)
+        return made
 
     def batch(self, page: Page) -> pa.RecordBatch:
         keep = _Faults(len(page))

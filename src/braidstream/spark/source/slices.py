@@ -1,14 +1,14 @@
-"""Slices: the partitions of a read. A strand between two positions, or a part of it.
+"""Slices: the partitions of a read. Each has ranges: strands between two positions, or parts of them.
 
-A strand is split by ID. IDs show times, not numbers of entries, so a plan samples entries: it halves a range,
-and the fuller half again, until no cell has much more than its share:
+A large range is split by ID. IDs show times, not numbers of entries, so a plan samples entries: it halves a
+range, and the fuller half again, until no cell has much more than its share:
 
     |.......................|::::|||||||||||||||||::|....|      entries over time
     |           |           |  |  | | | | | | |  |  |    |      cells
     |                             |         |            |      three slices of about equal size
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -22,11 +22,11 @@ from braidstream.model.frontier import name_of_text, name_text, place_of_text, p
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.spark.source.grouping import TASK_ROWS
 
 SAMPLE: Final = 64
 ROUNDS: Final = 12
 FINER: Final = 8  # cells for each slice that is wanted
-SLICE_ROWS: Final = 500_000  # entries per task of a job, approximately
 _SEQ: Final = 2**64
 
 
@@ -51,16 +51,17 @@ class Range:
 
 
 class Slice(InputPartition):
-    """A range, and the server to read it from (its index in the list of URLs)."""
+    """Ranges, and the server to read them from (its index in the list of URLs)."""
 
-    def __init__(self, part: Range, url: int) -> None:
+    def __init__(self, parts: Sequence[Range], url: int) -> None:
         super().__init__(None)
-        self.part, self.url = part, url
+        self.parts, self.url = tuple(parts), url
 
     def __repr__(self) -> str:
-        strand = self.part.strand
-        low, high = ids.text(self.part.start).decode(), ids.text(self.part.end).decode()
-        return f"Slice({strand.key!r} ({low}, {high}])"
+        first = self.parts[0]
+        low, high = ids.text(first.start).decode(), ids.text(first.end).decode()
+        more = f" and {len(self.parts) - 1} more" if len(self.parts) > 1 else ""
+        return f"Slice({first.strand.key!r} ({low}, {high}]{more})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +140,15 @@ def _gathered(part: Range, cells: list[_Cell], pieces: int) -> Iterator[Range]:
             cuts.append((cell.low, cell.first))
         reached += cell.count
     ends: list[Any] = [*cuts, (part.end, None)]
+    weight = -(-part.weight // len(cuts))
     for (low, first), (high, _) in pairwise(ends):
         count = part.count if low == part.start else None
-        yield Range(part.strand, low, high, first, part.size, part.guarded, part.weight, count)
+        yield Range(part.strand, low, high, first, part.size, part.guarded, weight, count)
 
 
 def cut_up(part: Range, size: int) -> Plan[list[Range]]:
     """A range of about `size` entries, as pieces for tasks."""
-    pieces = -(-size // SLICE_ROWS)
+    pieces = -(-size // TASK_ROWS)
     return [part] if pieces <= 1 else (yield from split(part, pieces))
 
 
