@@ -72,6 +72,9 @@ bench-cluster: ## XADD through our cluster client against redis-py's own
 bench-spark: ## what Spark's source and sink reach, against the engine's own figures
 	$(PYTHON) -m bench.spark
 
+bench-spark-many: ## the Spark source over 10,000 small streams: the look, the tasks, a micro-batch; MANY="--regions 5"
+	$(PYTHON) -m bench.spark_many $(MANY)
+
 lake-scale: ## 10,000,000 entries archived, viewed, replayed, audited, compacted; three sizes; LAKE="--sizes 100000,200000"
 	$(PYTHON) -m bench.lake $(LAKE)
 
