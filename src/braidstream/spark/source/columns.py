@@ -1,7 +1,7 @@
 """Converts pages of entries, as the engine sent them, to columns without creating Python objects.
 
 A page is the reply to XRANGE: an array of [id, [field, value, ...]]. If all entries have the same fields and
-no line breaks, every line of the reply has a fixed place:
+no line breaks, every line of the reply has a fixed place (net/reply_lines.py):
 
     *2  $15  1794702853882-4  *4  $5  order  $1  7  $7  payload  $3  abc      4 + 4n lines an entry
     ====-    ---------------  =============  -   -  ==========  --   ---
@@ -23,8 +23,8 @@ import pyarrow as pa
 from braidstream.errors import ReplyError
 from braidstream.model import ids
 from braidstream.model.ids import Id
+from braidstream.net.reply_lines import Ints, Lines, numbers
 
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 _MOST_SEQ = 2**53  # above, the user's sequence may not fit into 64 bits
 _MOST_DIGITS = 15  # of milliseconds
 _MOST_BYTES = 2**31 - 1  # the range of 32-bit offsets
@@ -178,60 +178,32 @@ def _regular(reply: bytearray) -> Regular | None:
     if count == 0:
         nothing = np.zeros((0, 1), np.int64)
         return Regular(nothing[:, 0], nothing[:, 0], (), nothing, nothing, pa.py_buffer(b""))
-    data = np.frombuffer(reply, np.uint8)
-    ends = np.flatnonzero(data == 10)
-    width, rest = divmod(len(ends) - 1, count)
-    if rest or width < 8 or width % 4 or width > 4 + 4 * _MOST_FIELDS or len(reply) > _MOST_BYTES:
+    lines = Lines.split(reply, count)
+    if lines is None or lines.width > 4 + 4 * _MOST_FIELDS or len(reply) > _MOST_BYTES:
         return None
-    lines = _Lines(reply, data, ends[:-1].reshape(count, width), ends[1:].reshape(count, width))
-    names = lines.names()
-    if len(set(names)) < len(names) or not lines.are_framed(names):
+    names = _names(lines)
+    if len(set(names)) < len(names) or not _are_framed(lines, names):
         return None
-    places = np.array([2, *range(7, width, 4)])
+    places = np.array([2, *range(7, lines.width, 4)])
     starts, stops = lines.after[:, places] + 1, lines.ends[:, places] - 1
     if not lines.are_measured(places, starts, stops):
         return None
-    found = _ids(reply, data, starts[:, 0], stops[:, 0])
+    found = _ids(reply, lines.data, starts[:, 0], stops[:, 0])
     return None if found is None else Regular(*found, names, starts, stops, pa.py_buffer(reply))
 
 
-@dataclass(frozen=True, slots=True)
-class _Lines:
-    """The lines of a reply, a row for each entry. Line i is from after[:, i] + 1 to ends[:, i] - 1."""
+def _names(lines: Lines) -> tuple[bytes, ...]:
+    """The fields of the first entry."""
+    places = range(5, lines.width, 4)
+    return tuple(bytes(lines.reply[lines.after[0, at] + 1 : lines.ends[0, at] - 1]) for at in places)
 
-    reply: bytearray
-    data: Any
-    after: Any
-    ends: Any
 
-    def names(self) -> tuple[bytes, ...]:
-        """The fields of the first entry."""
-        places = range(5, self.ends.shape[1], 4)
-        return tuple(bytes(self.reply[self.after[0, at] + 1 : self.ends[0, at] - 1]) for at in places)
-
-    def are_framed(self, names: tuple[bytes, ...]) -> bool:
-        """Whether the bytes between IDs, lengths and values are as expected, in every entry."""
-        frames = [b"$%d\r\n%s\r\n$" % (len(name), name) for name in names]
-        frames[0] = b"*%d\r\n" % (2 * len(names)) + frames[0]
-        places = [3, *range(8, self.ends.shape[1], 4)]
-        return self._is(b"*2\r\n$", 0) and all(map(self._is, frames, places))
-
-    def _is(self, wanted: bytes, place: int) -> bool:
-        """Whether these bytes begin at that line of every entry."""
-        starts, size = self.after[:, place] + 1, len(wanted)
-        if int(starts[-1]) + size > len(self.reply):
-            return False
-        windows = np.ndarray(len(self.reply) - size + 1, f"V{size}", self.reply, strides=(1,))
-        found = windows[starts].view(np.uint8).reshape(-1, size)
-        return bool((found == np.frombuffer(wanted, np.uint8)).all())
-
-    def are_measured(self, places: Any, starts: Any, stops: Any) -> bool:
-        """Whether the line before each of these has its length, and both end with CRLF."""
-        headers, header_stops = self.after[:, places - 1] + 2, starts - 2
-        if not ((self.data[stops] == 13).all() and (self.data[header_stops] == 13).all()):
-            return False
-        lengths = _numbers(self.data, headers.ravel(), header_stops.ravel())
-        return bool((lengths == (stops - starts).ravel()).all())
+def _are_framed(lines: Lines, names: tuple[bytes, ...]) -> bool:
+    """Whether the bytes between IDs, lengths and values are as expected, in every entry."""
+    frames = [b"$%d\r\n%s\r\n$" % (len(name), name) for name in names]
+    frames[0] = b"*%d\r\n" % (2 * len(names)) + frames[0]
+    places = [3, *range(8, lines.width, 4)]
+    return lines.is_at(b"*2\r\n$", 0) and all(map(lines.is_at, frames, places))
 
 
 def _ids(reply: bytearray, data: Any, starts: Any, stops: Any) -> tuple[Ints, Ints] | None:
@@ -243,32 +215,10 @@ def _ids(reply: bytearray, data: Any, starts: Any, stops: Any) -> tuple[Ints, In
         return None
     windows = np.ndarray(len(reply) - dash + 1, f"V{dash}", reply, strides=(1,))
     digits = windows[starts].view(np.uint8).reshape(-1, dash) - 48
-    seq = _numbers(data, starts + dash + 1, stops)
+    seq = numbers(data, starts + dash + 1, stops)
     if (digits > 9).any() or not digits[:, 0].all() or int(seq.min()) < 0 or int(seq.max()) >= _MOST_SEQ:
         return None
     return (digits @ _POWERS[-dash:]).astype(np.int64), seq  # so few digits are exact
-
-
-def _numbers(data: Any, starts: Any, stops: Any) -> Ints:
-    """The decimal numbers at these places; -1 if there is none."""
-    widths = stops - starts
-    widest, narrowest = int(widths.max()), int(widths.min())
-    if narrowest < 1 or widest > 19:
-        return np.full(len(starts), -1, np.int64)
-    total = np.zeros(len(starts), np.int64)
-    bad = np.zeros(len(starts), bool)
-    for at in range(narrowest):
-        digit = data[starts + at] - 48  # unsigned: what is below "0" wraps around
-        bad |= digit > 9
-        total *= 10
-        total += digit
-    for at in range(narrowest, widest):
-        inside = at < widths
-        digit = data[np.minimum(starts + at, len(data) - 1)] - 48
-        bad |= (digit > 9) & inside
-        total = np.where(inside, total * 10 + digit, total)
-    total[bad] = -1
-    return total
 
 
 def _column(buffer: pa.Buffer, starts: Any, stops: Any) -> pa.BinaryArray:
