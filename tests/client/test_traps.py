@@ -9,8 +9,9 @@ import braidstream
 from braidstream.model import keys
 from braidstream.model.ids import text
 from braidstream.model.strand import Strand
+from braidstream.protocol.plan import Plan
 from tests.support.cluster import Cluster, become_cluster
-from tests.support.regions import apply, become, client_of, position
+from tests.support.regions import apply, apply_even, become, client_of, position
 from tests.support.servers import Engine, Flavour
 
 FAR = 99_999_999_999_999  # a millisecond that the clock of no test reaches
@@ -88,7 +89,14 @@ def held(client: braidstream.Redis) -> list[int]:
     return [int(fields["n"]) for _, fields in client.xrange("x")]
 
 
-def test_a_batch_that_follows_an_id_the_copy_lacks_is_refused_whole(region: braidstream.Redis) -> None:
+Apply = Callable[..., Plan[int]]
+in_both_forms = pytest.mark.parametrize("apply", [apply, apply_even])
+
+
+@in_both_forms
+def test_a_batch_that_follows_an_id_the_copy_lacks_is_refused_whole(
+    region: braidstream.Redis, apply: Apply
+) -> None:
     with pytest.raises(redis.ResponseError, match=r"BSGAP our copy ends at 0-0, the batch follows 5-0"):
         region.run_plan(apply(PEER, entries(6, 8), after=(5, 0)))
     assert (region.exists("x"), region.keys()) == (0, [])
@@ -98,7 +106,8 @@ def test_a_batch_that_follows_an_id_the_copy_lacks_is_refused_whole(region: brai
     assert held(region) == [1, 2, 3, 4, 5]
 
 
-def test_a_batch_sent_twice_changes_nothing(region: braidstream.Redis) -> None:
+@in_both_forms
+def test_a_batch_sent_twice_changes_nothing(region: braidstream.Redis, apply: Apply) -> None:
     applied = [
         region.run_plan(apply(PEER, entries(1, 5))),
         region.run_plan(apply(PEER, entries(1, 5))),
@@ -107,7 +116,8 @@ def test_a_batch_sent_twice_changes_nothing(region: braidstream.Redis) -> None:
     assert (applied, held(region)) == ([5, 0, 2], [1, 2, 3, 4, 5, 6, 7])
 
 
-def test_a_batch_stops_at_the_first_refusal(region: braidstream.Redis) -> None:
+@in_both_forms
+def test_a_batch_stops_at_the_first_refusal(region: braidstream.Redis, apply: Apply) -> None:
     no_such_id = (2**64, 0)  # passes as text and is refused by the engine
     with pytest.raises(redis.ResponseError, match="Invalid stream ID"):
         region.run_plan(apply(PEER, [*entries(1, 2), (no_such_id, [b"n", b"3"]), *entries(4, 5)]))
@@ -125,6 +135,17 @@ def test_a_malformed_batch_is_refused_before_anything_is_written(region: braidst
     ):
         with pytest.raises(redis.ResponseError, match="BSBATCH"):
             region.execute_command(*broken)
+    assert region.exists("x") == 0
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (3, 4), (1, 5), (1, 0), (6, 0), (-1, 2), ("x", 2), ("nan", "nan")])
+def test_a_malformed_even_batch_is_refused_before_anything_is_written(
+    region: braidstream.Redis, shape: tuple[int | str, int | str]
+) -> None:
+    words = ["1-0", "n", "1", "2-0", "n", "2"]
+    for broken in (words, words[:-1], [*words, "3", "n", "3"], [*words, "MAXLEN", "0", "3-0"], ["x"] * 9):
+        with pytest.raises(redis.ResponseError, match="BSBATCH"):
+            region.execute_command(*PEER.apply_even((0, 0), shape), *broken)  # type: ignore[arg-type]
     assert region.exists("x") == 0
 
 

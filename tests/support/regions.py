@@ -43,3 +43,14 @@ def apply(strand: Strand, entries: Iterable[tuple[Id, Sequence[bytes]]], after: 
     bell = Registry.parse(strand.name, reply).bell
     [applied] = yield Batch([strand.apply(after, listed, ZERO, CopyTarget(bell=bell))])
     return int(applied)
+
+
+def apply_even(strand: Strand, entries: Iterable[tuple[Id, Sequence[bytes]]], after: Id = ZERO) -> Plan[int]:
+    """The same for entries of equal width, in the form that links use for long pages."""
+    listed = list(entries)
+    [reply] = yield Batch([registry_of(strand.name)])
+    bell = Registry.parse(strand.name, reply).bell
+    head = strand.apply_even(after, (len(listed), len(listed[0][1])), CopyTarget(bell=bell))
+    words = [word for native, fields in listed for word in (text(native), *fields)]
+    [applied] = yield Batch([(*head, *words)])
+    return int(applied)

@@ -2,7 +2,8 @@
      a function frees more than it adds. ]]
 redis.register_function('bs_strand_ensure', strand_ensure)
 redis.register_function('bs_strand_undo_ensure', strand_undo_ensure)
-redis.register_function('bs_strand_apply', strand_apply)
+redis.register_function('bs_strand_apply', batches.strand_apply)
+redis.register_function('bs_strand_apply_even', batches.strand_apply_even)
 redis.register_function { function_name = 'bs_strand_raise', callback = strand_raise, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'bs_journal_apply', callback = journal_apply, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'bs_journal_skip', callback = journal_skip, flags = { 'allow-oom' } }

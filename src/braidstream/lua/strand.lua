@@ -275,6 +275,7 @@ end
 
 local function is_id(text) return string.match(text or '', '^%d+-%d+$') end
 
+-- Where the entries of a batch start; nil and the wrong argument if there is one.
 local function batch_of(args, first)
   local at, starts = first, {}
   while at <= #args do
@@ -287,15 +288,33 @@ local function batch_of(args, first)
   return starts
 end
 
-local function strand_apply(keys, args)
+local batches = {}
+
+-- The same for strand_apply_even, and how many words follow each ID.
+function batches.even(args)
+  local count, width, starts = tonumber(args[6]), tonumber(args[7]), {}
+  if not count or not width or width < 2 or width % 2 == 1 or width > WIDEST then return nil, 6 end
+  if #args ~= 7 + count * (width + 1) then return nil, #args + 1 end
+  for at = 8, #args, width + 1 do
+    if not is_id(args[at]) then return nil, at end
+    starts[#starts + 1] = at
+  end
+  return starts, width
+end
+
+function batches.append(strand, args, start, width)
+  if width then return redis.pcall('XADD', strand, unpack(args, start, start + width)) end
+  return redis.pcall('XADD', strand, args[start], unpack(args, start + 2, start + 1 + tonumber(args[start + 1])))
+end
+
+local function apply_batch(keys, args, starts, width)
   local meta, strand, label, life, after, upto = keys[1], keys[2], args[1], args[2], args[3], args[4]
   local bell = take_bell(keys, args[5])
   if not is_strand(label, life) then
     return redis.error_reply('BSBATCH ' .. label .. ' in life ' .. life .. ' is no strand')
   end
   if not is_id(after) or not is_id(upto) then return redis.error_reply('BSBATCH ' .. after .. ' is no ID') end
-  local starts, wrong = batch_of(args, 6)
-  if not starts then return redis.error_reply('BSBATCH malformed batch at argument ' .. wrong) end
+  if not starts then return redis.error_reply('BSBATCH malformed batch at argument ' .. width) end
   if deadline.settle(meta, keys) then return redis.error_reply('BSSTALE the stream has expired here') end
   local has_life, state, cut = registered(meta, label)
   if has_life and has_life ~= life then
@@ -329,8 +348,7 @@ local function strand_apply(keys, args)
   for _, start in ipairs(starts) do
     -- After the first new entry all are new: IDs ascend, or the engine refuses them.
     if applied > 0 or less(last, args[start]) then
-      local stop = start + 1 + tonumber(args[start + 1])
-      local reply = redis.pcall('XADD', strand, args[start], unpack(args, start + 2, stop))
+      local reply = batches.append(strand, args, start, width)
       if type(reply) == 'table' and reply.err then return reply end
       last, applied = args[start], applied + 1
     end
@@ -339,6 +357,14 @@ local function strand_apply(keys, args)
   if keys[3] and not logs.is_label(label) then follow_clock(meta, keys[3], label, last) end
   return applied
 end
+
+function batches.strand_apply(keys, args) return apply_batch(keys, args, batch_of(args, 6)) end
+
+--[[ strand_apply_even: the same if all entries have <n> fields and values. <count> detects a batch that was cut.
+     FCALL bs_strand_apply_even n <meta> <strand> [<home>] [<bell>]
+           <label> <life> <after> <upto> <stamp> <count> <n> (<id> <field or value> * n)...
+     Why a function of its own: links send the bytes of a page as they are, and it costs less. ]]
+function batches.strand_apply_even(keys, args) return apply_batch(keys, args, batches.even(args)) end
 
 --[[ A log must not give out offsets up to `floor` again. If its strand is deleted or not known here, it continues there when it
      is created; `l:<label>` says that only what is below the cut was deleted. A strand that was lost starts far above (after_loss). ]]

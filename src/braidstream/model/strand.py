@@ -141,13 +141,23 @@ class Strand:
         words = list[bytes | str | int]()
         for native, fields in entries:
             words += (native, len(fields), *fields)
+        return (*self._apply("bs_strand_apply", after, upto, target), *words)
+
+    def apply_even(self, after: Id, shape: tuple[int, int], target: CopyTarget = _NO_TARGET) -> Command:
+        """The same for entries of equal width, without their words: those follow as bytes.
+
+        shape: how many entries, and the fields and values of each.
+        """
+        return (*self._apply("bs_strand_apply_even", after, ids.ZERO, target), *shape)
+
+    def _apply(self, function: str, after: Id, upto: Id, target: CopyTarget) -> Command:
         where = [keys.meta(self.name), self.key]
         if target.home and self != (own := Strand(self.name, GENERATED, target.home)):
             where.append(own.key)
         if target.bell:
             where.append(keys.bell(self.name, target.bell))
         which = (self.label, self.life, ids.text(after), ids.text(upto), target.bell)
-        return ("FCALL", "bs_strand_apply", len(where), *where, *which, *words)
+        return ("FCALL", function, len(where), *where, *which)
 
     def entries(self, reply: list[Any]) -> list[Entry]:
         """A page of entries under their user IDs."""
