@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -102,6 +103,51 @@ def test_push_messages_go_to_the_callback_and_never_among_the_replies(engine: En
 
     on(engine.url, talk, protocol=3, on_push=pushed.append)
     assert pushed == [[b"invalidate", [b"bs:1:x"]]]
+
+
+def test_raw_replies_among_others_each_go_where_they_belong(engine: Engine) -> None:
+    async def talk(conn: Connection) -> None:
+        await conn.send(Batch([("RPUSH", "list", *range(3_000)), ("SET", "text", "x"), ("SET", "n", 1)]))
+        raw, plain = Batch([("LRANGE", "list", 0, -1), ("GET", "n")], raw=True), Batch([("GET", "text")])
+        failing = Batch([("LRANGE", "text", 0, -1), ("GET", "n")], raw=True, attempt=True)
+        gone = asyncio.ensure_future(conn.send(raw))
+        await asyncio.sleep(0)
+        gone.cancel()  # its replies come nevertheless
+        whole = asyncio.gather(*(conn.send(each) for _ in range(20) for each in (raw, plain, failing, plain)))
+        for listed, x, (error, n), y in zip(*[iter(await whole)] * 4, strict=True):
+            assert (listed[1], x, n, y) == (b"1", [b"x"], b"1", [b"x"])
+            assert (type(listed[0]), len(listed[0].split())) == (bytearray, 6_001)
+            assert isinstance(error, ReplyError)
+
+    on(engine.url, talk)
+
+
+def test_a_raw_reply_of_a_server_that_does_not_speak_resp_ends_the_connection() -> None:
+    """It sends the mark, which it has just got, within another reply; or more than a reply may have."""
+
+    async def talk(answer: Callable[[bytes], bytes], most_bytes: int | None = None) -> str:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            data = await reader.readuntil(b"GET")
+            writer.write(answer(data[data.index(b"$32") :][:39]))
+            with suppress(ConnectionError):
+                await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        conn = await connect(parse_address(f"redis://127.0.0.1:{port}"), most_bytes=most_bytes)
+        with pytest.raises(LostError) as lost:
+            await conn.send(Batch([("XRANGE", "s", "-", "+"), ("GET", "n")], raw=True))
+        server.close()
+        return lost.value.why
+
+    for answer in (
+        lambda mark: b"$200\r\n" + mark + b"*0\r\n" + mark,
+        lambda mark: b"+OK\r\n" + mark + b"*0\r\n" + mark,
+        lambda mark: mark + b"*0\r\n" + mark + b"?",
+    ):
+        assert "invalid reply" in asyncio.run(talk(answer))
+    assert "more than" in asyncio.run(talk(lambda mark: mark + b"*9\r\n" + b"x" * 3_000, 2_000))
 
 
 def test_the_replies_to_a_batch_have_a_limit_together(engine: Engine) -> None:

@@ -22,6 +22,7 @@ from braidstream.model.command import Command
 from braidstream.model.command import pack as pack
 from braidstream.net.address import Address as Address
 from braidstream.net.address import parse_address as parse_address
+from braidstream.net.raw_reply import RawReplies, new_mark
 from braidstream.net.reply_shape import resp2
 from braidstream.net.sentinels import Place
 from braidstream.protocol.exchange import unpack, wire
@@ -123,6 +124,11 @@ async def open_socket(address: Address, make: Callable[[], P]) -> P:
     return protocol
 
 
+def _between(mark: bytes, commands: list[Command]) -> list[Command]:
+    """The first command between two marks (raw_reply.py), then the others."""
+    return [("PING", mark), commands[0], ("PING", mark), *commands[1:]]
+
+
 class _Flight:
     """Commands that were sent, and their replies so far. Every append has one, so it is kept small."""
 
@@ -149,6 +155,7 @@ class Connection(asyncio.Protocol):
         self._most_bytes, self._unanswered = most_bytes, 0
         self.place: Place = ("", 0)
         self._reader = hiredis.Reader(replyError=ReplyError)
+        self._raw = RawReplies()
         self._flights: deque[_Flight] = deque()
         self._out: list[bytes] = []
         self._unsent = 0
@@ -164,7 +171,8 @@ class Connection(asyncio.Protocol):
         if not commands:
             return []
         answer: asyncio.Future[Replies] = asyncio.get_running_loop().create_future()
-        data = pack(commands)
+        mark = new_mark() if batch.raw else b""
+        data = batch.packed or pack(_between(mark, commands) if mark else commands)
 
         def done(replies: Replies | LostError) -> None:
             if answer.done():
@@ -174,8 +182,14 @@ class Connection(asyncio.Protocol):
             else:
                 answer.set_result(replies)
 
-        self.post(data, len(commands), done, writes=not batch.resend, block_ms=batch.block_ms)
-        return unpack(batch, await answer, resp2)
+        if not mark:
+            self.post(data, len(commands), done, writes=not batch.resend, block_ms=batch.block_ms)
+            return unpack(batch, await answer, resp2)
+        self._raw.expect(mark)
+        self.post(data, len(commands) + 2, done, writes=not batch.resend, block_ms=batch.block_ms)
+        _, raw, _, *replies = await answer
+        self._raw.forget(mark)  # PING may have been refused
+        return unpack(batch, [raw, *replies], resp2)
 
     def post(
         self, data: bytes, need: int, done: Done, *, writes: bool = True, block_ms: int | None = None
@@ -237,30 +251,18 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._silence_s is not None:
             self._heard = time.monotonic()
-        reader, flights, demoted = self._reader, self._flights, False
+        self._unanswered += len(data)
         try:
-            reader.feed(data)
-            self._unanswered += len(data)
-            while (reply := reader.gets()) is not False:
-                if type(reply) is hiredis.PushNotification:
-                    if self._on_push is not None:
-                        self._on_push(list(reply))
-                    continue
-                if not flights:
-                    self._fail(f"it said {reply!s:.200} without a request")
-                    return
-                flight = flights[0]
-                flight.replies.append(reply)
-                if type(reply) is ReplyError and reply.code in DEMOTED:
-                    demoted = True
-                if len(flight.replies) == flight.need:
-                    flights.popleft()
-                    self._unanswered = 0
-                    flight.done(flight.replies)
+            if self._raw:
+                for part in self._raw.split(data):
+                    if isinstance(part, bytearray):
+                        self._take_raw(part)
+                    else:
+                        self._parse(part)
+            else:
+                self._parse(data)
         except (hiredis.ProtocolError, TypeError) as error:
             self._fail(f"it sent an invalid reply: {error}")
-        if demoted:
-            self._fail("it is a replica now")
         if self._most_bytes is not None and self._unanswered > self._most_bytes:
             self._fail(f"its reply has more than {self._most_bytes:,} bytes")
         if self._room and not self.is_full:
@@ -278,6 +280,39 @@ class Connection(asyncio.Protocol):
 
     # Private
 
+    def _parse(self, data: bytes) -> None:
+        reader, flights, demoted = self._reader, self._flights, False
+        reader.feed(data)
+        while (reply := reader.gets()) is not False:
+            if type(reply) is hiredis.PushNotification:
+                if self._on_push is not None:
+                    self._on_push(list(reply))
+                continue
+            if not flights:
+                self._fail(f"it said {reply!s:.200} without a request")
+                return
+            flight = flights[0]
+            flight.replies.append(reply)
+            if type(reply) is ReplyError and reply.code in DEMOTED:
+                demoted = True
+            if len(flight.replies) == flight.need:
+                flights.popleft()
+                self._unanswered = 0
+                flight.done(flight.replies)
+        if demoted:
+            self._fail("it is a replica now")
+
+    def _take_raw(self, raw: bytearray) -> None:
+        """A reply between two marks. The parser has read the first of them, or the server does not speak
+        RESP."""
+        flights = self._flights
+        if not flights or flights[0].replies != [self._raw.mark] or self._reader.has_data():
+            self._fail("it sent an invalid reply: a mark in another reply")
+        elif raw.startswith(b"*"):
+            flights[0].replies.append(raw)
+        else:
+            self._parse(bytes(raw))
+
     def _flush(self) -> None:
         out, self._out, self._unsent = self._out, [], 0
         if out and self.lost is None:
@@ -289,7 +324,7 @@ class Connection(asyncio.Protocol):
         if self.lost is not None:
             return
         self.lost = LostError(self.name, why, wrote=False)
-        self._reader = hiredis.Reader()  # drops an incomplete reply
+        self._reader, self._raw = hiredis.Reader(), RawReplies()  # drops an incomplete reply
         if self._silence_s is not None:
             self._watchdog.cancel()
         self._transport.abort()

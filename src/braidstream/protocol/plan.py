@@ -35,6 +35,8 @@ class Batch:
     block_ms: how long the last command may block.
     watched: the user WATCHes keys, so it runs in its MULTI or not at all.
     optional: the plan can go on without it. If the connection is lost, the plan gets a ReplyError.
+    raw: the first reply, if it is an array, may be returned unparsed, as a bytearray.
+    packed: the only command as bytes. `commands` has its first words.
     """
 
     commands: Sequence[Command]
@@ -44,6 +46,8 @@ class Batch:
     block_ms: int | None = None
     watched: bool = False
     optional: bool = False
+    raw: bool = False
+    packed: bytes = b""
 
 
 Plan = Generator[Batch, Replies, T]
