@@ -124,6 +124,9 @@ fuzz: ## atheris on the gateway's parser, then a million hostile cases at a runn
 	$(PYTHON) -m tests.long.fuzz_resp -runs=1000000
 	BRAID_CASES=1000000 $(PYTHON) -m pytest -q -s tests/gateway/test_gateway_hostile.py --timeout 0 -n 2
 
+fuzz-pages: ## a million hostile and damaged pages of entries: no wrong byte is sent to a peer
+	BRAID_PAGES=1000000 $(PYTHON) -m pytest -q -s tests/long/test_splice_fuzz.py --timeout 0 -n 0
+
 crowd: ## 10,000 idle and 500 busy clients at one gateway
 	BRAID_IDLE=10000 BRAID_BUSY=500 $(PYTHON) -m pytest -q -s tests/gateway/test_gateway_crowd.py --timeout 0
 

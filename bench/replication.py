@@ -89,10 +89,17 @@ class Bed:
         return int(proxy.stdout.readline())
 
     @contextmanager
-    def daemon(self) -> "Iterator[subprocess.Popen[str]]":
+    def daemon(self, *, numpy: bool = True) -> "Iterator[subprocess.Popen[str]]":
+        """numpy: without it, pages are parsed."""
         command = [*BRAID, "replicate", "--json"]
         command += ["--config", str(self.config), "--region", "region-1"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=os.environ if numpy else without_numpy(self.config.parent),
+        )
         try:
             assert process.stdout is not None
             process.stdout.readline()
@@ -110,6 +117,12 @@ class Bed:
             if number % 5_000 == 0:
                 pipe.execute()
         pipe.execute()
+
+
+def without_numpy(folder: Path) -> dict[str, str]:
+    """An environment in which `import numpy` fails."""
+    (folder / "numpy.py").write_text("raise ModuleNotFoundError('hidden', name='numpy')\n")
+    return {**os.environ, "PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"}
 
 
 def arrived(client: redis.Redis, streams: int) -> int:
@@ -207,6 +220,52 @@ def cost(flavour: Flavour, peers: int, rounds: int, requests: int) -> tuple[floa
         return statistics.median(rates), statistics.median(loads)
 
 
+def link_cost(flavour: Flavour, entries: int, peers: int, *, numpy: bool) -> tuple[float, float]:
+    """CPU of catch-up per entry, in microseconds: of the daemon for all peers, of one peer's engine."""
+    with Bed(flavour, peers) as bed, bed.daemon(numpy=numpy) as daemon:
+        bed.world[1].xadd("s0", dict(zip(FIELDS[::2], FIELDS[1::2], strict=True)))
+        targets = [engine.client() for engine in bed.engines[1:]]
+        while min(arrived(target, 1) for target in targets) < 1:
+            time.sleep(0.02)
+        os.kill(daemon.pid, signal.SIGSTOP)
+        bed.fill(entries, 1)
+        before = _cpu_s(daemon.pid), _cpu_s(bed.engines[1].pid)
+        os.kill(daemon.pid, signal.SIGCONT)
+        while min(arrived(target, 1) for target in targets) < entries:
+            time.sleep(0.1)
+        after = _cpu_s(daemon.pid), _cpu_s(bed.engines[1].pid)
+        return (after[0] - before[0]) * 1e6 / entries, (after[1] - before[1]) * 1e6 / entries
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def link_figures(flavour: Flavour, quick: bool) -> Iterator[Figure]:
+    """CPU for an entry, of the daemon and of a peer, in turns: with numpy (spliced) and without (parsed)."""
+    ways = [(peers, numpy) for peers in (1, 4) for numpy in (True, False)]
+    found = dict[tuple[int, bool], list[tuple[float, float]]]()
+    for _ in range(3 if quick else 5):
+        for peers, numpy in ways:
+            cost = link_cost(flavour, 100_000 if quick else 300_000, peers, numpy=numpy)
+            found.setdefault((peers, numpy), []).append(cost)
+    daemon, engine = (
+        {way: statistics.median(cost[place] for cost in costs) for way, costs in found.items()}
+        for place in (0, 1)
+    )
+    for peers, numpy in ways:
+        how = f"{peers} peer(s), {'spliced' if numpy else 'parsed'}"
+        yield Figure(f"{flavour}: daemon CPU per entry, {how}", daemon[peers, numpy], "us")
+    for peers in (1, 4):
+        ratio = daemon[peers, True] / daemon[peers, False]
+        yield Figure(f"{flavour}: spliced, of parsed, {peers} peer(s)", ratio, "ratio")
+    four = daemon[4, True] / daemon[1, True]
+    yield Figure(f"{flavour}: spliced, four peers, of one", four, "ratio", 1.5, at_least=False)
+    saved = engine[1, True] / engine[1, False]
+    yield Figure(f"{flavour}: a peer's engine, spliced, of parsed", saved, "ratio", 0.75, at_least=False)
+
+
 def _benchmark(bed: Bed, requests: int) -> tuple[float, float]:
     before = bed.source.info("cpu")
     command = ["redis-benchmark", "-p", str(bed.engines[0].port), "-n", str(requests), "-c", "50", "-q"]
@@ -266,11 +325,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small numbers, about a minute")
     parser.add_argument("--engine", choices=EVERY, action="append", help="another one")
     parser.add_argument("--gate", action="store_true", help="only what waiting for a replica costs")
+    parser.add_argument("--cpu", action="store_true", help="only the CPU of links for an entry")
     chosen = parser.parse_args()
     console, measured = Console(width=120), list[Figure]()
     for flavour in chosen.engine or NEWEST:
-        everything = [] if chosen.gate else [figures(flavour, chosen.quick)]
-        for figure in chain(*everything, gate_figures(flavour, chosen.quick)):
+        parts = [figures, gate_figures, link_figures]
+        if chosen.gate or chosen.cpu:
+            parts = [gate_figures] if chosen.gate else [link_figures]
+        for figure in chain.from_iterable(part(flavour, chosen.quick) for part in parts):
             measured.append(figure)
             console.print(f"{figure.name}: {figure.value:,.2f} {figure.unit}", highlight=False)
     table = Table(
@@ -281,7 +343,7 @@ def main() -> None:
         colour = "green" if each.ok else "red"
         table.add_row(each.name, f"[{colour}]{each.value:,.2f} {each.unit}[/]", goal)
     console.print(table)
-    if not (chosen.quick or chosen.gate):
+    if not (chosen.quick or chosen.gate or chosen.cpu):
         RESULTS.write_text(json.dumps([asdict(each) for each in measured], indent=1) + "\n")
 
 

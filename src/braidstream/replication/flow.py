@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from braidstream.errors import ReplyError
-from braidstream.model import ids
 from braidstream.model.ids import Id
 from braidstream.model.strand import CopyTarget, Strand
 from braidstream.protocol.plan import Plan
@@ -58,6 +57,7 @@ class Flow:
     merged: the source's registry that the target has; entries written after a newer one wait for a merge.
     ends: the target's positions once everything in flight has arrived.
     bell: the stamp of the target's bell, for strands that are new there.
+    takes_spliced: the target's functions take entries as bytes.
     """
 
     target: PlanRunner
@@ -67,6 +67,7 @@ class Flow:
     merged: dict[bytes, bytes] = field(default_factory=dict)
     ends: dict[Strand, Id] = field(default_factory=dict)
     bell: bytes = b""
+    takes_spliced: bool = True
     failed: BaseException | None = None
     sent: int = 0
     _appetite: dict[Strand, ship.Appetite] = field(default_factory=dict)
@@ -100,11 +101,11 @@ class Flow:
             ahead = Ahead(self.pages, strand, self._end(strand), self._appetite[strand], alone=alone)
             try:
                 while answer := await ahead.take():
-                    page, sizes, meta = answer
+                    parts, meta = answer
                     if causal(meta) != causal(self.merged):
                         raise ReplyError("BSMOVED the stream changed otherwise than by appends")
-                    for part, size in ship.batches(page, sizes):
-                        await self._take_off(strand, part, size)
+                    for part in parts:
+                        await self._take_off(strand, part)
             finally:
                 ahead.close()
 
@@ -113,7 +114,7 @@ class Flow:
         async with self._lock:
             if (after := self._end(strand)) < upto:
                 await self.window.enter(0)
-                self._send(ship.append(strand, after, [], upto, self.there), 0)
+                self._send(ship.raise_last(strand, after, upto, self.there), 0)
                 self.ends[strand] = upto
 
     def _end(self, strand: Strand) -> Id:
@@ -131,18 +132,20 @@ class Flow:
         if self.failed is not None:
             raise self.failed
 
-    async def _take_off(self, strand: Strand, part: ship.Page, size: int) -> None:
+    async def _take_off(self, strand: Strand, part: ship.Part) -> None:
         after = self._end(strand)
-        await self.window.enter(size)
-        if ship.is_wide(part):
+        await self.window.enter(part.size)
+        if isinstance(part, ship.Spliced) and not self.takes_spliced:
+            part = part.parsed()
+        if isinstance(part, ship.Parsed) and part.is_wide:
             # A native append has no guard against gaps: nothing else may be in flight.
             while self._flying:
                 await asyncio.gather(*self._flying, return_exceptions=True)
-            task = self._send(ship.append_wide(strand, after, part, self.there), size)
+            task = self._send(ship.append_wide(strand, after, part, self.there), part.size)
             await asyncio.gather(task, return_exceptions=True)
         else:
-            self._send(ship.append(strand, after, part, ids.ZERO, self.there), size)
-        self.ends[strand] = ids.native(part[-1][0])
+            self._send(ship.append(strand, after, part, self.there), part.size)
+        self.ends[strand] = part.last
         self.sent += len(part)
 
     def _send(self, plan: Plan[int], size: int) -> "asyncio.Task[int]":

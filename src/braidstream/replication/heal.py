@@ -67,7 +67,8 @@ class Pair:
                     yield batch
                 raise
             at += len(part)
-            appetite.had(sizes := ship.sizes_of(page))
+            sizes = ship.sizes_of(page)
+            appetite.had(len(page), sum(sizes))
             for entry, size in zip(page, sizes, strict=True):
                 if len(entry[1]) > ship.WIDEST:
                     continue

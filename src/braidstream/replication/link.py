@@ -33,7 +33,7 @@ from braidstream.replication.flow import Flow, Window
 from braidstream.replication.pages import Pages, Source
 from braidstream.replication.progress import Known, Progress
 from braidstream.replication.restoring import STALE, Restorer
-from braidstream.replication.ship import HAS_PAGES
+from braidstream.replication.ship import HAS_EVEN, HAS_PAGES
 from braidstream.replication.state import (
     State,
     lacks,
@@ -200,7 +200,9 @@ class Link:
         return known
 
     def _flow(self, meta: dict[bytes, bytes]) -> Flow:
-        return Flow(self.target, self.pages, self.window, self.there.writer, meta)
+        flow = Flow(self.target, self.pages, self.window, self.there.writer, meta)
+        flow.takes_spliced = self.there.library >= HAS_EVEN
+        return flow
 
     async def _ship(self, flow: Flow, ours: State, theirs: State, *, foreign: bool) -> None:
         """Send our own strands, or (foreign) other writers' strands of which we have more than the target.

@@ -8,11 +8,13 @@ once for each peer.
     link                 send 1            send 2, 3
 
 A long strand is read ahead: the next page is read as soon as the page before it has arrived. Its entries are
-sent once the region can no longer lose them (gate.py).
+sent once the region can no longer lose them (gate.py). Where many entries are expected, their bytes are read
+and sent without parsing (splice.py), for which numpy is needed.
 """
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -29,64 +31,78 @@ from braidstream.replication.ship import (
     UNMEASURED_NEAR,
     Appetite,
     Page,
+    Part,
     page_command,
     page_of_bytes,
-    sizes_of,
+    parse_array,
+    parts_of,
 )
 
 # How many pages of a strand are being read or wait to be sent.
 AHEAD: Final = 3
 
-Answer = tuple[Page, list[int], dict[bytes, bytes]]
+Answer = tuple[list[Part], dict[bytes, bytes]]
+Splice = Callable[[bytearray], list[Part] | None]
 
 
 class Reading:
-    """A page that is being read. `read` has the sizes of its entries, and after which ID the next page starts
-    (None: it was the last), as soon as it arrived; `answer` has the entries once the region can no longer
-    lose them.
+    """A page that is being read. `read` has the number of its entries, their bytes, and after which ID the
+    next page starts (None: it was the last), as soon as it arrived; `answer` has the entries once the region
+    can no longer lose them.
     """
 
-    __slots__ = ("_at_once", "_has_pages", "answer", "count", "read")
+    __slots__ = ("_source", "answer", "count", "read")
 
-    def __init__(self, source: "Source", strand: Strand, after: Id, count: int) -> None:
-        self.count, self._at_once, self._has_pages = count, source.at_once, source.has_pages
-        self.read: asyncio.Future[tuple[list[int], Id | None]] = asyncio.get_running_loop().create_future()
-        self.answer = asyncio.ensure_future(source.engine.run(self._page(strand, after)))
+    def __init__(self, source: "Source", strand: Strand, after: Id, appetite: Appetite) -> None:
+        self.count, self._source = appetite.count, source
+        self.read: asyncio.Future[tuple[int, int, Id | None]] = asyncio.get_running_loop().create_future()
+        page = self._page(strand, after, raw=appetite.many and source.splice is not None)
+        self.answer = asyncio.ensure_future(source.engine.run(page))
         self.answer.add_done_callback(self._ended)
 
-    def _page(self, strand: Strand, after: Id) -> Plan[Answer]:
+    def _page(self, strand: Strand, after: Id, *, raw: bool) -> Plan[Answer]:
         """Read the page, then the registry, which is so at least as new: no entry arrives before an older
         deletion. Without MULTI, which is refused when memory is full.
         """
-        registry = registry_of(strand.name)
-        if self._has_pages:
+        registry, at_once = registry_of(strand.name), self._source.at_once
+        if self._source.has_pages:
             (more, page), meta = yield Batch(
                 [page_of_bytes(strand, after, self.count), registry], resend=True
             )
-            sizes = sizes_of(page)
+            parts = parts_of(page)
         else:
-            few = min(self.count, self._at_once)
-            page, meta = yield Batch([page_command(strand, after, few), registry], resend=True)
-            sizes, more = sizes_of(page), len(page) == few and _last(page) != ids.LAST
+            few = min(self.count, at_once)
+            page, meta = yield Batch([page_command(strand, after, few), registry], resend=True, raw=raw)
+            parts = self._parts(page)
+            more = _may_go_on(parts, few)
             if more and few < self.count:
-                more = yield from self._read_rest(strand, page, sizes)
+                more = yield from self._read_rest(strand, parts)
                 [meta] = yield Batch([registry], resend=True)
         if not self.read.done():
-            self.read.set_result((sizes, _last(page) if more else None))
-        return page, sizes, facts(meta)
+            size = sum(part.size for part in parts)
+            self.read.set_result((_entries(parts), size, parts[-1].last if more else None))
+        return parts, facts(meta)
 
-    def _read_rest(self, strand: Strand, page: Page, sizes: list[int]) -> Plan[bool]:
+    def _read_rest(self, strand: Strand, parts: list[Part]) -> Plan[bool]:
         """Read on until the page is full, by number or by size. Returns whether more may follow."""
-        total = sum(sizes)
-        while total < PAGE_BYTES and len(page) < self.count:
-            few = min(self.count - len(page), self._at_once)
-            [part] = yield Batch([page_command(strand, _last(page), few)], resend=True)
-            page += part
-            sizes += (measured := sizes_of(part))
-            total += sum(measured)
-            if len(part) < few or _last(page) == ids.LAST:
+        entries, size = _entries(parts), sum(part.size for part in parts)
+        raw = self._source.splice is not None
+        while size < PAGE_BYTES and entries < self.count:
+            few = min(self.count - entries, self._source.at_once)
+            [page] = yield Batch([page_command(strand, parts[-1].last, few)], resend=True, raw=raw)
+            found = self._parts(page)
+            parts += found
+            entries += _entries(found)
+            size += sum(part.size for part in found)
+            if not _may_go_on(found, few):
                 return False
         return True
+
+    def _parts(self, page: Page | bytearray) -> list[Part]:
+        if not isinstance(page, bytearray):
+            return parts_of(page)
+        spliced = self._source.splice(page) if self._source.splice else None
+        return parts_of(parse_array(page)) if spliced is None else spliced
 
     def _ended(self, answer: "asyncio.Task[Answer]") -> None:
         self.read.cancel()
@@ -94,18 +110,35 @@ class Reading:
             answer.exception()  # retrieve it: no link may be waiting any more
 
 
-def _last(page: Page) -> Id:
-    return ids.native(page[-1][0])
+def _entries(parts: list[Part]) -> int:
+    return sum(map(len, parts))
+
+
+def _may_go_on(parts: list[Part], wanted: int) -> bool:
+    """Whether more entries may follow those that XRANGE returned."""
+    return _entries(parts) == wanted and parts[-1].last != ids.LAST
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """at_once: how many entries of unknown size one XRANGE may return. has_pages: a function reads a page of
-    limited size in one round trip."""
+    limited size in one round trip. splice: how replies become calls; None: they are parsed."""
 
     engine: PlanRunner
     at_once: int = UNMEASURED
     has_pages: bool = False
+    splice: Splice | None = None
+
+
+def find_splice() -> Splice | None:
+    """None without numpy, which is in the extra `replication`."""
+    try:
+        from braidstream.replication.splice import splice
+    except ModuleNotFoundError as missing:
+        if missing.name != "numpy":
+            raise
+        return None
+    return splice
 
 
 class Pages:
@@ -119,7 +152,7 @@ class Pages:
     @staticmethod
     def of_home(engine: PlanRunner) -> "Pages":
         """Of the region's own server: a round trip costs little, and a reply has no limit."""
-        return Pages(Source(engine, UNMEASURED_NEAR))
+        return Pages(Source(engine, UNMEASURED_NEAR, splice=find_splice()))
 
     @property
     def in_small_steps(self) -> "Pages":
@@ -129,14 +162,14 @@ class Pages:
             self._in_small_steps = Pages(replace(self._source, at_once=at_once))
         return self._in_small_steps
 
-    def read(self, strand: Strand, after: Id, count: int, *, alone: bool) -> Reading:
+    def read(self, strand: Strand, after: Id, appetite: Appetite, *, alone: bool) -> Reading:
         """New entries, and the registry of that time or later. alone: do not share a read in flight."""
         if alone:
-            return Reading(self._source, strand, after, count)
-        wanted = (strand.key, after, count)
+            return Reading(self._source, strand, after, appetite)
+        wanted = (strand.key, after, appetite.count)
         reading = self._flying.get(wanted)
         if reading is None:
-            reading = self._flying[wanted] = Reading(self._source, strand, after, count)
+            reading = self._flying[wanted] = Reading(self._source, strand, after, appetite)
             reading.answer.add_done_callback(lambda _: self._flying.pop(wanted))
         return reading
 
@@ -175,7 +208,7 @@ class Ahead:
     def _read_on(self, _: object = None) -> None:
         self._note_end()
         while self._after is not None and len(self._readings) < AHEAD:
-            reading = self._pages.read(self._strand, self._after, self._appetite.count, alone=self._alone)
+            reading = self._pages.read(self._strand, self._after, self._appetite, alone=self._alone)
             reading.read.add_done_callback(self._read_on)
             self._readings.append(reading)
             self._newest, self._after = reading, None
@@ -186,5 +219,5 @@ class Ahead:
         newest = self._newest
         if newest is None or not newest.read.done() or newest.read.cancelled():
             return
-        self._newest, (sizes, self._after) = None, newest.read.result()
-        self._appetite.had(sizes)
+        self._newest, (entries, size, self._after) = None, newest.read.result()
+        self._appetite.had(entries, size)

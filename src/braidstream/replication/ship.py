@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+import hiredis
 
 from braidstream.errors import ReplyError
 from braidstream.model import ids
-from braidstream.model.command import Command
+from braidstream.model.command import Command, pack_one
 from braidstream.model.ids import Id
 from braidstream.model.strand import CopyTarget, Strand
 from braidstream.protocol.append import native_command
@@ -15,11 +17,12 @@ from braidstream.replication.state import read_state
 
 Page = list[tuple[bytes, list[bytes]]]
 
-BATCH_ENTRIES: Final = 500
+BATCH_ENTRIES: Final = 512
 BATCH_BYTES: Final = 256 * 1024
 PAGE_BYTES: Final = 1024 * 1024
 MOST: Final = 2_000
 FEW: Final = 16
+MANY: Final = 64
 # How many entries one XRANGE returns: those after a thousand small ones may be large. A peer's reply has a
 # limit (endpoint.py).
 UNMEASURED: Final = 128
@@ -29,6 +32,8 @@ UNMEASURED_LARGE: Final = 32
 LARGE: Final = 16 * 1024
 # The first version of the engine functions with bs_entry_page.
 HAS_PAGES: Final = 21
+# The first version with bs_strand_apply_even.
+HAS_EVEN: Final = 22
 # The function unpacks an entry's words onto Lua's stack; wider entries are appended natively.
 WIDEST: Final = 7_800
 
@@ -50,9 +55,13 @@ def sizes_of(page: Page) -> list[int]:
 
 @dataclass(slots=True)
 class Appetite:
-    """How many entries to read, so that a page has about PAGE_BYTES."""
+    """How many entries to read, so that a page has about PAGE_BYTES.
+
+    many: the last page had so many that the next one is worth splicing.
+    """
 
     count: int = FEW
+    many: bool = False
     may_be_large: bool = False  # the entries, whatever their size was so far
 
     @staticmethod
@@ -61,9 +70,11 @@ class Appetite:
         count = max(1, min(MOST, PAGE_BYTES // (2 * width + 100)))
         return Appetite(count, may_be_large=width > LARGE)
 
-    def had(self, sizes: list[int]) -> None:
-        if sizes:
-            self.count = max(1, min(MOST, self.count * 8, PAGE_BYTES * len(sizes) // sum(sizes)))
+    def had(self, entries: int, size: int) -> None:
+        """The last page had so many entries, and bytes."""
+        self.many = entries >= MANY
+        if entries:
+            self.count = max(1, min(MOST, self.count * 8, PAGE_BYTES * entries // size))
 
 
 def batches(page: Page, sizes: list[int]) -> Iterator[tuple[Page, int]]:
@@ -82,23 +93,97 @@ def batches(page: Page, sizes: list[int]) -> Iterator[tuple[Page, int]]:
         yield page[start:], total
 
 
-def is_wide(part: Page) -> bool:
-    return len(part) == 1 and len(part[0][1]) > WIDEST
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """Entries for one call. size: about their bytes on the wire."""
+
+    page: Page
+    size: int
+
+    def __len__(self) -> int:
+        return len(self.page)
+
+    @property
+    def last(self) -> Id:
+        return ids.native(self.page[-1][0])
+
+    @property
+    def is_wide(self) -> bool:
+        return len(self.page) == 1 and len(self.page[0][1]) > WIDEST
+
+    def append(self, strand: Strand, after: Id, there: CopyTarget) -> Batch:
+        return Batch([strand.apply(after, self.page, ids.ZERO, there)])
 
 
-def append(strand: Strand, after: Id, part: Page, upto: Id, there: CopyTarget) -> Plan[int]:
+@dataclass(frozen=True, slots=True)
+class Spliced:
+    """The same as bytes: (id, field, value, ...) of each entry, bulk strings as the engine sent them.
+
+    width: the fields and values of an entry, the same for all. See splice.py.
+    """
+
+    count: int
+    width: int
+    body: bytes
+    last: Id
+
+    def __len__(self) -> int:
+        return self.count
+
+    @property
+    def size(self) -> int:
+        return len(self.body)
+
+    def append(self, strand: Strand, after: Id, there: CopyTarget) -> Batch:
+        head = strand.apply_even(after, (self.count, self.width), there)
+        words = pack_one(head).partition(b"\r\n")[2]
+        count = len(head) + self.count * (self.width + 1)
+        return Batch([head], packed=b"*%d\r\n%b%b" % (count, words, self.body))
+
+    def parsed(self) -> Parsed:
+        """For an engine whose functions are older."""
+        words = parse_array(b"*%d\r\n%b" % (self.count * (self.width + 1), self.body))
+        step = self.width + 1
+        page = [(words[at], words[at + 1 : at + step]) for at in range(0, len(words), step)]
+        return Parsed(page, self.size)
+
+
+Part = Parsed | Spliced
+
+
+def parse_array(reply: bytes | bytearray) -> list[Any]:
+    """Parse a reply that was taken unparsed."""
+    reader = hiredis.Reader()
+    reader.feed(bytes(reply))
+    found = reader.gets()
+    if not isinstance(found, list) or reader.has_data():
+        raise ReplyError("ERR the reply is not one array")
+    return found
+
+
+def parts_of(page: Page) -> list[Part]:
+    return [Parsed(*part) for part in batches(page, sizes_of(page))]
+
+
+def append(strand: Strand, after: Id, part: Part, there: CopyTarget) -> Plan[int]:
     """Append a batch to the copy of a strand, one round trip."""
-    [applied] = yield Batch([strand.apply(after, part, upto, there)])
+    [applied] = yield part.append(strand, after, there)
     return int(applied)
 
 
-def append_wide(strand: Strand, after: Id, part: Page, there: CopyTarget) -> Plan[int]:
+def raise_last(strand: Strand, after: Id, upto: Id, there: CopyTarget) -> Plan[int]:
+    """Raise the last ID of the copy: what was up to there is deleted."""
+    [applied] = yield Batch([strand.apply(after, [], upto, there)])
+    return int(applied)
+
+
+def append_wide(strand: Strand, after: Id, part: Parsed, there: CopyTarget) -> Plan[int]:
     """Append one entry that is too wide for Lua. No other entry of the strand may be in flight.
 
     A native XADD has no guard against gaps, so the guard comes first: the copy must end where the entry
     follows.
     """
-    [(native, fields)] = part
+    [(native, fields)] = part.page
     yield Batch([strand.apply(after, [], ids.ZERO, there)])
     [exists] = yield Batch([("EXISTS", strand.key)])
     if not exists:  # its first entry: create the copy with the last ID just before it

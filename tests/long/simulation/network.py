@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 from braidstream.errors import BraidError, LostError
 from braidstream.protocol.plan import Batch, Plan, Replies, arun, first_error
 from braidstream.replication.link import Link
+from braidstream.replication.pages import Pages, Source, find_splice
 from braidstream.replication.state import parse_state
 from tests.long.simulation.replicas import Replicas
 from tests.long.simulation.seat import Seat
@@ -108,7 +109,9 @@ class Network:
         """A new process: a link without a memory."""
         source, target = line.pair
         ends = End(self, line, source), End(self, line, target)
-        line.link = Link(*ends, here=self.seats[source].region, there=self.seats[target].region)
+        here, there = self.seats[source].region, self.seats[target].region
+        pages = Pages(Source(ends[0], splice=find_splice()))
+        line.link = Link(*ends, here=here, there=there, pages=pages)
 
     async def start(self, line: Line, name: str, how: str) -> None:
         wanted, line.name, line.dead = name.encode(), name, False

@@ -27,8 +27,10 @@ from braidstream.protocol.identify import read_region
 from braidstream.protocol.lookup import registry_of
 from braidstream.protocol.plan import Batch, Plan, Replies, run
 from braidstream.protocol.stream_view import View
+from braidstream.replication.ship import parse_array
 from tests.long.simulation import clock
 from tests.oracle.history import Entry
+from tests.support.pages import page
 from tests.support.servers import Engine
 
 T = TypeVar("T")
@@ -66,12 +68,15 @@ class Seat:
         self.view, self.eyes = View(self.region), View(self.region)
 
     def send(self, batch: Batch) -> Replies:
-        commands = wire(batch)
+        commands = [tuple(parse_array(batch.packed))] if batch.packed else wire(batch)
         if self._told_ms == self.clock_ms:
-            return unpack(batch, self._exchange(commands), resp2)
-        self._told_ms = self.clock_ms
-        _, *replies = self._exchange([(*clock.SET, self.clock_ms), *commands])
-        return unpack(batch, replies, resp2)
+            replies = unpack(batch, self._exchange(commands), resp2)
+        else:
+            self._told_ms = self.clock_ms
+            replies = unpack(batch, self._exchange([(*clock.SET, self.clock_ms), *commands])[1:], resp2)
+        if batch.raw and isinstance(replies[0], list):
+            replies[0] = page(replies[0])
+        return replies
 
     def _exchange(self, commands: Sequence[Command]) -> list[Any]:
         """One round trip. No client in between: a run has more than a thousand of them."""

@@ -8,10 +8,12 @@ from itertools import groupby
 from random import Random
 from typing import Any, Final
 
+import pytest
+
 from braidstream.errors import BraidError, ReplyError
 from braidstream.model.ids import native
 from braidstream.model.strand import facts
-from braidstream.replication import link, ship
+from braidstream.replication import link, ship, splice
 from tests.long.simulation.logs import LogUsers
 from tests.long.simulation.network import Line, Network, Request
 from tests.long.simulation.replicas import Replicas
@@ -50,13 +52,13 @@ class Outcome:
 
 @contextmanager
 def small_parts() -> Iterator[None]:
-    """A few entries take several requests: between any two of them something may happen."""
-    known = ship.BATCH_ENTRIES, link.JOURNAL_PAGE
-    ship.BATCH_ENTRIES, link.JOURNAL_PAGE = 2, 2  # type: ignore[misc]
-    try:
+    """A few entries take several requests: between any two of them something may happen. They are spliced."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ship, "BATCH_ENTRIES", 2)
+        patch.setattr(link, "JOURNAL_PAGE", 2)
+        patch.setattr(ship, "MANY", 0)
+        patch.setattr(splice, "LEAST_ENTRIES", 1)
         yield
-    finally:
-        ship.BATCH_ENTRIES, link.JOURNAL_PAGE = known  # type: ignore[misc]
 
 
 def simulate(
