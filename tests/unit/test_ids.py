@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from braidstream.model import ids
 from braidstream.model.ids import FULL, LAST, LIMIT, MAX, ZERO, Id
+from braidstream.model.merge import reply_entries
 from braidstream.model.strand import Strand
 
 writers = st.integers(1, ids.WRITERS - 1)
@@ -53,6 +54,38 @@ def test_every_id_that_names_a_writer_is_the_image_of_one_native(user: Id, write
 def test_an_id_of_one_writer_cannot_stand_in_the_strand_of_another(user: Id, one: int, other: int) -> None:
     stands = Strand(b"orders", "s", other).exact((user[0], user[1] & ~(ids.WRITERS - 1) | one))
     assert (stands is not None) == (one == other)
+
+
+_digits = st.text("0123456789", min_size=1, max_size=21)
+_odd = st.sampled_from(
+    ["1", "-", "1-", "-1", "1-2-3", "1-1 2-2", "1-*", " 1-1", "+1-1", "1-1\0", "1-1\n", ""]
+)
+_texts = st.one_of(st.builds("{}-{}".format, _digits, _digits), _odd).map(str.encode)
+
+
+@given(st.lists(_texts, max_size=4))
+@example([b"18446744073709551615-18446744073709551615"])
+@example([b"1-1 2-2", b"3-3"])
+def test_many_ids_are_read_as_one_by_one_or_not_at_all(texts: list[bytes]) -> None:
+    found = ids.parse_plain(texts)
+    assert found is None or found == [ids.parse(each) for each in texts]
+
+
+def test_ids_as_engines_write_them_are_read_at_once() -> None:
+    assert ids.parse_plain([b"0-1", b"1589929244828-5122"]) == [(0, 1), (1589929244828, 5122)]
+
+
+@given(st.lists(natives, max_size=4), writers, st.sampled_from("sc"))
+def test_a_page_is_translated_in_one_step_as_in_two(found: list[Id], writer: int, kind: str) -> None:
+    strand, page = Strand(b"orders", kind, writer), [[ids.text(native), [b"f", b"v"]] for native in found]
+    assert strand.reply(page) == reply_entries(strand.entries(page))
+
+
+@given(st.lists(positions, max_size=4), writers, st.sampled_from("sc"))
+def test_the_texts_in_a_strand_are_those_of_its_entries(users: list[Id], writer: int, kind: str) -> None:
+    strand = Strand(b"orders", kind, writer)
+    here = [native for user in users if (native := strand.exact(user)) is not None]
+    assert strand.native_texts(users) == [ids.text(native) for native in here]
 
 
 @given(positions)

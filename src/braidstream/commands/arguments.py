@@ -64,6 +64,10 @@ def strict_id(word: bytes, missing_seq: int = 0) -> Id:
     return fail(INVALID_ID) if found is None else found
 
 
+def strict_ids(words: Argv) -> list[Id]:
+    return ids.parse_plain(words) or [strict_id(word) for word in words]
+
+
 @dataclass(frozen=True, slots=True)
 class Trim:
     """How a stream is capped: MAXLEN or MINID."""

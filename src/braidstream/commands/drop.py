@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any, Final
 
-from braidstream.commands.arguments import Argv, Trim, option, parse_ids, strict_id
+from braidstream.commands.arguments import Argv, Trim, option, parse_ids, strict_ids
 from braidstream.commands.groups.group_status import last_delivered
 from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
@@ -34,7 +34,7 @@ def delete_ex(view: View, argv: Argv) -> Plan[list[int]]:
     registry = yield from look(view, name)
     if not registry.exists:
         return [-1] * len(words)
-    wanted = [strict_id(word) for word in words]
+    wanted = strict_ids(words)
     if is_native(view, registry.strands):
         answers = yield from _run_native(registry.strands[0], ("XDELEX",), policy, wanted)
     else:
@@ -73,7 +73,7 @@ def acknowledge_and_delete(view: View, argv: Argv) -> Plan[list[int]]:
     registry = yield from look(view, argv[1])
     if argv[2] not in registry.groups:
         return [-1] * len(words)
-    wanted = [strict_id(word) for word in words]
+    wanted = strict_ids(words)
     if is_native(view, registry.strands):
         return (yield from _run_native(registry.strands[0], ("XACKDEL", argv[2]), policy, wanted))
     return (yield from _drop(view, registry.strands, wanted, (policy, argv[2])))

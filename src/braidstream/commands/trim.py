@@ -7,7 +7,7 @@ from functools import partial
 from math import inf
 from typing import Any, Final
 
-from braidstream.commands.arguments import Argv, Trim, option, parse_trim, strict_id
+from braidstream.commands.arguments import Argv, Trim, option, parse_trim, strict_ids
 from braidstream.commands.drop import (
     AT_ONCE,
     MOST_BY_TILDE,
@@ -247,7 +247,7 @@ def _cuts(
 def delete_entries(view: View, argv: Argv) -> Plan[int]:
     """XDEL: deletes in the strands that may contain each ID. One round trip if the strands are cached."""
     try:
-        wanted = [strict_id(word) for word in argv[2:]]
+        wanted = strict_ids(argv[2:])
     except ReplyError:
         # Like the engine, refuse bad IDs only if the stream exists.
         if (yield from look(view, argv[1])).exists:

@@ -114,6 +114,12 @@ class Strand:
             return None
         return self.native(user)
 
+    def native_texts(self, users: Iterable[Id]) -> list[bytes]:
+        """The native IDs of those user IDs that this strand may contain."""
+        if self.kind == GENERATED:
+            return ids.native_texts(users, self.writer)
+        return [ids.text(user) for user in users]
+
     def xlen(self) -> Command:
         return ("XLEN", self.key)
 
@@ -163,6 +169,10 @@ class Strand:
         """A page of entries under their user IDs."""
         read = ids.generated_entries if self.kind == GENERATED else ids.chosen_entries
         return read(reply, self.writer)
+
+    def reply(self, page: list[Any]) -> list[Any]:
+        """A page of entries as the user gets it. The same as `reply_entries` of `entries`, in one step."""
+        return ids.generated_reply(page, self.writer) if self.kind == GENERATED else page
 
 
 def strand_of_label(name: bytes, label: bytes, life: int) -> Strand:

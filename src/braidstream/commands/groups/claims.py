@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from braidstream.commands.arguments import Argv, fail, integer, interval, option, shown, strict_id
+from braidstream.commands.arguments import Argv, fail, integer, interval, option, shown, strict_id, strict_ids
 from braidstream.commands.budget import PEEK, Budget
 from braidstream.commands.groups.pending import Query, Row, no_group, places, rows_of
 from braidstream.errors import ReplyError
@@ -40,7 +40,7 @@ def claim(view: View, argv: Argv) -> Plan[list[Any]]:
     while at < len(argv) and ids.parse(argv[at]) is not None:
         at += 1
     options = _parse_claim(argv, at)
-    wanted = [strict_id(word) for word in argv[5:at]]
+    wanted = strict_ids(argv[5:at])
     strands = registry.owned(group, view.region)
     if not strands:
         return []

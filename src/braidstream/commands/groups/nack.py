@@ -8,7 +8,7 @@ about fifty years that keeps the order over all strands.
 from dataclasses import dataclass
 from typing import Any
 
-from braidstream.commands.arguments import Argv, fail, integer, option, shown, strict_id
+from braidstream.commands.arguments import Argv, fail, integer, option, shown, strict_ids
 from braidstream.commands.groups.claims import GIVEN_BACK_MS
 from braidstream.commands.groups.pending import FATAL, MOST_DELIVERIES, STAND_IN, no_group
 from braidstream.model import ids
@@ -130,4 +130,4 @@ def _parse(argv: Argv) -> Nack:
         at += 1
     if words is None:
         fail("ERR syntax error, expected IDS keyword")
-    return Nack(mode, [strict_id(word) for word in words], retry, force)
+    return Nack(mode, strict_ids(words), retry, force)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, NoReturn
 
-from braidstream.commands.arguments import Argv, fail, integer, interval, option, shown, strict_id
+from braidstream.commands.arguments import Argv, fail, integer, interval, option, shown, strict_ids
 from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
@@ -50,7 +50,7 @@ def acknowledge(view: View, argv: Argv) -> Plan[int]:
     """XACK: acknowledges in the strands that may contain each ID. One round trip if they are cached."""
     name, group = argv[1], argv[2]
     try:
-        wanted = [strict_id(word) for word in argv[3:]]
+        wanted = strict_ids(argv[3:])
     except ReplyError:
         registry = yield from look(view, name)
         if group in registry.groups:
@@ -85,12 +85,8 @@ def send_to_holders(
 
 def places(strands: Iterable[Strand], wanted: list[Id]) -> list[tuple[Strand, list[bytes]]]:
     """The strands that may contain some of the IDs, each with those as native IDs."""
-    found = []
-    for strand in strands:
-        here = [ids.text(native) for entry in wanted if (native := strand.exact(entry)) is not None]
-        if here:
-            found.append((strand, here))
-    return found
+    found = [(strand, strand.native_texts(wanted)) for strand in strands]
+    return [(strand, here) for strand, here in found if here]
 
 
 def pending(view: View, argv: Argv) -> Plan[list[Any]]:

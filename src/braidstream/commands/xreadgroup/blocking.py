@@ -24,7 +24,6 @@ from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.fields import MetaField
 from braidstream.model.ids import Id
-from braidstream.model.merge import reply_entries
 from braidstream.model.meta import Registry
 from braidstream.model.strand import Strand
 from braidstream.protocol.plan import Batch, Plan
@@ -165,7 +164,7 @@ def _delivered(here: Wait, reply: list[Any] | None) -> list[Any]:
         mine = {strand: page for strand, page in pages.items() if strand.name == name}
         if mine:
             heads.note_delivered(here.view, name, here.spec.group, mine)
-            answer.append([name, reply_entries(handout.merged(mine))])
+            answer.append([name, handout.as_reply(mine)])
     return answer
 
 

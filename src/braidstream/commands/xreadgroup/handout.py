@@ -131,6 +131,14 @@ def merged(pages: Mapping[Strand, list[Any]]) -> list[Entry]:
     return merge_pages([strand.entries(page) for strand, page in pages.items()])
 
 
+def as_reply(pages: Mapping[Strand, list[Any]]) -> list[Any]:
+    """Replies of native reads as the user gets them, in ID order."""
+    if len(pages) == 1:
+        [(strand, page)] = pages.items()
+        return strand.reply(page)
+    return reply_entries(merged(pages))
+
+
 def _new_and_claimed(view: View, spec: ReadGroup, name: bytes, budget: Budget) -> Plan[list[Any] | None]:
     """Entries for `>`: with CLAIM, idle pending entries first, each with its idle time and deliveries.
 
