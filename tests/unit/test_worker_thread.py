@@ -7,7 +7,9 @@ from braidstream.consumers.worker_thread import Worker, WorkerPool
 
 def test_a_worker_has_no_private_name_that_a_version_of_thread_may_use() -> None:
     """Python 3.13 sets Thread._handle: a method of that name was never called."""
-    worker = Worker(WorkerPool(0, lambda work: (None, {}), lambda work, error, rejected: None))
+    worker = Worker(
+        WorkerPool(0, lambda work: (None, {}), lambda work, error, rejected: None, has_timeout=False)
+    )
     ours = {*vars(Worker), *vars(worker)} - {*dir(threading.Thread()), *dir(object)}
     assert [name for name in sorted(ours) if name.startswith("_")] == []
     assert not (ours & {*dir(threading.Thread)})

@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
@@ -67,6 +68,8 @@ class ConsumerBase:
         self.observers = observers
         self.hand = InHand(settings, random.random, time.monotonic())
         self.turns = Turns(settings, self.hand)
+        # Entries that were handled in calls of their own. Workers append; the keeper takes them out.
+        self.handled = deque[Held]()
         self.must_join = False
         self.is_reading = False
         self._failures = 0
@@ -96,6 +99,7 @@ class ConsumerBase:
         """A consumer runs once. surrounded: by middleware."""
         # Whether nothing surrounds the handler, and it takes a message as it is: the cheapest call.
         self._is_plain = self.wanted.takes_message and not (surrounded or self.observers)
+        self._function = self.wanted.function
         if self._has_run:
             raise ValueError("this consumer has run already. Make another one.")
         self._has_run = True
@@ -162,9 +166,6 @@ class ConsumerBase:
         return TimeoutError(f"the handler did not end within {self.settings.timeout} s")
 
     def finished(self, work: Work, error: BaseException | None, rejected: dict[Held, Reject]) -> None:
-        if error is None and len(work) == 1 and not (rejected or self.observers):
-            self.hand.succeeded(work[0])
-            return
         failures = self.hand.finished(work, error, rejected, time.monotonic())
         for failure in failures:
             _tell(failure)
@@ -175,6 +176,16 @@ class ConsumerBase:
             for failure in failures:
                 outcome = "rejected" if isinstance(failure.error, Reject) else "failed"
                 each.ended(failure.held.message.stream, outcome)
+
+    def hear_handled(self) -> None:
+        """All that was handled until now. Workers may go on appending."""
+        helds = [self.handled.popleft() for _ in range(len(self.handled))]
+        if not helds:
+            return
+        self.hand.succeeded(helds, time.monotonic())
+        for each in self.observers:
+            for stream, entries in Counter(held.message.stream for held in helds).items():
+                each.ended(stream, "handled", entries)
 
     def tell_observers(self) -> None:
         """What has happened since the last turn."""

@@ -75,6 +75,7 @@ class ConsumerMetrics(Observer):
         self._all, self._group = _collectors(registry), group
         self._in_hand = self._all.in_hand.labels(group, consumer)
         self._running = self._all.running.labels(group, consumer)
+        self._seconds: dict[str, Histogram] = {}
 
     def taken(self, stream: str, entries: int) -> None:
         self._all.taken.labels(stream, self._group).inc(entries)
@@ -95,5 +96,9 @@ class ConsumerMetrics(Observer):
         try:
             yield
         finally:
-            seconds = self._all.seconds.labels(messages[0].stream, self._group)
-            seconds.observe(perf_counter() - began)
+            self._seconds_of(messages[0].stream).observe(perf_counter() - began)
+
+    def _seconds_of(self, stream: str) -> "Histogram":
+        if stream not in self._seconds:
+            self._seconds[stream] = self._all.seconds.labels(stream, self._group)
+        return self._seconds[stream]

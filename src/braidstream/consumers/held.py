@@ -34,10 +34,6 @@ class Held:
     is_suspect: bool = False
     key: Hashable = None
 
-    @property
-    def place(self) -> tuple[bytes, bytes]:
-        return self.stream, self.id
-
 
 # What a handler gets at once: one entry, or a batch.
 Work = list[Held]

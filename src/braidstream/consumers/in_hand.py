@@ -19,13 +19,14 @@ How attempts are counted. The engine counts deliveries, and that number survives
 Every later attempt is counted in the engine (`due`) before it starts.
 """
 
-import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count, islice, takewhile
+from itertools import islice, takewhile
 from math import inf
 from typing import Any, Final
 
+from braidstream.consumers.backoff import Backoff
+from braidstream.consumers.done import Done
 from braidstream.consumers.held import Failure, Held, Reject, Work, described
 from braidstream.consumers.key_lanes import KeyLanes
 from braidstream.consumers.message import Message
@@ -36,9 +37,6 @@ from braidstream.consumers.settings import Settings
 _MOST_WAITING: Final = 1000
 # Claims are tried at least this often.
 _CLAIM_EVERY_S: Final = 5.0
-# Finished entries are acknowledged together: so many, or those of so many seconds.
-_ACK_AT_ONCE: Final = 100
-_ACK_WITHIN_S: Final = 0.005
 # XNACK FATAL sets the count to 2**63 - 1. Such an entry counts as failed for good.
 _FATAL: Final = 2**62
 CRASHED: Final = "the process that handled it crashed, or lost its connection for too long"
@@ -52,7 +50,7 @@ class InHand:
         self.held = dict[tuple[bytes, bytes], Held]()
         self.ready = deque[Held]()
         self.due = deque[Held]()
-        self.done = list[Held]()
+        self.done = Done()
         self.dead = list[tuple[Held, str]]()
         self.uncounted = list[Held]()
         self.lanes = KeyLanes() if settings.key is not None else None
@@ -63,12 +61,10 @@ class InHand:
         self.next_beat = now + settings.claim_after / 3
         self.next_claim = now + dice() * self._claim_every
         self._has_more = False
-        self._waiting: list[tuple[float, int, Held]] = []
-        self._numbers = count()
+        self._backoff = Backoff()
         self._running = self._again_running = self._suspects_running = 0
         self._oldest_ready: float | None = None
-        self._pace, self._unpaced = Pace(now), 0
-        self._done_since: float | None = None
+        self._pace = Pace(now)
 
     @property
     def is_exact(self) -> bool:
@@ -89,19 +85,20 @@ class InHand:
     def taken(self, stream: bytes, entries: Iterable[Sequence[Any]], now: float) -> int:
         """New entries of a stream, [id, [field, value, ...]]. Returns how many."""
         name, lease = stream.decode(), now + self.settings.claim_after
-        before = len(self.held)
-        for entry, words in entries:
-            if (stream, entry) not in self.held and words is not None:
-                held = Held(Message(name, entry.decode(), words), stream, entry, 0, True, lease)
-                self.held[stream, entry] = held
-                self._queue(held, self.ready)
+        fresh = {
+            (stream, entry): Held(Message(name, entry.decode(), words), stream, entry, 0, True, lease)
+            for entry, words in entries
+            if (stream, entry) not in self.held and words is not None
+        }
+        self.held |= fresh
+        self._queue(fresh.values(), self.ready)
         if self.is_exact:
             idle = (self.settings.concurrency - self._running) * self._size
             for _ in range(len(self.ready) - max(idle, 0)):
                 self._uncount(self.ready.pop())
         if self.ready and self._oldest_ready is None:
             self._oldest_ready = now
-        return len(self.held) - before
+        return len(fresh)
 
     def claimed(
         self, stream: bytes, entries: Iterable[Sequence[Any]], deliveries: int, now: float, *, ours: bool
@@ -128,7 +125,7 @@ class InHand:
                 held.attempts = min(attempts, self.settings.retries) if attempts >= _FATAL else attempts
                 self._bury(held, CRASHED)
             else:
-                self._queue(held, self.due)
+                self._queue([held], self.due)
         return len(self.held) - before
 
     def _uncount(self, held: Held) -> None:
@@ -137,20 +134,21 @@ class InHand:
         self.uncounted.append(held)
         self.due.append(held)
 
-    def _queue(self, held: Held, where: deque[Held]) -> None:
+    def _queue(self, helds: Iterable[Held], where: deque[Held]) -> None:
         if self.lanes is None:
-            where.append(held)
+            where.extend(helds)
             return
-        try:
-            held.key = self.settings.key_of(held.message)
-            hash(held.key)
-        except Exception as error:
-            self._bury(held, f"key= failed: {error!r}")
-            return
-        self.lanes.add(held)
-        if self.is_exact and held.is_counted:
-            held.is_counted = False
-            self.uncounted.append(held)
+        for held in helds:
+            try:
+                held.key = self.settings.key_of(held.message)
+                hash(held.key)
+            except Exception as error:
+                self._bury(held, f"key= failed: {error!r}")
+                continue
+            self.lanes.add(held)
+            if self.is_exact and held.is_counted:
+                held.is_counted = False
+                self.uncounted.append(held)
 
     # What goes out
 
@@ -239,15 +237,17 @@ class InHand:
 
     # What handlers say
 
-    def succeeded(self, held: Held) -> None:
-        """A handler is done with one entry. The same as `finished`, for the most common case."""
-        self._running -= 1
-        if held.is_again:
-            self._again_running -= 1
-            self._suspects_running -= held.is_suspect
-        held.is_running = held.is_counted = held.is_again = held.is_suspect = False
-        self.done.append(held)
-        self._unpaced += 1
+    def succeeded(self, helds: Sequence[Held], now: float) -> None:
+        """Handlers are done with these entries, each in a call of its own. The same as `finished`, for the
+        most common case."""
+        for held in helds:
+            if held.is_again:
+                self._again_running -= 1
+                self._suspects_running -= held.is_suspect
+            held.is_running = held.is_counted = held.is_again = held.is_suspect = False
+        self._running -= len(helds)
+        self.done.add(helds, now)
+        self._pace.note(len(helds), now)
 
     def finished(
         self, work: Work, error: BaseException | None, rejected: dict[Held, Reject], now: float
@@ -261,7 +261,7 @@ class InHand:
         for held in work:
             held.is_running = held.is_counted = held.is_again = held.is_suspect = False
             if (mine := rejected.get(held, error)) is None:
-                self.done.append(held)
+                self.done.add([held], now)
             elif not held.is_lost:
                 failures.append(self._failed(held, mine, now))
             else:
@@ -277,7 +277,7 @@ class InHand:
             self._bury(held, described(error))
             return Failure(held, error, None)
         delay = self.settings.delay(held.attempts, self._dice)
-        heapq.heappush(self._waiting, (now + delay, next(self._numbers), held))
+        self._backoff.add(held, now + delay)
         return Failure(held, error, delay)
 
     def _bury(self, held: Held, reason: str) -> None:
@@ -285,15 +285,7 @@ class InHand:
 
     def wake(self, now: float) -> None:
         """Entries become due: those that have waited for their next attempt, or for their key."""
-        if self._unpaced:
-            self._pace.note(self._unpaced, now)
-            self._unpaced = 0
-        if self.done and self._done_since is None:
-            self._done_since = now
-        while self._waiting and self._waiting[0][0] <= now:
-            held = heapq.heappop(self._waiting)[2]
-            if not held.is_lost:
-                self.due.append(held)
+        self.due.extend(held for held in self._backoff.over(now) if not held.is_lost)
         if self.lanes is not None:
             for held in self.lanes.startable():
                 (self.ready if held.is_counted else self.due).append(held)
@@ -303,31 +295,27 @@ class InHand:
     def is_ack_due(self, now: float) -> bool:
         """Whether finished entries shall be acknowledged now. While handlers are busy, those of a few
         milliseconds share one command, unless others wait for them: those with the same key."""
-        if not self.done or self._done_since is None:
+        if not self.done.helds:
             return False
-        if len(self.done) >= _ACK_AT_ONCE or not self._running:
+        if not self._running or self.lanes is not None or self.is_exact or self.is_stopping:
             return True
-        if self.lanes is not None or self.is_exact or self.is_stopping:
-            return True
-        return now >= self._done_since + _ACK_WITHIN_S
+        return now >= self.done.due_at
 
     def acknowledged(self, count: int) -> None:
         """The first ones that are done."""
-        for held in self.done[:count]:
+        for held in self.done.remove(count):
             self.forget(held)
-        del self.done[:count]
-        self._done_since = None
 
     def forget(self, held: Held) -> None:
         """It is acknowledged, moved to the dead letters, or lost."""
-        self.held.pop(held.place, None)
+        self.held.pop((held.stream, held.id), None)
         if self.lanes is not None:
             self.lanes.remove(held)
 
     def lost(self, held: Held) -> None:
         """Another consumer has claimed it. If its handler runs and succeeds, it is acknowledged anyway."""
         held.is_lost = True
-        if not held.is_running and held not in self.done:
+        if not held.is_running and held not in self.done.helds:
             for queue in (self.ready, self.due):
                 if held in queue:
                     queue.remove(held)
@@ -384,11 +372,11 @@ class InHand:
     @property
     def is_idle(self) -> bool:
         """Nothing runs, and the engine knows all results."""
-        return not (self._running or self.done or self.dead)
+        return not (self._running or self.done.helds or self.dead)
 
     def leftovers(self) -> list[Held]:
         """Entries that no handler has, and that wait for nothing in the engine: they are given back."""
-        settled = {*self.done, *(held for held, _ in self.dead)}
+        settled = {*self.done.helds, *(held for held, _ in self.dead)}
         return [held for held in self.held.values() if not held.is_running and held not in settled]
 
     @property
@@ -400,13 +388,9 @@ class InHand:
 
     def next_time(self, now: float) -> float:
         """When to look again, if nothing happens before."""
-        times = [self.next_beat, self._claim_time(now)]
-        if self._waiting:
-            times.append(self._waiting[0][0])
+        times = [self.next_beat, self._claim_time(now), self._backoff.next_time, self.done.due_at]
         if self._is_filling:
             times.append((self._oldest_ready or now) + self.settings.batch_wait)
-        if self._done_since is not None:
-            times.append(self._done_since + _ACK_WITHIN_S)
         if self.lanes is not None and self.lanes.next_scan is not None:
             times.append(self.lanes.next_scan)
         return max(min(times), now)

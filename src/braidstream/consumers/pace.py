@@ -17,7 +17,9 @@ class Pace:
     def note(self, finished: int, now: float) -> None:
         self._count += finished
         passed = now - self._began
-        if passed >= WINDOW_S:
+        if passed < WINDOW_S:
+            self.ahead = max(self._count, self.ahead)
+        else:
             seen = int(self._count * WINDOW_S / passed)
             self.ahead = max(seen, self.ahead // 2)
             self._count, self._began = 0, now

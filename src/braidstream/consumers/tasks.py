@@ -76,7 +76,8 @@ class Consumer(ConsumerBase):
         settings = settings_of(locals())
         super().__init__(settings, body, observers_of(settings, metrics, tracer))
         self._client = client
-        self._work, self._urgent = asyncio.Queue[Work](), deque[Work]()
+        self._work, self._urgent = deque[Work](), deque[Work]()
+        self._idle = deque[asyncio.Future[None]]()
         self._events = deque[Any]()
         self._bell = asyncio.Event()
         self._permits = asyncio.Queue[int]()
@@ -165,41 +166,51 @@ class Consumer(ConsumerBase):
 
     async def _work_all(self) -> None:
         while not self._is_ended:  # a handler may swallow its cancellation
-            work = self._urgent.popleft() if self._urgent else await self._work.get()
-            if not work:
-                if not self._urgent:
-                    continue
-                work = self._urgent.popleft()
+            queue = self._urgent or self._work
+            if not queue:
+                self._idle.append(asyncio.get_running_loop().create_future())
+                await self._idle[-1]
+                continue
+            work = queue.popleft()
             error, rejected = await self._run_work(work)
-            self._say((work, error, rejected))
+            if error is not None or rejected or len(work) > 1:
+                self._say((work, error, rejected))
+            else:
+                self.handled.append(work[0])
+                self._bell.set()
 
     async def _run_work(self, work: Work) -> tuple[BaseException | None, dict[Held, Reject]]:
-        rejected, limit = dict[Held, Reject](), asyncio.timeout(self.settings.timeout)
+        rejected: dict[Held, Reject] = {}
         try:
             if self._is_plain and self.settings.timeout is None:
-                await self.wanted.function(work[0].message)
+                await self._function(work[0].message)
                 return None, rejected
             messages, call = self.prepare(work, rejected)
             if messages:
                 if self._middleware:
                     call = wrapped_async(messages, self._middleware, call)
                 with self.observed(messages):
-                    async with limit:
-                        await call()
-        except TimeoutError as error:
-            return (self.too_late() if limit.expired() else error), rejected
+                    await self._in_time(call)
         except BaseException as error:  # also SystemExit: only the handler ends
             if isinstance(error, asyncio.CancelledError) and self._is_ended:
                 raise
             return error, rejected
         return None, rejected
 
+    async def _in_time(self, call: Callable[[], Any]) -> None:
+        limit = asyncio.timeout(self.settings.timeout)
+        try:
+            async with limit:
+                await call()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise self.too_late() from None
+
     def take_back(self) -> list[Work]:
-        found = list(self._urgent)
+        found = [*self._urgent, *self._work]
         self._urgent.clear()
-        while not self._work.empty():
-            if work := self._work.get_nowait():
-                found.append(work)
+        self._work.clear()
         return found
 
     # The keeper
@@ -218,7 +229,7 @@ class Consumer(ConsumerBase):
 
     async def _listen(self) -> None:
         """Wait for the next event, or for the time of the next task; then hear all that has happened."""
-        if not self._events:
+        if not (self._events or self.handled):
             now = time.monotonic()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(self.next_time(now) - now, 0.0)):
@@ -226,15 +237,20 @@ class Consumer(ConsumerBase):
         self._bell.clear()
         while self._events:
             self.hear(self._events.popleft())
+        self.hear_handled()
 
     def _hand_out(self, now: float) -> None:
         """Give work to the workers, and leave to the taker."""
         self.hand.wake(now)
-        for work in self.hand.next_work(now):
-            self._work.put_nowait(work)
+        self._put(self._work, self.hand.next_work(now))
         if self.may_read(now):
             self.is_reading = True
             self._permits.put_nowait(self.hand.room)
+
+    def _put(self, queue: deque[Work], works: list[Work]) -> None:
+        queue.extend(works)
+        for _ in range(min(len(works), len(self._idle))):
+            self._idle.popleft().set_result(None)
 
     async def _turn(self, now: float) -> None:
         if not self.may_turn(now):
@@ -247,8 +263,6 @@ class Consumer(ConsumerBase):
             self.reached()
         except (ServerError, OSError) as error:
             self.pause(error)
-        for work in self.turns.counted:
-            self._urgent.append(work)
-            self._work.put_nowait([])  # wakes a worker
+        self._put(self._urgent, self.turns.counted)
         self.turns.counted.clear()
         self.tell_observers()

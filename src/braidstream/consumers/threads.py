@@ -4,7 +4,8 @@
     keeper           the thread of `run()`: owns all state, acknowledges, extends, claims, moves dead letters
     worker threads   run handlers
 
-They talk by queues only. `inbox` is the keeper's: what was taken, and what handlers say.
+They talk by queues only. `inbox` is the keeper's: what was taken, and what handlers say. Entries that were
+handled go to `handled` instead, and only the first of them wakes the keeper: that costs more than the rest.
 """
 
 import contextlib
@@ -78,8 +79,9 @@ class Consumer(ConsumerBase):
         super().__init__(settings, body, observers_of(settings, metrics, tracer))
         self._client = client
         self._inbox = SimpleQueue[Any]()
+        self._is_rung = False
         self._permits = SimpleQueue[int | None]()
-        self._pool = WorkerPool(concurrency, self._run_work, self._report)
+        self._pool = WorkerPool(concurrency, self._run_work, self._report, has_timeout=timeout is not None)
         self._middleware = list[Middleware]()
 
     def middleware(self, function: Middleware) -> Middleware:
@@ -146,10 +148,10 @@ class Consumer(ConsumerBase):
     # The workers
 
     def _run_work(self, work: Work) -> tuple[BaseException | None, dict[Held, Reject]]:
-        rejected = dict[Held, Reject]()
+        rejected: dict[Held, Reject] = {}
         try:
             if self._is_plain:
-                self.wanted.function(work[0].message)
+                self._function(work[0].message)
                 return None, rejected
             messages, call = self.prepare(work, rejected)
             if messages:
@@ -164,7 +166,13 @@ class Consumer(ConsumerBase):
         return None, rejected
 
     def _report(self, work: Work, error: BaseException | None, rejected: dict[Held, Reject]) -> None:
-        self._inbox.put((work, error, rejected))
+        if error is not None or rejected or len(work) > 1:
+            self._inbox.put((work, error, rejected))
+            return
+        self.handled.append(work[0])
+        if not self._is_rung:
+            self._is_rung = True
+            self._inbox.put(None)
 
     def take_back(self) -> list[Work]:
         return self._pool.take_back()
@@ -193,6 +201,8 @@ class Consumer(ConsumerBase):
                 event = self._inbox.get_nowait()
         except Empty:
             pass
+        self._is_rung = False  # first: what is handled from here on rings again
+        self.hear_handled()
 
     def _patience(self) -> float:
         now = time.monotonic()
@@ -209,8 +219,7 @@ class Consumer(ConsumerBase):
     def _hand_out(self, now: float) -> None:
         """Give work to the workers, and leave to the taker."""
         self.hand.wake(now)
-        for work in self.hand.next_work(now):
-            self._pool.put(work)
+        self._pool.put(self.hand.next_work(now))
         if self.may_read(now):
             self.is_reading = True
             self._permits.put(self.hand.room)
@@ -226,7 +235,6 @@ class Consumer(ConsumerBase):
             self.reached()
         except (ServerError, OSError) as error:
             self.pause(error)
-        for work in self.turns.counted:
-            self._pool.put(work, urgent=True)
+        self._pool.put_urgent(self.turns.counted)
         self.turns.counted.clear()
         self.tell_observers()

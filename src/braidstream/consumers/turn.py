@@ -49,7 +49,18 @@ class Turns:
         self._rests = dict[str, float]()
         # Streams whose group delivers each entry once across regions.
         self._once = set[str]()
-        self._order = None if hand.lanes is None else OrderScan(settings, hand.held, hand.lanes)
+        order = None if hand.lanes is None else OrderScan(settings, hand.held, hand.lanes)
+        self._parts: list[tuple[str, Callable[[float], bool], Callable[[ViewOf, float], Plan[None]]]] = [
+            ("acknowledge", hand.is_ack_due, self._acknowledge),
+            ("recover", lambda now: hand.must_recover, self._recover),
+            ("extend", lambda now: now >= hand.next_beat, self._extend),
+            ("uncount", lambda now: bool(hand.uncounted), self._uncount),
+            ("count", lambda now: hand.can_count, self._count),
+            ("dead letters", lambda now: bool(hand.dead), self._bury),
+            ("claim", hand.is_claim_due, self._claim),
+        ]
+        if order is not None:
+            self._parts.append(("order", order.is_due, order.scan))
 
     def join(self) -> Conversation[None]:
         """Create the group where it is missing. If it was deleted, it gets the scope again that it had."""
@@ -79,7 +90,7 @@ class Turns:
 
     def is_due(self, now: float) -> bool:
         """Whether a turn has anything to do."""
-        return any(due and self._rests.get(name, 0) <= now for name, due, _ in self._parts(now))
+        return any(is_due(now) and self._rests.get(name, 0) <= now for name, is_due, _ in self._parts)
 
     def next_time(self, now: float) -> float:
         """When a turn will have something to do, if nothing happens before."""
@@ -95,10 +106,8 @@ class Turns:
 
         def plan(view_of: ViewOf) -> Plan[dict[str, ReplyError]]:
             refused = dict[str, ReplyError]()
-            for name, _, part in self._parts(now):
-                # Looked up again: an earlier part may have changed it.
-                is_due = next(due for each, due, _ in self._parts(now) if each == name)
-                if not is_due or self._rests.get(name, 0) > now:
+            for name, is_due, part in self._parts:
+                if not is_due(now) or self._rests.get(name, 0) > now:
                     continue
                 try:
                     yield from part(view_of, now)
@@ -109,25 +118,8 @@ class Turns:
 
         return plan
 
-    def _parts(self, now: float) -> list[tuple[str, bool, Callable[[ViewOf, float], Plan[None]]]]:
-        hand = self.hand
-        return [
-            ("acknowledge", hand.is_ack_due(now), self._acknowledge),
-            ("recover", hand.must_recover, self._recover),
-            ("extend", now >= hand.next_beat, self._extend),
-            ("uncount", bool(hand.uncounted), self._uncount),
-            ("count", hand.can_count, self._count),
-            ("dead letters", bool(hand.dead), self._bury),
-            ("claim", hand.is_claim_due(now), self._claim),
-            ("order", self._order is not None and self._order.is_due(now), self._scan),
-        ]
-
-    def _scan(self, view_of: ViewOf, now: float) -> Plan[None]:
-        assert self._order is not None
-        return self._order.scan(view_of, now)
-
     def _acknowledge(self, view_of: ViewOf, now: float) -> Plan[None]:
-        done = self.hand.done[:_AT_ONCE]
+        done = self.hand.done.helds[:_AT_ONCE]
         for stream, helds in _by_stream(done).items():
             yield from command(view_of, "XACK", stream, self.settings.group, *(held.id for held in helds))
         self.hand.acknowledged(len(done))

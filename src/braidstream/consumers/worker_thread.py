@@ -5,7 +5,7 @@ import ctypes
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -37,25 +37,30 @@ class Worker(threading.Thread):
     def run(self) -> None:
         try:
             while (work := self.pool.next()) is not None:
-                if work:
-                    self.handle(work)
+                if self.pool.has_timeout:
+                    self.handle_in_time(work)
+                else:
+                    self.pool.report(work, *self.outcome(work))
                 if self.is_given_up:
                     return
         except HandlerTimeout:
             pass  # it came late, after the handler: this thread is given up already
 
-    def handle(self, work: Work) -> None:
+    def handle_in_time(self, work: Work) -> None:
         self.started = time.monotonic()
         self.work = work
-        try:
-            error, rejected = self.pool.run(work)
-        except HandlerTimeout as late:
-            error, rejected = late, {}
+        error, rejected = self.outcome(work)
         with self.ending:
             self.work = None
             if self.is_given_up:
                 return
         self.pool.report(work, error, rejected)
+
+    def outcome(self, work: Work) -> tuple[BaseException | None, dict[Any, Reject]]:
+        try:
+            return self.pool.run(work)
+        except HandlerTimeout as error:
+            return error, {}
 
     def give_up(self, work: Work) -> bool:
         """Stop waiting for the handler of some work; False if it has ended meanwhile.
@@ -74,10 +79,13 @@ class Worker(threading.Thread):
 
 
 class WorkerPool:
-    """A number of workers, and the work that waits for them. `urgent` work comes first."""
+    """A number of workers, and the work that waits for them. Urgent work comes first.
 
-    def __init__(self, size: int, run: Run, report: Report) -> None:
-        self.run, self.report = run, report
+    has_timeout: handlers may be given up.
+    """
+
+    def __init__(self, size: int, run: Run, report: Report, *, has_timeout: bool) -> None:
+        self.run, self.report, self.has_timeout = run, report, has_timeout
         self._queue = SimpleQueue[Work | None]()
         self._urgent = deque[Work]()
         self._workers = [Worker(self) for _ in range(size)]
@@ -86,21 +94,23 @@ class WorkerPool:
         for worker in self._workers:
             worker.start()
 
-    def put(self, work: Work, *, urgent: bool = False) -> None:
-        if urgent:
-            self._urgent.append(work)
-            self._queue.put([])  # wakes a worker
-        else:
+    def put(self, works: Iterable[Work]) -> None:
+        for work in works:
             self._queue.put(work)
 
+    def put_urgent(self, works: Iterable[Work]) -> None:
+        for work in works:
+            self._urgent.append(work)
+            self._queue.put([])  # wakes a worker
+
     def next(self) -> Work | None:
-        """The next work; empty if there is none after all, None if the worker shall end."""
-        found = self._take_urgent()
-        if found is None:
+        """The next work; None if the worker shall end."""
+        while True:
+            if self._urgent and (work := self._take_urgent()):
+                return work
             found = self._queue.get()
-        if found is None or found:
-            return found
-        return self._take_urgent() or []
+            if found is None or found:
+                return found
 
     def _take_urgent(self) -> Work | None:
         try:
