@@ -11,6 +11,7 @@ import pytest
 import redis
 from redis.crc import key_slot
 
+import braidstream
 from braidstream.model import keys
 from tests.support.clients import Opener
 from tests.support.cluster import Cluster, become_cluster

@@ -200,7 +200,7 @@ class BlockingNodes(Nodes):
         return pool.get_connection()
 
     def new_node(self, host: str, port: int) -> Any:
-        return ClusterNode(host, port)
+        return ClusterNode(host, port)  # type: ignore[no-untyped-call]
 
     def parsed_keys(self, *command: Any) -> Any:
         anyone = self.cluster.get_redis_connection(self.cluster.get_default_node())
