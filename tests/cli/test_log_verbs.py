@@ -125,6 +125,16 @@ def test_a_forced_move_continues_after_what_any_region_has(three: World, tmp_pat
     assert [row[2] for row in world[2].tread("ledger")] == ["1", "2"]
 
 
+def test_a_rescue_leaves_what_stays_local(world: World, toml: Path) -> None:
+    for region, entry in ((1, "one"), (2, "1")):
+        world[region].twrite("ledger", "t", entry)
+    url = f'url = "{world.engines[0].url}"\n'
+    local = toml.with_name("local.toml")
+    local.write_text(toml.read_text().replace(url, url + 'exclude = ["ledger"]\n'))
+    assert log(local, "rescue") == {"log": "ledger", "rescued": 0}
+    assert [world[region].tread("ledger")[0][2] for region in world] == ["one", "1"]
+
+
 def test_what_the_home_itself_wrote_late_is_rescued_too(world: World, toml: Path) -> None:
     world[1].twrite("ledger", "t", "1")
     world.sync()

@@ -230,9 +230,12 @@ def rescue(name: Name, config: ConfigFile = Path("braid.toml"), as_json: Json = 
     rescued, failed, log = 0, dict[str, str](), name.encode()
     with _opened(config, as_json) as known:
         home, registry = _home(known, name)
+        _refuse_local(name, home)
         present = {region.id for region in known.region}
         removed = sorted({epoch.writer for epoch in registry.epochs} - present)
         for region in known.region:
+            if not region.selection.takes(log):
+                continue  # there it stays local
             work = log_homes.rescue_tails if region.id == home.id else log_homes.rescue
             try:
                 rescued += asyncio.run(_between(region, home, partial(work, log, writer=region.id)))

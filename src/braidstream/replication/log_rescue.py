@@ -58,7 +58,7 @@ class LogRescue:
         if here.library < HAS_RANGES:
             return
         for name, writer in [*self._waiting.items()]:
-            home = own if writer == here.writer else self._reach(writer)
+            home = own if writer == here.writer else self._reach(name, writer)
             if home and self._is_mine(name) and await self._is_done(name, here.writer, own, home):
                 del self._waiting[name]
 
@@ -117,11 +117,13 @@ class LogRescue:
             self.entries += appended
             emit("log.rescued", stream=name, home=log_moves.home_of(there.registry).writer, entries=appended)
 
-    def _reach(self, writer: int) -> PlanRunner | None:
-        """The region `writer`, if it can be reached."""
+    def _reach(self, name: bytes, writer: int) -> PlanRunner | None:
+        """The region `writer`, if it can be reached and the log does not stay local."""
         for peer in self._peers():
             link = peer.link
-            if peer.id == writer and link is not None and link.there.library >= HAS_RANGES:
+            if peer.id != writer or link is None or not peer.takes(name):
+                continue
+            if link.there.library >= HAS_RANGES:
                 return link.target
         return None
 
