@@ -12,6 +12,7 @@ from contextlib import ExitStack
 import pytest
 
 import braidstream
+from braidstream.model import keys
 from tests.client import (
     test_blocking,
     test_clients,
@@ -111,7 +112,7 @@ def test_a_wait_that_reaches_its_node_late_is_ended_too(
     for name in "xy":
         region.xadd(name, {"n": "0"})
     client = opened(proxy.url, decode_responses=True)
-    proxy.stall(b"BLOCK\r\n$5\r\n60000\r\n$7\r\nSTREAMS\r\n$10\r\nbs:1:s:{y}")
+    proxy.stall(keys.strand(b"y", "c", 1))  # only a read that waits names a strand that does not exist
     reader = background.submit(client.xread, {"x": "$", "y": "$"}, block=60_000)
     try:
         assert proxy.stalled.wait(20)

@@ -16,7 +16,7 @@ from braidstream.commands.expire import carry_out, expire_at
 from braidstream.commands.produce import call
 from braidstream.commands.table import TABLE
 from braidstream.errors import ReplyError
-from braidstream.model import keys
+from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.journal import apply_command
 from braidstream.model.meta import Registry
@@ -193,6 +193,8 @@ def say_every_function(said: Nodes, name: bytes) -> None:
     undo = ("FCALL", "bs_strand_undo_ensure", 2, keys.meta(name), home.key, home.label)
     assert said(Batch([undo, ensure_command(home)])) == [1, 1]
     assert run(apply(Strand(name, "s", 2), [((5, 5), [b"v", b"a"])]), said) == 1
+    even = Strand(name, "s", 3).apply_even(ids.ZERO, (1, 2))
+    assert said(Batch([(*even, b"5-6", b"v", b"a")])) == [1]
     assert run(command(view, b"XADD", name, b"7-7", b"v", b"a"), said) == b"7-7"
     assert run(command(view, b"XSETID", name, b"8-8"), said) == b"OK"
     for producer in (b"p", b"{", b"}:{x}"):
@@ -287,3 +289,4 @@ def _adopt_and_release(said: Nodes, name: bytes) -> None:
     view.forget(name)
     _registry(view, said, name)
     assert said(Batch([release_command(view, name), ("DEL", name)])) == [-2, 1]
+    assert said(Batch([("FCALL", "bs_native_unfence", 2, keys.meta(name), name)])) == [0]
