@@ -21,6 +21,7 @@ from braidstream.consumers.settings import Settings
 from braidstream.consumers.spoken import ViewOf, command, in_one_step
 from braidstream.errors import ReplyError
 from braidstream.observability.events import emit
+from braidstream.protocol.lookup import read_registry
 from braidstream.protocol.plan import Plan
 
 # IDs in one command, and dead letters in one MULTI.
@@ -68,6 +69,7 @@ class Turns:
         def plan(view_of: ViewOf) -> Plan[None]:
             group, start = self.settings.group, self.settings.start
             for stream in self.settings.streams:
+                yield from _refuse_missing_log(view_of, stream)
                 scope = ("SCOPE", "ONCE") if stream in self._once else ()
                 try:
                     yield from command(view_of, "XGROUP", "CREATE", stream, group, start, "MKSTREAM", *scope)
@@ -312,6 +314,15 @@ class Turns:
             return given
 
         return plan
+
+
+def _refuse_missing_log(view_of: ViewOf, stream: str) -> Plan[None]:
+    """A group would make a stream of a log that was deleted, or whose entries have not arrived here."""
+    registry = yield from read_registry(view_of(None), stream.encode())
+    if registry.home is not None and not registry.exists:
+        raise ReplyError(
+            f"ERR {stream} is a log without entries in this region. Write to it with TWRITE first."
+        )
 
 
 def _by_stream(helds: Iterable[Held]) -> dict[bytes, list[Held]]:
