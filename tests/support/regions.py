@@ -12,12 +12,13 @@ from braidstream.model.strand import CopyTarget, Strand
 from braidstream.protocol.lookup import registry_of
 from braidstream.protocol.plan import Batch, Plan
 from tests.support.cluster import become_cluster
+from tests.support.replicas import Site
 from tests.support.servers import Engine
 
 
-def become(engine: Engine, *, region: int = 1, name: str = "us-east", id_mode: str = "strict") -> None:
+def become(engine: Engine | Site, *, region: int = 1, name: str = "us-east", id_mode: str = "strict") -> None:
     """Do to an engine what `braid init` and `braid tune id-mode` do."""
-    if engine.cluster:
+    if isinstance(engine, Engine) and engine.cluster:
         become_cluster(engine, region=region, name=name, id_mode=id_mode)
         return
     with braidstream.Redis.from_url(engine.url) as client:
