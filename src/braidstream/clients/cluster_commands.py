@@ -4,6 +4,7 @@ The plans are those of `braidstream.Redis`. What differs is who sends: net/clust
 command of a batch to the node that owns its key.
 """
 
+from contextlib import suppress
 from random import shuffle
 from typing import Any, ClassVar, TypeVar
 
@@ -57,17 +58,20 @@ class ClusterCommands(ClusterPlans):
         for node in self.get_primaries():  # type: ignore[attr-defined]
             if node.name == conn.braid_node:
                 continue
-            other, found = self.nodes.acquire(node), list[bytes]()
-            try:
-                found = await self.nodes.run(other, read_libraries())
-            except LOST:
-                pass  # the next one has them too
-            finally:
-                self.nodes.release(other)
+            found = list[bytes]()
+            with suppress(*LOST):  # the next one has them too
+                found = await self._libraries_of(node)
             if found:
                 await self._load(conn, found)
                 return
         raise NotARegionError
+
+    async def _libraries_of(self, node: Any) -> list[bytes]:
+        other = self.nodes.acquire(node)
+        try:
+            return await self.nodes.run(other, read_libraries())
+        finally:
+            self.nodes.release(other)
 
     async def _load(self, conn: Any, libraries: list[bytes]) -> None:
         try:
