@@ -196,7 +196,7 @@ def test_entries_beyond_a_forced_move_are_not_read(world: World) -> None:
     assert move(world, 1, 2, force=True) == 3
     write(world[2], 33)
     world.sync()
-    with pytest.raises(DataLossError, match="moved by force.*braid log rescue"):
+    with pytest.raises(DataLossError, match="moved by force.*appends them again"):
         query.run()
     query.options["failOnDataLoss"] = "false"
     assert [(row["offset"], row["entry"]) for row in query.run()] == [(1, b"1"), (2, b"2"), (3, b"33")]
