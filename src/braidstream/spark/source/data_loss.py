@@ -68,7 +68,7 @@ _NEXT = {
     Loss.UNCOUNTED: "Continue in the region that the query read before, which it has counted",
     Loss.DELETED: "Its entries are lost",
     Loss.RECREATED: "Its old entries are lost; the new ones would be read from the start",
-    Loss.MOVED: "the daemon of the former home appends them again, with new offsets",
+    Loss.MOVED: "The daemon of the former home appends them again, with new offsets",
     Loss.NOT_REPLICATED: "Wait for the region to catch up",
 }
 
