@@ -12,7 +12,7 @@ import redis
 
 import braidstream
 from tests.support.cli import BRAID, braid
-from tests.support.servers import Flavour, free_port
+from tests.support.servers import UP_ABOVE, Flavour, free_port
 from tests.support.waiting import eventually
 
 WITHIN_S = 20
@@ -21,7 +21,7 @@ WITHIN_S = 20
 def test_servers_and_gateways_listen_on_the_ports_that_were_asked_for(
     flavour: Flavour, tmp_path: Path
 ) -> None:
-    port = free_port()
+    port = free_port(*UP_ABOVE)
     words = ["--regions", "1", "--engine", flavour, "--port", str(port), "--dir", str(tmp_path), "--json"]
     with (
         open(tmp_path / "stderr", "wb") as errors,
@@ -56,7 +56,7 @@ def test_servers_and_gateways_listen_on_the_ports_that_were_asked_for(
 
 @pytest.mark.parametrize("above", [0, 100], ids=["server", "gateway"])
 def test_a_port_that_is_in_use_is_named(flavour: Flavour, above: int) -> None:
-    port = free_port()
+    port = free_port(*UP_ABOVE)
     with socket.create_server(("127.0.0.1", port + above)):
         done = braid("up", "--regions", "1", "--engine", flavour, "--port", str(port), within_s=WITHIN_S)
     assert done.returncode == 1

@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from tests.support.reader import ROOT, Reader, blocks
-from tests.support.servers import NEWEST, Flavour, free_port
+from tests.support.servers import NEWEST, UP_ABOVE, Flavour, free_port
 
 TYPED = [
     "README.md",
@@ -24,7 +24,7 @@ PAGES = sorted(path.relative_to(ROOT) for path in [ROOT / "README.md", *(ROOT / 
 def test_readme_tutorials_and_guides_run_as_printed_one_after_the_other(
     flavour: Flavour, tmp_path: Path
 ) -> None:
-    first = free_port()
+    first = free_port(*UP_ABOVE)
     up = {7001: first, 7002: first + 1, 7101: first + 100, 7102: first + 101}
     reader = Reader(tmp_path, flavour, {6379: free_port(), 6390: free_port()} | up)
     try:

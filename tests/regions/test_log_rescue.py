@@ -263,6 +263,7 @@ def test_a_move_waits_until_a_failover_cannot_lose_it(flavour: Flavour, tmp_path
             client_of(target, decode_responses=True) as two,
         ):
             write(one, "1")
+            assert one.execute_command("WAIT", 1, 20_000) == 1
             place.deafen()
             with held(config, "move", "log", "--to", "region-2") as process:
                 assert two.exists("log") == 0

@@ -64,6 +64,8 @@ if str(PROGRAMS) not in os.environ["PATH"].split(os.pathsep):
 START_WITHIN_S = 20
 STOP_WITHIN_S = 5
 BUS_OFFSET = 10_000
+# The other ports of `braid up` with two regions.
+UP_ABOVE = (1, 100, 101, 200, 201, 300, 301)
 # Stream commands that are newer than the oldest engine, or have options that are.
 NEWER_COMMANDS = ("XADD", "XTRIM", "XREAD", "XREADGROUP", "XDELEX", "XACKDEL", "XNACK", "XCFGSET")
 # Not the module's own dice: hypothesis seeds those, and then two xdist workers would want the same port.
@@ -167,7 +169,7 @@ class Engine:
         chosen = self.port != 0
         for attempts_left in reversed(range(5)):
             if not chosen:
-                self.port = free_port(bus=self.cluster)
+                self.port = free_port(*([BUS_OFFSET] if self.cluster else []))
             try:
                 self._launch()
                 return self
@@ -293,11 +295,11 @@ def _tokens(described: Any) -> Iterator[str]:
             yield described[at + 1].decode()
 
 
-def free_port(*, bus: bool = False) -> int:
-    """A free loopback port; with `bus`, the port 10,000 above it is free as well."""
+def free_port(*above: int) -> int:
+    """A free loopback port; those that are so much higher are free as well."""
     for _ in range(1000):
         port = DICE.randrange(10_000, 22_000)
-        if all(_is_free(wanted) for wanted in ([port, port + BUS_OFFSET] if bus else [port])):
+        if all(_is_free(port + more) for more in (0, *above)):
             return port
     raise DidNotStart("found no free port between 10000 and 21999 in 1000 tries")
 
