@@ -4,8 +4,8 @@
     keeper           the thread of `run()`: owns all state, acknowledges, extends, claims, moves dead letters
     worker threads   run handlers
 
-They talk by queues only. `inbox` is the keeper's: what was taken, and what handlers say. Entries that were
-handled go to `handled` instead, and only the first of them wakes the keeper: that costs more than the rest.
+They share queues only. The keeper reads `inbox`: entries that were taken, and failures of handlers. Handled
+entries go to `handled`. Waking the keeper is slow, so only the first handled entry wakes it.
 """
 
 import contextlib

@@ -63,7 +63,7 @@ class LogRescue:
                 del self._waiting[name]
 
     async def _read(self, names: list[bytes]) -> None:
-        """Find logs of which this region was the home."""
+        """Find the logs that this region wrote before their home moved."""
         own = (await self._source.run(read_region())).writer
         for name, homes in zip(names, await self._source.run(_homes(names)), strict=True):
             epochs = epochs_of(homes)
