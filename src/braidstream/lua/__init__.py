@@ -20,7 +20,7 @@ from braidstream.model.region_config import Region
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.retries import Retries
 
-VERSION: Final = 22
+VERSION: Final = 24
 NAME: Final = "braidstream"
 _PARTS: Final = (
     *("rights", "id", "meta", "clock", "vector", "strand", "chosen", "settings", "scope", "group", "log"),
@@ -34,6 +34,7 @@ _PARTS: Final = (
         "journal",
         "entry",
         "idempotence",
+        "ranges",
         "acks",
         "glance",
         "merge",

@@ -1,5 +1,6 @@
 --[[ Acknowledgements are replicated as positions: in `k:<group>`, for each strand, the ID up to which every
-     entry is acknowledged. An acknowledged entry behind one that is still pending waits for it.
+     entry is acknowledged. An acknowledged entry behind one that is still pending waits for it, or travels in a range
+     (ranges.lua).
 
          delivered    1  2  3  4  5         k moves to 2: the last entry before the first pending one
          acknowledged x  x     x            (4 follows once 3 is acknowledged) ]]
@@ -62,6 +63,8 @@ local function note_acks(meta, key, id, last, groups)
         acked = acked_of(redis.call('HGET', meta, META.GROUP_ACKED .. info.name)),
         base = acked_of(redis.call('HGET', meta, META.GROUP_BASE .. info.name)),
         jumped = redis.call('HGET', meta, META.GROUP_MOVED .. info.name),
+        known = redis.call('HGET', meta, META.GROUP_ACKED .. info.name) or '',
+        noted = acked_of(redis.call('HGET', meta, META.GROUP_NOTED .. info.name)),
         pending = {},
       }
       groups[info.name] = group
@@ -70,7 +73,9 @@ local function note_acks(meta, key, id, last, groups)
     local upto = acked_here(key, info)
     local base = group.base[id] or (group.jumped and start_of(group.jumped, string.match(id, '^[^:]+'))) or '0-0'
     if less(group.acked[id] or '0-0', upto) and less(base, upto) then
-      group.acked[id], group.moved = upto, true
+      group.acked[id] = upto
+    elseif info.pending > 0 and not logs.is_label(string.match(id, '^[^:]+')) then
+      ranges.note(meta, key, id, info, group, base)
     end
     busy = busy or info.pending > 0 or less(info['last-delivered-id'], last)
   end
@@ -86,7 +91,7 @@ local function settle_new(meta, label, first, last)
 end
 
 --[[ braid_state: everything a link needs to know about a stream, in one atomic read.
-     FCALL bs_braid_state n <meta> <stream key>... <label:life or empty>... [<home strand's place>]
+     FCALL bs_braid_state n <meta> <stream key>... <label:life or empty>... [<home strand's place>] [<left regions>]
      Returns the meta; for each key {last ID, first ID, length, entries added, bytes of the last entry,
      ID of the last entry, highest deleted ID}, or nil if it does not exist; and 1 if a group has unread or
      pending entries.
@@ -121,9 +126,14 @@ local function braid_look(keys, args)
   end
   if highest then raise_home(meta, home, highest) end
   for name, group in pairs(groups) do
-    if home then scopes.hand_over(meta, name, writer_of(home), group.pending, args) end
-    if group.moved and redis.call('HEXISTS', meta, META.GROUP .. name) == 1 then
-      redis.call('HSET', meta, META.GROUP_ACKED .. name, acked_text(group.acked))
+    if home then scopes.hand_over(meta, name, writer_of(home), group.pending, args, args[#keys + 1] or '') end
+    if redis.call('HEXISTS', meta, META.GROUP .. name) == 1 then
+      if group.ranges or acked_text(group.acked) ~= group.known then
+        ranges.write(meta, name, group.ranges or ranges.of(meta, name), group.acked)
+        local text = acked_text(group.acked)
+        if text ~= group.known then redis.call('HSET', meta, META.GROUP_ACKED .. name, text) end
+      end
+      if group.ranges then redis.call('HSET', meta, META.GROUP_NOTED .. name, acked_text(group.noted)) end
     end
   end
   return { redis.call('HGETALL', meta), found, busy and 1 or 0 }

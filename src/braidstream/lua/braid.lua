@@ -30,11 +30,16 @@ local DELETED_WITH_STREAM = {
   [META.GROUP_MOVED] = true,
   [META.GROUP_BASE] = true,
   [META.GROUP_ACKED] = true,
+  [META.GROUP_RANGES] = true,
+  [META.GROUP_PASSED] = true,
+  [META.GROUP_NOTED] = true,
   [META.GROUP_SEEN] = true,
   [META.GROUP_SCOPE] = true,
   [META.GROUP_OWNERS] = true,
   [META.LOST] = true,
+  [META.RESUMED] = true,
   [META.MENDED] = true,
+  [META.TRIMMED] = true,
   [META.PASSED_ON] = true,
 }
 

@@ -75,13 +75,16 @@ end
 
 --[[ chosen_add: append an entry under an ID the user chose.
      FCALL bs_chosen_add n <meta> <s> <c> [<name>] [<bell>]
-           <s label> <c label> <life of c> <id> <bound> <floor> <NOMKSTREAM or empty> <stamp> <field> <value>...
-     Returns the ID; nil if NOMKSTREAM is given and the stream does not exist.
+           <s label> <c label> <life of c> <id> <bound> <floor> <words> <stamp> <field> <value>...
+     <words>: NOMKSTREAM, known, both or none. Returns the ID; nil if NOMKSTREAM is given and the stream does not exist.
+     BSSTALE if the caller knows the `s` strand and this server does not.
      Why a function: the check and the writes to two strands must be one step. ]]
 local function chosen_add(keys, args)
   local meta, s, c = keys[1], keys[2], keys[3]
   local s_label, c_label, life, id, bound = args[1], args[2], args[3], args[4], args[5]
   local bell = take_bell(keys, args[8])
+  local emptied = forgotten(meta, s_label, args[7])
+  if emptied then return emptied end
   local _, not_settled = deadline.settle(meta, keys)
   if not_settled then return not_settled end
   if keys[4] and is_taken(meta, keys[4]) then
@@ -89,7 +92,7 @@ local function chosen_add(keys, args)
   end
   local refused = logs.refused(meta, 'XADD')
   if refused then return refused end
-  if args[7] ~= '' and not exists(meta) then return false end
+  if string.find(args[7], 'NOMKSTREAM', 1, true) and not exists(meta) then return false end
   if not is_current(meta, c, c_label, life) then return redis.error_reply('BSSTALE ' .. c_label) end
   local last = last_of(c) or '0-0'
   local _, _, s_cut = registered(meta, s_label)

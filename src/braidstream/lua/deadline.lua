@@ -12,6 +12,8 @@
         until   <version> <ms, 0 for none>      the later version wins, then the later time; none is the latest
         ended   <version> <0|1|2>               the step that was done here; local to this region. 0: the deadline was known
                                                 here before it was over
+        again   <version> <ms>                  after this deadline a region has entries with chosen IDs, which do not show
+                                                that they are later: the stream was started again. The later one wins
 
      Without peers the engine itself does it: `due` -> `<ms> <our writer> <our writer, 0 without peers>`, or ''.
 
@@ -81,12 +83,34 @@ do
     if known.at > 0 and step_of(meta, known) == 0 then return known end
   end
 
+  -- Whether deadline a comes after b.
+  local function is_later(a, b)
+    local function when(known) return known.at == 0 and math.huge or known.at end
+    return a.version > b.version or (a.version == b.version and when(a) > when(b))
+  end
+
+  local function is_used_again(meta, known)
+    local again = redis.call('HGET', meta, META.AGAIN)
+    return again and not is_later(known, read_until(again))
+  end
+
+  local function note_again(meta, known)
+    if is_used_again(meta, known) then return end
+    redis.call('HSET', meta, META.AGAIN, string.format('%.0f %.0f', known.version, known.at))
+  end
+
+  function deadline.merge_again(meta, text)
+    if deadline.is_valid(text) then note_again(meta, read_until(text)) end
+  end
+
+  --[[ If two regions set a deadline at once, the later one may be over when it arrives: what was added after the earlier one may
+       be later than both. ]]
   function deadline.merge(meta, text)
     local ours, theirs = read_until(redis.call('HGET', meta, META.UNTIL)), read_until(text)
-    local function when(known) return known.at == 0 and math.huge or known.at end
-    if theirs.version > ours.version or (theirs.version == ours.version and when(theirs) > when(ours)) then
-      write_until(meta, theirs.version, theirs.at)
-    end
+    if not is_later(theirs, ours) then return end
+    local is_used = theirs.version == ours.version and theirs.at > 0 and theirs.at <= now_ms() and is_used_again(meta, ours)
+    write_until(meta, theirs.version, theirs.at)
+    if is_used then note_again(meta, theirs) end
   end
 
   -- Each region carries a deadline out, and all count it alike: its version and its time, under numbers that no writer has.
@@ -306,12 +330,14 @@ do
     return false
   end
 
-  -- Trim what we and regions that have left wrote up to the deadline. Returns whether there is more.
+  local function is_among(writers, whose) return string.find(' ' .. writers .. ' ', ' ' .. whose .. ' ', 1, true) end
+
+  -- Trim what these writers wrote up to the deadline. Returns whether there is more.
   local function trim_own(strands, writers, known, with_chosen)
     local more = false
     for label, key in pairs(strands) do
       local kind, whose = split_label(label)
-      if not string.find(' ' .. writers .. ' ', ' ' .. whose .. ' ', 1, true) then
+      if not is_among(writers, whose) then
         -- its own region trims it
       elseif kind == KIND.GENERATED then
         more = trim(key, 'MINID', string.format('%.0f-0', known.at + 1)) or more
@@ -328,23 +354,25 @@ do
     if known.at == 0 or now_ms() <= known.at or not is_known_in_time(meta, known) then return end
     if redis.call('EXISTS', key) == 1 then redis.call('XTRIM', key, 'MAXLEN', '=', 0) end
     redis.call('HDEL', meta, META.ENDED)
+    note_again(meta, known)
   end
 
-  -- Whether entries are left, and whether anything was written since.
-  local function what_is_left(strands, known)
-    local left, is_used = 0, false
+  -- Once these writers' strands are trimmed: whether entries are left, and whether anything was written since.
+  local function what_is_left(strands, writers, known)
+    local left, is_used, is_again = 0, false, false
     for label, key in pairs(strands) do
-      local facts = stream_info(key)
+      local facts, kind, whose = stream_info(key), split_label(label)
       left = left + facts.length
       local is_later = tonumber(string.match(facts['last-generated-id'], '^%d+')) > known.at
-      is_used = is_used or (is_later and split_label(label) == KIND.GENERATED)
+      is_used = is_used or (is_later and kind == KIND.GENERATED)
+      is_again = is_again or (facts.length > 0 and kind == KIND.CHOSEN and is_among(writers, whose))
     end
-    return left, is_used
+    return left, is_used, is_again
   end
 
   --[[ braid_due: carry out the replicated deadline.
        FCALL bs_braid_due n <meta> <its keys> [<name>] <writers> <journal's writer> <what its keys are> <0|1: name>
-       <writers>: ours, and those of regions that have left, separated by blanks.
+       <writers>: ours, and those of regions that have left or do not exchange the stream, separated by blanks.
        <name>: the plain key, to delete with the stream if it is the fence.
        Returns 0 if there is nothing to do, 1 if it is done, 2 if there is more to trim, 3 if entries of other regions are
        left: call it again later. BSSTALE if the stream has a strand or a group that is not named.
@@ -374,7 +402,9 @@ do
     -- Also later: what was restored after a loss may be older.
     if trim_own(strands, args[1], known, is_known_in_time(meta, known)) then return 2 end
     if step_of(meta, known) == 0 then note_step(meta, known, 1) end -- a write wakes the links
-    local left, is_used = what_is_left(strands, known)
+    local left, is_used, is_again = what_is_left(strands, args[1], known)
+    if is_again then note_again(meta, known) end
+    is_used = is_used or is_used_again(meta, known)
     if left > 0 and not is_used then return 3 end
     note_step(meta, known, 2)
     -- A peer carried it out, and its deletion has arrived: groups that are here were created later.

@@ -76,13 +76,16 @@ local function entry_drop(keys, args)
 end
 
 --[[ entry_trim: trim with DELREF or ACKED.
-     FCALL bs_entry_trim n <strand> * m [<journal>] <m> (<label:life>) * m <keep> <most> <DELREF or ACKED>
+     FCALL bs_entry_trim n <strand> * m [<journal>] [<meta>] <m> (<label:life>) * m <keep> <most> <DELREF or ACKED>
            <n> <group to leave out> * n (<which strand> <id>)...
      Deletes these entries, in this order, as bs_entry_drop does: at most <most> of them, and only while all strands
-     together have more than <keep>. Returns how many were deleted.
+     together have more than <keep>. Returns how many were deleted. With <meta>, `d:` notes that this was a trim.
      Why a function: while it runs, no other client may trim and no group may acknowledge. ]]
 local function entry_trim(keys, args)
   local strands = tonumber(args[1])
+  -- Clients before 24 name no registry. Without the right to write it, nothing is noted.
+  local meta = string.match(keys[#keys], '^' .. KEY_PREFIX .. 'meta:') and table.remove(keys)
+  if meta and denied(meta, 'HGET', 'HSET') then meta = nil end
   local at, journal = strands + 2, keys[strands + 1]
   local keep, most, policy = tonumber(args[at]), tonumber(args[at + 1]), args[at + 2]
   local last, left_out, groups, deleted, total = at + 3 + tonumber(args[at + 3]), {}, {}, {}, 0
@@ -104,7 +107,10 @@ local function entry_trim(keys, args)
     end
   end
   for each = 1, strands do
-    if journal and #deleted[each] > 0 then journal_deletions(journal, args[1 + each], deleted[each]) end
+    if #deleted[each] > 0 then
+      if meta then note_trimmed(meta, args[1 + each], deleted[each]) end
+      if journal then journal_deletions(journal, args[1 + each], deleted[each], true) end
+    end
   end
   return math.max(room, 0) - math.max(left, 0)
 end

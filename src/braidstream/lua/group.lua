@@ -48,6 +48,7 @@ local function forget_group(meta, group, turn, bell)
     redis.call('HDEL', meta, prefix .. group)
   end
   redis.call('HDEL', meta, META.GROUP_SCOPE .. group, META.GROUP_OWNERS .. group)
+  redis.call('HDEL', meta, META.GROUP_RANGES .. group, META.GROUP_PASSED .. group, META.GROUP_NOTED .. group)
   redis.call('UNLINK', turn)
   ring(meta, bell)
 end
@@ -69,6 +70,17 @@ local function remove_empty_strands(meta, named)
   end
 end
 
+--[[ Make an entry pending as a row of XPENDING says. A row without a consumer was given back by XNACK, and is again: XCLAIM
+     would create a consumer without a name. XNACK FATAL sets a count that is not exact in Lua. ]]
+local function put_pending(key, group, id, row)
+  local count = row[4] < 2 ^ 53 and row[4] or '9223372036854775807'
+  if row[2] == '' then
+    redis.call('XNACK', key, group, 'FAIL', 'IDS', 1, id, 'RETRYCOUNT', count, 'FORCE')
+  else
+    redis.call('XCLAIM', key, group, row[2], 0, id, 'IDLE', row[3], 'RETRYCOUNT', count, 'FORCE', 'JUSTID')
+  end
+end
+
 local function entries_read(strand)
   if strand.read == '' then return {} end
   return { 'ENTRIESREAD', strand.read }
@@ -83,7 +95,7 @@ local function note_group(meta, group, start, bell)
   if seen ~= '/' then redis.call('HSET', meta, META.GROUP_SEEN .. group, seen) end
 end
 
---[[ group_create: <flag> is our writer, MKSTREAM and ONCE may follow. Creates named strands that are missing: a blocked
+--[[ group_create: <flag> is our writer; MKSTREAM, ONCE and known (the caller knows our strand) may follow. Creates named strands that are missing: a blocked
      reader can only wait on existing keys. Returns OK. ]]
 local function group_create(keys, args)
   local meta, group, start = keys[1], args[1], args[2]
@@ -91,6 +103,8 @@ local function group_create(keys, args)
   local mkstream, once = string.find(options, 'MKSTREAM', 1, true), string.find(options, 'ONCE', 1, true)
   local strands, _, bell = strands_of(keys, args)
   if not strands then return redis.error_reply(STALE_STREAM) end
+  local emptied = forgotten(meta, KIND.GENERATED .. writer, options)
+  if emptied then return emptied end
   if not mkstream and not exists(meta) then return redis.error_reply('BSNOKEY the stream does not exist') end
   if redis.call('HEXISTS', meta, META.GROUP .. group) == 1 then
     return redis.error_reply('BUSYGROUP Consumer Group name already exists')
@@ -135,6 +149,7 @@ local function group_setid(keys, args)
     redis.call('XGROUP', 'SETID', strand.key, group, strand.from, unpack(entries_read(strand)))
   end
   redis.call('HSET', meta, META.GROUP_MOVED .. group, start, META.GROUP_BASE .. group, positions(strands))
+  if redis.call('HGET', meta, META.GROUP_PASSED .. group) then redis.call('HSET', meta, META.GROUP_PASSED .. group, '') end
   ring(meta, bell)
   return redis.status_reply('OK')
 end

@@ -119,7 +119,8 @@ do
     local alone, settings = not keys[6], read_settings(text)
     local era = settings.era
     if not found[1] then
-      if alone then redis.call('HSET', keys[1], META.IDEMPOTENCE, text, META.NATIVE, era) end
+      local is_there = alone and redis.call('EXISTS', keys[2]) == 1 -- else the caller creates it first
+      if is_there then redis.call('HSET', keys[1], META.IDEMPOTENCE, text, META.NATIVE, era) end
       return alone and 'alone' or nil
     end
     local since, left = string.match(found[2], '^(%d+):?(%d*)$')

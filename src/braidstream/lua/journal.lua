@@ -6,8 +6,23 @@ local function write_journal(key, ...)
   redis.call('XADD', key, 'MAXLEN', '~', JOURNAL_LENGTH, '*', ...)
 end
 
-local function journal_deletions(key, strand, ids)
-  write_journal(key, JOURNAL.DELETED, strand .. ' ' .. table.concat(ids, ' '))
+-- by_trim: a trim removed them, entry by entry. Lakes keep them then. Functions before 24 ignore the words.
+local function journal_deletions(key, strand, ids, by_trim)
+  local words = { JOURNAL.DELETED, strand .. ' ' .. table.concat(ids, ' ') }
+  if by_trim then words = { words[1], words[2], JOURNAL.BY, JOURNAL.TRIM } end
+  write_journal(key, unpack(words))
+end
+
+-- `d:` of a strand: a trim removes these entries one by one. An archive must not take them for deleted.
+local function note_trimmed(meta, strand, ids)
+  local label, life = string.match(strand, '^(%a[%d.]+):(%d+)$')
+  local had_life, upto = string.match(redis.call('HGET', meta, META.TRIMMED .. label) or '', '^(%d+) (%d+-%d+)$')
+  if had_life ~= life then upto = '0-0' end
+  local last = upto
+  for _, id in ipairs(ids) do
+    if less(last, id) then last = id end
+  end
+  if last ~= upto then redis.call('HSET', meta, META.TRIMMED .. label, life .. ' ' .. last) end
 end
 
 local function journal_messages(key, settings, producer, ...)
@@ -33,7 +48,7 @@ end
      FCALL bs_journal_apply n <meta> <journal> <strand>... <strands> (<label:life>)... <after> (<id> <n> <word> * n)...
      Returns how many entries are applied here; fewer than were sent if one has to wait.
 
-       del  <label:life> <id> <id> ...     these entries were deleted
+       del  <label:life> <id> <id> ...     these entries were deleted; with `by trim` a trim did it
        idmp ...                            these messages were accepted, see idempotence.lua
 
      A journal entry about stream entries that have not arrived here waits, and so do all after it: if the
@@ -57,6 +72,7 @@ local function apply_deletion(meta, named, words)
     if not is_id(id) or less(strand.ends, id) then return false end
   end
   if strand.key then
+    if words[4] == JOURNAL.TRIM then note_trimmed(meta, which, ids) end
     for _, id in ipairs(ids) do redis.call('XDEL', strand.key, id) end
   end
   return true

@@ -98,9 +98,10 @@ do
   end
 
   --[[ log_ensure: create and register the strand of a log at its home, if it is missing.
-       FCALL bs_log_ensure n <meta> <strand> [<name>] [<bell>] <label> [<stamp>]
+       FCALL bs_log_ensure n <meta> <strand> [<name>] [<bell>] <label> [<stamp>] [known]
        Returns 1 if it was created, 0 if it existed. WRONGTYPE: there is a stream or a plain key of the name.
-       BSSTALE: the home is elsewhere, or the strand has groups to join and the bell is another.
+       BSSTALE: the home is elsewhere, the strand has groups to join and the bell is another, or the caller knows the
+       strand and this server does not.
        Why a function: two clients may be first at once, and the registry must agree with the keys. ]]
   function logs.ensure(keys, args)
     local meta, strand, label = keys[1], keys[2], args[1]
@@ -113,6 +114,8 @@ do
       if not home then redis.call('HSET', meta, META.HOMES, epoch .. '.' .. writer .. ':1') end
       return 0
     end
+    local emptied = forgotten(meta, label, args[3])
+    if emptied then return emptied end
     local _, not_settled = deadline.settle(meta, keys)
     if not_settled then return not_settled end
     local bell = take_bell(keys, args[2] or '')

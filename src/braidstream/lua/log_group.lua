@@ -67,8 +67,9 @@ do
     return token
   end
 
-  -- Entries whose retry time has come, by offset; expired ones leave the pending list. Returns how many left it.
-  local function take_due(strands, by_strand, group, policy, want, now)
+  -- Entries whose retry time has come, by offset; expired ones leave the pending list, and so does what a former home wrote
+  -- beyond the end of its epoch (`lasts`). Returns how many left it.
+  local function take_due(strands, lasts, by_strand, group, policy, want, now)
     local found, dropped = {}, 0
     for at, strand in ipairs(strands) do
       for _, name in ipairs(by_strand[at]) do
@@ -77,7 +78,7 @@ do
         local rows = redis.call('XPENDING', strand, group, 'IDLE', whole(math.min(retry, expire)), '-', '+', want + MORE_ROWS, name)
         for _, row in ipairs(rows) do
           local ends = row[4] > FIRST_COUNTS and row[4] or now - row[3] + expire
-          if ends <= now then
+          if ends <= now or less_number(lasts[at], string.sub(row[1], 3)) then
             dropped = dropped + redis.call('XACK', strand, group, row[1])
           elseif row[3] >= retry then
             found[#found + 1] = { strand, row[1], ends }
@@ -131,17 +132,17 @@ do
     if number >= MOST_POLICIES and not policies[policy] then
       return redis.error_reply("ERR too many RETRY settings in group '" .. group .. "' (at most " .. MOST_POLICIES .. ')')
     end
-    local out = {}
+    local out, lasts = {}, { unpack(args, 9) }
     if pending > 0 and redis.call('SET', at.look, '1', 'NX', 'PX', whole(20 + pending / 50)) then
       local dropped
-      out, dropped = take_due(strands, by_strand, group, policy, count, now)
+      out, dropped = take_due(strands, lasts, by_strand, group, policy, count, now)
       pending = pending - dropped
     end
     local queued = redis.call('EXISTS', at.room) == 1
     local free = max - pending - reserved_in(at.waits, now)
     local may_take = args[6] == '1' or not queued
     local before = #out
-    if may_take then take_new(strands, { unpack(args, 9) }, group, policy, math.min(count - #out, free), out) end
+    if may_take then take_new(strands, lasts, group, policy, math.min(count - #out, free), out) end
     free, pending = free - (#out - before), pending + (#out - before)
     if #out > 0 then
       if queued and free > 0 then redis.call('XADD', at.room, 'MAXLEN', 1, '*', 'r', 1) end

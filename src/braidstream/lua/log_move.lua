@@ -7,6 +7,7 @@
 do
   local SEALED = '1-0'
   local RESCUED_AT_ONCE = 1000
+  local OFFSET_DIGITS = 16
 
   -- The last epoch: number, writer, first offset; and all of them as text.
   local function current(meta)
@@ -62,29 +63,44 @@ do
        when it learns of the next epoch. If the copy of an earlier epoch lacks its end, the next one begins there.
        The new strand is created at once: if nothing is ever written to it, it can still be sealed. Without that, readers
        would wait for its offsets if another epoch follows that begins later.
+       If <to> is the home already, and an earlier epoch lacks its end here (the old home was lost after it was sealed, before
+       its last entries arrived), the next epoch begins there, too. What the home wrote since is rescued then.
        FCALL bs_log_force n <meta> <strand> <new strand> <earlier strand>... [<bell>]
              <epoch> <writer> <to> <stamp> (<label> <first> <last>)... ]]
   function logs.force(keys, args)
     local meta, strand, now, bell = keys[1], keys[2], current(keys[1]), take_bell(keys, args[4])
-    if now.writer == args[3] then return tonumber(now.first) end -- it is the home already
+    local gap, is_home = first_gap(meta, keys, args), now.writer == args[3]
+    if is_home and (not gap or now.number ~= args[1]) then return tonumber(now.first) end
     if now.number ~= args[1] or now.writer ~= args[2] then return redis.error_reply('BSSTALE the home has moved') end
-    local after = first_gap(meta, keys, args) or last_epoch_ends(meta, strand, now)
+    local after = gap or last_epoch_ends(meta, strand, now)
     if not after then return redis.error_reply('BSSTALE the log is sealed') end
     local label = KIND.LOG .. string.format('%d', now.number + 1) .. '.' .. args[3]
     local refused = create_refused(meta, label, bell) or denied(meta, 'XSETID')
     if refused then return refused end
+    if is_home and redis.call('EXISTS', strand) == 1 then redis.call('XSETID', strand, SEALED) end
     local first = begin(meta, now, args[3], after)
     logs.open(meta, keys[3], label, bell)
     return first
   end
 
-  -- The offsets of an old strand that were appended again: lists of {after, upto}. Before version 21 they began at 1.
+  --[[ The note `r:<name>` -> <upto>: whose offsets, after which one. Before version 21 they began at 1. nil if it is
+       malformed: it counts nowhere, also not in admin/log_moves.py. ]]
+  function logs.read_note(name, upto)
+    local whose, after = string.match(name, '^([^:]+):?(%d*)$')
+    if not whose or #after > OFFSET_DIGITS or #upto > OFFSET_DIGITS then return nil end
+    if not string.match(upto, '^[1-9]%d*$') then return nil end
+    return whose, after == '' and '0' or after
+  end
+
+  -- The offsets of an old strand that were appended again: lists of {after, upto}.
   local function rescued(meta, label)
     local fields, ranges = redis.call('HGETALL', meta), {}
     for at = 1, #fields, 2 do
       local prefix, name = split_field(fields[at])
-      local whose, after = string.match(name or '', '^([^:]+):?(%d*)$')
-      if prefix == META.RESCUED and whose == label then ranges[#ranges + 1] = { after == '' and '0' or after, fields[at + 1] } end
+      if prefix == META.RESCUED then
+        local whose, after = logs.read_note(name, fields[at + 1])
+        if whose == label then ranges[#ranges + 1] = { after, fields[at + 1] } end
+      end
     end
     return ranges
   end

@@ -61,6 +61,7 @@ do
       group.rows = redis.call('XPENDING', key, group.name, '-', '+', MENDED_AT_ONCE)
       group.members = redis.call('XINFO', 'CONSUMERS', key, group.name)
       total = total + #group.rows
+      for _, row in ipairs(group.rows) do groups.is_given_back = groups.is_given_back or row[2] == '' end
     end
     if total < MENDED_AT_ONCE then return groups end
   end
@@ -74,12 +75,15 @@ do
     end
   end
 
+  function rebuild.refused(key, groups)
+    local refused = denied(key, 'UNLINK', 'XGROUP CREATE', 'XGROUP CREATECONSUMER', 'XCLAIM')
+    return refused or (groups.is_given_back and denied(key, 'XNACK')) or nil
+  end
+
   -- Once the entries are there: XCLAIM drops those that are not.
   function rebuild.restore_pending(key, groups)
     for _, group in ipairs(groups) do
-      for _, row in ipairs(group.rows) do
-        redis.call('XCLAIM', key, group.name, row[2], 0, row[1], 'IDLE', row[3], 'RETRYCOUNT', row[4], 'FORCE', 'JUSTID')
-      end
+      for _, row in ipairs(group.rows) do put_pending(key, group.name, row[1], row) end
     end
   end
 end
@@ -124,9 +128,9 @@ local function note_mended(meta, label, life, own, first, last)
     if less(last, upto) then last = upto end
   end
   redis.call('HSET', meta, META.MENDED .. label, life .. ' ' .. first .. ' ' .. last)
-  if logs.is_label(label) then -- a copy that is being made lacks them (log_rewrite.lua)
-    redis.call('HSET', meta, META.RESTORES .. label, tonumber(redis.call('HGET', meta, META.RESTORES .. label) or '0') + 1)
-  end
+  -- The range may be the same as before, so archives go by the count (spark/jobs/restored.py). A copy of a log that is
+  -- being made lacks them too (log_rewrite.lua).
+  redis.call('HSET', meta, META.RESTORES .. label, tonumber(redis.call('HGET', meta, META.RESTORES .. label) or '0') + 1)
 end
 
 local JOURNALS_AT_ONCE = 1000
@@ -197,31 +201,30 @@ local function strand_mend(keys, args)
   end
   local deleted_now = deleted_since(journals, positions, label .. ':' .. life)
   if not deleted_now then return redis.error_reply('BSSTALE too much was deleted meanwhile') end
-  local first, there, lost = args[starts[1]], {}, {}
-  local later = {}
+  cut = deleted_upto(meta, label, cut)
+  local lost, later = {}, {}
+  for _, start in ipairs(starts) do
+    local id = args[start]
+    if less(cut, id) and not deleted_now[id] and #redis.call('XRANGE', strand, id, id) == 0 then
+      lost[#lost + 1] = { id, { unpack(args, start + 2, start + 1 + args[start + 1]) } }
+    end
+  end
+  if #lost == 0 then return 0 end -- another link was faster
+  local first = lost[1][1]
   local function move(entry) later[#later + 1] = entry end
   if each_entry('XRANGE', { strand, first, '+' }, MENDED_AT_ONCE + 1, MENDED_BYTES, move) then
     return redis.error_reply('BSLATER too many entries or bytes follow ' .. first)
   end
   for _, entry in ipairs(later) do
     if #entry[2] > WIDEST then return redis.error_reply('BSLATER ' .. entry[1] .. ' is too wide') end
-    there[entry[1]] = true
   end
-  cut = deleted_upto(meta, label, cut)
-  for _, start in ipairs(starts) do
-    local id = args[start]
-    if less(cut, id) and not there[id] and not deleted_now[id] then
-      lost[#lost + 1] = { id, { unpack(args, start + 2, start + 1 + args[start + 1]) } }
-    end
-  end
-  if #lost == 0 then return 0 end
   local facts, before = stream_info(strand), redis.call('XREVRANGE', strand, '(' .. first, '-', 'COUNT', 1)[1]
   before = before and before[1] or '0-0'
   local last, deleted = facts['last-generated-id'], facts['max-deleted-entry-id']
   local moves = not less(last, first)
   local kept = rebuild.is_needed(facts, lost, #later) and moves and redis.call('XRANGE', strand, '-', '(' .. first)
   local groups = kept and rebuild.groups_with_pending(strand)
-  refused = groups and denied(strand, 'UNLINK', 'XGROUP CREATE', 'XGROUP CREATECONSUMER', 'XCLAIM')
+  refused = groups and rebuild.refused(strand, groups)
   if refused then return refused end
   if kept and (not groups or rebuild.is_too_wide(kept)) then return redis.error_reply('BSLATER it cannot be created again') end
   if facts.length > MENDED_AT_ONCE * facts['radix-tree-keys'] then

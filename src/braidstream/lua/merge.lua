@@ -8,15 +8,17 @@
        e:, w:<group>                      scope and owners: see scope.lua
        g:<group>                          where the group starts on strands created later: our own
        k:<group>  s1:0 7-3 c1:2 9-0       acknowledged without a gap: the furthest
+       a:<group>  s1:0 9-0~9-4,9-7        acknowledged after a gap: all of them (ranges.lua)
        q:<sink>   7:3:9                   of a Spark sink's batch 7, 3 of 9 chunks are in the stream: the later
        home       0.1:1 1.2:1018:1        the epochs of a log: all of them (log.lua)
        log        3.1:1000:0:0            settings of a log: the later version
        until      2 4102444800000         the deadline: the later version, then the later time (deadline.lua)
+       again      2                       chosen IDs were used after the deadline of version 2: the higher one (deadline.lua)
        r:t0.1:900 1200                    what a former home wrote after 900 was appended again up to here: the furthest
        idmp       1:100:100:0             settings of idempotent production: the later era (settings.lua)
 
      A group exists while one of its creators had seen every known deletion (delete wins). Pending entries,
-     delivered positions and XGROUP SETID are local to a region, and so are `b:` and `l:`. ]]
+     delivered positions and XGROUP SETID are local to a region, and so are `b:`, `l:` and `u:`. ]]
 
 local function read_meta(fields, first)
   local state = { strands = {}, lost = {}, groups = {}, x = {}, gone = {}, sinks = {}, rescued = {} }
@@ -35,6 +37,8 @@ local function read_meta(fields, first)
     elseif field == META.UNTIL then
       if not deadline.is_valid(value) then return nil, field end
       state.ends = value
+    elseif field == META.AGAIN then
+      state.again = value
     elseif field == META.HOMES then
       state.homes = value
     elseif field == META.LOG then
@@ -47,8 +51,7 @@ local function read_meta(fields, first)
     elseif prefix == META.SINK then
       state.sinks[name] = value
     elseif prefix == META.RESCUED then
-      if not string.match(value, '^%d+$') then return nil, field end
-      state.rescued[name] = value
+      if logs.read_note(name, value) then state.rescued[name] = value end
     elseif prefix == META.GROUP then
       group(name).start = value
     elseif prefix == META.GROUP_SEEN then
@@ -59,6 +62,8 @@ local function read_meta(fields, first)
       group(name).owners = value
     elseif prefix == META.GROUP_ACKED then
       group(name).acked = acked_of(value)
+    elseif prefix == META.GROUP_RANGES then
+      group(name).sent = value
     elseif split_label(field) then
       local life, there, cut = read_strand(value)
       if not life or not is_strand(field, life) then return nil, field end
@@ -111,7 +116,11 @@ local function merge_cut(meta, label, ours, theirs, named)
     register(meta, label, theirs.life, '-', cut)
     return
   end
-  if ours.life ~= theirs.life or not less(ours.cut, cut) then return end
+  if ours.life ~= theirs.life then return end
+  -- Our key was lost, so our cut is higher; `l:` keeps up to where the strand was really deleted.
+  local lost = redis.call('HGET', meta, META.LOST .. label)
+  if lost and less(lost, cut) then redis.call('HSET', meta, META.LOST .. label, cut) end
+  if not less(ours.cut, cut) then return end
   local last = key and last_of(key)
   if last then
     if cut == MAX_SEQ .. '-' .. MAX_SEQ then
@@ -158,10 +167,11 @@ end
 
 local function same(a, b) return covers(a, b) and covers(b, a) end
 
---[[ braid_merge: FCALL bs_braid_merge n <meta> <strand>... <turn>... [<bell>]
-           <strands> (<label> <life> <0|1|2>)... <turns> g:<group>... <stamp> (<field> <value>)...
+--[[ braid_merge: FCALL bs_braid_merge n <meta> <strand>... <turn>... [<bell>] [bs:config]
+           <strands> (<label> <life> <0|1|2|3>)... <turns> g:<group>... <stamp> (<field> <value>)...
      The caller names every strand that may exist. 1 and 2 mark strands to create if the stream has a group and
-     they are missing (a blocked reader can only wait on existing keys); 2 is our own. The fields are the peer's
+     they are missing (a blocked reader can only wait on existing keys); 2 is our own. 3 is our own too, and the
+     last key is bs:config: not if that is gone, because clients would append to it. The fields are the peer's
      registry. Returns 1; 0 if more pending entries must be acknowledged than one call may: call it again.
      BSSTALE if there is a strand or a group that is not named, or if the bell is stale; nothing is done.
      Why a function: a half-merged registry would show a state that no region ever had. ]]
@@ -171,11 +181,21 @@ local function braid_merge(keys, args)
     local label, life = args[3 * at - 1], args[3 * at]
     named[label .. ':' .. life] = keys[1 + at]
     local make_it = args[3 * at + 1]
-    if make_it ~= '0' then makes[#makes + 1] = { key = keys[1 + at], label = label, own = make_it == '2' } end
+    if make_it ~= '0' then
+      makes[#makes + 1] = { key = keys[1 + at], label = label, own = make_it ~= '1', guarded = make_it == '3' }
+    end
+  end
+  local config
+  for _, strand in ipairs(makes) do
+    if strand.guarded then config = table.remove(keys) end -- our own: there is one
   end
   local given, _, first = read_stream_keys(keys, 2 + count, args, 2 + 3 * count)
   local theirs, wrong = read_meta(args, first)
   if not theirs then return redis.error_reply('BSBATCH the peer\'s ' .. wrong .. ' cannot be read') end
+  for name, group in pairs(theirs.groups) do
+    group.ranges = ranges.read(group.sent)
+    if not group.ranges then return redis.error_reply('BSBATCH the peer\'s ' .. META.GROUP_RANGES .. name .. ' cannot be read') end
+  end
   if deadline.settle(meta, keys) then return redis.error_reply('BSSTALE the stream has expired here') end
   local ours = read_meta(redis.call('HGETALL', meta), 1)
   for label, strand in pairs(ours.strands) do
@@ -189,6 +209,7 @@ local function braid_merge(keys, args)
   if theirs.log then logs.merge_settings(meta, theirs.log) end
   if theirs.homes then logs.merge_homes(meta, theirs.homes) end
   if theirs.ends then deadline.merge(meta, theirs.ends) end
+  if theirs.again then deadline.merge_again(meta, theirs.again) end
   for label, upto in pairs(theirs.rescued) do
     if less_number(ours.rescued[label] or '0', upto) then redis.call('HSET', meta, META.RESCUED .. label, upto) end
   end
@@ -236,7 +257,9 @@ local function braid_merge(keys, args)
   local was_log = not next(strands) and redis.call('HGET', meta, META.HOMES)
   if next(ours.groups) and not of_log and not was_log then
     for _, strand in ipairs(makes) do
-      if redis.call('EXISTS', strand.key) == 0 then create_strand(meta, strand.key, strand.label, strand.own, given.bell) end
+      local is_made = redis.call('EXISTS', strand.key) == 0
+      if is_made and strand.guarded then is_made = redis.call('EXISTS', config) == 1 end
+      if is_made then create_strand(meta, strand.key, strand.label, strand.own, given.bell) end
     end
     strands = there_now(meta, named)
   end
@@ -244,8 +267,12 @@ local function braid_merge(keys, args)
   local finished = true
   for name, group in pairs(theirs.groups) do
     if ours.groups[name] and same(theirs.x, x) and same(theirs.gone[name] or {}, gone[name] or {}) then
+      local lists, news = ranges.join(meta, name, group)
       local is_applied = apply_acks(meta, strands, name, group.acked)
-      if is_applied then scopes.merge(meta, name, group, given.bell) end -- a new owner starts after them
+      if is_applied then
+        ranges.apply(meta, strands, name, lists, news)
+        scopes.merge(meta, name, group, given.bell) -- a new owner starts after them
+      end
       finished = is_applied and finished
     end
   end

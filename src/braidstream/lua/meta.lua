@@ -39,6 +39,13 @@ local function registered(meta, label)
   if value then return read_strand(value) end
 end
 
+--[[ The error if a caller knows a strand (its `word` says so) that the registry has never had. Deleted strands stay
+     registered, so the server was emptied: the caller must read first which region it is now. Else nil. ]]
+local function forgotten(meta, label, word)
+  if not string.find(word or '', 'known', 1, true) or registered(meta, label) then return nil end
+  return redis.error_reply('BSSTALE this server does not know the strand ' .. label)
+end
+
 local function register(meta, label, life, state, cut)
   redis.call('HSET', meta, label, life .. ':' .. state .. ':' .. cut)
 end

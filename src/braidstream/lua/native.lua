@@ -71,16 +71,36 @@ local function user_id(id, writer)
   return ms .. '-' .. string.format('%.0f', tonumber(seq) * WRITERS + writer)
 end
 
-local function move_pending(s, c, group, first, last, writer)
+-- What a group has pending of a page. Entries that were deleted since may be pending too, any number of them: then each
+-- entry of the page is looked up.
+local function pending_in(s, group, page)
+  local rows = redis.call('XPENDING', s, group, page[1][1], page[#page][1], TAKEN_AT_ONCE)
+  if #rows < TAKEN_AT_ONCE then return rows end
+  rows = {}
+  for _, entry in ipairs(page) do rows[#rows + 1] = redis.call('XPENDING', s, group, entry[1], entry[1], 1)[1] end
+  return rows
+end
+
+-- The same of all groups, and whether XNACK gave some of it back.
+local function all_pending(s, page)
+  local rows, is_given_back = {}, false
+  for group in pairs(#page > 0 and group_positions(s) or {}) do
+    rows[group] = pending_in(s, group, page)
+    for _, row in ipairs(rows[group]) do is_given_back = is_given_back or row[2] == '' end
+  end
+  return rows, is_given_back
+end
+
+local function move_pending(s, c, group, rows, writer)
   local moved = {}
-  for _, row in ipairs(redis.call('XPENDING', s, group, first, last, TAKEN_AT_ONCE)) do
-    redis.call('XCLAIM', c, group, row[2], 0, user_id(row[1], writer), 'IDLE', row[3], 'RETRYCOUNT', row[4], 'FORCE', 'JUSTID')
+  for _, row in ipairs(rows) do
+    put_pending(c, group, user_id(row[1], writer), row)
     moved[#moved + 1] = row[1]
   end
   if #moved > 0 then redis.call('XACK', s, group, unpack(moved)) end
 end
 
-local function move_page(s, c, page, writer)
+local function move_page(s, c, page, pending, writer)
   local first, last = page[1][1], page[#page][1]
   local before = group_positions(c)
   local reads = {}
@@ -101,7 +121,7 @@ local function move_page(s, c, page, writer)
       local read = known and { 'ENTRIESREAD', known + count } or {}
       redis.call('XGROUP', 'SETID', c, group, user_id(upto, writer), unpack(read))
     end
-    move_pending(s, c, group, first, last, writer)
+    move_pending(s, c, group, pending[group], writer)
   end
   redis.call('XTRIM', s, 'MINID', following(last))
 end
@@ -146,7 +166,10 @@ function native_release(keys, args)
   if #page > 0 and not less(last_of(c), user_id(page[1][1], writer)) then
     return redis.error_reply('BSORDER ' .. last_of(c) .. ' is not before ' .. user_id(page[1][1], writer))
   end
-  if #page > 0 then move_page(s, c, page, writer) end
+  local pending, is_given_back = all_pending(s, page)
+  refused = is_given_back and denied(c, 'XNACK')
+  if refused then return refused end
+  if #page > 0 then move_page(s, c, page, pending, writer) end
   if #page == TAKEN_AT_ONCE then return #page end
   local last = last_of(s) or '0-0'
   if redis.call('XLEN', c) == 0 or less(last_of(c), user_id(last, writer)) then

@@ -44,6 +44,7 @@ local function region_writers(keys, args)
   local after = { numbers_text(writers), numbers_text(left) }
   if after[1] ~= before[1] or after[2] ~= before[2] then
     redis.call('HSET', config, CONFIG.WRITERS, after[1], CONFIG.LEFT, after[2])
+    if not string.find(before[1], ' ') then redis.call('HSET', config, CONFIG.MET, string.format('%.0f', now_ms())) end
     redis.call('HINCRBY', config, CONFIG.TOPOLOGY, 1)
   end
   return redis.call('HGETALL', config)

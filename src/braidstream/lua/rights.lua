@@ -22,6 +22,7 @@ local AFTER_KEY = {
   XCFGSET = { 'IDMP-MAXSIZE', '1' },
   XDEL = { '1-1' },
   XIDMPRECORD = { 'p', 'i', '1-1' },
+  XNACK = { 'g', 'FAIL', 'IDS', '1', '1-1' },
   XPENDING = { 'g' },
   XRANGE = { '-', '+' },
   XSETID = { '1-1' },

@@ -79,8 +79,9 @@ do
   end
 
   --[[ Called by the daemon of region `own`, which has just read the named strands: hand over what this region gives away
-       and has nothing pending of, or whose time is up. pending: how many entries are, by region. ]]
-  function scopes.hand_over(meta, group, own, pending, named)
+       and has nothing pending of, or whose time is up. pending: how many entries are, by region. left: regions that have
+       left for good, separated by blanks; what was to be given to one of them stays. ]]
+  function scopes.hand_over(meta, group, own, pending, named, left)
     local text = redis.call('HGET', meta, META.GROUP_OWNERS .. group)
     if not text then return end
     local owners, unnamed, now = read_owners(text), unnamed_regions(meta, named), string.format('%.0f', now_ms())
@@ -90,7 +91,9 @@ do
       end
       local is_over = claim[4] ~= '0' and not less_number(now, claim[4])
       local is_done = not unnamed[region] and (pending[region] or 0) == 0
-      if claim[3] ~= '0' and claim[2] == own and (is_over or is_done) then
+      if claim[2] == own and string.find(' ' .. left .. ' ', ' ' .. claim[3] .. ' ', 1, true) then
+        owners[region] = { successor(claim[1]), own, '0', '0' }
+      elseif claim[3] ~= '0' and claim[2] == own and (is_over or is_done) then
         owners[region] = { successor(claim[1]), claim[3], '0', '0' }
       end
     end

@@ -174,6 +174,7 @@ local function create_strand(meta, strand, label, own, bell)
     -- Lost, not deleted: `l:<label>` keeps the cut of the last real deletion, and peers keep their entries.
     redis.call('HSETNX', meta, META.LOST .. label, cut)
     cut = after_loss(label, cut)
+    redis.call('HSET', meta, META.RESUMED .. label, life .. ' ' .. cut .. ' ' .. following(cut))
   end
   local start = own and not logs.is_label(label) and start_ahead(meta, cut) or cut
   if start and start ~= '0-0' then redis.call('XSETID', strand, start) end
@@ -213,8 +214,9 @@ local function is_taken(meta, name)
 end
 
 --[[ strand_ensure: create and register a strand before its first append, if it is missing.
-     FCALL bs_strand_ensure n <meta> <strand> [<name>] [<bell>] <label> [<stamp>]
-     Returns 1 if it was created, 0 if it existed. BSSTALE if the stream has groups and the bell is stale.
+     FCALL bs_strand_ensure n <meta> <strand> [<name>] [<bell>] <label> [<stamp>] [known]
+     Returns 1 if it was created, 0 if it existed. BSSTALE if the stream has groups and the bell is stale, or if
+     the caller knows the strand and this server does not.
 
      <name> is the plain key of the same name; WRONGTYPE if it exists.
      Why a function: two clients may append the first entry at once, and the registry must agree with the keys. ]]
@@ -224,6 +226,8 @@ local function strand_ensure(keys, args)
     register_again(meta, label, '0')
     return 0
   end
+  local emptied = forgotten(meta, label, args[3])
+  if emptied then return emptied end
   local _, not_settled = deadline.settle(meta, keys)
   if not_settled then return not_settled end
   local bell = take_bell(keys, args[2] or '')

@@ -15,6 +15,9 @@ class MetaField:
     GROUP_MOVED: Final = b"h:"  # the same, since XGROUP SETID moved the group
     GROUP_BASE: Final = b"b:"  # where XGROUP SETID put the group, by strand
     GROUP_ACKED: Final = b"k:"  # the group has acknowledged everything up to here, by strand
+    GROUP_RANGES: Final = b"a:"  # and these ranges after it, by strand
+    GROUP_PASSED: Final = b"u:"  # ranges of peers that the group passes over when it gets there, by strand
+    GROUP_NOTED: Final = b"i:"  # when ranges were last looked for, and what was pending then, by strand
     GROUP_SEEN: Final = b"v:"  # deletions that each creator of the group had seen
     GROUP_SCOPE: Final = b"e:"  # which regions deliver which strands: `once`; everywhere without it
     GROUP_OWNERS: Final = b"w:"  # in scope `once`: the region that delivers the strands of another
@@ -27,6 +30,7 @@ class MetaField:
     LOG: Final = b"log"  # settings of a log
     RESCUED: Final = b"r:"  # a former home's entries were appended again up to here, by strand and end
     UNTIL: Final = b"until"  # the deadline of the stream in all regions: its version, and the time
+    AGAIN: Final = b"again"  # a deadline (as UNTIL) after which a region used chosen IDs again
     ENDED: Final = b"ended"  # the version of the deadline that is over here, and how far it was carried out
     DUE: Final = b"due"  # when the stream expires here, our writer, and whether we had peers
     FENCE: Final = b"fence"  # the plain key of the stream's name is our fence: the stream was adopted
@@ -35,9 +39,11 @@ class MetaField:
     AHEAD_MS: Final = b"o:"  # how far a strand's last entry is ahead of our clock, if beyond CLOCK_BOUND_MS
     FUTURE: Final = b"f:"  # a user chose an ID in the future: where the strand was, and where it was moved to
     LOST: Final = b"l:"  # the cut of a strand whose key was lost
+    RESUMED: Final = b"z:"  # the same strand has all that was written from this ID on
     NEW: Final = b"n:"  # this engine's copy of a strand starts here; it never had earlier entries
     MENDED: Final = b"m:"  # the range that was restored in a strand after a loss
-    RESTORES: Final = b"y:"  # of a log: how often entries of a strand were restored
+    RESTORES: Final = b"y:"  # how often entries of a strand were restored
+    TRIMMED: Final = b"d:"  # up to here, entries of a strand were trimmed one by one, not deleted
     PASSED_ON: Final = b"p:"  # by writer and strand: the range that this peer has received since
     REDONE: Final = b"j:"  # up to where we applied a peer's copy of our lost journal again
 
@@ -50,6 +56,7 @@ class ConfigField:
     WRITER: Final = b"writer"
     WRITERS: Final = b"writers"
     LEFT: Final = b"left"
+    MET: Final = b"met"  # when the region got its first peer, ms
     ID_MODE: Final = b"id-mode"
     LIBRARY: Final = b"library"
     ADOPTED: Final = b"adopted"  # native streams were adopted, so plain keys may be fences

@@ -3,6 +3,7 @@
 The engine functions write it (lua/journal.lua). An entry is one of:
 
     del  "<label:life> <native ID> ..."                 these entries were deleted
+    del  "<label:life> <native ID> ..." by trim         the same, by a trim that removes single entries
     idmp <settings> by <producer> (<iid> <ms-n:w>)...   these messages were accepted
 """
 
@@ -25,6 +26,7 @@ class JournalWord:
     DELETED: Final = b"del"
     MESSAGES: Final = b"idmp"
     BY: Final = b"by"
+    TRIM: Final = b"trim"
     MAP: Final = b"map:"
     QUEUE: Final = b"queue:"
     ABOUT: Final = b"about"
@@ -37,6 +39,11 @@ def deletions(words: Sequence[bytes]) -> tuple[bytes, list[bytes]]:
         return b"", []
     registration, *natives = words[1].split(b" ")
     return registration, natives
+
+
+def is_trim(words: Sequence[bytes]) -> bool:
+    """Whether the deletions of an entry were a trim, with DELREF or ACKED."""
+    return words[0] == JournalWord.DELETED and list(words[2:4]) == [JournalWord.BY, JournalWord.TRIM]
 
 
 def messages(settings: Settings, producer: bytes, known: Iterable[bytes]) -> list[bytes]:

@@ -18,6 +18,8 @@
     bs:daemons                hash    the region's daemons: each increments a counter while it runs
     bs:status                 hash    what each daemon knows of its links, for `braid status`; expires
     bs:beats                  hash    the latest heartbeat of each region (model/beat.py)
+    bs:facts                  string  of a cluster: held while its facts are changed; expires
+    bs:safe:<n>               string  of a cluster, on each primary: the durability gate writes it; expires
     bs:claim:<w>              string  the server that replicates to this region as writer w; expires
     bs:copy:<token>:<tag>     stream  a copy being made; becomes a `c` strand (commands/rename.py)
     bs:stray:<tag>            stream  entries written beside the stream, to be brought in (admin/adoption.py)
@@ -44,6 +46,7 @@ CONFIG: Final = b"bs:config"
 DAEMONS: Final = b"bs:daemons"
 STATUS: Final = b"bs:status"
 BEATS: Final = b"bs:beats"
+FACTS_LOCK: Final = b"bs:facts"
 PREFIX: Final = b"bs:"
 
 Kind = Literal["s", "c", "t", "p"]
@@ -62,6 +65,7 @@ _TAKES: Final = (b"bs:room:", b"bs:look:", b"bs:gate:", b"bs:waits:")
 _TICK = b"bs:tick:"
 _COPY = b"bs:copy:"
 _CLAIM = b"bs:claim:"
+_SAFE = b"bs:safe:"
 STRAY: Final = b"bs:stray:"
 ASIDE: Final = b"bs:aside:"
 _ABOUT = b"bs:idmp:"
@@ -114,6 +118,11 @@ def journal(name: bytes, writer: int) -> bytes:
 
 def meta(name: bytes) -> bytes:
     return META + tag(name)
+
+
+def safe(number: int) -> bytes:
+    """A key that the durability gate writes. Numbers are tried until the key is on the wanted primary."""
+    return b"%b%d" % (_SAFE, number)
 
 
 def claim(writer: int) -> bytes:
@@ -217,8 +226,8 @@ def parse_journal(key: bytes) -> tuple[bytes, int] | None:
 
 def is_ours(key: bytes) -> bool:
     """Whether a key belongs to braidstream. KEYS and SCAN hide it."""
-    if key in (CONFIG, DAEMONS, STATUS, BEATS) or key.startswith(
-        (META, _BELL, _TURN, *_TAKES, _TICK, _COPY, _CLAIM, _ABOUT, _STAGE, _SINK, STRAY, ASIDE)
+    if key in (CONFIG, DAEMONS, STATUS, BEATS, FACTS_LOCK) or key.startswith(
+        (META, _BELL, _TURN, *_TAKES, _TICK, _COPY, _CLAIM, _SAFE, _ABOUT, _STAGE, _SINK, STRAY, ASIDE)
     ):
         return True
     return any(form.match(key) for form in (_STRAND, _JOURNAL, _KNOWN))

@@ -50,7 +50,13 @@ class Registry:
     due: when it expires, 0 for never. After that its keys are missing (lua/deadline.lua).
     until: the same in a region with peers: its daemon deletes what is older then; 0 for never.
     scopes: groups of scope `once`; all others deliver every strand.
+    passes: by group, strands with entries ahead that other regions have acknowledged (lua/ranges.lua).
     ahead_ms: by label, how far a strand's last entry was ahead of our clock on arrival, if beyond the bound.
+    mends: by label, the life of a strand and the range that was restored in it after a loss; and how often
+    entries were restored, which functions before 24 did not count.
+    lost: by label, up to where a strand was really deleted. Its key was lost, and its cut is where it began
+    again.
+    trims: by label, the life of a strand, and up to where it was trimmed entry by entry.
     """
 
     cuts: dict[Strand, Id] = field(default_factory=dict)
@@ -67,6 +73,10 @@ class Registry:
     due: int = 0
     until: int = 0
     scopes: dict[bytes, Scope] = field(default_factory=dict)
+    passes: dict[bytes, frozenset[bytes]] = field(default_factory=dict)
+    mends: dict[bytes, bytes] = field(default_factory=dict)
+    lost: dict[bytes, Id] = field(default_factory=dict)
+    trims: dict[bytes, bytes] = field(default_factory=dict)
 
     @staticmethod
     def parse(name: bytes, reply: list[Any]) -> "Registry":
@@ -75,6 +85,8 @@ class Registry:
         ahead_ms, epochs, log = dict[bytes, int](), tuple[Epoch, ...](), _LOG_DEFAULTS
         fenced, due, once, owners = False, 0, set[bytes](), dict[bytes, bytes]()
         version, until, ended, step = b"0", b"0", b"0", b"0"
+        passes, mends, lost = dict[bytes, frozenset[bytes]](), dict[bytes, bytes](), dict[bytes, Id]()
+        trims, restores = dict[bytes, bytes](), dict[bytes, bytes]()
         for label, value in zip(reply[::2], reply[1::2], strict=True):
             if label.startswith(_KINDS):
                 if (found := _registered(name, label, value)) is not None:
@@ -113,6 +125,16 @@ class Registry:
                     once.add(label[len(MetaField.GROUP_SCOPE) :])
             elif label.startswith(MetaField.GROUP_OWNERS):
                 owners[label[len(MetaField.GROUP_OWNERS) :]] = value
+            elif label.startswith(MetaField.MENDED):
+                mends[label[len(MetaField.MENDED) :]] = value
+            elif label.startswith(MetaField.LOST):
+                lost[label[len(MetaField.LOST) :]] = ids.native(value)
+            elif label.startswith(MetaField.RESTORES):
+                restores[label[len(MetaField.RESTORES) :]] = value
+            elif label.startswith(MetaField.TRIMMED):
+                trims[label[len(MetaField.TRIMMED) :]] = value
+            elif label.startswith(MetaField.GROUP_PASSED) and value:
+                passes[label[len(MetaField.GROUP_PASSED) :]] = frozenset(value.split()[::2])
         is_native = idempotence is not None and native == b"%d" % idempotence.era
         return Registry(
             cuts,
@@ -129,6 +151,10 @@ class Registry:
             due,
             0 if ended == version and step != b"0" else int(until),
             {group: Scope(owners_of(owners.get(group, b""))) for group in once},
+            passes,
+            {label: join_mend(mends.get(label), restores.get(label)) for label in {*mends, *restores}},
+            lost,
+            trims,
         )
 
     @property
@@ -196,6 +222,25 @@ class Registry:
         others = [each for each in self.strands if each.label != strand.label]
         cuts[strand] = self.cuts.get(strand, ids.ZERO)
         return replace(self, cuts=cuts, strands=_ordered([*others, strand]))
+
+
+def join_mend(where: bytes | None, count: bytes | None) -> bytes:
+    """`m:` and `y:` of a strand as one value. It changes whenever entries are restored."""
+    return b" ".join(each for each in (where, count) if each)
+
+
+def mended_range(noted: bytes, life: int) -> tuple[Id, Id] | None:
+    """The range of `m:`: the life of a strand, and the first and last ID that were restored in it."""
+    words = noted.split()
+    if len(words) < 3 or int(words[0]) != life:
+        return None
+    return ids.native(words[1]), ids.native(words[2])
+
+
+def trimmed_upto(noted: bytes, life: int) -> Id:
+    """Of `d:`: up to where a strand was trimmed entry by entry; 0-0 if it was not, in this life."""
+    of_life, _, upto = noted.partition(b" ")
+    return ids.native(upto) if upto and int(of_life) == life else ids.ZERO
 
 
 def bell(name: bytes, stamp: bytes) -> tuple[bytes, ...]:

@@ -29,6 +29,7 @@ class Region:
     """The identity and the settings of a region.
 
     left: writers of regions that were removed for good. topology: counts changes of the writers.
+    met_ms: when the region got its first peer. Clients write a journal since they know of it.
     identity: of the server that was made this region; its replicas and backups share it.
     behind_ms: writers whose clock is behind ours by more than the bound, and by how much.
     doubts: time windows (ms) whose entries may be lost, because another process has served the region since.
@@ -48,6 +49,7 @@ class Region:
     library: int = 0
     left: tuple[int, ...] = ()
     topology: int = 0
+    met_ms: int = 0
     behind_ms: tuple[tuple[int, int], ...] = ()
     identity: str = ""
     doubts: tuple[tuple[int, int], ...] = ()
@@ -56,6 +58,11 @@ class Region:
     flushed: bool = False
     adopted: bool = False
     is_cluster: bool = False
+
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """The numbers of the other regions that it knows."""
+        return tuple(number for number in self.writers if number != self.writer)
 
     @property
     def journal_writer(self) -> int:
@@ -88,6 +95,7 @@ class Region:
             library=int(config.get(ConfigField.LIBRARY, b"0")),
             left=tuple(map(_writer, config.get(ConfigField.LEFT, b"").split())),
             topology=int(config.get(ConfigField.TOPOLOGY, b"0")),
+            met_ms=int(config.get(ConfigField.MET, b"0")),
             identity=config.get(ConfigField.IDENTITY, b"").decode("ascii", "replace"),
             behind_ms=tuple(
                 (int(field[len(ConfigField.BEHIND) :]), int(ms))
