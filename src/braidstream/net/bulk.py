@@ -1,11 +1,10 @@
 """Servers and clusters for bulk work (Spark): plans by key, and connections that carry raw bytes.
 
-redis-py opens and authenticates a connection. Then a `Wire` sends and receives bytes on its socket, so a
-reply of thousands of entries becomes columns without becoming Python objects first. Clients do not use this.
+redis-py opens and authenticates a connection. Then a `Wire` sends and receives bytes on its socket
+(bulk_wire.py). Of a cluster: bulk_cluster.py. Clients do not use this.
 """
 
-import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -13,30 +12,34 @@ from typing import Any, TypeVar
 import redis
 from redis.backoff import ExponentialBackoff
 from redis.connection import URL_QUERY_ARGUMENT_PARSERS, parse_url
-from redis.exceptions import RedisClusterException, RedisError
+from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from braidstream.errors import OptionError
-from braidstream.model.command import Command
 from braidstream.net.address import sentinel_pool, shown, split_sentinel
-from braidstream.net.compat import QUICK_HELLO, socket_of
+from braidstream.net.bulk_cluster import BulkCluster
+from braidstream.net.bulk_wire import Wire
+from braidstream.net.compat import QUICK_HELLO
 from braidstream.net.sender import NotResentError, Sender
-from braidstream.protocol.plan import Plan, run
+from braidstream.protocol.identify import INFO_CLUSTER, is_cluster
+from braidstream.protocol.plan import Batch, Plan, run
 
 __all__ = ["RedisError", "Server", "Wire", "shown"]
 
 T = TypeVar("T")
 
 TRIES = 3
-CHUNK = 1 << 20
 
 
 class Server:
-    """One server, or one cluster. `options` are redis-py's, as text or typed."""
+    """One server, or one cluster. `options` are redis-py's, as text or typed.
+
+    The option cluster: whether it is one. Without it, the server is asked at the first use.
+    """
 
     def __init__(self, url: str, options: dict[str, Any] | None = None) -> None:
         typed = {name: _typed(name, value) for name, value in (options or {}).items()}
-        is_cluster = bool(typed.pop("cluster", False))
+        self._is_cluster: bool | None = typed.pop("cluster", None)
         # RESP2, because the page parser reads only that. redis-py retries lost connections.
         settings = {"retry": Retry(ExponentialBackoff(cap=1.0), TRIES), **QUICK_HELLO, **typed}
         settings["protocol"] = 2
@@ -45,71 +48,66 @@ class Server:
         parse_url(group.server if group else url)  # type: ignore[no-untyped-call]
         self.url = url
         self._settings = settings
-        self._cluster: Any = None
-        if is_cluster and group is not None:
+        self._nodes: BulkCluster | None = None
+        if self._is_cluster and group is not None:
             raise OptionError("redis.cluster", "sentinels watch one server, not a cluster")
         self._client: Any = None
         if group is not None:
+            self._is_cluster = False
             self._client = redis.Redis(connection_pool=sentinel_pool(url, settings))
-        elif not is_cluster:
+        elif not self._is_cluster:
             self._client = redis.Redis.from_url(url, **settings)
         if self._client is not None:
             self._client.connection_pool.make_connection()  # fails now on an unknown option; opens no socket
 
     def close(self) -> None:
-        for each in (self._client, self._cluster):
+        for each in (self._client, self._nodes):
             if each is not None:
                 each.close()
 
-    def _nodes(self) -> Any:
-        """The cluster, connected on first use."""
-        if self._cluster is None:
-            try:
-                self._cluster = redis.RedisCluster.from_url(self.url, **self._settings)
-            except RedisClusterException as error:
-                raise redis.ConnectionError(str(error)) from error
-            except (TypeError, ValueError) as error:
-                raise OptionError("redis.*", str(error)) from None
-        return self._cluster
+    @property
+    def is_cluster(self) -> bool:
+        if self._is_cluster is None:
+            self._is_cluster = _run(self._client.connection_pool, _asks_cluster())
+        return self._is_cluster
 
-    def _pools(self) -> list[Any]:
-        if self._client is not None:
-            return [self._client.connection_pool]
-        cluster = self._nodes()
-        return [cluster.get_redis_connection(node).connection_pool for node in cluster.get_primaries()]
-
-    def _pool(self, key: bytes) -> Any:
-        if self._client is not None:
-            return self._client.connection_pool
-        cluster = self._nodes()
-        return cluster.get_redis_connection(cluster.get_node_from_key(key)).connection_pool
+    @property
+    def _cluster(self) -> BulkCluster | None:
+        """The cluster, connected on first use; None if it is one server."""
+        if self._nodes is None and self.is_cluster:
+            self._nodes = BulkCluster(self.url, self._settings)
+        return self._nodes
 
     def by_node(self, items: Iterable[T], key_of: Callable[[T], bytes]) -> list[list[T]]:
         """Groups of items whose keys are on the same server."""
-        if self._client is not None:
-            whole = [*items]
-            return [whole] if whole else []
-        cluster, groups = self._nodes(), dict[str, list[T]]()
-        for item in items:
-            groups.setdefault(cluster.get_node_from_key(key_of(item)).name, []).append(item)
-        return list(groups.values())
+        if self._cluster is not None:
+            return self._cluster.by_node(items, key_of)
+        whole = [*items]
+        return [whole] if whole else []
 
-    def run(self, plan: Plan[T], key: bytes) -> T:
-        """Run a plan on the server that holds a key."""
-        return _run(self._pool(key), plan)
+    def run(self, plan: Plan[T], key: bytes | None = None) -> T:
+        """Run a plan on the server that holds a key; of a cluster, on any without a key."""
+        if self._cluster is not None:
+            return self._cluster.run(plan, key)
+        return _run(self._client.connection_pool, plan)
 
     def run_everywhere(self, make: Any) -> list[Any]:
         """Run a plan on every primary."""
         return [run_here(make()) for run_here in self.each_primary()]
 
     def each_primary(self) -> list[Callable[[Plan[Any]], Any]]:
-        """For every primary: a function that runs a plan on it."""
-        return [partial(_run, pool) for pool in self._pools()]
+        """For every primary: a function that runs a plan on it, and there only."""
+        pools = [self._client.connection_pool] if self._cluster is None else self._cluster.pools()
+        return [partial(_run, pool) for pool in pools]
 
     @contextmanager
-    def wire(self, key: bytes) -> Iterator["Wire"]:
+    def wire(self, key: bytes) -> Iterator[Wire]:
         """A raw connection to the server that holds a key. It is closed if the block raises."""
-        pool = self._pool(key)
+        if self._cluster is not None:
+            with self._cluster.wire(key) as wire:
+                yield wire
+            return
+        pool = self._client.connection_pool
         conn = pool.get_connection()
         try:
             yield Wire(conn)
@@ -118,6 +116,19 @@ class Server:
             raise
         finally:
             pool.release(conn)
+
+    def in_slot(self, key: bytes, work: Callable[[Wire], T]) -> T:
+        """Work with a raw connection to the server that holds a key. On a cluster, a step of the work that
+        was refused because the slot moves has done nothing, and all of the work begins again."""
+        if self._cluster is not None:
+            return self._cluster.in_slot(key, work)
+        with self.wire(key) as wire:
+            return work(wire)
+
+
+def _asks_cluster() -> Plan[bool]:
+    [info] = yield Batch([INFO_CLUSTER], resend=True, attempt=True)
+    return is_cluster(info)
 
 
 def _typed(name: str, value: Any) -> Any:
@@ -140,70 +151,3 @@ def _run(pool: Any, plan: Plan[T]) -> T:
         raise
     finally:
         pool.release(conn)
-
-
-class Wire:
-    """The socket of a connection, used as bytes."""
-
-    def __init__(self, conn: Any) -> None:
-        self.conn = conn
-        self._buffer = bytearray(CHUNK)
-
-    def send(self, *commands: Command) -> bytes:
-        """Send commands. Returns the mark that ends their replies, for `receive`."""
-        return self._send_packed(self.conn.pack_commands(commands))
-
-    def ask(self, commands: Sequence[Command]) -> list[bytearray]:
-        """Run commands in one round trip. Returns the reply to each, as bytes."""
-        nonce, packed = secrets.token_hex(12).encode(), list[bytes]()
-        marks = [b"%b%08d" % (nonce, at) for at in range(len(commands))]
-        for command, mark in zip(commands, marks, strict=True):
-            packed += self.conn.pack_command(*command)
-            packed += self.conn.pack_command("ECHO", mark)
-        socket_of(self.conn).sendall(b"".join(packed))
-        ends = [b"$32\r\n%b\r\n" % mark for mark in marks]
-        whole, at = self.receive(ends[-1]), 0
-        replies = list[bytearray]()
-        for end in ends[:-1]:
-            stop = whole.index(end, at)
-            replies.append(whole[at:stop])
-            at = stop + len(end)
-        return [*replies, whole[at:]]
-
-    def call(self, *commands: Command) -> list[Any]:
-        """Run commands in one round trip. Errors are returned as values."""
-        self.conn.send_packed_command(self.conn.pack_commands(commands))
-        replies = list[Any]()
-        for _ in commands:
-            try:
-                replies.append(self.conn.read_response(disable_decoding=True))
-            except redis.ResponseError as error:
-                replies.append(error)
-        return replies
-
-    def exchange(self, before: Iterable[Command], packed: bytes, after: Iterable[Command]) -> bytearray:
-        """Send commands, then packed commands, then more commands. Returns all replies as bytes."""
-        pack = self.conn.pack_commands
-        return self.receive(self._send_packed((*pack([*before]), packed, *pack([*after]))))
-
-    def _send_packed(self, parts: Iterable[bytes]) -> bytes:
-        mark = secrets.token_hex(16).encode()
-        socket_of(self.conn).sendall(b"".join((*parts, *self.conn.pack_command("ECHO", mark))))
-        return b"$32\r\n%s\r\n" % mark
-
-    def receive(self, mark: bytes) -> bytearray:
-        """All bytes before the mark. The mark is random, so no entry contains it."""
-        buffer, filled = self._buffer, 0
-        recv_into = socket_of(self.conn).recv_into
-        while True:
-            if filled == len(buffer):
-                buffer.extend(bytes(len(buffer)))
-            got = recv_into(memoryview(buffer)[filled:])
-            if not got:
-                raise redis.ConnectionError("the server closed the connection while it was read")
-            filled += got
-            if filled >= len(mark) and buffer.endswith(mark, 0, filled):
-                break
-        self._buffer = bytearray(CHUNK)
-        del buffer[filled - len(mark) :]
-        return buffer

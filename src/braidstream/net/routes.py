@@ -13,7 +13,7 @@ from redis.crc import key_slot
 from braidstream.model.command import Command
 
 # How the keys of a command are found: at one position, or by a rule of its own.
-_AT_SECOND: Final = frozenset(("XINFO", "XGROUP", "OBJECT"))
+_AT_SECOND: Final = frozenset(("XINFO", "XGROUP", "OBJECT", "MEMORY"))
 _ALL: Final = frozenset(("DEL", "UNLINK", "EXISTS", "TOUCH", "WATCH"))
 _PAIR: Final = frozenset(("RENAME", "RENAMENX", "COPY"))
 _NONE: Final = frozenset(
@@ -61,7 +61,7 @@ def keys_of(command: Command, native_keys: NativeKeys) -> Sequence[Any]:
     if word in ONE_KEY:
         return command[1:2]
     if word in FUNCTIONS:
-        return command[3 : 3 + int(command[2])]
+        return _numbered(command)
     if word in READS:
         places = command[streams_at(command) :]
         return () if len(places) % 2 else places[: len(places) // 2]  # the engine refuses unbalanced ones
@@ -72,6 +72,14 @@ def keys_of(command: Command, native_keys: NativeKeys) -> Sequence[Any]:
     if word in _PAIR:
         return command[1:3]
     return () if word in _NONE else native_keys(command) or ()
+
+
+def _numbered(command: Command) -> Sequence[Any]:
+    """The keys of a call; none if their number cannot be read, which the engine refuses."""
+    try:
+        return command[3 : 3 + int(command[2])]
+    except (IndexError, ValueError):
+        return ()
 
 
 def streams_at(command: Command) -> int:

@@ -296,7 +296,7 @@ class _Parcel:
         """What to send again of a leg that was refused, and where."""
         if leg.is_multi or leg.part:
             error = next(reply for reply in replies if isinstance(reply, REDIRECTS))
-            return [replace(leg, ask=_place(error))]
+            return [replace(leg, ask=_place(leg, error))]
         again = list[Leg]()
         ran = [at for at, reply in zip(leg.at, replies, strict=True) if not isinstance(reply, REDIRECTS)]
         for at, command, reply in zip(leg.at, leg.commands, replies, strict=True):
@@ -305,7 +305,7 @@ class _Parcel:
             if is_late or not isinstance(reply, REDIRECTS):
                 self._found[at] = reply
                 continue
-            place = _place(reply)
+            place = _place(leg, reply)
             if not again or again[-1].ask != place:
                 again.append(Leg(leg.slot, [], [], ask=place))
             again[-1].at.append(at)
@@ -337,9 +337,10 @@ def _in_multi(units: list[Leg]) -> Leg:
     return Leg(units[0].slot, [], [MULTI, *inner, EXEC], is_multi=True, units=units)
 
 
-def _place(error: Any) -> Place | None:
-    """The node to ask; None: the one that the map of slots names."""
-    is_ask = isinstance(error, AskError) and not isinstance(error, MovedError)
+def _place(leg: Leg, error: Any) -> Place | None:
+    """The node to ask; None: the one that the map of slots names. If the engine sees keys in a command where
+    we see none, it is the one that the engine names."""
+    is_ask = isinstance(error, AskError) and (leg.slot is None or not isinstance(error, MovedError))
     return (error.host, error.port) if is_ask else None
 
 

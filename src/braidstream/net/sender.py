@@ -30,7 +30,17 @@ def is_refusal(error: BaseException, *, may_have_run: bool = False) -> bool:
     may_have_run: commands before the one that got the error may have been executed.
     """
     is_replica = isinstance(error.__context__, exceptions.ReadOnlyError)
-    return isinstance(error, REFUSALS) or (is_replica and not may_have_run)
+    return (isinstance(error, REFUSALS) or is_replica) and not may_have_run
+
+
+def _may_have_run(batch: Batch, commands: list[Command], replies: list[Any]) -> bool:
+    """Whether the server may have run a command of a batch, though the reply after `replies` was a refusal.
+
+    Refused AUTH and HELLO do not stop the commands behind them.
+    """
+    first = commands[0][0]
+    name = first.decode("ascii", "replace") if isinstance(first, bytes) else str(first)
+    return not batch.atomic and (bool(replies) or name.upper() in ("AUTH", "HELLO"))
 
 
 class NotResentError(Exception):
@@ -79,7 +89,7 @@ class Sender:
             self.conn.disconnect()
             if batch.optional:
                 raise LostError(repr(self.conn), str(error), wrote=True) from error
-            is_refused = is_refusal(error, may_have_run=bool(replies) and not batch.atomic)
+            is_refused = is_refusal(error, may_have_run=_may_have_run(batch, commands, replies))
             if before if is_refused else self.wrote:
                 raise NotResentError(error) from error
             raise
@@ -130,7 +140,7 @@ class AsyncSender:
             await self.conn.disconnect(nowait=True)
             if batch.optional:
                 raise LostError(repr(self.conn), str(error), wrote=True) from error
-            is_refused = is_refusal(error, may_have_run=bool(replies) and not batch.atomic)
+            is_refused = is_refusal(error, may_have_run=_may_have_run(batch, commands, replies))
             if before if is_refused else self.wrote:
                 raise NotResentError(error) from error
             raise

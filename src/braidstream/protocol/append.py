@@ -31,6 +31,8 @@ _TAILS: Final = 1024
 # Words of a row before its fields: XADD key *; of a log XADD key NOMKSTREAM 0-*
 ROW_WORDS: Final = 3
 LOG_ROW_WORDS: Final = 4
+# What a caller that has seen a strand says to the functions that would create it.
+KNOWN: Final = b"known"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Home:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", self.strand.key)
-        object.__setattr__(self, "ensure", pack_one(ensure_command(self.strand)))
+        object.__setattr__(self, "ensure", pack_one(ensure_command(self.strand, known=True)))
 
 
 Homes = Mapping[Any, Home]
@@ -74,15 +76,17 @@ def command_of(args: tuple[Any, ...], homes: Homes) -> Command | None:
     return None if home is None else ("XADD", home.key, "NOMKSTREAM", *args[2:])
 
 
-def ensure_command(strand: Strand, stamp: bytes = b"", *, plain: bool = True) -> Command:
+def ensure_command(strand: Strand, stamp: bytes = b"", *, plain: bool = True, known: bool = False) -> Command:
     """Create a strand if it is missing. BSSTALE if it has groups and `stamp` is not that of the bell.
 
-    That of a log also if its home is elsewhere. plain: not if there is a plain key of the name.
+    That of a log also if its home is elsewhere. plain: not if there is a plain key of the name. known: the
+    caller has seen the strand, so BSSTALE if this server never had it. It was emptied, and may be no region.
     """
     function = "bs_log_ensure" if strand.is_of_log else "bs_strand_ensure"
     names = (strand.name,) if plain and keys.shares_slot(strand.name) else ()
     where = (keys.meta(strand.name), strand.key, *names, *bell(strand.name, stamp))
-    return ("FCALL", function, len(where), *where, strand.label, *((stamp,) if stamp else ()))
+    words = (stamp, KNOWN) if known else (stamp,) if stamp else ()
+    return ("FCALL", function, len(where), *where, strand.label, *words)
 
 
 def undo_command(strand: Strand) -> Command:
@@ -93,7 +97,7 @@ def undo_command(strand: Strand) -> Command:
 def ensure_commands(args: Iterable[tuple[Any, ...]], homes: Homes) -> list[Command]:
     """Create each strand of a pipeline, first: repeating single appends would change their order."""
     strands = {homes[each[1]].strand: None for each in args if each[0] == "XADD"}
-    return list(map(ensure_command, strands))
+    return [ensure_command(strand, known=True) for strand in strands]
 
 
 # Bytes

@@ -16,6 +16,7 @@ from braidstream.protocol.lookup import (
     read_registry,
     refuse_other_types,
     refuse_unseen_types,
+    require_region,
     type_check,
 )
 from braidstream.protocol.plan import Batch, Plan
@@ -68,19 +69,25 @@ def _create_and_append(
     view: View, home: Strand, commands: Sequence[Command], also: Sequence[Command]
 ) -> Plan[list[bytes]]:
     yield from refuse_unseen_types(view, home.name)
+    known = view.has_seen(home)
+    if not known and view.carriage.may_look_again:  # a pipeline did so when it looked up
+        yield from require_region(view)
     _expect_created(view, home)
     attempt = 0  # how often another client deleted the strand before the append
     retries = Retries(f"other clients kept deleting {home.name!r} during the append")
     while True:
         retries.count()
-        ensure = ensure_command(home, view.recall(home.name).bell)
+        ensure = ensure_command(home, view.recall(home.name).bell, known=known)
         several = len(commands) > 1 and view.carriage.one_step(len(commands))
         replies = yield Batch(
             [ensure, *commands, *also], atomic=several or view.carriage.create_step(attempt), attempt=True
         )
         if is_stale(replies[0]) and replies[1] is None:
-            view.forget(home.name)
+            view.forget_strand(home)
             yield from read_registry(view, home.name)
+            known = view.has_seen(home)
+            if not known:
+                yield from require_region(view)
             if home.is_of_log and view.log_home(home.name) != home:
                 raise replies[0]
             continue

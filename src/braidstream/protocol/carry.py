@@ -101,3 +101,10 @@ class Carriage:
         if self.watching:
             why = "it watches keys itself, and would end your WATCH"
             raise RefusedError(f"{command} of a stream under WATCH", why, "Run it before WATCH or after EXEC")
+
+    def refuse_steps(self, command: str) -> None:
+        """Refuse a plan that must be one step and has several commands: its EXEC would end the WATCH of the
+        user."""
+        if self.watching:
+            why = "it is one step, whose EXEC would end your WATCH"
+            raise RefusedError(f"{command} under WATCH", why, "Run it before WATCH, or inside MULTI")

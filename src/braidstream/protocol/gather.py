@@ -14,17 +14,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from braidstream.errors import RefusedError, ReplyError
+from braidstream.errors import NotARegionError, RefusedError, ReplyError
 from braidstream.model.command import Command
 from braidstream.model.keys import meta, shares_slot
 from braidstream.protocol.append import is_plain
 from braidstream.protocol.exchange import Exchange, Shape, unpack, wire
-from braidstream.protocol.lookup import FENCE_TYPE, registry_of, settled
+from braidstream.protocol.lookup import FENCE_TYPE, registry_of, require_region, settled
 from braidstream.protocol.plan import Batch, Plan, Replies, first_error, without_multi
 from braidstream.protocol.retries import Retries
 from braidstream.protocol.stream_view import View
 
 _WATCH_TRIES: Final = 100
+# Commands that may create this region's strand of a stream.
+_CREATING: Final = (b"XADD", b"XGROUP", b"TWRITE", b"TCFGSET")
 
 
 Argv = list[bytes]
@@ -200,8 +202,20 @@ def _look_up(view: View, queued: list[Queued]) -> Plan[None]:
             for name, kind in kinds.items()
             if kind != b"none" and not (kind == FENCE_TYPE and view.recall(name).fenced)
         )
+        yield from _check_region(view, queued)
         for name, kind in kinds.items():
             view.note_native(name, kind == b"stream" and not view.recall(name).exists)
+
+
+def _check_region(view: View, queued: list[Queued]) -> Plan[None]:
+    """Before plans that may create strands which we have not seen."""
+    for item in queued:
+        if item.spec is None or item.argv[0].upper() not in _CREATING:
+            continue
+        for name in item.spec.names(item.argv):
+            if not (view.has_seen(view.home(name)) or view.recall(name).is_log):
+                yield from require_region(view)
+                return
 
 
 def _kinds(view: View, names: list[bytes]) -> Plan[dict[bytes, bytes]]:
@@ -260,7 +274,7 @@ def transaction(
         try:
             yield from _look_up(view, queued)
             _refuse(view, queued)
-        except ReplyError:
+        except (ReplyError, NotARegionError):
             if not watching:
                 yield Batch([("UNWATCH",)])
             raise

@@ -14,6 +14,7 @@ NEWER: Final = (b"XDELEX", b"XNACK")
 INFO_CLUSTER: Final = ("INFO", "cluster")
 # Which region a node of a cluster belongs to (lua/cluster_facts.py).
 NODE_FACTS: Final = ("FCALL_RO", "bs_region", 0)
+ASK_NODE: Final[list[Command]] = [NODE_FACTS, ("FCALL_RO", "bs_version", 0)]
 
 
 def read_region() -> Plan[Region]:
@@ -32,13 +33,25 @@ def read_node() -> Plan[tuple[Region, ServerInfo]]:
 
     The version of the functions is what the node has, not what somebody noted.
     """
-    commands: list[Command] = [NODE_FACTS, ("FCALL_RO", "bs_version", 0), *_ABOUT_SERVER]
+    commands: list[Command] = [*ASK_NODE, *_ABOUT_SERVER]
     found, version, table, info = yield Batch(commands, resend=True, attempt=True)
+    return node_region(found, version), _server_info(table, info)
+
+
+def node_region(found: Any, version: Any) -> Region:
+    """Which region a node of a cluster belongs to, by its replies to ASK_NODE."""
     for reply in (found, version):
         if isinstance(reply, ReplyError):
             raise NotARegionError if "not found" in reply.text.lower() else reply
-    region = replace(Region.parse(found), library=int(version), is_cluster=True)
-    return region, _server_info(table, info)
+    return replace(Region.parse(found), library=int(version), is_cluster=True)
+
+
+def read_any_region() -> Plan[Region]:
+    """Which region a server or a cluster is: for plans that clients of both run. Two round trips."""
+    [info] = yield Batch([INFO_CLUSTER], resend=True, attempt=True)
+    if not is_cluster(info):
+        return (yield from read_region())
+    return node_region(*(yield Batch(ASK_NODE, resend=True, attempt=True)))
 
 
 def read_again(known: Region) -> Plan[Region]:
@@ -68,6 +81,17 @@ def refuse_cluster() -> Plan[None]:
 
 def info_facts(info: bytes) -> dict[bytes, bytes]:
     return {name: value for name, _, value in (line.partition(b":") for line in bytes(info).splitlines())}
+
+
+def read_ms() -> Plan[int]:
+    """The server's clock (ms)."""
+    [now] = yield Batch([("TIME",)], resend=True)
+    return ms_of(now)
+
+
+def ms_of(time: Any) -> int:
+    """The reply to TIME, in milliseconds."""
+    return int(time[0]) * 1000 + int(time[1]) // 1000
 
 
 def read_server() -> Plan[tuple[Region, ServerInfo]]:

@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from braidstream.errors import ReplyError
+from braidstream.errors import NotARegionError, ReplyError
 from braidstream.model import keys
 from braidstream.model.command import Command
 from braidstream.model.meta import Registry
+from braidstream.protocol.identify import read_region
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
 
@@ -81,6 +82,19 @@ def look(view: View, name: bytes) -> Plan[Registry]:
             raise ReplyError(WRONGTYPE)
         yield from refuse_other_types(name)
     return registry
+
+
+def require_region(view: View) -> Plan[None]:
+    """NotARegionError if the server is not the region any more that it was when the region was read.
+
+    Called before a strand is created that we have not seen. A server that was emptied has forgotten its IDs:
+    new ones may be below what groups in other regions have read. A cluster keeps its facts then.
+    """
+    if view.region.is_cluster:
+        return
+    region = (yield from read_region()).require_open()
+    if region.writer != view.region.writer:
+        raise NotARegionError
 
 
 def current(name: bytes) -> Plan[Registry]:

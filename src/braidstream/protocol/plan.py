@@ -70,7 +70,12 @@ def _may_have_written(batch: Batch, replies: Replies | None) -> bool:
 # Writes that an engine accepts when its memory is full. Each is complete without the others.
 _RELIEVING: Final = frozenset(("XTRIM", "XDEL", "XACK", "XREADGROUP", "XCLAIM", "XPENDING", "HGETALL"))
 _RELIEVING_TOO: Final = frozenset(
-    (("FCALL", "bs_entry_drop"), ("FCALL", "bs_entry_trim"), ("XGROUP", "DELCONSUMER"))
+    (
+        ("FCALL", "bs_entry_drop"),
+        ("FCALL", "bs_entry_trim"),
+        ("FCALL", "bs_group_read"),
+        ("XGROUP", "DELCONSUMER"),
+    )
 )
 
 
@@ -102,6 +107,22 @@ def send_one(command: Command, *, resend: bool = False) -> Plan[Any]:
     """Send one command and return its reply. An error reply is raised."""
     [reply] = yield Batch([command], resend=resend)
     return reply
+
+
+def altered(plan: Plan[T], alter: Callable[[Batch], Batch]) -> Plan[T]:
+    """The same plan, with each of its batches as `alter` returns it. An error of `alter` ends the plan."""
+    step: Callable[[Any], Batch] = plan.send
+    value: Any = None
+    while True:
+        try:
+            batch = step(value)
+        except StopIteration as stop:
+            return cast(T, stop.value)
+        batch = alter(batch)
+        try:
+            step, value = plan.send, (yield batch)
+        except ReplyError as error:
+            step, value = plan.throw, error
 
 
 def run(plan: Plan[T], send: Callable[[Batch], Replies]) -> T:

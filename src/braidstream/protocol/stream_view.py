@@ -94,6 +94,11 @@ class View:
         """Whether the stream was looked up. It may not exist."""
         return name in self.cache.registries
 
+    def has_seen(self, strand: Strand) -> bool:
+        """Whether this server had the strand when we looked, or when we appended to it."""
+        home = self.cache.homes.get(strand.name)
+        return strand in self.recall(strand.name).cuts or (home is not None and home.strand == strand)
+
     def learn(self, name: bytes, reply: list[Any]) -> Registry:
         registry = Registry.parse(name, reply)
         self._remember(name, registry)
@@ -102,6 +107,11 @@ class View:
     def forget(self, name: bytes) -> None:
         self.seen.pop(name, None)
         self.cache.forget(name)
+
+    def forget_strand(self, strand: Strand) -> None:
+        """The server does not know the strand any more."""
+        self.forget(strand.name)
+        self.cache.homes.pop(strand.name, None)
 
     def _remember(self, name: bytes, registry: Registry) -> None:
         self.seen[name] = registry
@@ -128,6 +138,12 @@ class View:
     def native_strand(self, name: bytes) -> Strand:
         """A native stream, read as the only strand of its name."""
         return Strand(name, keys.PLAIN, 0)
+
+    def expect_passed(self, strand: Strand, group: bytes) -> None:
+        """No entries that other regions have acknowledged are ahead of the group in a strand."""
+        known = self.recall(strand.name)
+        left = known.passes.get(group, frozenset()) - {strand.registration}
+        self._remember(strand.name, replace(known, passes={**known.passes, group: left}))
 
     # Predicted state
 
