@@ -195,10 +195,13 @@ def _delivered(strands: tuple[Strand, ...], left_out: tuple[bytes, ...]) -> Plan
 def _trim_command(
     view: View, strands: tuple[Strand, ...], wanted: list[Id], most: int, spec: Trim
 ) -> Command:
-    """Delete at most this many of the wanted entries; with peers, also write that to the journal."""
+    """Delete at most this many of the wanted entries; with peers, also write that to the journal.
+
+    The registry gets a note that this was a trim: archives keep these entries.
+    """
     writer = view.region.journal_writer
     journal = (keys.journal(strands[0].name, writer),) if writer else ()
-    where = (*(strand.key for strand in strands), *journal)
+    where = (*(strand.key for strand in strands), *journal, keys.meta(strands[0].name))
     names = (len(strands), *(strand.registration for strand in strands))
     how = (spec.maxlen or 0, most, spec.policy, len(spec.left_out), *spec.left_out)
     entries = [

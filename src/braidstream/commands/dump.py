@@ -25,7 +25,7 @@ from braidstream.model.ids import Id
 from braidstream.model.meta import Registry, group_start
 from braidstream.model.strand import facts
 from braidstream.protocol import braid
-from braidstream.protocol.lookup import read_registry, registry_of, settled
+from braidstream.protocol.lookup import read_registry, registry_of, require_region, settled
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
 
@@ -157,6 +157,7 @@ def _restore_once(view: View, argv: Argv, replace: bool) -> Plan[bool]:
     """Restore into a temporary key and adopt it. False, and nothing is changed, if it is no stream."""
     name = argv[1]
     view.carriage.refuse_watch("RESTORE")
+    yield from require_region(view)
     aside = keys.copy(name, (yield from token()))
     _, _, reply, taken, error, kind = yield Batch(
         [

@@ -5,6 +5,7 @@ answer about one of them is the answer about the stream. With peers the deadline
 that is replicated, and each region's daemon carries it out. lua/deadline.lua says what is left.
 """
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from braidstream.commands.arguments import Argv, fail, integer, option, shown
@@ -12,6 +13,7 @@ from braidstream.errors import RefusedError, ReplyError
 from braidstream.model import keys
 from braidstream.model.command import Command
 from braidstream.model.meta import Registry, named_keys
+from braidstream.protocol.identify import ms_of
 from braidstream.protocol.lookup import find_registry, read_registry, registry_now
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.retries import until_current
@@ -45,7 +47,7 @@ def time_to_live(view: View, argv: Argv) -> Plan[int]:
     if registry.until:
         if now is None:
             [now] = yield Batch([("TIME",)], resend=True)
-        return _shown(argv[0].upper(), registry.until, int(now[0]) * 1000 + int(now[1]) // 1000)
+        return _shown(argv[0].upper(), registry.until, ms_of(now))
     if not registry.due:
         return -1
     if set(registry.strands).isdisjoint(strands):
@@ -96,14 +98,17 @@ def expire_at(view: View, name: bytes, at_ms: int) -> Plan[None]:
     yield from _set(view.alone(), [b"PEXPIREAT", name], (b"at", b"%d" % at_ms, b""))
 
 
-def carry_out(view: View, name: bytes) -> Plan[int]:
-    """What a daemon does at a deadline with peers. What it returns, lua/deadline.lua says."""
+def carry_out(view: View, name: bytes, apart: Iterable[int] = ()) -> Plan[int]:
+    """What a daemon does at a deadline with peers. What it returns, lua/deadline.lua says.
+
+    apart: regions that do not exchange the stream, so they never hear of its deadline.
+    """
 
     def command() -> Plan[Command | None]:
         registry = yield from find_registry(view, name)
         where, fence, words = _named(name, registry)
         region, given = view.region, (*where, *fence)
-        writers = " ".join(map(str, (region.writer, *region.left)))
+        writers = " ".join(map(str, (region.writer, *region.left, *apart)))
         call: Command = ("FCALL", "bs_braid_due", 1 + len(given), keys.meta(name), *given)
         return (*call, writers, region.journal_writer, *words, len(fence))
 

@@ -30,6 +30,7 @@ from braidstream.protocol.lookup import (
     refuse_other_types,
     refuse_unseen_types,
     registry_of,
+    require_region,
     type_check,
 )
 from braidstream.protocol.plan import Batch, Plan
@@ -60,6 +61,7 @@ def add_all(view: View, name: bytes, specs: Sequence[Add]) -> Plan[Results]:
     were not appended are sent again: in the new era the others would not be recognised as duplicates.
     """
     home, results, todo = view.home(name), dict[int, Any](), list(range(len(specs)))
+    known = True
     nomkstream = all(spec.nomkstream for spec in specs)
     create = view.needs_create(home) and not (nomkstream and not view.recall(name).exists)
     retries = Retries(f"others kept deleting {name!r}, or changing its settings")
@@ -67,8 +69,11 @@ def add_all(view: View, name: bytes, specs: Sequence[Add]) -> Plan[Results]:
         attempt = retries.count()
         if create:
             yield from refuse_unseen_types(view, name)
+            known = view.has_seen(home)
+            if not known and (attempt or view.carriage.may_look_again):
+                yield from require_region(view)
             view.mark_created(home)
-        ensure = [ensure_command(home, view.recall(name).bell)] if create else []
+        ensure = [ensure_command(home, view.recall(name).bell, known=known)] if create else []
         calls, sizes = add_commands(view, home, [specs[at] for at in todo])
         view.expect_settings(name, view.recall(name).settings)
         trims = specs[0].trim is not None  # then it is the only message
@@ -79,7 +84,7 @@ def add_all(view: View, name: bytes, specs: Sequence[Add]) -> Plan[Results]:
         batch = Batch([*ensure, *end, *calls, *last], atomic=step, attempt=True, resend=resend)
         replies = yield batch
         if ensure and is_stale(replies[0]):
-            view.forget(name)
+            view.forget_strand(home)
             yield from read_registry(view, name)
             continue
         _raise_errors(replies[: len(ensure)])

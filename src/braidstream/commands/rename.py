@@ -26,6 +26,7 @@ from braidstream.model.meta import Registry, moved_keys, named_keys
 from braidstream.model.strand import facts
 from braidstream.protocol.append import native_command
 from braidstream.protocol.braid import delete
+from braidstream.protocol.identify import ms_of
 from braidstream.protocol.lookup import checked_now, exists, registry_of, settled
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
@@ -135,7 +136,7 @@ def _copy(view: View, source: bytes, target: bytes, *, move: bool, replace: bool
         if not replace and ((replies[4] and not there.fenced) or there.exists):
             yield Batch([("UNWATCH",), ("UNLINK", aside)])
             return False
-        if 0 < here.until < _ms(replies[5]):
+        if 0 < here.until < ms_of(replies[5]):
             # Its daemon has not carried it out yet. What was written later must not end with it.
             yield Batch([("UNWATCH",)])
             yield from carry_out(view, source)
@@ -164,10 +165,6 @@ def _copy(view: View, source: bytes, target: bytes, *, move: bool, replace: bool
             return True
     yield Batch([("UNLINK", aside)])
     fail_changing(source)
-
-
-def _ms(time: list[bytes]) -> int:
-    return int(time[0]) * 1000 + int(time[1]) // 1000
 
 
 def refuse_logs(name: bytes) -> NoReturn:

@@ -24,7 +24,7 @@ from braidstream.model.merge import merge_certain
 from braidstream.model.strand import Entry, Strand
 from braidstream.protocol.braid import snapshot
 from braidstream.protocol.lookup import find_registry, look, refuse_other_types, registry_of
-from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.plan import Batch, Plan, altered
 from braidstream.protocol.stream_view import View
 
 # One round of trimming to a length reads at most this many entries of each strand.
@@ -93,22 +93,7 @@ def cap(view: View, name: bytes, spec: Trim) -> Plan[None]:
     """Trim after an append. If that fails, ignore it: the append is done, and an error would make the caller
     repeat it. The next append trims."""
     with suppress(ReplyError):
-        yield from _optional(trim_all(view, name, spec))
-
-
-def _optional(plan: Plan[Any]) -> Plan[None]:
-    """The same plan with batches whose loss does not matter."""
-    step: Callable[[Any], Batch] = plan.send
-    value: Any = None
-    while True:
-        try:
-            batch = step(value)
-        except StopIteration:
-            return
-        try:
-            step, value = plan.send, (yield replace(batch, optional=True))
-        except ReplyError as error:
-            step, value = plan.throw, error
+        yield from altered(trim_all(view, name, spec), lambda batch: replace(batch, optional=True))
 
 
 def _share_limit(

@@ -11,7 +11,7 @@ from braidstream.model.command import Command
 from braidstream.model.ids import Id, user_text
 from braidstream.model.meta import bell
 from braidstream.model.strand import Strand, facts
-from braidstream.protocol.append import native_command
+from braidstream.protocol.append import KNOWN, native_command
 from braidstream.protocol.append_plan import append
 from braidstream.protocol.braid import read_strands
 from braidstream.protocol.identify import read_again
@@ -20,6 +20,7 @@ from braidstream.protocol.lookup import (
     refuse_other_types,
     refuse_unseen_types,
     registry_of,
+    require_region,
 )
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.retries import Retries, until_current
@@ -112,11 +113,13 @@ def _add_chosen(view: View, name: bytes, spec: Add) -> Plan[bytes | None]:
     yield from find_registry(view, name)
     retries = Retries(f"others kept adding to {name!r} in the same millisecond")
     while True:
-        retries.count()
+        attempt = retries.count()
         entry = (yield from _next_in(view, name, spec.id[0])) if spec.auto_seq else spec.id
         chosen = view.chosen(name)
         command = _chosen_command(view, chosen, entry, spec)
         if not spec.nomkstream or view.recall(name).exists:
+            if not view.has_seen(view.home(name)) and (attempt or view.carriage.may_look_again):
+                yield from require_region(view)
             view.expect(view.home(name))
             view.expect(chosen)
         [reply] = yield Batch([command], attempt=True)
@@ -127,7 +130,7 @@ def _add_chosen(view: View, name: bytes, spec: Add) -> Plan[bytes | None]:
                 view.forget(name)
                 yield from cap(view, name, spec.trim)
             return reply  # type: ignore[no-any-return]
-        view.forget(name)
+        view.forget_strand(view.home(name))
         again = reply.code == "BSSTALE" or (spec.auto_seq and "equal or smaller" in reply.text)
         if not again:
             raise reply
@@ -145,6 +148,7 @@ def _chosen_command(view: View, chosen: Strand, entry: Id, spec: Add) -> Command
     plain = (name,) if keys.shares_slot(name) else ()
     stamp = view.recall(name).bell
     where = (*_chosen_keys(view, chosen), *plain, *bell(name, stamp))
+    words = [b"NOMKSTREAM"] * spec.nomkstream + [KNOWN] * view.has_seen(home)
     return (
         "FCALL",
         "bs_chosen_add",
@@ -156,7 +160,7 @@ def _chosen_command(view: View, chosen: Strand, entry: Id, spec: Add) -> Command
         ids.text(entry),
         ids.text(home.rest(below)),
         ids.text(home.rest(entry)),
-        b"NOMKSTREAM" if spec.nomkstream else b"",
+        b" ".join(words),
         stamp,
         *spec.fields,
     )

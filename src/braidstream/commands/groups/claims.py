@@ -13,6 +13,7 @@ from braidstream.model import ids
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
+from braidstream.protocol.identify import ms_of
 from braidstream.protocol.lookup import look
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
@@ -232,15 +233,10 @@ def that_fit(rows: list[Row], budget: Budget, *, claimed: bool) -> Plan[list[Row
     return chosen
 
 
-def milliseconds(time: list[bytes]) -> int:
-    """The reply of TIME."""
-    return int(time[0]) * 1000 + int(time[1]) // 1000
-
-
 def native_idle(idle: int, now: list[bytes]) -> int:
     """The idle time for the user; since 1970 if the entry was owned by the stand-in consumer."""
     has_stand_in = GIVEN_BACK_MS * 99 // 100 < idle < GIVEN_BACK_MS * 11 // 10
-    return milliseconds(now) if has_stand_in else idle
+    return ms_of(now) if has_stand_in else idle
 
 
 def _claim_rows(view: View, rows: list[Row], who: tuple[bytes, bytes, int]) -> Plan[list[Any]]:
@@ -251,7 +247,7 @@ def _claim_rows(view: View, rows: list[Row], who: tuple[bytes, bytes, int]) -> P
     if any(row.is_given_back for row in rows):
         commands.append(("TIME",))  # such an entry is idle since 1970, as in the engine
     replies = (yield Batch(commands, atomic=view.carriage.one_step(len(commands)))) if commands else []
-    now_ms = milliseconds(replies[-1]) if len(replies) > len(by_strand) else 0
+    now_ms = ms_of(replies[-1]) if len(replies) > len(by_strand) else 0
     bodies = {
         (strand, strand.user(ids.native(native))): fields
         for strand, reply in zip(by_strand, replies, strict=False)

@@ -20,7 +20,8 @@ from braidstream.model.ids import Id
 from braidstream.model.meta import Registry, bell, group_start
 from braidstream.model.scope import ONCE
 from braidstream.model.strand import Strand, facts
-from braidstream.protocol.lookup import look
+from braidstream.protocol.append import KNOWN
+from braidstream.protocol.lookup import look, require_region
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.retries import until_current
 from braidstream.protocol.stream_view import View
@@ -74,8 +75,12 @@ def _place(view: View, argv: Argv, create: bool) -> Plan[bytes]:
             typed = shown(argv[1])
             fail(f"ERR unknown subcommand or wrong number of arguments for '{typed}'. Try XGROUP HELP.")
 
+    home, is_stale = view.home(name), False
+
     def command() -> Plan[Command | None]:
-        nonlocal mkstream
+        nonlocal mkstream, is_stale
+        if is_stale:
+            view.forget_strand(home)
         registry = yield from look(view, name)
         # With peers the stream may exist in another region, which is not known here.
         mkstream = mkstream or (create and view.region.journal_writer > 0)
@@ -89,8 +94,13 @@ def _place(view: View, argv: Argv, create: bool) -> Plan[bytes]:
         if once:
             refuse_log(registry)
         strands = _wanted(view, name, registry) if create else registry.strands
+        known = view.has_seen(home)
+        if create and not known and (is_stale or view.carriage.may_look_again):
+            yield from require_region(view)
+        is_stale = True  # if this is called again
         function = "bs_group_create" if create else "bs_group_setid"
-        flag = b"%d%b%b" % (view.region.writer, b" MKSTREAM" * mkstream, b" ONCE" * once)
+        words = b" MKSTREAM" * mkstream + b" ONCE" * once + (b" " + KNOWN) * known
+        flag = b"%d%b" % (view.region.writer, words)
         return _command(function, name, (group, registry.bell), strands, start, read, flag)
 
     yield from until_current(view, name, command)

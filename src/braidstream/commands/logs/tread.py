@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final
 
-from braidstream.commands.arguments import Argv, option
+from braidstream.commands.arguments import Argv, fail, option, shown
 from braidstream.commands.logs.log_arguments import Read, parse_read
 from braidstream.commands.logs.log_groups import read_group
 from braidstream.commands.logs.log_lookup import (
@@ -35,6 +35,8 @@ from braidstream.protocol.stream_view import View
 
 # A reply has at most so many nils in a row, so that one word cannot ask for a reply of gigabytes.
 MOST_NILS: Final = 10_000
+# Offsets that follow each other are never so far apart, unless the home lost its data (lua/strand.lua).
+JUMP: Final = 10**15
 
 Row = list[Any]
 Found = dict[int, Row]
@@ -57,6 +59,8 @@ def read(view: View, argv: Argv) -> Plan[list[Any] | None]:
         rows = (yield from _wait(view, name, spec, extent)) or []
         if not rows and not spec.with_info:
             return None
+    if rows and not found and extent.last - spec.offset >= JUMP and view.carriage.may_look_again:
+        yield from _refuse_jump(view, name, spec)
     if not spec.with_info:
         return rows
     if rows and rows[-1] and rows[-1][0] > extent.last:
@@ -122,6 +126,18 @@ def _read_known(view: View, name: bytes, spec: Read) -> Plan[tuple[Extent, Found
             found = _found(answers[len(parts) :])
             return extent, {offset: row for offset, row in found.items() if offset <= extent.limit}
         yield from refuse_others(view, name, registry)
+
+
+def _refuse_jump(view: View, name: bytes, spec: Read) -> Plan[None]:
+    """An error if the next entry is so far away that a reader would never get there, nil by nil."""
+    parts = [part for part in segments(name, view.recall(name)) if part.strand in view.recall(name).strands]
+    pages = yield Batch(_ranges(parts, replace(spec, skip=True, count=1)), resend=True)
+    following = min(_found(pages), default=spec.offset)
+    if following - spec.offset >= JUMP:
+        fail(
+            f"JUMP log '{shown(name)}' has no offsets from {spec.offset} to {following - 1}: its home lost "
+            f"its data, and went on at {following}. Continue there, or use SKIP"
+        )
 
 
 def _found(pages: Iterable[list[Any]]) -> Found:

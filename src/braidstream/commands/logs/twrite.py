@@ -17,7 +17,7 @@ from braidstream.model.offset_log import ENTRY, TAG, offset_id, offset_of
 from braidstream.model.strand import Strand, facts
 from braidstream.protocol.append import ensure_command, native_command
 from braidstream.protocol.append_plan import append_run
-from braidstream.protocol.lookup import is_stale, read_registry
+from braidstream.protocol.lookup import is_stale, read_registry, require_region
 from braidstream.protocol.plan import Batch, Plan, send_one
 from braidstream.protocol.retries import Retries
 from braidstream.protocol.stream_view import View
@@ -30,6 +30,8 @@ _REFUSED: Final = "equal or smaller than the target stream top item"
 def write(view: View, argv: Argv) -> Plan[int | list[int]]:
     """TWRITE: one round trip if the log is cached. The first write to a log takes two more."""
     name, spec = argv[1], parse_write(argv)
+    if len(spec.entries) > 1:
+        view.carriage.refuse_steps("TWRITE of several entries")
     retries = Retries(f"the home of log {name.decode(errors='replace')!r} kept moving")
     while True:
         retries.count()
@@ -43,7 +45,8 @@ def write(view: View, argv: Argv) -> Plan[int | list[int]]:
             tick = _tick(view, name, spec, registry)
             natives = yield from append_run(view, home, _commands(home, spec, registry), tick)
             if tick and spec.many and view.carriage.may_look_again:
-                yield Batch(tick, attempt=True)  # the entries are written, whatever comes of it
+                # The entries are written, whatever comes of it, also if the connection is lost.
+                yield Batch(tick, attempt=True, optional=True)
         except ReplyError as error:
             if not is_stale(error) and _REFUSED not in error.text:
                 raise
@@ -93,13 +96,16 @@ def _tick(view: View, name: bytes, spec: Write, registry: Registry) -> list[Comm
 def evict(view: View, argv: Argv) -> Plan[int]:
     """TEVICT: a round trip for each 100,000 offsets. It evicts in this region, and links in the others."""
     name, spec = argv[1], parse_evict(argv)
+    if spec.older_ms is not None and view.carriage.may_look_again:
+        view.forget(name)  # the home may have moved away and back: the ticks of an earlier epoch do not count
     registry = yield from find_log(view, name)
     parts = [part for part in segments(name, registry) if part.strand in registry.strands]
     if not parts:
         return 0
     if spec.older_ms is not None:
-        _home_here(view, name)  # the home knows the time
-        older = yield from send_one(("FCALL_RO", "bs_log_older", 1, keys.tick(name), spec.older_ms))
+        home = _home_here(view, name)  # the home knows the time
+        where = keys.tick(name), home.key
+        older = yield from send_one(("FCALL_RO", "bs_log_older", len(where), *where, spec.older_ms))
         return (yield from _evict_upto(parts, older)) if older else 0
     if spec.upto is not None:
         return (yield from _evict_upto(parts, spec.upto))
@@ -172,7 +178,10 @@ def configure(view: View, argv: Argv) -> Plan[bytes]:
         commands = [change]
         if not registry.is_log:
             home = _home_here(view, name)
-            commands.insert(0, ensure_command(home, registry.bell))
+            known = view.has_seen(home)
+            if not known and view.carriage.may_look_again:
+                yield from require_region(view)
+            commands.insert(0, ensure_command(home, registry.bell, known=known))
             view.expect_log(home)
         replies = yield Batch(commands, attempt=True)
         if view.carriage.may_look_again:

@@ -17,7 +17,7 @@ waiting consumers read every five seconds; one that finds an entry creates a new
 from dataclasses import replace
 from typing import Any, Final
 
-from braidstream.commands.xreadgroup import handout, heads
+from braidstream.commands.xreadgroup import handout, heads, passing
 from braidstream.commands.xreadgroup.group_arguments import ReadGroup
 from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
@@ -62,8 +62,13 @@ class Wait:
         return self.spec.limited or (count is not None and count < len(self.strands))
 
     @property
+    def is_passing(self) -> bool:
+        """Whether a native read could return what another region has acknowledged."""
+        return any(passing.is_passing(self.view, name, self.spec.group) for name in self.names)
+
+    @property
     def in_turn(self) -> bool:
-        return self.is_few and not self.spec.limited and len(self.names) == 1
+        return self.is_few and not self.spec.limited and len(self.names) == 1 and not self.is_passing
 
     @property
     def registries(self) -> list[Registry]:
@@ -136,7 +141,7 @@ def _how(here: Wait) -> Plan[Answer]:
         return _wait_for_strands(here)
     if here.in_turn:
         return _look_out(here) if here.turn else _queue(here)
-    return _listen(here) if here.is_few else _take(here)
+    return _listen(here) if here.is_few or here.is_passing else _take(here)
 
 
 def _take(here: Wait) -> Plan[Answer]:

@@ -17,13 +17,16 @@ def read_group(view: View, argv: Argv) -> Plan[list[Any] | None]:
     if spec is None:
         [reply] = yield Batch([tuple(argv)], attempt=True)
         raise reply if isinstance(reply, ReplyError) else ReplyError("ERR syntax error")
+    is_shared = view.carriage.has_looked
     view = view.apart()
+    if not view.carriage.is_all_or_nothing and _is_once(view, spec):
+        view = view.alone()  # its strands may be handed over since the pipeline has looked
     if view.carriage.has_looked or not _is_known(view, spec):
         yield from handout.look(view, spec)
     waits = (
         spec.block_ms is not None and view.carriage.may_block and all(word == b">" for word in spec.positions)
     )
-    if waits and view.carriage.may_look_again and _is_one_read(view, spec):
+    if waits and not is_shared and _is_one_read(view, spec):
         return (yield from wait(view, spec))
     try:
         answer = yield from handout.read_all(view, spec)
@@ -54,9 +57,20 @@ def _is_known(view: View, spec: ReadGroup) -> bool:
     return known.exists and spec.group in known.groups
 
 
+def _is_once(view: View, spec: ReadGroup) -> bool:
+    """Whether the group has the scope ONCE, by the cache. The bell refuses a read after a hand-over."""
+    return any(spec.group in view.recall(name).scopes for name in spec.names)
+
+
 def shares(view: View, argv: Argv) -> bool:
     """Whether XREADGROUP needs one batch only, judged by the cache."""
-    return fits_multi(view, argv) and not any(option(word) == b"BLOCK" for word in argv)
+    if not fits_multi(view, argv) or any(option(word) == b"BLOCK" for word in argv):
+        return False
+    try:
+        spec = parse(argv)
+    except ReplyError:
+        return True
+    return spec is None or view.carriage.is_all_or_nothing or not _is_once(view, spec)
 
 
 def fits_multi(view: View, argv: Argv) -> bool:

@@ -14,13 +14,14 @@ strand was created since step 1, or a group was moved, the engine refuses the wh
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from braidstream.commands.arguments import fail, shown, strict_id
 from braidstream.commands.budget import PEEK, Budget
 from braidstream.commands.groups.claims import claim_idle_entries, native_idle, that_fit
 from braidstream.commands.groups.pending import Query, Row, deliveries, rows_of
-from braidstream.commands.xreadgroup import heads
+from braidstream.commands.xreadgroup import heads, passing
 from braidstream.commands.xreadgroup.group_arguments import ReadGroup
 from braidstream.errors import ReplyError
 from braidstream.model import ids, keys, meta
@@ -29,9 +30,18 @@ from braidstream.model.ids import Id
 from braidstream.model.merge import merge_pages, reply_entries
 from braidstream.model.strand import Entry, Strand
 from braidstream.protocol.lookup import refuse_other_types
-from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.plan import Batch, Plan, altered
 from braidstream.protocol.retries import TRIES
 from braidstream.protocol.stream_view import View
+
+T = TypeVar("T")
+
+
+# Errors that do not count once other entries were delivered: something was deleted since we looked, or the
+# server of a stream cannot answer now.
+_NEXT_TIME: Final = frozenset(
+    ("NOGROUP", "LOST", "CLUSTERDOWN", "TRYAGAIN", "MOVED", "ASK", "LOADING", "MASTERDOWN", "BUSY")
+)
 
 
 def look(view: View, spec: ReadGroup, *, turn: bool = False) -> Plan[None]:
@@ -93,12 +103,13 @@ def read_all(view: View, spec: ReadGroup) -> Plan[list[Any]]:
         if budget.spent:
             break
         if word == b">":
+            reads = _new_and_claimed(view, spec, name, budget)
             try:
-                found = yield from _new_and_claimed(view, spec, name, budget)
+                found = yield from (_optional(reads) if taken else reads)
             except ReplyError as error:
-                if error.code != "NOGROUP" or not taken:
+                if error.code not in _NEXT_TIME or not taken:
                     raise
-                return answer  # already delivered, so return it; the next call refreshes the registry
+                return answer  # already delivered, so return it; the next call looks again, or fails
             taken = taken or bool(found)
             if found is not None:
                 answer.append([name, found])
@@ -106,6 +117,11 @@ def read_all(view: View, spec: ReadGroup) -> Plan[list[Any]]:
             spec = replace(spec, claim_ms=None)  # like the engine, claim nothing from here on
             answer.append([name, (yield from _history(view, spec, name, strict_id(word), budget))])
     return answer
+
+
+def _optional(plan: Plan[T]) -> Plan[T]:
+    """The same plan, with an error with the code LOST if a connection is lost."""
+    return altered(plan, lambda batch: replace(batch, optional=True))
 
 
 def xreadgroup(
@@ -163,6 +179,8 @@ def claims_natively(view: View, spec: ReadGroup) -> bool:
     inside MULTI, where there is no other way, and without COUNT, so that all idle entries are claimed."""
     if spec.claim_ms is None or spec.max_size is not None or b"XNACK" not in view.commands:
         return False
+    if any(passing.is_passing(view, name, spec.group) for name in spec.names):
+        return False
     unlimited = view.carriage.is_all_or_nothing and spec.count is None and spec.max_count is None
     return unlimited or all(_is_one_strand(view, name, spec.group) for name in spec.names)
 
@@ -207,10 +225,11 @@ def _limited(view: View, spec: ReadGroup, name: bytes, budget: Budget) -> Plan[l
     extra = [0, 0] if spec.claim_ms is not None else []
     if budget.size is not None:
         left = yield from _how_many_fit(view, replace(spec, count=left), name, budget)
+    reads = new(view, replace(spec, count=left), name)
     try:
-        fresh = yield from new(view, replace(spec, count=left), name)
+        fresh = yield from (_optional(reads) if found else reads)
     except ReplyError as error:
-        if error.code != "NOGROUP" or not found:
+        if error.code not in _NEXT_TIME or not found:
             raise
         return found  # already claimed, so return it
     if budget.size is None:
@@ -257,6 +276,10 @@ def new(view: View, spec: ReadGroup, name: bytes) -> Plan[list[Entry]]:
         bells = bell(view, name)
         yield Batch([none, xreadgroup(spec, bells, 1)] if bells else [none])
         return []
+    if passing.is_passing(view, name, spec.group):
+        bells = bell(view, name)
+        native = partial(_xreadgroup_one, spec, bells)
+        return merged((yield from passing.read(view, spec, name, native)))
     if spec.count is None or len(strands) == 1:
         where = [*(strand.key for strand in strands), *bell(view, name)]
         [reply] = yield Batch([xreadgroup(spec, where, spec.count)])
@@ -274,6 +297,10 @@ def new(view: View, spec: ReadGroup, name: bytes) -> Plan[list[Entry]]:
         pages = dict(page for reply in replies for page in heads.by_strand(reply))
     heads.note_delivered(view, name, spec.group, pages)
     return merged(pages)
+
+
+def _xreadgroup_one(spec: ReadGroup, bells: list[bytes], strand: Strand, count: int | None) -> Command:
+    return xreadgroup(spec, [strand.key, *bells], count)
 
 
 def _of_one(
