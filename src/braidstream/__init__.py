@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         exceptions as exceptions,
         retry as retry,
         sentinel as sentinel,
+        utils as utils,
     )
     from braidstream.cluster import RedisCluster as RedisCluster
     from braidstream.clients.sync import Redis as Redis
@@ -100,6 +101,7 @@ else:
         "exceptions",
         "retry",
         "sentinel",
+        "utils",
     )
     _OURS = {
         "BraidError": "exceptions",

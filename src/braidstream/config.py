@@ -23,7 +23,7 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -56,6 +56,11 @@ class Selection:
         """In words, after "exchanges"."""
         found = f"only {', '.join(self.include)}" if self.include else "all streams"
         return f"{found}, without {', '.join(self.exclude)}" if self.exclude else found
+
+
+def is_exchanged(stream: bytes, selections: Iterable[Selection]) -> bool:
+    """Whether regions with these selections exchange a stream: each of them must take it."""
+    return all(each.takes(stream) for each in selections)
 
 
 @lru_cache(maxsize=256)
@@ -183,7 +188,7 @@ def load(path: Path, environment: Mapping[str, str] | None = None) -> Config:
         words = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
-            f"{path}: cannot be read: {error.strerror}. Give its place with --config."
+            f"{path}: cannot be read: {error.strerror}. Name the file that lists your regions with --config."
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: is not TOML: {error}.") from None
@@ -222,9 +227,14 @@ def _filled(region: RegionConfig, where: str, environment: Mapping[str, str]) ->
 def with_region(text: str, region: RegionConfig) -> str:
     """The file with one more region at its end; what stands there stays as it is."""
     fields = {name: value for name, value in region.model_dump().items() if value not in (None, ())}
-    lines = [f"{name} = {json.dumps(value)}" for name, value in fields.items()]
+    lines = [f"{name} = {_toml(value)}" for name, value in fields.items()]
     longer = "\n".join([text.rstrip("\n"), "", "[[region]]", *lines, ""])
     return _with_numbers(longer, [*_numbers(text), region.id])
+
+
+def _toml(value: Any) -> str:
+    """Numbers, texts and lists of texts, as TOML. It has no surrogate pairs, and no DEL as it is."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def without_region(text: str, number: int) -> str:

@@ -121,9 +121,9 @@ class ClusterError(ConfigError):
 
     def __init__(self) -> None:
         super().__init__(
-            "this server is a node of a cluster. There only `braid init` and the clients "
-            "braidstream.RedisCluster and braidstream.asyncio.RedisCluster work so far. For everything else "
-            "a region is one server, with its replicas: use a server with cluster-enabled no."
+            "this server is a node of a cluster, where this does not work. The clients for clusters are "
+            "braidstream.RedisCluster and braidstream.asyncio.RedisCluster; the guide on clusters lists what "
+            "else works. For the rest use a server with cluster-enabled no."
         )
 
 

@@ -35,6 +35,7 @@ from braidstream.asyncio import (
     connection as connection,
     retry as retry,
     sentinel as sentinel,
+    utils as utils,
 )
 from braidstream.asyncio.cluster import RedisCluster as RedisCluster
 from braidstream.asyncio.sentinel import Sentinel as Sentinel
@@ -53,7 +54,9 @@ else:
     __getattr__ = _fall_back_to(_redis)
 
 
-__all__ = sorted({*_redis.__all__, "Consumer", "client", "cluster", "connection", "retry", "sentinel"})
+__all__ = sorted(
+    {*_redis.__all__, "Consumer", "client", "cluster", "connection", "retry", "sentinel", "utils"}
+)
 
 StrictRedis = Redis
 

@@ -28,8 +28,11 @@ async def _append(conn: Any, command: Command, session: Session, watching: bool)
     """Send a fast append; returns its reply, None if the plan must repeat it."""
     await aconnect(conn, not watching)
     try:
-        await conn.send_packed_command(packed(conn, [command]))
+        await uncancelled(conn.send_packed_command(packed(conn, [command])))
         return await conn.read_response(disable_decoding=True)
+    except asyncio.CancelledError:
+        await conn.disconnect(nowait=True)
+        raise
     except exceptions.ResponseError as error:
         if not shared.is_for_plan(command, error):
             raise
@@ -70,7 +73,7 @@ class Plans:
         pipeline.refuse_in_multi(conn)
         argv = shared.words(conn, args)
         result = await self.run_on(conn, session.command(conn, spec, argv, watching=self.watching))
-        session.remember_home(args, argv)
+        session.remember_home(args, argv, result)
         return await awaited(shared.present(self, conn, spec, result, args, options))
 
     def sender(self, conn: Any) -> Any:
@@ -148,6 +151,10 @@ class Redis(_Plans, shared.OurClient, LogCommands, redis.asyncio.Redis):  # type
     async def run_plan(self, plan: Plan[T]) -> T:
         """Run a plan of your own on a connection from the pool."""
         return await self._run_on_one(lambda conn: plan)
+
+    async def run_on_primaries(self, make: Callable[[], Plan[T]]) -> list[T]:
+        """Run a plan on each primary, as cluster clients do. Here it is one."""
+        return [await self.run_plan(make())]
 
     async def converse(self, make: shared.Conversation[T]) -> T:
         """Run a plan over plans of commands: their replies are bytes, and redis-py does not parse them."""

@@ -4,6 +4,7 @@ The plans are those of `braidstream.Redis`. What differs is who sends: net/clust
 command of a batch to the node that owns its key.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 from random import shuffle
 from typing import Any, ClassVar, TypeVar
@@ -91,10 +92,12 @@ class ClusterCommands(ClusterPlans):
 
     async def _execute(self, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         lane, args = self.session.mark(self, args)
+        done = dict[str, Any]()
         with Sending(self.session, lane):
-            return await self.keep_trying(lambda: self._attempt(args, dict(options)))
+            return await self.keep_trying(lambda: self._attempt(args, dict(options), done))
 
-    async def _attempt(self, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    async def _attempt(self, args: tuple[Any, ...], options: dict[str, Any], done: dict[str, Any]) -> Any:
+        """done: the answers of the nodes that an earlier attempt reached."""
         targets = options.pop("target_nodes", None)
         name = args[1] if args[0] == "XADD" and len(args) > 1 else None
         home = self.session.cache.homes.get(name) if isinstance(name, str | bytes) else None
@@ -103,7 +106,7 @@ class ClusterCommands(ClusterPlans):
         else:
             argv = shared.words(self, args)
             if argv[0].upper() in EVERYWHERE:
-                return await self._execute_everywhere(args, options, targets)
+                return await self._execute_everywhere(args, options, targets, done)
             slot = one_slot(args, argv)
         return await self.on_slot(slot, lambda conn: self._answer(conn, args, options))
 
@@ -116,15 +119,19 @@ class ClusterCommands(ClusterPlans):
         # An append that skipped its plan. The plan follows the redirect.
         return await awaited(self.answer(conn, args, options, may_skip_plan=False))
 
-    async def _execute_everywhere(self, args: tuple[Any, ...], options: dict[str, Any], targets: Any) -> Any:
-        """Each node answers for its own keys. The results are joined as redis-py joins them."""
+    async def _execute_everywhere(
+        self, args: tuple[Any, ...], options: dict[str, Any], targets: Any, done: dict[str, Any]
+    ) -> Any:
+        """Each node answers for its own keys, once. The results are joined as redis-py joins them."""
         command, found = args[0].upper(), dict[str, Any]()
         await self.nodes.ready()
         nodes = self._targets(targets)
         if command == "RANDOMKEY":
             shuffle(nodes)
         for node in nodes:
-            found[node.name] = await self.on_node(node, lambda conn: self.answer(conn, args, options))
+            if node.name not in done:
+                done[node.name] = await self.on_node(node, lambda conn: self.answer(conn, args, options))
+            found[node.name] = done[node.name]
             if command == "RANDOMKEY" and found[node.name] is not None:
                 return found[node.name]
         if command == "RANDOMKEY":
@@ -185,9 +192,23 @@ class ClusterCommands(ClusterPlans):
         """Run a plan over plans of commands: their replies are bytes, and redis-py does not parse them."""
         return self.give(self._run_anywhere(lambda conn: self.session.viewed(conn, make)))
 
+    def run_on_primaries(self, make: Callable[[], Plan[T]]) -> Any:
+        """Run a plan once for each primary, which gets its commands without keys: for plans that SCAN."""
+        return self.give(self._run_on_primaries(make))
+
+    async def _run_on_primaries(self, make: Callable[[], Plan[T]]) -> list[T]:
+        await self.nodes.ready()
+        nodes = list(self.get_primaries())  # type: ignore[attr-defined]
+        with Sending(self.session):
+            return [await self.on_node(node, lambda conn: self.run_on(conn, make())) for node in nodes]
+
     async def _run_anywhere(self, plan_on: Any) -> Any:
         with Sending(self.session):
-            return await self.on_slot(None, lambda conn: self.run_on(conn, plan_on(conn)))
+            try:
+                return await self.on_slot(None, lambda conn: self.run_on(conn, plan_on(conn)))
+            except (exceptions.SlotNotCoveredError, *LOST):
+                await self.nodes.read_map()  # the next plan finds the replica that took over
+                raise
 
     def pipeline(self, transaction: Any = None, shard_hint: Any = None) -> Any:
         if shard_hint:

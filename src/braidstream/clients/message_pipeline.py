@@ -58,7 +58,7 @@ def messages(session: Session, conn: Any, commands: Commands, *, atomic: bool) -
     homes = dict.fromkeys(each.lane.home for each in calls)
     if not calls or (atomic and len(homes) > 1):
         return [None] * len(commands)
-    ensure = list(map(ensure_command, homes))
+    ensure = [ensure_command(home, known=True) for home in homes]
     sent = [tuple(each.words) for each in calls]
     resend = _may_resend(session, calls)
     replies = yield Exchange(ensure + sent, atomic=atomic, resend=resend, unread=len(ensure))

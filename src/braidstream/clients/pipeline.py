@@ -152,7 +152,7 @@ def _results(client: Any, conn: Any, queued: list[Queued], commands: Commands) -
             found.append(item.result)
         elif item.spec is not None:
             # For messages remember the home only: in a pipeline their producers have numbers.
-            client.session.remember_home(args[:2] if item.parts else args, item.argv)
+            client.session.remember_home(args[:2] if item.parts else args, item.argv, item.result)
             found.append(shared.present(client, conn, item.spec, item.result, args, options))
         else:
             found.append(shared.present_native(client, conn, item.result, args, options))

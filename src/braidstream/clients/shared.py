@@ -135,8 +135,10 @@ class Session:
         message = None if call is None else message_of(conn, args)
         return None if call is None or message is None else (*call, message[0], *message[1])
 
-    def remember_home(self, args: tuple[Any, ...], argv: list[bytes]) -> None:
-        """Cache the strand after a plan has appended to it."""
+    def remember_home(self, args: tuple[Any, ...], argv: list[bytes], result: Any) -> None:
+        """Cache the strand after a plan has appended to it. XADD NOMKSTREAM may have appended nothing."""
+        if result is None:
+            return
         if argv[0] != b"XADD" or len(args[0]) > len("XADD"):  # one string may hold several words: "XADD a *"
             return
         if not isinstance(args[1], str | bytes) or not self.has_fast_path:

@@ -72,7 +72,7 @@ class Plans:
         pipeline.refuse_in_multi(conn)
         argv = shared.words(conn, args)
         result = self.run_on(conn, session.command(conn, spec, argv, watching=self.watching))
-        session.remember_home(args, argv)
+        session.remember_home(args, argv, result)
         return shared.present(self, conn, spec, result, args, options)
 
     def sender(self, conn: Any) -> Any:
@@ -151,6 +151,10 @@ class Redis(_Plans, shared.OurClient, LogCommands, redis.Redis):
     def run_plan(self, plan: Plan[T]) -> T:
         """Run a plan of your own on a connection from the pool."""
         return self._run_on_one(lambda conn: plan)
+
+    def run_on_primaries(self, make: Callable[[], Plan[T]]) -> list[T]:
+        """Run a plan on each primary, as cluster clients do. Here it is one."""
+        return [self.run_plan(make())]
 
     def converse(self, make: shared.Conversation[T]) -> T:
         """Run a plan over plans of commands: their replies are bytes, and redis-py does not parse them."""

@@ -1,0 +1,14 @@
+"""`redis.asyncio.utils`, with our `from_url` in it."""
+
+from typing import TYPE_CHECKING
+
+import redis.asyncio.utils
+from redis.asyncio.utils import pipeline as pipeline
+
+from braidstream.clients.aio import Redis
+from braidstream.net.compat import fall_back_to
+
+from_url = Redis.from_url
+
+if not TYPE_CHECKING:
+    __getattr__ = fall_back_to(redis.asyncio.utils)

@@ -1,0 +1,49 @@
+"""A client of the region at a URL, whether that is one server, a Sentinel group or a cluster.
+
+For programs that run plans and do not care, like the verbs of `braid`:
+
+    run_plan, converse    each command goes to the server that has its key
+    run_on_primaries      the same plan once for each primary, for plans that SCAN
+"""
+
+from typing import Any, Final
+
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    RedisClusterException,
+    RedisError,
+    SlotNotCoveredError,
+    TryAgainError,
+)
+
+from braidstream.clients.cluster_client import RedisCluster
+from braidstream.clients.sync import Redis
+from braidstream.net.sender import LOST
+from braidstream.protocol.identify import INFO_CLUSTER, is_cluster
+from braidstream.protocol.plan import Batch, Plan
+
+AnyClient = Redis | RedisCluster
+
+# What its methods raise. redis-py's errors of a cluster that cannot be used are no RedisErrors.
+CLIENT_ERRORS: Final = (RedisError, RedisClusterException)
+# Those that pass when the server, or a node of the cluster, is back, or when a slot has moved.
+UNREACHABLE: Final = (*LOST, SlotNotCoveredError, ClusterDownError, TryAgainError, AskError)
+
+
+def open_region(url: str, **options: Any) -> AnyClient:
+    """Connects once to see what it is."""
+    client = Redis.from_url(url, **options)
+    try:
+        if not client.run_plan(_asks_cluster()):
+            return client
+    except BaseException:
+        client.close()
+        raise
+    client.close()
+    return RedisCluster(url=url, **options)  # as redis-py's from_url, which is typed as redis-py's client
+
+
+def _asks_cluster() -> Plan[bool]:
+    [info] = yield Batch([INFO_CLUSTER], resend=True, attempt=True)
+    return is_cluster(info)

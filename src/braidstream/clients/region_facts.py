@@ -1,0 +1,71 @@
+"""Changes the settings of a region: of one server in `bs:config`, of a cluster the facts on every node.
+
+The facts of a cluster are a library (lua/cluster_facts.py), which the engine replaces as a whole. So that two
+changes at once do not undo each other, a change holds a key for a moment. A change that ended half-way is
+completed by the next one, or by `braid init`: the facts with the highest `topology` count.
+"""
+
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from braidstream.admin.cluster_membership import newest_facts
+from braidstream.admin.membership import check_id_mode, tune_id_mode
+from braidstream.clients.any_region import AnyClient
+from braidstream.errors import BraidError, NotARegionError
+from braidstream.lua.cluster_facts import Facts, load_facts, read_facts
+from braidstream.model.fields import ConfigField
+from braidstream.model.keys import FACTS_LOCK
+from braidstream.model.region_config import Region
+from braidstream.protocol.identify import read_any_region
+from braidstream.protocol.plan import send_one
+
+# How long a change may take, and how long another one waits for it.
+LOCK_S: Final = 10
+_PAUSE_S: Final = 0.05
+
+
+def set_id_mode(client: AnyClient, mode: str) -> Region:
+    """Which IDs XADD accepts. Running clients follow within a second."""
+    if not client.session.is_cluster:
+        return client.run_plan(tune_id_mode(mode))
+    check_id_mode(mode)
+    return _change(client, {ConfigField.ID_MODE: mode.encode()})
+
+
+def note_adoption(client: AnyClient) -> None:
+    """Before native streams of a cluster are adopted. On one server the plan does it."""
+    if client.session.is_cluster and not client.run_plan(read_any_region()).adopted:
+        _change(client, {ConfigField.ADOPTED: b"1"})
+
+
+def _change(client: AnyClient, changed: Facts) -> Region:
+    """Change facts on every primary. All of them must answer: one that does not would keep the old ones."""
+    with _alone(client):
+        found = client.run_on_primaries(read_facts)
+        known = newest_facts([facts for facts in found if facts is not None])
+        if known is None:
+            raise NotARegionError
+        topology = int(known[ConfigField.TOPOLOGY]) + 1
+        wanted = {**known, **changed, ConfigField.TOPOLOGY: b"%d" % topology}
+        client.run_on_primaries(lambda: load_facts(wanted, replace=True))
+    region: Region = client.run_plan(read_any_region())
+    return region
+
+
+@contextmanager
+def _alone(client: AnyClient) -> Iterator[None]:
+    """Hold the key. It expires if this process is killed."""
+    token, until_s = secrets.token_hex(8), time.monotonic() + 2 * LOCK_S
+    while client.run_plan(send_one(("SET", FACTS_LOCK, token, "NX", "EX", LOCK_S))) is None:
+        if time.monotonic() > until_s:
+            raise BraidError("others keep changing the facts about this region. Try again.")
+        time.sleep(_PAUSE_S)
+    taken_s = time.monotonic()
+    try:
+        yield
+    finally:
+        if time.monotonic() - taken_s < LOCK_S / 2:  # else it may be somebody else's now
+            client.run_plan(send_one(("DEL", FACTS_LOCK)))
