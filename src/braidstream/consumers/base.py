@@ -9,6 +9,7 @@ from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from braidstream.clients.any_region import CLIENT_ERRORS, UNREACHABLE
 from braidstream.consumers.handler import Handler
 from braidstream.consumers.held import Failure, Held, Reject, Work, described
 from braidstream.consumers.hooks import Observer
@@ -17,7 +18,6 @@ from braidstream.consumers.message import Message
 from braidstream.consumers.settings import Settings, own_name, stream_names
 from braidstream.consumers.turn import Turns
 from braidstream.errors import ReplyError
-from braidstream.net.sender import LOST
 from braidstream.observability.events import emit
 
 if TYPE_CHECKING:
@@ -60,7 +60,9 @@ class ConsumerBase:
     """The state of one consumer."""
 
     # Errors that pass when the engine comes back.
-    unreachable = LOST
+    unreachable = UNREACHABLE
+    # What a client raises.
+    failed = (*CLIENT_ERRORS, OSError)
 
     def __init__(self, settings: Settings, body: str | None, observers: list[Observer]) -> None:
         self.settings, self._body = settings, body

@@ -12,14 +12,15 @@ Then the fields of the entry follow, as they were.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from braidstream.clients.shared import Conversation
-from braidstream.consumers.spoken import ViewOf, command, in_multi, prepare_appends
+from braidstream.consumers.spoken import ViewOf, command, in_multi, in_one_step, prepare_appends
 from braidstream.errors import ReplyError
-from braidstream.model import ids
+from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.meta import Registry
+from braidstream.net.routes import slot_of
 from braidstream.protocol.lookup import read_registry
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.retries import TRIES
@@ -88,13 +89,102 @@ def last_id(stream: str) -> Conversation[str | None]:
     return plan
 
 
+@dataclass(frozen=True, slots=True)
+class NotBuried:
+    """A dead letter was refused, and its entry is not acknowledged."""
+
+    error: ReplyError
+
+
+def bury(view_of: ViewOf, letters: Sequence[tuple[str, DeadLetter]]) -> Plan[list[Any]]:
+    """Append dead letters, each to its stream, and acknowledge their entries, in one step. Returns the
+    replies to the appends: an error if it failed inside the step, NotBuried if nothing was done.
+
+    If one of them is refused, and on a cluster, one by one; and in two steps if the two streams are in
+    different slots of a cluster."""
+    is_cluster = view_of(None).region.is_cluster
+    if not is_cluster:
+        try:
+            return (yield from _bury_at_once(view_of, letters))
+        except ReplyError as error:
+            if len(letters) == 1:
+                return [NotBuried(error)]
+    found = list[Any]()
+    for where, letter in letters:
+        is_near = not is_cluster or _slot(where) == _slot(letter.stream)
+        steps = _bury_at_once if is_near else _bury_in_two_steps
+        try:
+            found += yield from steps(view_of, [(where, letter)])
+        except ReplyError as error:  # the others are buried
+            found.append(NotBuried(error))
+    return found
+
+
+def _bury_at_once(view_of: ViewOf, letters: Sequence[tuple[str, DeadLetter]]) -> Plan[list[Any]]:
+    commands = list[list[bytes]]()
+    for where, letter in letters:
+        commands.append([b"XADD", where.encode(), b"*", *letter.to_words()])
+        commands.append([b"XACK", *(word.encode() for word in (letter.stream, letter.group, letter.id))])
+    return (yield from in_one_step(view_of, commands))[::2]
+
+
+def _bury_in_two_steps(view_of: ViewOf, letters: Sequence[tuple[str, DeadLetter]]) -> Plan[list[Any]]:
+    """Append, then acknowledge. The append is a message with the ID of the entry: a consumer that takes the
+    entry over, because this one ended between the two, does not append it again."""
+    made = list[Any]()
+    for where, letter in letters:
+        iid = f"{letter.stream} {letter.id}".encode()
+        message = (b"IDMP", b"braid consumer " + letter.group.encode(), iid)
+        made.append((yield from command(view_of, "XADD", where, *message, "*", *letter.to_words())))
+        yield from command(view_of, "XACK", letter.stream, letter.group, letter.id)
+    return made
+
+
 def retry(
     stream: str, letters: Iterable[tuple[bytes, DeadLetter]], to: str | None
 ) -> Conversation[list[str | None]]:
     """Append entries to their streams again, or to another one, and delete their dead letters, in one step.
-    Returns the new IDs; None for a dead letter that is gone, because others have just retried it, say."""
+    Returns the new IDs; None for a dead letter that is gone, because others have just retried it, say.
+
+    On a cluster one by one, and in two steps if the two streams are in different slots."""
     wanted = list(letters)
 
+    def plan(view_of: ViewOf) -> Plan[list[str | None]]:
+        if not view_of(None).region.is_cluster:
+            return (yield from _retry_at_once(view_of, stream, wanted, to))
+        found = list[str | None]()
+        for each in wanted:
+            target = to or each[1].stream
+            if _slot(target) == _slot(stream):
+                found += yield from _retry_at_once(view_of, stream, [each], to)
+            else:
+                found.append((yield from _retry_in_two_steps(view_of, stream, each, target)))
+        return found
+
+    return plan
+
+
+def _slot(stream: str) -> int:
+    return slot_of(keys.meta(stream.encode()))
+
+
+def _retry_in_two_steps(
+    view_of: ViewOf, stream: str, found: tuple[bytes, DeadLetter], target: str
+) -> Plan[str | None]:
+    """Append, then delete. The append is a message with the ID of the dead letter: if another retry of it
+    was interrupted between the two, or runs at the same time, the entry is still appended once."""
+    entry, letter = found
+    if not (yield from _found(view_of, stream.encode(), [found], watching=False)):
+        return None
+    message = (b"IDMP", b"braid dead retry " + stream.encode(), entry)
+    made = yield from command(view_of, "XADD", target, *message, "*", *letter.words)
+    yield from command(view_of, "XDEL", stream, entry)
+    return bytes(made).decode()
+
+
+def _retry_at_once(
+    view_of: ViewOf, stream: str, wanted: list[tuple[bytes, DeadLetter]], to: str | None
+) -> Plan[list[str | None]]:
     def commands(chosen: list[tuple[bytes, DeadLetter]]) -> list[list[bytes]]:
         found = list[list[bytes]]()
         for entry, letter in chosen:
@@ -102,28 +192,25 @@ def retry(
             found.append([b"XDEL", stream.encode(), entry])
         return found
 
-    def plan(view_of: ViewOf) -> Plan[list[str | None]]:
-        yield from prepare_appends(view_of, commands(wanted))
-        replies, chosen, left = None, wanted, TRIES
-        while replies is None:
-            left -= 1
-            watching = left > 0  # not in the last try: new dead letters may arrive all the time
-            try:
-                there = yield from _found(view_of, stream.encode(), wanted, watching=watching)
-                chosen = [each for each in wanted if each[0] in there]
-                replies = yield from in_multi(view_of, commands(chosen), watching=watching)
-            except ReplyError:
-                yield Batch([("UNWATCH",)])
-                raise
-        if not chosen:
+    yield from prepare_appends(view_of, commands(wanted))
+    replies, chosen, left = None, wanted, TRIES
+    while replies is None:
+        left -= 1
+        watching = left > 0  # not in the last try: new dead letters may arrive all the time
+        try:
+            there = yield from _found(view_of, stream.encode(), wanted, watching=watching)
+            chosen = [each for each in wanted if each[0] in there]
+            replies = yield from in_multi(view_of, commands(chosen), watching=watching)
+        except ReplyError:
             yield Batch([("UNWATCH",)])
-        for reply in replies:
-            if isinstance(reply, ReplyError):
-                raise reply
-        made = {entry: reply.decode() for (entry, _), reply in zip(chosen, replies[::2], strict=True)}
-        return [made.get(entry) for entry, _ in wanted]
-
-    return plan
+            raise
+    if not chosen:
+        yield Batch([("UNWATCH",)])
+    for reply in replies:
+        if isinstance(reply, ReplyError):
+            raise reply
+    made = {entry: reply.decode() for (entry, _), reply in zip(chosen, replies[::2], strict=True)}
+    return [made.get(entry) for entry, _ in wanted]
 
 
 def _found(

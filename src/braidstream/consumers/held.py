@@ -50,7 +50,8 @@ class Failure:
 
 def described(error: BaseException) -> str:
     """An error in one line. The text of an error may itself fail."""
+    name = "rejected" if isinstance(error, Reject) else type(error).__name__
     try:
-        return f"{type(error).__name__}: {error}"
+        return f"{name}: {error}"
     except Exception:
-        return type(error).__name__
+        return name

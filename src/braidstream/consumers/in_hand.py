@@ -143,7 +143,7 @@ class InHand:
                 held.key = self.settings.key_of(held.message)
                 hash(held.key)
             except Exception as error:
-                self._bury(held, f"key= failed: {error!r}")
+                self._bury(held, f"key= failed: {described(error)}")
                 continue
             self.lanes.add(held)
             if self.is_exact and held.is_counted:
@@ -229,7 +229,7 @@ class InHand:
 
     def is_counted_too_much(self, held: Held) -> bool:
         """Whether the engine counts an attempt that did not start."""
-        return held.is_counted and (self.is_exact or held.is_again)
+        return held in self.uncounted or (held.is_counted and (self.is_exact or held.is_again))
 
     def count_to_store(self, held: Held) -> int:
         """The delivery count that says that its next attempt has started."""
@@ -271,7 +271,7 @@ class InHand:
 
     def _failed(self, held: Held, error: BaseException, now: float) -> Failure:
         if isinstance(error, Reject):
-            self._bury(held, f"rejected: {error}")
+            self._bury(held, described(error))
             return Failure(held, error, None)
         if held.attempts >= self.settings.retries:
             self._bury(held, described(error))
@@ -315,12 +315,18 @@ class InHand:
     def lost(self, held: Held) -> None:
         """Another consumer has claimed it. If its handler runs and succeeds, it is acknowledged anyway."""
         held.is_lost = True
+        self.another_has(held)
         if not held.is_running and held not in self.done.helds:
             for queue in (self.ready, self.due):
                 if held in queue:
                     queue.remove(held)
             self.dead = [each for each in self.dead if each[0] is not held]
             self.forget(held)
+
+    def another_has(self, held: Held) -> None:
+        """Those behind it with the same key wait until that consumer is done with it."""
+        if self.lanes is not None:
+            self.lanes.doubt(held)
 
     def kept(self, held: Held, now: float) -> None:
         held.lease = now + self.settings.claim_after

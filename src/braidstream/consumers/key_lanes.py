@@ -42,7 +42,7 @@ class KeyLanes:
         self.next_scan = 0.0
 
     def remove(self, held: Held) -> None:
-        """It is acknowledged, moved or lost: the next of its lane may run."""
+        """It is acknowledged, moved or lost: the next of its lane may run, once it is clear."""
         lane = self._lanes.get((held.stream, held.key))
         if lane is not None:
             lane[:] = [each for each in lane if each[1] is not held]
@@ -52,6 +52,14 @@ class KeyLanes:
             del self._started[held.stream, held.key]
         for group in (self._unseen, self._blocked, self._clear):
             group.discard(held)
+
+    def doubt(self, held: Held) -> None:
+        """Another consumer has it now: the others of its lane wait until the pending list was read again."""
+        others = {each for _, each in self._lanes.get((held.stream, held.key), [])} & self._clear
+        self._clear -= others
+        self._unseen |= others
+        if others:
+            self.next_scan = 0.0
 
     def startable(self) -> list[Held]:
         """Heads of lanes that may start, each once."""

@@ -10,7 +10,7 @@ from braidstream.protocol import gather
 from braidstream.protocol.append import ensure_command
 from braidstream.protocol.carry import Carriage
 from braidstream.protocol.gather import Queued
-from braidstream.protocol.lookup import look
+from braidstream.protocol.lookup import look, require_region
 from braidstream.protocol.plan import Plan
 from braidstream.protocol.retries import until_current
 from braidstream.protocol.stream_view import View
@@ -54,8 +54,11 @@ def _ensure(view: View, name: bytes) -> Plan[None]:
     """Create the strand that appends to a stream go to, if it is missing."""
 
     def make() -> Plan[Command | None]:
-        registry = yield from look(view, name)
-        return ensure_command(view.home(name), registry.bell)
+        registry, home = (yield from look(view, name)), view.home(name)
+        known = home in registry.cuts
+        if not known:
+            yield from require_region(view)
+        return ensure_command(home, registry.bell, known=known)
 
     if not view.is_native(name):
         yield from until_current(view, name, make)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from braidstream.clients.aio import Redis
-from braidstream.clients.sync import ServerError
+from braidstream.clients.aio_cluster import RedisCluster
 from braidstream.consumers.base import BLOCK_MS, ConsumerBase, observers_of, settings_of
 from braidstream.consumers.held import Held, Reject, Work
 from braidstream.consumers.hooks import AsyncMiddleware, wrapped_async
@@ -51,7 +51,7 @@ class Consumer(ConsumerBase):
 
     def __init__(
         self,
-        client: Redis,
+        client: Redis | RedisCluster,
         streams: str | Sequence[str],
         *,
         group: str,
@@ -224,7 +224,7 @@ class Consumer(ConsumerBase):
             await self._listen()
         try:
             await self._client.converse(self.turns.leave(is_reading=self.is_reading))
-        except (ServerError, OSError) as error:
+        except self.failed as error:
             emit("consumer.unreached", group=self.settings.group, why=str(error))
 
     async def _listen(self) -> None:
@@ -261,7 +261,7 @@ class Consumer(ConsumerBase):
                 self.must_join = False
             self.tell_refused(await self._client.converse(self.turns.turn(now)))
             self.reached()
-        except (ServerError, OSError) as error:
+        except self.failed as error:
             self.pause(error)
         self._put(self._urgent, self.turns.counted)
         self.turns.counted.clear()

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from braidstream.clients.sync import Redis, ServerError
+from braidstream.clients.any_region import AnyClient
 from braidstream.consumers.base import BLOCK_MS, ConsumerBase, observers_of, settings_of
 from braidstream.consumers.held import Held, Reject, Work
 from braidstream.consumers.hooks import Middleware, wrapped
@@ -53,7 +53,7 @@ class Consumer(ConsumerBase):
 
     def __init__(
         self,
-        client: Redis,
+        client: AnyClient,
         streams: str | Sequence[str],
         *,
         group: str,
@@ -189,7 +189,7 @@ class Consumer(ConsumerBase):
             self._listen()
         try:
             self._client.converse(self.turns.leave(is_reading=self.is_reading))
-        except (ServerError, OSError) as error:
+        except self.failed as error:
             emit("consumer.unreached", group=self.settings.group, why=str(error))
 
     def _listen(self) -> None:
@@ -233,7 +233,7 @@ class Consumer(ConsumerBase):
                 self.must_join = False
             self.tell_refused(self._client.converse(self.turns.turn(now)))
             self.reached()
-        except (ServerError, OSError) as error:
+        except self.failed as error:
             self.pause(error)
         self._pool.put_urgent(self.turns.counted)
         self.turns.counted.clear()

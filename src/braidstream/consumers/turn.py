@@ -4,21 +4,23 @@ Each part changes `InHand` only after the engine has answered, so a turn that is
 is simply taken again:
 
 - XACK twice does nothing the second time.
-- A dead letter and its acknowledgement are one MULTI. If the entry is no longer pending, it ran.
+- A dead letter and its acknowledgement are one step. If the entry is no longer pending, it ran. On a cluster
+  they may be two steps, and the first one appends once, also if it is repeated.
 - Counting an attempt sets the number, it does not add to it.
 """
 
+import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from braidstream.clients.shared import Conversation
-from braidstream.consumers.dead_letters import DeadLetter
+from braidstream.consumers.dead_letters import DeadLetter, NotBuried, bury
 from braidstream.consumers.held import Held, Work
 from braidstream.consumers.in_hand import InHand
 from braidstream.consumers.order_scan import OrderScan
 from braidstream.consumers.settings import Settings
-from braidstream.consumers.spoken import ViewOf, command, in_one_step
+from braidstream.consumers.spoken import ViewOf, command
 from braidstream.errors import ReplyError
 from braidstream.observability.events import emit
 from braidstream.protocol.lookup import read_registry
@@ -46,6 +48,7 @@ class Turns:
         self.counted = list[Work]()
         # By stream: how many entries were taken over, and how many were moved to the dead letters.
         self.claimed, self.buried = Counter[str](), Counter[str]()
+        # Dead ones that are neither pending nor moved: they were deleted, and are in memory only.
         self._not_moved = set[Held]()
         self._rests = dict[str, float]()
         # Streams whose group delivers each entry once across regions.
@@ -133,25 +136,30 @@ class Turns:
             rows = yield from self._pending(view_of, held.stream, held.id, held.id, 1)
             if held in self._not_moved or any(row[1] == self.settings.name.encode() for row in rows):
                 mine.append((held, reason))
-        commands = list[list[bytes]]()
-        for held, reason in mine:
-            where = self.settings.dead_stream(held.message.stream).encode()
-            commands.append([b"XADD", where, b"*", *self._letter(held, reason).to_words()])
-            commands.append([b"XACK", held.stream, self.settings.group.encode(), held.id])
-        replies = yield from in_one_step(view_of, commands)
-        # If an append fails inside MULTI, its entry is acknowledged all the same. It is appended later.
-        failed = {
-            held: reply
-            for (held, _), reply in zip(mine, replies[::2], strict=True)
-            if isinstance(reply, ReplyError)
-        }
-        self._not_moved = failed.keys() | (self._not_moved - {held for held, _ in part})
-        moved = {held for held, _ in part} - failed.keys()
+        letters = [self._letter(held, reason) for held, reason in mine]
+        replies = yield from bury(
+            view_of, [(self.settings.dead_stream(each.stream), each) for each in letters]
+        )
+        # If an append fails inside MULTI, its entry is acknowledged all the same. It becomes pending again.
+        answers = [(held, reply) for (held, _), reply in zip(mine, replies, strict=True)]
+        failed = {held: reply for held, reply in answers if isinstance(reply, ReplyError)}
+        refused = {held: reply.error for held, reply in answers if isinstance(reply, NotBuried)}
+        moved = {held for held, _ in part} - failed.keys() - refused.keys()
+        self._not_moved = failed.keys() | (self._not_moved - moved)
         self.buried.update(held.message.stream for held, _ in mine if held in moved)
-        self.hand.dead = [each for each in self.hand.dead if each[0] not in moved]
+        left = [each for each in self.hand.dead if each[0] not in moved]
+        # Those that were tried do not hold up the others.
+        self.hand.dead = sorted(left, key=lambda each: each[0] in failed or each[0] in refused)
+        for held in moved - {held for held, _ in mine}:
+            self.hand.another_has(held)
         for held in moved:
             self.hand.forget(held)
-        for error in failed.values():
+        for held in failed:
+            options = ("RETRYCOUNT", self.hand.count_to_store(held) - 1, "FORCE")
+            with contextlib.suppress(ReplyError):  # the node of this stream is full, say
+                if (yield from self._claim_own(view_of, held.stream, [held], *options)):
+                    self._not_moved.discard(held)
+        for error in (*failed.values(), *refused.values()):
             raise error
 
     def _letter(self, held: Held, reason: str) -> DeadLetter:
