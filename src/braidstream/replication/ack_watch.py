@@ -13,11 +13,12 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from braidstream.errors import ReplyError
+from braidstream.errors import LostError, ReplyError
 from braidstream.model.command import Command
 from braidstream.model.strand import Strand
 from braidstream.protocol.plan import Batch, Plan
-from braidstream.replication.endpoint import PlanRunner
+from braidstream.replication.cluster_endpoint import is_away, spares_others
+from braidstream.replication.endpoint import PlanRunner, nodes_of
 
 EVERY_S: Final = 0.25
 # A further pause for each strand that was read: so reading takes at most about a twentieth of the time.
@@ -69,7 +70,7 @@ class AckWatch:
     async def look(self) -> None:
         """Wait until there is something to watch, then look once."""
         await self._has_streams.wait()
-        calls = await self._source.run(_read_calls())
+        calls = await self._read_calls()
         if calls == self._calls:
             return
         self._calls = calls
@@ -78,12 +79,25 @@ class AckWatch:
             await self._compare(strands[at : at + PAGE])
         await asyncio.sleep(PAUSE_S * len(strands))
 
+    async def _read_calls(self) -> list[bytes]:
+        """Of all servers of the region, except lost nodes of a cluster."""
+        calls = list[bytes]()
+        for node in nodes_of(self._source):
+            try:
+                calls += await node.run(_read_calls())
+            except LostError as error:
+                if not spares_others(error, self._source):
+                    raise
+        return calls
+
     async def _compare(self, strands: list[Strand]) -> None:
         replies = await self._source.run(_read_groups(strands))
         moved = set[bytes]()
         for strand, groups in zip(strands, replies, strict=True):
             known = self._streams.get(strand.name, {})
-            if isinstance(groups, ReplyError) or not groups:  # deleted, or without groups
+            if is_away(groups):
+                self._calls = None  # look again
+            elif isinstance(groups, ReplyError) or not groups:  # deleted, or without groups
                 known.pop(strand, None)
             elif strand in known and known[strand] != groups:
                 moved.add(strand.name)

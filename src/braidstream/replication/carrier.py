@@ -11,11 +11,13 @@ from braidstream.observability.events import emit
 from braidstream.observability.traces import Traces
 from braidstream.protocol.plan import send_one
 from braidstream.replication.ack_watch import AckWatch
-from braidstream.replication.link import Link
+from braidstream.replication.cluster_link import AnyLink
 from braidstream.replication.peer import Peer
 from braidstream.replication.progress import Progress
 from braidstream.replication.queue import Need, Queue
 
+# How many streams one link works on at once.
+AT_ONCE: Final = 32
 # After new entries, when to check for changes without a push: trims and acknowledgements.
 SETTLE_S: Final = 0.1
 REFUSED_S: Final = 1.0
@@ -29,7 +31,7 @@ class Carrier:
     acks: AckWatch
     traces: Traces
 
-    async def carry(self, peer: Peer, link: Link, queue: Queue) -> None:
+    async def carry(self, peer: Peer, link: AnyLink, queue: Queue) -> None:
         """Work on one queue until the link is lost. An error of one stream holds up no other."""
         while True:
             name, need = await queue.take()
@@ -48,9 +50,12 @@ class Carrier:
                 self._again(peer, name, need, progress)
                 if self.traces.enabled and progress.entries:
                     self.traces.replicated(name, peer.name, progress.entries, began)
-            except LostError:
-                raise
-            except Exception as error:  # refused, or an unexpected reply
+            except Exception as error:  # lost, refused, or an unexpected reply
+                if link.goes_on(name, error):  # a node is lost: that is logged once, not for each stream
+                    peer.queue.add(name, max(need, Need.SYNC), peer.later(name, SETTLE_S))
+                    continue
+                if isinstance(error, LostError):
+                    raise
                 peer.queue.add(name, Need.SYNC, peer.later(name, REFUSED_S))
                 peer.refuse(name, error)
             finally:
@@ -67,7 +72,7 @@ class Carrier:
         if moved or waits:
             peer.queue.add(name, Need.SYNC, peer.later(name, SETTLE_S))
 
-    async def _trim_journal(self, link: Link, name: bytes, progress: Progress) -> None:
+    async def _trim_journal(self, link: AnyLink, name: bytes, progress: Progress) -> None:
         """Trim our journal up to what every peer has applied; the last such entry stays as a mark.
 
         Only if all links use the same connection to our engine. After it was lost, another server may have
@@ -75,11 +80,13 @@ class Carrier:
         """
         if progress.journal == ids.ZERO:
             return
-        links = [peer.link for peer in self.peers.values()]
+        links, source = [peer.link for peer in self.peers.values()], link.source_of(name)
+        if source is None:
+            return
         done = min(
-            each.applied(name) if each is not None and each.source is link.source else ids.ZERO
+            each.applied(name) if each is not None and each.source_of(name) is source else ids.ZERO
             for each in links
         )
         if done > ids.ZERO:
             journal = keys.journal(name, link.here.writer)
-            await link.source.run(send_one(("XTRIM", journal, "MINID", "=", ids.text(done))))
+            await source.run(send_one(("XTRIM", journal, "MINID", "=", ids.text(done))))

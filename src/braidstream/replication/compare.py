@@ -13,8 +13,10 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 from braidstream.errors import ReplyError
-from braidstream.model import ids
+from braidstream.model import ids, keys
+from braidstream.model.fields import MetaField
 from braidstream.model.ids import Id
+from braidstream.model.meta import trimmed_upto
 from braidstream.model.strand import Strand, facts
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication.endpoint import PlanRunner
@@ -95,6 +97,32 @@ def drop(strand: Strand, natives: Sequence[bytes]) -> Plan[int]:
     return int(gone)
 
 
+def trim_between(strand: Strand, start: Id, end: Id) -> Plan[int]:
+    """Trim from start to end, page by page, and keep what is before. Counts entries."""
+    gone = 0
+    at: Id | None = start
+    while at is not None:
+        page, at = yield from list_ids(strand, at, end)
+        if page:
+            yield from _note_trimmed(strand, ids.native(page[-1]))
+            gone += yield from drop(strand, page)
+    return gone
+
+
+def _note_trimmed(strand: Strand, upto: Id) -> Plan[None]:
+    """Before the XDEL, which looks like a user's: an archive must not delete these entries in its lake.
+
+    If memory is full, the trim matters more than the note.
+    """
+    where, field = keys.meta(strand.name), MetaField.TRIMMED + strand.label
+    [noted] = yield Batch([("HGET", where, field)], resend=True)
+    if trimmed_upto(noted or b"", strand.life) < upto:
+        note = ("HSET", where, field, b"%d %s" % (strand.life, ids.text(upto)))
+        [reply] = yield Batch([note], resend=True, attempt=True)
+        if isinstance(reply, ReplyError) and reply.code != "OOM":
+            raise reply
+
+
 def is_within(native: bytes, limits: tuple[Id, Id] | None) -> bool:
     return limits is not None and limits[0] <= ids.native(native) <= limits[1]
 
@@ -114,7 +142,7 @@ async def delete_missing(
             return None
     gone = 0
     for strand, extent in ours.strands.items():
-        if ours.is_lost(strand) or (strand.writer == own and extent.whole):
+        if strand.writer == own and extent.whole:
             continue
         async for missing in _missing(strand, source, target, ours):
             # Read after the listing: what came back meanwhile, over another link, is known by then.
@@ -130,11 +158,11 @@ async def _missing(
     strand: Strand, source: PlanRunner, target: PlanRunner, ours: State
 ) -> AsyncIterator[list[bytes]]:
     """Pages of the target's entries that the source has deleted."""
-    extent, since = ours.strands[strand], ours.is_new_after(strand)
+    extent, since = ours.strands[strand], ours.had_since(strand)
     gone_upto = extent.last
     if extent.first and not strand.has_chosen_ids:
         gone_upto = max(extent.first, extent.deleted)
-    at: Id | None = ids.ZERO
+    at: Id | None = ids.ZERO if since <= gone_upto else None
     while at is not None:
         page, following = await target.run(list_ids(strand, at, extent.last))
         if not page:

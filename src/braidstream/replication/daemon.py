@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final
 
 from braidstream.admin.daemon_status import EVERY_S, DaemonStatus, forget_status
-from braidstream.admin.membership import meet, show_alive
+from braidstream.admin.membership import show_alive
 from braidstream.config import Selection
 from braidstream.errors import BraidError, LostError, ReplyError
 from braidstream.model.region_config import Region
@@ -22,43 +22,43 @@ from braidstream.observability.events import emit
 from braidstream.observability.metrics import Family
 from braidstream.observability.repeated import Repeated
 from braidstream.observability.traces import Traces
-from braidstream.protocol.identify import read_region, refuse_cluster
 from braidstream.replication.ack_watch import EVERY_S as ACKS_EVERY_S
 from braidstream.replication.ack_watch import AckWatch
-from braidstream.replication.carrier import SETTLE_S, Carrier
+from braidstream.replication.carrier import AT_ONCE, Carrier
+from braidstream.replication.changes import Changes
+from braidstream.replication.cluster_endpoint import ClusterEndpoint, recognised
+from braidstream.replication.cluster_feed import ClusterFeed
+from braidstream.replication.cluster_gate import gate_for
+from braidstream.replication.cluster_link import Homes, Side, link_between, pinned
+from braidstream.replication.cluster_region import Completion, await_journal, meet_region, region_of
 from braidstream.replication.deadlines import EVERY_S as DEADLINES_EVERY_S
 from braidstream.replication.deadlines import Deadlines
-from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint, Pinned, back_off, reason
-from braidstream.replication.feed import Feed, all_streams
-from braidstream.replication.gate import Durability, Gate
-from braidstream.replication.glance import differing
+from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint, back_off, reason
+from braidstream.replication.feed import Feed
+from braidstream.replication.gate import Durability
 from braidstream.replication.group_lags import EVERY_S as GROUPS_EVERY_S
 from braidstream.replication.group_lags import GroupLag, Strays, measure
 from braidstream.replication.identity import check_pair, check_region, claim, keep_claim
 from braidstream.replication.leases import Leases
-from braidstream.replication.link import Link
 from braidstream.replication.log_rescue import EVERY_S as RESCUES_EVERY_S
 from braidstream.replication.log_rescue import LogRescue
-from braidstream.replication.pages import Pages
-from braidstream.replication.peer import Peer, is_misconfigured, why_down
+from braidstream.replication.peer import Peer, apart, is_misconfigured, why_down
 from braidstream.replication.queue import Need, Queue
 from braidstream.replication.raising import raise_home
 from braidstream.replication.reporting import families, group_families, report, rescue_families
 from braidstream.replication.skew import watch_clock
+from braidstream.replication.sweeping import Sweeper
 from braidstream.replication.takeover import EVERY_S as TAKEOVER_EVERY_S
 from braidstream.replication.takeover import Takeover
 
-# How many streams one link works on at once.
-AT_ONCE: Final = 32
-# How often all streams are compared, and at most which part (1/n) of the time that takes.
-SWEEP_S: Final = 30.0
-SWEEP_PART: Final = 20
 # After a link was up for this long, the backoff starts over.
 SOUND_S: Final = 10.0
 # How long to wait before a retry after an error of the configuration.
 MISCONFIGURED_S: Final = 10.0
 # How often to check whether a region has got replicas.
 CHOOSE_S: Final = 5.0
+# How often to check whether a cluster has got primaries.
+COMPLETE_S: Final = 2.0
 # How often to record which process serves the region, and its highest ID.
 NOTE_S: Final = 1.0
 # The timeout for the measurement of a peer's lag.
@@ -70,11 +70,12 @@ FENCED_S: Final = 60.0
 class Daemon:
     """`run` ends when it is cancelled. `ready` is set once all streams were compared with every peer."""
 
-    def __init__(self, address: Address, durability: Durability | None = None) -> None:
-        self.source = Endpoint(address)
-        self.gate = Gate(self.source, durability)
-        self._pinned = Pinned(self.gate, self.source)
-        self._pages = Pages.of_home(self._pinned)
+    def __init__(
+        self, address: Address, durability: Durability | None = None, *, is_cluster: bool = False
+    ) -> None:
+        self.source = ClusterEndpoint(address) if is_cluster else Endpoint(address)
+        self.gate = gate_for(self.source, durability)
+        self._homes = Homes(self.gate)
         self.peers: dict[str, Peer] = {}
         self.leases = Leases(self.source, self._missed)
         self.ready = asyncio.Event()
@@ -82,9 +83,14 @@ class Daemon:
         self.group_lags: list[GroupLag] = []
         self.strays: Strays | None = None
         self._acks = AckWatch(self.source, self._acknowledged)
+        self._completion = Completion(self.source)
+        self._sweeper = Sweeper(self.source, self.leases, self._swept)
         self._carrier = Carrier(self.peers, self._acks, Traces())
-        self.deadlines = Deadlines(self.source, self.leases.mine)
-        self.rescue = LogRescue(self.source, self.gate, self.peers.values, self.leases.mine)
+        self._changes = Changes(self.source)
+        self.deadlines = Deadlines(
+            self.source, self._changes, self.leases.mine, lambda name: apart(self.peers.values(), name)
+        )
+        self.rescue = LogRescue(self.source, self._changes, self.gate, self.peers.values, self.leases.mine)
         self.takeover = Takeover(self.source, self.peers.values, self.leases.mine)
         self._has_new_peer = asyncio.Event()
         self._noting = asyncio.Lock()
@@ -93,6 +99,8 @@ class Daemon:
         self._is_stopping = False
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ending = set[asyncio.Task[None]]()  # of peers that were removed
+        if isinstance(self.source, ClusterEndpoint):
+            self.source.changed = self._missed
 
     def set_peers(self, peers: dict[str, tuple[int, Address]]) -> None:
         """Set the peers: number and address by name. Call it while `run` runs."""
@@ -122,6 +130,7 @@ class Daemon:
                 tasks.create_task(self.leases.run())
                 tasks.create_task(self._repeat(self.gate.choose, CHOOSE_S))
                 tasks.create_task(self._repeat(self._show_alive, NOTE_S))
+                tasks.create_task(self._repeat(self._completion.look, COMPLETE_S))
                 tasks.create_task(self._repeat(self._acks.look, ACKS_EVERY_S))
                 tasks.create_task(self._repeat(self.takeover.look, TAKEOVER_EVERY_S))
                 tasks.create_task(self._repeat(self.takeover.act, TAKEOVER_EVERY_S))
@@ -162,16 +171,16 @@ class Daemon:
         tries, refused, trouble = 0, "", Repeated()
         clock = asyncio.get_running_loop().time
         while True:
-            feed: Feed | None = None
+            feed: Feed | ClusterFeed | None = None
             try:
                 await self.source.connect()
                 await self._show_alive()
-                here = await self.source.run(read_region())
+                here = await region_of(self.source)
                 if was := trouble.over(clock()):
                     emit("source.up", **was)
                 self._has_new_peer.clear()
                 writers = here.writer, {*here.writers, *(peer.id for peer in self.peers.values())}
-                feed = Feed(self.source.address, writers, self._heard, self._arrived, self._missed)
+                feed = self._feed(writers)
                 await _until_one_fails(feed.run(), self.source.watch(), self._has_new_peer.wait())
             except Exception as error:  # also for an unexpected reply
                 if feed is None or not isinstance(error, ReplyError):
@@ -184,6 +193,13 @@ class Daemon:
                 tries, refused = 0, ""
             await back_off(tries)
             tries += 1
+
+    def _feed(self, writers: tuple[int, set[int]]) -> Feed | ClusterFeed:
+        def make(node: Endpoint) -> Feed:
+            return Feed(node.address, writers, self._heard, self._arrived, self._missed)
+
+        source = self.source
+        return ClusterFeed(source, make) if isinstance(source, ClusterEndpoint) else make(source)
 
     async def _repeat(self, work: Callable[[], Awaitable[None]], pause_s: float) -> None:
         """Repeat work on the own engine. `_listen` logs a lost engine; an unexpected error is logged here."""
@@ -200,7 +216,13 @@ class Daemon:
             await asyncio.sleep(pause_s)
 
     async def _show_alive(self) -> None:
-        """Record which process serves the region. If it may generate IDs twice, raise the home strands."""
+        """Record which process serves the region. If it may generate IDs twice, raise the home strands.
+
+        A cluster has many processes, and records none of them.
+        """
+        if isinstance(self.source, ClusterEndpoint):
+            self._log_fence((await region_of(self.source)).fenced)
+            return
         async with self._noting:
             links = (peer.link for peer in self.peers.values() if peer.link is not None)
             self._highest_ms = max((link.highest_ms for link in links), default=self._highest_ms)
@@ -208,7 +230,7 @@ class Daemon:
             self._log_fence(fenced)
             if not waits:
                 return
-            here = await self.source.run(read_region())
+            here = await region_of(self.source)
             peers = {name: (peer.id, peer.endpoint.address) for name, peer in self.peers.items()}
             without = await raise_home(self.source, here, peers)
             await self.source.run(show_alive(self._highest_ms, raised=True))
@@ -251,8 +273,7 @@ class Daemon:
 
     def _heard(self, name: bytes, more: bool) -> None:
         if more:
-            self.deadlines.changes.add(name)
-            self.rescue.changes.add(name)
+            self._changes.add(name)
         if self.leases.mine(name):
             for peer in self.peers.values():
                 if not peer.takes(name):
@@ -281,8 +302,7 @@ class Daemon:
         """Pushes may have been missed: sweep over all streams, for all peers."""
         for peer in self.peers.values():
             peer.sweep.set()
-        self.deadlines.changes.missed()
-        self.rescue.changes.missed()
+        self._changes.missed()
 
     # Sending
 
@@ -297,16 +317,18 @@ class Daemon:
             began, pause_s = clock(), 0.0
             try:
                 await self.source.as_own(self.source.connect())
-                await peer.endpoint.connect()
+                peer.endpoint = await recognised(peer.endpoint)
+                if isinstance(peer.endpoint, ClusterEndpoint):
+                    peer.endpoint.changed = peer.sweep.set
                 here, there = await self._introduce(peer)
-                ends = self._pin(), Pinned(peer.endpoint, peer.endpoint)
+                ends = Side(self.source, self._homes.of), Side(peer.endpoint, pinned)
                 peer.fresh, peer.queue = Queue(), Queue()
-                link = Link(*ends, here=here, there=there, pages=self._pages)
+                link = link_between(*ends, here=here, there=there)
                 peer.up(link)
                 peer.sweep.set()
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(peer.endpoint.watch())
-                    tasks.create_task(self._sweep(peer, link))
+                    tasks.create_task(self._sweeper.run(peer, link))
                     tasks.create_task(keep_claim(peer.endpoint, here))
                     tasks.create_task(watch_clock(self.source, peer.endpoint, there, peer.note_clock))
                     for _ in range(AT_ONCE):
@@ -323,50 +345,24 @@ class Daemon:
             await asyncio.sleep(pause_s)
             await back_off(tries)
 
-    def _pin(self) -> Pinned:
-        """The own engine on its present connection. All links on it share pages."""
-        if not self._pinned.lasts:
-            self._pinned = Pinned(self.gate, self.source)
-            self._pages = Pages.of_home(self._pinned)
-        return self._pinned
-
     async def _introduce(self, peer: Peer) -> tuple[Region, Region]:
         """Check both regions, and exchange their writers."""
         await self.source.as_own(self._show_alive())
-        here = await self.source.as_own(self.source.run(read_region()))
-        await peer.endpoint.run(refuse_cluster())
-        there = await peer.endpoint.run(read_region())
+        here = await self.source.as_own(region_of(self.source))
+        there = await region_of(peer.endpoint)
         check_region(there, (peer.id, peer.name), peer.endpoint.address)
         check_pair(here, there)
         await claim(peer.endpoint, here)
-        here = await self.source.as_own(self.source.run(meet(there.writers)))
-        return here, await peer.endpoint.run(meet(here.writers))
+        here = await self.source.as_own(meet_region(self.source, there.writers))
+        there = await meet_region(peer.endpoint, here.writers)
+        await self.source.as_own(await_journal(self.source, here))
+        await await_journal(peer.endpoint, there)
+        return here, there
 
-    async def _sweep(self, peer: Peer, link: Link) -> None:
-        """Compare all streams: when the link comes up, after missed pushes, and at intervals."""
-        clock = asyncio.get_running_loop().time
-        await self.leases.known.wait()
-        while True:
-            peer.sweep.clear()
-            began = clock()
-            link.here = await self.source.as_own(self.source.run(read_region()))
-            check_pair(link.here, await peer.endpoint.run(read_region()))  # or it was removed meanwhile
-            async for names in all_streams(self.source):
-                mine = [name for name in names if self.leases.mine(name) and peer.takes(name)]
-                for name in await differing(mine, link.here.writers, self.source, peer.endpoint):
-                    peer.queue.add(name, Need.RELAY)
-                    peer.lag.changed(name)
-                while peer.queue.relays > 10 * AT_ONCE:
-                    await asyncio.sleep(SETTLE_S / 10)
-            emit("link.swept", peer=peer.name)
-            peer.swept = True
-            if all(each.swept for each in self.peers.values()):
-                self.ready.set()
-            try:
-                async with asyncio.timeout(max(SWEEP_S, SWEEP_PART * (clock() - began))):
-                    await peer.sweep.wait()
-            except TimeoutError:
-                pass
+    def _swept(self, peer: Peer) -> None:
+        peer.swept = True
+        if all(each.swept for each in self.peers.values()):
+            self.ready.set()
 
 
 async def _until_one_fails(*works: Coroutine[Any, Any, object]) -> None:

@@ -5,20 +5,21 @@ It also removes the fences of adopted streams that a peer deleted: links may not
 The registry has the deadline. Which ones are due, the engine's clock decides.
 """
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 from braidstream.commands.expire import carry_out
 from braidstream.commands.native import lift_fence
-from braidstream.errors import ReplyError
+from braidstream.errors import BraidError, ReplyError
 from braidstream.model import keys
-from braidstream.model.command import Command
 from braidstream.model.fields import MetaField
 from braidstream.observability.events import emit
-from braidstream.protocol.identify import read_region
-from braidstream.protocol.plan import Batch, Plan, send_one
+from braidstream.protocol.identify import read_ms
+from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
-from braidstream.replication.changes import Changes
+from braidstream.replication.changes import Changes, Values
+from braidstream.replication.cluster_endpoint import spares_others
+from braidstream.replication.cluster_region import region_of
 from braidstream.replication.endpoint import PlanRunner
 
 EVERY_S: Final = 1.0
@@ -29,68 +30,78 @@ _MORE, _WAITS = 2, 3
 
 
 class Deadlines:
-    """`look` is called again and again."""
+    """`look` is called again and again. apart: regions that do not exchange a stream with this one."""
 
-    def __init__(self, source: PlanRunner, is_mine: Callable[[bytes], bool]) -> None:
-        self._source, self._is_mine = source, is_mine
-        self.changes = Changes(source, self._read)
+    def __init__(
+        self,
+        source: PlanRunner,
+        changes: Changes,
+        is_mine: Callable[[bytes], bool],
+        apart: Callable[[bytes], Iterable[int]] = lambda name: (),
+    ) -> None:
+        self._source, self._is_mine, self._apart = source, is_mine, apart
+        self._look_at_changes = changes.serve((MetaField.UNTIL, MetaField.FENCE), self._read)
         self._until = dict[bytes, int]()
         self._refused = set[bytes]()
 
     async def look(self) -> None:
-        await self.changes.look()
+        await self._look_at_changes()
         if not self._until:
             return
-        seconds, micros = await self._source.run(send_one(("TIME",), resend=True))
-        now_ms = int(seconds) * 1000 + int(micros) // 1000
-        for name in [name for name, until in self._until.items() if until < now_ms and self._is_mine(name)]:
-            if await self._carry_out(name) != _WAITS or now_ms > self._until[name] + _WAITING_MS:
+        now_ms = await self._source.run(read_ms())
+        due = [(name, until) for name, until in self._until.items() if until < now_ms and self._is_mine(name)]
+        for name, until in due:
+            is_over = await self._carry_out(name) != _WAITS or now_ms > until + _WAITING_MS
+            if is_over and self._until.get(name) == until:  # else it was read again
                 del self._until[name]
 
     async def _carry_out(self, name: bytes) -> int:
-        view, done = View(await self._source.run(read_region())), _MORE
+        view, done = View(await region_of(self._source)), _MORE
         try:
             while done == _MORE:
-                done = await self._source.run(carry_out(view, name))
-        except ReplyError as error:  # tried again; the others go on
-            if name not in self._refused:
-                emit("deadline.refused", stream=name, why=error)
-            self._refused.add(name)
+                done = await self._source.run(carry_out(view, name, self._apart(name)))
+        except BraidError as error:
+            self._note("deadline.refused", name, error)
             return _WAITS
         self._refused.discard(name)
         return done
 
-    async def _read(self, names: list[bytes]) -> None:
-        for name, (until, fenced) in (await self._source.run(_found(names))).items():
+    async def _read(self, found: dict[bytes, Values]) -> None:
+        deadlines = {name: until for name, (until, _) in found.items() if until is not None}
+        steps = await self._source.run(_read_steps([*deadlines])) if deadlines else {}
+        for name in found:
             self._until.pop(name, None)
-            if until:
-                self._until[name] = until
-            if fenced and self._is_mine(name):
+        for name, until in deadlines.items():
+            try:
+                version, ms = until.split()
+                if steps[name] != version + b" 2":  # not carried out here, or not to the end
+                    self._until[name] = int(ms)
+            except ValueError:
+                self._log_once("deadline.refused", name, f"{until!r} is no deadline")
+        for name, (_, fence) in found.items():
+            if fence == b"1" and self._is_mine(name):
                 await self._lift_fence(name)
 
     async def _lift_fence(self, name: bytes) -> None:
         try:
             await self._source.run(lift_fence(name))
-        except ReplyError as error:  # tried again when all streams are read
-            if name not in self._refused:
-                emit("fence.refused", stream=name, why=error)
-            self._refused.add(name)
+        except BraidError as error:  # tried again when all streams are read
+            self._note("fence.refused", name, error)
+
+    def _note(self, event: str, name: bytes, error: BraidError) -> None:
+        """A stream has to wait, and the others go on. A lost node of a cluster is logged elsewhere."""
+        if isinstance(error, ReplyError):
+            self._log_once(event, name, error.text)
+        elif not spares_others(error, self._source):
+            raise error
+
+    def _log_once(self, event: str, name: bytes, why: str) -> None:
+        if name not in self._refused:
+            emit(event, stream=name, why=why)
+        self._refused.add(name)
 
 
-def _found(names: list[bytes]) -> Plan[dict[bytes, tuple[int, bool]]]:
-    """The deadline of each stream that was not carried out here, or not to the end, 0 for none; and whether
-    it has a fence."""
-    metas = list(map(keys.meta, names))
-    commands: list[Command] = [
-        *(("HGET", meta, MetaField.UNTIL) for meta in metas),
-        *(("HGET", meta, MetaField.FENCE) for meta in metas),
-    ]
-    replies = yield Batch(commands, resend=True, attempt=True)  # a key that is no hash stops no other
-    found = {name: (0, fence == b"1") for name, fence in zip(names, replies[len(names) :], strict=True)}
-    known = zip(names, replies, strict=False)
-    some = [(name, until.split()) for name, until in known if isinstance(until, bytes)]
-    if some:
-        steps = yield Batch([("HGET", keys.meta(name), MetaField.ENDED) for name, _ in some], resend=True)
-        for (name, (version, ms)), ended in zip(some, steps, strict=True):
-            found[name] = 0 if ended == version + b" 2" else int(ms), found[name][1]
-    return found
+def _read_steps(names: list[bytes]) -> Plan[dict[bytes, Any]]:
+    """How far each deadline was carried out here. If that cannot be read, it is tried again."""
+    commands = [("HGET", keys.meta(name), MetaField.ENDED) for name in names]
+    return dict(zip(names, (yield Batch(commands, resend=True, attempt=True)), strict=True))

@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Final, Protocol, TypeVar
 
 from braidstream.errors import BraidError, LostError
 from braidstream.net.address import Address
 from braidstream.net.wire import Connection, connect, is_replica
-from braidstream.protocol.plan import Batch, Plan, arun
+from braidstream.protocol.plan import Batch, Plan, Replies, arun
 
 T = TypeVar("T")
 
@@ -38,15 +38,44 @@ class Endpoint:
     """
 
     def __init__(self, address: Address, most_bytes: int | None = None) -> None:
-        self.address, self._most_bytes = address, most_bytes
+        self.address, self.most_bytes = address, most_bytes
         self._conn: Connection | None = None
         self._lock = asyncio.Lock()
 
     async def run(self, plan: Plan[T]) -> T:
+        return await arun(plan, self._connected().send)
+
+    async def send(self, batch: Batch) -> Replies:
+        return await self._connected().send(batch)
+
+    def _connected(self) -> Connection:
         conn = self._conn
         if conn is None or conn.lost is not None:
             raise LostError(str(self.address), "not connected", wrote=False)
-        return await arun(plan, conn.send)
+        return conn
+
+    # One server is a region of one node. A cluster has more (cluster_endpoint.py).
+
+    @property
+    def nodes(self) -> "list[Endpoint]":
+        """The servers that hold the streams."""
+        return [self]
+
+    def node_of(self, name: bytes) -> "Endpoint":
+        """The server that holds a stream."""
+        return self
+
+    def version_of(self, name: bytes) -> int:
+        """Another number after the stream has moved to another server."""
+        return 0
+
+    def look_again(self) -> None:
+        """A server has refused something because it does not hold the stream."""
+
+    @property
+    def waiting_s(self) -> float:
+        """How long the oldest reply has been due."""
+        return 0.0 if self._conn is None else self._conn.waiting_s
 
     @property
     def conn(self) -> Connection | None:
@@ -73,7 +102,7 @@ class Endpoint:
     async def _open(self) -> Connection:
         """Its errors name our address, also if sentinels have resolved it to a server."""
         try:
-            conn = await connect(self.address, primary=True, silence_s=SILENCE_S, most_bytes=self._most_bytes)
+            conn = await connect(self.address, primary=True, silence_s=SILENCE_S, most_bytes=self.most_bytes)
         except LostError as error:
             if error.address == str(self.address):
                 raise
@@ -100,6 +129,11 @@ class Endpoint:
     def close(self, why: str = "we closed it") -> None:
         if self._conn is not None:
             self._conn.close(why)
+
+
+def nodes_of(runner: PlanRunner) -> Sequence[PlanRunner]:
+    """The servers of a region."""
+    return runner.nodes if isinstance(runner, Endpoint) else [runner]
 
 
 class Pinned:

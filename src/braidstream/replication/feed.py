@@ -9,13 +9,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any, Final
 
-from braidstream.errors import ReplyError
+from braidstream.errors import BraidError, ReplyError
 from braidstream.model import keys
 from braidstream.model.strand import Strand
 from braidstream.net.address import Address
 from braidstream.net.wire import Connection, connect
 from braidstream.protocol.plan import Batch, Plan
-from braidstream.replication.endpoint import SILENCE_S, PlanRunner
+from braidstream.replication.cluster_endpoint import spares_others
+from braidstream.replication.endpoint import SILENCE_S, PlanRunner, nodes_of
 
 PAGE: Final = 1_000
 # How often to PING, to detect a dead connection.
@@ -93,10 +94,25 @@ async def all_streams(source: PlanRunner) -> AsyncIterator[list[bytes]]:
 
 
 async def all_keys(source: PlanRunner, prefix: bytes) -> AsyncIterator[list[bytes]]:
-    """Every key of a server that begins so, in pages."""
+    """Every key of a region that begins so, in pages. Of a cluster, from each primary: if one is lost, the
+    error is raised after the keys of the others."""
+    lost: BraidError | None = None
+    for node in nodes_of(source):
+        try:
+            async for found in _keys_of(node, prefix):
+                yield found
+        except BraidError as error:
+            if not spares_others(error, source):
+                raise
+            lost = error
+    if lost is not None:
+        raise lost
+
+
+async def _keys_of(node: PlanRunner, prefix: bytes) -> AsyncIterator[list[bytes]]:
     cursor: bytes | int = 0
     while True:
-        cursor, found = await source.run(_scan(cursor, prefix))
+        cursor, found = await node.run(_scan(cursor, prefix))
         yield found
         if int(cursor) == 0:
             return

@@ -70,6 +70,7 @@ class Flow:
     takes_spliced: bool = True
     failed: BaseException | None = None
     sent: int = 0
+    _batches: int = 0
     _appetite: dict[Strand, ship.Appetite] = field(default_factory=dict)
     _flying: set["asyncio.Task[int]"] = field(default_factory=set)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -83,13 +84,21 @@ class Flow:
         self.ends.setdefault(strand, end)
         self._appetite.setdefault(strand, ship.Appetite.guess(width))
 
-    async def rewind(self, strand: Strand, end: Id) -> None:
-        """Go back to `end`, the target's position in a state just read: it has lost entries.
+    @property
+    def idle_at(self) -> int | None:
+        """How many batches were sent so far; None while some are in flight."""
+        return None if self._flying else self._batches
 
-        Not while batches are in flight: they may have arrived after that read. Resending is harmless.
+    async def meet(self, strand: Strand, end: Id, idle_at: int | None) -> None:
+        """Go to `end`, the target's position. Forward: another link sent that. Back: the target has lost
+        entries. idle_at: before the position was read.
+
+        Not back if batches were in flight then, or were sent since: they may have arrived after that read.
+        Resending is harmless, but may be much.
         """
         async with self._lock:
-            if not self._flying and end < self.ends[strand]:
+            is_idle = idle_at is not None and idle_at == self.idle_at
+            if end > self._end(strand) or is_idle:
                 self.ends[strand] = end
 
     async def pump(self, strand: Strand, *, alone: bool = False) -> None:
@@ -158,6 +167,7 @@ class Flow:
                 await self.window.leave(size)
 
         task = asyncio.ensure_future(send())
+        self._batches += 1
         self._flying.add(task)
         task.add_done_callback(self._arrived)
         return task

@@ -12,7 +12,8 @@ Offsets of a log were given twice, and a region that is not its home may have ta
 entries are set aside, under a key of their own, and appended at the home when the log is restored.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 from braidstream.admin import log_moves
 from braidstream.model import ids, keys
@@ -39,6 +40,32 @@ async def mark_written(home: PlanRunner, writer: int) -> None:
                 where = b"%d %b %b" % (strand.life, ids.text(extent.first), ids.text(extent.last))
                 mark = ("HSETNX", keys.meta(strand.name), MetaField.MENDED + strand.label, where)
                 await home.run(send_one(mark))
+
+
+async def set_reused_aside(home: PlanRunner, writer: int, peers: Sequence[PlanRunner]) -> None:
+    """Set logs aside whose offsets were given twice. For a cluster: after a loss of some of its primaries its
+    facts do not say what was written since. The first entries of the log do, if peers have others there."""
+    async for found in all_keys(home, keys.of_writer(writer)):
+        for strand in [Strand(*parts) for key in found if (parts := keys.parse_strand(key))]:
+            if strand.is_of_log and await _is_reused(strand, home, peers):
+                await home.run(_set_aside(strand))
+
+
+async def _is_reused(strand: Strand, home: PlanRunner, peers: Sequence[PlanRunner]) -> bool:
+    """A log that began again differs from the first entry on that both have. Later differences are those of
+    an earlier loss, with common entries around them: they stay."""
+    for peer in peers:
+        for first in await peer.run(_first(strand, b"-")):
+            if any(
+                ours[0] == first[0] and ours != first for ours in await home.run(_first(strand, first[0]))
+            ):
+                return True
+    return False
+
+
+def _first(strand: Strand, at: bytes) -> Plan[list[Any]]:
+    found: list[Any] = yield from send_one(("XRANGE", strand.key, at, b"+", "COUNT", 1), resend=True)
+    return found
 
 
 def _set_aside(strand: Strand) -> Plan[None]:

@@ -87,6 +87,10 @@ class Gate:
         self._chosen_for: Connection | None = None
         self._history = b""  # the replication ID: another one after each failover
 
+    def of(self, node: Endpoint) -> "Gate":
+        """The gate of one server of the region; a cluster has several (cluster_gate.py)."""
+        return self
+
     @property
     def durability(self) -> Durability | None:
         """What the gate waits for now; None before the first read."""
@@ -187,8 +191,9 @@ class Gate:
 
     async def _round(self, conn: Connection, read: Connection | None) -> None:
         """Wait until everything that came from the connection `read` is safe."""
-        while wait := self._chosen.wait if self._chosen else None:
-            missing = await self._missing(conn, wait)
+        while (chosen := self._chosen) is not None and (wait := chosen.wait) is not None:
+            # The operator may choose anew before the reply comes: it answers the old choice only.
+            missing = await self._missing(conn, wait, chosen)
             if not missing:
                 break
             if self._source.conn is not read or not self._source.connected:
@@ -197,14 +202,13 @@ class Gate:
             await self._count_again()
         self._log_released()
 
-    async def _missing(self, conn: Connection, wait: Command) -> str:
+    async def _missing(self, conn: Connection, wait: Command, chosen: Durability) -> str:
         """Why earlier reads are not safe yet; empty if they are. Takes up to WAIT_MS."""
         batch = Batch([("PUBLISH", CHANNEL, b""), wait], resend=True, block_ms=WAIT_MS)
         *_, safe = replies = await conn.send(batch)
         error = next((reply for reply in replies if isinstance(reply, ReplyError)), None)
         if error is None:
-            assert self._chosen is not None
-            return self._chosen.lacks(safe)
+            return chosen.lacks(safe)
         if error.code not in ("NOPERM", "ERR") or "replica instances" in error.text:
             raise error
         await asyncio.sleep(WAIT_MS / 1000)

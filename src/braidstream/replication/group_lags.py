@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from braidstream.commands.groups.group_status import groups
-from braidstream.errors import ReplyError
+from braidstream.errors import BraidError, ReplyError
 from braidstream.model import keys
 from braidstream.model.command import Command
 from braidstream.model.meta import Registry
 from braidstream.model.region_config import Region
 from braidstream.model.strand import facts
-from braidstream.protocol.identify import read_region
 from braidstream.protocol.lookup import checked_now, registry_of
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
+from braidstream.replication.cluster_endpoint import spares_others
+from braidstream.replication.cluster_region import region_of
 from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.feed import all_streams
 
@@ -45,15 +46,19 @@ class Strays:
 
 
 async def measure(source: PlanRunner, is_mine: Callable[[bytes], bool]) -> tuple[list[GroupLag], Strays]:
-    """One round over the streams that are ours to look at."""
-    region, found, strays = await source.run(read_region()), list[GroupLag](), Strays()
-    async for names in all_streams(source):
-        mine = [*filter(is_mine, names)]
-        here = await source.run(count_strays(mine))
-        strays = Strays(strays.streams + here.streams, strays.entries + here.entries)
-        room = mine if len(found) < MOST else []
-        for name in await source.run(with_groups(room)):
-            found += await source.run(read_lags(region, name))
+    """One round over the streams that are ours to look at, except those of a cluster's lost node."""
+    region, found, strays = await region_of(source), list[GroupLag](), Strays()
+    try:
+        async for names in all_streams(source):
+            mine = [*filter(is_mine, names)]
+            here = await source.run(count_strays(mine))
+            strays = Strays(strays.streams + here.streams, strays.entries + here.entries)
+            room = mine if len(found) < MOST else []
+            for name in await source.run(with_groups(room)):
+                found += await source.run(read_lags(region, name))
+    except BraidError as error:
+        if not spares_others(error, source):
+            raise
     return found[:MOST], strays
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from braidstream.commands.drop import AT_ONCE as DROPPED_AT_ONCE
 from braidstream.commands.drop import drop_command
-from braidstream.errors import LostError, ReplyError
+from braidstream.errors import ClusterError, LostError, ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.fields import ConfigField, MetaField
 from braidstream.model.ids import Id
@@ -96,13 +96,15 @@ class Pair:
                 limits = (ids.ZERO, copy.last) if whole or mended is None else mended
                 first, last = limits[0], min(limits[1], copy.last)
                 has = set(await self.peer.run(compare.list_between(strand, first, last)))
+                is_trimmed = mended is not None and await self._is_trimmed_after(strand, mended[1], theirs)
                 lacking[strand] = [
                     native
                     for native in await self.home.run(compare.list_between(strand, first, last))
                     if native not in has
-                    and (
-                        compare.is_within(native, mended)
-                        or not _is_trimmed(theirs, strand, ids.native(native))
+                    and not (
+                        is_trimmed
+                        if compare.is_within(native, mended)
+                        else _is_trimmed(theirs, strand, ids.native(native))
                     )
                 ]
         if not any(lacking.values()):
@@ -118,6 +120,17 @@ class Pair:
         done = sum([await back.put_back(strand, loss, ours) for strand in entries])
         await self._note_passed_on(ours)
         return done
+
+    async def _is_trimmed_after(self, strand: Strand, restored: Id, theirs: State) -> bool:
+        """Whether the peer has trimmed later entries than those that were restored: then these too, which it
+        never had. Not if XDEL may have removed the later ones."""
+        copy = theirs.strands[strand]
+        after = max(restored, copy.deleted)
+        if copy.first is None or copy.first <= after:
+            return False
+        start = ids.after(after) or copy.first
+        later, _ = await self.home.run(compare.list_ids(strand, start, copy.first))
+        return bool(later) and _is_trimmed(theirs, strand, ids.native(later[0]))
 
     async def _note_passed_on(self, ours: State) -> None:
         """Record what the peer has received. If more came back meanwhile, the record does not match it."""
@@ -226,8 +239,11 @@ class Pair:
 
 def _doubts() -> Plan[tuple[tuple[int, int], ...]]:
     """When a region may have lost entries (Region.doubts). At any time, if its daemon has not noted yet that
-    another process serves it."""
-    region = yield from read_region()
+    another process serves it. Of a cluster nobody notes it."""
+    try:
+        region = yield from read_region()
+    except ClusterError:
+        return ((0, ids.FULL),)
     run, info = yield Batch(
         [("HGET", CONFIG, ConfigField.RUN), ("INFO", "server")], resend=True, attempt=True
     )

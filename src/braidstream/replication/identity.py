@@ -6,10 +6,11 @@ Every refusal is a ConfigError: a retry does not help, an operator must change a
 import asyncio
 from typing import Final
 
-from braidstream.errors import ConfigError, ReplyError
+from braidstream.errors import BraidError, ConfigError, ReplyError
 from braidstream.model import keys
 from braidstream.model.region_config import Region
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.replication.cluster_endpoint import spares_others
 from braidstream.replication.endpoint import PlanRunner
 
 CLAIM_S: Final = 15
@@ -52,7 +53,13 @@ async def claim(target: PlanRunner, here: Region) -> None:
 
     A claim expires, so a server that replaces another one waits at most CLAIM_S.
     """
-    holder = await target.run(_claim(here))
+    try:
+        holder = await target.run(_claim(here))
+    except BraidError as error:
+        # The node of a cluster that holds the claim is lost, or its slot moves: `keep_claim` tries again.
+        if spares_others(error, target):
+            return
+        raise
     if holder not in (None, here.identity.encode()):
         raise ConfigError(
             f"another server replicates to this peer as region {here.id} ({here.name}). Two servers with one "

@@ -35,6 +35,7 @@ from braidstream.replication.progress import Known, Progress
 from braidstream.replication.restoring import STALE, Restorer
 from braidstream.replication.ship import HAS_EVEN, HAS_PAGES
 from braidstream.replication.state import (
+    HAS_GUARDED,
     State,
     lacks,
     likely_strands,
@@ -76,6 +77,19 @@ class Link:
         else:
             self._known.pop(name, None)
 
+    # Between single servers. A link of a cluster has several of these links (cluster_link.py).
+
+    def source_of(self, name: bytes) -> PlanRunner | None:
+        """Where a stream is read."""
+        return self.source
+
+    def target_of(self, name: bytes) -> PlanRunner:
+        return self.target
+
+    def goes_on(self, name: bytes, error: Exception) -> bool:
+        """Whether an error ends only the work on one stream, because a node of a cluster is lost."""
+        return False
+
     def sent_upto(self, strand: Strand) -> Id | None:
         """Where the target stands once everything in flight has arrived; None if that is not known."""
         known = self._known.get(strand.name)
@@ -113,7 +127,7 @@ class Link:
         May run concurrently with a sync of the same stream.
         """
         known = self._known.get(name)
-        if known is None or known.flow.failed is not None:
+        if known is None or not known.started or known.flow.failed is not None:
             return await self.sync(name)
         self._known.move_to_end(name)
         flow, before = known.flow, known.flow.sent
@@ -128,10 +142,12 @@ class Link:
 
     async def _round(self, name: bytes, progress: Progress, relay: bool) -> None:
         own, known = self.here.writer, self._recall(name)
+        self._remember(name, known)  # rounds at the same time share a flow, and send nothing twice
         writers = self._writers() if relay else [own]
         if self.heals and (known.marks is None or known.owes):
             progress.healed += await self._restorer().heal(name, known)
-        ours = await self.source.run(read_state(name, likely_strands(name, self.here), writers, home=own))
+        likely, left = likely_strands(name, self.here), self.here.left
+        ours = await self.source.run(read_state(name, likely, writers, home=own, left=left))
         progress.restless, progress.strands = ours.restless, ours.registry.strands
         if (home := ours.strands.get(Strand(name, keys.GENERATED, own))) is not None:
             self.highest_ms = max(self.highest_ms, home.last[0])
@@ -139,6 +155,7 @@ class Link:
             self.highest_ms = ids.FULL  # offsets are counted up, so they are always ahead of the clock
         if self.heals and ours.marks(own) != known.marks:
             raise ReplyError("BSMOVED a strand was created again meanwhile")
+        idle_at = known.flow.idle_at
         theirs = await self.target.run(read_state(name, ours.registry.strands, writers))
         if not relay and any(theirs.is_beyond(ours, writer) for writer in writers):
             # Strands will be compared. Entries of other writers must arrive first, to be deleted.
@@ -156,10 +173,11 @@ class Link:
         for flow in flows:
             before_sent = flow.sent
             try:
-                await self._ship(flow, ours, theirs, foreign=flow is not known.flow)
+                await self._ship(flow, ours, theirs, foreign=flow is not known.flow, idle_at=idle_at)
             finally:
                 progress.entries += flow.sent - before_sent
             theirs = theirs.with_strands(flow.ends)
+        known.started = True
         for writer in writers:
             await self._journal(writer, ours, theirs, progress)
         if progress.journal == known.applied:
@@ -204,10 +222,13 @@ class Link:
         flow.takes_spliced = self.there.library >= HAS_EVEN
         return flow
 
-    async def _ship(self, flow: Flow, ours: State, theirs: State, *, foreign: bool) -> None:
+    async def _ship(
+        self, flow: Flow, ours: State, theirs: State, *, foreign: bool, idle_at: int | None = None
+    ) -> None:
         """Send our own strands, or (foreign) other writers' strands of which we have more than the target.
 
         Also the target's own: its engine has lost its latest entries, and gets them back.
+        idle_at: of the flow, before `theirs` was read.
         """
         flow.bell = theirs.registry.bell
         flow.ends = {strand: end for strand, end in flow.ends.items() if strand in ours.strands}
@@ -224,7 +245,7 @@ class Link:
             ):
                 continue
             flow.start(strand, end, extent.width)
-            await flow.rewind(strand, end)
+            await flow.meet(strand, end, idle_at)
             if flow.ends[strand] < extent.last:
                 await flow.pump(strand, alone=True)
                 await flow.reach(strand, extent.last)
@@ -248,7 +269,9 @@ class Link:
         retries = Retries("its registry kept changing")
         while True:
             retries.count()
-            merge = merge_command(ours, theirs, self.there.writers, home=self.there.writer)
+            there = self.there
+            guarded = there.library >= HAS_GUARDED and not there.is_cluster
+            merge = merge_command(ours, theirs, there.writers, home=there.writer, guarded=guarded)
             done, theirs = await self.target.run(merge_and_read(merge, ours, writers))
             if done:
                 return theirs
@@ -258,6 +281,7 @@ class Link:
 
         If nothing was ever removed from our own strand, it is younger than the peer's copy: this engine lost
         earlier entries, and nothing is trimmed. What came back to the target after a loss we have never had.
+        Of a strand that is marked as lost, only what was written since is trimmed.
         A third region's strand is trimmed by that region: it may have lost entries which only the target has.
         """
         for strand, extent in ours.strands.items():
@@ -269,17 +293,15 @@ class Link:
             )
             if withheld and below and withheld[0] < below:
                 below = withheld[0]
-            if ours.is_lost(strand) or (strand.writer == self.here.writer and extent.whole):
+            if strand.writer == self.here.writer and extent.whole:
                 continue
             if copy and copy.first and below and copy.first < below:
-                since = ours.is_new_after(strand)
+                since = ours.had_since(strand)
                 if since <= copy.first:
                     trim = ("XTRIM", strand.key, "MINID", "=", ids.text(below))
                     progress.trimmed += await self.target.run(send_one(trim))
                 elif since < below and (upto := ids.before(below)):
-                    gone = await self.target.run(compare.list_between(strand, since, upto))
-                    if gone:
-                        progress.trimmed += await self.target.run(compare.drop(strand, gone))
+                    progress.trimmed += await self.target.run(compare.trim_between(strand, since, upto))
 
     async def _journal(self, writer: int, ours: State, theirs: State, progress: Progress) -> None:
         """Apply our journal: deletions of single entries, and messages, in order.

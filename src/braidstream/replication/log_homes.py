@@ -12,14 +12,14 @@ Everything here can be killed between any two steps and run again.
 from braidstream.admin import log_moves
 from braidstream.model.meta import Registry
 from braidstream.model.offset_log import Epoch
-from braidstream.protocol.identify import read_region
+from braidstream.protocol.identify import read_any_region
 from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.link import Link
 
 
 async def link_of(source: PlanRunner, target: PlanRunner) -> Link:
     """A link that is not a daemon's."""
-    here, there = await source.run(read_region()), await target.run(read_region())
+    here, there = await source.run(read_any_region()), await target.run(read_any_region())
     return Link(source, target, here=here, there=there)
 
 

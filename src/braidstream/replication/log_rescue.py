@@ -15,14 +15,11 @@ from typing import Final
 from braidstream.admin import log_moves
 from braidstream.admin.log_moves import MovedLog, Tail
 from braidstream.errors import BraidError, ReplyError
-from braidstream.model import keys
-from braidstream.model.command import Command
 from braidstream.model.fields import MetaField
-from braidstream.model.offset_log import epochs_of
+from braidstream.model.offset_log import Epoch, epochs_of
 from braidstream.observability.events import emit
-from braidstream.protocol.identify import read_region
-from braidstream.protocol.plan import Batch, Plan
-from braidstream.replication.changes import Changes
+from braidstream.replication.changes import Changes, Values
+from braidstream.replication.cluster_region import region_of
 from braidstream.replication.endpoint import Endpoint, Pinned, PlanRunner
 from braidstream.replication.gate import Gate
 from braidstream.replication.peer import Peer
@@ -40,39 +37,46 @@ class LogRescue:
     def __init__(
         self,
         source: Endpoint,
+        changes: Changes,
         gate: Gate,
         peers: Callable[[], Iterable[Peer]],
         is_mine: Callable[[bytes], bool],
     ) -> None:
         self._source, self._gate, self._peers, self._is_mine = source, gate, peers, is_mine
-        self.changes = Changes(source, self._read)
+        self._look_at_changes = changes.serve((MetaField.HOMES,), self._read)
         self.entries = 0
-        self._waiting = dict[bytes, int]()  # the home of each log
+        self._moved = dict[bytes, tuple[Epoch, ...]]()  # logs whose home has moved, until they are done
         self._refused = set[bytes]()
 
     async def look(self) -> None:
-        await self.changes.look()
-        if not self._waiting:
+        await self._look_at_changes()
+        if not self._moved:
             return
-        here, own = await self._source.run(read_region()), Pinned(self._gate, self._source)
+        here = await region_of(self._source)
         if here.library < HAS_RANGES:
             return
-        for name, writer in [*self._waiting.items()]:
-            home = own if writer == here.writer else self._reach(name, writer)
-            if home and self._is_mine(name) and await self._is_done(name, here.writer, own, home):
-                del self._waiting[name]
+        for name, epochs in [*self._moved.items()]:
+            is_done = await self._is_done(name, epochs, here.writer)
+            if is_done and self._moved.get(name) is epochs:  # else it was read again
+                del self._moved[name]
 
-    async def _read(self, names: list[bytes]) -> None:
-        """Find the logs that this region wrote before their home moved."""
-        own = (await self._source.run(read_region())).writer
-        for name, homes in zip(names, await self._source.run(_homes(names)), strict=True):
-            epochs = epochs_of(homes)
-            self._waiting.pop(name, None)
-            if any(epoch.writer == own for epoch in epochs[:-1]):
-                self._waiting[name] = epochs[-1].writer
+    async def _read(self, found: dict[bytes, Values]) -> None:
+        for name, (homes,) in found.items():
+            self._moved.pop(name, None)
+            if homes is not None and len(epochs := epochs_of(homes)) > 1:
+                self._moved[name] = epochs
 
-    async def _is_done(self, name: bytes, writer: int, own: PlanRunner, home: PlanRunner) -> bool:
+    async def _is_done(self, name: bytes, epochs: tuple[Epoch, ...], writer: int) -> bool:
+        if all(epoch.writer != writer for epoch in epochs[:-1]):
+            return True  # this region did not write it before its home moved
+        if not self._is_mine(name):
+            return False
         try:
+            node = self._source.node_of(name)
+            own = Pinned(self._gate.of(node), node)
+            home = own if epochs[-1].writer == writer else self._reach(name, epochs[-1].writer)
+            if home is None:
+                return False
             done = await self._rescue(name, writer, own, home)
         except ReplyError as error:  # tried again; the others go on
             if name not in self._refused and error.code != "BSSTALE":
@@ -80,6 +84,11 @@ class LogRescue:
                 emit("log.rescue_refused", stream=name, why=error)
             return False
         except BraidError:  # lost, or the log is being moved
+            return False
+        except Exception as error:  # also for an unexpected reply
+            if name not in self._refused:
+                self._refused.add(name)
+                emit("log.rescue_refused", stream=name, why=repr(error))
             return False
         self._refused.discard(name)
         return done
@@ -124,12 +133,5 @@ class LogRescue:
             if peer.id != writer or link is None or not peer.takes(name):
                 continue
             if link.there.library >= HAS_RANGES:
-                return link.target
+                return link.target_of(name)
         return None
-
-
-def _homes(names: list[bytes]) -> Plan[list[bytes]]:
-    """The epochs of each log; empty for other streams."""
-    commands: list[Command] = [("HGET", keys.meta(name), MetaField.HOMES) for name in names]
-    replies = yield Batch(commands, resend=True, attempt=True)  # a key that is no hash stops no other
-    return [reply if isinstance(reply, bytes) else b"" for reply in replies]

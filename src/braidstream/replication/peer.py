@@ -2,16 +2,17 @@
 
 import asyncio
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from braidstream.admin.daemon_status import LinkState, LinkStatus
-from braidstream.config import Selection
+from braidstream.config import Selection, is_exchanged
 from braidstream.errors import ConfigError, LostError, NotARegionError, ReplyError
 from braidstream.observability.events import emit
 from braidstream.observability.repeated import Repeated
+from braidstream.replication.cluster_link import AnyLink
 from braidstream.replication.endpoint import Endpoint, OwnError, reason
-from braidstream.replication.link import Link
 from braidstream.replication.peer_lag import Lag
 from braidstream.replication.queue import Queue
 
@@ -43,13 +44,13 @@ class Peer:
     state, since_s, why: of the link, for `braid status`.
     refused: changes that the peer refused; refusal, refused_s: the last of them.
     clock_ms: how far the peer's clock is ahead, when it was last measured.
-    selections: which streams this region and the peer exchange. A stream must be in all of them.
+    selections: of this region and the peer: which streams they exchange.
     """
 
     id: int
     name: str
     endpoint: Endpoint
-    link: Link | None = None
+    link: AnyLink | None = None
     fresh: Queue = field(default_factory=Queue)
     queue: Queue = field(default_factory=Queue)
     sweep: asyncio.Event = field(default_factory=asyncio.Event)
@@ -70,7 +71,7 @@ class Peer:
 
     def takes(self, name: bytes) -> bool:
         """Whether the stream is exchanged with this peer."""
-        return all(each.takes(name) for each in self.selections)
+        return is_exchanged(name, self.selections)
 
     def select(self, selections: tuple[Selection, ...]) -> None:
         """From now on other streams are exchanged: compare all of them again."""
@@ -83,7 +84,7 @@ class Peer:
         delay = self.restless[name] = min(RESTLESS_S, 2 * self.restless.get(name, first_s / 2))
         return delay
 
-    def up(self, link: Link) -> None:
+    def up(self, link: AnyLink) -> None:
         now = _now()
         self.link, self.state, self.since_s, self.why = link, "up", now, ""
         self.lag.writer = link.here.writer
@@ -140,10 +141,10 @@ class Peer:
         behind = self.lag.behind
         entries, size = self.sent
         state, since_s, why = self.state, self.since_s, self.why
-        conn = self.endpoint.conn
-        if state == "up" and conn is not None and conn.waiting_s > SILENT_S:
-            state, since_s = "silent", _now() - conn.waiting_s
-            why = f"{self.endpoint.address}: no answer for {conn.waiting_s:.0f} s"
+        waiting_s = self.endpoint.waiting_s
+        if state == "up" and waiting_s > SILENT_S:
+            state, since_s = "silent", _now() - waiting_s
+            why = f"{self.endpoint.address}: no answer for {waiting_s:.0f} s"
         return LinkStatus(
             state=state,
             since_ms=now_ms - round((_now() - since_s) * 1000),
@@ -156,6 +157,11 @@ class Peer:
             refusal=self.refusal,
             clock_ms=self.clock_ms,
         )
+
+
+def apart(peers: Iterable[Peer], name: bytes) -> set[int]:
+    """The regions that do not exchange a stream with this one."""
+    return {peer.id for peer in peers if not peer.takes(name)}
 
 
 def _now() -> float:

@@ -24,7 +24,7 @@ class Queue:
         self._taken: set[bytes] = set()
         self._order = count()
         self._changed = asyncio.Event()
-        self.relays = 0  # how many streams wait for a relay
+        self.relays = 0  # how many streams wait for a relay that is due
 
     def __len__(self) -> int:
         return len(self._needs) + len(self._taken)
@@ -33,13 +33,14 @@ class Queue:
         """Add a need; the earlier time and the greater need win."""
         due = asyncio.get_running_loop().time() + delay_s if delay_s else 0.0
         has = self._needs.get(name)
+        self.relays -= self._is_due_relay(name)
         if has is None or need > has:
             self._needs[name] = need
-            self.relays += need is Need.RELAY
         if has is None or due < self._due[name]:
             self._due[name] = due
             heapq.heappush(self._heap, (due, next(self._order), name))
             self._changed.set()
+        self.relays += self._is_due_relay(name)
 
     async def take(self) -> tuple[bytes, Need]:
         """The next stream, for exclusive use until `done`."""
@@ -47,10 +48,9 @@ class Queue:
             wait = self._ready()
             if isinstance(wait, bytes):
                 self._taken.add(wait)
+                self.relays -= self._is_due_relay(wait)
                 del self._due[wait]
-                need = self._needs.pop(wait)
-                self.relays -= need is Need.RELAY
-                return wait, need
+                return wait, self._needs.pop(wait)
             self._changed.clear()
             try:
                 async with asyncio.timeout(wait):
@@ -63,6 +63,10 @@ class Queue:
         if name in self._needs:  # added meanwhile
             heapq.heappush(self._heap, (self._due[name], next(self._order), name))
             self._changed.set()
+
+    def _is_due_relay(self, name: bytes) -> bool:
+        """Those with a delay do not count: a lost node's streams are tried again and again."""
+        return self._needs.get(name) is Need.RELAY and self._due[name] == 0.0
 
     def _ready(self) -> bytes | float | None:
         """A stream that is due; or how long to wait, None for until something is added."""

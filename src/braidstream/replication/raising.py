@@ -15,14 +15,16 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
+from braidstream.errors import ReplyError
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.ids import Id
 from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
 from braidstream.net.address import Address
-from braidstream.protocol.identify import read_region
 from braidstream.protocol.plan import Batch, Plan, Replies
+from braidstream.replication.cluster_endpoint import recognised
+from braidstream.replication.cluster_region import region_of
 from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint, PlanRunner, back_off
 from braidstream.replication.feed import all_streams
 from braidstream.replication.identity import check_region
@@ -61,8 +63,8 @@ async def _query(source: Endpoint, here: Region, peer: tuple[str, int, Address])
             while True:
                 endpoint = Endpoint(address, PEER_REPLY_BYTES)
                 try:
-                    await endpoint.connect()
-                    check_region(await endpoint.run(read_region()), (number, name), address)
+                    endpoint = await recognised(endpoint)
+                    check_region(await region_of(endpoint), (number, name), address)
                     await raise_above(source, endpoint, here.writer, reached)
                     return True
                 except Exception:  # also for an unexpected reply
@@ -94,35 +96,39 @@ async def raise_above(
         strands = [Strand(name, keys.GENERATED, writer) for name in names]
         there = await _look(known_by, [(strand.name, (strand,)) for strand in strands])
         await _raise_logs(source, known_by, _logs(there, writer))
-        ends = (state.end(strand) for strand, state in zip(strands, there, strict=True))
+        ends = (
+            None if state is None else state.end(strand) for strand, state in zip(strands, there, strict=True)
+        )
         await source.run(_all(map(_raise, strands, ends)))
         reached(page := page + 1)
 
 
 async def _raise_logs(source: PlanRunner, known_by: PlanRunner, logs: list[Strand]) -> None:
     there = await _look(known_by, [(log.name, (log,)) for log in logs])
-    ends = (state.end(log) for log, state in zip(logs, there, strict=True))
+    ends = (None if state is None else state.end(log) for log, state in zip(logs, there, strict=True))
     await source.run(_all(map(_raise, logs, ends)))
 
 
-def _logs(states: Iterable[State], writer: int) -> list[Strand]:
+def _logs(states: Iterable[State | None], writer: int) -> list[Strand]:
     """The strands of the epochs that this writer's region wrote."""
     return [
         Strand(state.name, keys.LOG, writer, epoch.number)
-        for state in states
+        for state in filter(None, states)
         for epoch in state.registry.epochs  # also former ones: it may have lost that it was sealed
         if epoch.writer == writer
     ]
 
 
-async def _look(runner: PlanRunner, wanted: Sequence[tuple[bytes, tuple[Strand, ...]]]) -> list[State]:
+async def _look(runner: PlanRunner, wanted: Sequence[tuple[bytes, tuple[Strand, ...]]]) -> list[State | None]:
+    """None: it cannot be read, see `_all`."""
     parts = [wanted[at : at + AT_ONCE] for at in range(0, len(wanted), AT_ONCE)]
     read = await asyncio.gather(
         *(runner.run(_all(state_command(name, strands, ()) for name, strands in part)) for part in parts)
     )
     replies = [reply for part in read for reply in part]
     return [
-        parse_state(name, strands, (), reply) for (name, strands), reply in zip(wanted, replies, strict=True)
+        reply and parse_state(name, strands, (), reply)
+        for (name, strands), reply in zip(wanted, replies, strict=True)
     ]
 
 
@@ -132,5 +138,10 @@ def _raise(strand: Strand, end: Id | None) -> Command:
 
 
 def _all(commands: Iterable[Command]) -> Plan[Replies]:
+    """None in place of a reply if a key is of another type, written with a bare client: it stops no other."""
     listed = [*commands]
-    return (yield Batch(listed)) if listed else []
+    replies = (yield Batch(listed, attempt=True)) if listed else []
+    for reply in replies:
+        if isinstance(reply, ReplyError) and reply.code != "WRONGTYPE":
+            raise reply
+    return [None if isinstance(reply, ReplyError) else reply for reply in replies]

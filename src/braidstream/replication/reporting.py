@@ -10,7 +10,8 @@ from typing import Final
 from braidstream.admin.daemon_status import DaemonStatus, LinkStatus, store_status
 from braidstream.observability.events import event_families
 from braidstream.observability.metrics import Family, process_families
-from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.identify import read_ms
+from braidstream.protocol.plan import Plan
 from braidstream.replication.gate import Gate
 from braidstream.replication.group_lags import GroupLag, Strays
 from braidstream.replication.peer import Peer
@@ -21,8 +22,7 @@ _VERSION: Final = version("braidstream")
 
 def report(daemon: bytes, gate: Gate, peers: Iterable[Peer], taken: dict[int, int]) -> Plan[DaemonStatus]:
     """Store the status in the own engine, and return it. Two round trips."""
-    [now] = yield Batch([("TIME",)], resend=True)
-    at_ms = int(now[0]) * 1000 + int(now[1]) // 1000
+    at_ms = yield from read_ms()
     status = DaemonStatus(
         at_ms=at_ms,
         started_ms=_STARTED_MS,

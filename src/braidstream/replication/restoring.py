@@ -10,17 +10,21 @@ from typing import Final
 
 from braidstream.errors import WRITES_REFUSED, ReplyError
 from braidstream.model import ids, keys
+from braidstream.model.command import Command
 from braidstream.model.fields import MetaField
+from braidstream.model.ids import Id
 from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
 from braidstream.observability.events import emit
-from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.plan import Batch, Plan, send_one
+from braidstream.replication.cluster_endpoint import REDIRECTS
+from braidstream.replication.compare import list_between
 from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.heal import Pair
 from braidstream.replication.loss import Loss
 from braidstream.replication.progress import Known
 from braidstream.replication.search import Search
-from braidstream.replication.state import State, likely_strands, read_state
+from braidstream.replication.state import State, likely_strands, read_state, resumed_note
 
 # Errors of the target if our cache is stale, and of the link if the source has changed.
 STALE: Final = ("BSGAP", "BSSTALE", "BSMOVED")
@@ -66,6 +70,7 @@ class Restorer:
             if restored is not None:
                 done += restored + await self._fill(name)
             ours = await self._read_ours(name)
+        await self._note_resumed(ours, theirs)
         known.owes, whole = False, name in self.lossy
         if whole or any(ours.mended(strand) for strand in ours.strands):
             passed_on = await self._pair.pass_on(ours, self.there, whole=whole)
@@ -103,24 +108,42 @@ class Restorer:
                 done += await pair.delete_again(loss, theirs)
                 await pair.redo_journal(ours, theirs)
         except ReplyError as error:
-            # It was deleted, or the engine refuses writes for a while: try again.
-            if error.code in (*STALE, *WRITES_REFUSED, "OOM"):
+            # It was deleted, its slot moves, or the engine refuses writes for a while: try again.
+            if error.code in (*STALE, *WRITES_REFUSED, *REDIRECTS, "OOM"):
                 raise
-            why = str(error)
-            for strand in loss.entries:
-                await self._mark_lost(strand, ours)
+            ours = await self._read_ours(name)  # another link, or an earlier batch, may have restored some
+            lacking = [each for each in loss.entries.items() if await self.home.run(_lacks(*each))]
+            why = str(error) if lacking or loss.journal or not loss.entries else ""
+            for strand, natives in lacking:
+                resumed = await self.home.run(_next(strand, loss.common.get(strand, ids.ZERO)))
+                resumed = max(resumed, ids.after(ids.native(natives[-1])) or ids.LAST)
+                await self._mark_lost(strand, ours, max(resumed, ours.resumed(strand) or ids.ZERO))
         facts = {"entries": loss.count, "restored": done, "journal": loss.journal}
         emit("region.lost_tail", stream=name, peer=self.there.name, **facts, why=why)
         return None if why else done
 
-    async def _mark_lost(self, strand: Strand, ours: State) -> None:
-        """Mark a strand, so that its missing entries do not count as deleted.
+    async def _note_resumed(self, ours: State, theirs: State) -> None:
+        """Note where strands go on that are marked as lost and have no such note, after a lost key, say."""
+        for strand, extent in ours.strands.items():
+            is_marked = MetaField.LOST + strand.label in ours.meta and ours.resumed(strand) is None
+            if is_marked and strand.writer == self.here.writer:
+                copy = theirs.strands.get(strand)
+                last = max(extent.last, copy.last) if copy else extent.last
+                note = _resumed(strand, ours, ids.after(last) or ids.LAST)
+                with contextlib.suppress(ReplyError):  # it takes no writes now: the next link notes it
+                    await self.home.run(send_one(note))
+
+    async def _mark_lost(self, strand: Strand, ours: State, resumed: Id) -> None:
+        """Mark a strand, so that its missing entries before `resumed` do not count as deleted.
 
         An error if that is refused: the link may send nothing about the stream then.
         """
         try:
-            cut = ids.text(ours.registry.cuts.get(strand, ids.ZERO))
+            cut = ours.meta.get(MetaField.LOST + strand.label)
+            if cut is None:
+                cut = ids.text(ours.registry.cuts.get(strand, ids.ZERO))
             await self.home.run(_mark(strand, cut))
+            await self.home.run(send_one(_resumed(strand, ours, resumed)))
         except ReplyError as error:
             raise ReplyError(
                 f"{error.text} (this region's own server. It lost entries, and the link needs HGET and HSET "
@@ -134,6 +157,23 @@ class Restorer:
             return 0
         theirs = await self.peer.run(read_state(name, list(gaps.entries), []))
         return sum([await self._pair.put_back(strand, gaps, theirs) for strand in gaps.entries])
+
+
+def _lacks(strand: Strand, natives: list[bytes]) -> Plan[bool]:
+    """Whether some of these entries are missing here."""
+    there = yield from list_between(strand, ids.native(natives[0]), ids.native(natives[-1]))
+    return not set(natives) <= set(there)
+
+
+def _resumed(strand: Strand, ours: State, at: Id) -> Command:
+    note = resumed_note(ours, strand) + b" " + ids.text(at)
+    return ("HSET", keys.meta(strand.name), MetaField.RESUMED + strand.label, note)
+
+
+def _next(strand: Strand, after: Id) -> Plan[Id]:
+    """Our first entry after an ID; the ID itself if there is none."""
+    [found] = yield Batch([("XRANGE", strand.key, b"(" + ids.text(after), "+", "COUNT", 1)], resend=True)
+    return ids.native(found[0][0]) if found else after
 
 
 def _mark(strand: Strand, cut: bytes) -> Plan[None]:

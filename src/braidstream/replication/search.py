@@ -148,7 +148,7 @@ class Search:
         if native <= (ids.native(cut) if cut else ours.registry.cuts.get(strand, ids.ZERO)):
             return True
         extent = ours.strands.get(strand)
-        if extent is None or native < ours.is_new_after(strand) or ours.is_lost(strand):
+        if extent is None or native < ours.had_since(strand):
             return False
         doubts = self.region.doubts
         if not strand.has_generated_ids and doubts:  # its IDs do not show when they were written

@@ -13,14 +13,17 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from braidstream.admin.membership import note_behind
-from braidstream.errors import ReplyError
+from braidstream.errors import BraidError, ReplyError
 from braidstream.model.ids import CLOCK_BOUND_MS
 from braidstream.model.region_config import Region
 from braidstream.observability.events import emit
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.replication.cluster_endpoint import ClusterEndpoint, spares_others
 from braidstream.replication.endpoint import PlanRunner
 
 EVERY_S: Final = 60.0
+# After a node of a cluster was lost.
+AGAIN_S: Final = 1.0
 LOGGED_MS: Final = 1_000
 
 
@@ -29,13 +32,22 @@ async def watch_clock(
 ) -> None:
     """Measure until the link ends. there: the target's region; note: called with each result."""
     while True:
-        ahead_ms, error_ms = await measure(source, target)
+        try:
+            ahead_ms, error_ms = await measure(source, target)
+        except BraidError as error:
+            if not spares_others(error, source) and not spares_others(error, target):
+                raise
+            await asyncio.sleep(AGAIN_S)
+            continue
         note(ahead_ms)
         apart_ms = abs(ahead_ms) - error_ms
         beyond = apart_ms > CLOCK_BOUND_MS
         if apart_ms > LOGGED_MS:
             event = "clock.apart" if beyond else "clock.skew"
             emit(event, peer=there.name, peer_ahead_s=f"{ahead_ms / 1000:+.1f}")
+        if isinstance(source, ClusterEndpoint):  # its facts are for clients, and a library holds them
+            await asyncio.sleep(EVERY_S)
+            continue
         with contextlib.suppress(ReplyError):  # full, or read-only: try again in a minute
             await source.run(note_behind(there.writer, max(0, -ahead_ms) if beyond else 0))
         await asyncio.sleep(EVERY_S)

@@ -17,17 +17,20 @@ from braidstream.model.command import Command
 from braidstream.model.fields import MetaField
 from braidstream.model.ids import Id
 from braidstream.model.journal import JournalEntry
-from braidstream.model.meta import Registry, named_keys
+from braidstream.model.meta import Registry, mended_range, named_keys
 from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand, facts
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.retries import Retries
 
-# Fields of the registry that are local to a region: positions of XGROUP SETID, strands raised by chosen IDs,
-# the bell, native deduplication, what was redone of our journal, and the like.
+# Fields of the registry that are local to a region: positions of XGROUP SETID, ranges that a group passes
+# over, strands raised by chosen IDs, the bell, native deduplication, what was redone of our journal, and the
+# like.
 _ASIDE: Final = (
     MetaField.GROUP_BASE,
     MetaField.GROUP_MOVED,
+    MetaField.GROUP_PASSED,
+    MetaField.GROUP_NOTED,
     MetaField.FUTURE,
     MetaField.BELL,
     MetaField.AHEAD,
@@ -39,11 +42,19 @@ _ASIDE: Final = (
     MetaField.ENDED,
     MetaField.PASSED_ON,
     MetaField.RESTORES,
+    MetaField.RESUMED,
+    MetaField.TRIMMED,
 )
 # Also local: where a strand of ours began, and what was restored in it. A change of these wakes the links.
 LOCAL: Final = (*_ASIDE, MetaField.NEW, MetaField.MENDED)
+# How bs_braid_merge is to create a strand: a copy; the target's own; its own while bs:config exists.
+COPY: Final = 1
+OWN: Final = 2
+GUARDED: Final = 3
+# The first version of the engine functions that knows GUARDED.
+HAS_GUARDED: Final = 24
 # Entries may arrive before acknowledgements of groups and positions of Spark sinks that are older.
-_LATER: Final = (*_ASIDE, MetaField.GROUP_ACKED, MetaField.SINK)
+_LATER: Final = (*_ASIDE, MetaField.GROUP_ACKED, MetaField.GROUP_RANGES, MetaField.SINK)
 
 
 def passed_on_field(strand: Strand, peer: int) -> bytes:
@@ -153,13 +164,27 @@ class State:
         since = self.meta.get(MetaField.NEW + strand.label, b"0-0")
         return ids.LAST if since == b"?" else ids.native(since)
 
+    def resumed(self, strand: Strand) -> Id | None:
+        """Where a strand of ours goes on after its latest loss; None if no link has noted that yet.
+
+        The note names the life and the cut: if the key is lost again, the strand gets another cut.
+        """
+        note = self.meta.get(MetaField.RESUMED + strand.label, b"").split()
+        if note[:2] != resumed_note(self, strand).split():
+            return None
+        return ids.native(note[2])
+
+    def had_since(self, strand: Strand) -> Id:
+        """This engine had every entry from this ID on: one that is missing was removed, not lost."""
+        since = self.is_new_after(strand)
+        if not self.is_lost(strand):
+            return since
+        resumed = self.resumed(strand) if strand in self.strands else None
+        return ids.LAST if resumed is None else max(since, resumed)
+
     def mended(self, strand: Strand) -> tuple[Id, Id] | None:
         """The range of entries that were restored after a loss, if any."""
-        life, _, where = self.meta.get(MetaField.MENDED + strand.label, b"").partition(b" ")
-        if not where or int(life) != strand.life:
-            return None
-        first, _, last = where.partition(b" ")
-        return ids.native(first), ids.native(last)
+        return mended_range(self.meta.get(MetaField.MENDED + strand.label, b""), strand.life)
 
     def withheld(self, strand: Strand, peer: int) -> tuple[Id, Id] | None:
         """The same, as long as a peer has not received all of them: it may have gone on without them."""
@@ -184,16 +209,28 @@ class State:
         )
 
 
+def resumed_note(state: State, strand: Strand) -> bytes:
+    """The start of the note where a strand goes on after a loss: its life and its cut."""
+    return b"%d %s" % (strand.life, ids.text(state.registry.cuts.get(strand, ids.ZERO)))
+
+
 def likely_strands(name: bytes, region: Region) -> list[Strand]:
     """The strands that a stream has, if all regions write to it."""
     return [Strand(name, keys.GENERATED, writer) for writer in region.writers]
 
 
 def state_command(
-    name: bytes, strands: Sequence[Strand], journals: Sequence[int], *, home: int = 0, met: bool = False
+    name: bytes,
+    strands: Sequence[Strand],
+    journals: Sequence[int],
+    *,
+    home: int = 0,
+    left: Sequence[int] = (),
+    met: bool = False,
 ) -> Command:
     """The call that returns a state. home: the engine's own writer; the call then also notes what was
-    acknowledged there, and raises its home strand to entries that are ahead of its clock.
+    acknowledged there, hands strands over, and raises its home strand to entries that are ahead of its clock.
+    left: regions that have left, which nothing is handed over to.
     met: note instead that a link reads the stream for the first time.
 
     Without both it writes nothing, so an engine that refuses writes still answers.
@@ -207,7 +244,7 @@ def state_command(
     labels = (mark + strand.registration if home or met else b"" for strand in strands)
     function = "bs_braid_state" if home or met else "bs_braid_look"
     own = Strand(name, keys.GENERATED, home)
-    place = (strands.index(own) + 1,) if own in strands else ()
+    place = (strands.index(own) + 1, b" ".join(b"%d" % each for each in left)) if own in strands else ()
     return ("FCALL", function, len(where), *where, *labels, *(b"" for _ in journals), *place)
 
 
@@ -232,6 +269,7 @@ def read_state(
     journals: Sequence[int],
     *,
     home: int = 0,
+    left: Sequence[int] = (),
     met: bool = False,
 ) -> Plan[State]:
     """The state of a stream. One round trip if `strands` are all its strands."""
@@ -240,7 +278,7 @@ def read_state(
     while True:
         retries.count()
         try:
-            call = state_command(name, wanted, journals, home=home, met=met)
+            call = state_command(name, wanted, journals, home=home, left=left, met=met)
             [reply] = yield Batch([call], resend=True)
         except ReplyError as error:
             if not (home or met) or error.code not in WRITES_REFUSED:
@@ -277,18 +315,24 @@ def lacks(target: State, source: State) -> bool:
     )
 
 
-def merge_command(source: State, target: State, writers: Sequence[int], *, home: int) -> Command:
+def merge_command(
+    source: State, target: State, writers: Sequence[int], *, home: int, guarded: bool = False
+) -> Command:
     """Merge the source's registry into the target's.
 
-    writers: the strands that must exist for groups to wait on; home: the target's own writer.
+    writers: the strands that must exist for groups to wait on; home: the target's own writer. guarded: the
+    target's own strand is created only while the target is a region. Not in a cluster: another slot.
     """
     make = [Strand(source.name, keys.GENERATED, writer) for writer in writers]
+    own_kind = GUARDED if guarded and home in writers else OWN
     strands = list(dict.fromkeys([*target.registry.strands, *make]))
     own, turns = named_keys(source.name, target.registry)
-    where = (keys.meta(source.name), *(strand.key for strand in strands), *own)
+    config = (keys.CONFIG,) if own_kind == GUARDED else ()
+    where = (keys.meta(source.name), *(strand.key for strand in strands), *own, *config)
     words = list[bytes | int]()
     for strand in strands:
-        words += [strand.label, strand.life, (1 + (strand.writer == home)) * (strand in make)]
+        kind = own_kind if strand.writer == home else COPY
+        words += [strand.label, strand.life, kind if strand in make else 0]
     shared = [word for pair in source.shared.items() for word in pair]
     return ("FCALL", "bs_braid_merge", len(where), *where, len(strands), *words, *turns, *shared)
 

@@ -2,8 +2,8 @@
 
     every second    our own beat rises; beats are exchanged with every peer that we reach (model/beat.py),
                     so a region that any of them reaches counts as alive
-    beat stops      after `takeover_after_s`: the live region with the smallest number takes what the dead
-                    region owned, if it sees at least half of the regions
+    beat stops      after `takeover_after_s`: the live region with the smallest number, of those that exchange
+                    the stream, takes what the dead region owned, if it sees at least half of the regions
     beat is back    for `takeover_after_s` without a gap: what was taken is given back (XGROUP GIVE)
 
 The registry says what was taken automatically (lua/scope.lua), so the daemon stores nothing else. Streams are
@@ -13,12 +13,13 @@ read only when a region dies or comes back. Without `takeover_after_s` none of t
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Container, Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from braidstream.commands.groups.group_scope import change_scope
-from braidstream.errors import ReplyError
+from braidstream.config import Selection
+from braidstream.errors import BraidError, LostError, ReplyError
 from braidstream.model.beat import Beat, Pulses, newer, read_beats
 from braidstream.model.command import Command
 from braidstream.model.keys import BEATS
@@ -26,27 +27,39 @@ from braidstream.model.meta import Registry
 from braidstream.model.region_config import Region
 from braidstream.model.scope import Scope
 from braidstream.observability.events import emit
-from braidstream.protocol.identify import read_region
+from braidstream.protocol.identify import info_facts, ms_of
 from braidstream.protocol.lookup import registry_of
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
+from braidstream.replication.cluster_endpoint import ClusterEndpoint, is_away, spares_others
+from braidstream.replication.cluster_region import WITHIN_S, ask_nodes, region_of
 from braidstream.replication.endpoint import Endpoint
 from braidstream.replication.feed import all_streams
-from braidstream.replication.peer import Peer
+from braidstream.replication.peer import Peer, apart
+
+T = TypeVar("T")
 
 EVERY_S: Final = 1.0
-# How long to wait for the answer of a peer.
-_WITHIN_S: Final = 1.0
 # While a region is dead, how often to look for groups that were created since; at least `takeover_after_s`.
 _AGAIN_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Duty:
-    """dead: regions whose strands this region has to deliver. steady: regions that get theirs back."""
+    """dead: regions whose strands another one has to deliver; empty if too few regions are seen.
+    alive: the others. steady: regions that get theirs back."""
 
     dead: frozenset[int] = frozenset()
+    alive: frozenset[int] = frozenset()
     steady: frozenset[int] = frozenset()
+
+    def dead_for(self, own: int, away: set[int]) -> frozenset[int]:
+        """Whose strands of a stream this region has to deliver: it has the smallest number of those alive.
+
+        away: regions that do not exchange the stream. They deliver what they have by themselves.
+        """
+        is_first = own < min(self.alive - away, default=own + 1)
+        return self.dead - away if is_first else frozenset()
 
 
 def duty_of(here: Region, pulses: Pulses, now_s: float) -> Duty:
@@ -54,9 +67,8 @@ def duty_of(here: Region, pulses: Pulses, now_s: float) -> Duty:
     others = {*here.writers} - {here.writer, *here.left}
     known, alive = pulses.known(others), pulses.alive(others, now_s)
     sees_half = 2 * (len(alive) + 1) >= len(known) + 1
-    is_first = here.writer < min(alive, default=here.writer + 1)
-    dead = known - alive if sees_half and is_first else set[int]()
-    return Duty(frozenset(dead), frozenset(pulses.steady(others, now_s)))
+    dead = known - alive if sees_half else set[int]()
+    return Duty(frozenset(dead), frozenset(alive), frozenset(pulses.steady(others, now_s)))
 
 
 class Takeover:
@@ -76,6 +88,7 @@ class Takeover:
         self.after_s = after_s
         self.taken: dict[int, int] = {}
         self._pulses: Pulses | None = None
+        self._beats: dict[int, Beat] = {}  # of the last look
         self._is_off = False
         self._looked_s = 0.0
         # What was last seen, what was last done, and whether a part of that was refused.
@@ -88,20 +101,45 @@ class Takeover:
         """Beat, and see which regions do."""
         if self.after_s is None and self._is_off:
             return
-        here = await self._source.run(read_region())
-        stored, now_ms = await self._source.run(_read())
         if self.after_s is None:
+            here, (stored, _) = await region_of(self._source), await self._source.run(_read())
             await self._turn_off(here.writer, stored)
             return
+        here, (own, now_ms) = await asyncio.gather(region_of(self._source), self._read_own())
+        stored = self._beats if own is None else own
         self._is_off = False
         last_ms = stored[here.writer].ms if here.writer in stored else 0
         beats = {**stored, here.writer: Beat(max(now_ms, last_ms + 1))}
         for theirs in await asyncio.gather(*(_exchange(peer, beats) for peer in self._peers())):
             listed = {region: beat for region, beat in theirs.items() if region in here.writers}
             beats |= newer(listed, beats)
-        await self._source.run(_write(newer(beats, stored)))
+        self._beats = beats
+        if own is not None:
+            await self._unless_lost(self._source.run(_write(newer(beats, stored))))
         self._here, self._duty = here, self._note(here, beats, self.after_s)
         self._looked_s = asyncio.get_running_loop().time()
+
+    async def _read_own(self) -> tuple[dict[int, Beat] | None, int]:
+        """The own beats and the time. No beats while the node of a cluster that has them is lost or hangs:
+        the region beats on from the last ones, in its peers. An error if the cluster as a whole is down."""
+        if not isinstance(self._source, ClusterEndpoint):
+            return await self._source.run(_read())
+        reading = self._unless_lost(self._source.run(_read()))
+        found, now_ms = await asyncio.gather(reading, _ms_of_running(self._source))
+        return (None if found is None else found[0]), now_ms
+
+    async def _unless_lost(self, work: Awaitable[T]) -> T | None:
+        """The result; None if one node of a cluster is lost, or does not answer soon."""
+        within_s = WITHIN_S if isinstance(self._source, ClusterEndpoint) else None
+        try:
+            async with asyncio.timeout(within_s):
+                return await work
+        except TimeoutError:
+            return None
+        except BraidError as error:
+            if not spares_others(error, self._source):
+                raise
+            return None
 
     def _note(self, here: Region, beats: dict[int, Beat], after_s: float) -> Duty:
         now_s = asyncio.get_running_loop().time()
@@ -126,16 +164,19 @@ class Takeover:
         after_s, duty, now_s = self.after_s, self._duty, asyncio.get_running_loop().time()
         if after_s is None or self._here is None or now_s - self._looked_s > after_s / 2:
             return
-        must_repeat = bool(duty.dead) or self._has_failed
+        must_repeat = self._may_take(self._here, duty) or self._has_failed
         if duty == self._done and not (must_repeat and now_s >= self._again_s):
             return
         counts = _Counts()
-        async for names in all_streams(self._source):
-            for name, registry in await self._source.run(_with_scopes([*filter(self._is_mine, names)])):
-                for group, scope in registry.scopes.items():
-                    await self._settle(name, group, scope, counts)
-            if self.after_s is None:
-                return
+        try:
+            async for names in all_streams(self._source):
+                await self._settle_all([*filter(self._is_mine, names)], counts)
+                if self.after_s is None:
+                    return
+        except BraidError as error:  # a lost node of a cluster: its streams are tried again
+            if not spares_others(error, self._source):
+                raise
+            counts.failed += 1
         for region, groups in counts.took.items():
             emit("groups.taken_over", region=region, groups=groups)
         for region, groups in counts.gave.items():
@@ -143,12 +184,24 @@ class Takeover:
         self.taken, self._done, self._has_failed = dict(counts.taken), duty, counts.failed > 0
         self._again_s = now_s + (after_s if self._has_failed else max(_AGAIN_S, after_s))
 
+    def _may_take(self, here: Region, duty: Duty) -> bool:
+        """Whether groups that are created now may have to be taken over."""
+        away = {peer.id for peer in self._peers() if any(each != Selection() for each in peer.selections)}
+        return bool(duty.dead) and (bool(duty.dead_for(here.writer, set())) or bool(away & duty.alive))
+
+    async def _settle_all(self, names: list[bytes], counts: "_Counts") -> None:
+        found, away = await self._source.run(_with_scopes(names))
+        counts.failed += away
+        for name, registry in found:
+            for group, scope in registry.scopes.items():
+                await self._settle(name, group, scope, counts)
+
     async def _settle(self, name: bytes, group: bytes, scope: Scope, counts: "_Counts") -> None:
         """Take and give what one group needs, by what is known now: a region may be back meanwhile."""
         here, duty, after_s = self._here, self._duty, self.after_s
         if here is None or after_s is None:
             return
-        for writer in to_take(here, scope, duty):
+        for writer in to_take(here, scope, duty.dead_for(here.writer, apart(self._peers(), name))):
             if await self._change(here, name, group, ("take", writer, "automatic")):
                 counts.took[writer] += 1
                 counts.taken[writer] += 1
@@ -163,11 +216,13 @@ class Takeover:
                 counts.failed += heir in duty.steady
 
     async def _change(self, here: Region, name: bytes, group: bytes, words: Command) -> bool:
-        """Whether it was done. If not, the group was deleted meanwhile, or the engine refuses."""
+        """Whether it was done. If not: the group was deleted before, the engine refuses, or it is lost."""
         try:
             await self._source.run(change_scope(View(here), name, group, words))
-        except ReplyError:
-            return False
+        except BraidError as error:
+            if isinstance(error, ReplyError) or spares_others(error, self._source):
+                return False
+            raise
         return True
 
 
@@ -181,10 +236,10 @@ class _Counts:
     failed: int = 0
 
 
-def to_take(here: Region, scope: Scope, duty: Duty) -> list[int]:
+def to_take(here: Region, scope: Scope, dead: Container[int]) -> list[int]:
     """The regions whose strands a dead region owns; also such that were removed for good."""
     writers = {*here.writers, *here.left, *scope.owners}
-    return [writer for writer in sorted(writers) if scope.owner(writer, here) in duty.dead]
+    return [writer for writer in sorted(writers) if scope.owner(writer, here) in dead]
 
 
 def taken_for(here: Region, scope: Scope) -> dict[int, int]:
@@ -203,7 +258,7 @@ async def _exchange(peer: Peer, beats: dict[int, Beat]) -> dict[int, Beat]:
     if peer.link is None:
         return {}
     with contextlib.suppress(Exception):
-        async with asyncio.timeout(_WITHIN_S):
+        async with asyncio.timeout(WITHIN_S):
             theirs, _ = await peer.endpoint.run(_read())
             await peer.endpoint.run(_write(newer(beats, theirs)))
             return theirs
@@ -213,7 +268,25 @@ async def _exchange(peer: Peer, beats: dict[int, Beat]) -> dict[int, Beat]:
 def _read() -> Plan[tuple[dict[int, Beat], int]]:
     """The beats, and the time (ms). One round trip."""
     stored, now = yield Batch([("HGETALL", BEATS), ("TIME",)], resend=True)
-    return read_beats(stored), int(now[0]) * 1000 + int(now[1]) // 1000
+    return read_beats(stored), ms_of(now)
+
+
+async def _ms_of_running(cluster: ClusterEndpoint) -> int:
+    """The time, of a node for which the cluster works. LostError if it works for none: clients can do nothing
+    then, so the region must not beat. Without the right to CLUSTER INFO it counts as working."""
+    for found in await ask_nodes(cluster, _read_state):
+        if not isinstance(found, BaseException) and found is not None:
+            return found
+    raise LostError(str(cluster.address), "the cluster is down", wrote=False)
+
+
+def _read_state() -> Plan[int | None]:
+    """The time; None if the cluster is down for this node."""
+    now, info = yield Batch([("TIME",), ("CLUSTER", "INFO")], resend=True, attempt=True)
+    if isinstance(now, ReplyError):
+        raise now
+    is_down = not isinstance(info, ReplyError) and info_facts(info).get(b"cluster_state") != b"ok"
+    return None if is_down else ms_of(now)
 
 
 def _write(beats: dict[int, Beat]) -> Plan[None]:
@@ -223,10 +296,19 @@ def _write(beats: dict[int, Beat]) -> Plan[None]:
         yield Batch([("HSET", BEATS, *words)], attempt=True)
 
 
-def _with_scopes(names: list[bytes]) -> Plan[list[tuple[bytes, Registry]]]:
-    """Streams with groups of scope ONCE. One round trip."""
+def _with_scopes(names: list[bytes]) -> Plan[tuple[list[tuple[bytes, Registry]], int]]:
+    """Streams with groups of scope ONCE, and how many streams could not be read now. One round trip."""
     if not names:
-        return []
-    replies = yield Batch([registry_of(name) for name in names], resend=True)
-    found = [(name, Registry.parse(name, reply)) for name, reply in zip(names, replies, strict=True)]
-    return [(name, registry) for name, registry in found if registry.exists and registry.scopes]
+        return [], 0
+    replies = yield Batch([registry_of(name) for name in names], resend=True, attempt=True)
+    read = [(name, reply) for name, reply in zip(names, replies, strict=True) if not _is_unread(reply)]
+    found = [(name, Registry.parse(name, reply)) for name, reply in read]
+    scoped = [(name, registry) for name, registry in found if registry.exists and registry.scopes]
+    return scoped, sum(map(is_away, replies))
+
+
+def _is_unread(reply: Any) -> bool:
+    """A lost node, or a key of another type, written with a bare client: it stops no other."""
+    if isinstance(reply, ReplyError) and reply.code != "WRONGTYPE" and not is_away(reply):
+        raise reply
+    return isinstance(reply, ReplyError)
