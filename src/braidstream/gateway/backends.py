@@ -158,10 +158,12 @@ class Backends:
     """Every connection to the engine.
 
     own_limit: how many clients keep an own connection; beyond, those of idle clients are closed.
+    new_lane: how a lane is made.
     """
 
     def __init__(self, address: Address, own_limit: int) -> None:
         self._address, self._own_limit = address, own_limit
+        self.new_lane: Callable[[Address, Callable[[], None]], Lane] = Lane
         self._lanes: dict[Address, Lane] = {}
         self._apart: set[Lane] = set()
         self._owners: OrderedDict[Any, Callable[[], bool]] = OrderedDict()
@@ -173,7 +175,7 @@ class Backends:
         address = self._address.as_user(user, password).in_db(db)
         lane = self._lanes.get(address)
         if lane is None:
-            lane = self._lanes[address] = Lane(address, on_new)
+            lane = self._lanes[address] = self.new_lane(address, on_new)
         lane.users += 1
         return lane
 
@@ -196,18 +198,24 @@ class Backends:
         sinks: Sinks,
         on_lost: Callable[[], None],
         park: Callable[[], bool],
+        at: Address | None = None,
     ) -> OwnConnection:
-        """A new own connection of a client. `park`: called when there are too many; closes it if it can."""
-        if len(self._owners) >= self._own_limit:
+        """A new own connection of a client. `park`: called when there are too many; closes it if it can.
+
+        at: the node of a cluster.
+        """
+        is_first = client not in self._owners
+        if is_first and len(self._owners) >= self._own_limit:
             next((True for parks in list(self._owners.values()) if parks()), False)
         self._owners[client] = park
         try:
-            at = await self._address.resolve()
-            own = await wire.open_socket(at, lambda: OwnConnection(at, sinks, on_lost))
+            where = at or await self._address.resolve()
+            own = await wire.open_socket(where, lambda: OwnConnection(where, sinks, on_lost))
             self._owns.add(own)
             return own
         except BaseException:
-            self._owners.pop(client, None)
+            if is_first or at is None:
+                self._owners.pop(client, None)
             raise
 
     def leave_others(self, place: Place) -> None:

@@ -10,8 +10,9 @@ from functools import partial
 from typing import Final, cast
 
 from braidstream.errors import BraidError, ReplyError
-from braidstream.gateway import router
+from braidstream.gateway import cluster_router, router
 from braidstream.gateway.client_state import Client
+from braidstream.gateway.cluster_append import ClusterAppends
 from braidstream.gateway.fast_append import FastAppends
 from braidstream.gateway.hub import Hub
 from braidstream.net.resp import Parser, error_line
@@ -20,6 +21,8 @@ from braidstream.net.resp import Parser, error_line
 _QUEUED: Final = 10_000
 _QUEUED_BYTES: Final = 4_000_000
 _WRITE_HIGH: Final = 1_000_000
+# How long the last command of a client that has left may take.
+_LEFT_S: Final = 60.0
 # With more bytes than this, there may be a second command.
 _SEVERAL: Final = 100
 
@@ -29,7 +32,9 @@ class ClientConnection(Client, asyncio.Protocol):
 
     def __init__(self, hub: Hub) -> None:
         super().__init__(hub)
-        self._appends = FastAppends(self, partial(router.reply_to, self))
+        appends = FastAppends if hub.nodes is None else ClusterAppends
+        self._appends = appends(self, partial(router.reply_to, self))
+        self._run_next = router.run_next if hub.nodes is None else cluster_router.run_next
         self._parser = Parser(hub.limits)
         self._worker: asyncio.Task[None] | None = None
         self._writable: asyncio.Future[None] | None = None
@@ -38,6 +43,7 @@ class ClientConnection(Client, asyncio.Protocol):
         self._chunks: deque[tuple[int, int]] = deque()  # received: up to which command, how many bytes
         self._bytes = 0  # of all chunks
         self._leaving = False
+        self._is_lost = self._is_released = False
 
     # What asyncio calls
 
@@ -86,10 +92,13 @@ class ClientConnection(Client, asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._leaving = self.closed = True
         self.hub.left(self)
+        self._is_lost = True
         if self._worker is not None and self.blocking:
-            self._worker.cancel()  # other commands run to their end, as in the engine
-        self.close_own()
-        self.give_back_lanes()
+            self._worker.cancel()
+        if self._worker is None or self.blocking:
+            self._release()
+        else:  # other commands run to their end, as in the engine: half a COPY would leave its copy behind
+            asyncio.get_running_loop().call_later(_LEFT_S, self._give_up)
         self.resume_writing()
 
     def pause_writing(self) -> None:
@@ -112,6 +121,19 @@ class ClientConnection(Client, asyncio.Protocol):
         if self.blocking or self.is_idle:
             self.close()
 
+    def _give_up(self) -> None:
+        """The client is gone, and the engine does not answer its last command."""
+        if self._worker is not None:
+            self._worker.cancel()
+        self._release()
+
+    def _release(self) -> None:
+        """Close or give back the connections to the engine: the client is gone, its last command done."""
+        if not self._is_released:
+            self._is_released = True
+            self.close_own()
+            self.give_back_lanes()
+
     @property
     def is_leaving(self) -> bool:
         return self._leaving
@@ -122,6 +144,8 @@ class ClientConnection(Client, asyncio.Protocol):
 
     def own_lost(self) -> None:
         """Close, as the engine would: the state of the client's own connection is lost."""
+        if self.nodes is not None and self.session.can_park:
+            return  # another node takes over: the next command opens another connection
         if self.own is not None and not self.blocking and self._worker is None and not self.closed:
             self.close()
 
@@ -152,6 +176,8 @@ class ClientConnection(Client, asyncio.Protocol):
             self.close()
         finally:
             self._worker = None
+            if self._is_lost:
+                self._release()
             if self._leaving and not self.closed and self.is_idle:
                 self.close()
 
@@ -168,7 +194,7 @@ class ClientConnection(Client, asyncio.Protocol):
             if self.closed:
                 return
             self.skipping, self.session.skips = self.session.skips, False
-            await router.run_next(self)
+            await self._run_next(self)
             self.skipping, self.is_plain = False, self.is_admitted and self.session.is_plain
         self._read_on()
 

@@ -7,15 +7,22 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from braidstream.errors import LostError, ReplyError
 from braidstream.gateway.backends import Lane
+from braidstream.gateway.cluster_lane import ClusterLane
 from braidstream.gateway.database import Database
 from braidstream.gateway.hub import Hub
+from braidstream.gateway.node_connections import NodeConnections
 from braidstream.gateway.own_connection import OwnConnection
 from braidstream.gateway.session import Login, Session, may_be_plain
+from braidstream.gateway.stream_slots import is_split
+from braidstream.net.address import Address
 from braidstream.net.resp import Words
+from braidstream.net.sentinels import Place
 from braidstream.net.wire import pack
 from braidstream.protocol.plan import Batch, Replies
 
@@ -27,6 +34,7 @@ class Client(ABC):
     raw: bytes are relayed unread, after SYNC or PSYNC.
     is_plain: whether appends may use the fast path; updated after each command.
     away: lanes to other regions, by region and login (homes.py).
+    nodes: its own connections to the nodes of a cluster; None before one server.
     """
 
     transport: asyncio.Transport
@@ -44,6 +52,9 @@ class Client(ABC):
         self.is_plain = False
         self.closed = False
         self.away: dict[tuple[Any, Login | None], Lane] = {}
+        self.nodes: NodeConnections | None = None
+        if hub.nodes is not None:
+            self.nodes = NodeConnections(hub.nodes, self._open_node, self._unblock)
 
     def enter(self) -> None:
         """Borrow a lane, once the client is connected: a failed TLS handshake never calls connection_lost."""
@@ -89,6 +100,17 @@ class Client(ABC):
 
     async def send(self, batch: Batch) -> Replies:
         """Send a batch of a plan, on the lane."""
+        await self.enter_lane()
+        return await self.lane.send(batch)
+
+    async def send_own(self, batch: Batch) -> Replies:
+        """Send a batch of a plan, on the client's own connection."""
+        if self.nodes is not None:
+            return await self.nodes.send(batch)
+        return await (await self.own_connection()).send(batch)
+
+    async def enter_lane(self) -> None:
+        """Before each use of the lane: whether this client may use it."""
         if not self.is_admitted:
             while not await self.may_use(self.lane):
                 if self.closed:
@@ -96,7 +118,6 @@ class Client(ABC):
                 self.hub.backends.set_apart(self.lane)
                 self._change_lane()
             self.is_admitted = True
-        return await self.lane.send(batch)
 
     async def may_use(self, lane: Lane) -> bool:
         """Whether the engine would accept this client's commands; certain if the client has logged in."""
@@ -120,6 +141,10 @@ class Client(ABC):
         before, self.lane = self.lane, self.hub.borrow(*self._at)
         self.hub.give_back(before)
 
+    def runs_alone(self, words: Words) -> bool:
+        """Whether a command with a plan cannot share a round trip: it is one for each node or slot."""
+        return self.nodes is not None and is_split(words)
+
     async def is_beside_region(self, words: Words) -> bool:
         """Whether a command of the table runs natively, because the database is no region."""
         here = self.session
@@ -138,7 +163,39 @@ class Client(ABC):
         return self.own
 
     async def another_connection(self) -> OwnConnection:
-        own = await self.hub.backends.own(self, (self.write, self.push), self.own_lost, self._park)
+        if self.hub.nodes is None:
+            return await self._connect(None, self.own_lost)
+        slots, lost = self.hub.nodes.slots, None
+        for place in slots.homes():
+            try:
+                return await self._connect(slots.address(place), self.own_lost)
+            except LostError as error:
+                lost = error
+                if self.closed:
+                    break
+                slots.unreachable.add(place)
+        raise lost or ReplyError("CLUSTERDOWN no node of the cluster has slots")
+
+    async def _open_node(self, place: Place | None) -> OwnConnection:
+        assert self.hub.nodes is not None
+        try:
+            if place is None:
+                return await self.own_connection()
+            return await self._connect(self.hub.nodes.slots.address(place), lambda: None)
+        except LostError:
+            if self.closed:  # no reason to try again
+                raise ReplyError("ERR the client left") from None
+            raise
+
+    async def _unblock(self, place: Place, number: int) -> None:
+        """End the wait of a connection to a node, with the gateway's rights."""
+        lane = self.database.lane
+        assert isinstance(lane, ClusterLane)
+        with suppress(LostError):  # the wait fails too
+            await lane.at(place).send(Batch([("CLIENT", "UNBLOCK", number)], resend=True, attempt=True))
+
+    async def _connect(self, at: Address | None, on_lost: Callable[[], None]) -> OwnConnection:
+        own = await self.hub.backends.own(self, (self.write, self.push), on_lost, self._park, at)
         await self._greet(own)
         if self.closed:  # the client left meanwhile: nothing else would close the connection
             own.close()
@@ -163,6 +220,8 @@ class Client(ABC):
             if own is not None:
                 own.close()
         self.own = self.second = None
+        if self.nodes is not None:
+            self.nodes.close()
         self.hub.backends.released(self)
 
     def give_back_lanes(self) -> None:
@@ -177,7 +236,9 @@ class Client(ABC):
         return None if self.own is None or self.session.can_park else self.own.lost
 
     def _park(self) -> bool:
-        if self.own is None or not self.is_idle or not self.own.is_idle or not self.session.can_park:
+        if not self.is_idle or not self.session.can_park or not (self.own or self.nodes):
+            return False
+        if (self.own is not None and not self.own.is_idle) or (self.nodes and not self.nodes.is_idle):
             return False
         self.close_own()
         return True

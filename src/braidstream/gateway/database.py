@@ -5,16 +5,18 @@ The gateway reads the region with its own rights, so clients need none for it.
 
 import asyncio
 import time
+from typing import Any
 
 from braidstream.errors import BraidError, NotARegionError
 from braidstream.gateway.backends import Lane, shared_task
 from braidstream.gateway.info import Hidden
 from braidstream.lua import load, require_current
+from braidstream.model.region_config import Region, ServerInfo
 from braidstream.net.resp import Words
 from braidstream.net.wire import Address, connect
 from braidstream.protocol.cache import REGION_FRESH_S, StreamCache
 from braidstream.protocol.carry import Carriage
-from braidstream.protocol.identify import read_server, refuse_cluster
+from braidstream.protocol.identify import read_server
 from braidstream.protocol.plan import arun
 from braidstream.protocol.stream_view import View
 
@@ -74,13 +76,9 @@ class Database:
             self._identifying = shared_task(self._identify())
         await asyncio.shield(self._identifying)
 
-    async def refuse_cluster(self) -> None:
-        """Refuse a cluster node: a client that it redirects would write plain streams to another node."""
-        await arun(refuse_cluster(), self.lane.send)
-
     async def _identify(self) -> None:
         try:
-            region, server = await arun(read_server(), self.lane.send)
+            region, server = await self._read()
             self.cache.check_server(region, server, time.monotonic())
             self.cache.learn_region(require_current(region.require_open()), time.monotonic())
         except NotARegionError:
@@ -88,6 +86,9 @@ class Database:
             raise
         finally:
             self._identifying = None
+
+    async def _read(self) -> tuple[Region, ServerInfo]:
+        return await arun(read_server(), self.lane.send)
 
     async def count_hidden(self) -> tuple[int, int]:
         """How many keys are hidden from users, and how many of those expire."""
@@ -117,11 +118,14 @@ class Database:
         self.cache.expire_region()
         self.cache.forget_all()
 
-    def remember(self, words: Words) -> None:
-        """After an append, the next one to that name may use the fast path; after a DEL it may not."""
+    def remember(self, words: Words, result: Any) -> None:
+        """After an append, the next one to that name may use the fast path; after a DEL it may not.
+
+        XADD NOMKSTREAM that returned None has appended nothing: the strand may be missing.
+        """
         command = words[0].upper()
         if command in (b"DEL", b"UNLINK"):
             for name in words[1:]:
                 self.cache.homes.pop(name, None)
-        elif command == b"XADD" and words[1] not in self.cache.natives:
+        elif command == b"XADD" and result is not None and words[1] not in self.cache.natives:
             self.cache.remember_home(words[1], self.view().home(words[1]))

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
-from braidstream.errors import BraidError, LostError, ReplyError
+from braidstream.errors import BraidError, LostError
 from braidstream.gateway.client_state import Client
 from braidstream.gateway.gateway_metrics import perf_counter
 from braidstream.net.resp import Parser, Words, error_line
@@ -34,6 +34,7 @@ class FastAppends:
         self._slots: deque[list[bytes]] = deque()  # one for each run: its replies, once they arrived
         self._quiet: asyncio.Future[None] | None = None
         self.must_wait = False  # an append is in flight that may have to be repeated
+        self._repeating = asyncio.Lock()  # runs are repeated in their order
 
     @property
     def is_quiet(self) -> bool:
@@ -133,28 +134,34 @@ class FastAppends:
             if type(reply) is bytes:
                 out.append(packed_reply(reply, writer))
                 continue
-            if reply is None:
+            if self._must_repeat(reply):
                 missing.append(len(out))
-            elif isinstance(reply, ReplyError):
+            elif isinstance(reply, BraidError):
                 metrics.failed(reply)
-            out.append(error_line(reply) if isinstance(reply, ReplyError) else b"")
+            out.append(error_line(reply) if isinstance(reply, BraidError) else b"")
         if missing:
-            client.database.forget()
+            if b"" in out:
+                client.database.forget()
             self.must_wait = True
             words = Parser(client.hub.limits).feed(run) if isinstance(run, bytes) else run
             client.hub.run(self._repeat(slot, words, out, missing))
         else:
             self._fill(slot, out)
 
+    def _must_repeat(self, reply: Any) -> bool:
+        """Whether the plan of XADD repeats an append that wrote nothing: its strand is missing."""
+        return reply is None
+
     async def _repeat(
         self, slot: list[bytes], run: list[Words], out: list[bytes], missing: list[int]
     ) -> None:
-        """Repeat appends whose strand was missing by the plan of XADD, which creates it."""
-        for at in missing:
-            try:
-                out[at] = await self._run_plan(run[at])
-            except BraidError as error:
-                out[at] = error_line(error)
+        """Repeat appends that wrote nothing by the plan of XADD, which creates a missing strand."""
+        async with self._repeating:
+            for at in missing:
+                try:
+                    out[at] = await self._run_plan(run[at])
+                except BraidError as error:
+                    out[at] = error_line(error)
         self._fill(slot, out)
 
     def _fill(self, slot: list[bytes], out: list[bytes]) -> None:

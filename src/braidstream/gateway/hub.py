@@ -5,11 +5,15 @@ import ssl
 import traceback
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from braidstream.gateway.backends import Backends, Lane
+from braidstream.gateway.cluster_database import ClusterDatabase
+from braidstream.gateway.cluster_lane import ClusterLane
 from braidstream.gateway.database import Database
 from braidstream.gateway.gateway_metrics import GatewayMetrics
+from braidstream.gateway.ready_nodes import ReadyNodes
 from braidstream.gateway.session import Login
 from braidstream.net.address import Address
 from braidstream.net.resp import Limits
@@ -55,7 +59,10 @@ class Forwards(Protocol):
 
 
 class Hub:
-    """See the top of the file. db: the database of the region. homes: None if no file names the regions."""
+    """See the top of the file.
+
+    db: the database of the region. homes: None if no file names the regions. nodes: None before one server.
+    """
 
     def __init__(self, address: Address, settings: Settings) -> None:
         self.settings = settings
@@ -67,8 +74,14 @@ class Hub:
         self.metrics = GatewayMetrics()
         self.traces = Traces()
         self.homes: Forwards | None = None
+        self.nodes: ReadyNodes | None = None
         self._address = address
         self._tasks: set[asyncio.Task[Any]] = set()
+
+    def serve_cluster(self, nodes: ReadyNodes) -> None:
+        """The region is a cluster. Called before the first client connects."""
+        self.nodes = nodes
+        self.backends.new_lane = partial(ClusterLane, nodes=nodes)
 
     def admit(self, client: Admitted) -> bool:
         """Count a new client; False if there are too many."""
@@ -83,7 +96,10 @@ class Hub:
 
     def database(self, db: int) -> Database:
         if db not in self.databases:
-            self.databases[db] = Database(self._address.in_db(db))
+            address = self._address.in_db(db)
+            self.databases[db] = (
+                Database(address) if self.nodes is None else ClusterDatabase(address, self.nodes)
+            )
         return self.databases[db]
 
     def borrow(self, login: Login | None, db: int) -> Lane:

@@ -47,6 +47,17 @@ async def corrected_info(
     return b"%b%d\r\n%b\r\n" % (head[:1], len(body), body)
 
 
+def as_one_server(reply: bytes) -> bytes:
+    """INFO's reply of a node of a cluster, as that of a server that is none."""
+    head, _, text = reply.partition(b"\r\n")
+    if head[:1] not in (b"$", b"="):
+        return reply
+    body = text[:-2].replace(b"redis_mode:cluster", b"redis_mode:standalone")
+    body = body.replace(b"server_mode:cluster", b"server_mode:standalone")
+    body = body.replace(b"cluster_enabled:1", b"cluster_enabled:0")
+    return b"%b%d\r\n%b\r\n" % (head[:1], len(body), body)
+
+
 def _line(db: int, found: re.Match[bytes], seen: tuple[int, int]) -> bytes:
     """A line of the keyspace section; empty for a database without keys."""
     keys, expires = seen

@@ -24,6 +24,8 @@ from braidstream.protocol.plan import Batch, Replies, arun
 
 # The most commands of one client that share a round trip.
 _RUN: Final = 128
+# The first words of a browser, sent here by a malicious web page.
+BROWSERS: Final = frozenset((b"POST", b"HOST:"))
 
 
 async def run_next(client: Client) -> None:
@@ -46,7 +48,7 @@ async def run_next(client: Client) -> None:
     elif (handle := _HANDLERS.get(name)) is not None:
         metrics.count(words)
         await handle(client, client.queue.popleft())
-    elif _overwrites(client, words):
+    elif overwrites(client, words):
         metrics.count(words)
         client.write(await _overwrite(client, client.queue.popleft()))
     elif spec_of(words) is None:
@@ -99,7 +101,7 @@ async def _relay(client: Client, most: int) -> None:
     run = list[Words]()
     for words in islice(client.queue, most):
         name = words[0].upper()
-        if name in SPECIAL or spec_of(words) is not None or _overwrites(client, words):
+        if name in SPECIAL or spec_of(words) is not None or overwrites(client, words):
             break
         run.append(words)
         client.session.note_sent(words)
@@ -107,7 +109,7 @@ async def _relay(client: Client, most: int) -> None:
             break
     for _ in run:
         client.queue.popleft()
-    if run[0][0].upper() in (b"POST", b"HOST:"):  # a browser, sent here by a malicious web page
+    if run[0][0].upper() in BROWSERS:
         client.close()
         return
     metrics, began = client.hub.metrics, perf_counter()
@@ -130,7 +132,7 @@ async def _relay(client: Client, most: int) -> None:
 # Plans
 
 
-def _overwrites(client: Client, words: Words) -> bool:
+def overwrites(client: Client, words: Words) -> bool:
     """Whether a command overwrites a stream of the cache, or a key of our own, with a plain key."""
     is_set = words[0].upper() in keyspace.OVERWRITING and len(words) > 2
     return is_set and keyspace.may_not_set(client.database.cache, words[1])
@@ -156,7 +158,7 @@ async def _plans(client: Client, most: int) -> None:
         if not run and _needs_own(client, words):
             run.append(words)
             break
-        if _needs_own(client, words):
+        if _needs_own(client, words) or (run and client.runs_alone(words)):
             break
         run.append(words)
     for _ in run:
@@ -187,10 +189,10 @@ async def reply_to(client: Client, words: Words) -> bytes:
                 session.watching = True
         else:
             result = await arun(spec.plan(view, words), client.send)
-        client.database.remember(words)
+        client.database.remember(words, result)
     except LostError as lost:
         client.hub.metrics.failed(lost)
-        if client.own is not None and client.own.lost is not None:
+        if client.nodes is None and client.own is not None and client.own.lost is not None:
             raise
         return error_line(lost)
     except BraidError as error:
@@ -215,13 +217,14 @@ async def _send_own(client: Client, waits: bool, batch: Batch) -> Replies:
     """
     if waits and batch.block_ms is None and client.session.is_plain:
         return await client.send(batch)
-    own = await client.own_connection()
+    if client.nodes is None:
+        await client.own_connection()
     if waits and client.is_leaving:
         raise LostError("the client", "it left", wrote=False)
     began = time.monotonic()
     client.blocking = waits
     try:
-        replies = await own.send(batch)
+        replies = await client.send_own(batch)
     finally:
         client.blocking = False
     refuse_early_end(batch, replies, time.monotonic() - began)
@@ -269,7 +272,8 @@ async def _reset(client: Client, words: Words) -> None:
     client.write(b"+RESET\r\n")
 
 
-async def _client(client: Client, words: Words) -> None:
+async def about_client(client: Client, words: Words) -> None:
+    """CLIENT."""
     about = words[1].upper() if len(words) > 1 else b""
     if about == b"REPLY" and len(words) == 3 and words[2].upper() in (b"ON", b"OFF", b"SKIP"):
         client.session.muted = words[2].upper() == b"OFF" or (
@@ -360,7 +364,7 @@ _HANDLERS: Final[dict[bytes, Handler]] = {
     b"PSYNC": _relay_raw,
     b"REPLCONF": _replconf,
     b"SWAPDB": _swap,
-    b"CLIENT": _client,
+    b"CLIENT": about_client,
     b"WAIT": _wait,
     b"WAITAOF": _wait,
     b"INFO": _info,

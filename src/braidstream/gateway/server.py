@@ -13,15 +13,18 @@ from braidstream.gateway.backends import needs_no_login
 from braidstream.gateway.client_connection import ClientConnection
 from braidstream.gateway.homes import Homes, OtherRegion
 from braidstream.gateway.hub import Hub, Settings
+from braidstream.gateway.ready_nodes import ReadyNodes, find_cluster
 from braidstream.model.region_config import Region
 from braidstream.net.address import Address
 from braidstream.net.listen import Listen
 from braidstream.net.sentinels import Sentinels
+from braidstream.net.slot_map import SlotMap
 from braidstream.observability.events import emit, event_families
 from braidstream.observability.metrics import Family, process_families
 
 _REFRESH_S: Final = 0.4
 _FOLLOW_S: Final = 1.0
+_SLOTS_S: Final = 5.0
 _LISTEN_S: Final = 1.0
 _BACKLOG: Final = 1024
 # A connection counts for `maxclients` once its TLS handshake is done.
@@ -43,19 +46,31 @@ class Gateway:
         self._servers: list[asyncio.AbstractServer] = []
         self._socket: str | None = None
 
-    async def start(self, listen: Listen) -> str:
-        """Start to listen. Returns the address for clients. The engine must answer and be a region."""
-        region = self.hub.database(self._address.db)
-        await region.refuse_cluster()
-        await region.identify()
+    async def check(self, listen: Listen) -> None:
+        """Raise the error of a start there, except for the address. Nothing is started."""
         try:
+            await self._identify()
             await self._check_exposure(listen)
-            where = await self._listen(listen)
+        finally:
+            self.hub.close()
+
+    async def start(self, listen: Listen, *, is_worker: bool = False) -> str:
+        """Start to listen. Returns the address for clients. The engine must answer and be a region.
+
+        is_worker: share the port with other workers, whose parent called `check`.
+        """
+        nodes = await self._identify()
+        try:
+            if not is_worker:
+                await self._check_exposure(listen)
+            where = await self._listen(listen, is_worker)
         except BaseException:
             await self.stop()
             raise
         self.hub.run(self._keep_fresh())
         self.hub.run(self._leave_silent())
+        if nodes is not None:
+            self.hub.run(self._read_slots(nodes.slots))
         if self._others:
             self.hub.homes = Homes(self.region.id, self._others)
             for other in self._others.values():
@@ -103,6 +118,14 @@ class Gateway:
             return str(error)
         return ""
 
+    async def _identify(self) -> ReadyNodes | None:
+        """Read which region it is. Returns the nodes of a cluster; None of one server."""
+        nodes = await find_cluster(self._address)
+        if nodes is not None:
+            self.hub.serve_cluster(nodes)
+        await self.hub.database(self._address.db).identify()
+        return nodes
+
     async def _check_exposure(self, listen: Listen) -> None:
         """Refuse to expose an engine without a password. Its protected-mode and bind do not help, because it
         sees the gateway's address and not the clients'."""
@@ -118,7 +141,7 @@ class Gateway:
             )
         emit("gateway.open", gateway=listen)
 
-    async def _listen(self, listen: Listen) -> str:
+    async def _listen(self, listen: Listen, is_worker: bool) -> str:
         loop, tls = asyncio.get_running_loop(), self.settings.tls
         within_s = None if tls is None else _HANDSHAKE_S
         server: asyncio.AbstractServer
@@ -136,6 +159,7 @@ class Gateway:
                 ssl=tls,
                 ssl_handshake_timeout=within_s,
                 backlog=_BACKLOG,
+                reuse_port=is_worker or None,
             )
             host, port = server.sockets[0].getsockname()[:2]
             where = f"{host}:{port}"
@@ -180,6 +204,12 @@ class Gateway:
             self.hub.backends.leave_silent(now)
             for database in list(self.hub.databases.values()):
                 database.lane.leave_silent(now)
+
+    async def _read_slots(self, slots: SlotMap) -> None:
+        """Redirects correct the map too; but not for slots that no client uses."""
+        while True:
+            await asyncio.sleep(_SLOTS_S)
+            await slots.read()
 
     async def _keep_fresh(self) -> None:
         while True:

@@ -30,11 +30,11 @@ from braidstream.protocol.gather import Queued
 from braidstream.protocol.lookup import find_natives
 from braidstream.protocol.plan import arun
 
-_QUEUED: Final = b"+QUEUED\r\n"
-_ABORTED: Final = b"-EXECABORT Transaction discarded because of previous errors.\r\n"
+QUEUED: Final = b"+QUEUED\r\n"
+ABORTED: Final = b"-EXECABORT Transaction discarded because of previous errors.\r\n"
 # Answered at once inside MULTI; an error there does not abort it.
-_AT_ONCE: Final = frozenset((b"MULTI", b"WATCH"))
-_UNFIT: Final = PUBSUB | {b"AUTH", b"HELLO", b"SELECT", b"MONITOR", b"SYNC", b"PSYNC", b"REPLCONF"}
+AT_ONCE: Final = frozenset((b"MULTI", b"WATCH"))
+UNFIT: Final = PUBSUB | {b"AUTH", b"HELLO", b"SELECT", b"MONITOR", b"SYNC", b"PSYNC", b"REPLCONF"}
 
 
 @dataclass(slots=True)
@@ -80,28 +80,41 @@ async def take(client: Client, words: Words) -> None:
         _end(client)
         client.restart()
         client.write(b"+RESET\r\n")
-    elif name in _UNFIT or (name == b"CLIENT" and words[1:2] and words[1].upper() == b"REPLY"):
-        why = "it changes the connection"
-        refused = RefusedError(
-            f"{name.decode('ascii', 'replace')} inside MULTI", why, "Run it before or after"
-        )
+    elif (refused := await refusal_of(client, words)) is not None:
         multi.has_plans = multi.failed = True
         client.write(error_line(refused))
-    elif (destroys := await multi_refusal(client, words)) is not None:
-        multi.has_plans = multi.failed = True
-        client.write(error_line(destroys))
-    elif name not in _AT_ONCE and spec_of(words) is not None and not await client.is_beside_region(words):
+    elif name not in AT_ONCE and spec_of(words) is not None and not await client.is_beside_region(words):
         client.write(await _queue_plan(client, multi, words))
     else:
         [reply] = await multi.checker.collect(pack([tuple(words)]), 1, writes=False)
-        if reply == _QUEUED:
+        if reply == QUEUED:
             multi.queued.append(words)
-        elif reply.startswith(b"-") and name not in _AT_ONCE:
+        elif reply.startswith(b"-") and name not in AT_ONCE:
             multi.failed = True
         client.write(reply)
 
 
+async def refusal_of(client: Client, words: Words) -> RefusedError | None:
+    """The error for a command that MULTI cannot contain here, whatever the engine would say."""
+    name = words[0].upper()
+    if name in UNFIT or (name == b"CLIENT" and words[1:2] and words[1].upper() == b"REPLY"):
+        why = "it changes the connection"
+        return RefusedError(f"{name.decode('ascii', 'replace')} inside MULTI", why, "Run it before or after")
+    return await multi_refusal(client, words)
+
+
 async def _queue_plan(client: Client, multi: Multi, words: Words) -> bytes:
+    error = await plan_error(client, words)
+    multi.has_plans = True
+    if error is not None:
+        multi.failed = True
+        return error_line(error)
+    multi.queued.append(words)
+    return QUEUED
+
+
+async def plan_error(client: Client, words: Words) -> BraidError | None:
+    """The error if a command with a plan cannot be queued."""
     spec = spec_of(words)
     assert spec is not None
     try:
@@ -113,12 +126,7 @@ async def _queue_plan(client: Client, multi: Multi, words: Words) -> bytes:
             error = _refusal(client, spec, words)
     except BraidError as trouble:
         error = trouble
-    multi.has_plans = True
-    if error is not None:
-        multi.failed = True
-        return error_line(error)
-    multi.queued.append(words)
-    return _QUEUED
+    return error
 
 
 def _refusal(client: Client, spec: Spec, words: Words) -> ReplyError | None:
@@ -152,7 +160,7 @@ async def _execute(client: Client, multi: Multi) -> None:
         if multi.failed:
             if client.session.watching:
                 await own.collect(pack([("UNWATCH",)]), 1, writes=False)
-            client.write(_ABORTED)
+            client.write(ABORTED)
         elif multi.has_plans:
             client.write(await _run(client, own, multi.queued))
         else:
@@ -170,7 +178,7 @@ async def _run(client: Client, own: OwnConnection, commands: list[Words]) -> byt
     plan = gather.transaction(
         lambda: database.view(Carriage(pipelined=True, in_multi=True)),
         queued,
-        _shape,
+        shape,
         watching=client.session.watching,
     )
     try:
@@ -186,7 +194,7 @@ async def _run(client: Client, own: OwnConnection, commands: list[Words]) -> byt
     return b"*%d\r\n" % len(queued) + b"".join(presented(client, item) for item in queued)
 
 
-def _shape(command: Command, reply: Any) -> Any:
+def shape(command: Command, reply: Any) -> Any:
     """A raw native reply, parsed as plans expect it."""
     return resp2(command, parse(reply) if isinstance(reply, bytes) else reply)
 
@@ -198,5 +206,5 @@ def presented(client: Client, item: Queued) -> bytes:
     if isinstance(item.result, BraidError):
         client.hub.metrics.failed(item.result)
     else:
-        client.database.remember(item.argv)
+        client.database.remember(item.argv, item.result)
     return reply_of(item.spec, item.argv, item.result, client.session.resp)
