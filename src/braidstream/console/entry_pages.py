@@ -1,6 +1,7 @@
 """The entries of a stream: pages by time or ID, one entry in full, a filter, and a live tail."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -65,18 +66,25 @@ async def _find(query: Query, name: bytes, start: Id, count: int, *, older: bool
     at: Id | None = start
     while at is not None and read < most and len(matching) < count:
         low, high = (ids.ZERO, at) if older else (at, ids.LAST)
-        entries = await query.region.run(read_entries(name, low, high, page, reverse=older))
+        found = await query.region.run(read_entries(name, low, high, page + 1, reverse=older))
+        entries = _whole_ids(found) if len(found) > page else found
         at = None
-        for entry in entries:
+        for number, entry in enumerate(entries, start=1):
             read += 1
             at = ids.before(entry[:2]) if older else ids.after(entry[:2])
             if not is_filtered or has(entry, field, text):
                 matching.append(entry)
-            if len(matching) == count:
+            is_last = number == len(entries) or entries[number][:2] != entry[:2]
+            if len(matching) >= count and is_last:
                 break
         else:
-            at = at if len(entries) == page else None
+            at = at if len(found) > page else None
     return _Found(matching, read, at)
+
+
+def _whole_ids(entries: Sequence[Entry]) -> Sequence[Entry]:
+    """Without those of the last ID: the next page may have more of them. Regions may choose the same ID."""
+    return [entry for entry in entries if entry[:2] != entries[-1][:2]] or entries
 
 
 def _position(text: str, *, older: bool) -> Id:

@@ -16,8 +16,12 @@ _WITHIN_S: Final = 15.0
 
 @dataclass(slots=True)
 class LatestFindings:
-    """why: empty if the check-up was completed. at: when, in seconds since 1970."""
+    """why: empty if the check-up was completed. at: when, in seconds since 1970.
 
+    has_file: the regions are those of a file, not one by its URL.
+    """
+
+    has_file: bool = True
     findings: list[Finding] = field(default_factory=list)
     why: str = ""
     at: float = 0.0
@@ -28,7 +32,8 @@ class LatestFindings:
             if time.time() - self.at > _FRESH_S:
                 try:
                     async with asyncio.timeout(_WITHIN_S):
-                        self.findings = await check_up(regions, {each.name for each in regions.region})
+                        names = {each.name for each in regions.region}
+                        self.findings = await check_up(regions, names, has_file=self.has_file)
                     self.why = ""
                 except TimeoutError:
                     self.findings = []

@@ -1,5 +1,6 @@
 """The words of a form, if one of our pages sent it."""
 
+import asyncio
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import parse_qs
@@ -9,6 +10,7 @@ from starlette.requests import Request
 from braidstream.console.page import QueryError, console_of
 
 _MOST_BYTES: Final = 65_536
+_WITHIN_S: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +26,11 @@ class Form:
 
 async def form_of(request: Request) -> Form:
     """Anything else than a form of ours is refused."""
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > _MOST_BYTES:
-            raise QueryError("the form is too long.")
+    try:
+        async with asyncio.timeout(_WITHIN_S):
+            body = await _body(request)
+    except TimeoutError:
+        raise QueryError(f"the form did not arrive within {_WITHIN_S} s.") from None
     try:
         form = Form(parse_qs(body.decode(), keep_blank_values=True, max_num_fields=500))
     except ValueError:
@@ -36,3 +38,12 @@ async def form_of(request: Request) -> Form:
     if not console_of(request).visitors.is_own_form(request, form.words.get("token", "")):
         raise QueryError("the form does not come from a current page of this console. Load the page again.")
     return form
+
+
+async def _body(request: Request) -> bytes:
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _MOST_BYTES:
+            raise QueryError("the form is too long.")
+    return body

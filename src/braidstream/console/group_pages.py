@@ -11,7 +11,7 @@ from braidstream.admin.stream_overview import StreamRow, read_stream
 from braidstream.clients.sync import ServerError
 from braidstream.console.page import MissingPageError, Query, render
 from braidstream.console.region_access import RegionAccess
-from braidstream.console.stream_search import search
+from braidstream.console.stream_search import read_rows, search
 from braidstream.errors import BraidError, ReplyError
 from braidstream.inspection.group_reader import GroupRow, read_consumers, read_groups
 from braidstream.inspection.wording import printable
@@ -26,9 +26,9 @@ Answer = tuple[list[GroupRow], str]
 async def list_page(request: Request) -> Response:
     """The groups of the streams that a search finds, the largest lag first."""
     query = Query.of(request)
-    names, following = await search(query, query.text("cursor") or "0")
-    rows = await asyncio.gather(*(query.region.run(read_stream(name)) for name in names))
-    streams = [row for row in rows if row is not None and row.groups]
+    part = await search(query, query.text("cursor") or "0")
+    skipped = {*part.skipped}
+    streams = [row for row in await read_rows(query.region, part.names, skipped) if row.groups]
     answers = await asyncio.gather(*(_groups(query.region, row) for row in streams))
     found = [group for groups, _ in answers for group in groups]
     return render(
@@ -39,7 +39,8 @@ async def list_page(request: Request) -> Response:
         pattern=query.text("pattern"),
         rows=sorted(found, key=lambda group: (-group.lag, group.stream, group.group)),
         unread=[(row.name, why) for row, (_, why) in zip(streams, answers, strict=True) if why],
-        following=following,
+        following=part.cursor,
+        skipped=sorted(skipped),
         is_first=query.text("cursor") in ("", "0"),
     )
 

@@ -55,8 +55,8 @@ class RegionMap:
 def draw_map(found: Overview, rates: Rates) -> RegionMap:
     places, height = _places(len(found.views))
     at = {view.name: place for view, place in zip(found.views, places, strict=True)}
-    boxes = tuple(Box(view.name, *at[view.name], *_region(view)) for view in found.views)
-    arrows = tuple(_arrow(link, at, rates) for link in found.links)
+    boxes = tuple(Box(view.name, *at[view.name], *_region(view, found)) for view in found.views)
+    arrows = tuple(_arrow(link, at, rates) for link in found.links if link.target in at)
     return RegionMap(WIDTH, height, boxes, arrows)
 
 
@@ -69,14 +69,15 @@ def link_state(link: LinkView) -> str:
     return "behind" if link.status.lag_entries else "ok"
 
 
-def _region(view: View) -> tuple[str, tuple[str, ...]]:
+def _region(view: View, found: Overview) -> tuple[str, tuple[str, ...]]:
     """State and text of a box."""
     if view.error:
         return "bad", (view.trouble[0],)
     state = "warn" if is_held(view) else "ok"
-    if not view.live or view.is_full or view.writes_refused or (view.region and view.region.fenced):
+    lacks_daemon = found.needs_daemon(view) and not view.live
+    if lacks_daemon or view.is_full or view.writes_refused or (view.region and view.region.fenced):
         state = "bad"
-    return state, (f"{view.engine}, {memory_words(view)}", f"daemon: {daemon_words(view)}")
+    return state, (f"{view.engine}, {memory_words(view)}", f"daemon: {daemon_words(view, found)}")
 
 
 def _places(count: int) -> tuple[list[tuple[float, float]], int]:

@@ -32,6 +32,8 @@ async def show(request: Request) -> Response:
         found=found,
         map=draw_map(found, rates),
         links=links,
-        regions=[(view, memory_words(view), daemon_words(view)) for view in found.views if not view.error],
+        regions=[
+            (view, memory_words(view), daemon_words(view, found)) for view in found.views if not view.error
+        ],
         charts=charts if len(names) > 1 else [],
     )

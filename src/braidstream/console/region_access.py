@@ -9,16 +9,19 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import count
 from typing import Final, TypeVar
 
+from braidstream.admin.stream_overview import list_streams
 from braidstream.clients.shared import Conversation
 from braidstream.config import RegionConfig
-from braidstream.errors import BraidError, LostError, ReplyError
+from braidstream.console.cluster_access import ClusterAccess, Page
+from braidstream.errors import BraidError, LostError
 from braidstream.lua import require_current
 from braidstream.net.wire import Connection, connect, parse_address
 from braidstream.protocol.cache import StreamCache
-from braidstream.protocol.identify import read_server
-from braidstream.protocol.plan import Plan, arun
+from braidstream.protocol.identify import INFO_CLUSTER, is_cluster, read_server
+from braidstream.protocol.plan import Batch, Plan, altered, arun
 from braidstream.protocol.stream_view import View
 
 WITHIN_S: Final = 3.0
@@ -38,31 +41,26 @@ class BoundError(BraidError):
 
 def bounded(plan: Plan[T], most: int = MOST_TRIPS) -> Plan[T]:
     """The same plan. It ends with BoundError before it makes more than `most` round trips."""
-    try:
-        batch = next(plan)
-        for _ in range(most):
-            try:
-                replies = yield batch
-            except ReplyError as error:
-                batch = plan.throw(error)
-            else:
-                batch = plan.send(replies)
-    except StopIteration as stop:
-        found: T = stop.value
-        return found
-    plan.close()
-    raise BoundError(
-        f"this needs more than {most} round trips. The console stops here; use the command line."
-    )
+    numbers = count(1)
+
+    def counted(batch: Batch) -> Batch:
+        if next(numbers) > most:
+            raise BoundError(
+                f"this needs more than {most} round trips. The console stops here; use the command line."
+            )
+        return batch
+
+    return altered(plan, counted)
 
 
 class RegionAccess:
-    """One region. Connections are opened when they are needed, and again when they are lost."""
+    """One region, a server or a cluster. Connections are opened when needed, and again when lost."""
 
     def __init__(self, region: RegionConfig) -> None:
         self.id, self.name = region.id, region.name
-        self._address = parse_address(region.url)
+        self._url, self._address = region.url, parse_address(region.url)
         self._conn: Connection | None = None
+        self._cluster: ClusterAccess | None = None
         self._opening = asyncio.Lock()
         self._room = asyncio.Semaphore(_AT_ONCE)
         self._cache = StreamCache()
@@ -72,19 +70,37 @@ class RegionAccess:
         """Run a plan that only reads. Plans of several pages share one connection."""
         try:
             async with asyncio.timeout(WITHIN_S), self._room:
-                conn = await self._connected()
-                return await arun(bounded(plan), conn.send)
+                reached = await self._connected()
+                return await arun(bounded(plan), reached.send)
         except TimeoutError:
-            raise LostError(self.name, f"no answer within {WITHIN_S:g} s", wrote=False) from None
+            raise self._silent(wrote=False) from None
+
+    async def list_streams(self, cursor: int, count: int) -> Page:
+        """A page of names of streams. See admin/stream_overview.py."""
+        try:
+            async with asyncio.timeout(WITHIN_S), self._room:
+                reached = await self._connected()
+                if isinstance(reached, ClusterAccess):
+                    return await reached.list_streams(cursor, count)
+                return Page(*await arun(list_streams(cursor, count), reached.send))
+        except TimeoutError:
+            raise self._silent(wrote=False) from None
+
+    def _silent(self, *, wrote: bool) -> LostError:
+        return LostError(self.name, f"no answer within {WITHIN_S:g} s", wrote=wrote)
 
     async def converse(self, make: Conversation[T]) -> T:
         """Run a plan over the plans of commands, as a client does. It may write, and WATCH keys: so it has
         a connection of its own."""
         try:
-            async with asyncio.timeout(WITHIN_S), self._room, self._own_connection() as conn:
-                return await arun(bounded(self._viewed(make)), conn.send)
+            async with asyncio.timeout(WITHIN_S), self._room:
+                reached = await self._connected()
+                if isinstance(reached, ClusterAccess):
+                    return await reached.converse(lambda view_of: bounded(make(view_of)))
+                async with self._own_connection() as conn:
+                    return await arun(bounded(self._viewed(make)), conn.send)
         except TimeoutError:
-            raise LostError(self.name, f"no answer within {WITHIN_S:g} s", wrote=True) from None
+            raise self._silent(wrote=True) from None
 
     def _viewed(self, make: Conversation[T]) -> Plan[T]:
         region, server = yield from read_server()
@@ -104,10 +120,21 @@ class RegionAccess:
             raise
         self._idle.append(conn)
 
-    async def _connected(self) -> Connection:
+    async def _connected(self) -> "Connection | ClusterAccess":
+        """The server says whether it is a node of a cluster."""
         async with self._opening:
-            if self._conn is None or self._conn.lost is not None:
-                self._conn = await self._open()
+            if self._cluster is None and (self._conn is None or self._conn.lost is not None):
+                conn = await self._open()
+                [info] = await conn.send(Batch([INFO_CLUSTER], resend=True, attempt=True))
+                if is_cluster(info):
+                    conn.close()
+                    self._cluster = ClusterAccess(self._url, self._address, MOST_BYTES)
+                else:
+                    self._conn = conn
+            if self._cluster is not None:
+                await self._cluster.connect()
+                return self._cluster
+            assert self._conn is not None
             return self._conn
 
     async def _open(self) -> Connection:
@@ -118,3 +145,5 @@ class RegionAccess:
         for conn in (self._conn, *self._idle):
             if conn is not None:
                 conn.close()
+        if self._cluster is not None:
+            await self._cluster.close()

@@ -1,6 +1,7 @@
 """What the regions looked like during the last half hour, sampled once for all viewers, in memory only."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -10,7 +11,10 @@ from typing import Final
 
 from braidstream.admin.region_status import Overview, overview
 from braidstream.config import Config
+from braidstream.errors import BraidError
 from braidstream.inspection.region_reader import Rates, look, rates_between
+
+_FIRST_WITHIN_S: Final = 20.0
 
 _log = logging.getLogger("braidstream")
 
@@ -32,10 +36,13 @@ class Sample:
 
 
 class Sampler:
-    """Reads all regions again and again. latest: None until the first reading is done."""
+    """Reads all regions again and again. latest: None until the first reading is done.
 
-    def __init__(self, regions: Config) -> None:
-        self._regions = regions
+    has_file: the regions are those of a file, not one by its URL.
+    """
+
+    def __init__(self, regions: Config, *, has_file: bool = True) -> None:
+        self._regions, self._has_file = regions, has_file
         self._samples: deque[Sample] = deque(maxlen=round(SPAN_S / EVERY_S))
         self._read_at = 0.0
         self._first = asyncio.Event()
@@ -53,7 +60,7 @@ class Sampler:
 
     async def _read(self) -> None:
         now = time.monotonic()
-        found = overview(await look(self._regions))
+        found = overview(await look(self._regions), has_file=self._has_file)
         before, self.latest = self.latest, found
         rates = Rates() if before is None else rates_between(before, found, now - self._read_at)
         self._read_at = now
@@ -65,8 +72,11 @@ class Sampler:
 
     async def newest(self) -> Overview:
         """The latest reading; the first one is waited for."""
-        await self._first.wait()
-        assert self.latest is not None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_WITHIN_S):
+                await self._first.wait()
+        if self.latest is None:
+            raise BraidError("the regions could not be read yet. What the console logs says why.")
         return self.latest
 
     @property

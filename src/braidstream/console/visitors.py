@@ -16,7 +16,6 @@ import secrets
 import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
-from http.cookies import CookieError, SimpleCookie
 from ipaddress import ip_address, ip_network
 from typing import Final, Literal
 from urllib.parse import urlsplit
@@ -72,11 +71,7 @@ class Visitors:
 
     def id_of(self, request: HTTPConnection) -> str:
         """The visitor's cookie; empty if there is none."""
-        try:
-            found = SimpleCookie(request.headers.get("cookie", "")).get(self.cookie)
-        except CookieError:
-            return ""
-        return found.value if found is not None else ""
+        return request.cookies.get(self.cookie, "")
 
     # Passwords
 
