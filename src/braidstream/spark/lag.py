@@ -3,11 +3,14 @@
     spark.streams.addListener(LagListener())        # then start_http_server() of prometheus_client
 
 A progress report has the end of the batch and the end of the streams at that time; the difference is the lag:
-in entries, if one region counted both (offsets.py), and in seconds, by the IDs.
+in entries, if one region counted both (offsets.py), and in seconds, by the IDs. Of a stream of which nothing
+was read yet the position has no time: its lag is how long the listener has seen that.
 """
 
 import json
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Gauge
@@ -19,6 +22,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
+from braidstream.model import ids
 from braidstream.model.frontier import name_text
 from braidstream.model.strand import Strand
 from braidstream.spark.source.offsets import Offset
@@ -38,6 +42,8 @@ class LagListener(StreamingQueryListener):
             labels,
             registry=registry,
         )
+        self._unread_since = dict[tuple[str, str], float]()
+        self._labels = dict[str, set[tuple[str, str]]]()  # of each run of a query
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         pass
@@ -46,19 +52,41 @@ class LagListener(StreamingQueryListener):
         pass
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        pass
+        for labels in self._labels.pop(str(event.runId), set()):
+            self._unread_since.pop(labels, None)
+            for gauge in (self._entries, self._seconds):
+                _remove(gauge, labels)
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         progress = event.progress
         query = progress.name or str(progress.id)
         for source in progress.sources:
             end, latest = _offset(source.endOffset), _offset(source.latestOffset)
-            if end is None or latest is None:
-                continue
-            for stream, entries, seconds in lags(end, latest):
-                if entries is not None:
-                    self._entries.labels(query, stream).set(entries)
-                self._seconds.labels(query, stream).set(seconds)
+            if end is not None and latest is not None:
+                noted = self.note(query, end, latest, time.monotonic())
+                self._labels.setdefault(str(progress.runId), set()).update(noted)
+
+    def note(self, query: str, end: Offset, latest: Offset, now_s: float) -> list[tuple[str, str]]:
+        """Set the gauges of a batch's streams; returns their labels. now_s: monotonic."""
+        unread, noted = never_read(end, latest), list[tuple[str, str]]()
+        for stream, entries, seconds in lags(end, latest):
+            labels = query, stream
+            noted.append(labels)
+            if stream in unread:
+                seconds = max(seconds, now_s - self._unread_since.setdefault(labels, now_s))
+            else:
+                self._unread_since.pop(labels, None)
+            self._seconds.labels(*labels).set(seconds)
+            if entries is None:
+                _remove(self._entries, labels)
+            else:
+                self._entries.labels(*labels).set(entries)
+        return noted
+
+
+def _remove(gauge: Gauge, labels: tuple[str, str]) -> None:
+    with suppress(KeyError):  # never set
+        gauge.remove(*labels)
 
 
 def _offset(stored: Any) -> Offset | None:
@@ -68,6 +96,15 @@ def _offset(stored: Any) -> Offset | None:
         return Offset.parse(found) if isinstance(found, dict) and "frontier" in found else None
     except (ValueError, TypeError):
         return None
+
+
+def never_read(end: Offset, latest: Offset) -> set[str]:
+    """Streams with an unread strand: it has entries, and none was read. Not logs, which have no times."""
+    return {
+        name_text(strand.name)
+        for strand in latest.frontier
+        if not strand.is_of_log and end.frontier[strand] == ids.ZERO < latest.frontier[strand]
+    }
 
 
 def lags(end: Offset, latest: Offset) -> Iterator[tuple[str, int | None, float]]:

@@ -11,7 +11,6 @@ the lake.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -26,7 +25,6 @@ from braidstream.protocol.retries import Retries
 from braidstream.spark.lake.lake_state import State, refuse_adopted, within
 from braidstream.spark.lake.log import Lake
 from braidstream.spark.options import SourceOptions, source_options
-from braidstream.spark.plain_errors import plain_errors
 from braidstream.spark.source.offsets import Offset
 from braidstream.spark.source.reader import UNCOUNTED, StreamReader
 from braidstream.spark.source.rows import Shape
@@ -48,8 +46,7 @@ class LakeStreamReader(StreamReader):
         self._state = State()
         self._history = dict[str, list[Unread]]()
 
-    @plain_errors
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+    def _planned(self, before: Offset, after: Offset) -> list[InputPartition]:
         retries = Retries(
             f"{self.lake.root}: the archive keeps committing. Run it less often.", error=LakeError
         )
@@ -57,7 +54,7 @@ class LakeStreamReader(StreamReader):
             retries.count()
             self._state, self._history = self.lake.load(), {}  # before the engine is looked at
             try:
-                live = super().partitions(start, end)
+                live = super()._planned(before, after)
             except DataLossError:
                 if self._is_current():
                     raise

@@ -33,7 +33,7 @@ from braidstream.spark.source import columns
 from braidstream.spark.source.entries import as_map, entry_of
 from braidstream.spark.source.positions import check_logs, resolve
 from braidstream.spark.source.reader import BatchReader, FilteringReader
-from braidstream.spark.source.reading import PAGE_BYTES, PAGE_ROWS, page_command
+from braidstream.spark.source.reading import PAGE_BYTES, PAGE_ROWS, await_copies, page_command
 from braidstream.spark.source.rows import META, Rows, Shape, as_text
 from braidstream.spark.source.slices import Range, Slice
 from braidstream.spark.source.strand_info import StrandInfo, StrandInfos
@@ -63,6 +63,10 @@ class ViewReader(BatchReader):
 
     @plain_errors
     def partitions(self) -> list[InputPartition]:
+        has_server = bool(self.options.servers.urls)
+        return self.surveyor.in_one_region(self._partitions) if has_server else self._partitions()
+
+    def _partitions(self) -> list[InputPartition]:
         state = self.lake.load()  # before the engine: entries that are trimmed by then are in the lake
         archived = {strand.name for strand in state.frontier}
         infos = self.first_survey(archived) if self.options.servers.urls else StrandInfos()
@@ -109,6 +113,9 @@ class ViewReader(BatchReader):
         elif isinstance(partition, Slice):
             server = open_server(self.options.servers, partition.url)
             try:
+                # After a failover it may have less than when the query was planned.
+                copies = [part for part in partition.parts if not part.strand.is_plain]
+                await_copies(server, copies, self.options.replication_wait_s)
                 for part in partition.parts:
                     yield from _live(server, part, self.shape, self.lake.root)
             finally:

@@ -24,9 +24,8 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from braidstream.errors import DataLossError, LakeError
-from braidstream.model import ids
-from braidstream.model.frontier import Frontier, name_text, place_text
+from braidstream.errors import LakeError
+from braidstream.model.frontier import Frontier, name_text
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
 from braidstream.protocol.retries import TRIES, Retries
@@ -34,16 +33,24 @@ from braidstream.spark.jobs import deletions
 from braidstream.spark.jobs.commit_probe import probe
 from braidstream.spark.jobs.freshness import Freshness, rescued_of
 from braidstream.spark.jobs.no_times import refuse_logs
+from braidstream.spark.jobs.refusals import (
+    Refused,
+    counted,
+    find_refused,
+    is_unread,
+    missed,
+    notes_of_loss,
+)
+from braidstream.spark.jobs.restored import find_restored
 from braidstream.spark.jobs.trim_archived import noted, trim
 from braidstream.spark.lake import distribute
 from braidstream.spark.lake.files import FACTS, Writer, facts_batch, facts_of, new_fields_batch
-from braidstream.spark.lake.lake_state import Change, Conflict, File, State, refuse_adopted
+from braidstream.spark.lake.lake_state import Change, Conflict, File, State
 from braidstream.spark.lake.log import Lake
 from braidstream.spark.lake.rewrite import tidy
 from braidstream.spark.lake.typed_columns import Typer, Typing, new_columns
 from braidstream.spark.options import Servers
 from braidstream.spark.source import limits
-from braidstream.spark.source.data_loss import Loss, missing
 from braidstream.spark.source.entries import LakeRows
 from braidstream.spark.source.offsets import Offset
 from braidstream.spark.source.reading import read
@@ -80,6 +87,7 @@ class Round:
     """What one round did. left: approximate number of entries that are not archived yet.
 
     rescued: entries with something in `_rescued`. age_s: of the oldest entry, when it could be read.
+    notes: what an operator should know. refused: streams that were left out.
     """
 
     entries: int = 0
@@ -93,6 +101,8 @@ class Round:
     version: int = 0
     rescued: int = 0
     age_s: float | None = None
+    notes: tuple[str, ...] = ()
+    refused: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +114,9 @@ class Work:
     counts: dict[Strand, int] = field(default_factory=dict)
     missed: int = 0
     left: int = 0
+    refused: Refused = field(default_factory=dict)
+    mended: Mapping[str, Mapping[str, str]] | None = None
+    notes: tuple[str, ...] = ()
 
 
 class Span(NamedTuple):
@@ -135,28 +148,36 @@ class Archiver:
         return self._plan(self.lake.load(), self.surveyor.survey(), None).left
 
     def round(self) -> Round:
-        """One round, also if there is nothing to do."""
+        """One round, also if there is nothing to do. If every stream is refused, it raises why."""
         retries = Retries(
             f"{self.what.lake}: other jobs keep committing. Run one archive per lake.", error=LakeError
         )
         archived = list[File]()
         while True:
             retries.count()
-            state, infos = self.lake.load(), self.surveyor.survey()
-            if self.what.trim:
-                refuse_logs(infos, "trim")
-            work = self._plan(state, infos, self.what.max_entries)
+            state = self.lake.load()
+            work = self.surveyor.in_one_region(partial(self._plan_round, state))
             files = self._read(work)
             offsets = _moved(self.lake, state, work.ends, work.counts, self.surveyor.region)
             try:
-                if files or offsets:
-                    self._commit(state, Change("archive", add=tuple(files), offsets=offsets))
+                if files or offsets or work.mended is not None:
+                    change = Change("archive", add=tuple(files), offsets=offsets, mended=work.mended)
+                    self._commit(state, change)
             except Conflict as conflict:
                 archived += conflict.added
                 # They may have entries that were deleted since, and forget wants those off the disk.
                 self.lake.store.delete({each.path for each in files} - set(self.lake.load().files))
                 continue  # another job has committed: continue from there
             return self._tend(work, [*archived, *files])
+
+    def _plan_round(self, state: State) -> Work:
+        infos = self.surveyor.survey()
+        if self.what.trim:
+            refuse_logs(infos, "trim")
+        work = self._plan(state, infos, self.what.max_entries)
+        if work.refused and not {strand.name for strand in infos} - set(work.refused):
+            raise next(iter(work.refused.values()))
+        return work
 
     def _commit(self, state: State, change: Change) -> None:
         """Commit. Repeat it if another job has only rewritten files or added columns since the read.
@@ -177,13 +198,14 @@ class Archiver:
     def _tend(self, work: Work, files: list[File]) -> Round:
         """After the commit: apply deletions, trim, and merge small files."""
         age_s = self.freshness.committed(files)
-        deleted, trimmed, merged = 0, 0, 0
+        deleted, trimmed, merged, notes = 0, 0, 0, list[str]()
         if time.monotonic() - self._kept_up >= self.what.upkeep_s:
-            state, deleted = deletions.take_over(self.spark, self.lake, self.surveyor)
-            trimmed = self._trim(state) if self.what.trim else 0
+            taken = deletions.take_over(self.spark, self.lake, self.surveyor, work.refused)
+            deleted, notes = taken.entries, taken.notes
+            trimmed = self._trim(taken.state, work.refused) if self.what.trim else 0
             merged = tidy(self.spark, self.lake, local_entries=self.what.local_entries)
             self._kept_up = time.monotonic()
-        self.freshness.ended(work.left)
+        self.freshness.ended(work.left, len(work.refused))
         return Round(
             entries=sum(each.rows for each in files),
             files=len(files),
@@ -196,25 +218,30 @@ class Archiver:
             version=self.lake.load().version,
             rescued=sum(map(rescued_of, files)),
             age_s=age_s,
+            notes=(*map(str, work.refused.values()), *work.notes, *notes),
+            refused=len(work.refused),
         )
 
-    def _trim(self, state: State) -> int:
-        cut = trim(self.surveyor, state, keep_s=self.what.keep_s, now_s=time.time())
+    def _trim(self, state: State, refused: Refused) -> int:
+        region = self.surveyor.region
+        cut = trim(self.surveyor, state, refused, keep_s=self.what.keep_s, now_s=time.time())
         if any(cut.values()):
             with contextlib.suppress(Conflict):  # the next round compares once more
-                self.lake.commit(state, Change("trim", removed=noted(state, cut)))
+                self.lake.commit(state, Change("trim", removed=noted(state, cut, region)))
         return sum(cut.values())
 
     def _plan(self, state: State, infos: StrandInfos, most: int | None) -> Work:
-        refuse_adopted(state, infos, self.surveyor.region)
-        unread = {strand: each for strand, each in infos.items() if self._is_unread(state, strand, each)}
+        region = self.surveyor.region
+        refused = find_refused(state, infos, region, allow_loss=self.what.allow_loss)
+        infos = {strand: each for strand, each in infos.items() if strand.name not in refused}
+        unread = {strand: each for strand, each in infos.items() if is_unread(state, strand, each)}
         starts = {strand: max(state.frontier[strand], each.cut) for strand, each in unread.items()}
         sizes = {strand: self._new(state, strand, each) for strand, each in unread.items()}
         ends = {strand: (each.last, each.added) for strand, each in unread.items()}
         total = sum(sizes.values())
         if most is None:
             return Work(left=total)
-        missed = sum(self._missed(state, strand, each) for strand, each in unread.items())
+        gone = sum(missed(state, strand, each, region) for strand, each in unread.items())
         if total > most:
             backlogs = {
                 strand: limits.Backlog(starts[strand], each.last, sizes[strand], each.size)
@@ -224,30 +251,25 @@ class Archiver:
             for strand, (end, count) in cut.items():
                 if end != ends[strand][0]:
                     ends[strand] = end, unread[strand].added - sizes[strand] + count
-        parts = list[Range]()
+        again = find_restored(self.lake.root, self.surveyor, state, infos, guarded=not self.what.allow_loss)
+        parts = list(again.parts)
         for strand, each in unread.items():
             start, (end, _) = starts[strand], ends[strand]
             if end > start:
                 is_counted = start == state.frontier[strand]
-                counted = state.offset(strand).count(strand, self.surveyor.region) if is_counted else None
-                parts += self._slices(Span(strand, start, end, counted), each, min(sizes[strand], most))
+                before = counted(state, strand, each, region) if is_counted else None
+                parts += self._slices(Span(strand, start, end, before), each, min(sizes[strand], most))
         taken = min(total, most)
         return Work(
             parts,
             {strand: end for strand, (end, _) in ends.items()},
             self._idle(state, infos) | {strand: count for strand, (_, count) in ends.items()},
-            missed,
+            gone,
             total - taken,
+            refused,
+            again.mended,
+            tuple(notes_of_loss(state, unread)),
         )
-
-    def _is_unread(self, state: State, strand: Strand, info: StrandInfo) -> bool:
-        here = state.frontier[strand]
-        if strand.is_plain and info.there and info.last < here:
-            raise LakeError(
-                f"stream {name_text(strand.name)}: ends at {ids.text(info.last).decode()}, archived up "
-                f"to {ids.text(here).decode()}: it was deleted and created again. Archive it to another lake."
-            )
-        return info.there and info.last > here
 
     def _slices(self, span: Span, info: StrandInfo, size: int) -> list[Range]:
         strand, start, end, counted = span
@@ -259,36 +281,10 @@ class Archiver:
 
     def _new(self, state: State, strand: Strand, info: StrandInfo) -> int:
         """The approximate number of new entries."""
-        before = state.offset(strand).count(strand, self.surveyor.region)
-        return info.length if before is None else min(info.added - before, info.length)
-
-    def _missed(self, state: State, strand: Strand, info: StrandInfo) -> int:
-        """How many entries were removed before they were archived. DataLossError if they were not deleted."""
-        before, start = state.offset(strand).count(strand, self.surveyor.region), state.frontier[strand]
-        if strand not in state.frontier or info.cut > start:
-            return 0
-        is_behind = info.first is not None and info.first <= start
-        missed = 0 if before is None or is_behind else max(0, info.added - before - info.length)
-        loss = missing(start, info, before)
-        if loss is not None and not self.what.allow_loss:
-            where = f"stream {name_text(strand.name)}, strand {place_text(strand)}"
-            before_in = state.offset(strand).region
-            raise DataLossError(f"{where}: {self._describe(loss, before_in, start, missed)}")
-        return missed
-
-    def _describe(self, loss: Loss, there: int | None, start: Id, missed: int) -> str:
-        after = f"after {ids.text(start).decode()} (native)"
-        if loss is Loss.UNCOUNTED:
-            return (
-                f"in region {self.surveyor.region} all archived entries are trimmed, and entries {after} may "
-                f"be trimmed too: the archive has counted them in region {there} only. Run it there, or once "
-                "with --allow-loss here."
-            )
-        how = "trimmed" if loss is Loss.TRIMMED else "trimmed, or deleted (the server cannot tell which),"
-        return (
-            f"{missed} entries {after} were {how} before they were archived. Archive more often or keep more "
-            "of the stream. To continue without them: --allow-loss."
-        )
+        before = counted(state, strand, info, self.surveyor.region)
+        if before is None:
+            return info.length
+        return max(0, min(info.added - before, info.length))  # a server that has lost entries counts less
 
     def _idle(self, state: State, infos: StrandInfos) -> dict[Strand, int]:
         """Counts of entries for strands that are archived to their end but not counted in this region."""
@@ -324,7 +320,8 @@ class Archiver:
     def _read(self, work: Work) -> list[File]:
         """Run the job: read each slice, and write it as files. Fields that get a column are added first."""
         while True:
-            worker = partial(_archive, self.lake, self.what.servers, self.surveyor.url, self._typings(work))
+            where = self.surveyor.url, self.surveyor.region
+            worker = partial(_archive, self.lake, self.what.servers, where, self._typings(work))
             pieces = [piece(part) for part in work.parts]
             files, new_fields = list[File](), dict[str, set[str]]()
             is_small = sum(part.weight for part in work.parts) <= self.what.local_entries
@@ -368,7 +365,7 @@ def _moved(
 def _archive(
     lake: Lake,
     servers: Servers,
-    url: int,
+    where: tuple[int, int | None],
     typings: Mapping[str, Typing],
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
@@ -378,7 +375,7 @@ def _archive(
             part, stream = range_of(row), row["stream"]
             writer = Writer(lake.root, lake.prefix(stream), stream)
             typer = Typer(typings[stream]) if stream in typings else None
-            for rows in read(Slice([part], url), servers, LakeRows, WAIT_S):
+            for rows in read(Slice([part], *where), servers, LakeRows, WAIT_S):
                 made = rows if typer is None else typer.typed(rows)
                 if typer is None or not typer.new_fields:
                     writer.write(made)

@@ -137,7 +137,7 @@ class Compactor:
             return None
         if self.surveyor is None or self.what.dry_run:
             return self.lake.load()
-        return deletions.take_over(self.spark, self.lake, self.surveyor)[0]
+        return deletions.take_over(self.spark, self.lake, self.surveyor).state
 
     def _carry_out(self, found: DataFrame, entries: int) -> Round:
         counted = found.groupBy((f.col("path") == "").alias("is_live"), "verdict").count().collect()

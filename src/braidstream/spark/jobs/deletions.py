@@ -5,14 +5,20 @@ Entries of a strand that the lake has and the engine has not were trimmed or del
     lake     1  2  3  4  5  6  7  8
     engine            4  5     7  8  9        6 was deleted. 1 to 3 were trimmed, or deleted before that
 
-A trim keeps a stream short, so it removes nothing from the lake. Certainly deleted are: entries missing above
-the engine's first entry (read last, because trims continue meanwhile), entries that a journal names, and
-entries up to the cut of a DEL. A comparison reads all live entries, so it runs only if the count of removed
-entries has changed.
+A trim keeps a stream short, so it removes nothing from the lake. Deleted are: entries missing above the
+engine's first entry (read last, because trims continue meanwhile), entries that a journal names, and entries
+up to the cut of a DEL. A comparison reads all live entries, so it runs only if the count of removed entries
+has changed. Some trims remove single entries above the first one; the registry then has up to where (`d:`),
+and a comparison begins after that.
+
+Absence alone proves no deletion: after a failover or from a backup a server lacks entries that it has lost.
+It has not counted those as removed, and XDEL moves its highest deleted ID. So a comparison ends at that ID,
+and if more entries are missing than were removed since the last one, the lake keeps all of them, and compares
+only later entries from then on (`doubts`).
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import Any, Final
@@ -20,34 +26,41 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, StringType, StructType
 
+from braidstream.errors import NotARegionError, ReplyError
 from braidstream.model import ids, keys
-from braidstream.model.fields import ConfigField
+from braidstream.model.command import Command
+from braidstream.model.fields import MetaField
 from braidstream.model.frontier import name_of_text, name_text, place_of_text, place_text
 from braidstream.model.ids import Id
-from braidstream.model.journal import deletions
-from braidstream.model.strand import Strand, strand_of_label
+from braidstream.model.journal import deletions, is_trim
+from braidstream.model.meta import trimmed_upto
+from braidstream.model.strand import Strand, facts, strand_of_label
+from braidstream.protocol.identify import read_any_region
 from braidstream.protocol.plan import Batch, Plan, send_one
 from braidstream.protocol.retries import TRIES
 from braidstream.spark.lake import distribute, files
-from braidstream.spark.lake.lake_state import Change, Conflict, State, within
+from braidstream.spark.lake.lake_state import Change, Conflict, State, place_in, within
 from braidstream.spark.lake.log import Lake
 from braidstream.spark.lake.rewrite import Drop, holding, rewrite, without
 from braidstream.spark.options import Servers
 from braidstream.spark.source.entries import LakeRows, position
 from braidstream.spark.source.reading import read
 from braidstream.spark.source.slices import Range, Slice
-from braidstream.spark.source.strand_info import StrandInfo, StrandInfos
+from braidstream.spark.source.strand_info import StrandInfo, StrandInfos, info_of
 from braidstream.spark.source.survey import Surveyor, open_server
 
 _PIECE: Final = StructType()
-for _name in ("stream", "place", "low", "high", "alive_from", "paths"):
+for _name in ("stream", "place", "low", "high", "known", "paths"):
     _PIECE.add(_name, StringType())
-_FACT: Final = StructType().add("path", StringType()).add("place", StringType())
-_FACT.add("positions", BinaryType())  # concatenated
-_FACT_ARROW: Final = pa.schema([("path", pa.string()), ("place", pa.string()), ("positions", pa.binary())])
+# positions: concatenated. Without a path: more entries of the strand are missing than were removed.
+_FACT: Final = StructType().add("stream", StringType()).add("path", StringType()).add("place", StringType())
+_FACT.add("positions", BinaryType())
+_FACT_ARROW: Final = to_arrow_schema(_FACT, timezone="UTC")
 _NOTHING: Final = pa.array([], pa.binary())
+POSITION_BYTES: Final = 16
 
 Named = tuple[str, str, bytes]  # stream, place, position
 
@@ -57,12 +70,14 @@ class Span:
     """A strand after `low` up to `high` (native IDs): entries missing in the engine there were deleted.
 
     is_cut: the engine has none of them, so it is not read. gone: how many entries the engine has removed.
+    known: how many of those when they were last compared.
     """
 
     strand: Strand
     low: Id
     high: Id
     gone: int = 0
+    known: int = 0
     is_cut: bool = False
 
     def piece(self, state: State) -> tuple[str, ...] | None:
@@ -74,26 +89,51 @@ class Span:
             return None
         paths = "\n".join(each.path for each in found)
         texts = (ids.text(each).decode() for each in (self.low, self.high))
-        return name, place, *texts, "nothing" if self.is_cut else "engine", paths
+        return name, place, *texts, "" if self.is_cut else str(self.known), paths
 
 
-def take_over(spark: SparkSession | None, lake: Lake, surveyor: Surveyor) -> tuple[State, int]:
-    """Delete in the lake what was deleted in the engine: (state of the lake, number of entries).
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The lake afterwards; how many entries were deleted; (stream, place) whose server has lost entries."""
 
-    The driver needs some multiple of 16 bytes for each of them, until the files are written.
+    state: State
+    entries: int
+    doubtful: frozenset[tuple[str, str]] = frozenset()
+
+    @property
+    def notes(self) -> list[str]:
+        return [
+            f"stream {stream}, strand {place}: the server lacks more archived entries than it removed. It "
+            "has lost some, so the lake keeps all. Later deletions of entries up to here reach the lake "
+            "only if a journal names them. To delete them: braid spark forget"
+            for stream, place in sorted(self.doubtful)
+        ]
+
+
+def take_over(
+    spark: SparkSession | None, lake: Lake, surveyor: Surveyor, refused: Container[bytes] = ()
+) -> Taken:
+    """Delete in the lake what was deleted in the engine. refused: streams to leave out.
+
+    The driver needs some multiple of 16 bytes for each entry, until the files are written.
     """
-    state, infos = lake.load(), surveyor.survey()
-    spans = _changed(state, infos)
-    named, journals = _journals(surveyor, state)
+    state = lake.load()
+    infos = {strand: each for strand, each in surveyor.survey().items() if strand.name not in refused}
+    region, url = surveyor.region, surveyor.url
+    spans = _changed(state, infos, region)
+    named, journals = _journals(surveyor, state, refused)
     pieces = [each.piece(state) for each in (*spans, *_cuts(state, infos))]
-    finder = partial(_find, lake.root, surveyor.servers, surveyor.url)
+    finder = partial(_find, lake.root, surveyor.servers, url)
     missing = distribute.run(spark, [each for each in pieces if each], _PIECE, finder, _FACT)
-    drops = ((row["path"], row["place"], row["positions"]) for row in missing)
+    doubtful = frozenset((row["stream"], row["place"]) for row in missing if not row["path"])
+    drops = ((row["path"], row["place"], row["positions"]) for row in missing if row["path"])
     tasks = without(state, chain(drops, _holding(state, named)))
     done = rewrite(spark, lake, tasks, "delete")
     if done.undone:
-        return lake.load(), done.entries  # another job has rewritten these files: the next round tries again
-    return _note(lake, state, spans, journals), done.entries
+        # Another job has rewritten these files: the next round tries again.
+        return Taken(lake.load(), done.entries)
+    compared = Compared(spans, region, journals, doubtful)
+    return Taken(_note(lake, state, compared), done.entries, doubtful)
 
 
 def _holding(state: State, named: list[Named]) -> Iterator[Drop]:
@@ -105,34 +145,55 @@ def _holding(state: State, named: list[Named]) -> Iterator[Drop]:
         yield from holding(state, stream, place, sorted(positions))
 
 
-def _note(lake: Lake, compared: State, spans: list[Span], journals: Mapping[str, Mapping[str, str]]) -> State:
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What was compared, in which region, and which strands had too few entries there."""
+
+    spans: list[Span]
+    region: int | None
+    journals: Mapping[str, Mapping[str, str]]
+    doubtful: frozenset[tuple[str, str]]
+
+    def notes(self, state: State) -> Change:
+        removed = {stream: dict(places) for stream, places in state.removed.items()}
+        doubts = {stream: dict(places) for stream, places in state.doubts.items()}
+        for span in self.spans:
+            stream, place = name_text(span.strand.name), place_in(span.strand, self.region)
+            removed.setdefault(stream, {})[place] = span.gone
+            if (stream, place_text(span.strand)) in self.doubtful:
+                doubts.setdefault(stream, {})[place] = ids.text(span.high).decode()
+        return Change("compared", removed=removed, journals=self.journals, doubts=doubts)
+
+
+def _note(lake: Lake, before: State, compared: Compared) -> State:
     """Commit what was compared, so that it is not compared again; unless entries were archived meanwhile."""
     for _ in range(TRIES):
         state = lake.load()
-        if state.offsets != compared.offsets:
+        if state.offsets != before.offsets:
             return state
-        removed = {stream: dict(places) for stream, places in state.removed.items()}
-        for span in spans:
-            removed.setdefault(name_text(span.strand.name), {})[place_text(span.strand)] = span.gone
-        if removed == state.removed and dict(journals) == dict(state.journals):
+        change = compared.notes(state)
+        if change.removed == state.removed and dict(compared.journals) == dict(state.journals):
             return state
         try:
-            return lake.commit(state, Change("compared", removed=removed, journals=journals))
+            return lake.commit(state, change)
         except Conflict:
             continue
     return lake.load()
 
 
-def _changed(state: State, infos: StrandInfos) -> list[Span]:
-    """Strands whose count of removed entries has changed since they were last compared."""
+def _changed(state: State, infos: StrandInfos, region: int | None) -> list[Span]:
+    """Strands whose count of removed entries has changed since they were last compared in this region."""
     spans = list[Span]()
     for strand, each in infos.items():
-        known = state.removed.get(name_text(strand.name), {}).get(place_text(strand))
+        stream, place = name_text(strand.name), place_in(strand, region)
+        known = state.removed.get(stream, {}).get(place)
         gone = each.added - each.length
         if strand in state.frontier and each.there and known != gone:
+            doubt = ids.native(state.doubts.get(stream, {}).get(place, "0-0").encode())
             # A region that is behind has not received what comes after its last ID.
-            upto = min(state.frontier[strand], each.last)
-            spans.append(Span(strand, _before_first(each), upto, gone))
+            upto = min(state.frontier[strand], each.last, each.deleted)
+            low = max(_before_first(each), doubt, each.trimmed)
+            spans.append(Span(strand, low, upto, gone, known or 0))
     return spans
 
 
@@ -160,56 +221,80 @@ def _find(
             strand = place_of_text(name_of_text(row["stream"]), row["place"])
             assert strand is not None, row
             low, high = (ids.native(row[name].encode()) for name in ("low", "high"))
-            alive, head = _NOTHING, pa.scalar(b"", pa.binary())
-            if row["alive_from"] == "engine":
-                alive, head = _alive(servers, url, Range(strand, low, high, None, 64, False, 0))
+            alive = Alive()
+            if row["known"]:
+                alive = _alive(servers, url, Range(strand, low, high, None, 64, False, 0))
+            missing = dict[str, bytes]()
             for path in row["paths"].split("\n"):
-                ours = _archived(root, path, files.Wanted.of(strand, low, high))
-                ours = ours.filter(pc.invert(pc.is_in(ours, alive)))
-                ours = ours.filter(pc.greater_equal(ours, head))
+                ours = archived_positions(root, path, files.Wanted.of(strand, low, high))
+                ours = ours.filter(pc.invert(pc.is_in(ours, alive.positions)))
+                ours = ours.filter(pc.greater_equal(ours, alive.head))
                 if len(ours):
-                    fact = {"path": path, "place": row["place"], "positions": b"".join(ours.to_pylist())}
-                    yield pa.RecordBatch.from_pylist([fact], _FACT_ARROW)
+                    missing[path] = b"".join(ours.to_pylist())
+            count = sum(map(len, missing.values())) // POSITION_BYTES
+            if row["known"] and count > max(0, alive.gone - int(row["known"])):
+                missing = {"": b""}
+            where = {"stream": row["stream"], "place": row["place"]}
+            for path, positions in missing.items():
+                fact = {**where, "path": path, "positions": positions}
+                yield pa.RecordBatch.from_pylist([fact], _FACT_ARROW)
 
 
-def _archived(root: str, path: str, wanted: files.Wanted) -> pa.Array:
+def archived_positions(root: str, path: str, wanted: files.Wanted) -> pa.Array:
     return _joined(
         [chunk for table in files.read(root, path, [wanted]) for chunk in table["position"].chunks]
     )
 
 
-def _alive(servers: Servers, url: int, part: Range) -> tuple[pa.Array, pa.Scalar]:
-    """The live entries of a range, and the strand's first entry afterwards: entries before it may be trimmed.
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """The live entries of a range. head: the strand's first entry afterwards: entries before it may be
+    trimmed. gone: how many entries were removed by then."""
 
-    Both from one server, because another region may be trimmed less far.
-    """
+    positions: pa.Array = field(default_factory=lambda: _NOTHING)
+    head: pa.Scalar = field(default_factory=lambda: pa.scalar(b"", pa.binary()))
+    gone: int = 0
+
+
+def _alive(servers: Servers, url: int, part: Range) -> Alive:
+    """All from one server, because another region may be trimmed less far."""
     strand, one = part.strand, replace(servers, urls=(servers.urls[url],))
     alive = _joined([batch.column("position") for batch in read(Slice([part], 0), one, LakeRows, 0.0)])
     server = open_server(one, 0)
     try:
-        head = server.run(_head(strand), strand.key)
+        info = server.run(_info(strand), strand.key)
     finally:
         server.close()
-    return alive, pa.scalar(position(head), pa.binary())
+    head, gone = ids.LAST, 0 if info is None else info.added - info.length
+    if info is not None and info.first is not None:
+        head = strand.user(max(info.first, ids.after(info.trimmed) or info.first))
+    return Alive(alive, pa.scalar(position(head), pa.binary()), gone)
 
 
-def _head(strand: Strand) -> Plan[Id]:
-    """The first ID of a strand (user ID); the largest ID if it is empty."""
-    [page] = yield Batch([("XRANGE", strand.key, "-", "+", "COUNT", 1)], resend=True)
-    return strand.user(ids.native(page[0][0])) if page else ids.LAST
+def _info(strand: Strand) -> Plan[StrandInfo | None]:
+    """What the server says of a strand; None if it no longer exists."""
+    note: Command = ("HGET", keys.meta(strand.name), MetaField.TRIMMED + strand.label)
+    notes = [] if strand.is_plain else [note]
+    reply, *noted = yield Batch([strand.xinfo(), *notes], resend=True, attempt=True)
+    if isinstance(reply, ReplyError):
+        return None
+    trimmed = trimmed_upto(noted[0] or b"", strand.life) if noted else ids.ZERO
+    return replace(info_of(facts(reply), ids.ZERO), trimmed=trimmed)
 
 
 def _joined(chunks: list[Any]) -> pa.Array:
     return pa.concat_arrays(chunks) if chunks else _NOTHING
 
 
-def _journals(surveyor: Surveyor, state: State) -> tuple[list[Named], dict[str, dict[str, str]]]:
+def _journals(
+    surveyor: Surveyor, state: State, refused: Container[bytes]
+) -> tuple[list[Named], dict[str, dict[str, str]]]:
     """Deletions in journals, and up to where the journals were read."""
     found, positions = list[Named](), dict[str, dict[str, str]]()
-    writers = surveyor.try_servers(lambda server: server.run(_writers(), keys.CONFIG))
+    writers = surveyor.try_servers(lambda server: server.run(_writers()))
     for name in sorted({strand.name for strand in state.frontier if not strand.is_plain}):
         known = dict(state.journals.get(name_text(name), {}))
-        for writer in writers:
+        for writer in writers if name not in refused else ():
             for native, words in _journal(surveyor, name, writer, known.get(str(writer), "0-0")):
                 found += _deletions(name, words)
                 known[str(writer)] = native.decode()
@@ -220,8 +305,11 @@ def _journals(surveyor: Surveyor, state: State) -> tuple[list[Named], dict[str, 
 
 def _writers() -> Plan[list[int]]:
     """The writers that may have a journal; empty on a server that is no region."""
-    [reply] = yield Batch([("HMGET", keys.CONFIG, ConfigField.WRITERS, ConfigField.LEFT)], resend=True)
-    return sorted(int(number) for each in reply if each for number in each.split())
+    try:
+        region = yield from read_any_region()
+    except NotARegionError:
+        return []
+    return sorted({*region.writers, *region.left})
 
 
 def _journal(surveyor: Surveyor, name: bytes, writer: int, since: str) -> list[Any]:
@@ -231,7 +319,7 @@ def _journal(surveyor: Surveyor, name: bytes, writer: int, since: str) -> list[A
 
 def _deletions(name: bytes, words: list[bytes]) -> Iterator[Named]:
     registration, natives = deletions(words)
-    if not natives:
+    if not natives or is_trim(words):
         return
     label, _, life = registration.partition(b":")
     strand = strand_of_label(name, label, int(life))

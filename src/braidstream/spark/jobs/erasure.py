@@ -1,6 +1,6 @@
 """forget: deletes chosen entries for good, for example those of a person who asked for it.
 
-    live entries that match -> deleted     files with such entries -> rewritten without them, in one commit
+    live entries that match -> deleted, then files with such entries -> rewritten without them, in one commit
                                            -> the old files are deleted from disk, at once
 
 Readers that began before may fail, because the files they read are gone. It stores no state: kill it and run
@@ -9,19 +9,19 @@ it again at any time.
 
 from dataclasses import dataclass
 
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as f
+from pyspark.sql import DataFrame, SparkSession
 
 from braidstream.errors import LakeError
 from braidstream.model import ids
-from braidstream.model.frontier import name_text
+from braidstream.model.frontier import Frontier, name_text
 from braidstream.protocol.retries import TRIES
 from braidstream.spark.jobs.copies import copies, scopes
 from braidstream.spark.jobs.removal import Removed, remove, steps
-from braidstream.spark.lake.lake_state import Change, Conflict, State
+from braidstream.spark.lake.lake_state import Change, Conflict
 from braidstream.spark.lake.log import Lake, check_lake
 from braidstream.spark.lake.rewrite import drop
 from braidstream.spark.options import Servers
+from braidstream.spark.source.offsets import Offset
 from braidstream.spark.source.survey import Surveyor
 
 
@@ -62,38 +62,69 @@ def forget(spark: SparkSession, what: Forget) -> Forgotten:
 
 
 def _forget(spark: SparkSession, what: Forget, lake: Lake, surveyor: Surveyor | None) -> Forgotten:
-    deleted, dropped = 0, 0
+    live = None if surveyor is None else _Live(spark, what, lake, surveyor)
+    if what.dry_run:
+        archived = _archived(spark, what, lake).count()
+        return Forgotten(0 if live is None else sum(live.counts().values()), archived)
+    deleted, held, dropped = 0, 0, 0
+    if live is not None:
+        deleted, held = live.delete()
     for _ in range(TRIES):
-        state = lake.load()
-        scoped = scopes(surveyor, state, what.streams, what.pattern, ids.LAST)
-        found = copies(spark, scoped, surveyor, lake, state).where(what.where)
-        counted = found.groupBy((f.col("path") == "").alias("is_live")).count().collect()
-        counts = {row.is_live: int(row["count"]) for row in counted}
-        if what.dry_run:
-            return Forgotten(counts.get(True, 0), counts.get(False, 0))
-        live = Removed()
-        if surveyor is not None and counts.get(True):
-            live = remove(surveyor, steps(found.where("path = ''")).toLocalIterator())
-            deleted += live.entries
-            now = _fence(lake, {name_text(scope.strand.name) for scope in scoped})
-            if not now.files.keys() <= state.files.keys():
-                continue  # an archive has committed since: search its files too
-        done = drop(lake, found.where("path != ''"), "forget")
+        done = drop(lake, _archived(spark, what, lake), "forget")
         dropped += done.entries
         if not done.undone:
-            held = max(0, counts.get(True, 0) - live.entries)
             return Forgotten(deleted, dropped, held, lake.vacuum(grace_s=0))
     raise _busy(what.lake)
 
 
-def _fence(lake: Lake, streams: set[str]) -> State:
+def _archived(spark: SparkSession, what: Forget, lake: Lake) -> DataFrame:
+    """What the files have now, also of streams that were deleted since they were archived."""
+    state = lake.load()
+    scoped = scopes(None, state, what.streams, what.pattern, ids.LAST)
+    return copies(spark, scoped, None, lake, state).where(what.where)
+
+
+class _Live:
+    """The live entries that match.
+
+    archive   reads | ................. | commits          before the fence: its files are searched
+    forget              deletes | fence                     after it: refused, so it reads again
+    """
+
+    def __init__(self, spark: SparkSession, what: Forget, lake: Lake, surveyor: Surveyor) -> None:
+        self._lake, self._surveyor = lake, surveyor
+        scoped = scopes(surveyor, lake.load(), what.streams, what.pattern, ids.LAST)
+        self._streams = {name_text(scope.strand.name) for scope in scoped}
+        self._named = self._streams & set(map(name_text, what.streams))
+        self._found = copies(spark, scoped, surveyor, None, None).where(what.where)
+
+    def counts(self) -> dict[str, int]:
+        """How many, by stream."""
+        return {row.stream: int(row["count"]) for row in self._found.groupBy("stream").count().collect()}
+
+    def delete(self) -> tuple[int, int]:
+        """Delete them, and fence. Returns how many, and how many are left.
+
+        It fences also if there are none: what an archive has read may have been trimmed since.
+        """
+        counts, done = self.counts(), Removed()
+        if counts:
+            done = remove(self._surveyor, steps(self._found).toLocalIterator())
+        _fence(self._lake, self._streams, new={*self._named, *counts})
+        return done.entries, max(0, sum(counts.values()) - done.entries)
+
+
+def _fence(lake: Lake, streams: set[str], *, new: set[str]) -> None:
     """Make a running archive read again: it may have read entries that are deleted now. It does so if the
-    document of its table has changed."""
+    document of its table has changed. new: these get a table if they have none, for their first archive."""
     for _ in range(TRIES):
-        state, tables = lake.load(), {lake.table_of(stream) for stream in streams}
-        offsets = {table: offset for table, offset in state.offsets.items() if table in tables}
+        state, nothing = lake.load(), Offset(Frontier({}))
+        tables = {lake.table_of(stream) for stream in streams} & state.offsets.keys()
+        tables |= {lake.table_of(stream) for stream in new}
+        offsets = {table: state.offsets.get(table, nothing) for table in tables}
         try:
-            return lake.commit(state, Change("forget", offsets=offsets))
+            lake.commit(state, Change("forget", offsets=offsets))
+            return
         except Conflict:
             continue
     raise _busy(lake.root)

@@ -24,7 +24,7 @@ class Freshness:
         self.entries = dict[str, int]()
         self.rescued = dict[str, int]()
         self.ages = dict[str, Histogram]()
-        self.left, self.round_s = 0, 0.0
+        self.left, self.refused, self.round_s = 0, 0, 0.0
 
     def committed(self, files: Iterable[File]) -> float | None:
         """Note files that readers can see from now on. Returns the age of the oldest entry."""
@@ -39,9 +39,9 @@ class Freshness:
             self.ages.setdefault(stream, Histogram()).observe(age_s)
         return max(oldest.values(), default=None)
 
-    def ended(self, left: int) -> None:
-        """A round has ended; so many entries are still to be archived."""
-        self.left, self.round_s = left, time.time()
+    def ended(self, left: int, refused: int) -> None:
+        """A round has ended: so many entries are still to be archived, so many streams were refused."""
+        self.left, self.refused, self.round_s = left, refused, time.time()
 
     def _label(self, stream: str) -> str:
         return stream if stream in self.entries or len(self.entries) < MOST_STREAMS else OTHER
@@ -69,6 +69,12 @@ class Freshness:
                 "stream",
             ),
             Family.gauge("braid_lake_left_entries", "Entries not archived yet, about.", {(): self.left}),
+            Family.gauge(
+                "braid_lake_refused_streams",
+                "Streams that the archive refuses: deleted and created again, adopted, or trimmed before "
+                "they were archived.",
+                {(): self.refused},
+            ),
             Family.gauge(
                 "braid_lake_last_round_timestamp_seconds",
                 "When the archive last looked for new entries and finished (Unix time).",

@@ -9,6 +9,7 @@ shrink for a while, because a peer is away, the job leaves the rest for another 
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -22,7 +23,7 @@ from braidstream.model.command import Command
 from braidstream.model.frontier import name_of_text, place_of_text
 from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand, facts
-from braidstream.protocol.identify import read_region
+from braidstream.protocol.identify import read_any_region
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
 from braidstream.spark.source.entries import entry_of
@@ -99,13 +100,13 @@ def remove(
     for row in rows:
         strand = _strand(row.stream, row.place)
         if not strand.is_plain and region is None:
-            region = surveyor.try_servers(lambda server: server.run(read_region(), keys.CONFIG))
+            region = surveyor.try_servers(lambda server: server.run(read_any_region()))
         if row.stream in full or not _has_room(surveyor, strand, region):
             full.add(row.stream)
             removed.left += row.entries
         else:
             natives = row.natives.encode().split(b" ")
-            gone, kept = _run(surveyor, strand, _drop(strand, natives, region))
+            gone, kept = _run(surveyor, strand, partial(_drop, strand, natives, region))
             removed.entries += gone
             if kept:
                 removed.undone.add(row.stream)
@@ -114,8 +115,9 @@ def remove(
     return removed
 
 
-def _run(surveyor: Surveyor, strand: Strand, plan: Plan[Any]) -> Any:
-    return surveyor.try_servers(lambda server: server.run(plan, strand.key))
+def _run(surveyor: Surveyor, strand: Strand, make: Callable[[], Plan[Any]]) -> Any:
+    """Run a plan. If the server is lost before it ends, another one runs a new plan from its start."""
+    return surveyor.try_servers(lambda server: server.run(make(), strand.key))
 
 
 def _drop(strand: Strand, natives: list[bytes], region: Region | None) -> Plan[tuple[int, int]]:
@@ -157,10 +159,10 @@ def _has_room(surveyor: Surveyor, strand: Strand, region: Region | None) -> bool
         [length] = yield Batch([("XLEN", journal)], resend=True)
         return int(length)
 
-    least, deadline = _run(surveyor, strand, length_of()), time.monotonic() + PATIENCE_S
+    least, deadline = _run(surveyor, strand, length_of), time.monotonic() + PATIENCE_S
     while least >= JOURNAL_ROOM:
         time.sleep(POLL_S)
-        length = _run(surveyor, strand, length_of())
+        length = _run(surveyor, strand, length_of)
         if length < least:
             least, deadline = length, time.monotonic() + PATIENCE_S
         elif time.monotonic() > deadline:

@@ -24,10 +24,10 @@ from braidstream.model.frontier import name_of_text, place_of_text
 from braidstream.model.ids import Id
 from braidstream.model.meta import acked
 from braidstream.model.strand import Strand, facts
-from braidstream.protocol.identify import read_region
+from braidstream.protocol.identify import read_any_region
 from braidstream.protocol.plan import Batch, Plan, send_one
 from braidstream.protocol.stream_view import View
-from braidstream.spark.jobs.audit import Anomaly, Auditor
+from braidstream.spark.jobs.audit import Anomaly, Auditor, read_entry
 
 PAGE: Final = 1_000
 TRIES: Final = 20
@@ -44,14 +44,14 @@ def repair(auditor: Auditor, anomalies: Iterable[Anomaly]) -> list[Anomaly]:
         strand = place_of_text(name_of_text(each.stream), each.place)
         assert strand is not None, each
         if each.note == "group":
-            auditor.run_plan(each.region, _regroup(strand, each.id.encode()), strand.key)
+            auditor.run_plan(each.region, strand.key, _regroup, strand, each.id.encode())
             listed[at] = replace(each, healed=True)
         elif each.kind == "resurrected":
             native = ids.text(_native(strand, each.id))
-            auditor.run_plan(each.region, send_one(("XDEL", strand.key, native)), strand.key)
+            auditor.run_plan(each.region, strand.key, send_one, ("XDEL", strand.key, native))
             listed[at] = replace(each, healed=True)
         elif each.kind == "duplicated":
-            auditor.run_plan(each.region, _drop(strand, _native(strand, each.id)), strand.key)
+            auditor.run_plan(each.region, strand.key, _drop, strand, _native(strand, each.id))
             listed[at] = replace(each, healed=True)
         elif each.certain:
             fields = _from_peers(auditor, each, strand)
@@ -60,7 +60,7 @@ def repair(auditor: Auditor, anomalies: Iterable[Anomaly]) -> list[Anomaly]:
             else:
                 copies.setdefault((each.region, strand), {})[_native(strand, each.id)] = fields
     for (region, strand), fixes in copies.items():
-        done = auditor.run_plan(region, rebuild(strand, fixes), strand.key)
+        done = auditor.run_plan(region, strand.key, rebuild, strand, fixes)
         listed = [_rebuilt(each, region, strand, fixes, done) for each in listed]
     return listed
 
@@ -81,17 +81,17 @@ def _native(strand: Strand, user: str) -> Id:
 def _from_peers(auditor: Auditor, each: Anomaly, strand: Strand) -> list[bytes] | None:
     """The entry as another region has it; its own region first."""
     home = auditor.snapshots(strand.name).home(strand)
-    where = ids.text(_native(strand, each.id))
+    native = _native(strand, each.id)
     for region in sorted(auditor.at, key=lambda one: one != home):
         if region != each.region:
-            reply = auditor.run_plan(region, send_one(("XRANGE", strand.key, where, where)), strand.key)
+            reply = auditor.run_plan(region, strand.key, read_entry, strand, native)
             if reply:
                 return list(reply[0][1])
     return None
 
 
 def _drop(strand: Strand, native: Id) -> Plan[Any]:
-    region = yield from read_region()
+    region = yield from read_any_region()
     command = drop_command(View(region), strand, [ids.text(native)], (b"KEEPREF", b""))
     return (yield from send_one(command))
 
@@ -158,7 +158,7 @@ def _copy_on(strand: Strand, made: bytes, cursor: Id, left: Fixes) -> Plan[Id]:
 
 def _last_step(strand: Strand, made: bytes) -> Plan[list[Command]]:
     """Commands for the groups, the strand's counters, and the RENAME."""
-    reply, length = yield Batch([strand.xinfo(), ("XLEN", made)])
+    reply, length, expires = yield Batch([strand.xinfo(), ("XLEN", made), ("PEXPIRETIME", strand.key)])
     info = facts(reply)
     commands: list[Command] = []
     [groups] = yield Batch([("XINFO", "GROUPS", strand.key)])
@@ -168,6 +168,8 @@ def _last_step(strand: Strand, made: bytes) -> Plan[list[Command]]:
     counts = ("ENTRIESADDED", added, "MAXDELETEDID", info[b"max-deleted-entry-id"])
     commands.append(("XSETID", made, info[b"last-generated-id"], *counts))
     commands.append(("RENAME", made, strand.key))
+    if expires > 0:  # the engine deletes the stream then (lua/deadline.lua)
+        commands.append(("PEXPIREAT", strand.key, expires))
     return commands
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 
-from braidstream.clients.sync import Redis
+from braidstream.clients.any_region import AnyClient, open_region
 from braidstream.errors import OptionError, SinkError
 from braidstream.model import ids
 from braidstream.model.frontier import name_of_text
@@ -115,7 +115,7 @@ def _write(frame: DataFrame, what: Replay, number: int) -> None:
 
 def _append(url: str, target: str, rows: Iterator[Row]) -> None:
     """In a task: append entries after the target's last one, with their IDs. Idempotent."""
-    with Redis.from_url(url) as client:
+    with open_region(url) as client:
         last, pending, before = _last(client, target), list[Row](), ""
         for row in rows:
             if row.id == before:
@@ -132,7 +132,7 @@ def _append(url: str, target: str, rows: Iterator[Row]) -> None:
         _send(client, target, pending)
 
 
-def _send(client: Redis, target: str, rows: list[Row]) -> None:
+def _send(client: AnyClient, target: str, rows: list[Row]) -> None:
     if not rows:
         return
     with client.pipeline(transaction=True) as pipe:
@@ -140,11 +140,11 @@ def _send(client: Redis, target: str, rows: list[Row]) -> None:
             words = [
                 word for name, value in row.fields.items() for word in (name_of_text(name), bytes(value))
             ]
-            pipe.execute_command("XADD", target, row.id, *words)  # type: ignore[no-untyped-call]
+            pipe.execute_command("XADD", target, row.id, *words)
         pipe.execute()
 
 
-def _last(client: Redis, target: str) -> tuple[int, int]:
+def _last(client: AnyClient, target: str) -> tuple[int, int]:
     if not client.exists(target):
         return 0, 0
     last: Any = client.xinfo_stream(target)["last-generated-id"]
@@ -156,23 +156,29 @@ def _key(entry: str) -> tuple[int, int]:
 
 
 def _check_target(spark: SparkSession, what: Replay) -> None:
-    """To keep IDs, the target must be empty, or have entries of an earlier run of this replay."""
-    with Redis.from_url(what.url) as client:
+    """To keep IDs, the target must be new, or have entries of an earlier run of this replay.
+
+    A stream that is empty now accepts no ID up to its last one, also if its entries are gone.
+    """
+    with open_region(what.url) as client:
         found: Any = client.xrange(what.target, count=1)
-    if not found:
-        return
-    first = found[0][0].decode()
-    ms = _key(first)[0]
-    if not what.since_ms <= ms < what.until_ms:
-        raise _foreign(what, first)
-    if chosen(_between(spark, what, ms, ms + 1), what.where).where(f.col("id") == first).isEmpty():
-        raise _foreign(what, first)
+        last = _last(client, what.target)
+    if found:
+        _check_part(spark, what, found[0][0].decode(), "begins with")
+    elif last > ids.ZERO:
+        _check_part(spark, what, ids.text(last).decode(), "is empty, and its last ID is")
 
 
-def _foreign(what: Replay, first: str) -> SinkError:
-    return SinkError(
-        f"stream {what.target}: begins with {first}, which is not part of this replay. IDs can be kept "
-        "only in a stream of its own: name an empty one, or omit --keep-ids to generate new IDs."
+def _check_part(spark: SparkSession, what: Replay, entry: str, how: str) -> None:
+    ms = _key(entry)[0]
+    is_in_time = what.since_ms <= ms < what.until_ms
+    if is_in_time:
+        around = chosen(_between(spark, what, ms, ms + 1), what.where)
+        if not around.where(f.col("id") == entry).isEmpty():
+            return
+    raise SinkError(
+        f"stream {what.target}: {how} {entry}, which is not part of this replay. IDs can be kept "
+        "only in a stream of its own: name a new one, or omit --keep-ids to generate new IDs."
     )
 
 

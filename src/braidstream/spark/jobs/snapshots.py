@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from braidstream.errors import ReplyError
+from braidstream.errors import NotARegionError, ReplyError
 from braidstream.model import ids, keys
-from braidstream.model.fields import ConfigField
 from braidstream.model.ids import Id
 from braidstream.model.journal import deletions
 from braidstream.model.meta import Registry
+from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand, facts
+from braidstream.protocol.identify import read_any_region
 from braidstream.protocol.lookup import current
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.spark.source.strand_info import StrandInfo, StrandInfos
@@ -22,7 +23,7 @@ _NOTHING: Final = StrandInfo(ids.ZERO, 0, 0, None, ids.ZERO, 64, there=False)
 
 @dataclass(frozen=True, slots=True)
 class RegionSnapshot:
-    """One region. journals: {writer: (last ID, {deleted entry: journal ID}, whether it has overflowed)}."""
+    """One region. journals: {writer: (last ID, {deleted entry: journal ID}, whether it has been trimmed)}."""
 
     writer: int
     registry: Registry
@@ -37,10 +38,8 @@ class RegionSnapshot:
 
 def read_snapshot(name: bytes) -> Plan[RegionSnapshot]:
     """Read a stream in one region. A few round trips; the journals before the strands."""
-    [config] = yield Batch([("HGETALL", keys.CONFIG)], resend=True)
-    region, registry = facts(config), (yield from current(name))
-    words = region.get(ConfigField.WRITERS, b"").split() + region.get(ConfigField.LEFT, b"").split()
-    writers = sorted({int(word) for word in [*words, region.get(ConfigField.WRITER, b"0")]} - {0})
+    region, registry = (yield from _region()), (yield from current(name))
+    writers = [] if region is None else sorted({*region.writers, *region.left})
     journals = dict[int, tuple[Id, Mapping[tuple[bytes, Id], Id], bool]]()
     for writer in writers:
         journals[writer] = yield from _journal(name, writer)
@@ -54,7 +53,14 @@ def read_snapshot(name: bytes) -> Plan[RegionSnapshot]:
         for strand, reply in zip(there, replies, strict=True):
             if not isinstance(reply, ReplyError):
                 groups[strand] = frozenset(facts(group)[b"name"] for group in reply)
-    return RegionSnapshot(int(region.get(ConfigField.WRITER, b"0")), registry, infos, groups, journals)
+    return RegionSnapshot(0 if region is None else region.writer, registry, infos, groups, journals)
+
+
+def _region() -> Plan[Region | None]:
+    try:
+        return (yield from read_any_region())
+    except NotARegionError:
+        return None
 
 
 def _journal(name: bytes, writer: int) -> Plan[tuple[Id, Mapping[tuple[bytes, Id], Id], bool]]:
@@ -69,8 +75,8 @@ def _journal(name: bytes, writer: int) -> Plan[tuple[Id, Mapping[tuple[bytes, Id
         registration, listed = deletions(words)
         for each in listed:
             deleted[registration, ids.native(each)] = ids.native(native)
-    overflowed = int(info.get(b"entries-added", 0)) > int(info[b"length"])
-    return ids.native(info[b"last-generated-id"]), deleted, overflowed
+    trimmed = int(info.get(b"entries-added", 0)) > int(info[b"length"])
+    return ids.native(info[b"last-generated-id"]), deleted, trimmed
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,6 @@ class Snapshots:
         return None
 
     @property
-    def overflowed(self) -> bool:
-        """Whether a journal has dropped deletions."""
-        return any(lost for here in self.by_region.values() for _, _, lost in here.journals.values())
+    def forgot_deletions(self) -> bool:
+        """Whether a journal was trimmed: daemons do that once all peers have applied it."""
+        return any(trimmed for here in self.by_region.values() for _, _, trimmed in here.journals.values())

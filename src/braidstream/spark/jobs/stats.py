@@ -10,7 +10,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from braidstream.clients.sync import Redis
+from braidstream.clients.any_region import open_region
 
 BUCKETS: Final = 60
 TOP: Final = 10
@@ -81,7 +81,7 @@ def bucket_of(first_s: float, last_s: float) -> int:
 def lag_of(url: str, streams: Iterable[str]) -> list[dict[str, Any]]:
     """How far every group is behind, now."""
     found = list[dict[str, Any]]()
-    with Redis.from_url(url, decode_responses=True) as client:
+    with open_region(url, decode_responses=True) as client:
         for stream in streams:
             groups: Any = client.xinfo_groups(stream) if client.exists(stream) else []
             for group in groups:

@@ -7,7 +7,7 @@ from hashlib import sha256
 from typing import Final
 
 from braidstream.errors import LakeError
-from braidstream.model.frontier import Frontier, name_text
+from braidstream.model.frontier import Frontier, name_text, place_text
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
 from braidstream.spark.source.offsets import Offset, adopted
@@ -39,8 +39,10 @@ class State:
     """A lake as of one commit of each table. Keys of versions, documents and offsets: folders of tables.
 
     offsets: up to where each strand is archived, and how many entries were added to it by then.
-    removed: how many entries of each strand the engine had removed when the two were last compared.
-    journals: up to where deletions of the journals were applied. Both by stream.
+    By stream: removed: how many entries of each strand a region had removed when the two were last compared.
+    journals: up to where deletions of the journals were applied. doubts: entries of a strand up to here are
+    not compared in a region, because it has lost some of them. mended: in which ranges of a region restored
+    entries were archived.
     """
 
     versions: Mapping[str, int] = field(default_factory=dict)
@@ -50,6 +52,8 @@ class State:
     files: Mapping[str, File] = field(default_factory=dict)
     removed: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     journals: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    doubts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    mended: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def version(self) -> int:
@@ -72,6 +76,12 @@ class Change:
     offsets: Mapping[str, Offset] = field(default_factory=dict)
     removed: Mapping[str, Mapping[str, int]] | None = None
     journals: Mapping[str, Mapping[str, str]] | None = None
+    doubts: Mapping[str, Mapping[str, str]] | None = None
+    mended: Mapping[str, Mapping[str, str]] | None = None
+
+
+# Facts about streams that a commit notes in its document, beside the offsets.
+NOTES: Final = ("removed", "journals", "doubts", "mended")
 
 
 class Conflict(Exception):
@@ -82,13 +92,26 @@ class Conflict(Exception):
         self.added = added
 
 
+def place_in(strand: Strand, region: int | None) -> str:
+    """The key of a strand for what is known of one region: regions count differently."""
+    return place_text(strand) if region is None else f"{place_text(strand)}@{region}"
+
+
 def refuse_adopted(state: State, there: Iterable[Strand], region: int | None) -> None:
-    """LakeError if a native stream was adopted since it was archived: it is another strand now."""
-    for strand in adopted(state.frontier, there, region):
-        raise LakeError(
+    """LakeError if a native stream was adopted since it was archived."""
+    for error in adopted_since(state, there, region).values():
+        raise error
+
+
+def adopted_since(state: State, there: Iterable[Strand], region: int | None) -> dict[bytes, LakeError]:
+    """Native streams that were adopted since they were archived: each is another strand now."""
+    return {
+        strand.name: LakeError(
             f"stream {name_text(strand.name)}: it was archived as a native stream, and was adopted "
             "since then (braid adopt). Archive it to another lake."
         )
+        for strand in adopted(state.frontier, there, region)
+    }
 
 
 def folder_of(stream: str) -> str:

@@ -36,7 +36,7 @@ from braidstream.errors import LakeError, OptionError
 from braidstream.model import ids
 from braidstream.model.frontier import Frontier, name_of_text, name_text
 from braidstream.protocol.retries import TRIES
-from braidstream.spark.lake.lake_state import Change, Conflict, File, State, folder_of
+from braidstream.spark.lake.lake_state import NOTES, Change, Conflict, File, State, folder_of
 from braidstream.spark.lake.store import HIDDEN, store_of
 from braidstream.spark.lake.typed_columns import OWN, RESCUED
 from braidstream.spark.source.entries import ENTRIES
@@ -97,7 +97,7 @@ class Lake:
         if len(found) == 1:
             return found[0]
         at = {strand: native for state in found for strand, native in state.frontier.at.items()}
-        names = ("versions", "documents", "offsets", "files", "removed", "journals")
+        names = ("versions", "documents", "offsets", "files", *NOTES)
         parts = {name: ChainMap(*(dict(getattr(each, name)) for each in found)) for name in names}
         return State(frontier=Frontier(at), **{name: dict(each) for name, each in parts.items()})
 
@@ -147,8 +147,7 @@ class Lake:
             {folder: offset},
             offset.frontier,
             {file.path: file for file in _files(table, folder, only, known)},
-            stored.get("removed", {}),
-            stored.get("journals", {}),
+            **{name: stored.get(name, {}) for name in NOTES},
         )
 
     def _read(self, path: str) -> dict[str, Any]:
@@ -186,7 +185,7 @@ class Lake:
 
     def _touched(self, state: State, change: Change) -> set[str]:
         streams = {each.stream for each in change.add} | {state.files[path].stream for path in change.remove}
-        for name in ("removed", "journals"):
+        for name in NOTES:
             for stream, value in (getattr(change, name) or {}).items():
                 if value != getattr(state, name).get(stream):
                     streams.add(stream)
@@ -267,11 +266,11 @@ class Lake:
         """The number of the document of a commit; a new one if it changes."""
         offset = change.offsets.get(folder, state.offsets.get(folder, Offset(Frontier({}))))
         known = state.documents.get(folder)
-        is_same = change.removed is None and change.journals is None and folder not in change.offsets
+        is_same = all(getattr(change, name) is None for name in NOTES) and folder not in change.offsets
         if known is not None and is_same:
             return known
         stored: dict[str, Any] = {"form": FORM, "offset": offset.stored}
-        for name in ("removed", "journals"):
+        for name in NOTES:
             new = getattr(change, name)
             values = getattr(state, name) if new is None else new
             stored[name] = {

@@ -13,14 +13,15 @@ mark that counts it are in one MULTI.
 """
 
 import json
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from braidstream.errors import SinkError
+from braidstream.errors import NotARegionError, SinkError
 from braidstream.model import keys
 from braidstream.model.command import Command
-from braidstream.model.fields import MetaField
+from braidstream.model.fields import ConfigField, MetaField
 from braidstream.model.frontier import name_of_text, name_text
 from braidstream.model.strand import Strand, facts, strand_of
 from braidstream.net.bulk import Server, Wire
@@ -28,6 +29,10 @@ from braidstream.protocol.append import LOG_ROW_WORDS, ROW_WORDS, ensure_command
 from braidstream.protocol.plan import Batch, Plan, send_one
 from braidstream.protocol.retries import Retries
 from braidstream.spark.sink.target import target, watch
+
+# How long a change of the ledger is tried while its slot moves.
+_MOVES_WITHIN_S: Final = 15.0
+_PAUSE_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +108,12 @@ class Book:
             done: Any = yield Batch(commands, atomic=True)
             return done is not None
 
-        return self.server.run(changing(), self.key)
+        until_s = time.monotonic() + _MOVES_WITHIN_S
+        while not self.server.run(changing(), self.key):
+            if self.read() != seen or time.monotonic() > until_s:
+                return False
+            time.sleep(_PAUSE_S)  # on a cluster, a WATCH fails while its slot moves
+        return True
 
     def decide(self, seen: Ledger | None, batch: int, stages: Iterable[Stage], run: str) -> bool:
         """Decide that a batch is these stages. False if another driver has changed the ledger."""
@@ -208,14 +218,25 @@ def _ensured(wire: Wire, strand: Strand) -> list[Command]:
     retries = Retries(f"the groups of {strand.name!r} kept changing", error=SinkError)
     while True:
         retries.count()
-        stamp, made = wire.call(("HGET", keys.meta(strand.name), MetaField.BELL), ensure_command(strand))
-        ensure = ensure_command(strand, stamp if isinstance(stamp, bytes) else b"")
-        if _is_stale(made):  # it has groups
-            [made] = wire.call(ensure)
+        meta = keys.meta(strand.name)
+        reads = ("HGET", meta, MetaField.BELL), ("HGET", meta, strand.label)
+        stamp, seen, made = wire.call(*reads, ensure_command(strand, known=True))
+        bell = stamp if isinstance(stamp, bytes) else b""
+        if _is_stale(made):  # it has groups, or it is new
+            if seen is None and not wire.is_cluster:  # a cluster keeps its facts elsewhere, also when emptied
+                _require_region(wire)
+            [made] = wire.call(ensure_command(strand, bell, known=seen is not None))
         if isinstance(made, Exception) and not _is_stale(made):
             raise SinkError(f"the server refused rows for {strand.name!r}: {made}")
         if not _is_stale(made):
-            return [ensure]
+            return [ensure_command(strand, bell, known=True)]
+
+
+def _require_region(wire: Wire) -> None:
+    """Before a strand is created that the server has not had: it may have been emptied."""
+    [region] = wire.call(("HGET", keys.CONFIG, ConfigField.REGION))
+    if region is None:
+        raise SinkError(str(NotARegionError()))
 
 
 def _is_stale(reply: Any) -> bool:
@@ -232,16 +253,17 @@ class Publisher:
         self.strand = target(book.server, stream)
 
     def run(self) -> None:
+        self.book.server.in_slot(self.strand.key, self._publish)
+
+    def _publish(self, wire: Wire) -> None:
         others = f"another query keeps publishing to {self.mark_key!r}. Run one query per sink."
-        retries = Retries(others, error=SinkError)
-        with self.book.server.wire(self.strand.key) as wire:
-            published = 0
-            while published < len(self.places):
-                retries.count()
-                at = self._step(wire)
-                if at != published:
-                    retries.reset()
-                published = at
+        retries, published = Retries(others, error=SinkError), 0
+        while published < len(self.places):
+            retries.count()
+            at = self._step(wire)
+            if at != published:
+                retries.reset()
+            published = at
 
     def _step(self, wire: Wire) -> int:
         """Publish the next chunk. Returns how many are published then, by this or another driver."""

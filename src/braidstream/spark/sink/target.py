@@ -10,7 +10,8 @@ registry: whatever ends an epoch changes it, and then the step does nothing.
 from dataclasses import dataclass
 from typing import Any
 
-from braidstream.errors import ReplyError, SinkError
+from braidstream import lua
+from braidstream.errors import NotARegionError, ReplyError, SinkError
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.meta import Registry
@@ -18,10 +19,10 @@ from braidstream.model.offset_log import SEALED, Epoch
 from braidstream.model.strand import Strand, facts
 from braidstream.net.bulk import Server, Wire
 from braidstream.protocol.append import ensure_command
-from braidstream.protocol.identify import read_region
 from braidstream.protocol.lookup import FENCE_TYPE, current, is_stale, registry_of
 from braidstream.protocol.plan import Batch, Plan, send_one
 from braidstream.protocol.retries import Retries
+from braidstream.spark.source.survey import region_at
 
 
 def target(server: Server, name: bytes, *, is_log: bool | None = None) -> Strand:
@@ -29,11 +30,16 @@ def target(server: Server, name: bytes, *, is_log: bool | None = None) -> Strand
 
     is_log: what the sink's options say; None if the registry decides. A log is created if it is missing.
     """
-    writer = server.run(_writer(), keys.CONFIG)
-    if writer is None:
+    region = region_at(server, keys.meta(name))
+    if region is None:
         if is_log:
             raise SinkError(f"log {_shown(name)}: this server is no region. Run `braid init` first.")
+        if not server.is_cluster and server.run(_was_region()):
+            raise SinkError(
+                f"{NotARegionError()}. If it shall be a plain server: redis-cli FUNCTION DELETE {lua.NAME}"
+            )
         return Strand(name, keys.PLAIN, 0)
+    writer = region.writer
     retries = Retries(f"the home of log {_shown(name)} kept moving", error=SinkError)
     while True:
         retries.count()
@@ -42,6 +48,18 @@ def target(server: Server, name: bytes, *, is_log: bool | None = None) -> Strand
         except ReplyError as error:
             if not is_stale(error):  # the home has just moved
                 raise SinkError(f"the server refused {_shown(name)}: {error.text}") from None
+
+
+def _was_region() -> Plan[bool]:
+    """Whether a server that is no region was emptied: it has the functions, and no other database with keys,
+    which may be the region."""
+    version, size, listed = yield Batch(
+        [("FCALL_RO", "bs_version", 0), ("DBSIZE",), ("INFO", "keyspace")], resend=True, attempt=True
+    )
+    if any(isinstance(reply, ReplyError) for reply in (version, size, listed)):
+        return False
+    databases = [line for line in bytes(listed).splitlines() if line.startswith(b"db")]
+    return len(databases) == (1 if size else 0)
 
 
 def _target(server: Server, name: bytes, writer: int, is_log: bool | None) -> Strand:
@@ -64,19 +82,12 @@ def _target(server: Server, name: bytes, writer: int, is_log: bool | None) -> St
             "Name the server of its home in url."
         )
     strand = Strand(name, keys.LOG, writer, 0 if home is None else home.number)
-    server.run(_ensure(strand, registry.bell), strand.key)
+    server.run(_ensure(strand, registry), strand.key)
     return strand
 
 
-def _writer() -> Plan[int | None]:
-    [known] = yield Batch([("EXISTS", keys.CONFIG)], resend=True)
-    if not known:
-        return None
-    return (yield from read_region()).writer
-
-
-def _ensure(strand: Strand, bell: bytes) -> Plan[None]:
-    yield Batch([ensure_command(strand, bell)], resend=True)
+def _ensure(strand: Strand, registry: Registry) -> Plan[None]:
+    yield Batch([ensure_command(strand, registry.bell, known=strand in registry.cuts)], resend=True)
 
 
 @dataclass(frozen=True, slots=True)

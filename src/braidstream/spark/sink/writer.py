@@ -10,9 +10,10 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from braidstream.errors import OptionError, SinkError, UnreachableError
+from braidstream.errors import OptionError, ReplyError, SinkError, UnreachableError
 from braidstream.model.strand import Strand
 from braidstream.net.bulk import RedisError, Server, shown
+from braidstream.protocol.plan import Batch, Plan
 from braidstream.spark.options import SinkOptions, sink_options
 from braidstream.spark.sink import encode
 from braidstream.spark.sink.commit import Committer
@@ -158,6 +159,10 @@ def _first_that_answers(options: SinkOptions) -> tuple[int, Server]:
     raise UnreachableError.of(trouble)
 
 
+def _staged(key: bytes, chunk: bytes, ttl_s: int) -> Plan[None]:
+    yield Batch([("RPUSH", key, chunk), ("EXPIRE", key, ttl_s)])
+
+
 class _Task:
     """The stages of one task attempt. A random token keeps the keys of attempts apart."""
 
@@ -177,14 +182,13 @@ class _Task:
 
     def _put(self, stream: bytes, chunk: bytes, rows: int) -> None:
         known = self.stages.get(stream, Stage(stream, self.token, 0, 0))
-        with self.server.wire(known.key) as wire:
-            if not self.options.exactly_once:
-                append(wire, self.strands[stream], chunk)
-                return
-            replies = wire.call(("RPUSH", known.key, chunk), ("EXPIRE", known.key, self.options.stage_ttl_s))
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise SinkError(f"the server refused rows for {stream!r}: {reply}")
+        if not self.options.exactly_once:
+            self.server.in_slot(known.key, lambda wire: append(wire, self.strands[stream], chunk))
+            return
+        try:
+            self.server.run(_staged(known.key, chunk, self.options.stage_ttl_s), known.key)
+        except ReplyError as error:
+            raise SinkError(f"the server refused rows for {stream!r}: {error.text}") from None
         self.stages[stream] = Stage(stream, self.token, known.chunks + 1, known.rows + rows)
 
     def finish(self) -> tuple[Stage, ...]:

@@ -22,6 +22,7 @@ class Loss(Enum):
     GONE = "entries were trimmed, or deleted one by one, before they were read; the server cannot tell which"
     UNCOUNTED = "all entries that were read are trimmed here, and unread entries may be trimmed too"
     DELETED = "the stream was deleted before it was read to its end"
+    LOST = "the server has lost the stream's key, and what was not read may be lost"
     RECREATED = "the stream was deleted and created again"
     MOVED = "the home of the log was moved by force, and these entries are no longer part of the log"
     NOT_REPLICATED = "entries have not arrived in this region yet"
@@ -43,6 +44,8 @@ def losses(
             return Loss.DELETED
     elif info.cut > start:
         return Loss.DELETED
+    elif info.lost > start:
+        return Loss.LOST
     elif not info.there or info.last < end:
         return Loss.NOT_REPLICATED
     return missing(start, info, before)
@@ -67,6 +70,7 @@ _NEXT = {
     Loss.GONE: "Keep more of the stream, or read it sooner, if it is trimmed",
     Loss.UNCOUNTED: "Continue in the region that the query read before, which it has counted",
     Loss.DELETED: "Its entries are lost",
+    Loss.LOST: "If a peer has them, its daemon restores them: start the query again then",
     Loss.RECREATED: "Its old entries are lost; the new ones would be read from the start",
     Loss.MOVED: "The daemon of the former home appends them again, with new offsets",
     Loss.NOT_REPLICATED: "Wait for the region to catch up",

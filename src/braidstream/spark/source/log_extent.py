@@ -48,8 +48,9 @@ def _limited(part: Segment, info: StrandInfo, last: int) -> StrandInfo:
     if first is not None and not (0, part.first) <= first <= (0, part.last):
         first = None
     limit = (0, part.last)
-    return replace(info, last=(0, last), first=first, cut=min(info.cut, limit), limit=limit)
+    cut, lost = min(info.cut, limit), min(info.lost, limit)
+    return replace(info, last=(0, last), first=first, cut=cut, lost=lost, limit=limit)
 
 
 def _without(info: StrandInfo) -> StrandInfo:
-    return replace(info, last=ids.ZERO, first=None, cut=ids.ZERO, there=False, limit=ids.ZERO)
+    return replace(info, last=ids.ZERO, first=None, cut=ids.ZERO, lost=ids.ZERO, there=False, limit=ids.ZERO)

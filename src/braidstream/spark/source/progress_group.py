@@ -13,7 +13,7 @@ from braidstream.model import ids
 from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
 from braidstream.net.bulk import Server
-from braidstream.protocol.identify import read_region
+from braidstream.protocol.identify import read_any_region
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
 from braidstream.spark.source.offsets import Offset
@@ -58,7 +58,7 @@ def _create(strand: Strand, group: bytes) -> Plan[None]:
     if strand.is_plain:
         yield Batch([("XGROUP", "CREATE", strand.name, group, "0")], attempt=True)
         return
-    region: Region = yield from read_region()
+    region: Region = yield from read_any_region()
     command = [b"XGROUP", b"CREATE", strand.name, group, b"0"]
     try:
         yield from TABLE[b"XGROUP"].plan(View(region), command)

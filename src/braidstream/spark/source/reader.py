@@ -95,7 +95,8 @@ class _Source:
         made, most = self._split_large(parts), self.options.max_per_partition
         weights = [each.weight for each in made]
         tasks = tasks_for(sum(weights), self.options.min_partitions, most)
-        return [Slice(each, self.surveyor.url) for each in grouped(made, weights, tasks, most)]
+        where = self.surveyor.url, self.surveyor.region
+        return [Slice(each, *where) for each in grouped(made, weights, tasks, most)]
 
     def _split_large(self, parts: Sequence[Range]) -> list[Range]:
         """Ranges split for minPartitions, in proportion to their sizes, and for maxEntriesPerPartition."""
@@ -164,7 +165,7 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._began: Frontier | None = None
         self._target: tuple[int | None, StrandInfos] | None = None  # of an AvailableNow run: region, ends
         self._last_batch_at = time.monotonic()
-        self._surveyed: StrandInfos | None = None
+        self._surveyed: tuple[int | None, StrandInfos] | None = None
 
     def initialOffset(self) -> dict[str, Any]:
         """Before everything: the end offset of the first batch also has its start (offsets.py)."""
@@ -185,9 +186,12 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     @plain_errors
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        before = Offset.parse(start)
+        return self.surveyor.in_one_region(lambda: self._latest(Offset.parse(start), limit)).stored
+
+    def _latest(self, before: Offset, limit: ReadLimit) -> Offset:
         is_first = before.initial and self._began is None
-        infos = self._surveyed = self.first_survey() if is_first else self.survey()
+        infos = self.first_survey() if is_first else self.survey()
+        self._surveyed = self.surveyor.region, infos
         before = before.renamed(adopted(before.frontier, infos, self.surveyor.region))
         self._begin(before, infos)
         begin = self._positions(before, infos)
@@ -201,22 +205,27 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         offset = self._offset(before, begin, ends, infos)
         if offset.frontier != before.frontier:
             self._last_batch_at = time.monotonic()
-        return offset.stored
+        return offset
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """The present end of the streams, for `sources[].latestOffset` of a progress report.
 
         Spark calls it after latestOffset, which has just looked.
         """
-        infos = self.survey() if self._surveyed is None else self._surveyed
-        self._surveyed = None
+        if self._surveyed is None:
+            infos = self.survey()
+            self._surveyed = self.surveyor.region, infos
+        (region, infos), self._surveyed = self._surveyed, None
         frontier = Frontier({strand: each.last for strand, each in infos.items() if each.there})
         counts = {strand: each.added for strand, each in infos.items() if each.there}
-        return Offset(frontier, counts, self.surveyor.region).stored
+        return Offset(frontier, counts, region).stored
 
     @plain_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         before, after = Offset.parse(start), Offset.parse(end)
+        return self.surveyor.in_one_region(lambda: self._planned(before, after))
+
+    def _planned(self, before: Offset, after: Offset) -> list[InputPartition]:
         native = [strand for strand in (*before.frontier, *after.frontier) if strand.is_plain]
         if native:
             names = adopted(native, self.surveyor.look(native), self.surveyor.region)

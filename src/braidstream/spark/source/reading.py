@@ -7,6 +7,7 @@ and entries may be missing. Small ranges share a round trip, in which each page 
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -43,7 +44,7 @@ def read(
         at = (part.url + turn) % count
         server = open_server(servers, at)
         try:
-            region_of(server)
+            region = region_of(server)
             if wait_s is not None:
                 # Of a plain stream nothing arrives later: _Guard detects a loss.
                 await_copies(
@@ -53,7 +54,9 @@ def read(
             trouble.append(f"{shown(servers.urls[at])}: {error}")
             continue
         try:
-            for parts in server.by_node(part.parts, lambda each: each.strand.key):
+            # Another region has counted differently.
+            here = part.parts if region == part.region else [replace(each, count=None) for each in part.parts]
+            for parts in server.by_node(here, lambda each: each.strand.key):
                 yield from _joined(_ranges(server, parts, rows_of))
         finally:
             server.close()

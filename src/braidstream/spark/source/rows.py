@@ -348,6 +348,8 @@ def _whole(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     trimmed = pc.utf8_trim_whitespace(texts)
     if pa.types.is_decimal(kind):
         _check_places(trimmed)
+    if pa.types.is_integer(kind) and pc.any(pc.match_substring(trimmed, "x", ignore_case=True)).as_py():
+        raise pa.ArrowInvalid("a hexadecimal number, which Spark does not read")
     if pa.types.is_timestamp(kind):
         trimmed = pc.replace_substring_regex(trimmed, r"(\.\d{6})\d+", r"\1")  # as Spark: microseconds
     if pa.types.is_timestamp(kind) and kind.tz is not None and _naive(trimmed):

@@ -51,11 +51,14 @@ class Range:
 
 
 class Slice(InputPartition):
-    """Ranges, and the server to read them from (its index in the list of URLs)."""
+    """Ranges, and the server to read them from (its index in the list of URLs).
 
-    def __init__(self, parts: Sequence[Range], url: int) -> None:
+    region: that of their counts.
+    """
+
+    def __init__(self, parts: Sequence[Range], url: int, region: int | None = None) -> None:
         super().__init__(None)
-        self.parts, self.url = tuple(parts), url
+        self.parts, self.url, self.region = tuple(parts), url, region
 
     def __repr__(self) -> str:
         first = self.parts[0]

@@ -14,6 +14,9 @@ class StrandInfo:
 
     added: entries ever added. cut: its last ID when it was last deleted. size: bytes of an entry.
     there: it exists. deleted: the highest ID that XDEL deleted. limit: entries above it do not count.
+    mended: the range in which lost entries were restored, and how often (`m:` and `y:` of the registry).
+    lost: its key was lost, and created again after this ID; 0-0 if not.
+    trimmed: up to here it was trimmed entry by entry, which looks like XDEL.
     """
 
     last: Id
@@ -25,6 +28,9 @@ class StrandInfo:
     there: bool = True
     deleted: Id = ids.ZERO
     limit: Id = ids.LAST
+    mended: bytes = b""
+    lost: Id = ids.ZERO
+    trimmed: Id = ids.ZERO
 
 
 StrandInfos = dict[Strand, StrandInfo]

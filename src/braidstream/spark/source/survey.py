@@ -6,17 +6,30 @@ strand of kind `p`. Of the strands of a log counts what log_extent.py says.
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from braidstream.commands.glob import matcher
-from braidstream.errors import OptionError, ReplyError, UnreachableError
+from braidstream.errors import (
+    DataLossError,
+    LibraryError,
+    NotARegionError,
+    OptionError,
+    ReplyError,
+    UnreachableError,
+)
+from braidstream.lua.cluster_facts import read_facts
 from braidstream.model import ids, keys
 from braidstream.model.fields import ConfigField
-from braidstream.model.meta import Registry
+from braidstream.model.ids import Id
+from braidstream.model.meta import Registry, trimmed_upto
+from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand, facts
 from braidstream.net.bulk import RedisError, Server, shown
+from braidstream.protocol.identify import read_any_region
 from braidstream.protocol.lookup import checked_now, registry_of
 from braidstream.protocol.plan import Batch, Plan, send_one
+from braidstream.protocol.retries import Retries
 from braidstream.spark.options import Servers
 from braidstream.spark.source.log_extent import dense
 from braidstream.spark.source.strand_info import StrandInfo, StrandInfos, info_of
@@ -81,14 +94,27 @@ def _strands(name: bytes, registry: Registry, kind: bytes) -> Sequence[Strand]:
 
 def _infos(name: bytes, registry: Registry, known: Mapping[Strand, dict[bytes, Any]]) -> StrandInfos:
     """The strands of one stream. known: what XINFO says of those that are there."""
-    cuts = registry.cuts
+    # What was deleted. A strand whose key was lost has a higher cut in the registry: the server began there.
+    cuts = {strand: registry.lost.get(strand.label, cut) for strand, cut in registry.cuts.items()}
     infos = {strand: StrandInfo(ids.ZERO, 0, 0, None, cut, 0, there=False) for strand, cut in cuts.items()}
-    infos |= {strand: info_of(each, cuts.get(strand, ids.ZERO)) for strand, each in known.items()}
+    for strand, each in known.items():
+        infos[strand] = replace(
+            info_of(each, cuts.get(strand, ids.ZERO)),
+            mended=registry.mends.get(strand.label, b""),
+            lost=_began_again(registry, strand),
+            trimmed=trimmed_upto(registry.trims.get(strand.label, b""), strand.life),
+        )
     if not (registry.is_log or (registry.epochs and not registry.exists)):
         return infos
     lasts = {strand: each[b"last-entry"] for strand, each in known.items()}
     ends = {strand: ids.native(last[0]) for strand, last in lasts.items() if last}
     return dense(name, registry, infos, ends)
+
+
+def _began_again(registry: Registry, strand: Strand) -> Id:
+    """After which ID a strand was created again whose key was lost; 0-0 if it was not lost."""
+    began = registry.cuts.get(strand, ids.ZERO)
+    return began if began > registry.lost.get(strand.label, began) else ids.ZERO
 
 
 def _scan(match: bytes, kind: str) -> Plan[list[bytes]]:
@@ -109,6 +135,7 @@ class Surveyor:
         self.url = 0
         self.region: int | None = None
         self._server: Server | None = None
+        self._moves = 0  # from one region to another
         self._found: tuple[bytes, ...] = ()
         self._scan_again_at = 0.0
 
@@ -126,13 +153,34 @@ class Surveyor:
             try:
                 if self._server is None:
                     self._server = open_server(self.servers, at)
-                    self.region = region_of(self._server)
-                    self.url = at
+                    region = region_of(self._server)
+                    if region != self.region:
+                        self._moves += 1
+                    self.region, self.url = region, at
                 return work(self._server)
             except (RedisError, OSError) as error:
                 self.close()
                 trouble.append(f"{shown(self.servers.urls[at])}: {error}")
         raise UnreachableError.of(trouble)
+
+    def in_one_region(self, work: Callable[[], T]) -> T:
+        """Run work that calls the servers several times, and counts entries. If another region has answered
+        meanwhile, run it again: what one region has counted is wrong in another."""
+        retries = Retries(
+            "the servers are lost again and again", error=lambda why: UnreachableError.of([why])
+        )
+        while True:
+            retries.count()
+            self.try_servers(lambda server: None)
+            before = self._moves
+            try:
+                made = work()
+            except DataLossError:
+                if self._moves == before:
+                    raise
+                continue
+            if self._moves == before:
+                return made
 
     def survey(self) -> StrandInfos:
         """Every strand of every stream, now."""
@@ -186,10 +234,32 @@ def find(server: Server, pattern: bytes) -> set[bytes]:
 
 
 def region_of(server: Server) -> int | None:
-    """The server's region; None if it is none."""
+    """The number of the server's region; None if it is none."""
+    if server.is_cluster:
+        region = region_at(server)
+        return None if region is None else region.id
     command = ("HGET", keys.CONFIG, ConfigField.REGION)
     reply = server.run(send_one(command, resend=True), keys.CONFIG)
     return None if reply is None else int(reply)
+
+
+def region_at(server: Server, key: bytes | None = None) -> Region | None:
+    """The region that a server or a cluster is; None if it is none. key: ask the node that holds it.
+
+    A node of a cluster that lacks the functions is an error if others have them: what it wrote would be
+    outside of the region.
+    """
+    try:
+        return server.run(read_any_region(), key)
+    except NotARegionError:
+        if not server.is_cluster:
+            return None
+    if all(facts is None for facts in server.run_everywhere(read_facts)):
+        return None
+    raise LibraryError(
+        "a node of this cluster lacks the braidstream functions. Load them with: "
+        "braid init --url URL --region N --name NAME"
+    )
 
 
 def open_server(servers: Servers, at: int) -> Server:
