@@ -19,7 +19,7 @@ from braidstream.model.fields import ConfigField
 from braidstream.model.meta import Registry, bell
 from braidstream.model.strand import facts
 from braidstream.protocol.append import ensure_command
-from braidstream.protocol.identify import read_region
+from braidstream.protocol.identify import read_any_region
 from braidstream.protocol.lookup import checked_now, read_registry, registry_of
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.retries import Retries
@@ -38,6 +38,7 @@ _WHY: Final = {
     "BSORDER": "an ID that was chosen since is after generated ones, and those of a native stream only rise",
     "BSWIDE": "it has an entry with too many fields",
     "BSHIGH": "it has an entry with too large a sequence number",
+    "CROSSSLOT": "on this cluster, a stream of its name is in another slot. Rename it first: RENAME",
 }
 
 
@@ -121,13 +122,15 @@ def _registries(names: list[bytes], replies: list[Any]) -> Plan[dict[bytes, Regi
 
 def open_view() -> Plan[View]:
     """The region as this command sees it."""
-    return View(require_current((yield from read_region()).require_open()))
+    return View(require_current((yield from read_any_region()).require_open()))
 
 
 def adopt(name: bytes) -> Plan[Done]:
     """Take a native stream over. Three round trips; the engine renames a key, whatever its size."""
     view = yield from open_view()
     if not view.region.adopted:
+        if view.region.is_cluster:
+            raise BraidError("the nodes of the cluster do not know yet that streams are adopted. Try again.")
         yield Batch([("HSET", keys.CONFIG, ConfigField.ADOPTED, 1)])
     reply = yield from _until_current(view, name, adopt_command)
     return reply if isinstance(reply, Done) else Done(name, *reply)

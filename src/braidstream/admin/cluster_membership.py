@@ -12,7 +12,7 @@ from braidstream.admin.membership import check_names, first_facts, refuse_evicti
 from braidstream.errors import BraidError, RegionTakenError
 from braidstream.lua.cluster_facts import Facts, load_facts, load_functions, read_facts
 from braidstream.model.fields import ConfigField
-from braidstream.model.region_config import Region
+from braidstream.model.region_config import FLUSHED, Region
 from braidstream.protocol.identify import info_facts
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.retries import Retries
@@ -22,8 +22,13 @@ Node = Callable[[Plan[Any]], Any]
 _WHO: Final = (ConfigField.REGION, ConfigField.NAME)
 
 
-def initialise_cluster(primaries: Sequence[Node], region: int, name: str) -> tuple[Region, int]:
+def initialise_cluster(
+    primaries: Sequence[Node], region: int, name: str, *, fenced: bool = False
+) -> tuple[Region, int]:
     """Store the facts and the functions on every primary; repeating it changes nothing.
+
+    fenced: serve no client yet, if a primary has no facts: it is new, or lost its data. The fence is put up
+    before the functions are loaded, because clients can write from then on.
 
     Returns the region, and the lowest version of the functions that a primary had before.
     """
@@ -31,26 +36,29 @@ def initialise_cluster(primaries: Sequence[Node], region: int, name: str) -> tup
     nodes = sorted(primaries, key=lambda node: bytes(node(_node_id())))
     for node in nodes:
         node(refuse_eviction())
-    facts = _agree(nodes, region, name)
+    facts = _agree(nodes, first_facts(region, name), fenced=fenced)
     before = min(node(load_functions()) for node in nodes)
     return Region.parse([word for pair in facts.items() for word in pair]), before
 
 
-def _agree(nodes: Sequence[Node], region: int, name: str) -> Facts:
-    """The facts of all nodes, the same on each of them afterwards."""
+def _agree(nodes: Sequence[Node], first: Facts, *, fenced: bool) -> Facts:
+    """The facts of all nodes, the same on each of them afterwards. first: if none of them has any."""
     retries = Retries("others kept changing which region this cluster is", error=BraidError)
     while True:
         retries.count()
         found = [node(read_facts()) for node in nodes]
-        known = _newest([each for each in found if each is not None])
+        known = newest_facts([each for each in found if each is not None])
         if known is None:
-            known = {**first_facts(region, name), ConfigField.IDENTITY: nodes[0](_run_id())}
+            fence = {ConfigField.FENCED: FLUSHED} if fenced else {}
+            known = {**first, **fence, ConfigField.IDENTITY: nodes[0](_run_id())}
             if not nodes[0](load_facts(known)):
                 continue
             found[0] = known
-        has, wanted = (known[ConfigField.REGION], known[ConfigField.NAME]), (b"%d" % region, name.encode())
-        if has != wanted:
-            raise RegionTakenError(has=_shown(known), wanted=f"region {region} ({name})")
+        if any(known[field] != first[field] for field in _WHO):
+            raise RegionTakenError(has=_shown(known), wanted=_shown(first))
+        if fenced and None in found and ConfigField.FENCED not in known:
+            topology = b"%d" % (int(known[ConfigField.TOPOLOGY]) + 1)
+            known = {**known, ConfigField.FENCED: b"1", ConfigField.TOPOLOGY: topology}
         stored = [
             node(load_facts(known, replace=each is not None))
             for node, each in zip(nodes, found, strict=True)
@@ -60,7 +68,7 @@ def _agree(nodes: Sequence[Node], region: int, name: str) -> Facts:
             return known
 
 
-def _newest(found: Sequence[Facts]) -> Facts | None:
+def newest_facts(found: Sequence[Facts]) -> Facts | None:
     """The facts with the highest `topology`. An error if nodes belong to different regions."""
     if not found:
         return None

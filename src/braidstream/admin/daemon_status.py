@@ -6,6 +6,7 @@ So `braid status` needs no connection to a daemon, and a stale status shows a da
 `at_ms` is by the engine's own clock, so the age has no skew.
 """
 
+import contextlib
 import json
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -13,6 +14,7 @@ from typing import Any, Final, Literal, TypeVar, get_args, get_origin, get_type_
 from braidstream.errors import ReplyError
 from braidstream.model.keys import STATUS
 from braidstream.model.strand import facts
+from braidstream.protocol.identify import ms_of
 from braidstream.protocol.plan import Batch, Plan
 
 S = TypeVar("S")
@@ -99,9 +101,10 @@ def _fits(value: Any, wanted: Any) -> bool:
 
 
 def store_status(daemon: bytes, status: DaemonStatus) -> Plan[None]:
-    """One round trip. An engine that takes no writes (full, say) keeps the old one."""
+    """One round trip. An engine that takes no writes (full, say), or is lost, keeps the old one."""
     commands = [("HSET", STATUS, daemon, status.text), ("EXPIRE", STATUS, EXPIRE_S)]
-    yield Batch(commands, attempt=True)
+    with contextlib.suppress(ReplyError):
+        yield Batch(commands, attempt=True, optional=True)
 
 
 def forget_status(*daemons: bytes) -> Plan[None]:
@@ -115,4 +118,4 @@ def read_statuses() -> Plan[tuple[int, list[DaemonStatus]]]:
         raise now
     found = [] if isinstance(stored, ReplyError) else map(DaemonStatus.parse, facts(stored).values())
     known = sorted((each for each in found if each is not None), key=lambda each: -each.at_ms)
-    return int(now[0]) * 1000 + int(now[1]) // 1000, known
+    return ms_of(now), known

@@ -4,10 +4,11 @@ Each check is a function from what was read to findings. Nothing here writes.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from braidstream.admin.adoption import find_native
+from braidstream.admin.cluster_map import READ_NODES, ClusterNode, by_itself, place_text
 from braidstream.errors import ReplyError
 from braidstream.model import keys
 from braidstream.model.command import Command
@@ -22,7 +23,8 @@ Level = Literal["error", "warning", "note"]
 # writes cuts it off.
 _PUSH_BYTES: Final = 8 * 1024 * 1024
 _NAMED: Final = 5
-_SETTINGS: Final = ("save", "appendonly", "client-output-buffer-limit", "maxclients")
+_COVERAGE: Final = b"cluster-require-full-coverage"
+_SETTINGS: Final = ("save", "appendonly", "client-output-buffer-limit", "maxclients", _COVERAGE)
 _STRAND: Final = keys.strand(b"doctor", keys.GENERATED, 1)
 # What clients, gateway and daemon send, with keys of theirs, and what functions run for them.
 # docs/guides/servers.md lists all rights.
@@ -56,18 +58,24 @@ _NEEDED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """check: one word, for scripts. text: what it means; fix: what to do or type."""
+    """check: one word, for scripts. text: what it means; fix: what to do or type. nodes: which ones, of a
+    cluster."""
 
     level: Level
     check: str
     where: str
     text: str
     fix: str
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> str:
+        return place_text(self.where, self.nodes)
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How a region's server is set up. settings: empty if CONFIG is forbidden.
+    """How a region's server, or a node of its cluster, is set up. settings: empty if CONFIG is forbidden.
 
     strays: native streams under the name of one of ours; natives: other native streams.
     denied: commands that the user may not run; None if that cannot be checked.
@@ -83,14 +91,18 @@ class Setup:
     user: str = ""
     denied: tuple[str, ...] | None = None
     unchecked: str = ""
+    node: ClusterNode | None = None
 
     def number(self, fact: bytes) -> int:
         return int(self.info.get(fact, b"0"))
 
 
-def read_setup(name: str) -> Plan[Setup]:
-    """Read it. Native streams are found by SCAN: many round trips on a large server."""
-    region = yield from read_region()
+def read_setup(name: str, node: ClusterNode | None = None, region: Region | None = None) -> Plan[Setup]:
+    """Read it. Native streams are found by SCAN: many round trips on a large server.
+
+    node: of a cluster. region: which one that is; a node may lack the facts.
+    """
+    region = (yield from read_region()) if region is None else region
     [info, settings, user] = yield Batch(
         [("INFO",), ("CONFIG", "GET", *_SETTINGS), ("ACL", "WHOAMI")], resend=True, attempt=True
     )
@@ -98,13 +110,17 @@ def read_setup(name: str) -> Plan[Setup]:
     who = "" if isinstance(user, ReplyError) else user.decode("utf-8", "replace")
     denied = yield from _denied(who)
     try:
-        native, unchecked = (yield from find_native()), ""
+        is_replica = node is not None and not node.is_primary
+        native, unchecked = ([] if is_replica else (yield from find_native())), ""
     except ReplyError as error:  # no right to SCAN, say
         native, unchecked = [], str(error)
     strays = tuple(stream.name for stream in native if stream.is_stray)
     natives = tuple(stream.name for stream in native if not stream.is_stray)
     about = {} if isinstance(info, ReplyError) else info_facts(info)
-    return Setup(name, region, about, known, strays, natives, who, denied, unchecked)
+    if node is not None:
+        [listed] = yield Batch([READ_NODES], resend=True, attempt=True)
+        node = by_itself(node, listed)
+    return Setup(name, region, about, known, strays, natives, who, denied, unchecked, node)
 
 
 def _denied(user: str, also: Sequence[Command] = ()) -> Plan[tuple[str, ...] | None]:
@@ -129,18 +145,52 @@ def missing_rights(*also: Command) -> Plan[str]:
     return f"the user {who} may not run {', '.join(denied)}." if denied else ""
 
 
-def diagnose(setups: Sequence[Setup], listed: dict[int, str], durability: dict[str, str]) -> list[Finding]:
-    """listed: the regions of the file, by number. durability: what the file says, by name."""
-    found = [
-        finding
-        for setup in setups
-        for check in (_eviction, _persistence, _buffers, _clients, _strays, _rights)
-        for finding in check(setup)
-    ]
+def diagnose(
+    setups: Sequence[Setup], listed: dict[int, str] | None, durability: dict[str, str]
+) -> list[Finding]:
+    """listed: the regions of the file, by number; None without a file. durability: what it says, by name."""
+    found, regions = list[Finding](), dict[str, Setup]()
     for setup in setups:
-        found += _replicas(setup, durability.get(setup.name, ""))
-        found += _drift(setup, listed)
-    return [*found, *_modes(setups)]
+        checks = [check(setup) for check in (_eviction, _persistence, _buffers, _clients, _rights, _cluster)]
+        checks.append(_replicas(setup, durability.get(setup.name, "")))
+        nodes = () if setup.node is None else (setup.node.name,)
+        found += [replace(finding, nodes=nodes) for some in checks for finding in some]
+        regions[setup.name] = _joined(regions.get(setup.name, setup), setup)
+    for whole in regions.values():
+        found += [*_strays(whole), *(() if listed is None else _drift(whole, listed))]
+    return _folded([*found, *_modes([*regions.values()])])
+
+
+def _joined(one: Setup, two: Setup) -> Setup:
+    """Two nodes of a cluster: the streams of both."""
+    strays, natives = {*one.strays, *two.strays}, {*one.natives, *two.natives}
+    return replace(
+        one,
+        strays=tuple(sorted(strays)),
+        natives=tuple(sorted(natives - strays)),
+        unchecked=one.unchecked or two.unchecked,
+    )
+
+
+def _folded(found: Sequence[Finding]) -> list[Finding]:
+    """The same finding of several nodes, as one."""
+    nodes = dict[Finding, list[str]]()
+    for each in found:
+        nodes.setdefault(replace(each, nodes=()), []).extend(each.nodes)
+    return [replace(each, nodes=tuple(some)) for each, some in nodes.items()]
+
+
+def _cluster(setup: Setup) -> Iterable[Finding]:
+    if setup.node is None:
+        return
+    if setup.settings.get(_COVERAGE) == b"yes":
+        text = "while no node serves one slot, this one refuses commands on all slots."
+        yield Finding("note", "coverage", setup.name, text, f"CONFIG SET {_COVERAGE.decode()} no")
+    if setup.node.moving:
+        slots = ", ".join(map(str, sorted(setup.node.moving)[:_NAMED]))
+        text = f"slots move from or to this node ({slots}). Meanwhile no stream or group is created in them."
+        fix = "Wait for the end of the resharding. If none is under way: redis-cli --cluster fix"
+        yield Finding("warning", "moving", setup.name, text, fix)
 
 
 def _eviction(setup: Setup) -> Iterable[Finding]:
@@ -159,7 +209,8 @@ def _persistence(setup: Setup) -> Iterable[Finding]:
     if not setup.settings:
         return
     if setup.settings.get(b"appendonly") == b"no" and not setup.settings.get(b"save"):
-        text = "neither AOF nor RDB is on: after a restart the server is empty, and must rejoin."
+        text = "neither AOF nor RDB is on: after a restart the server is empty, and "
+        text += "must rejoin." if setup.region.peers else "all is lost: there is no other region."
         yield Finding("warning", "persistence", setup.name, text, "CONFIG SET appendonly yes")
 
 
@@ -209,16 +260,19 @@ def _rights(setup: Setup) -> Iterable[Finding]:
 
 
 def _replicas(setup: Setup, durability: str) -> Iterable[Finding]:
+    if setup.node is not None and not setup.node.is_primary:
+        return
     have = setup.number(b"connected_slaves")
     wanted = int(durability.partition(":")[2] or 0) if durability.startswith("replicas") else 0
     if have < wanted:
         text = f"durability is {durability}, but {have} replicas are connected: peers get nothing."
         yield Finding("error", "replicas", setup.name, text, "Bring the replicas back, or change durability.")
     elif setup.info and not have:
-        text = "it has no replica: if its machine is lost, so are the entries that no peer has yet."
-        yield Finding(
-            "note", "replicas", setup.name, text, 'Add a replica, and set durability = "replicas:1".'
-        )
+        peers = setup.region.peers
+        lost = "the entries that no peer has yet" if peers else "all entries"
+        fix = 'Add a replica, and set durability = "replicas:1" in braid.toml.' if peers else "Add a replica."
+        text = f"it has no replica: if its machine is lost, so are {lost}."
+        yield Finding("note", "replicas", setup.name, text, fix)
 
 
 def _drift(setup: Setup, listed: dict[int, str]) -> Iterable[Finding]:

@@ -21,7 +21,7 @@ from braidstream.model.command import Command
 from braidstream.model.fields import MetaField
 from braidstream.model.offset_log import LAST_OFFSET, offset_id, offset_of
 from braidstream.model.strand import Strand, facts
-from braidstream.protocol.identify import read_region
+from braidstream.protocol.identify import read_any_region
 from braidstream.protocol.plan import Batch, Plan, send_one
 from braidstream.protocol.retries import TRIES
 from braidstream.protocol.stream_view import View
@@ -91,7 +91,7 @@ def read_tags(part: Segment, upto: int) -> Plan[list[tuple[int, bytes]]]:
 
 def delete(strand: Strand, offsets: list[int]) -> Plan[int]:
     """Delete entries here, and by the journal in the other regions. Returns how many were there."""
-    view, done = View((yield from read_region())), 0
+    view, done = View((yield from read_any_region())), 0
     for first in range(0, len(offsets), DROPPED_AT_ONCE):
         natives = [offset_id(offset) for offset in offsets[first : first + DROPPED_AT_ONCE]]
         done += (yield from send_one(drop_command(view, strand, natives, (b"KEEPREF", b"")))).count(1)

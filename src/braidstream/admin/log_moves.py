@@ -5,11 +5,13 @@ force     the old home is lost: the new one continues after the last offset that
 rescue    the old home is back: what it wrote meanwhile is appended at the new home, with new offsets
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
 
+from braidstream.admin.stream_overview import list_streams
 from braidstream.commands.drop import AT_ONCE, drop_command
 from braidstream.commands.logs.log_lookup import segments
 from braidstream.errors import BraidError, ReplyError
@@ -18,12 +20,12 @@ from braidstream.model.command import Command
 from braidstream.model.fields import MetaField
 from braidstream.model.keys import LOG
 from braidstream.model.meta import Registry, bell
-from braidstream.model.offset_log import Epoch, ends_of, offset_id, offset_of
+from braidstream.model.offset_log import ENTRY, TAG, Epoch, ends_of, epochs_of, offset_id, offset_of
 from braidstream.model.strand import Strand
 from braidstream.protocol.append import ensure_command
-from braidstream.protocol.identify import read_region
-from braidstream.protocol.lookup import registry_of
-from braidstream.protocol.plan import Plan, send_one
+from braidstream.protocol.identify import read_any_region
+from braidstream.protocol.lookup import current, registry_of
+from braidstream.protocol.plan import Batch, Plan, send_one
 from braidstream.protocol.stream_view import View
 
 # How many entries one call rescues, and about how many bytes.
@@ -31,6 +33,9 @@ PAGE: Final = 300
 PAGE_BYTES: Final = 1024 * 1024
 # How many ranges of rescued offsets are noted of one strand: holes beyond are noted as rescued too.
 MOST_RANGES: Final = 100
+# A note of rescued offsets: `r:<label>:<after>` -> `<upto>`. Malformed ones count nowhere (lua/log_move.lua).
+_NOTE: Final = re.compile(re.escape(MetaField.RESCUED) + rb"([^:]+):?([0-9]{0,16})\Z")
+_UPTO: Final = re.compile(rb"[1-9][0-9]{0,15}\Z")
 
 Entries = list[tuple[int, bytes, bytes]]
 # A strand whose epoch is over, and the last offset of it that counts.
@@ -59,10 +64,24 @@ def read_moved(name: bytes) -> Plan[MovedLog]:
     if registry.home is None or not (registry.is_log or not registry.exists):
         raise BraidError(f"{name.decode(errors='replace')!r} is not a log.")
     for field, upto in zip(reply[::2], reply[1::2], strict=True):
-        if field.startswith(MetaField.RESCUED):
-            label, _, after = field.removeprefix(MetaField.RESCUED).partition(b":")
+        if (note := _NOTE.match(field)) and _UPTO.match(upto):
+            label, after = note.groups()
             rescued.setdefault(label, []).append(range(int(after or 0) + 1, int(upto) + 1))
     return MovedLog(registry, rescued)
+
+
+def find_homes() -> Plan[dict[bytes, Epoch]]:
+    """The last epoch of every log of this server. Scans the database."""
+    homes, cursor = dict[bytes, Epoch](), 0
+    while True:
+        cursor, names = yield from list_streams(cursor)
+        fields: list[Command] = [("HGET", keys.meta(name), MetaField.HOMES) for name in names]
+        replies = (yield Batch(fields, resend=True)) if names else []
+        for name, reply in zip(names, replies, strict=True):
+            if reply and (epochs := epochs_of(reply)) and (yield from current(name)).is_log:
+                homes[name] = epochs[-1]
+        if not cursor:
+            return homes
 
 
 def home_of(registry: Registry) -> Epoch:
@@ -110,6 +129,10 @@ def read_page(key: bytes, after: int) -> Plan[Entries]:
     call: Command = ("FCALL_RO", "bs_entry_page", 1, key, offset_id(after), PAGE, PAGE_BYTES)
     page: list[Any]
     _, page = yield from send_one(call, resend=True)
+    for native, fields in page:
+        if fields[::2] != [TAG, ENTRY]:
+            where = f"{key.decode(errors='replace')}, {native.decode()}"
+            raise ReplyError(f"WRONGTYPE {where} is no entry of a log. Was it added with a bare client?")
     return [(offset_of(native), fields[1], fields[3]) for native, fields in page]
 
 
@@ -123,7 +146,7 @@ def append_once(name: bytes, origin: bytes, entries: Entries) -> Plan[int]:
 
     A range has no holes: what is missing may have been lost, and be restored and rescued later.
     """
-    log, here = (yield from read_moved(name)), (yield from read_region())
+    log, here = (yield from read_moved(name)), (yield from read_any_region())
     home = strand_of_epoch(name, home_of(log.registry))
     if home.writer != here.writer:
         raise BraidError(f"region {here.name} is not the home of {name.decode(errors='replace')!r} yet.")
@@ -164,7 +187,7 @@ def _call_with_strand(call: Command, home: Strand, registry: Registry) -> Plan[i
 
 def delete_tail(strand: Strand, entries: Entries) -> Plan[None]:
     """Delete what was rescued, in this region, and by its journal in the others."""
-    view = View((yield from read_region()))
+    view = View((yield from read_any_region()))
     for first in range(0, len(entries), AT_ONCE):
         natives = [offset_id(offset) for offset, _, _ in entries[first : first + AT_ONCE]]
         yield from send_one(drop_command(view, strand, natives, (b"KEEPREF", b"")))

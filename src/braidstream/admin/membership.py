@@ -146,10 +146,14 @@ def note_behind(writer: int, behind_ms: int) -> Plan[None]:
         yield Batch([("HSET", CONFIG, ConfigField.BEHIND + b"%d" % writer, behind_ms)])
 
 
-def tune_id_mode(mode: str) -> Plan[Region]:
-    """Set which IDs XADD accepts in this region. Running clients follow within a second."""
+def check_id_mode(mode: str) -> None:
     if mode not in ID_MODES:
         raise BraidError(f"{mode!r} is no ID mode. Choose one of: {', '.join(ID_MODES)}.")
+
+
+def tune_id_mode(mode: str) -> Plan[Region]:
+    """Set which IDs XADD accepts in this region. Running clients follow within a second."""
+    check_id_mode(mode)
     yield from read_region()
     yield Batch([("HSET", CONFIG, ConfigField.ID_MODE, mode), ("HINCRBY", CONFIG, ConfigField.TOPOLOGY, 1)])
     return (yield from read_region())

@@ -12,13 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from braidstream.admin.cluster_map import place_text
 from braidstream.admin.daemon_status import STALE_MS, DaemonStatus, LinkStatus
 from braidstream.errors import BraidError, ClusterError, ReplyError
 from braidstream.lua import VERSION
+from braidstream.model.command import Command
 from braidstream.model.keys import CONFIG, STATUS, claim
 from braidstream.model.region_config import Region
 from braidstream.model.strand import facts
-from braidstream.protocol.identify import info_facts, is_cluster
+from braidstream.protocol.identify import info_facts, is_cluster, ms_of
 from braidstream.protocol.plan import Batch, Plan
 
 _CLOCK_MS: Final = 1_000
@@ -54,6 +56,7 @@ class View:
 
     clock_ms, clock_error_ms: the engine's clock, compared with that of the machine that runs `braid status`.
     claims: regions whose daemon replicates to this one, by number (replication/identity.py).
+    is_node: it is a node of a cluster. nodes, node_problems: of a whole one (cluster_status.py).
     """
 
     id: int
@@ -70,6 +73,9 @@ class View:
     claims: frozenset[int] = frozenset()
     clock_ms: float = 0.0
     clock_error_ms: float = 0.0
+    is_node: bool = False
+    nodes: tuple[dict[str, Any], ...] = ()
+    node_problems: "tuple[Problem, ...]" = ()
 
     @property
     def trouble(self) -> tuple[str, str]:
@@ -80,7 +86,7 @@ class View:
 
     @property
     def is_full(self) -> bool:
-        return self.memory.share >= _FULL
+        return self.memory.share >= _FULL or any(each.kind == "full" for each in self.node_problems)
 
     @property
     def live(self) -> tuple[DaemonStatus, ...]:
@@ -90,12 +96,17 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong where, and what to do. kind: one word, for scripts."""
+    """What is wrong where, and what to do. kind: one word, for scripts. nodes: which ones of a cluster."""
 
     kind: str
     where: str
     text: str
     fix: str
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> str:
+        return place_text(self.where, self.nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,40 +121,53 @@ class LinkView:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """All of it."""
+    """All of it. links: between the views; of a region that was read alone, those that its daemons know."""
 
     views: tuple[View, ...]
     links: tuple[LinkView, ...]
     problems: tuple[Problem, ...]
 
+    def needs_daemon(self, view: View) -> bool:
+        return not _is_alone(view, self.views)
+
 
 def read_view(number: int, name: str, peers: Sequence[int]) -> Plan[View]:
-    """One round trip. peers: numbers of the other regions."""
-    fixed = [("TIME",), ("HGETALL", CONFIG), ("HGETALL", STATUS), ("INFO",)]
-    claims = [("EXISTS", claim(peer)) for peer in peers]
-    now, config, stored, info, *claimed = yield Batch([*fixed, *claims], resend=True, attempt=True)
-    if is_cluster(info):
+    """One round trip. peers: numbers of the other regions. A node of a cluster has the code CLUSTER."""
+    view, [config] = yield from read_about(View(number, name), peers, [("HGETALL", CONFIG)])
+    if view.is_node:
         return View(number, name, error=str(ClusterError()), code=ClusterError.code)
-    for reply in (now, config):
-        if isinstance(reply, ReplyError):
-            return View(number, name, error=str(reply), code=reply.code)
-    about = {} if isinstance(info, ReplyError) else info_facts(info)
-    found = [] if isinstance(stored, ReplyError) else map(DaemonStatus.parse, facts(stored).values())
-    view = View(
-        number,
-        name,
-        is_replica=about.get(b"role") == b"slave",
-        now_ms=int(now[0]) * 1000 + int(now[1]) // 1000,
-        engine=_engine(about),
-        memory=Memory(int(about.get(b"used_memory", 0)), int(about.get(b"maxmemory", 0))),
-        writes_refused=_writes_refused(about),
-        daemons=tuple(sorted((each for each in found if each is not None), key=lambda each: -each.at_ms)),
-        claims=frozenset(peer for peer, found in zip(peers, claimed, strict=True) if found == 1),
-    )
+    if view.error:
+        return view
+    if isinstance(config, ReplyError):
+        return View(number, name, error=str(config), code=config.code)
     try:
         return replace(view, region=Region.parse(config))
     except BraidError as error:
         return replace(view, error=str(error), code=error.code)
+
+
+def read_about(view: View, peers: Sequence[int], who: Sequence[Command]) -> Plan[tuple[View, list[Any]]]:
+    """What a server says of itself, and its replies to other commands. One round trip."""
+    fixed: list[Command] = [("TIME",), ("HGETALL", STATUS), ("INFO",)]
+    claims = [("EXISTS", claim(peer)) for peer in peers]
+    replies = yield Batch([*fixed, *who, *claims], resend=True, attempt=True)
+    (now, stored, info), found, claimed = replies[:3], replies[3 : 3 + len(who)], replies[3 + len(who) :]
+    view = replace(view, is_node=is_cluster(info))
+    if isinstance(now, ReplyError):
+        return replace(view, error=str(now), code=now.code), found
+    about = {} if isinstance(info, ReplyError) else info_facts(info)
+    daemons = [] if isinstance(stored, ReplyError) else map(DaemonStatus.parse, facts(stored).values())
+    view = replace(
+        view,
+        is_replica=about.get(b"role") == b"slave",
+        now_ms=ms_of(now),
+        engine=_engine(about),
+        memory=Memory(int(about.get(b"used_memory", 0)), int(about.get(b"maxmemory", 0))),
+        writes_refused=_writes_refused(about),
+        daemons=tuple(sorted((each for each in daemons if each is not None), key=lambda each: -each.at_ms)),
+        claims=frozenset(peer for peer, reply in zip(peers, claimed, strict=True) if reply == 1),
+    )
+    return view, found
 
 
 def _engine(info: dict[bytes, bytes]) -> str:
@@ -159,18 +183,20 @@ def _writes_refused(info: dict[bytes, bytes]) -> str:
     return "its append-only file cannot be written" if info.get(b"aof_last_write_status") == b"err" else ""
 
 
-def overview(views: Sequence[View], max_lag_ms: int = LAG_MS) -> Overview:
-    """What the views mean together."""
+def overview(views: Sequence[View], max_lag_ms: int = LAG_MS, *, has_file: bool = True) -> Overview:
+    """What the views mean together. has_file: they are all regions of a file. Else it is one region, read by
+    its URL: its peers are those that its daemons know."""
     sound = [view for view in views if not view.error]
     middle = statistics.median_low([view.clock_ms for view in sound]) if sound else 0.0
     problems, links = list[Problem](), list[LinkView]()
     for view in views:
-        problems += _of_region(view, middle)
+        problems += _of_region(view, views if has_file else (), middle)
         if not view.error:
-            alive = view.live or view.is_replica or _claims_somewhere(view, views)
+            alive = view.live or view.is_replica or _claims_somewhere(view, views) or _is_alone(view, views)
             problems += [] if alive else [_no_daemon(view)]
             problems += _unlinked(view, views)
-            mine = [_link(view, other) for other in views if other is not view]
+            peers = [other.name for other in views if other is not view] if has_file else _linked(view)
+            mine = [_link(view, peer) for peer in peers]
             problems += _held(view)
             problems += _taken_over(view)
             problems += [each for link in mine for each in _of_link(link, max_lag_ms)]
@@ -180,11 +206,12 @@ def overview(views: Sequence[View], max_lag_ms: int = LAG_MS) -> Overview:
     return Overview(tuple(views), tuple(links), tuple(problems))
 
 
-def _of_region(view: View, middle: float) -> list[Problem]:
+def _of_region(view: View, listed: Sequence[View], middle: float) -> list[Problem]:
+    """listed: all regions of the file, if there is one."""
     name, found = view.name, list[Problem]()
     if view.error:
         kind, fix = view.trouble
-        return [Problem(kind, name, view.error, fix)]
+        return [_no_region(view, listed)] if kind == "noregion" else [Problem(kind, name, view.error, fix)]
     assert view.region is not None
     if (view.region.id, view.region.name) != (view.id, view.name):
         text = f"the server says that it is region {view.region.id} ({view.region.name})"
@@ -197,6 +224,19 @@ def _of_region(view: View, middle: float) -> list[Problem]:
     if view.region.fenced:
         text = "it refuses clients until its data is restored"
         found.append(Problem("fenced", name, text, f"Run: braid region rejoin {name}"))
+    found += clock_problem(view, middle)
+    if view.nodes:
+        return [*found, *view.node_problems]
+    found += server_problems(view)
+    if view.region.library < VERSION:  # newer ones work with this program too
+        text = f"its engine functions have version {view.region.library}, this program needs {VERSION}"
+        found.append(Problem("version", name, text, "Run braid init again."))
+    return found
+
+
+def server_problems(view: View) -> list[Problem]:
+    """What is wrong with a server, or a node of a cluster."""
+    name, found = view.name, list[Problem]()
     share = f"{view.memory.used / 2**20:,.0f} of {view.memory.most / 2**20:,.0f} MB used"
     if view.is_full:
         fix = "Raise maxmemory, or trim streams. Until then it accepts no entries."
@@ -207,15 +247,42 @@ def _of_region(view: View, middle: float) -> list[Problem]:
     if view.writes_refused:
         fix = "Check the server's disk and its log."
         found.append(Problem("disk", name, f"it may refuse writes: {view.writes_refused}", fix))
-    apart = view.clock_ms - middle
-    if abs(apart) - view.clock_error_ms > _CLOCK_MS:
-        way = "ahead of" if apart > 0 else "behind"
-        text = f"its clock is {abs(apart) / 1000:.1f} s {way} the others"
-        found.append(Problem("clock", name, text, "Check NTP on this server."))
-    if view.region.library < VERSION:  # newer ones work with this program too
-        text = f"its engine functions have version {view.region.library}, this program needs {VERSION}"
-        found.append(Problem("version", name, text, "Run braid init again."))
     return found
+
+
+def clock_problem(view: View, middle: float) -> list[Problem]:
+    apart = view.clock_ms - middle
+    if abs(apart) - view.clock_error_ms <= _CLOCK_MS:
+        return []
+    way = "ahead of" if apart > 0 else "behind"
+    text = f"its clock is {abs(apart) / 1000:.1f} s {way} the others"
+    return [Problem("clock", view.name, text, "Check NTP on this server.")]
+
+
+def _no_region(view: View, listed: Sequence[View]) -> Problem:
+    """`braid init` is right for a new server, and wrong for one that lost its data: the others know."""
+    others = [other for other in listed if other is not view]
+    text, fix = view.error, view.trouble[1]
+    if any(other.region is not None and view.id in other.region.writers for other in others):
+        text = "its server has lost its data: other regions know this region, and the server does not"
+        fix = f"Run: braid region rejoin {view.name}"
+    elif others and all(other.region is not None for other in others):
+        text = "its server is not a region yet"
+        fix = f"Run: braid init --url URL --region {view.id} --name {view.name}"
+    elif listed and not others:
+        text = "its server has no region, and there is no other region to restore one from"
+        fix = f"Restore a backup; or begin empty: braid init --url URL --region {view.id} --name {view.name}"
+    return Problem("noregion", view.name, text, fix)
+
+
+def _is_alone(view: View, views: Sequence[View]) -> bool:
+    """Whether it has no peers: then it needs no daemon."""
+    return len(views) == 1 and view.region is not None and not view.region.peers
+
+
+def _linked(view: View) -> list[str]:
+    """The peers that live daemons of a region know, by name."""
+    return sorted({name for daemon in view.live for name in daemon.links})
 
 
 def _claims_somewhere(view: View, views: Sequence[View]) -> bool:
@@ -273,11 +340,11 @@ def _taken_over(view: View) -> list[Problem]:
     ]
 
 
-def _link(view: View, other: View) -> LinkView:
+def _link(view: View, peer: str) -> LinkView:
     """Several daemons of a region share its streams: the worst state, the lags together."""
-    known = [each.links[other.name] for each in view.live if other.name in each.links]
+    known = [each.links[peer] for each in view.live if peer in each.links]
     if not known:
-        return LinkView(view.name, other.name, None, view.now_ms)
+        return LinkView(view.name, peer, None, view.now_ms)
     worst = min(known, key=lambda link: (link.state == "up", link.since_ms))
     lags = [link.lag_entries for link in known]
     ages = [link.lag_ms for link in known]
@@ -289,7 +356,7 @@ def _link(view: View, other: View) -> LinkView:
         bytes=sum(link.bytes for link in known),
         refusal=next((link.refusal for link in known if link.refusal), ""),
     )
-    return LinkView(view.name, other.name, whole, view.now_ms)
+    return LinkView(view.name, peer, whole, view.now_ms)
 
 
 def _of_link(link: LinkView, max_lag_ms: int) -> list[Problem]:
@@ -300,6 +367,9 @@ def _of_link(link: LinkView, max_lag_ms: int) -> list[Problem]:
     if status.state == "misconfigured":
         fix = "Correct the file or the server."
         return [Problem("misconfigured", where, f"misconfigured {since}: {status.why}", fix)]
+    if status.state == "starting":
+        fix = "Wait a few seconds. If it stays so, check the network between the two, and the peer."
+        return [Problem("link", where, f"the daemon has been connecting {since}", fix)]
     if status.state != "up":
         fix = "Check the network between the two, and the peer."
         return [Problem("link", where, f"{status.state} {since}: {status.why}", fix)]
@@ -311,40 +381,3 @@ def _of_link(link: LinkView, max_lag_ms: int) -> list[Problem]:
         text = f"the peer lacks {status.lag_entries:,} entries, the oldest {status.lag_ms / 1000:.0f} s old"
         found.append(Problem("lag", where, text, "Check bandwidth and CPU of the daemon and the peer."))
     return found
-
-
-def as_json(found: Overview) -> dict[str, Any]:
-    """For scripts."""
-    regions = [
-        {
-            "id": view.id,
-            "name": view.name,
-            "error": view.error or None,
-            "engine": view.engine,
-            "functions": view.region.library if view.region else None,
-            "id_mode": view.region.id_mode if view.region else None,
-            "memory": {"used": view.memory.used, "max": view.memory.most},
-            "clock_ms": round(view.clock_ms),
-            "daemons": [
-                {"host": each.host, "pid": each.pid, "version": each.version, "durability": each.durability,
-                 "held_ms": each.held_ms, "reported_ms_ago": view.now_ms - each.at_ms}
-                for each in view.daemons
-            ],
-        }
-        for view in found.views
-    ]  # fmt: skip
-    links = [
-        {"from": link.source, "to": link.target, "state": link.status.state if link.status else "unknown"}
-        | ({} if link.status is None else _link_facts(link.status))
-        for link in found.links
-    ]
-    problems = [
-        {"kind": each.kind, "where": each.where, "text": each.text, "fix": each.fix}
-        for each in found.problems
-    ]
-    return {"ok": not problems, "regions": regions, "links": links, "problems": problems}
-
-
-def _link_facts(status: LinkStatus) -> dict[str, Any]:
-    names = ("since_ms", "why", "lag_entries", "lag_ms", "entries", "bytes", "refused", "refusal", "clock_ms")
-    return {name: getattr(status, name) for name in names}

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
+from braidstream.commands.glob import matcher
 from braidstream.commands.logs.log_lookup import about_log
 from braidstream.errors import ReplyError, UnblockedError
 from braidstream.model import ids, keys
@@ -52,6 +53,16 @@ def list_streams(cursor: bytes | int = 0, count: int = PAGE) -> Plan[tuple[int, 
         [("SCAN", cursor, "MATCH", keys.META + b"*", "COUNT", count)], resend=True
     )
     return int(following), [name for key in found if (name := keys.name_of_meta(key)) is not None]
+
+
+def find_streams(pattern: bytes) -> Plan[list[bytes]]:
+    """The names of all streams that match a glob, deleted ones too. Scans the database."""
+    names, cursor, matches = dict[bytes, None](), 0, matcher(pattern)
+    while True:
+        cursor, page = yield from list_streams(cursor)
+        names |= dict.fromkeys(filter(matches, page))
+        if not cursor:
+            return list(names)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ import typer
 from braidstream.admin import adoption as plans
 from braidstream.admin.adoption import Done, NativeStream
 from braidstream.cli.reach import Json, Url, report, trouble
-from braidstream.clients.sync import Redis
+from braidstream.clients.any_region import AnyClient, open_region
+from braidstream.clients.region_facts import note_adoption
 from braidstream.model.frontier import name_text
 from braidstream.net.bulk import shown
 
@@ -39,17 +40,17 @@ def adopt(
     if undo and strays:
         raise typer.BadParameter("--undo and --strays are two different things. Use one of them.")
     if not patterns and not strays:
-        raise typer.BadParameter("name the streams, like orders or 'orders*'.", param_hint="PATTERNS")
+        raise typer.BadParameter("name the streams, like orders or 'orders*'.", param_hint="GLOB")
     wanted = [pattern.encode("utf-8", "surrogateescape") for pattern in patterns or ["*"]]
-    with trouble(url, as_json), Redis.from_url(url) as client:
+    with trouble(url, as_json), open_region(url) as client:
         client.run_plan(plans.open_view())
         if undo:
-            found = [NativeStream(name, 0) for name in client.run_plan(plans.adopted_names(wanted))]
-            verb = "made native again"
+            found, act, verb = _adopted(client, wanted), plans.release, "made native again"
         else:
-            found = [each for each in client.run_plan(plans.find_native(wanted)) if each.is_stray == strays]
-            verb = "brought in" if strays else "adopted"
-        act = plans.release if undo else plans.bring_in if strays else plans.adopt
+            found = [each for each in _native(client, wanted) if each.is_stray == strays]
+            act, verb = (plans.bring_in, "brought in") if strays else (plans.adopt, "adopted")
+        if found and not (undo or strays or dry_run):
+            note_adoption(client)
         results = list[dict[str, Any]]()
         for each in found:
             done = Done(each.name, each.entries, each.groups) if dry_run else client.run_plan(act(each.name))
@@ -65,6 +66,17 @@ def adopt(
     report(as_json, {"dry_run": dry_run, "done": count, "failed": failed, "streams": results}, text)
     if failed:
         raise typer.Exit(1)
+
+
+def _native(client: AnyClient, wanted: list[bytes]) -> list[NativeStream]:
+    pages = client.run_on_primaries(lambda: plans.find_native(wanted))
+    found = {each.name: each for page in pages for each in page}
+    return [found[name] for name in sorted(found)]
+
+
+def _adopted(client: AnyClient, wanted: list[bytes]) -> list[NativeStream]:
+    pages = client.run_on_primaries(lambda: plans.adopted_names(wanted))
+    return [NativeStream(name, 0) for name in sorted({name for page in pages for name in page})]
 
 
 def _facts(stream: NativeStream, done: Done) -> dict[str, Any]:

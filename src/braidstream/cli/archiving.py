@@ -1,5 +1,6 @@
 """`braid spark archive`: copy streams into Delta tables, once or for good."""
 
+import math
 import threading
 import time
 from contextlib import ExitStack
@@ -27,17 +28,17 @@ from braidstream.cli.spark_run import (
 )
 from braidstream.cli.terminal import bar, print_summary, progress_console, refuse
 from braidstream.errors import OptionError
-from braidstream.model import keys
 from braidstream.model.frontier import name_of_text, name_text
 from braidstream.observability.metrics import process_families
 from braidstream.observability.probes import Answers
-from braidstream.protocol.identify import read_region
+from braidstream.protocol.identify import read_any_region
 
 if TYPE_CHECKING:
     from braidstream.spark.jobs.archive import Archiver, Round
     from braidstream.spark.lake.typed_columns import Typing
 
 SHOW_S: Final = 10.0
+NOTE_S: Final = 60.0
 UPKEEP_S: Final = 10.0
 LOCAL_ENTRIES: Final = 200_000
 SUMMED: Final = ("entries", "files", "bytes", "deleted", "trimmed", "merged", "missed", "rescued")
@@ -139,6 +140,8 @@ def archive(
             progress_console.print(f"metrics at http://{where}/metrics", highlight=False)
         done = _rounds(archiver, stopped, rest_s, _Lines(backlog, is_quiet=as_json or not follow))
     print_summary(as_json, f"Archived into {table or lake}", done)
+    if done["refused"]:
+        raise typer.Exit(1)
 
 
 def _parted(table: str, streams: str, pattern: str) -> tuple[str, str]:
@@ -177,7 +180,7 @@ def _check_typed(lake: str, table: str) -> None:
 def _answers(archiver: "Archiver") -> Answers:
     surveyor, name = archiver.surveyor, ""
     if surveyor.region is not None:
-        name = surveyor.try_servers(lambda server: server.run(read_region(), keys.CONFIG)).name
+        name = surveyor.try_servers(lambda server: server.run(read_any_region())).name
 
     async def why_not_ready() -> str:
         return "" if archiver.freshness.round_s else "the first round has not ended"
@@ -195,8 +198,13 @@ class _Lines:
     def __init__(self, backlog: int, *, is_quiet: bool) -> None:
         self.backlog, self.is_quiet = backlog, is_quiet
         self._since, self._entries, self._rescued, self._age_s = time.monotonic(), 0, 0, 0.0
+        self._noted = dict[str, float]()  # when each note was printed
 
     def add(self, done: "Round") -> None:
+        for note in done.notes:
+            if time.monotonic() - self._noted.get(note, -math.inf) >= NOTE_S:
+                self._noted[note] = time.monotonic()
+                progress_console.print(note, markup=False, highlight=False, soft_wrap=True)
         self._entries += done.entries
         self._rescued += done.rescued
         self._age_s = max(self._age_s, done.age_s or 0.0)
@@ -214,12 +222,13 @@ def _rounds(
     archiver: "Archiver", stopped: threading.Event, rest_s: float | None, lines: _Lines
 ) -> dict[str, Any]:
     """Rounds until everything is archived, or until the job is stopped. Returns their sums."""
-    sums = {**dict.fromkeys(SUMMED, 0), "left": 0, "rounds": 0, "commit": 0}
+    sums = {**dict.fromkeys(SUMMED, 0), "left": 0, "rounds": 0, "commit": 0, "refused": 0}
     with bar("archiving", lines.backlog) as shown:
         while not stopped.is_set():
             done = archiver.round()
             sums |= {name: sums[name] + getattr(done, name) for name in SUMMED}
             sums |= {"left": done.left, "rounds": sums["rounds"] + 1, "commit": done.version}
+            sums["refused"] = done.refused
             total = max(lines.backlog, sums["entries"] + done.left)
             shown.update(shown.task_ids[0], completed=sums["entries"], total=total)
             lines.add(done)

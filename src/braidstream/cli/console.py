@@ -16,7 +16,8 @@ import typer
 
 from braidstream.cli.probing import listen_errors
 from braidstream.cli.reach import ConfigFile, Json, trouble
-from braidstream.config import Config, load
+from braidstream.cli.region_choice import OneUrl, choose_regions
+from braidstream.config import Config
 from braidstream.errors import BraidError, ConfigError
 from braidstream.net.listen import Listen
 
@@ -51,6 +52,8 @@ TlsKey = Annotated[Path | None, typer.Option(help="Its private key (PEM), if not
 
 
 def console(
+    ctx: typer.Context,
+    url: OneUrl = None,
     config: ConfigFile = Path("braid.toml"),
     listen: ListenOn = _LISTEN,
     password_file: PasswordFile = None,
@@ -65,21 +68,21 @@ def console(
     """Serve a web page that shows regions, links, streams, entries and groups.
 
     It reads the servers of the file, with limits on every query, and changes nothing unless --allow-write is
-    given. Without a password or a proxy it listens on this machine only. Needs the extra `console`:
-    pip install -e '.[console]'
+    given. With --url it shows one region, and needs no file. Without a password or a proxy it listens on this
+    machine only. Needs the extra `console`: pip install -e '.[console]'
 
     Example: braid console --config braid.toml
     """
-    with trouble(config, as_json):
+    with trouble(url or config, as_json):
         _require_extra()
-        regions = load(config)
+        regions = choose_regions(ctx, url, config)
     where = _parse_listen(listen)
     if tls_key is not None and tls_cert is None:
         raise typer.BadParameter("--tls-key needs --tls-cert.")
     if tls_cert is not None:
         with trouble(tls_cert, as_json):
             ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(tls_cert, tls_key)
-    with trouble(config, as_json):
+    with trouble(url or config, as_json):
         from braidstream.console.visitors import AccessRules
 
         rules = AccessRules(_password(password_file), proxy_header or "", _proxies(proxy_header, proxy_from))
@@ -92,8 +95,9 @@ def console(
         opened = socket.create_server(
             (where.host, where.port), family=socket.AF_INET6 if ":" in where.host else socket.AF_INET
         )
-    with trouble(config, as_json), opened:
-        asyncio.run(_serve(regions, opened, rules, (allow_write, audit), (tls_cert, tls_key), as_json))
+    with trouble(url or config, as_json), opened:
+        shown = (url is None, allow_write, audit)
+        asyncio.run(_serve(regions, opened, rules, shown, (tls_cert, tls_key), as_json))
 
 
 def _require_extra() -> None:
@@ -139,15 +143,17 @@ async def _serve(
     regions: Config,
     opened: socket.socket,
     rules: Any,
-    shown: tuple[bool, Path | None],
+    shown: tuple[bool, bool, Path | None],
     tls: tuple[Path | None, Path | None],
     as_json: bool,
 ) -> None:
     import uvicorn
 
+    from braidstream.console.findings import LatestFindings
     from braidstream.console.page import Console
     from braidstream.console.region_access import RegionAccess
     from braidstream.console.samples import Sampler
+    from braidstream.console.silent_clients import Impatient
     from braidstream.console.visitors import Visitors
     from braidstream.console.web_app import web_app
 
@@ -161,14 +167,14 @@ async def _serve(
     host, port = opened.getsockname()[:2]
     access = {each.name: RegionAccess(each) for each in regions.region}
     visitors = Visitors(rules, port=port, is_tls=tls[0] is not None)
-    sampler = Sampler(regions)
-    allow_write, audit = shown
-    state = Console(regions, access, sampler, visitors, allow_write, audit)
+    has_file, allow_write, audit = shown
+    sampler, findings = Sampler(regions, has_file=has_file), LatestFindings(has_file=has_file)
+    state = Console(regions, access, sampler, visitors, allow_write, audit, findings)
     cert, key = (None if each is None else str(each) for each in tls)
     server = Server(
         uvicorn.Config(
             web_app(state),
-            http="h11",
+            http=Impatient,
             ws="none",
             lifespan="off",
             log_level="error",
@@ -191,7 +197,8 @@ async def _serve(
     scheme = "https" if cert else "http"
     address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/"
     mode = "may write" if allow_write else "read-only"
-    text = f"{address} shows {len(regions.region)} regions, {mode}. Ctrl-C stops it."
+    count = f"{len(regions.region)} region{'' if len(regions.region) == 1 else 's'}"
+    text = f"{address} shows {count}, {mode}. Ctrl-C stops it."
     typer.echo(json.dumps({"url": address, "write": allow_write}) if as_json else text)
     try:
         await server.serve(sockets=[opened])

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from braidstream.cli.reach import Json, Url, report, trouble
 from braidstream.cli.verbs import Verbs
-from braidstream.clients.sync import Redis
+from braidstream.clients.any_region import AnyClient, open_region
 from braidstream.consumers import dead_letters
 from braidstream.consumers.dead_letters import DeadLetter
 
@@ -134,8 +134,8 @@ def drop(
 
 
 @contextmanager
-def _client(url: str, as_json: bool) -> Iterator[Redis]:
-    with trouble(url, as_json), Redis.from_url(url) as client:
+def _client(url: str, as_json: bool) -> Iterator[AnyClient]:
+    with trouble(url, as_json), open_region(url) as client:
         yield client
 
 
@@ -152,7 +152,7 @@ def _missing(stream: str, ids: list[str], as_json: bool) -> None:
 
 
 def _chosen(
-    client: Redis, stream: str, ids: list[str] | None, reason: str, group: str | None
+    client: AnyClient, stream: str, ids: list[str] | None, reason: str, group: str | None
 ) -> Iterator[tuple[str, DeadLetter]]:
     """Dead letters by their IDs, or all that exist at the start of the command."""
     last = client.converse(dead_letters.last_id(stream))
@@ -170,7 +170,7 @@ def _chosen(
 
 
 def _retried(
-    client: Redis, stream: str, found: list[tuple[str, DeadLetter]], to: str | None
+    client: AnyClient, stream: str, found: list[tuple[str, DeadLetter]], to: str | None
 ) -> list[dict[str, str]]:
     letters = [(name.encode(), letter) for name, letter in found]
     new = client.converse(dead_letters.retry(stream, letters, to)) if letters else []

@@ -13,13 +13,15 @@ from rich.text import Text
 
 from braidstream.admin.diagnosis import Finding, Level
 from braidstream.cli.reach import ConfigFile, Json, trouble
-from braidstream.config import load
+from braidstream.cli.region_choice import OneUrl, choose_regions
 from braidstream.inspection.checkup import check_up
 
 _STYLES: dict[Level, str] = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
 
 def doctor(
+    ctx: typer.Context,
+    url: OneUrl = None,
     config: ConfigFile = Path("braid.toml"),
     region: Annotated[str | None, typer.Option("--region", help="Check only this region.")] = None,
     as_json: Json = False,
@@ -27,15 +29,15 @@ def doctor(
     """Check how the regions are set up: memory policy, persistence, replicas, rights, clocks, stray streams.
 
     For each finding it says what it means and what to type. The exit code is 1 if there is an error or a
-    warning. It changes nothing.
+    warning. It changes nothing. With --url it checks one region, and needs no file.
 
     Example: braid doctor --config braid.toml
     """
-    with trouble(config, as_json):
-        regions = load(config)
+    with trouble(url or config, as_json):
+        regions = choose_regions(ctx, url, config)
         wanted = [regions.named(region)] if region else regions.region
     names = {each.name for each in wanted}
-    found = asyncio.run(check_up(regions, names))
+    found = asyncio.run(check_up(regions, names, has_file=url is None))
     if as_json:
         typer.echo(json.dumps({"findings": [asdict(finding) for finding in found]}))
     else:
@@ -47,7 +49,7 @@ def _show(found: list[Finding], count: int) -> None:
     console = Console(highlight=False)
     table = Table.grid(padding=(0, 1))
     for finding in found:
-        text = Text.assemble((finding.where, "bold"), f": {finding.text}\n", (finding.fix, "cyan"))
+        text = Text.assemble((finding.place, "bold"), f": {finding.text}\n", (finding.fix, "cyan"))
         table.add_row(Text(finding.level, style=_STYLES[finding.level]), text)
     if found:
         console.print(table)

@@ -78,7 +78,7 @@ class Child:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,  # no Ctrl-C from the terminal: we stop our children in order
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
 
     async def line(self) -> str:
@@ -133,7 +133,7 @@ async def answering(port: int, child: Child) -> None:
     raise BraidError(f"{child.name} does not answer on port {port}. Its log: {child.log}")
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """In the child, before exec: request a SIGTERM when the parent dies (Linux only)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -6,18 +6,24 @@ import os
 import resource
 import signal
 import ssl
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
+from braidstream.cli.gateway_pool import WorkerPool, reserved
+from braidstream.cli.gateway_worker import Job, new_loop, tls_context
 from braidstream.cli.probing import listen_errors, parse_probes, serve_probes
 from braidstream.cli.reach import Json, trouble
 from braidstream.cli.replicate import LogFormat, LogFormats, log_to_stderr
 from braidstream.config import RegionConfig, load
 from braidstream.gateway.hub import Settings
 from braidstream.gateway.server import Gateway
+from braidstream.model.region_config import Region
 from braidstream.net.bulk import shown
 from braidstream.net.listen import Listen
 from braidstream.net.wire import parse_address
@@ -47,7 +53,16 @@ ListenOn = Annotated[
         f"the file, or {_LISTEN}."
     ),
 ]
-MaxClients = Annotated[int, typer.Option(min=1, help="Maximum number of clients.")]
+Workers = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        max=256,
+        help="How many processes serve the port, for machines with several cores: one for each core that you "
+        "want to use. Linux only.",
+    ),
+]
+MaxClients = Annotated[int, typer.Option(min=1, help="Maximum number of clients, of all workers together.")]
 MaxBackends = Annotated[
     int,
     typer.Option(
@@ -81,6 +96,7 @@ def gateway(
     region: RegionName = None,
     listen: ListenOn = None,
     metrics: MetricsOn = None,
+    workers: Workers = 1,
     maxclients: MaxClients = 20_000,
     backends: MaxBackends = 4_000,
     tls_cert: TlsCert = None,
@@ -115,11 +131,39 @@ def gateway(
     probes = parse_probes(metrics)
     with trouble(tls_cert or Path(), as_json):
         tls = _tls(tls_cert, tls_key, tls_ca)
-    settings = Settings(maxclients=maxclients, backends=backends, tls=tls, allow_open=allow_open)
+    _check_workers(workers, where)
+    settings = Settings(
+        maxclients=-(-maxclients // workers),
+        backends=-(-backends // workers),
+        tls=tls,
+        allow_open=allow_open,
+    )
     log_to_stderr(verbose=False, log_format=log_format)
-    with trouble(url, as_json), asyncio.Runner(loop_factory=_loop) as runner:
+    with trouble(url, as_json), asyncio.Runner(loop_factory=new_loop if workers == 1 else None) as runner:
         server = Gateway(parse_address(url), _within_files(settings), others)
-        runner.run(_serve(server, (where, probes), url, as_json))
+        if workers == 1:
+            runner.run(_serve(server, (where, probes), url, as_json))
+            return
+        job = Job(
+            number=0,
+            url=url,
+            others=others,
+            listen=str(where),
+            maxclients=server.settings.maxclients,
+            backends=server.settings.backends,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            tls_ca=tls_ca,
+            log_format=log_format,
+        )
+        runner.run(_serve_by_workers(server, (where, probes), (job, workers), as_json))
+
+
+def _check_workers(workers: int, listen: Listen) -> None:
+    if workers > 1 and sys.platform != "linux":
+        raise typer.BadParameter("--workers needs Linux: elsewhere one process would get all clients.")
+    if workers > 1 and listen.path is not None:
+        raise typer.BadParameter("--workers needs a TCP address: --listen HOST:PORT.")
 
 
 def _within_files(settings: Settings) -> Settings:
@@ -137,43 +181,63 @@ def _within_files(settings: Settings) -> Settings:
     return fits
 
 
-def _loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where it is installed, as by `pip install braidstream[gateway]`: see docs/benchmarks.md."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    return loop
-
-
 def _tls(cert: Path | None, key: Path | None, ca: Path | None) -> ssl.SSLContext | None:
     if cert is None:
         if key or ca:
             raise typer.BadParameter("--tls-key and --tls-ca need --tls-cert.")
         return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=ca)
-    context.load_cert_chain(cert, key)
-    context.verify_mode = ssl.CERT_REQUIRED if ca else ssl.CERT_NONE
-    return context
+    return tls_context(cert, key, ca)
 
 
 async def _serve(server: Gateway, addresses: tuple[Listen, Listen | None], url: str, as_json: bool) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = _stop_signal()
     listen, probes = addresses
     with listen_errors(listen, "--listen", as_json):
         where = await server.start(listen)
     answers = Answers(server.region.name, server.families, server.why_not_ready)
     prober, metrics = await serve_probes(probes, answers, option="--metrics", as_json=as_json)
-    region = server.region
-    more = {"metrics": metrics} if metrics else {}
+    more: dict[str, object] = {"metrics": metrics} if metrics else {}
+    _report_ready(server.region, (where, url), as_json, more)
+    await stop.wait()
+    prober.close()
+    await server.stop()
+    emit("gateway.stopped", region=server.region.name)
+
+
+async def _serve_by_workers(
+    server: Gateway, addresses: tuple[Listen, Listen | None], work: tuple[Job, int], as_json: bool
+) -> None:
+    """server: only for the checks at the start. work: the job of every worker, and how many there are."""
+    stop = _stop_signal()
+    listen, probes = addresses
+    job, workers = work
+    await server.check(listen)
+    with ExitStack() as stack:
+        with listen_errors(listen, "--listen", as_json):
+            place = str(stack.enter_context(reserved(listen)))
+        pool = WorkerPool(job.model_copy(update={"number": n, "listen": place}) for n in range(workers))
+        answers = Answers(server.region.name, pool.families, pool.why_not_ready, pool.why_not_healthy)
+        prober, metrics = await serve_probes(probes, answers, option="--metrics", as_json=as_json)
+        await pool.start()
+        more: dict[str, object] = {"metrics": metrics} if metrics else {}
+        _report_ready(server.region, (place, job.url), as_json, {**more, "workers": workers})
+        await stop.wait()
+        prober.close()
+        await pool.stop()
+    emit("gateway.stopped", region=server.region.name)
+
+
+def _stop_signal() -> asyncio.Event:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+def _report_ready(region: Region, places: tuple[str, str], as_json: bool, more: Mapping[str, object]) -> None:
+    """places: where it listens, and the region's server. more: metrics and workers, if there are any."""
+    where, url = places
     emit("gateway.ready", region=region.name, gateway=where, **more)
     facts = {"gateway": where, "region": region.id, "name": region.name, **more}
     text = f"{where} serves region {region.id} ({region.name}) at {shown(url)}. Ctrl-C stops it."
     typer.echo(json.dumps(facts) if as_json else text)
-    await stop.wait()
-    prober.close()
-    await server.stop()
-    emit("gateway.stopped", region=region.name)

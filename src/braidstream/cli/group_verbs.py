@@ -11,16 +11,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from braidstream.admin.stream_overview import list_streams
+from braidstream.admin.stream_overview import find_streams
 from braidstream.cli.reach import Json, Url, report, trouble
 from braidstream.cli.verbs import Verbs
-from braidstream.clients.sync import Redis
-from braidstream.commands.glob import matcher
+from braidstream.clients.any_region import AnyClient, open_region
 from braidstream.model.frontier import name_of_text
 from braidstream.model.meta import Registry
 from braidstream.model.region_config import Region
 from braidstream.model.scope import Scope
-from braidstream.protocol.identify import read_region
+from braidstream.protocol.identify import read_any_region
 from braidstream.protocol.lookup import registry_of
 from braidstream.protocol.plan import send_one
 
@@ -59,8 +58,8 @@ def list_(url: Url, streams: Streams = "*", group: Group = None, as_json: Json =
 
     Example: braid group list --url redis://localhost:6379 --streams 'orders-*'
     """
-    with trouble(url, as_json), Redis.from_url(url) as client:
-        region = client.run_plan(read_region())
+    with trouble(url, as_json), open_region(url) as client:
+        region = client.run_plan(read_any_region())
         rows = [*_groups(client, streams, group)]
     if as_json:
         typer.echo(json.dumps({"groups": [_facts(row, region) for row in rows]}))
@@ -86,8 +85,8 @@ def scope(
 
     Example: braid group scope once --streams orders --group billing --url redis://localhost:6379
     """
-    with trouble(url, as_json), Redis.from_url(url) as client:
-        client.run_plan(read_region())
+    with trouble(url, as_json), open_region(url) as client:
+        client.run_plan(read_any_region())
         rows = [row for row in _groups(client, streams, group) if _scope(row) != value]
         for row in rows:
             client.execute_command("XGROUP SCOPE", row.stream, row.group, value.value)
@@ -131,8 +130,8 @@ def _change(
     url: str, as_json: bool, streams: str, group: str | None, how: tuple[str, int, tuple[Any, ...]]
 ) -> None:
     verb, of, rest = how
-    with trouble(url, as_json), Redis.from_url(url) as client:
-        client.run_plan(read_region())
+    with trouble(url, as_json), open_region(url) as client:
+        client.run_plan(read_any_region())
         rows = [row for row in _groups(client, streams, group) if row.scope is not None]
         for row in rows:
             client.execute_command(f"XGROUP {verb}", row.stream, row.group, "REGION", of, *rest)
@@ -147,15 +146,11 @@ def _report(rows: list[GroupRow], as_json: bool, done: str) -> None:
     report(as_json, {"groups": named}, f"{len(rows)} group{'' if len(rows) == 1 else 's'} {done}.")
 
 
-def _groups(client: Redis, streams: str, group: str | None) -> Iterator[GroupRow]:
-    names, cursor, matches = set[bytes](), 0, matcher(name_of_text(streams))
-    while True:
-        cursor, page = client.run_plan(list_streams(cursor))
-        names.update(name for name in page if matches(name))
-        if not cursor:
-            break
+def _groups(client: AnyClient, streams: str, group: str | None) -> Iterator[GroupRow]:
+    pattern = name_of_text(streams)
+    found = client.run_on_primaries(lambda: find_streams(pattern))
     wanted = None if group is None else name_of_text(group)
-    for name in sorted(names):
+    for name in sorted({name for names in found for name in names}):
         registry = Registry.parse(name, client.run_plan(send_one(registry_of(name), resend=True)))
         for each in registry.groups if registry.exists else ():
             if wanted in (None, each):

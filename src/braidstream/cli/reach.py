@@ -9,7 +9,8 @@ from typing import Annotated, Any, Final, NoReturn, TypeVar
 import typer
 from rich.console import Console
 
-from braidstream.clients.sync import Redis, ServerError
+from braidstream.clients.any_region import CLIENT_ERRORS
+from braidstream.clients.sync import Redis
 from braidstream.errors import BraidError
 from braidstream.net.address import shown
 from braidstream.net.listen import Listen
@@ -41,7 +42,7 @@ def trouble(where: str | Path | Listen, as_json: bool) -> Iterator[None]:
     """
     try:
         yield
-    except (BraidError, ServerError, OSError) as error:
+    except (BraidError, OSError, *CLIENT_ERRORS) as error:
         _fail(where, as_json, str(error), getattr(error, "code", "ERR"))
     except (ValueError, TypeError):
         # redis-py's text may contain a part of the URL, and with it a password.

@@ -4,6 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
@@ -14,31 +15,41 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from braidstream import config as files
-from braidstream import lua
 from braidstream.admin.diagnosis import missing_rights
-from braidstream.admin.membership import initialise, meet, note_marked, part, set_fence
+from braidstream.cli.log_reach import written_in
 from braidstream.cli.reach import ConfigFile, Json, ask, report, trouble
+from braidstream.cli.region_reach import (
+    add_writers,
+    prepare,
+    reached,
+    region_at,
+    remove_writer,
+)
 from braidstream.cli.replicate import durability_of
 from braidstream.cli.verbs import Verbs
 from braidstream.clients.sync import ServerError
-from braidstream.config import Config, RegionConfig, Selection
+from braidstream.config import Config, RegionConfig, Selection, is_exchanged
 from braidstream.errors import BraidError, ConfigError
 from braidstream.model.ids import LAST_WRITER
 from braidstream.model.region_config import Region
 from braidstream.net.bulk import shown
-from braidstream.net.wire import parse_address
-from braidstream.protocol.cache import REGION_FRESH_S
-from braidstream.protocol.identify import read_region, refuse_cluster
-from braidstream.replication.endpoint import Endpoint
+from braidstream.replication import fence
+from braidstream.replication.cluster_gate import gate_for
+from braidstream.replication.cluster_link import AnyLink, Side, directly, link_between
+from braidstream.replication.cluster_region import AWARE_S
+from braidstream.replication.endpoint import Endpoint, back_off
 from braidstream.replication.feed import all_streams
-from braidstream.replication.flushed import append_aside, home_of, mark_written, set_aside
+from braidstream.replication.flushed import append_aside, home_of, mark_written, set_aside, set_reused_aside
 from braidstream.replication.gate import Gate
 from braidstream.replication.identity import check_region
-from braidstream.replication.link import Link
 
 app = Verbs("Add or remove a region.")
 
 AT_ONCE: Final = 16
+# So many names of logs stand in a message.
+LISTED: Final = 10
+# How often a stream of a cluster is tried: about 15 seconds.
+TRIES: Final = 12
 _console = Console(stderr=True)
 
 
@@ -59,7 +70,9 @@ def add(
     config: ConfigFile = Path("braid.toml"),
     as_json: Json = False,
 ) -> None:
-    """Make a server a new region, copy all data to it, and add it to the file.
+    """Make a server a new region, copy the streams of the others to it, and add it to the file.
+
+    With include and exclude, here or in the file, it copies only the streams that the two regions exchange.
 
     Works under load. Running daemons reload the file; start one for the new region. If it fails, for
     example because a region is down, run it again.
@@ -83,15 +96,16 @@ def add(
         target = joined.named(name)
         _refuse_removed(number, [_check(each) for each in others])
         _check_rights(target, others)
-        ask(target.url, refuse_cluster(), initialise(number, name), lua.load())
+        prepare(target.url, number, name)
         regions = [_add_writers(each, joined) for each in joined.region]
         if len(others) == 1:
-            time.sleep(2 * REGION_FRESH_S)  # until clients of the only region write a journal for peers
+            time.sleep(AWARE_S)  # until clients of the only region write a journal for peers
         if is_new:
             files.write(config, text)
 
-        def relay(home: Endpoint, gate: Gate, region: Region) -> Callable[[bytes], Awaitable[int]]:
-            return partial(_relay, Link(gate, home, here=region, there=regions[-1]))
+        def relay(home: Side, source: Side, region: Region) -> Copy:
+            link = link_between(source, home, here=region, there=regions[-1])
+            return link, partial(_relay, link)
 
         entries, streams = asyncio.run(_from_each(others, regions, target, relay))
     facts = {"region": number, "name": name, "streams": streams, "entries": entries}
@@ -115,7 +129,7 @@ def rejoin(
     config: ConfigFile = Path("braid.toml"),
     as_json: Json = False,
 ) -> None:
-    """Restore a region whose server lost its data: it is empty, or from an old backup.
+    """Restore a region whose server or cluster lost its data: it is empty, or from an old backup.
 
     It copies entries, groups and known messages back from the other regions. Meanwhile clients get LOADING
     errors. Data that no other region has is lost. Stop the region's daemon before, and start it afterwards.
@@ -134,24 +148,17 @@ def rejoin(
             _check(each)
     with trouble(lost.url, as_json):
         _check_rights(lost, sources)
-        *_, fenced = ask(
-            lost.url,
-            refuse_cluster(),
-            initialise(lost.id, lost.name, fenced=True),
-            lua.load(),
-            set_fence(True),
-        )
-        time.sleep(2 * REGION_FRESH_S)  # until connected clients see the fence
-        if fenced.flushed:
-            asyncio.run(_mark_written(lost))
+        prepare(lost.url, lost.id, lost.name, fenced=True)
+        asyncio.run(_fence(lost, sources))
         regions = [_add_writers(each, known) for each in (*sources, lost)]
 
-        def recover(home: Endpoint, gate: Gate, region: Region) -> Callable[[bytes], Awaitable[int]]:
-            return Link(home, gate, here=regions[-1], there=region).recover
+        def recover(home: Side, source: Side, region: Region) -> Copy:
+            link = link_between(home, source, here=regions[-1], there=region)
+            return link, link.recover
 
         entries, streams = asyncio.run(_from_each(sources, regions, lost, recover))
         waiting = asyncio.run(_append_aside(lost, sources))
-        ask(lost.url, set_fence(False))
+        asyncio.run(_admit_clients(lost))
     facts = {"region": lost.id, "name": lost.name, "streams": streams, "entries": entries}
     text = f"region {lost.id} ({lost.name}) has {streams:,} streams again; {entries:,} entries were restored."
     if waiting:
@@ -163,13 +170,14 @@ def rejoin(
 @app.command("remove")
 def remove(
     name: Annotated[str, typer.Argument(help="The region's name or number.")],
+    force: Annotated[bool, typer.Option(help="Remove it though it is the home of logs.")] = False,
     config: ConfigFile = Path("braid.toml"),
     as_json: Json = False,
 ) -> None:
     """Remove a region for good. The others stop waiting for it. Stop its daemons.
 
     The others keep the entries it wrote, and bring each other up to date on them. Never reuse its number.
-    You can run it again.
+    You can run it again. If it is the home of logs, they are listed and nothing is changed: move them first.
 
     Example: braid region remove ap-south
     """
@@ -181,25 +189,39 @@ def remove(
             raise BraidError("it is the only region. There is nothing to remove it from.")
         for each in rest:
             _check(each)
+        logs = written_in(gone, rest)
+        if logs and not force:
+            raise BraidError(_advice(gone, rest[0], logs))
         text = files.without_region(config.read_text(encoding="utf-8"), gone.id)
         _remove_everywhere(gone, rest)
         files.write(config, text)
     left = [each.name for each in rest]
-    report(
-        as_json,
-        {"removed": gone.name, "regions": left},
-        f"{gone.name} is removed; {', '.join(left)} remain. Stop its daemon and gateways.",
+    done = f"{gone.name} is removed. Regions left: {', '.join(left)}. Stop its daemon and gateways."
+    if logs:
+        done += f" Move its logs ({_some(logs)}): braid log move {logs[0]} --to {left[0]} --force"
+    report(as_json, {"removed": gone.name, "regions": left, "logs": logs}, done)
+
+
+def _advice(gone: RegionConfig, other: RegionConfig, logs: list[str]) -> str:
+    return (
+        f"{gone.name} is the home of {_some(logs)}. Nothing was changed. Move each log first: "
+        f"braid log move {logs[0]} --to {other.name}. If {gone.name} is lost, add --force to that. "
+        "With --force here the region is removed, and its logs cannot be written until you move them."
     )
+
+
+def _some(logs: list[str]) -> str:
+    more = f" and {len(logs) - LISTED} more" if len(logs) > LISTED else ""
+    return ", ".join(logs[:LISTED]) + more
 
 
 def _check(each: RegionConfig) -> Region:
     """Before anything is changed: a region in the file must be reachable, and be that region."""
     try:
-        [found] = ask(each.url, read_region())
-        check_region(found, (each.id, each.name), shown(each.url))
+        region = region_at(each.url)
+        check_region(region, (each.id, each.name), shown(each.url))
     except (BraidError, ServerError, OSError) as error:
         raise ConfigError(f"region {each.name!r}: {error} Nothing was changed.") from None
-    region: Region = found
     return region
 
 
@@ -231,7 +253,7 @@ def _remove_everywhere(gone: RegionConfig, rest: Sequence[RegionConfig]) -> None
     failed = {}
     for each in rest:
         try:
-            ask(each.url, part([gone.id]))
+            remove_writer(each.url, gone.id)
         except (BraidError, ServerError, OSError) as error:
             failed[each.name] = error
     if failed:
@@ -241,84 +263,113 @@ def _remove_everywhere(gone: RegionConfig, rest: Sequence[RegionConfig]) -> None
 
 def _add_writers(each: RegionConfig, joined: Config) -> Region:
     """Add all writers to a region, before the first entry of the new one arrives there."""
-    [region] = ask(each.url, meet(other.id for other in joined.region))
-    known: Region = region
-    return known
+    return add_writers(each.url, [other.id for other in joined.region])
 
 
 def _refuse_move(known: Config, target: RegionConfig) -> None:
-    """A region that is listed must have the url of the file: two servers with one number share IDs."""
+    """A region that is listed must have the url of the file: two servers with one number share IDs. And its
+    patterns: daemons follow the file."""
     for each in known.region:
         if each.id == target.id and each.url != target.url:
             raise ConfigError(
                 f"region {each.id} ({each.name}) is listed with another url. Nothing was changed. To move it "
                 "to another server, make that a replica, promote it and change the url in the file."
             )
+        is_same = each.selection == target.selection and target.gateway in (None, each.gateway)
+        if each.id == target.id and not is_same:
+            raise ConfigError(
+                f"region {each.id} ({each.name}) is listed with another include, exclude or gateway. Nothing "
+                "was changed. Change the file first, and leave these options out."
+            )
 
 
-async def _mark_written(flushed: RegionConfig) -> None:
-    home = Endpoint(parse_address(flushed.url))
-    await home.connect()
-    await mark_written(home, flushed.id)
-    await home.run(note_marked())
-    home.close()
+async def _fence(lost: RegionConfig, sources: Sequence[RegionConfig]) -> None:
+    """Refuse clients. What they wrote to an empty server before they noticed is marked."""
+    async with AsyncExitStack() as stack:
+        home = await stack.enter_async_context(reached(lost.url))
+        fenced = await fence.put_up(home)
+        await asyncio.sleep(AWARE_S)  # until connected clients see the fence
+        if fenced.flushed:
+            await mark_written(home, lost.id)
+            await fence.note_all_marked(home)
+        elif fenced.is_cluster:
+            peers = [await stack.enter_async_context(reached(each.url)) for each in sources]
+            await set_reused_aside(home, lost.id, peers)
+
+
+async def _admit_clients(restored: RegionConfig) -> None:
+    async with reached(restored.url) as home:
+        await fence.take_down(home)
 
 
 async def _append_aside(flushed: RegionConfig, others: list[RegionConfig]) -> list[str]:
     """Append what clients wrote to logs after a FLUSHALL, at their homes. Returns the logs that must wait."""
-    region, waiting = Endpoint(parse_address(flushed.url)), list[str]()
-    await region.connect()
-    urls = {each.id: each.url for each in (flushed, *others)}
-    async for name, mark in set_aside(region):
-        try:
-            home = Endpoint(parse_address(urls[await region.run(home_of(name, flushed.id))]))
-            await home.connect()
-            await append_aside(name, mark, region, home)
-            home.close()
-        except (BraidError, OSError, KeyError):
-            waiting.append(name.decode(errors="replace"))
-    region.close()
+    waiting, urls = list[str](), {each.id: each.url for each in (flushed, *others)}
+    async with reached(flushed.url) as region:
+        async for name, mark in set_aside(region):
+            try:
+                async with reached(urls[await region.run(home_of(name, flushed.id))]) as home:
+                    await append_aside(name, mark, region, home)
+            except (BraidError, OSError, KeyError):
+                waiting.append(name.decode(errors="replace"))
     return waiting
 
 
-# The target, the gate of a source and its region -> a function that copies one stream and counts entries.
-CopyFrom = Callable[[Endpoint, Gate, Region], Callable[[bytes], Awaitable[int]]]
+# A link, and a function that copies one stream with it and counts entries.
+Copy = tuple[AnyLink, Callable[[bytes], Awaitable[int]]]
+# From the target, a source, and the region of the source.
+CopyFrom = Callable[[Side, Side, Region], Copy]
 
 
 async def _from_each(
     sources: list[RegionConfig], regions: list[Region], target: RegionConfig, copy_from: CopyFrom
 ) -> tuple[int, int]:
     """Copy all streams that are exchanged to the target: (entries, streams). regions: of each source."""
-    home = Endpoint(parse_address(target.url))
-    await home.connect()
     entries, seen = 0, set[bytes]()
     with Progress(console=_console, transient=True) as progress:
-        for each, region in zip(sources, regions, strict=False):
-            source = Endpoint(parse_address(each.url))
-            await source.connect()
-            both = each.selection, target.selection
-            found = [name async for page in all_streams(source) for name in page]
-            names = [name for name in found if all(chosen.takes(name) for chosen in both)]
-            done = partial(progress.advance, progress.add_task(f"from {escape(each.name)}", total=len(names)))
-            gate = Gate(source, durability_of(each))
-            waiting, one = iter(names), copy_from(home, gate, region)
-            entries += sum(await asyncio.gather(*(_each(one, waiting, done) for _ in range(AT_ONCE))))
-            seen.update(names)
-            gate.close()
-            source.close()
-    home.close()
+        async with reached(target.url) as home:
+            for each, region in zip(sources, regions, strict=False):
+                async with reached(each.url) as source:
+                    both = each.selection, target.selection
+                    found = [name async for page in all_streams(source) for name in page]
+                    names = [name for name in found if is_exchanged(name, both)]
+                    task = progress.add_task(f"from {escape(each.name)}", total=len(names))
+                    gate = gate_for(source, durability_of(each))
+                    copy = copy_from(Side(home, directly), Side(source, partial(_through, gate)), region)
+                    waiting, done = iter(names), partial(progress.advance, task)
+                    entries += sum(
+                        await asyncio.gather(*(_each(copy, waiting, done) for _ in range(AT_ONCE)))
+                    )
+                    seen.update(names)
+                    gate.close()
     return entries, len(seen)
 
 
-async def _relay(link: Link, name: bytes) -> int:
+def _through(gate: Gate, node: Endpoint) -> tuple[Gate, None]:
+    """Read only what the region can no longer lose."""
+    return gate.of(node), None
+
+
+async def _relay(link: AnyLink, name: bytes) -> int:
     return (await link.sync(name, relay=True)).entries
 
 
-async def _each(
-    copy: Callable[[bytes], Awaitable[int]], waiting: Iterator[bytes], done: Callable[[], None]
-) -> int:
+async def _each(copy: Copy, waiting: Iterator[bytes], done: Callable[[], None]) -> int:
     entries = 0
     for name in waiting:
-        entries += await copy(name)
+        entries += await _copied(copy, name)
         done()
     return entries
+
+
+async def _copied(copy: Copy, name: bytes) -> int:
+    """One stream, again if its slot moves or its node fails over meanwhile."""
+    link, one = copy
+    for tries in range(TRIES):
+        try:
+            return await one(name)
+        except BraidError as error:
+            if not link.goes_on(name, error):
+                raise
+        await back_off(tries)
+    return await one(name)

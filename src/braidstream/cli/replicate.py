@@ -6,8 +6,9 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -17,14 +18,15 @@ from braidstream import lua
 from braidstream.admin.membership import initialise
 from braidstream.cli.probing import parse_probes, serve_probes
 from braidstream.cli.reach import ConfigFile, Json, ask, trouble
+from braidstream.cli.region_reach import is_cluster_at, prepare_cluster, region_at
 from braidstream.clients.sync import ServerError
 from braidstream.config import Config, RegionConfig, Selection, load
 from braidstream.errors import BraidError, ConfigError, LibraryError, NotARegionError
 from braidstream.net.listen import Listen
+from braidstream.net.sender import LOST
 from braidstream.net.wire import Address, parse_address
 from braidstream.observability.events import JsonFormatter, emit
 from braidstream.observability.probes import Answers
-from braidstream.protocol.identify import read_region, refuse_cluster
 from braidstream.replication.daemon import Daemon
 from braidstream.replication.gate import Durability
 
@@ -74,13 +76,27 @@ def replicate(
         _peers(regions, here)
     probes = parse_probes(listen or here.listen)
     with trouble(here.url, as_json):
-        ask(here.url, refuse_cluster())
-        _refuse_lost(here, regions.peers_of(here.name))
-        ask(here.url, initialise(here.id, here.name))
-        _load_functions(here.url)
+        is_cluster = is_cluster_at(here.url)
+        _refuse_lost(here, regions.peers_of(here.name), is_cluster=is_cluster)
+        if is_cluster:
+            _prepare_cluster(here)
+        else:
+            ask(here.url, initialise(here.id, here.name))
+            _load_functions(here.url)
     log_to_stderr(verbose, log_format)
+    daemon = partial(Daemon, parse_address(here.url), durability_of(here), is_cluster=is_cluster)
     with contextlib.suppress(asyncio.CancelledError):
-        asyncio.run(_run(config, regions, here, probes, as_json))
+        asyncio.run(_run(config, regions, here, daemon, probes, as_json))
+
+
+def _prepare_cluster(here: RegionConfig) -> None:
+    """A daemon starts also while a primary is lost, if the others are its region and have the functions."""
+    try:
+        prepare_cluster(here.url, here.id, here.name)
+    except LOST:
+        found = region_at(here.url)
+        if (found.id, found.name) != (here.id, here.name) or found.library < lua.VERSION:
+            raise
 
 
 def _load_functions(url: str) -> None:
@@ -93,27 +109,38 @@ def _load_functions(url: str) -> None:
             raise
 
 
-def _refuse_lost(here: RegionConfig, peers: Sequence[RegionConfig]) -> None:
-    """Refuse a server that is fenced, or that is empty although peers have its region: rejoin it first."""
+def _refuse_lost(here: RegionConfig, peers: Sequence[RegionConfig], *, is_cluster: bool) -> None:
+    """Refuse a server that is fenced, or that is empty although a peer has its region: rejoin it first.
+
+    A peer that does not answer may have it, so an empty server becomes a region only if all answer.
+    """
     try:
-        [found] = ask(here.url, read_region())
-        signs = ["it is fenced"] if found.fenced else []
+        found = region_at(here.url)
     except NotARegionError:
-        signs = [f"{peer.name} has data of it" for peer in peers if _knows(peer, here.id)]
+        signs = [f"{peer.name} has data of it" for peer in peers if _knows(peer, here)]
+    else:
+        signs = ["it is fenced"] if found.fenced else []
     if signs:
+        what = "cluster" if is_cluster else "server"
         raise BraidError(
-            f"this server lost the data of region {here.id} ({here.name}): {' and '.join(signs)}. "
+            f"this {what} lost the data of region {here.id} ({here.name}): {' and '.join(signs)}. "
             f"Restore it first: braid region rejoin {here.name}"
         )
 
 
-def _knows(peer: RegionConfig, number: int) -> bool:
-    """Whether a peer has a region's writer. False if the peer cannot be reached."""
+def _knows(peer: RegionConfig, here: RegionConfig) -> bool:
+    """Whether a peer has a region's writer."""
     try:
-        [region] = ask(peer.url, read_region())
-    except (BraidError, ServerError, OSError):
+        region = region_at(peer.url)
+    except NotARegionError:
         return False
-    return number in region.writers
+    except (BraidError, ServerError, OSError) as error:
+        raise BraidError(
+            f"this server is no region, and {peer.name} cannot say whether region {here.id} ({here.name}) "
+            f"had data: {error}. Start again when it answers. If the region is new, run: "
+            f"braid init --url URL --region {here.id} --name {here.name}"
+        ) from None
+    return here.id in region.writers
 
 
 def log_to_stderr(verbose: bool, log_format: LogFormats = LogFormats.text) -> None:
@@ -128,8 +155,15 @@ def log_to_stderr(verbose: bool, log_format: LogFormats = LogFormats.text) -> No
     logging.getLogger("braidstream").setLevel(logging.DEBUG if verbose else logging.INFO)
 
 
-async def _run(path: Path, regions: Config, here: RegionConfig, probes: Listen | None, as_json: bool) -> None:
-    daemon = Daemon(parse_address(here.url), durability_of(here))
+async def _run(
+    path: Path,
+    regions: Config,
+    here: RegionConfig,
+    make: Callable[[], Daemon],
+    probes: Listen | None,
+    as_json: bool,
+) -> None:
+    daemon = make()
     daemon.takeover.after_s = regions.groups.takeover_after_s
     prober, metrics = await serve_probes(
         probes, Answers(here.name, daemon.families, daemon.why_not_ready), option="--listen", as_json=as_json

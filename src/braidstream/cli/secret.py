@@ -1,7 +1,8 @@
 """Keeps passwords out of the process list: --url-file or the environment variable BRAID_URL instead of --url.
 
 --url wins over --url-file, which wins over BRAID_URL. If the user passes --config, --region or --lake instead
-of an optional --url, BRAID_URL is ignored.
+of an optional --url, sets BRAID_CONFIG for a command that reads it, or has the file that the command reads by
+default (braid.toml), BRAID_URL is ignored.
 """
 
 import os
@@ -27,9 +28,24 @@ class UrlCommand(HelpCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         found = os.environ.get(_VARIABLE)
         [url] = (each for each in self.params if each.name == "url")
-        if found and (url.required or not any(word.partition("=")[0] in _INSTEAD for word in args)):
+        if found and (url.required or not self._names_another(args)):
             ctx.default_map = {"url": found}
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            if error.param is url and not error.message:  # it is missing
+                error.message = f"Add --url redis://localhost:6379, say, or set {_VARIABLE}."
+            raise
+
+    def _names_another(self, args: list[str]) -> bool:
+        """Whether the user says otherwise what to work on: by an option, by the variable of one, or by a file
+        in its default place."""
+        files = (each.default for each in self.params if each.name == "config")
+        if any(isinstance(each, Path) and each.exists() for each in files):
+            return True
+        typed = {word.partition("=")[0] for word in args}
+        set_ = {each.name for each in self.params if each.envvar and os.environ.get(str(each.envvar))}
+        return any(option in typed or option.removeprefix("--") in set_ for option in _INSTEAD)
 
 
 def _read(ctx: typer.Context, value: Path | None) -> None:

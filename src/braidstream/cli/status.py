@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -13,17 +14,36 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from braidstream.admin.region_status import LinkView, Overview, View, as_json, overview
+from braidstream.admin.region_status import LinkView, Overview, View, overview
+from braidstream.admin.status_facts import as_json
 from braidstream.cli.reach import ConfigFile, trouble
-from braidstream.config import Config, RegionConfig, Selection, load
+from braidstream.cli.region_choice import OneUrl, choose_regions
+from braidstream.config import Config, RegionConfig, Selection
 from braidstream.inspection.region_reader import Rates, look, rates_between
 from braidstream.inspection.status_words import daemon_words, is_broken, is_held, link_words, memory_words
-from braidstream.net.wire import parse_address
 
 _ANY_WIDTH: Final = 10_000
 
 
+@dataclass(frozen=True, slots=True)
+class _Looking:
+    """What to read, and how. has_file: the regions are all those of a file, not one by its URL."""
+
+    regions: Config
+    max_lag_ms: int
+    has_file: bool
+
+    def look(self) -> Overview:
+        views = asyncio.run(look(self.regions))
+        return overview(views, self.max_lag_ms, has_file=self.has_file)
+
+    def show(self, found: Overview, rates: Rates) -> RenderableType:
+        return screen(found, rates, self.regions.region, [] if self.has_file else _peers(found))
+
+
 def status(
+    ctx: typer.Context,
+    url: OneUrl = None,
     config: ConfigFile = Path("braid.toml"),
     watch: Annotated[bool, typer.Option("--watch", help="Refresh the screen until stopped.")] = False,
     every: Annotated[float, typer.Option(min=0.2, help="With --watch: seconds between refreshes.")] = 2.0,
@@ -34,41 +54,39 @@ def status(
 ) -> None:
     """Show all regions and the links between them: state, lag, memory, clocks, and what is wrong.
 
-    It reads the servers, not the daemons. It works while daemons are down, and shows that they are.
-    The exit code is 1 if it found a problem.
+    It reads the servers, not the daemons. It works while daemons are down, and shows that they are. With
+    --url it shows one region and its links, and needs no file. The exit code is 1 if it found a problem.
 
     Example: braid status --config braid.toml --watch
     """
-    with trouble(config, as_json_):
-        regions = load(config)
-        for region in regions.region:
-            parse_address(region.url)
-    max_lag_ms = round(max_lag * 1000)
+    with trouble(url or config, as_json_):
+        regions = choose_regions(ctx, url, config)
+    looking = _Looking(regions, round(max_lag * 1000), has_file=url is None)
     if watch:
-        _watch(regions, every, max_lag_ms, as_json_)
+        _watch(looking, every, as_json_)
         return
-    found = overview(asyncio.run(look(regions)), max_lag_ms)
+    found = looking.look()
     if as_json_:
         typer.echo(json.dumps(_facts(found, regions)))
     else:
-        Console(highlight=False).print(screen(found, {}, regions.region))
+        Console(highlight=False).print(looking.show(found, {}))
     raise typer.Exit(1 if found.problems else 0)
 
 
-def _watch(regions: Config, every_s: float, max_lag_ms: int, in_json: bool) -> None:
+def _watch(looking: _Looking, every_s: float, in_json: bool) -> None:
     console, before, rates = Console(highlight=False), None, Rates()
     with Live(console=console, auto_refresh=False, transient=False) as live:
         while True:
             now = time.monotonic()
-            found = overview(asyncio.run(look(regions)), max_lag_ms)
+            found = looking.look()
             if before is not None:
                 rates = rates_between(before[1], found, now - before[0])
             before = now, found
             if in_json:
-                typer.echo(json.dumps(_facts(found, regions)))
+                typer.echo(json.dumps(_facts(found, looking.regions)))
             else:
                 title = Text(f"{time.strftime('%H:%M:%S')}  Ctrl-C stops", style="dim")
-                live.update(Group(title, screen(found, rates, regions.region)), refresh=True)
+                live.update(Group(title, looking.show(found, rates)), refresh=True)
             time.sleep(every_s)
 
 
@@ -83,8 +101,14 @@ def _facts(found: Overview, regions: Config) -> dict[str, Any]:
 # The screen
 
 
-def screen(found: Overview, rates: Rates, regions: Iterable[RegionConfig] = ()) -> RenderableType:
-    return Group(_regions(found), "", _Links(found, rates), "", *_selections(regions), _problems(found))
+def screen(
+    found: Overview,
+    rates: Rates,
+    regions: Iterable[RegionConfig] = (),
+    notes: Iterable[RenderableType] = (),
+) -> RenderableType:
+    links: list[RenderableType] = [_Links(found, rates), ""] if found.links else []
+    return Group(_regions(found), "", *links, *_selections(regions), *notes, _problems(found))
 
 
 class _Links:
@@ -110,7 +134,7 @@ def _regions(found: Overview) -> Table:
             continue
         assert view.region is not None
         clock = f"{round((view.clock_ms - middle) / 1000, 1) + 0.0:+.1f}s"
-        table.add_row(view.name, view.engine, view.region.id_mode, _memory(view), clock, _daemon(view))
+        table.add_row(view.name, view.engine, view.region.id_mode, _memory(view), clock, _daemon(view, found))
     return table
 
 
@@ -118,17 +142,20 @@ def _memory(view: View) -> Text:
     return Text(memory_words(view), style="bold red" if view.is_full else "")
 
 
-def _daemon(view: View) -> Text:
+def _daemon(view: View, found: Overview) -> Text:
     style = "yellow" if is_held(view) else ""
-    return Text(daemon_words(view), style=style if view.live else "bold red")
+    if not view.live:
+        style = "bold red" if found.needs_daemon(view) else "dim"
+    return Text(daemon_words(view, found), style=style)
 
 
 def _matrix(found: Overview, rates: Rates) -> Table:
-    names = [view.name for view in found.views]
-    table = Table("from \\ to", *names, box=None, pad_edge=False)
+    sources = [view.name for view in found.views]
+    targets = [*dict.fromkeys([*sources, *(link.target for link in found.links)])]
+    table = Table("from \\ to", *targets, box=None, pad_edge=False)
     cells = {(link.source, link.target): _cell(link, rates) for link in found.links}
-    for source in names:
-        table.add_row(source, *(cells.get((source, target), Text("-", style="dim")) for target in names))
+    for source in sources:
+        table.add_row(source, *(cells.get((source, target), Text("-", style="dim")) for target in targets))
     return table
 
 
@@ -157,13 +184,26 @@ def _selections(regions: Iterable[RegionConfig]) -> list[RenderableType]:
     return [*lines, ""] if lines else []
 
 
+def _peers(found: Overview) -> list[RenderableType]:
+    """The peers of a region that was read by its URL. Their addresses are in the file, not in the server."""
+    lines = list[RenderableType]()
+    for view in found.views:
+        if view.region is not None and view.region.peers:
+            numbers = ", ".join(map(str, view.region.peers))
+            text = f" has peers: region {numbers}. To read their servers too: "
+            lines.append(
+                Text.assemble((view.name, "bold"), text, ("braid status --config braid.toml", "cyan"))
+            )
+    return [*lines, ""] if lines else []
+
+
 def _problems(found: Overview) -> RenderableType:
     if not found.problems:
         return Text("No problems found.", style="green")
     count = len(found.problems)
     lines: list[RenderableType] = [Text(f"{count} problem{'s' if count > 1 else ''}:", style="bold red")]
     for each in found.problems:
-        line = Text.assemble((each.where, "bold"), f": {each.text.rstrip('.')}. ", (each.fix, "cyan"))
+        line = Text.assemble((each.place, "bold"), f": {each.text.rstrip('.')}. ", (each.fix, "cyan"))
         lines.append(_Hanging(line))
     return Group(*lines)
 

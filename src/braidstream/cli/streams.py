@@ -11,17 +11,16 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from braidstream.admin.stream_overview import StreamRow, ends_before, follow, list_streams, read_stream
+from braidstream.admin.stream_overview import StreamRow, ends_before, find_streams, follow, read_stream
 from braidstream.cli.reach import Json, Url, trouble
-from braidstream.clients.sync import Redis
-from braidstream.commands.glob import matcher
+from braidstream.clients.any_region import AnyClient, open_region
 from braidstream.errors import BraidError
 from braidstream.inspection.group_reader import GroupRow, read_groups
 from braidstream.inspection.wording import age, printable, short, size_text
 from braidstream.model import ids
 from braidstream.model.frontier import name_of_text
 from braidstream.model.strand import Entry
-from braidstream.protocol.identify import read_region
+from braidstream.protocol.identify import read_any_region, read_ms
 
 _BLOCK_MS: Final = 1_000
 _COLOURS: Final = ("cyan", "green", "magenta", "yellow", "blue", "red")
@@ -35,9 +34,9 @@ def streams(url: Url, pattern: Pattern = "*", limit: Limit = 100, as_json: Json 
 
     Example: braid streams --url redis://localhost:6379 --pattern 'orders*'
     """
-    with trouble(url, as_json), Redis.from_url(url) as client:
-        client.run_plan(read_region())
-        now_ms = _now_ms(client)
+    with trouble(url, as_json), open_region(url) as client:
+        client.run_plan(read_any_region())
+        now_ms = client.run_plan(read_ms())
         rows = [*_rows(client, pattern, limit)]
     if as_json:
         facts = ({**_facts(row), "last_ms": row.last_ms, "last_offset": row.last_offset} for row in rows)
@@ -59,9 +58,9 @@ def groups(url: Url, pattern: Pattern = "*", limit: Limit = 100, as_json: Json =
     Example: braid groups --url redis://localhost:6379 --pattern 'orders*'
     """
     found = list[dict[str, Any]]()
-    with trouble(url, as_json), Redis.from_url(url) as client:
-        client.run_plan(read_region())
-        now_ms = _now_ms(client)
+    with trouble(url, as_json), open_region(url) as client:
+        client.run_plan(read_any_region())
+        now_ms = client.run_plan(read_ms())
         rows = [row for row in _rows(client, pattern, limit) if row.groups]
         for row in rows:
             found += map(_group, client.converse(read_groups(row.name, now_ms, is_log=row.is_log)))
@@ -91,10 +90,12 @@ def tail(
     Example: braid tail orders --url redis://localhost:6379
     """
     name, console = name_of_text(stream), Console(highlight=False)
-    with trouble(url, as_json), Redis.from_url(url) as client:
-        client.run_plan(read_region())
+    with trouble(url, as_json), open_region(url) as client:
+        client.run_plan(read_any_region())
         if client.type(name) not in (b"stream", "stream"):
-            raise BraidError(f"there is no stream {stream!r} in this region. List them: braid streams")
+            raise BraidError(
+                f"there is no stream {stream!r} in this region. List them: braid streams --url URL"
+            )
         ends = client.run_plan(ends_before(name, count))
         first = client.run_plan(follow(name, ends, 1)) or []
         try:
@@ -108,16 +109,11 @@ def tail(
             pass
 
 
-def _rows(client: Redis, pattern: str, limit: int) -> Iterator[StreamRow]:
+def _rows(client: AnyClient, pattern: str, limit: int) -> Iterator[StreamRow]:
     """The first streams by name that match."""
-    names, cursor, matches = list[bytes](), 0, matcher(name_of_text(pattern))
-    while True:
-        cursor, page = client.run_plan(list_streams(cursor))
-        names += (name for name in page if matches(name))
-        if not cursor:
-            break
-    shown = 0
-    for name in sorted(set(names)):
+    wanted, shown = name_of_text(pattern), 0
+    found = client.run_on_primaries(lambda: find_streams(wanted))
+    for name in sorted({name for names in found for name in names}):
         row = client.run_plan(read_stream(name))
         if row is not None:
             yield row
@@ -183,11 +179,6 @@ def _print(table: Table, rows: list[StreamRow], limit: int) -> None:
 def _facts(row: StreamRow) -> dict[str, Any]:
     return {"name": printable(row.name), "entries": row.length, "bytes": row.size, "groups": row.groups,
             "strands": row.strands}  # fmt: skip
-
-
-def _now_ms(client: Redis) -> int:
-    seconds, micros = client.time()
-    return int(seconds) * 1000 + int(micros) // 1000
 
 
 def _shown(name: bytes) -> str:

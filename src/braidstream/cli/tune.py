@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
-from braidstream.admin.membership import tune_id_mode
-from braidstream.cli.reach import Json, Url, ask, report, trouble
+from braidstream.cli.reach import Json, Url, report, trouble
 from braidstream.cli.verbs import Verbs
+from braidstream.clients.any_region import open_region
+from braidstream.clients.region_facts import set_id_mode
 from braidstream.model.region_config import ID_MODES
 from braidstream.net.bulk import shown
 
@@ -28,8 +29,8 @@ def id_mode(
 
     Example: braid tune id-mode liberal --url redis://localhost:6379
     """
-    with trouble(url, as_json):
-        [region] = ask(url, tune_id_mode(mode.value))
+    with trouble(url, as_json), open_region(url) as client:
+        region = set_id_mode(client, mode.value)
     facts = {"region": region.id, "name": region.name, "id_mode": region.id_mode}
     report(
         as_json, facts, f"{shown(url)}: region {region.id} ({region.name}) now has ID mode {region.id_mode}."

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from braidstream.admin.region_status import LinkView, View
+from braidstream.admin.region_status import LinkView, Overview, View
 from braidstream.inspection.wording import age, short
 
 _HELD_MS: Final = 1_000
@@ -13,11 +13,13 @@ def memory_words(view: View) -> str:
     return f"{used} of {view.memory.most / 2**20:,.0f} MB" if view.memory.most else f"{used} MB"
 
 
-def daemon_words(view: View) -> str:
-    """Whether the region's daemons run: `up`, `none`, `silent 12s`, `up, held 3.0s`."""
+def daemon_words(view: View, found: Overview) -> str:
+    """Whether the region's daemons run: `up`, `none`, `not needed`, `silent 12s`, `up, held 3.0s`."""
     if view.live:
         count = f"{len(view.live)} daemons" if len(view.live) > 1 else "up"
         return f"{count}, held {age(held_ms(view))}" if is_held(view) else count
+    if not found.needs_daemon(view):
+        return "not needed"
     return f"silent {age(view.now_ms - view.daemons[0].at_ms)}" if view.daemons else "none"
 
 

@@ -101,11 +101,27 @@ EVENTS: Final = {
         "Check this region's server. Links are not logged as lost meanwhile.",
     ),
     "source.up": Event(logging.INFO, "this region's own server is reached again, after `source.lost`"),
+    "node.lost": Event(
+        logging.WARNING,
+        "a primary of a region that is a cluster cannot be reached; the daemon retries. Its streams wait, "
+        "the others go on. Logged once, then once a minute",
+        "Check the node. If it has a replica, the cluster promotes it, and the daemon follows.",
+    ),
+    "node.up": Event(
+        logging.INFO, "a primary of a cluster is reached: a new one, or again. Its streams are compared"
+    ),
+    "node.incomplete": Event(
+        logging.WARNING,
+        "a primary of this region's cluster lacks the engine functions or facts of the others, and they "
+        "could not be copied to it; the daemon retries",
+        "Run `braid init` for the cluster, or fix what `why` names.",
+    ),
     "source.refused": Event(
         logging.WARNING,
         "this region's server refuses writes. Its entries still reach the peers; acknowledgements do not, "
-        "and daemons of this region do not share their work",
-        "Fix what `why` names: memory, disk, replicas, rights.",
+        "and daemons of this region do not share their work. Of a cluster also: the primary of bs:daemons "
+        "is lost, so they do not share it",
+        "Fix what `why` names: memory, disk, replicas, rights, or the lost primary.",
     ),
     "job.failed": Event(
         logging.ERROR,
@@ -119,7 +135,7 @@ EVENTS: Final = {
         "sweep, up to 30 s",
         "Grant `+client|tracking` to the daemon's user.",
     ),
-    "lease.taken": Event(logging.INFO, "this process now serves other shards"),
+    "lease.taken": Event(logging.INFO, "this process now serves other ranges of streams"),
     "gateway.ready": Event(logging.INFO, "listening for clients"),
     "gateway.limited": Event(
         logging.WARNING,
@@ -136,6 +152,13 @@ EVENTS: Final = {
         logging.ERROR,
         "a command caused an unexpected error; its client was disconnected",
         "Report it as a bug, with the lines of `why`.",
+    ),
+    "gateway.worker_started": Event(logging.INFO, "a worker of `braid gateway --workers` serves clients"),
+    "gateway.worker_died": Event(
+        logging.ERROR,
+        "a worker of `braid gateway --workers` ended, or could not start. Its clients were disconnected, and "
+        "reach the other workers. It is started again at once, then at most every two seconds",
+        "Read `why` and the lines of this `worker` before. SIGKILL: was the memory full?",
     ),
     "consumer.ready": Event(logging.INFO, "a consumer joined its group and takes entries"),
     "consumer.stopped": Event(logging.INFO, "a consumer finished what it had started, and left its group"),
@@ -209,11 +232,18 @@ EVENTS: Final = {
 
 
 _counts = dict[str, int]()
+_everywhere = dict[str, object]()
+
+
+def add_to_events(**facts: object) -> None:
+    """Facts for every event of this process from now on."""
+    _everywhere.update(facts)
 
 
 def emit(event: str, **facts: object) -> None:
     level = EVENTS[event].level
     _counts[event] = _counts.get(event, 0) + 1
+    facts |= _everywhere
     if _log.isEnabledFor(level):
         words = (f"{name}={_shown(value)}" for name, value in facts.items())
         shown = {"event": event, **{name: _plain(value) for name, value in facts.items()}}

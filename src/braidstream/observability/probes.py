@@ -1,6 +1,6 @@
 """HTTP for probes and Prometheus: /metrics, /healthz, /readyz.
 
-    GET /healthz    200 while the event loop runs
+    GET /healthz    200 while the event loop runs; of a parent, while those of its workers run
     GET /readyz     200 if the own engine answers, else 503 and the reason
     GET /metrics    Prometheus text
 
@@ -34,11 +34,15 @@ _REASONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The answers of a process. why_not_ready: empty if it is ready."""
+    """The answers of a process.
+
+    why_not_ready, why_not_healthy: empty if it is. A process without workers is healthy if it answers.
+    """
 
     region: str
-    families: Callable[[], Iterable[Family]]
+    families: Callable[[], Iterable[Family] | Awaitable[Iterable[Family]]]
     why_not_ready: Callable[[], Awaitable[str]]
+    why_not_healthy: Callable[[], Awaitable[str]] | None = None
 
 
 class ProbeServer:
@@ -92,12 +96,16 @@ class ProbeServer:
 
     async def _page(self, path: bytes) -> bytes:
         if path == b"/healthz":
-            return _response(200, "ok\n")
+            healthy = self._answers.why_not_healthy
+            why = "" if healthy is None else await healthy()
+            return _response(503 if why else 200, f"{why or 'ok'}\n")
         if path == b"/readyz":
             why = await self._answers.why_not_ready()
             return _response(503 if why else 200, f"{why or 'ready'}\n")
         if path == b"/metrics":
-            return _response(200, render(self._answers.families(), self._answers.region), CONTENT_TYPE)
+            found = self._answers.families()
+            families = await found if isinstance(found, Awaitable) else found
+            return _response(200, render(families, self._answers.region), CONTENT_TYPE)
         return _response(404, "Pages: /metrics, /healthz, /readyz\n")
 
 

@@ -1,0 +1,127 @@
+"""One worker of `braid gateway --workers`: a gateway that shares its port. gateway_pool.py starts it.
+
+    python -m braidstream.cli.gateway_worker 5        # 5: an inherited socket, to the parent
+
+parent --> worker    a job, which may contain passwords: so it is in no argument. Then requests, one a line
+worker --> parent    why it cannot serve, or "". Then to each request a line: the request, a blank, the answer
+
+A worker stops on SIGTERM, and when its parent is gone.
+"""
+
+import asyncio
+import json
+import signal
+import socket
+import ssl
+import sys
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from braidstream.cli.replicate import LogFormats, log_to_stderr
+from braidstream.config import RegionConfig
+from braidstream.errors import BraidError
+from braidstream.gateway.hub import Settings
+from braidstream.gateway.server import Gateway
+from braidstream.net.listen import Listen
+from braidstream.net.wire import parse_address
+from braidstream.observability.events import add_to_events
+from braidstream.observability.metrics import Family
+from braidstream.replication.endpoint import reason
+
+METRICS: Final = b"metrics"  # the answer: FAMILIES
+READY: Final = b"ready"  # the answer: why it is not, or ""
+FAMILIES: Final = TypeAdapter(list[Family])
+LONGEST_LINE: Final = 1 << 24
+
+
+class Job(BaseModel):
+    """What a worker serves, and where. maxclients, backends: of this worker alone."""
+
+    model_config = ConfigDict(frozen=True)
+
+    number: int
+    url: str = Field(repr=False)
+    others: tuple[RegionConfig, ...]
+    listen: str
+    maxclients: int
+    backends: int
+    tls_cert: Path | None
+    tls_key: Path | None
+    tls_ca: Path | None
+    log_format: LogFormats
+
+
+def main() -> None:
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        sys.exit(runner.run(_work(socket.socket(fileno=int(sys.argv[1])))))
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's where it is installed, as by `pip install braidstream[gateway]`: see docs/benchmarks.md."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+def tls_context(cert: Path, key: Path | None, ca: Path | None) -> ssl.SSLContext:
+    """ca: clients need a certificate of it."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=ca)
+    context.load_cert_chain(cert, key)
+    context.verify_mode = ssl.CERT_REQUIRED if ca else ssl.CERT_NONE
+    return context
+
+
+async def _work(parent: socket.socket) -> int:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    reader, writer = await asyncio.open_unix_connection(sock=parent, limit=LONGEST_LINE)
+    job = Job.model_validate_json(await reader.readline())
+    log_to_stderr(verbose=False, log_format=job.log_format)
+    add_to_events(worker=job.number)
+    try:
+        server = await _start(job)
+    except (BraidError, OSError) as error:
+        writer.write(json.dumps(str(error)).encode() + b"\n")
+        await writer.drain()
+        return 1
+    writer.write(b'""\n')
+    answering = asyncio.ensure_future(_answer(server, reader, writer))
+    answering.add_done_callback(lambda _: stop.set())
+    await stop.wait()
+    await server.stop()
+    return 0
+
+
+async def _start(job: Job) -> Gateway:
+    tls = None if job.tls_cert is None else tls_context(job.tls_cert, job.tls_key, job.tls_ca)
+    settings = Settings(maxclients=job.maxclients, backends=job.backends, tls=tls)
+    server = Gateway(parse_address(job.url), settings, job.others)
+    await server.start(Listen.parse(job.listen), is_worker=True)
+    return server
+
+
+async def _answer(server: Gateway, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Until the parent closes the socket, or ends."""
+    while request := (await reader.readline()).strip():
+        writer.write(b"%b %b\n" % (request, await _answer_to(request, server)))
+
+
+async def _answer_to(request: bytes, server: Gateway) -> bytes:
+    """An error of ours is logged, and the worker serves on: its metrics are missing, or it is not ready."""
+    try:
+        if request == METRICS:
+            return FAMILIES.dump_json(server.families())
+        return json.dumps(await server.why_not_ready()).encode()
+    except Exception as error:
+        server.hub.crashed(error)
+        return b"[]" if request == METRICS else json.dumps(reason(error)).encode()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Regions as the commands for replication reach them: one server, a Sentinel group, or a cluster."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager, closing
+from typing import TypeVar
+
+from braidstream import lua
+from braidstream.admin.cluster_membership import initialise_cluster
+from braidstream.admin.membership import initialise, meet, part
+from braidstream.cli.reach import ask
+from braidstream.errors import BraidError, ClusterError, LibraryError
+from braidstream.model.region_config import Region
+from braidstream.net.bulk import Server
+from braidstream.net.wire import parse_address
+from braidstream.protocol.identify import INFO_CLUSTER, is_cluster, read_region
+from braidstream.protocol.plan import Batch, Plan
+from braidstream.replication.cluster_endpoint import ClusterEndpoint, recognised
+from braidstream.replication.cluster_region import meet_everywhere, part_region, region_of
+from braidstream.replication.endpoint import Endpoint
+
+T = TypeVar("T")
+
+
+def is_cluster_at(url: str) -> bool:
+    """Whether a server says that it is a node of a cluster. Not if the user may not ask."""
+    [found] = ask(url, _is_cluster())
+    return bool(found)
+
+
+def _is_cluster() -> Plan[bool]:
+    [info] = yield Batch([INFO_CLUSTER], resend=True, attempt=True)
+    return is_cluster(info)
+
+
+def region_at(url: str) -> Region:
+    """Which region a server or a cluster is."""
+    try:
+        [found] = ask(url, read_region())
+    except BraidError as error:
+        if error.code != ClusterError.code:
+            raise
+        return _on_cluster(url, region_of)
+    region: Region = found
+    return region
+
+
+def prepare(url: str, number: int, name: str, *, fenced: bool = False) -> None:
+    """Do what `braid init` does. fenced: an empty server or cluster serves no client yet."""
+    if is_cluster_at(url):
+        prepare_cluster(url, number, name, fenced=fenced)
+    else:
+        ask(url, initialise(number, name, fenced=fenced), lua.load())
+
+
+def prepare_cluster(url: str, number: int, name: str, *, fenced: bool = False) -> None:
+    """The same for a cluster. Newer functions are kept, so that an upgrade can be rolled back."""
+    with closing(Server(url, {"cluster": True})) as cluster:
+        try:
+            initialise_cluster(cluster.each_primary(), number, name, fenced=fenced)
+        except LibraryError:
+            if min(cluster.run_everywhere(lua.installed)) < lua.VERSION:
+                raise
+
+
+def add_writers(url: str, writers: Iterable[int]) -> Region:
+    """Add writers to a region. Running clients follow within a second."""
+    wanted = {*writers}
+    try:
+        [found] = ask(url, meet(wanted))
+    except BraidError as error:
+        if error.code != ClusterError.code:
+            raise
+        return _on_cluster(url, lambda cluster: meet_everywhere(cluster, wanted))
+    region: Region = found
+    return region
+
+
+def remove_writer(url: str, writer: int) -> None:
+    """Mark a writer as gone for good."""
+    if region_at(url).is_cluster:
+        _on_cluster(url, lambda cluster: part_region(cluster, [writer]))
+    else:
+        ask(url, part([writer]))
+
+
+def _on_cluster(url: str, work: Callable[[Endpoint], Awaitable[T]]) -> T:
+    async def run() -> T:
+        async with reached(url) as cluster:
+            return await work(cluster)
+
+    return asyncio.run(run())
+
+
+@asynccontextmanager
+async def reached(url: str) -> AsyncIterator[Endpoint]:
+    """A region, connected. A cluster is followed when its slots move."""
+    region = await recognised(Endpoint(parse_address(url)))
+    watch = asyncio.ensure_future(region.watch()) if isinstance(region, ClusterEndpoint) else None
+    try:
+        yield region
+    finally:
+        if watch is not None:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+        region.close()
