@@ -43,8 +43,15 @@ def main() -> None:
         for flavour in chosen.engine or NEWEST:
             gateways += gateway.measure(flavour, quick=chosen.quick)
         gateway.show(gateways)
+    workers = list[gateway.Workers]()
+    if chosen.only in gateway.WORKERS_NAME:
+        for flavour in chosen.engine or NEWEST:
+            workers += gateway.measure_workers(flavour, quick=chosen.quick)
+        gateway.show_workers(workers)
     if not (chosen.only or chosen.engine):
-        report.write([result for each in (*measured, *crowds, *gateways) for result in each.results()])
+        report.write(
+            [result for each in (*measured, *crowds, *gateways, *workers) for result in each.results()]
+        )
 
 
 if __name__ == "__main__":

@@ -4,6 +4,9 @@
 
 The gateway is one process, as `braid gateway` starts it. Its CPU a command says what a core of its own could
 do, whatever else the machine does meanwhile.
+
+Then a gateway with one worker and one with two, in turns. Without idle cores their rates say little; CPU for
+a command, of all its processes together, shows what sharing a port costs.
 """
 
 import csv
@@ -12,7 +15,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +27,13 @@ from bench.bed import Bed
 from bench.report import Result
 from tests.support.servers import Flavour
 
-NAME = "gateway"
+NAME, WORKERS_NAME = "gateway", "gateway workers"
 CLIENTS = 50
 # Commands in flight of each client: how many commands a turn, and the goal: of the engine's rate, or a rate.
 PIPELINES = {1: 30_000, 16: 160_000}
 GOAL_RATIO, GOAL_RATE = 0.50, 150_000
+# CPU for a command with two workers, of that with one.
+GOAL_WORKERS = 1.0
 ROUNDS, QUICK_ROUNDS = 8, 2
 TURN_WITHIN_S = 120
 WITHOUT_UVLOOP = "import sys; sys.modules['uvloop'] = None; from braidstream.cli.main import app; app()"
@@ -69,6 +74,43 @@ class Gateways:
         return [*found, Result(f"{self.name}: gateway CPU", cpu, "us/XADD", None, True)]
 
 
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """One engine, one depth of pipelines: the turns of a gateway with one worker and of one with two."""
+
+    name: str
+    pipeline: int
+    rounds: Mapping[int, Sequence[Turn]]
+
+    @property
+    def ratio(self) -> float:
+        pairs = zip(self.rounds[2], self.rounds[1], strict=True)
+        return statistics.median(two.cpu_us / one.cpu_us for two, one in pairs)
+
+    def results(self) -> list[Result]:
+        ratio = round(self.ratio, 3)
+        return [Result(f"{self.name}: CPU", ratio, "2 workers/1", GOAL_WORKERS, ratio <= GOAL_WORKERS)]
+
+
+def measure_workers(flavour: Flavour, *, quick: bool) -> list[Workers]:
+    found = []
+    with (
+        Bed(flavour) as bed,
+        running(bed.engine.url, "uvloop") as one,
+        running(bed.engine.url, "uvloop", workers=2) as two,
+    ):
+        for pipeline, commands in PIPELINES.items():
+            rounds = dict[int, list[Turn]]({1: [], 2: []})
+            for number in range(QUICK_ROUNDS if quick else ROUNDS):
+                turns = [(1, one), (2, two)]
+                for workers, (process, port) in turns if number % 2 else reversed(turns):
+                    turn(port, "ours", pipeline, commands // 10)
+                    rounds[workers].append(turn(port, "ours", pipeline, commands, process))
+            name = f"{flavour}: XADD through a gateway, {CLIENTS} clients, pipelines of {pipeline}"
+            found.append(Workers(name, pipeline, rounds))
+    return found
+
+
 def measure(flavour: Flavour, *, quick: bool) -> list[Gateways]:
     found = []
     with Bed(flavour) as bed:
@@ -87,9 +129,10 @@ def measure(flavour: Flavour, *, quick: bool) -> list[Gateways]:
 
 
 @contextmanager
-def running(url: str, loop: str) -> "Iterator[tuple[subprocess.Popen[bytes], int]]":
+def running(url: str, loop: str, workers: int = 1) -> "Iterator[tuple[subprocess.Popen[bytes], int]]":
     start = ["-m", "braidstream.cli.main"] if loop == "uvloop" else ["-c", WITHOUT_UVLOOP]
     words = [sys.executable, *start, "gateway", "--json", "--url", url, "--listen", "127.0.0.1:0"]
+    words += ["--workers", str(workers)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         try:
             assert process.stdout is not None
@@ -102,7 +145,7 @@ def turn(
     port: int, name: str, pipeline: int, commands: int, process: "subprocess.Popen[bytes] | None" = None
 ) -> Turn:
     words = ["redis-benchmark", "-p", str(port), "-c", str(CLIENTS), "-P", str(pipeline), "-n", str(commands)]
-    before = _cpu_s(process)
+    before = cpu_s(process)
     run = subprocess.run(
         [*words, "--csv", "XADD", name, "*", "field", "value"],
         capture_output=True,
@@ -110,16 +153,24 @@ def turn(
         timeout=TURN_WITHIN_S,
         check=True,
     )
-    row = list(csv.reader(run.stdout.splitlines()))[-1]
-    cpu_us = (_cpu_s(process) - before) / commands * 1e6
+    return turn_of(run.stdout, (cpu_s(process) - before) / commands * 1e6)
+
+
+def turn_of(printed: str, cpu_us: float) -> Turn:
+    row = list(csv.reader(printed.splitlines()))[-1]
     return Turn(rate=float(row[1]), p50_ms=float(row[4]), p99_ms=float(row[6]), cpu_us=cpu_us)
 
 
-def _cpu_s(process: "subprocess.Popen[bytes] | None") -> float:
+def cpu_s(process: "subprocess.Popen[bytes] | None") -> float:
+    """Of the process and its children."""
     if process is None:
         return 0.0
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ticks = 0
+    for pid in (str(process.pid), *children):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def show(measured: Sequence[Gateways]) -> None:
@@ -134,4 +185,18 @@ def show(measured: Sequence[Gateways]) -> None:
         table.add_row(
             each.name, pairs[0], f"{each.ratio:.2f}", pairs[1], pairs[2], f"{each.median('cpu_us'):.1f}"
         )
+    Console(width=170).print(table)
+
+
+def show_workers(measured: Sequence[Workers]) -> None:
+    table = Table(title="gateways with one and with two workers: CPU for an XADD, medians of the rounds")
+    for heading in ("case", "1 worker, us", "2 workers, us", "ratio", "XADD/s, 1 / 2"):
+        table.add_column(heading)
+    for each in measured:
+        cpu, rate = (
+            [statistics.median(getattr(turn, field) for turn in each.rounds[workers]) for workers in (1, 2)]
+            for field in ("cpu_us", "rate")
+        )
+        rates = " / ".join(f"{value:,.0f}" for value in rate)
+        table.add_row(each.name, f"{cpu[0]:.2f}", f"{cpu[1]:.2f}", f"{each.ratio:.2f}", rates)
     Console(width=170).print(table)

@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.bed import NEWEST
+from braidstream.replication.leases import RENEW_S
 from tests.support.cli import BRAID
 from tests.support.daemons import write_config
 from tests.support.replicas import replica_of
@@ -36,6 +37,7 @@ RESULTS = Path(__file__).parent / "results" / "replication.json"
 FIELDS = ("order", "0123456789abcdef", "customer", "c-4711-0815", "amount", "129.90", "currency", "EUR")
 ONE_WAY_MS = 50
 RATE = 5_000
+SHARED_STREAMS, SHARED_ENTRIES = 200, 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,15 +231,15 @@ def link_cost(flavour: Flavour, entries: int, peers: int, *, numpy: bool) -> tup
             time.sleep(0.02)
         os.kill(daemon.pid, signal.SIGSTOP)
         bed.fill(entries, 1)
-        before = _cpu_s(daemon.pid), _cpu_s(bed.engines[1].pid)
+        before = cpu_s(daemon.pid), cpu_s(bed.engines[1].pid)
         os.kill(daemon.pid, signal.SIGCONT)
         while min(arrived(target, 1) for target in targets) < entries:
             time.sleep(0.1)
-        after = _cpu_s(daemon.pid), _cpu_s(bed.engines[1].pid)
+        after = cpu_s(daemon.pid), cpu_s(bed.engines[1].pid)
         return (after[0] - before[0]) * 1e6 / entries, (after[1] - before[1]) * 1e6 / entries
 
 
-def _cpu_s(pid: int) -> float:
+def cpu_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -264,6 +266,38 @@ def link_figures(flavour: Flavour, quick: bool) -> Iterator[Figure]:
     yield Figure(f"{flavour}: spliced, four peers, of one", four, "ratio", 1.5, at_least=False)
     saved = engine[1, True] / engine[1, False]
     yield Figure(f"{flavour}: a peer's engine, spliced, of parsed", saved, "ratio", 0.75, at_least=False)
+
+
+def shared_cost(flavour: Flavour, daemons: int) -> list[float]:
+    """CPU per entry, in microseconds, of each daemon of a region. They share its streams."""
+    with Bed(flavour) as bed, ExitStack() as stack:
+        processes = [stack.enter_context(bed.daemon()) for _ in range(daemons)]
+        bed.fill(SHARED_STREAMS, SHARED_STREAMS)
+        while arrived(bed.target, SHARED_STREAMS) < SHARED_STREAMS:
+            time.sleep(0.02)
+        time.sleep(2 * RENEW_S)  # until each knows its share
+        before = [cpu_s(process.pid) for process in processes]
+        bed.fill(SHARED_ENTRIES, SHARED_STREAMS)
+        while arrived(bed.target, SHARED_STREAMS) < SHARED_STREAMS + SHARED_ENTRIES:
+            time.sleep(0.05)
+        after = [cpu_s(process.pid) for process in processes]
+        return [(end - start) * 1e6 / SHARED_ENTRIES for start, end in zip(before, after, strict=True)]
+
+
+def shared_figures(flavour: Flavour, quick: bool) -> Iterator[Figure]:
+    """What two daemons of one region cost, and how evenly they share: one and two in turns."""
+    found = dict[int, list[list[float]]]()
+    for number in range(3 if quick else 5):
+        for daemons in (1, 2) if number % 2 else (2, 1):
+            found.setdefault(daemons, []).append(shared_cost(flavour, daemons))
+    alone = statistics.median(sum(costs) for costs in found[1])
+    both = statistics.median(sum(costs) for costs in found[2])
+    share = statistics.median(max(costs) / sum(costs) for costs in found[2])
+    where = f"{SHARED_STREAMS} streams"
+    yield Figure(f"{flavour}: daemon CPU per entry, {where}, one daemon", alone, "us")
+    yield Figure(f"{flavour}: the same, two daemons together", both, "us")
+    yield Figure(f"{flavour}: two daemons together, of one", both / alone, "ratio")
+    yield Figure(f"{flavour}: the larger share of two daemons", share, "ratio", 0.6, at_least=False)
 
 
 def _benchmark(bed: Bed, requests: int) -> tuple[float, float]:
@@ -326,12 +360,20 @@ def main() -> None:
     parser.add_argument("--engine", choices=EVERY, action="append", help="another one")
     parser.add_argument("--gate", action="store_true", help="only what waiting for a replica costs")
     parser.add_argument("--cpu", action="store_true", help="only the CPU of links for an entry")
+    parser.add_argument("--daemons", action="store_true", help="only how two daemons share the work")
     chosen = parser.parse_args()
+    only = [
+        part
+        for part, is_chosen in (
+            (gate_figures, chosen.gate),
+            (link_figures, chosen.cpu),
+            (shared_figures, chosen.daemons),
+        )
+        if is_chosen
+    ]
     console, measured = Console(width=120), list[Figure]()
     for flavour in chosen.engine or NEWEST:
-        parts = [figures, gate_figures, link_figures]
-        if chosen.gate or chosen.cpu:
-            parts = [gate_figures] if chosen.gate else [link_figures]
+        parts = only or [figures, gate_figures, link_figures, shared_figures]
         for figure in chain.from_iterable(part(flavour, chosen.quick) for part in parts):
             measured.append(figure)
             console.print(f"{figure.name}: {figure.value:,.2f} {figure.unit}", highlight=False)
@@ -343,7 +385,7 @@ def main() -> None:
         colour = "green" if each.ok else "red"
         table.add_row(each.name, f"[{colour}]{each.value:,.2f} {each.unit}[/]", goal)
     console.print(table)
-    if not (chosen.quick or chosen.gate or chosen.cpu):
+    if not (chosen.quick or only):
         RESULTS.write_text(json.dumps([asdict(each) for each in measured], indent=1) + "\n")
 
 

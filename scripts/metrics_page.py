@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Metric
 
 from braidstream.admin.daemon_status import DaemonStatus, LinkStatus
+from braidstream.cli.gateway_pool import workers_family
 from braidstream.consumers.consumer_metrics import ConsumerMetrics
 from braidstream.consumers.message import Message
 from braidstream.gateway.homes import Homes
@@ -70,7 +71,7 @@ def _gateway() -> list[Family]:
     gateway.hub.metrics.count([b"XADD"])
     gateway.hub.homes = Homes(1, {})
     gateway.hub.homes.forwarded["region",] = 1
-    return gateway.families()
+    return [*gateway.families(), workers_family({("0",): 1})]
 
 
 def _archive() -> list[Family]:

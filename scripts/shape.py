@@ -16,7 +16,7 @@ SRC = Path(__file__).parent.parent / "src"
 PACKAGE = SRC / "braidstream"
 # redis-py has modules of these names, and `import braidstream as redis` must find them.
 MIRRORED = frozenset(
-    ("backoff", "client", "cluster", "connection", "credentials", "exceptions", "retry", "sentinel")
+    ("backoff", "client", "cluster", "connection", "credentials", "exceptions", "retry", "sentinel", "utils")
 )
 # How a command is carried. Commands get answers from its methods.
 CARRY = "braidstream.protocol.carry"
