@@ -3,6 +3,9 @@ PYTHON := .venv/bin/python
 # The lower end of what pyproject.toml allows.
 REDIS_PY := 7.0.0
 
+# Tests start hundreds of processes: without bytecode on disk, each compiles everything again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' $(firstword $(MAKEFILE_LIST)))
 
@@ -62,6 +65,9 @@ bench-replication: ## catch-up, lag and cost of replication with real daemons; s
 
 bench-many: ## 100,000 small streams in three regions: memory, catch-up, restart and idle CPU; MANY="--streams 10000"
 	$(PYTHON) -m bench.many $(MANY)
+
+bench-scale: ## the constants of docs/design/scale.md; writes bench/results/scale.json; some minutes
+	$(PYTHON) -m bench.scale
 
 bench-console: ## CPU of the console with five regions under load, without viewers and with five
 	$(PYTHON) -m bench.console
@@ -145,6 +151,9 @@ drawings: ## docs/drawings/*.pikchr become the SVG files beside them
 
 docs-reference: ## write the generated pages of docs/reference
 	$(PYTHON) -m scripts.reference
+
+docs-scale: ## write the tables of docs/design/scale.md from bench/results/scale.json
+	$(PYTHON) -m scripts.scale
 
 clean: ## remove caches and build leftovers; keeps .venv and bench results
 	rm -rf build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

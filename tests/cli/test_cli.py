@@ -220,6 +220,11 @@ def test_the_url_may_come_from_a_file_or_the_environment(
     done = braid("init", "--url-file", str(tmp_path / "none"), *NAMED)
     assert done.returncode == 2
     assert "No such file" in unframed(done.stderr)
+    monkeypatch.delenv("BRAID_URL")
+    done = braid("tune", "id-mode", "strict")
+    assert done.returncode == 2
+    assert "Missing option '--url'. Add --url redis://localhost:6379" in unframed(done.stderr)
+    monkeypatch.setenv("BRAID_URL", engine.url)
     missing = str(tmp_path / "braid.toml")
     done = braid("gateway", "--config", missing, "--region", "1")
     assert f"error {missing}" in done.stderr.replace("\n", ""), "a file is asked for, not the variable"

@@ -72,6 +72,22 @@ def test_what_is_found_is_shown_with_what_to_type(pair: tuple[Engine, Engine], t
     assert "region-2: " not in done.stdout
 
 
+def test_a_region_without_peers_has_nothing_to_rejoin_from(
+    pair: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    config = write_config(tmp_path / "braid.toml", numbered(pair[:1]))
+    with redis.Redis.from_url(pair[0].url) as plain:
+        plain.config_set("appendonly", "no")
+        plain.config_set("save", "")
+        text = findings(config)["persistence", "region-1"]["text"]
+        assert "there is no other region" in text
+        assert "rejoin" not in text
+        plain.flushall()
+    empty = findings(config)["noregion", "region-1"]
+    assert "rejoin" not in empty["text"] + empty["fix"]
+    assert "braid init --url URL --region 1 --name region-1" in empty["fix"]
+
+
 def test_users_with_few_rights_see_what_they_may_and_no_false_errors(
     pair: tuple[Engine, Engine], tmp_path: Path
 ) -> None:

@@ -41,6 +41,8 @@ def log(toml: Path, verb: str, *words: str) -> Any:
 def test_a_log_is_created_moved_set_evicted_and_followed(world: World, toml: Path) -> None:
     assert log(toml, "create", "--home", "region-2") == {"log": "ledger", "home": 2}
     assert log(toml, "create", "--home", "region-2") == {"log": "ledger", "home": 2}
+    empty = braid("log", "info", "ledger", "--config", str(toml)).stdout
+    assert "region-2: no entries; the next offset is 1" in empty
     world[2].twrite("ledger", entries=[("t", str(n)) for n in range(1, 6)])
     assert log(toml, "move", "--to", "region-1") == {"log": "ledger", "home": "region-1", "first": 6}
     assert log(toml, "move", "--to", "region-1")["first"] == 6
@@ -125,6 +127,37 @@ def test_a_forced_move_continues_after_what_any_region_has(three: World, tmp_pat
     assert [row[2] for row in world[2].tread("ledger")] == ["1", "2"]
 
 
+def test_a_region_that_is_the_home_of_logs_is_removed_by_force_only(three: World, tmp_path: Path) -> None:
+    world, toml = three, _written(three, tmp_path)
+    world[1].twrite("ledger", entries=[("t", "1"), ("t", "2")])
+    world[1].twrite("gone", "t", "1")
+    world[2].twrite("diary", "t", "1")
+    world.sync()
+    world[1].delete("gone")
+    world[1].twrite("ledger", "t", "3")
+    world.ship(1, 3, "ledger")
+    world.ship(1, 3, "gone")
+    world.ship(1, 2, "gone")
+    remove, before = ("region", "remove", "region-1", "--config", str(toml)), toml.read_text()
+    refused = braid(*remove)
+    assert refused.returncode == 1
+    assert "region-1 is the home of ledger." in refused.stderr
+    assert "braid log move ledger --to region-2" in refused.stderr
+    assert toml.read_text() == before
+    assert world[2].hget("bs:config", "writers") == "1 2 3"
+
+    done = json.loads(braid(*remove, "--force", "--json").stdout)
+    assert (done["removed"], done["logs"]) == ("region-1", ["ledger"])
+    assert "(not in the file)" in log(toml, "info")["home"]
+    lost = braid("log", "set", "ledger", "--backlog", "5", "--config", str(toml))
+    assert "braid log move ledger --to region-2 --force" in lost.stderr
+    assert log(toml, "move", "--to", "region-2", "--force")["first"] == 4
+    assert world[2].twrite("ledger", "t", "4") == 4
+    world.ship(2, 3, "ledger")
+    for region in (2, 3):
+        assert [row[2] for row in world[region].tread("ledger")] == ["1", "2", "3", "4"]
+
+
 def test_a_rescue_leaves_what_stays_local(world: World, toml: Path) -> None:
     for region, entry in ((1, "one"), (2, "1")):
         world[region].twrite("ledger", "t", entry)
@@ -133,6 +166,57 @@ def test_a_rescue_leaves_what_stays_local(world: World, toml: Path) -> None:
     local.write_text(toml.read_text().replace(url, url + 'exclude = ["ledger"]\n'))
     assert log(local, "rescue") == {"log": "ledger", "rescued": 0}
     assert [world[region].tread("ledger")[0][2] for region in world] == ["one", "1"]
+
+
+def _with_another_ledger_in_3(world: World, tmp_path: Path) -> Path:
+    """Regions 1 and 2 share the log, with its home in 1. Region 3 has another of that name, a local one."""
+    world[1].twrite("ledger", entries=[("a", "1"), ("a", "2"), ("b", "3")])
+    world.ship(1, 2, "ledger")
+    world[3].twrite("ledger", entries=[("x", "other"), ("x", "another")])
+    toml = _written(world, tmp_path)
+    url = f'url = "{world.engines[2].url}"\n'
+    toml.write_text(toml.read_text().replace(url, url + 'exclude = ["ledger", "diary"]\n'))
+    return toml
+
+
+def test_verbs_leave_a_log_of_that_name_that_stays_local(three: World, tmp_path: Path) -> None:
+    world, toml = three, _with_another_ledger_in_3(three, tmp_path)
+    found = log(toml, "info")
+    assert found["home"] == "region-1"
+    assert "not exchanged" in found["regions"][2]["error"]
+    assert log(toml, "compact")["deleted"] == 1
+    assert log(toml, "set", "--backlog", "9")["backlog"] == 9
+    for region in (1, 2):
+        assert [row[2] for row in world[region].tread("ledger") if row] == ["2", "3"]
+    assert world[3].xinfo_stream("ledger")["backlog"] == 0
+    assert log(toml, "evict", "--before", "3") == {"log": "ledger", "evicted": 1}
+    assert [row[2] for row in world[3].tread("ledger")] == ["other", "another"]
+    assert world[1].twrite("ledger", "a", "4") == 4
+    assert world[3].twrite("ledger", "x", "more") == 3
+    assert [epoch["region"] for epoch in log(toml, "info")["epochs"]] == [1]
+
+
+def test_a_log_that_stays_local_is_chosen_by_its_region(three: World, tmp_path: Path) -> None:
+    world, toml = three, _with_another_ledger_in_3(three, tmp_path)
+    there = ("--region", "region-3")
+    assert log(toml, "info", *there)["home"] == "region-3"
+    done = log(toml, "compact", *there)
+    assert (done["deleted"], list(done["memory"])) == (1, ["region-3"])
+    assert log(toml, "set", "--backlog", "7", *there)["backlog"] == 7
+    assert log(toml, "evict", "--before", "3", *there) == {"log": "ledger", "evicted": 1}
+    assert [row[2] for row in world[1].tread("ledger")] == ["1", "2", "3"]
+    world[3].twrite("diary", "t", "1")
+    refused = braid("log", "info", "diary", "--config", str(toml))
+    assert refused.returncode == 1
+    assert "region-3: it stays local there" in " ".join(refused.stderr.split())
+
+
+def test_a_forced_move_collects_nothing_that_stays_local(three: World, tmp_path: Path) -> None:
+    world, toml = three, _with_another_ledger_in_3(three, tmp_path)
+    toml.write_text(toml.read_text().replace(world.engines[0].url, "redis://127.0.0.1:1"))
+    assert log(toml, "move", "--to", "region-2", "--force")["first"] == 4
+    assert world[2].twrite("ledger", "a", "4") == 4
+    assert [row[2] for row in world[2].tread("ledger")] == ["1", "2", "3", "4"]
 
 
 def test_what_the_home_itself_wrote_late_is_rescued_too(world: World, toml: Path) -> None:

@@ -287,6 +287,43 @@ def test_undo_gives_everything_back(region: Any, engine: Engine, appended: int) 
         assert region.xlen("orders") == 21 + appended
 
 
+def test_undo_keeps_all_pending_entries_between_deleted_ones(region: Any, engine: Engine) -> None:
+    with _bare(engine) as bare:
+        _native(bare)
+        _adopted(region)
+        with region.pipeline(transaction=False) as pipe:
+            for at in range(1_500):
+                pipe.xadd("orders", {"new": at})
+            added = pipe.execute()
+        region.xreadgroup("billing", "bob", {"orders": ">"})
+        region.xdel("orders", *added[::2])
+        assert region.run_plan(release(b"orders")).problem == ""
+        rows = bare.xpending_range("orders", "billing", "-", "+", 2_000, consumername="bob")
+        assert [row["message_id"] for row in rows][-750:] == added[1::2]
+
+
+@pytest.mark.parametrize("mode", ["FAIL", "FATAL"])
+def test_undo_keeps_entries_that_were_given_back(region: Any, engine: Engine, mode: str) -> None:
+    if "XNACK" not in engine.vocabulary:
+        pytest.skip("this engine has no XNACK")
+    with _bare(engine) as bare:
+        _native(bare)
+        _adopted(region)
+        region.xreadgroup("billing", "bob", {"orders": ">"})
+        added = region.xadd("orders", {"new": 1})
+        region.xreadgroup("billing", "bob", {"orders": ">"})
+        strand = "bs:1:s:{orders}"
+        [[native, _]] = bare.xrange(strand)
+        bare.execute_command("XNACK", strand, "billing", mode, "IDS", 1, native)
+        [before] = bare.xpending_range(strand, "billing", "-", "+", 10)
+        assert before["consumer"] == ""
+        assert region.run_plan(release(b"orders")).problem == ""
+        [after] = bare.xpending_range("orders", "billing", added, added, 1)
+        assert (after["consumer"], after["times_delivered"]) == ("", before["times_delivered"])
+        names = {each["name"] for each in bare.xinfo_consumers("orders", "billing")}
+        assert names == {"ann", "bob"}
+
+
 def test_undo_is_refused_if_lua_would_round_an_id(region: Any, engine: Engine) -> None:
     with _bare(engine) as bare:
         _native(bare)

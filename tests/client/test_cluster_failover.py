@@ -12,7 +12,10 @@ import redis
 from redis.crc import key_slot
 
 import braidstream
+from braidstream.commands.xreadgroup.deliver import read_group
 from braidstream.model import keys
+from braidstream.model.strand import Strand
+from braidstream.protocol.plan import Batch, altered
 from tests.support.clients import Opener
 from tests.support.cluster import Cluster, become_cluster
 from tests.support.servers import Flavour
@@ -112,3 +115,47 @@ def test_a_node_that_is_gone_for_good_is_told_as_a_lost_connection(flavour: Flav
 
 def _slot(name: str) -> int:
     return int(key_slot(keys.meta(name.encode())))
+
+
+@pytest.mark.parametrize("kind", ["sync", "asyncio"])
+def test_a_flush_that_waits_for_one_node_is_not_sent_to_the_others_again(flavour: Flavour, kind: str) -> None:
+    with Cluster(flavour, args=("--cluster-require-full-coverage", "no")) as cluster, ExitStack() as stack:
+        become_cluster(cluster)
+        client = Opener(kind, stack, "RedisCluster")(cluster.nodes[0].url, require_full_coverage=False)
+        for name in NAMES:
+            client.set(name, "before")
+        order = [node.port for node in client.get_primaries()]
+        first, *_, last = sorted(cluster.nodes, key=lambda node: order.index(node.port))
+        name = next(each for each in NAMES if cluster.owner(key_slot(each.encode())) is first)
+        operator = stack.enter_context(first.client())
+        last.kill()
+        with ThreadPoolExecutor(1) as pool:
+            flushing = pool.submit(client.flushall)
+            eventually(lambda: operator.dbsize() == 0, within_s=20, why="the first node should be flushed")
+            operator.set(name, "after")
+            last.start()
+            flushing.result()
+        assert operator.get(name) == b"after"
+
+
+def test_what_a_group_read_has_delivered_is_returned_if_the_next_node_is_lost(cluster: Cluster) -> None:
+    """Else it would stay pending until another consumer claims it."""
+    become_cluster(cluster)
+    first, lost = (
+        next(name for name in NAMES if cluster.owner(_slot(name)) is cluster.nodes[at]) for at in (0, 1)
+    )
+    words = [b"XREADGROUP", b"GROUP", b"jobs", b"ann", b"STREAMS", first.encode(), lost.encode(), b">", b">"]
+
+    def cut(batch: Batch) -> Batch:
+        if any(Strand(lost.encode(), "s", 1).key in command for command in batch.commands):
+            with cluster.nodes[1].client() as admin:
+                admin.client_kill_filter(_type="normal", skipme=True)
+        return batch
+
+    with braidstream.RedisCluster.from_url(cluster.url, decode_responses=True) as client:
+        for name in (first, lost):
+            client.xgroup_create(name, "jobs", "0", mkstream=True)
+            client.xadd(name, {"n": name})
+        [[name, entries]] = client.converse(lambda view_of: altered(read_group(view_of(None), words), cut))
+        assert (name.decode(), len(entries)) == (first, 1)
+        assert client.xlen(lost) == 1, "the client goes on"

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+import redis.asyncio
 
 import braidstream
 import braidstream.asyncio
@@ -130,5 +131,37 @@ def test_many_tasks_share_a_client(cluster: Cluster) -> None:
             assert sorted(await client.xrange(name)) == sorted(
                 (added[n], {"n": str(n)}) for n in range(at, 60, 6)
             )
+
+    run(cluster, story)
+
+
+@pytest.mark.parametrize("sends", range(1, 5))
+def test_a_task_that_is_cancelled_while_an_append_is_sent_ends(
+    cluster: Cluster, sends: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = redis.asyncio.Connection._send_packed_command  # type: ignore[attr-defined]
+
+    async def story(client: Any) -> None:
+        await client.xadd("orders", {"n": "1"})
+        left = sends
+
+        async def append() -> None:
+            for _ in range(20):
+                await client.xadd("orders", {"n": "1"})
+
+        async def interrupt(self: Any, command: Any) -> None:
+            nonlocal left
+            await send(self, command)
+            left -= 1
+            if left == 0:
+                asyncio.get_running_loop().call_soon(task.cancel)
+
+        task = asyncio.create_task(append())
+        with monkeypatch.context() as patched:
+            patched.setattr(redis.asyncio.Connection, "_send_packed_command", interrupt)
+            await asyncio.wait([task])
+        assert task.cancelled()
+        last = await client.xadd("orders", {"n": "2"})
+        assert await client.xrevrange("orders", count=1) == [(last, {"n": "2"})]
 
     run(cluster, story)

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+import redis
 from pydantic import BaseModel, field_validator
 
 import braidstream
@@ -27,6 +28,10 @@ def runs(request: pytest.FixtureRequest, engine: Engine, region: braidstream.Red
 
 def reasons(region: braidstream.Redis) -> list[str]:
     return [fields["dead.reason"] for _, fields in region.xrange("orders.dead")]
+
+
+def failed_appends(bare: redis.Redis) -> int:
+    return int(bare.info("commandstats").get("cmdstat_xadd", {}).get("failed_calls", 0))
 
 
 class Strange(BaseException):
@@ -75,6 +80,35 @@ def test_errors_of_any_kind_count_as_failures_and_the_next_entries_are_handled(
         until_acknowledged(region)
     assert sorted(log.firsts) == [6, 7, 8]
     assert len(reasons(region)) == len(kinds)
+
+
+class MuteReject(braidstream.Reject):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def mute_key(message: Message) -> str:
+    if message.fields["order"] == "1":
+        raise Mute
+    return "a"
+
+
+def test_a_rejection_and_a_key_whose_errors_have_no_text_stop_nothing_else(
+    runs: Runs, region: braidstream.Redis
+) -> None:
+    for number in range(4):
+        region.xadd("orders", {"order": number})
+    log = Log()
+
+    def handle(message: Message) -> None:
+        if message.fields["order"] == "0":
+            raise MuteReject
+        log(message.fields["order"])
+
+    with runs(handle, key=mute_key):
+        until_acknowledged(region)
+    assert log.firsts == ["2", "3"]
+    assert sorted(reasons(region)) == ["key= failed: Mute", "rejected"]
 
 
 def test_a_model_that_fails_in_an_unexpected_way_is_a_failed_attempt(
@@ -173,6 +207,23 @@ def test_a_stream_of_dead_letters_that_is_no_stream_stops_nothing_else(
     assert reasons(region) == ["rejected: no"]
 
 
+def test_a_stream_of_dead_letters_that_refuses_does_not_hold_up_those_of_other_streams(
+    engine: Engine, region: braidstream.Redis
+) -> None:
+    region.set("orders.dead", "a string")
+    for number in range(5):
+        region.xadd("orders", {"order": number})
+    region.xadd("payments", {"order": 1})
+
+    def handle(message: Message) -> None:
+        raise braidstream.Reject("no")
+
+    with Runs("sync", engine.url)(handle, ["orders", "payments"], stop_timeout=0.1):
+        until_acknowledged(region, "payments")
+    assert region.xlen("payments.dead") == 1
+    assert region.xpending("orders", "billing")["pending"] == 5
+
+
 def test_a_log_as_the_stream_of_dead_letters_loses_none(runs: Runs, region: braidstream.Redis) -> None:
     region.twrite("orders.dead", "not", "a letter")
     entry = region.xadd("orders", {"order": 1})
@@ -194,7 +245,7 @@ def test_a_log_as_the_stream_of_dead_letters_loses_none(runs: Runs, region: brai
 def test_a_dead_letter_that_was_acknowledged_and_not_appended_is_appended_later(
     runs: Runs, region: braidstream.Redis, engine: Engine
 ) -> None:
-    """Nobody else has it: it stays in hand until the append succeeds."""
+    """It becomes pending again, and stays in hand until the append succeeds."""
     strand = Strand(b"orders.dead", "s", 1).key
     region.xadd("orders", {"order": 1})
 
@@ -203,12 +254,33 @@ def test_a_dead_letter_that_was_acknowledged_and_not_appended_is_appended_later(
 
     with engine.client() as bare, runs(handle, claim_after=0.6):
         bare.set(strand, "no stream: the append fails inside EXEC")
-        until_acknowledged(region)
+        bare.config_resetstat()
+        eventually(lambda: failed_appends(bare) > 0, within_s=20, why="the letter should be refused")
         until = time.monotonic() + 1.0  # some beats
         eventually(lambda: time.monotonic() > until, within_s=5, why="time passes")
         bare.delete(strand)
         eventually(lambda: reasons(region), within_s=20, why="the letter should be appended")
+        until_acknowledged(region)
     assert reasons(region) == ["rejected: no"]
+
+
+def test_a_dead_letter_that_cannot_be_appended_stays_pending(
+    runs: Runs, region: braidstream.Redis, engine: Engine
+) -> None:
+    """A process that ends leaves it to others."""
+    entry = region.xadd("orders", {"order": 1})
+
+    def handle(message: Message) -> None:
+        raise braidstream.Reject("no")
+
+    with engine.client() as bare:
+        # A stream of Redis itself that is full: the append fails inside EXEC.
+        bare.xadd("orders.dead", {"a": "b"}, id=f"{2**64 - 1}-{2**64 - 1}")
+        bare.config_resetstat()
+        with runs(handle, claim_after=0.6, stop_timeout=1):
+            eventually(lambda: failed_appends(bare) > 1, within_s=20, why="the letter should be refused")
+    found = region.xpending_range("orders", "billing", "-", "+", 10)
+    assert [row["message_id"] for row in found] == [entry]
 
 
 def test_a_consumer_that_cannot_reach_its_engine_stops_when_it_is_told(runs: Runs, engine: Engine) -> None:

@@ -112,7 +112,7 @@ def test_a_key_that_cannot_be_found_makes_a_dead_letter(runs: Runs, region: brai
     with runs(handle, key=lambda message: message["customer"]):
         until_acknowledged(region)
     assert log.firsts == ["2"]
-    assert reasons(region) == {"1": "key= failed: KeyError('customer')"}
+    assert reasons(region) == {"1": "key= failed: KeyError: 'customer'"}
 
 
 # Batches

@@ -11,9 +11,9 @@ import braidstream
 import braidstream.asyncio
 from braidstream import Message
 from braidstream.clients.shared import Conversation
-from braidstream.errors import ReplyError
-from braidstream.protocol.plan import Plan
+from braidstream.protocol.plan import Batch
 from tests.support.consumers import WITHIN_S, Log, Runs, until_acknowledged
+from tests.support.observed import observed
 from tests.support.servers import NEWEST, Engine
 from tests.support.waiting import eventually
 
@@ -44,22 +44,11 @@ class Watched(braidstream.Redis):
     before_leaving: Callable[[], Any] = staticmethod(lambda: None)
 
     def converse(self, make: Conversation[T]) -> T:
-        return super().converse(lambda view_of: self._watched(make(view_of)))
+        return super().converse(lambda view_of: observed(make(view_of), self._see))
 
-    def _watched(self, plan: Plan[T]) -> Plan[T]:
-        try:
-            batch = next(plan)
-            while True:
-                if any("DELCONSUMER" in command for command in batch.commands):
-                    self.before_leaving()
-                try:
-                    replies = yield batch
-                except ReplyError as error:
-                    batch = plan.throw(error)
-                else:
-                    batch = plan.send(replies)
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
+    def _see(self, batch: Batch) -> None:
+        if any("DELCONSUMER" in command for command in batch.commands):
+            self.before_leaving()
 
 
 def test_an_entry_that_arrives_while_a_consumer_leaves_is_not_lost(

@@ -5,8 +5,12 @@ from typing import Any
 
 import pytest
 
+from braidstream.clients.shared import spec_of
 from braidstream.commands.xreadgroup.deliver import read_group
 from braidstream.errors import ReplyError
+from braidstream.net.reply_shape import resp2
+from braidstream.protocol.carry import Carriage
+from braidstream.protocol.gather import Queued, pipeline
 from braidstream.protocol.plan import Batch, Plan
 from tests.support.servers import Engine
 from tests.support.world import World
@@ -63,6 +67,31 @@ def test_what_was_taken_of_one_stream_is_given_though_the_next_has_changed(world
     for name in ("a", "b"):
         assert world[1].xpending(name, "g")["pending"] == (name.encode() in given)
     assert b"a" in given
+
+
+@pytest.mark.parametrize("count", [(), (b"COUNT", b"5")])
+def test_a_pipeline_delivers_nothing_that_was_handed_over_since_it_looked(
+    world: World, count: tuple[bytes, ...]
+) -> None:
+    one: Any = world[1]
+    one.xadd("x", {"n": "1"})
+    one.execute_command("XGROUP CREATE", "x", "g", "0", "SCOPE", "ONCE")
+    world.sync()
+    left = [1]
+
+    def hand_over(batch: Any) -> None:
+        if left and any(words[0] == "XREADGROUP" for words in batch.commands):
+            left.clear()
+            world[2].execute_command("XGROUP GIVE", "x", "g", "REGION", 1, "TO", "REGION", 2)
+            world.sync()
+
+    argv = [b"XREADGROUP", b"GROUP", b"g", b"me", *count, b"STREAMS", b"x", b">"]
+    queued = [Queued(argv, spec_of(argv), argv)]
+    drive(one, pipeline(one.session.view(Carriage(pipelined=True)), queued, resp2), hand_over)
+    assert not left
+    assert queued[0].result is None
+    assert one.xpending("x", "g")["pending"] == 0
+    assert len(world[2].xreadgroup("g", "other", {"x": ">"})[0][1]) == 1
 
 
 READS = {

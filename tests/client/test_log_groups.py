@@ -369,3 +369,29 @@ def test_a_burst_for_many_waiting_readers_stays_within_the_limit(
         thread.join()
     assert len(got) == len(set(got)) == region.xpending("log", "g")["pending"]
     assert 20 <= len(got) <= 25
+
+
+def test_an_entry_that_was_given_back_has_no_consumer_after_others_were_restored(
+    region: braidstream.Redis, engine: Engine
+) -> None:
+    """The strand is created again if its first entry is in the same node."""
+    if "XNACK" not in engine.vocabulary:
+        pytest.skip("this engine has no XNACK")
+    region.twrite("log", entries=[("t", str(n)) for n in (1, 2, 3)])
+    region.tread("log", group="g", retry=(60_000, 3_600_000), count=3)
+    strand, meta = "bs:1:t:{log}", "bs:meta:{log}"
+    with engine.client(decode_responses=True) as operator:
+        operator.execute_command("XNACK", strand, "g", "FATAL", "IDS", 1, "0-1")
+        before = operator.xpending_range(strand, "g", "-", "+", 10)
+        operator.xdel(strand, "0-2")
+        stamp = operator.hget(meta, "bell") or ""
+        where = (meta, strand, *([f"bs:bell:{stamp}:{{log}}"] if stamp else []))
+        began = operator.hget(meta, "n:t0.1") or ""
+        words = ("t0.1", 0, stamp, "0-3", 1, began, 0, 0, "0-2", 4, "t", "t", "e", "2")
+        assert operator.fcall("bs_strand_mend", len(where), *where, *words) == 1
+        after = operator.xpending_range(strand, "g", "-", "+", 10)
+        for row in (*before, *after):
+            row.pop("time_since_delivered")
+        assert before == after
+        assert "" not in {each["name"] for each in operator.xinfo_consumers(strand, "g")}
+    assert [row[2] for row in region.tread("log")] == ["1", "2", "3"]

@@ -80,7 +80,11 @@ def test_a_log_whose_key_was_deleted_behind_our_back_gives_no_offset_twice(
     assert offset > 1_000_000
     assert region.twrite("log", "t", "next") == offset + 1
     assert region.tread("log", offset, 5) == [(offset, "t", "later"), (offset + 1, "t", "next")]
-    assert region.tread("log", 1, 100_000) == [None] * 10_000
+    for start in (1, 3, 10_001, offset - 10**15):
+        with pytest.raises(redis.ResponseError, match="JUMP .* Continue there"):
+            region.tread("log", start, 100_000)
+    assert region.tread("log", offset - 50, 51) == [None] * 50 + [(offset, "t", "later")]
+    assert region.tread("log", 1, 1, skip=True) == [(offset, "t", "later")]
 
 
 @pytest.mark.parametrize("entries", [1, 3])
@@ -392,3 +396,15 @@ def test_wrong_arguments_of_the_methods_are_refused(region: braidstream.Redis) -
     ):
         with pytest.raises(ValueError, match=r"pass|empty"):
             call()
+
+
+def test_several_entries_are_refused_between_watch_and_multi(region: braidstream.Redis) -> None:
+    entries = [("t", "1"), ("t", "2")]
+    with region.pipeline() as pipe:
+        pipe.watch("other")
+        with pytest.raises(braidstream.RefusedError, match="under WATCH"):
+            pipe.twrite("log", entries=entries)
+        assert pipe.twrite("log", entries=entries[:1]) == [1]
+        pipe.multi()
+        pipe.twrite("log", entries=entries)
+        assert pipe.execute() == [[2, 3]]

@@ -104,6 +104,20 @@ def test_a_read_whose_reply_is_lost_is_asked_again(
     assert (READS[read](client), proxy.lost) == (1, 3)
 
 
+def test_entries_that_a_group_read_has_delivered_are_returned_if_the_reply_about_the_next_stream_is_lost(
+    opened: Opener, proxy: Proxy, region: braidstream.Redis
+) -> None:
+    for name in ("w", "x"):
+        region.xgroup_create(name, "jobs", "0", mkstream=True)
+        region.xadd(name, {"n": name})
+    client = opened(proxy.url, decode_responses=True, **opened.retry(10))
+    proxy.lose_replies(b"bs:1:s:{x}", times=100)
+    [[name, [(_, fields)]]] = client.xreadgroup("jobs", "ann", {"w": ">", "x": ">"})
+    assert (name, fields, proxy.lost) == ("w", {"n": "w"}, 1)
+    with pytest.raises(redis.ConnectionError, match=UNKNOWN):
+        client.xreadgroup("jobs", "ann", {"w": ">", "x": ">"})
+
+
 def test_connecting_is_retried_because_nothing_was_sent(
     opened: Opener, proxy: Proxy, region: braidstream.Redis
 ) -> None:
@@ -144,6 +158,28 @@ def test_an_append_does_not_replace_a_connection_that_was_cut_under_watch(
     proxy.cut()
     with pytest.raises(redis.RedisError):
         pipe.xadd("x", {"n": "2"})
+
+
+def test_a_pipeline_in_which_a_login_fails_is_sent_once_and_the_error_says_so(
+    opened: Opener, proxy: Proxy, region: braidstream.Redis
+) -> None:
+    client = opened(proxy.url, **opened.retry(3))
+    pipe = client.pipeline(transaction=False)
+    pipe.execute_command("AUTH", "ann", "wrong")
+    pipe.xadd("x", {"n": 0}).xadd("x", {"n": 1})
+    with pytest.raises(redis.AuthenticationError, match=UNKNOWN):
+        pipe.execute()
+    assert [fields["n"] for _, fields in region.xrange("x")] == ["0", "1"]
+
+
+def test_a_pipeline_that_is_refused_after_an_append_is_not_sent_again(opened: Opener, proxy: Proxy) -> None:
+    client = opened(proxy.url, **opened.retry(3))
+    client.xadd("x", {"n": 0})
+    proxy.answer(b"XADD", b":0\r\n$3\r\n1-1\r\n-LOADING Redis is loading the dataset in memory\r\n")
+    before = sum(sent.count(b"XADD") for sent in proxy.requests)
+    with pytest.raises(redis.exceptions.BusyLoadingError, match=UNKNOWN):
+        client.pipeline(transaction=False).xadd("x", {"n": 1}).xadd("x", {"n": 2}).execute()
+    assert sum(sent.count(b"XADD") for sent in proxy.requests) == before + 2
 
 
 def test_a_refusal_by_a_server_that_is_loading_is_no_lost_reply(opened: Opener, flavour: Flavour) -> None:

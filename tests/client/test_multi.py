@@ -8,6 +8,8 @@ import redis
 
 import braidstream
 from braidstream.model.strand import Strand
+from tests.support.clients import Opener
+from tests.support.gateways import Line, Served
 from tests.support.proxy import Proxy
 from tests.support.regions import apply, client_of
 from tests.support.servers import Engine
@@ -213,3 +215,32 @@ def test_a_pipeline_reads_no_stream_beside_a_plain_key_that_it_deletes_later(
     pipe = region.pipeline(transaction=False).xread({"plain": "0", "orders": "0"}).delete("plain")
     refused, deleted = pipe.execute(raise_on_error=False)
     assert (str(refused).split()[0], deleted) == ("WRONGTYPE", 1)
+
+
+def _sent_after_exec(proxy: Proxy) -> bytes:
+    return b"".join(bytes(sent).partition(b"EXEC")[2] for sent in proxy.requests)
+
+
+def test_a_multi_after_an_append_that_made_no_stream_is_one_step(opened: Opener, proxy: Proxy) -> None:
+    client = opened(proxy.url, decode_responses=True)
+    assert client.xadd("x", {"n": 0}, nomkstream=True) is None
+    entry, is_set = client.pipeline(transaction=True).xadd("x", {"n": 1}).set("plain", "v").execute()
+    assert (client.xrange("x"), is_set) == ([(entry, {"n": "1"})], True)
+    assert b"XADD" not in _sent_after_exec(proxy)
+
+
+def test_a_pipeline_after_an_append_that_made_no_stream_runs_in_order(opened: Opener, proxy: Proxy) -> None:
+    client = opened(proxy.url)
+    assert client.xadd(b"x", {"n": 0}, nomkstream=True) is None
+    assert client.pipeline(transaction=False).xadd(b"x", {"n": 1}).xlen(b"x").execute()[1] == 1
+    nothing = client.pipeline(transaction=False).xadd(b"y", {"n": 0}, nomkstream=True).xlen(b"y").execute()
+    assert nothing == [None, 0]
+    assert client.pipeline(transaction=False).xadd(b"y", {"n": 1}).xlen(b"y").execute()[1] == 1
+
+
+def test_a_multi_at_a_gateway_after_an_append_that_made_no_stream_is_one_step(proxy: Proxy) -> None:
+    with Served(proxy.url) as gateway, Line(gateway.port) as line:
+        assert line.say("XADD x NOMKSTREAM * n 0") == b"$-1\r\n"
+        line.pipeline("MULTI", "XADD x * n 1", "SET plain v", "EXEC")
+        assert b"XADD" not in _sent_after_exec(proxy)
+        assert line.say("XLEN x") == b":1\r\n"

@@ -194,7 +194,7 @@ def test_every_carrier_sends_the_same_plain_append(
     native = [[b"XADD", strand.key, b"NOMKSTREAM", b"*", *fields] for fields in entries]
     plain = [name] if keys.shares_slot(name) else []
     where = [keys.meta(name), strand.key, *plain]
-    ensure = [b"FCALL", b"bs_strand_ensure", b"%d" % len(where), *where, b"s1"]
+    ensure = [b"FCALL", b"bs_strand_ensure", b"%d" % len(where), *where, b"s1", b"", b"known"]
     with Line(engine.port) as bare:
         for kind, carrier in made.items():
             carrier.send(lines)  # from now on it knows the strand

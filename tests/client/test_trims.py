@@ -13,6 +13,7 @@ from braidstream.model.strand import Strand
 from braidstream.protocol.identify import read_server
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
+from tests.support.observed import observed
 from tests.support.regions import apply
 from tests.support.servers import Engine
 
@@ -34,22 +35,6 @@ def fill(client: Client, count: int, strands: int = 2, name: str = "x") -> None:
 
 def numbers(client: Client, name: str = "x") -> list[int]:
     return [int(fields["n"]) for _, fields in client.xrange(name)]
-
-
-def observed(plan: Plan[T], before: Callable[[Batch], object]) -> Plan[T]:
-    """The same plan; `before` is called before each of its batches."""
-    step: Callable[[Any], Batch] = plan.send
-    value: Any = None
-    while True:
-        try:
-            batch = step(value)
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
-        before(batch)
-        try:
-            step, value = plan.send, (yield batch)
-        except braidstream.errors.ReplyError as error:
-            step, value = plan.throw, error
 
 
 def run_observed(

@@ -1,19 +1,22 @@
 """Who may use the console, and what its answers allow a browser to do."""
 
 import http.client
+import socket
 import urllib.parse
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 import pytest
 
+from braidstream.admin.membership import meet
 from tests.support.cli import braid
 from tests.support.consoles import console
 from tests.support.daemons import write_config
 from tests.support.proxy import Proxy
-from tests.support.regions import become
+from tests.support.regions import become, client_of
 from tests.support.servers import Engine
 from tests.support.waiting import eventually
 
@@ -100,6 +103,26 @@ def test_a_site_whose_name_points_here_gets_nothing(url: str) -> None:
         assert Visit(url, "/", Host=host).status == 403
 
 
+def test_one_region_is_shown_by_its_url_without_a_file(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where no braid.toml is
+    become(engine, region=1, name="region-1")
+    with client_of(engine) as client:
+        client.xadd("orders", {"n": "1"})
+        client.run_plan(meet([2]))  # a region that this console does not know
+    file = tmp_path / "url"
+    file.write_text(engine.url)
+    for words in (("--url", engine.url), ("--url-file", str(file))):
+        with console(None, *words) as url:
+            assert "region-1" in Visit(url, "/").text
+            assert "orders" in Visit(url, "/streams").text
+            assert "region 2" not in Visit(url, "/doctor").text
+    both = braid("console", "--url", engine.url, "--config", "braid.toml", "--listen", "0")
+    assert both.returncode == 2
+    assert "either --url or --config" in " ".join(both.stderr.split())
+
+
 def test_without_a_password_it_listens_on_this_machine_only(config: Path) -> None:
     done = braid("console", "--config", str(config), "--listen", "0.0.0.0:0")
     assert done.returncode == 2
@@ -127,9 +150,20 @@ def test_a_password_is_needed_on_every_page_and_a_session_ends_with_log_out(conf
         assert done.cookie != login.cookie
         page = Visit(url, "/", Cookie=done.cookie)
         assert page.status == 200
+        of_another_program = 'prefs={"a": 1}'  # on the same host, at another port
+        assert Visit(url, "/", Cookie=f"{of_another_program}; {done.cookie}").status == 200
         assert Visit(url, "/logout", form={"token": "x"}, Cookie=done.cookie).status == 400
         assert Visit(url, "/logout", form={"token": page.token}, Cookie=done.cookie).status == 303
         assert Visit(url, "/", Cookie=done.cookie).status == 303
+
+
+def test_connections_that_send_nothing_make_room_for_others(url: str) -> None:
+    place = urlsplit(url)
+    with ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(socket.create_connection((place.hostname, place.port)))
+        eventually(lambda: Visit(url, "/").status == 503, within_s=5, why="all places should be taken")
+        eventually(lambda: Visit(url, "/").status == 200, within_s=30, why="the silent ones should be closed")
 
 
 def test_after_ten_wrong_passwords_even_the_right_one_from_there_waits(config: Path) -> None:

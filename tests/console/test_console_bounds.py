@@ -16,6 +16,7 @@ from tests.support.consoles import console
 from tests.support.daemons import write_config
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine
+from tests.support.world import fresh_world
 
 GUIDE: Final = Path(__file__).parents[2] / "docs/guides/console.md"
 # What a page may send: only reads, each with a bound. TREAD and XPENDING are plans of ours.
@@ -46,6 +47,7 @@ HOSTILE: Final = (
     "/entries?name=base64:%21",
     "/entries?name=a%00b&field=%ff%fe",
     "/streams?cursor=-1",
+    "/streams?pattern=base64:%3F",
     "/streams?cursor=99999999999999999999",
     "/streams?pattern=" + "[" * 1_000,
     "/streams?pattern=" + "*a" * 90,
@@ -115,6 +117,22 @@ def test_odd_words_are_refused_with_a_page(url: str) -> None:
         assert answer.status in (200, 400, 404, 502), f"{path[:80]}: {answer.status}"
         assert "Traceback" not in answer.text
     assert Visit(url, "/").status == 200
+
+
+@pytest.mark.parametrize("direction", ["older", "newer"])
+def test_entries_with_one_id_are_on_one_page(engine: Engine, tmp_path: Path, direction: str) -> None:
+    with Engine(engine.flavour) as other, fresh_world([engine, other], "liberal") as world:
+        for number in (1, 2):
+            world[number].xadd("orders", {"from": f"region-{number}"}, id="5-1")
+        world[1].xadd("orders", {"from": "later"}, id="6-1")
+        world.sync()
+        with console(write_config(tmp_path / "braid.toml", {1: engine.url})) as url:
+            page = Visit(url, f"/entries?name=orders&count=1&at=5-1&dir={direction}").text
+    assert ("region-1" in page.partition("<table")[2], "region-2" in page, "later" in page) == (
+        True,
+        True,
+        False,
+    )
 
 
 def test_odd_values_are_shown(url: str, engine: Engine) -> None:

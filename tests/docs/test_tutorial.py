@@ -26,7 +26,8 @@ def test_readme_tutorials_and_guides_run_as_printed_one_after_the_other(
 ) -> None:
     first = free_port(*UP_ABOVE)
     up = {7001: first, 7002: first + 1, 7101: first + 100, 7102: first + 101}
-    reader = Reader(tmp_path, flavour, {6379: free_port(), 6390: free_port()} | up)
+    alone = {port: free_port() for port in (6379, 6390, 6391, 9291)}
+    reader = Reader(tmp_path, flavour, alone | up)
     try:
         for page in TYPED + GUIDES:
             reader.types(page)

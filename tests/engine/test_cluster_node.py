@@ -1,16 +1,11 @@
 """What does not work on a cluster yet says so, and leaves the cluster alone."""
 
-import json
-from pathlib import Path
-
 import pytest
-import redis
 from redis.crc import key_slot
 
 import braidstream
 from braidstream.model import keys
-from tests.support.cli import braid
-from tests.support.cluster import Cluster, become_cluster
+from tests.support.cluster import Cluster
 from tests.support.regions import client_of
 from tests.support.servers import Engine
 
@@ -24,38 +19,6 @@ def _owner(cluster: Cluster, key: bytes) -> Engine:
         for (first, last), node in zip(cluster.SLOTS, cluster.nodes, strict=True)
         if first <= slot <= last
     )
-
-
-def _braid(*words: str) -> tuple[int, dict[str, str]]:
-    done = braid(*words, "--json")
-    return done.returncode, json.loads(done.stdout)
-
-
-def test_every_verb_that_does_not_work_on_a_cluster_says_so(cluster: Cluster, tmp_path: Path) -> None:
-    become_cluster(cluster)
-    url, other, config = _owner(cluster, keys.CONFIG).url, cluster.nodes[0].url, tmp_path / "braid.toml"
-    assert url != other
-    config.write_text(f'[[region]]\nid = 1\nname = "us-east"\nurl = "{url}"\n')
-    for words in (
-        ("gateway", "--url", url, "--listen", "127.0.0.1:0"),
-        ("replicate", "--config", str(config), "--region", "us-east"),
-        ("adopt", "orders", "--url", url),
-        ("tune", "id-mode", "liberal", "--url", other),
-        ("streams", "--url", other),
-        ("group", "list", "--url", url),
-        ("log", "create", "payments", "--home", "us-east", "--config", str(config)),
-        ("log", "info", "payments", "--config", str(config)),
-        ("log", "set", "payments", "--pending", "5", "--config", str(config)),
-    ):
-        code, told = _braid(*words)
-        assert (code, told["code"]) == (1, "CLUSTER"), (words, told)
-        assert "braidstream.asyncio.RedisCluster work so far" in told["error"]
-    for verb in ("doctor", "status"):
-        done = braid(verb, "--config", str(config), "--json")
-        assert done.returncode == 1, done.stdout
-        assert "this server is a node of a cluster" in done.stdout
-    with redis.Redis.from_url(_owner(cluster, keys.CONFIG).url) as bare:
-        assert bare.exists("bs:config") == 0
 
 
 def test_a_client_of_one_server_refuses_a_node_even_if_it_has_a_config(cluster: Cluster) -> None:

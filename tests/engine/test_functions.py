@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import pytest
@@ -13,12 +14,12 @@ import braidstream.asyncio
 from braidstream import lua as functions
 from braidstream.admin.membership import initialise
 from braidstream.commands import rename
-from braidstream.errors import ReplyError
 from braidstream.model.strand import Strand
 from braidstream.protocol.identify import read_region
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.protocol.stream_view import View
 from tests.support.matrix import on_every_engine
+from tests.support.observed import observed
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
@@ -34,20 +35,10 @@ def installed(engine: Engine) -> int:
         return client.run_plan(functions.installed())
 
 
-def interrupted(plan: Plan[Any], before: Callable[[int, Batch], None]) -> Generator[Batch, Any, Any]:
+def interrupted(plan: Plan[Any], before: Callable[[int, Batch], None]) -> Plan[Any]:
     """The same plan; `before` runs ahead of each of its batches, with the batch's number."""
-    step, value, number = plan.send, None, 0
-    while True:
-        try:
-            batch = step(value)
-        except StopIteration as stop:
-            return stop.value
-        before(number, batch)
-        number += 1
-        try:
-            step, value = plan.send, (yield batch)
-        except ReplyError as error:
-            step, value = plan.throw, error
+    numbers = count()
+    return observed(plan, lambda batch: before(next(numbers), batch))
 
 
 # Loading.
@@ -113,12 +104,12 @@ def test_a_loader_overtaken_by_a_newer_one_does_not_undo_it(engine: Engine) -> N
     become(engine)
     batches = 0
 
-    def count(number: int, batch: Batch) -> None:
+    def counted(number: int, batch: Batch) -> None:
         nonlocal batches
         batches = number + 1
 
     with client_of(engine) as older, client_of(engine) as newer:
-        older.run_plan(interrupted(functions.load(version=NEWER), count))
+        older.run_plan(interrupted(functions.load(version=NEWER), counted))
         for moment in range(batches):
             version = NEWER + 2 * moment + 1
 

@@ -1,5 +1,7 @@
 """Connections to the engine that end at the worst place, and clients that say more than is done."""
 
+import socket
+import struct
 import threading
 from contextlib import suppress
 
@@ -157,3 +159,44 @@ def test_a_connection_that_says_nothing_any_more_is_replaced(
             assert b"may or may not have been applied" in other.read()
         proxy.deliver()
         assert line.say("XLEN s") == b":1\r\n"
+
+
+def _reset(line: Line) -> None:
+    """End the connection as a client does that has not read all its replies, and as a killed one does."""
+    line.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    line.socket.close()
+
+
+@pytest.mark.parametrize("command", ["COPY x y", "RENAME x y"])
+def test_a_client_that_leaves_during_a_copy_leaves_no_half_of_it(engine: Engine, command: str) -> None:
+    become(engine)
+    with Proxy(engine.port) as proxy, Served(proxy.url) as gateway, engine.client() as operator:
+        with Line(gateway.port) as line:
+            line.pipeline(*[f"XADD x * n {n}" for n in range(1_200)])  # three pages
+            proxy.stall(b"bs:copy:")
+            line.send(*command.split())
+            eventually(proxy.stalled.is_set, within_s=20, why="the copy should begin")
+            _reset(line)
+        eventually(lambda: not gateway.gateway.hub.clients, within_s=20, why="the client should be gone")
+        proxy.stall(b"no such bytes")
+        proxy.go_on()
+        with Line(gateway.port) as other:
+            eventually(lambda: other.say("XLEN y") == b":1200\r\n", within_s=20, why="it should be copied")
+        assert operator.keys("bs:copy:*") == []
+        eventually(lambda: gateway.gateway.hub.backends.owned == 0, within_s=20, why="it should be closed")
+
+
+def test_a_lone_client_that_leaves_during_flushdb_leaves_an_empty_database(engine: Engine) -> None:
+    become(engine)
+    with Proxy(engine.port) as proxy, Served(proxy.url) as gateway, engine.client() as operator:
+        operator.mset({f"key {n}": n for n in range(5_000)})
+        with Line(gateway.port) as line:
+            line.say("PING")
+            proxy.stall(b"UNLINK")
+            line.send("FLUSHDB")
+            eventually(proxy.stalled.is_set, within_s=20, why="the deletion should begin")
+            _reset(line)
+        eventually(lambda: not gateway.gateway.hub.clients, within_s=20, why="the client should be gone")
+        proxy.stall(b"no such bytes")
+        proxy.go_on()
+        eventually(lambda: not operator.keys("key *"), within_s=20, why="all keys should be deleted")

@@ -73,6 +73,12 @@ HISTORIES = {
         2 XREADGROUP GROUP g ann COUNT 2 STREAMS a > / 2 XACK a g 100-1
         3 XREADGROUP GROUP g bob COUNT 9 STREAMS a > / 3 XACK a g 100-1 101-1 / 3 XADD a 103 f v
     """,
+    "acknowledgements after gaps": """
+        1 XADD a 100 f v / 1 XADD a 101 f v / 1 XADD a 102 f v / 1 XADD a 103 f v / 1 XADD a 104 f v
+        1 XGROUP CREATE a g 0 / sync
+        2 XREADGROUP GROUP g ann COUNT 9 STREAMS a > / 2 XACK a g 101-1 103-1
+        3 XREADGROUP GROUP g bob COUNT 9 STREAMS a > / 3 XACK a g 102-1 104-1
+    """,
     "acknowledgements of a group that is destroyed meanwhile": """
         1 XADD a 100 f v / 1 XGROUP CREATE a g 0 / sync
         3 XREADGROUP GROUP g bob COUNT 9 STREAMS a > / 3 XACK a g 100-1

@@ -54,7 +54,8 @@ class Seen:
 
 def read(log: Path) -> dict[str, Seen]:
     found = defaultdict[str, Seen](Seen)
-    for line in log.read_text().splitlines():
+    complete = log.read_text().rpartition("\n")[0]  # a process may be writing the last line
+    for line in complete.splitlines():
         when, what, entry, _, _ = line.split()
         (found[entry].starts if what == "start" else found[entry].oks).append(int(when))
     return found

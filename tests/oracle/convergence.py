@@ -110,20 +110,34 @@ class Life:
         return entry <= self.upto or entry in self.passed or any(entry in ids for ids in self.acked.values())
 
 
-def _deletion(event: Destroyed) -> int | str:
-    return event.deadline or id(event)
+Deletion = int | tuple[int, int]  # which one; of a deadline its version and its time
+
+
+def _deletion(event: Destroyed) -> Deletion:
+    if not event.deadline:
+        return id(event)
+    version, ms = event.deadline.split()
+    return int(version), int(ms)
+
+
+def _is_heard_of(deletion: Deletion, heard: set[Deletion]) -> bool:
+    """Regions that are apart may set two deadlines. The later one stands for the earlier one too."""
+    if isinstance(deletion, int):
+        return deletion in heard
+    deadlines = [other for other in heard if isinstance(other, tuple)]
+    return all(any(other[part] >= deletion[part] for other in deadlines) for part in (0, 1))
 
 
 def living(history: History, name: str) -> dict[str, Life]:
     """The groups that every region must have in the end."""
     deaths = [event for event in history.of(Destroyed) if event.name == name]
-    known: dict[int, set[int | str]] = {region: set() for region in range(1, history.regions + 1)}
-    notes = dict[int, set[int | str]]()
+    known: dict[int, set[Deletion]] = {region: set() for region in range(1, history.regions + 1)}
+    notes = dict[int, set[Deletion]]()
     lives = dict[str, Life]()
 
     def knows_all(region: int, group: str) -> bool:
         heard = known[region]
-        return all(_deletion(death) in heard for death in deaths if death.group in (None, group))
+        return all(_is_heard_of(_deletion(death), heard) for death in deaths if death.group in (None, group))
 
     for event in history.events:
         if getattr(event, "name", None) != name:

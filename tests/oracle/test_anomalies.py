@@ -167,6 +167,16 @@ def test_diverged_is_a_group_that_lives_though_a_deletion_had_not_been_heard_of_
     assert kinds(first, Made(2, "x", "g"), next_one, *gone) == []
 
 
+def test_the_later_of_two_deadlines_that_were_set_apart_stands_for_both() -> None:
+    early, late = Destroyed(1, "x", deadline="1 100"), Destroyed(2, "x", deadline="1 200")
+    alive = (Answered(1, "x", GROUPS, ["g"]), Answered(2, "x", GROUPS, ["g"]))
+    gone = (Answered(1, "x", GROUPS, []), Answered(2, "x", GROUPS, []))
+    assert kinds(early, late, Made(2, "x", "g"), *alive) == []
+    assert kinds(early, late, Made(1, "x", "g"), *gone) == []
+    next_one = Destroyed(1, "x", deadline="2 150")
+    assert kinds(late, Made(2, "x", "g"), next_one, *gone) == []
+
+
 def test_diverged_is_a_group_that_gives_again_what_was_acknowledged_without_a_gap() -> None:
     start = (added(ONE, TWO), saw(1, ONE, TWO), Made(1, "x", "g"))
     both = Acked(1, "x", "g", frozenset([(1, 1), (2, 1)]))

@@ -8,7 +8,8 @@ import pytest
 from braidstream.model.strand import Strand
 from braidstream.net.wire import parse_address
 from braidstream.replication.ack_watch import AckWatch
-from braidstream.replication.daemon import SWEEP_S, Daemon
+from braidstream.replication.daemon import Daemon
+from braidstream.replication.sweeping import SWEEP_S
 from tests.support.servers import Engine, Flavour
 from tests.support.world import World, fresh_world
 

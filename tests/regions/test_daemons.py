@@ -1,19 +1,23 @@
 """Real engines and real daemons, as `braid up` starts them."""
 
 import asyncio
+import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 import braidstream
 from braidstream.net.wire import parse_address
-from braidstream.replication.daemon import SWEEP_S, Daemon
+from braidstream.replication.daemon import Daemon
+from braidstream.replication.sweeping import SWEEP_S
 from tests.support import daemons
 from tests.support.cli import braid
 from tests.support.event_counts import counted_events
+from tests.support.killing import is_alive
 from tests.support.regions import client_of
 from tests.support.servers import Engine, Flavour
 from tests.support.up import braid_up
@@ -71,7 +75,7 @@ def test_sigterm_stops_everything_it_started(flavour: Flavour) -> None:
         children = up.children("")
         assert len(children) >= 4
     for child in children:
-        assert not Path(f"/proc/{child}").exists(), f"process {child} is still there"
+        assert not is_alive(child), f"process {child} is still there"
 
 
 def test_a_killed_daemon_is_replaced_by_another_that_finds_out_where_to_resume(
@@ -93,37 +97,75 @@ def test_a_killed_daemon_is_replaced_by_another_that_finds_out_where_to_resume(
 
 
 def test_two_daemons_of_one_region_share_its_streams(flavour: Flavour, tmp_path: Path) -> None:
-    with braid_up(2, flavour, "--dir", str(tmp_path)) as up, up.client(1) as one, up.client(2) as two:
-        with daemons.Daemon(tmp_path / "braid.toml", "region-1") as second:
-            eventually(lambda: len(_counts(one)) == 2, within_s=WITHIN_S, why="both should share the shards")
-            names = [f"stream-{number}" for number in range(50)]
-            for name in names:
-                one.xadd(name, {"n": name})
-            for name in names:
-                eventually(
-                    lambda name=name: texts(two, name) == [name],  # type: ignore[misc]
-                    within_s=WITHIN_S,
-                    why=f"{name} should arrive",
-                )
-            second.kill()
-        eventually(
-            lambda: len(_counts(one)) == 1,
+    names = [f"stream-{number}" for number in range(100)]
+    with (
+        _two_regions(flavour) as (urls, one, two),
+        daemons.Daemon(daemons.write_config(tmp_path / "first.toml", urls), 1) as first,
+        daemons.Daemon(daemons.write_config(tmp_path / "second.toml", urls), 1) as second,
+    ):
+        for daemon in (first, second):
+            daemon.tells("lease.taken ranges=128 of=256")
+        for name in names:
+            one.xadd(name, {"n": name})
+        _all_arrive(two, {name: [name] for name in names})
+        shares = eventually(
+            lambda: sum(found := _sent(one)) >= len(names) and found,
             within_s=WITHIN_S,
-            why="the first should take over after a kill",
+            why="both should report what they sent",
         )
+        assert (len(shares), sum(shares), min(shares) >= 25) == (2, len(names), True), shares
+
+        second.kill()
+        first.tells("lease.taken ranges=256 of=256")
         for name in names:
             one.xadd(name, {"n": "again"})
-        for name in names:
-            eventually(
-                lambda name=name: texts(two, name) == [name, "again"],  # type: ignore[misc]
-                within_s=WITHIN_S,
-                why=f"{name} should be served by the other daemon",
-            )
+        _all_arrive(two, {name: [name, "again"] for name in names})
 
 
-def _counts(client: braidstream.Redis) -> dict[str, str]:
-    """The region's daemons, and how often each has shown that it lives."""
-    return client.hgetall("bs:daemons")
+def test_a_daemon_beside_one_of_an_older_release_serves_all_streams(flavour: Flavour, tmp_path: Path) -> None:
+    """They divide the streams in different ways. docs/guides/operations.md upgrades one after the other."""
+    names = [f"stream-{number}" for number in range(50)]
+    with _two_regions(flavour) as (urls, one, two):
+
+        def keep_older_alive() -> None:
+            one.hincrby("bs:daemons", "0123456789abcdef", 1)
+
+        keep_older_alive()
+        with daemons.replicating(tmp_path, urls) as daemon:
+            for name in names:
+                one.xadd(name, {"n": name})
+            _all_arrive(two, {name: [name] for name in names}, keep_older_alive)
+            assert "ranges=256 of=256" in daemon.tells("lease.taken")
+
+
+@contextmanager
+def _two_regions(
+    flavour: Flavour,
+) -> Iterator[tuple[dict[int, str], braidstream.Redis, braidstream.Redis]]:
+    """Two regions without daemons: their addresses, and a client of each."""
+    with (
+        Engine(flavour) as here,
+        Engine(flavour) as there,
+        client_of(here, decode_responses=True) as one,
+        client_of(there, decode_responses=True) as two,
+    ):
+        yield daemons.numbered([here, there]), one, two
+
+
+def _all_arrive(
+    client: braidstream.Redis, expected: dict[str, list[str]], between: Callable[[], None] = lambda: None
+) -> None:
+    def lacking() -> list[str]:
+        between()
+        return [name for name, entries in expected.items() if texts(client, name) != entries]
+
+    eventually(lambda: not lacking(), within_s=WITHIN_S, why="all streams should arrive")
+
+
+def _sent(client: braidstream.Redis) -> list[int]:
+    """How many entries each daemon of a region has sent."""
+    found = map(json.loads, client.hgetall("bs:status").values())
+    return [sum(link["entries"] for link in daemon["links"].values()) for daemon in found]
 
 
 def test_a_peer_that_comes_back_gets_what_it_missed(flavour: Flavour, tmp_path: Path) -> None:
@@ -132,9 +174,8 @@ def test_a_peer_that_comes_back_gets_what_it_missed(flavour: Flavour, tmp_path: 
     late.kill()
     try:
         with Engine(flavour) as engine:
-            urls = {1: engine.url, 2: late.url}
+            urls = {**daemons.numbered([engine]), 2: late.url}
             with daemons.replicating(tmp_path, urls), client_of(engine, decode_responses=True) as one:
-                eventually(lambda: one.hget("bs:config", "library"), within_s=WITHIN_S, why="it starts")
                 for number in range(500):
                     one.xadd("m", {"n": str(number)})
                 late.start()
@@ -242,7 +283,7 @@ def test_a_daemon_that_is_stopped_while_a_link_fails_ends(
         world.engines[1].resume()
 
 
-def test_a_job_that_fails_unexpectedly_is_logged_and_ends_nothing(flavour: Flavour, tmp_path: Path) -> None:
+def test_a_deadline_that_cannot_be_read_is_logged_and_ends_nothing(flavour: Flavour, tmp_path: Path) -> None:
     with Engine(flavour) as one, Engine(flavour) as two:
         urls = daemons.numbered([one, two])
         with one.client() as engine:
@@ -252,11 +293,11 @@ def test_a_job_that_fails_unexpectedly_is_logged_and_ends_nothing(flavour: Flavo
             client_of(one, decode_responses=True) as here,
             client_of(two, decode_responses=True) as there,
         ):
-            assert "Deadlines.look" in daemon.tells("ERROR job.failed")
+            assert "is no deadline" in daemon.tells("deadline.refused stream=odd")
             here.xadd("m", {"n": "1"})
             eventually(lambda: texts(there) == ["1"], within_s=WITHIN_S, why="the links should go on")
             assert daemon.alive
-            assert len(daemon.said("job.failed")) == 1
+            assert len(daemon.said("deadline.refused")) == 1
 
 
 def test_an_engine_that_refuses_to_tell_of_changes_is_asked_again(flavour: Flavour) -> None:

@@ -1,5 +1,6 @@
 """The durability gate: what a failover takes away at home, no peer has ever seen."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +10,14 @@ import pytest
 import redis
 
 import braidstream
+from braidstream.net.address import parse_address
+from braidstream.protocol.plan import Batch, Plan
+from braidstream.replication.endpoint import Endpoint
+from braidstream.replication.gate import WAIT_MS, Durability, Gate
 from tests.support.daemons import numbered, replicating, write_config
 from tests.support.regions import become, client_of
 from tests.support.replicas import Site, promote, site
-from tests.support.servers import Engine, Flavour
+from tests.support.servers import NEWEST, Engine, Flavour
 from tests.support.waiting import eventually
 
 WITHIN_S = 20
@@ -151,3 +156,28 @@ def test_a_region_without_replicas_may_wait_for_its_disk(flavour: Flavour, tmp_p
 def knows(engine: Engine, command: str) -> bool:
     with engine.client() as client:
         return command.lower().encode() in client.command_list()
+
+
+@pytest.mark.parametrize("flavour", NEWEST, indirect=True)
+def test_a_new_choice_is_not_confirmed_by_the_reply_to_the_old_one(engine: Engine) -> None:
+    """The operator changes replicas:1 to aof while WAIT runs. It returns 0, which says nothing of the AOF."""
+
+    def read() -> Plan[None]:
+        yield Batch([("PING",)])
+
+    async def is_held() -> bool:
+        source = Endpoint(parse_address(engine.url))
+        await source.connect()
+        gate = Gate(source, Durability(replicas=1))
+        reading = asyncio.create_task(gate.run(read()))
+        async with asyncio.timeout(WITHIN_S):
+            while not gate.held_s:
+                await asyncio.sleep(0.01)
+        gate.want(Durability(aof=True))
+        done, _ = await asyncio.wait([reading], timeout=4 * WAIT_MS / 1000)
+        reading.cancel()
+        gate.close()
+        source.close("the test is over")
+        return not done
+
+    assert asyncio.run(is_held())

@@ -54,6 +54,22 @@ def test_what_a_region_deletes_again_is_not_taken_from_a_peer_that_is_flushed(ma
     assert set(written) - {written[1]} <= set(ids(world, 1))
 
 
+def test_a_link_creates_no_strand_that_clients_of_a_flushed_server_write_to(make_world: Make) -> None:
+    """A group needs it to wait for entries. Clients that remember the region would append to it."""
+    world = make_world(2)
+    write(world, 1, "a")
+    world[1].xgroup_create("x", "g", "0")
+    world.sync()
+    link = world.link(2, 1)
+    flush(world, 1)
+    write(world, 2, "b")
+    with contextlib.suppress(ReplyError, BraidError):
+        asyncio.run(link.sync(b"x"))
+    with world.engines[0].client() as client:
+        assert client.exists(Strand(b"x", keys.GENERATED, 2).key), "the link works until it notices"
+        assert not client.exists(Strand(b"x", keys.GENERATED, 1).key)
+
+
 def test_a_comparison_deletes_nothing_for_a_server_that_is_flushed(make_world: Make) -> None:
     world = make_world(3)
     written, gone = write(world, 1, "a", "b"), write(world, 3, "y", "z")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import braidstream
+from braidstream.admin.membership import part
 from braidstream.exceptions import ResponseError
 from braidstream.model import keys
 from tests.support.regions import client_of
@@ -123,6 +124,24 @@ def test_a_region_that_gives_its_strand_hands_over_when_all_is_acknowledged_with
     theirs = read(world[2])
     assert sorted(theirs.values()) == ["1.2", "1.3", "1.4"]
     assert not mine.keys() & theirs.keys()
+
+
+def test_what_was_to_be_given_to_a_region_that_was_removed_stays(world: World) -> None:
+    fill(world)
+    mine = read(world[3], count=1)
+    world[3].execute_command("XGROUP GIVE", "orders", "jobs", "REGION", 3, "TO", "REGION", 2)
+    world.sync()
+    for region in (1, 3):
+        world[region].run_plan(part([2]))
+    for region, other in ((1, 3), (3, 1)):
+        world.links[region, other] = world.link(region, other)
+    world[3].xack("orders", "jobs", *mine)
+    world.sync([1, 3])
+    for region in (1, 3):
+        world[region].session.cache.expire_region()
+    assert [set(owned(world[region])) for region in (1, 3)] == [{"1", "2"}, {"3"}]
+    assert regions_in(read(world[1])) == {"1", "2"}
+    assert sorted(read(world[3]).values()) == ["3.1", "3.2", "3.3"]
 
 
 def test_a_hand_over_with_a_timeout_does_not_wait_for_a_worker_that_hangs(world: World) -> None:

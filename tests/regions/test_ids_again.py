@@ -147,15 +147,19 @@ def delayed(engine: Engine, one_way_ms: int) -> Iterator[str]:
             proxy.kill()
 
 
-def test_a_far_peer_is_asked_for_all_logs_also_if_that_takes_long(
-    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It answers all the time. Only all answers together take longer than a peer may be silent."""
+@pytest.fixture
+def many_streams(make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> World:
+    """If the peer is far, its answers together take longer than it may be silent."""
     monkeypatch.setattr(raising, "ASKED_WITHIN_S", 1.0)
     monkeypatch.setattr(feed, "PAGE", 10)
-    world, logs = make_world(2), [f"log-{number}" for number in range(20)]
+    world = make_world(2)
     for number in range(200):
         world[1].xadd(f"stream-{number}", {"n": "1"})
+    return world
+
+
+def test_a_far_peer_is_asked_for_all_logs_also_if_that_takes_long(many_streams: World) -> None:
+    world, logs = many_streams, [f"log-{number}" for number in range(20)]
     with world.engines[0].client() as engine:
         for name in logs:
             world[1].twrite(name, "t", "1")
@@ -183,15 +187,9 @@ def unreached(world: World, url: str) -> list[str]:
     return asyncio.run(ask())
 
 
-def test_a_far_peer_whose_connection_is_lost_once_is_asked_again(
-    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_far_peer_whose_connection_is_lost_once_is_asked_again(many_streams: World) -> None:
     """It takes longer to come as far as before than a peer may be silent."""
-    monkeypatch.setattr(raising, "ASKED_WITHIN_S", 1.0)
-    monkeypatch.setattr(feed, "PAGE", 10)
-    world = make_world(2)
-    for number in range(200):
-        world[1].xadd(f"stream-{number}", {"n": "1"})
+    world = many_streams
 
     async def scanned() -> list[bytes]:
         return [name async for page in feed.all_streams(world.endpoints[1]) for name in page]

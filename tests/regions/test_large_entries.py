@@ -58,6 +58,23 @@ def linked(
     asyncio.run(run())
 
 
+def lose(world: World, *written: tuple[int, int]) -> None:
+    """Region 1 writes entries (count, size) and replicates them. Then it is as it was before."""
+    with world.engines[0].client() as engine:
+        earlier = engine.dump(STRAND.key)
+        for count, size in written:
+            write(world, count, size)
+        linked(world, lambda link: link.sync(b"m"), near=True)
+        engine.restore(STRAND.key, 0, earlier, replace=True)
+
+
+def restored(world: World, count: int) -> None:
+    """A link brings back what was lost: both regions have so many entries."""
+    linked(world, lambda link: link.sync(b"m"))
+    assert world[1].xlen("m") == count
+    assert world[2].xrange("m") == world[1].xrange("m")
+
+
 @pytest.mark.parametrize("near", [True, False])
 def test_small_entries_and_then_large_ones_are_replicated(world: World, near: bool) -> None:
     write(world, SMALL, 100)
@@ -77,64 +94,38 @@ def test_the_own_server_is_not_read_in_large_replies_either(world: World) -> Non
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_large_entries_that_were_lost_are_restored(world: World, goes_on: bool) -> None:
     write(world, 10, 100)
-    with world.engines[0].client() as engine:
-        earlier = engine.dump(STRAND.key)
-        write(world, 500, 100)
-        write(world, LARGE, 50_000)
-        write(world, 1, 100)
-        linked(world, lambda link: link.sync(b"m"), near=True)
-        engine.restore(STRAND.key, 0, earlier, replace=True)
+    lose(world, (500, 100), (LARGE, 50_000), (1, 100))
     if goes_on:
         write(world, 1, 100)
-    linked(world, lambda link: link.sync(b"m"))
-    assert world[1].xlen("m") == 10 + 500 + LARGE + 1 + goes_on
-    assert world[2].xrange("m") == world[1].xrange("m")
+    restored(world, 10 + 500 + LARGE + 1 + goes_on)
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_very_large_entries_that_were_lost_are_restored(world: World, goes_on: bool) -> None:
     """Of which the limit allows only a few at once, and the last one does not show that."""
     write(world, 1, 100)
-    with world.engines[0].client() as engine:
-        earlier = engine.dump(STRAND.key)
-        write(world, 20, 500_000)
-        write(world, 60, 150_000)
-        write(world, 1, 10_000)
-        linked(world, lambda link: link.sync(b"m"), near=True)
-        engine.restore(STRAND.key, 0, earlier, replace=True)
+    lose(world, (20, 500_000), (60, 150_000), (1, 10_000))
     if goes_on:
         write(world, 1, 100)
-    linked(world, lambda link: link.sync(b"m"))
-    assert world[1].xlen("m") == 1 + 20 + 60 + 1 + goes_on
-    assert world[2].xrange("m") == world[1].xrange("m")
+    restored(world, 1 + 20 + 60 + 1 + goes_on)
 
 
 def test_what_was_restored_before_a_reply_was_too_large_stays(world: World) -> None:
     """The first of these replies comes after 201 small entries, and ends the connection."""
     write(world, 1, 100)
-    with world.engines[0].client() as engine:
-        earlier = engine.dump(STRAND.key)
-        write(world, 201, 100)
-        write(world, 100, 100_000)
-        linked(world, lambda link: link.sync(b"m"), near=True)
-        engine.restore(STRAND.key, 0, earlier, replace=True)
+    lose(world, (201, 100), (100, 100_000))
     write(world, 1, 100)
     with pytest.raises(LostError, match="more than"):
         linked(world, lambda link: link.sync(b"m"))
-    linked(world, lambda link: link.sync(b"m"))
-    assert world[1].xlen("m") == 1 + 201 + 100 + 1
-    assert world[2].xrange("m") == world[1].xrange("m")
+    restored(world, 1 + 201 + 100 + 1)
 
 
 def test_what_follows_restored_entries_is_moved_a_few_times_only(world: World) -> None:
     """The engine serves nobody else while it moves entries."""
     write(world, 1, 100)
+    lose(world, (60, 100_000))
+    write(world, 30, 100_000)
     with world.engines[0].client() as engine:
-        earlier = engine.dump(STRAND.key)
-        write(world, 60, 100_000)
-        linked(world, lambda link: link.sync(b"m"), near=True)
-        engine.restore(STRAND.key, 0, earlier, replace=True)
-        write(world, 30, 100_000)
         engine.config_resetstat()
         linked(world, lambda link: link.sync(b"m"))
         appended = engine.info("commandstats")["cmdstat_xadd"]["calls"]

@@ -7,7 +7,6 @@ from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
-import redis
 
 import braidstream
 from braidstream.admin import log_compaction, log_moves
@@ -17,6 +16,7 @@ from braidstream.model import keys
 from braidstream.model.strand import Strand
 from braidstream.protocol.plan import Plan
 from tests.support.matrix import on_every_engine
+from tests.support.observed import observed
 from tests.support.world import World
 
 flavour = on_every_engine
@@ -36,19 +36,7 @@ def client(world: World) -> braidstream.Redis:
 
 def interrupted(plan: Plan[Any], act: Callable[[], None]) -> Plan[Any]:
     """A plan, with something done by others before each of its round trips."""
-    reply, error = None, None
-    while True:
-        try:
-            batch = plan.send(reply) if error is None else plan.throw(error)
-        except StopIteration as end:
-            return end.value
-        act()
-        try:
-            reply, error = (yield batch), None
-        except redis.RedisError as raised:
-            reply, error = None, raised
-        except BraidError as raised:
-            reply, error = None, raised
+    return observed(plan, lambda _: act())
 
 
 def rewrite(client: braidstream.Redis, act: Callable[[], None] = lambda: None) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import redis
 
+from braidstream.model import keys
 from braidstream.replication import raising
 from tests.support.matrix import on_every_engine
 from tests.support.world import World
@@ -153,6 +154,22 @@ def _roll_back(world: World, region: int, key: str) -> Callable[[], None]:
 def _raise_offsets(world: World, known_by: int) -> None:
     home, peer = world.endpoints[1], world.endpoints[known_by]
     asyncio.run(raising.raise_above(home, peer, 1))
+
+
+@pytest.mark.parametrize("where", [1, 2])
+def test_a_key_in_place_of_a_registry_keeps_no_log_from_its_offsets(world: World, where: int) -> None:
+    world[1].twrite("log", "t", "1")
+    world.sync()
+    world[1].xadd("stray", {"n": "1"})
+    back = _roll_back(world, 1, "bs:1:t:{log}")
+    world[1].twrite("log", "t", "2")
+    world.ship(1, 2, "log")
+    back()
+    with world.engines[where - 1].client() as bare:
+        bare.set(keys.meta(b"stray"), "no hash")
+    _raise_offsets(world, 1)
+    _raise_offsets(world, 2)
+    assert world[1].twrite("log", "t", "3") == 3
 
 
 @pytest.mark.parametrize("length", [3, 250])

@@ -10,6 +10,7 @@ import redis
 
 import braidstream
 from braidstream.errors import ReplyError
+from braidstream.model import keys
 from braidstream.replication import raising
 from braidstream.replication.link import Link
 from tests.support.log_homes import bodies, end_epoch, rescue, write
@@ -97,6 +98,28 @@ def test_a_waiting_reader_of_a_group_gets_nothing_beyond_the_epoch(world: World)
     reader.join(8)
     assert found == [(2, "t", "2")]
     assert world[2].xpending("log", "g")["pending"] == 2
+
+
+def test_a_group_is_not_given_again_what_it_got_beyond_the_epoch(world: World) -> None:
+    soon = (1, 600_000)
+    write(world[1], "1")
+    world.sync()
+    write(world[1], "late 2", "late 3")
+    rows = world[1].tread("log", count=9, group="g", retry=soon)
+    assert [row[2] for row in rows] == ["1", "late 2", "late 3"]
+    world[1].tack("log", "g", 1)
+    end_epoch(world, 2, force=True)
+    write(world[2], "2")
+    world.sync()
+    world[1].tread("log", count=0, withinfo=True)  # reads the registry again
+    found = list[tuple[int, str, str]]()
+
+    def got_all() -> bool:
+        found.extend(world[1].tread("log", count=9, group="g", retry=soon))
+        return world[1].xpending("log", "g")["pending"] == 1
+
+    eventually(got_all, within_s=5, why="what is not part of the log should not be pending")
+    assert {row[2] for row in found} == {"2"}
 
 
 @pytest.mark.parametrize("arrived", [False, True])
@@ -257,7 +280,7 @@ def test_eviction_by_age_leaves_what_waits_for_its_rescue(world: World) -> None:
     force_with_a_tail(world)
     with world.engines[1].client() as operator:
         operator.delete("bs:tick:{log}")
-        operator.xadd("bs:tick:{log}", {"o": 6}, id="1000-0")  # all of them are old
+        operator.xadd("bs:tick:{log}", {"o": 6, "t": "2:t.1"}, id="1000-0")  # all of them are old
     world[2].twrite("log", entries=[("t", "7")], maxage=60_000)
     world.sync()
     expected = [None] * 6 + ["7"]
@@ -265,6 +288,21 @@ def test_eviction_by_age_leaves_what_waits_for_its_rescue(world: World) -> None:
     assert rescue(world, 1, 2) == 2
     world.sync()
     assert [bodies(world, number) for number in world] == [[*expected, "late 4", "late 5"]] * 3
+
+
+def test_a_home_that_comes_back_does_not_take_new_entries_for_old_ones(world: World) -> None:
+    force_with_a_tail(world)
+    rescue(world, 1, 2)
+    with world.engines[0].client() as operator:
+        operator.delete("bs:tick:{log}")
+        operator.xadd("bs:tick:{log}", {"o": 5, "t": "1:t"}, id="1000-0")  # before the forced move
+    end_epoch(world, 1, home=2)
+    world.sync()
+    kept = ["1", "2", "3", "4", "5", "6", "late 4", "late 5"]
+    assert world[1].tevict("log", older=60_000) == 0
+    world[1].twrite("log", entries=[("t", "9")], maxage=60_000)
+    world[1].twrite("log", entries=[("t", "10")], maxage=60_000)
+    assert bodies(world, 1) == [*kept, "9", "10"]
 
 
 def test_what_is_restored_after_the_rescue_of_later_entries_is_rescued_too(world: World) -> None:
@@ -283,6 +321,23 @@ def test_what_is_restored_after_the_rescue_of_later_entries_is_rescued_too(world
     assert rescue(world, 1, 2) == 2
     world.sync()
     assert [bodies(world, number) for number in world] == [["1", "2", "late 5", "late 3", "late 4"]] * 3
+
+
+def test_malformed_notes_of_rescued_offsets_count_nowhere(world: World) -> None:
+    notes = {"r:t0.1:x": "5", "r:t0.1:0": "9" * 5_000, "r:t0.1:1": "later", "r:t0.1": "007"}
+    write(world[1], "1", "2")
+    world.sync()
+    end_epoch(world, 2, force=True)
+    write(world[1], "late 3", "late 4")
+    for engine in world.engines[:2]:
+        with engine.client() as bare:
+            bare.hset(keys.meta(b"log"), mapping=notes)
+    world.ship(2, 1, "log")
+    assert rescue(world, 1, 2) == 2
+    world.sync()
+    assert [bodies(world, number) for number in world] == [["1", "2", "late 3", "late 4"]] * 3
+    with world.engines[2].client() as bare:
+        assert bare.hmget(keys.meta(b"log"), [*notes]) == [None] * 4
 
 
 def test_keep_counts_the_entries_of_the_log_only(world: World) -> None:
@@ -340,6 +395,25 @@ def test_a_forced_home_begins_where_an_earlier_epoch_is_incomplete(world: World)
     assert [rescue(world, old, 3) for old in (1, 2)] == [2, 1]
     world.sync()
     assert [bodies(world, number) for number in world] == [["1", "2", "x", "3", "4", "5"]] * 3
+
+
+def test_a_home_can_be_forced_on_if_the_old_one_died_before_its_last_entries_arrived(world: World) -> None:
+    write(world[1], "1", "2")
+    world.sync()
+    write(world[1], "3", "4")
+    end_epoch(world, 2)
+    with world.engines[0].client() as old, world.engines[1].client() as new:
+        new.hset(keys.meta(b"log"), "home", old.hget(keys.meta(b"log"), "home"))  # and then region 1 is lost
+    assert write(world[2], "5") == [5]
+    assert end_epoch(world, 2, force=True) == 3
+    assert rescue(world, 2, 2) == 1
+    write(world[2], "6")
+    assert bodies(world, 2) == ["1", "2", "5", "6"]
+    assert end_epoch(world, 2, force=True) == 3  # nothing is missing now
+    world.sync()  # region 1 is back
+    assert rescue(world, 1, 2) == 2
+    world.sync()
+    assert [bodies(world, number) for number in world] == [["1", "2", "5", "6", "3", "4"]] * 3
 
 
 def test_an_epoch_that_was_forced_and_planned_and_never_wrote_is_not_waited_for(world: World) -> None:

@@ -29,6 +29,7 @@ from tests.support.world import Here
 
 WITHIN_S = 120
 OWN = Strand(b"log", LOG, 1)
+ODD = (b"odd-1", b"odd-2", b"odd-3")
 
 
 def rows_of(client: braidstream.Redis) -> list[Any]:
@@ -180,8 +181,15 @@ def test_two_regions_that_made_one_log_apart_are_rescued(flavour: Flavour, tmp_p
         one, two = (stack.enter_context(client_of(each, decode_responses=True)) for each in engines)
         write(one, "one", "two")
         write(two, "1")
-        stack.enter_context(all_replicating(tmp_path, urls))
-        wait_for(["1", "one", "two"], one, two)
+        for name in ODD:
+            one.twrite(name, "t", "one")
+            two.twrite(name, "t", "1")
+            with engines[0].client() as bare:
+                bare.xadd(Strand(name, LOG, 1).key, {"no": "entry"}, id="0-2")
+        daemon, _ = stack.enter_context(all_replicating(tmp_path, urls))
+        wait_for(["1", "one", "two"], one, two)  # odd logs stop no other
+        said = lambda: all(f"rescue_refused stream={each.decode()}" in daemon.text for each in ODD)  # noqa: E731
+        eventually(said, within_s=WITHIN_S, why="the daemon says which it cannot rescue")
 
 
 # Failovers

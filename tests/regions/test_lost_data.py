@@ -16,7 +16,7 @@ import braidstream
 from braidstream.admin.membership import set_fence
 from braidstream.model import keys
 from tests.support.cli import braid
-from tests.support.daemons import Daemon, all_replicating, numbered
+from tests.support.daemons import Daemon, all_replicating, numbered, write_config
 from tests.support.replicas import Site, site
 from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
@@ -293,3 +293,20 @@ def test_keys_deleted_by_hand_are_brought_back(flavour: Flavour, tmp_path: Path)
         later = write(regions[1], 3)
         regions[1].xdel("x", later[0])
         everywhere(regions, before + later[1:])
+
+
+def test_an_empty_server_does_not_become_a_region_while_a_peer_is_unreachable(
+    flavour: Flavour, tmp_path: Path
+) -> None:
+    """The peer may have the data that this server lost."""
+    with Engine(flavour) as home, Engine(flavour) as peer:
+        config = write_config(tmp_path / "braid.toml", {1: home.url, 2: peer.url})
+        peer.kill()
+        refused = braid("replicate", "--config", str(config), "--region", "region-1")
+        said = " ".join(refused.stderr.split())
+        assert (refused.returncode, "region-2 cannot say whether" in said) == (1, True), said
+        with home.client() as engine:
+            assert engine.exists(keys.CONFIG) == 0
+        peer.start()
+        with Daemon(config, "region-1"), home.client() as engine:
+            eventually(lambda: engine.exists(keys.CONFIG), within_s=WITHIN_S, why="all peers have answered")

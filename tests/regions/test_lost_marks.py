@@ -1,20 +1,20 @@
 """A region lost entries, and its daemon's user may not restore them: no peer deletes its copies."""
 
 import asyncio
-import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
 import braidstream
 from braidstream.errors import ReplyError
+from braidstream.protocol.plan import Plan
+from braidstream.replication.heal import Pair
 from braidstream.replication.link import Link
+from tests.support.limited_rights import OWN, ship
 from tests.support.world import Here, World
 
-GUIDE = Path(__file__).parents[2] / "docs/guides/replication-security.md"
-# What the guide grants to a daemon on its own server.
-OWN = re.findall(r"\+[^`~>]*?(?=\n```)", GUIDE.read_text())[0].split()
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -23,16 +23,6 @@ def world(make_world: Callable[..., World]) -> Iterator[World]:
     yield world
     with world.engines[0].client() as engine:
         engine.execute_command("ACL DELUSER daemon")
-
-
-def ship(world: World, rights: list[str]) -> None:
-    """A new link from region 1 to 2, of a user with these rights in region 1."""
-    with world.engines[0].client() as engine:
-        engine.execute_command("ACL", "SETUSER", "daemon", "reset", "on", "nopass", "~bs:*", *rights)
-    url = world.engines[0].url.replace("//", "//daemon:any@", 1)
-    with braidstream.Redis.from_url(url) as limited:
-        ends = Here(limited), world.endpoints[2]
-        asyncio.run(Link(*ends, here=world.region(1), there=world.region(2)).sync(b"m"))
 
 
 def lose(world: World) -> list[str]:
@@ -49,11 +39,11 @@ def lose(world: World) -> list[str]:
 def test_what_the_guides_rights_do_not_restore_stays_at_the_peer(world: World) -> None:
     kept = lose(world)
     gone, later = (world[1].xadd("m", {"n": text}) for text in ("gone", "later"))
-    ship(world, OWN)
+    ship(world, "m", OWN)
     world[1].xdel("m", gone)
     with world.engines[0].client() as engine:
         engine.xtrim("bs:1:j:{m}", maxlen=0)  # so all entries are compared
-    ship(world, OWN)
+    ship(world, "m", OWN)
     there = [entry for entry, _ in world[2].xrange("m")]
     assert there[: len(kept)] == kept
     assert there[-1] == later
@@ -63,5 +53,78 @@ def test_a_loss_that_cannot_be_noted_is_an_error_and_nothing_is_sent(world: Worl
     kept = lose(world)
     world[1].xadd("m", {"n": "later"})
     with pytest.raises(ReplyError, match="It lost entries"):
-        ship(world, [right for right in OWN if right != "+hset"])
+        ship(world, "m", [right for right in OWN if right != "+hset"])
     assert [entry for entry, _ in world[2].xrange("m")] == kept
+
+
+def test_what_is_written_after_a_loss_is_trimmed_at_the_peer_too(world: World) -> None:
+    kept = lose(world)
+    later = [world[1].xadd("m", {"n": str(number)}) for number in range(3)]
+    ship(world, "m", OWN)
+    assert [entry for entry, _ in world[2].xrange("m")] == kept + later
+    world[1].xtrim("m", maxlen=1, approximate=False)
+    ship(world, "m", OWN)
+    assert [entry for entry, _ in world[2].xrange("m")] == kept + later[-1:]
+
+
+def test_a_strand_that_was_lost_before_a_peer_had_it_is_trimmed_there(world: World) -> None:
+    world[1].xadd("m", {"n": "lost"})
+    with world.engines[0].client() as engine:
+        engine.delete("bs:1:s:{m}")
+    later = [world[1].xadd("m", {"n": str(number)}) for number in range(3)]
+    world.sync()
+    world[1].xtrim("m", maxlen=1, approximate=False)
+    world.sync()
+    assert [entry for entry, _ in world[2].xrange("m")] == later[-1:]
+
+
+def fill(client: braidstream.Redis, count: int) -> list[str]:
+    with client.pipeline(transaction=False) as pipe:
+        for number in range(count):
+            pipe.xadd("m", {"n": str(number)})
+        return pipe.execute()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("why", ["rights", "size"])
+def test_a_strand_that_another_link_has_restored_is_not_marked(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """Two links find a loss. The slower one may not restore it, or too many entries follow now."""
+    world = make_world(3)
+    kept = lose(world)
+    later, real = [world[1].xadd("m", {"n": "later"})], Pair.put_back
+
+    async def late(pair: Pair, *words: Any) -> int:
+        if pair.writer == 3 and len(later) == 1:
+            await world.link(1, 2).sync(b"m")
+            later.extend(fill(world[1], 10_001 if why == "size" else 1))
+        return await real(pair, *words)
+
+    monkeypatch.setattr(Pair, "put_back", late)
+    ship(world, "m", OWN if why == "rights" else ["allcommands"], to=3)
+    assert len(later) > 1
+    assert world[1].hget("bs:meta:{m}", "l:s1") is None
+    world.sync()
+    for region in world:
+        assert [entry for entry, _ in world[region].xrange("m")] == kept + later
+
+
+def test_a_restore_that_is_refused_half_way_deletes_nothing(world: World) -> None:
+    """The key of a strand was lost, and clients go on: then too many entries follow the second batch."""
+    kept = fill(world[1], 1_100)
+    world.sync()
+    with world.engines[0].client() as engine:
+        engine.delete("bs:1:s:{m}")
+        fill(world[1], 9_900)
+
+        class Busy(Here):
+            async def run(self, plan: Plan[T]) -> T:
+                if engine.xlen("bs:1:s:{m}") in range(9_901, 11_000):  # the first batch is restored
+                    fill(world[1], 1_100)
+                return await super().run(plan)
+
+        link = Link(world.endpoints[1], Busy(world[2]), here=world.region(1), there=world.region(2))
+        asyncio.run(link.sync(b"m"))
+        assert engine.xlen("bs:1:s:{m}") < 9_900 + 1_100 + len(kept)
+    world.sync()
+    assert [entry for entry, _ in world[2].xrange("m", count=len(kept))] == kept

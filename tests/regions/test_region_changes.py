@@ -11,7 +11,7 @@ import pytest
 import braidstream
 from tests.support.cli import braid
 from tests.support.daemons import Daemon, numbered, write_config
-from tests.support.regions import become
+from tests.support.regions import become, client_of
 from tests.support.servers import Engine, Flavour
 from tests.support.up import braid_up
 from tests.support.waiting import eventually
@@ -24,6 +24,42 @@ def told_by_braid(*words: str) -> dict[str, Any]:
     assert done.returncode == 0, done.stdout + done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
+
+
+def test_what_is_deleted_while_two_regions_meet_is_deleted_in_both(flavour: Flavour, tmp_path: Path) -> None:
+    """Clients of a region without peers write no journal, and learn of the first peer within a second."""
+    with ExitStack() as stack:
+        engines = [stack.enter_context(Engine(flavour)) for _ in range(2)]
+        config = write_config(tmp_path / "braid.toml", numbered(engines))
+        for number, engine in enumerate(engines, 1):
+            become(engine, region=number, name=f"region-{number}")
+        one, two = (stack.enter_context(client_of(each, decode_responses=True)) for each in engines)
+        entries = [one.xadd("orders", {"n": str(number)}) for number in range(20)]
+        one.xgroup_create("orders", "old", "0")
+        clients = list[braidstream.Redis]()
+        for number in (1, 2):
+            stack.enter_context(Daemon(config, f"region-{number}"))
+        copy = stack.enter_context(engines[1].client())
+        while copy.xlen("bs:1:s:{orders}") < len(entries):
+            if len(clients) < len(entries):
+                clients.append(stack.enter_context(client_of(engines[0])))
+            for client in clients:  # each reads the region again at another time
+                client.xlen("orders")
+        seconds, micros = one.time()
+        met_ms = int(one.hget("bs:config", "met"))
+        assert seconds * 1000 + micros // 1000 - met_ms >= 2000, "no client knows less than its region then"
+        for client, entry in zip(clients, entries, strict=False):
+            assert client.xdel("orders", entry) == 1
+        one.xgroup_destroy("orders", "old")
+        last = one.xadd("orders", {"n": "last"})
+        why = "both should have the entry that came last"
+        eventually(lambda: two.xrange("orders", last), within_s=WITHIN_S, why=why)
+        eventually(
+            lambda: two.xrange("orders") == one.xrange("orders"),
+            within_s=WITHIN_S,
+            why="what was deleted in region 1 should be deleted in region 2",
+        )
+        assert two.xinfo_groups("orders") == []
 
 
 def test_a_region_that_joins_gets_the_full_state_while_traffic_goes_on(

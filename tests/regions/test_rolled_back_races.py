@@ -194,3 +194,16 @@ def test_after_all_came_back_a_comparison_deletes_again(make_world: Make) -> Non
     delete_beyond_memory(world, *lost[:2])
     world.ship(3, 1, "x")
     assert_alike(world, before + lost[2:] + later)
+
+
+def test_what_comes_back_is_trimmed_with_later_entries_that_a_peer_has_trimmed(make_world: Make) -> None:
+    """Region 3 never had them, and has trimmed what was written after them."""
+    world = make_world(3)
+    lose_what_one_peer_has(world)
+    later = write(world, 1, "f", "g", "h", "i", "j")
+    world.ship(1, 3, "x")
+    assert ids(world, 3)[-5:] == later
+    world[3].xtrim("x", maxlen=2, approximate=False)
+    world.ship(1, 2, "x")
+    assert len(ids(world, 1)) == 10
+    assert_alike(world, later[-2:])

@@ -84,6 +84,11 @@ def test_only_streams_that_both_regions_exchange_are_replicated_and_the_file_may
             return clients[1].xlen("orders") == before
 
         eventually(stays_local, within_s=WITHIN_S, why="orders should stay local")
+        clients[0].pexpire("orders", 1)
+        eventually(
+            lambda: not clients[0].exists("orders"), within_s=WITHIN_S, why="copies of region 2 end here too"
+        )
+        assert clients[1].exists("orders")
 
 
 def test_a_region_that_joins_or_rejoins_gets_no_local_streams(flavour: Flavour, tmp_path: Path) -> None:

@@ -10,12 +10,13 @@ import pytest
 
 from braidstream.errors import ReplyError
 from braidstream.net.wire import parse_address
-from braidstream.protocol.plan import Plan
+from braidstream.protocol.plan import Batch, Plan
 from braidstream.replication import ship
 from braidstream.replication.endpoint import Endpoint
 from braidstream.replication.link import Link
 from braidstream.replication.pages import Pages
 from tests.support.matrix import on_every_engine
+from tests.support.observed import observed
 from tests.support.rolling_back import bring_back, snapshot
 from tests.support.world import World
 
@@ -35,23 +36,12 @@ class Target(Endpoint):
     calls: list[str]
 
     async def run(self, plan: Plan[T]) -> T:
-        return await super().run(self._noted(plan))
+        return await super().run(observed(plan, self._note))
 
-    def _noted(self, plan: Plan[T]) -> Plan[T]:
-        try:
-            batch = next(plan)
-            while True:
-                function = batch.commands[0][1] if len(batch.commands[0]) > 1 else ""
-                if function in (EVEN, MIXED):
-                    self.calls.append(str(function))
-                try:
-                    replies = yield batch
-                except ReplyError as error:
-                    batch = plan.throw(error)
-                else:
-                    batch = plan.send(replies)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
+    def _note(self, batch: Batch) -> None:
+        function = batch.commands[0][1] if len(batch.commands[0]) > 1 else ""
+        if function in (EVEN, MIXED):
+            self.calls.append(str(function))
 
 
 def linked(

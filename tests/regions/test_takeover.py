@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import braidstream
+from braidstream.config import Selection
 from braidstream.errors import ReplyError
 from braidstream.model import keys
 from braidstream.protocol.plan import Plan
+from braidstream.replication.peer import Peer
 from braidstream.replication.takeover import Takeover
 from tests.support.cli import braid
 from tests.support.daemons import Daemon, numbered, write_config
@@ -114,10 +116,10 @@ class Counting(Here):
             raise
 
 
-def takeover_of(source: Any) -> Takeover:
+def takeover_of(source: Any, *peers: Peer) -> Takeover:
     """Of region 1, in which region 2 beat once."""
     source.client.hset(keys.BEATS, "2", "1")
-    return Takeover(source, lambda: (), lambda name: True, SOON_S)
+    return Takeover(source, lambda: peers, lambda name: True, SOON_S)
 
 
 async def until(check: Callable[[], bool], *steps: Callable[[], Any]) -> None:
@@ -148,6 +150,68 @@ def test_a_region_beats_while_it_takes_over(make_world: Callable[..., World]) ->
         assert owned(one) == ["1"], "the take-over has not gone on"
         source.go_on.set()
         await until(acting.done, takeover.look)
+
+    asyncio.run(scenario())
+
+
+def test_a_key_in_place_of_a_registry_stops_no_take_over(make_world: Callable[..., World]) -> None:
+    world = make_world(2)
+    one = world[1]
+    one.execute_command("XGROUP CREATE", "orders", "jobs", "0", "SCOPE", "ONCE", "MKSTREAM")
+    with world.engines[0].client() as bare:
+        bare.set(keys.meta(b"stray"), "no hash")
+
+    async def scenario() -> None:
+        takeover = takeover_of(Here(one))
+        await until(lambda: owned(one) == ["1", "2"], takeover.look, takeover.act)
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_that_the_dead_region_does_not_exchange_is_not_taken_over(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world(2)
+    one = world[1]
+    for name in ("local", "orders"):
+        one.execute_command("XGROUP CREATE", name, "jobs", "0", "SCOPE", "ONCE", "MKSTREAM")
+
+    async def scenario() -> None:
+        two = Peer(2, "region-2", Here(world[2]), selections=(Selection(exclude=("local",)),))  # type: ignore[arg-type]
+        takeover = takeover_of(Here(one), two)
+        await until(lambda: takeover.taken == {2: 1}, takeover.look, takeover.act)
+        assert owned(one) == ["1", "2"]
+        assert one.xinfo_groups("local")[0]["owned"] == ["1"]
+
+    asyncio.run(scenario())
+
+
+def test_a_smaller_region_that_does_not_exchange_a_stream_leaves_it_to_the_next(
+    make_world: Callable[..., World],
+) -> None:
+    """Region 1 lives, but has no stream orders: nobody else would deliver what region 3 wrote there."""
+    world = make_world(3)
+    two = world[2]
+    for name in ("orders", "everywhere"):
+        two.execute_command("XGROUP CREATE", name, "jobs", "0", "SCOPE", "ONCE", "MKSTREAM")
+    beat = 1
+
+    async def region_1_beats() -> None:
+        nonlocal beat
+        beat += 1
+        two.hset(keys.BEATS, "1", str(beat))
+
+    async def scenario() -> None:
+        peers = [
+            Peer(1, "region-1", Here(world[1]), selections=(Selection(exclude=("orders",)),)),  # type: ignore[arg-type]
+            Peer(3, "region-3", Here(world[3]), selections=(Selection(),)),  # type: ignore[arg-type]
+        ]
+        two.hset(keys.BEATS, "3", "1")
+        takeover = takeover_of(Here(two), *peers)
+        steps = (region_1_beats, takeover.look, takeover.act)
+        await until(lambda: takeover.taken == {3: 1}, *steps)
+        assert owned(two) == ["2", "3"]
+        assert two.xinfo_groups("everywhere")[0]["owned"] == ["2"]
 
     asyncio.run(scenario())
 

@@ -13,13 +13,16 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from braidstream.cli.main import app
+from braidstream.model import keys
 from braidstream.model.keys import strand as strand_key
+from braidstream.protocol.plan import Batch, Plan
 from braidstream.spark.jobs import repair as repairing
 from braidstream.spark.jobs import snapshots
 from braidstream.spark.jobs.audit import Anomaly, Auditor, Report
 from braidstream.spark.jobs.audit_report import as_facts, as_page
 from braidstream.spark.jobs.repair import repair
 from braidstream.spark.options import Servers
+from tests.support.servers import Engine
 from tests.support.up import braid_up
 from tests.support.world import World
 
@@ -178,6 +181,29 @@ def test_what_an_engine_lost_while_it_was_written_is_found_and_put_back(world: W
     assert world[1].xrange("orders") == world[2].xrange("orders") == world[3].xrange("orders")
 
 
+def test_what_was_lost_is_put_back_although_journals_are_trimmed(world: World) -> None:
+    """As daemons do once all peers have applied them. An entry below a deleted one may be deleted too."""
+    added = fill(world, 10)
+    for entry in (added[1], added[2], added[5]):
+        world[1].xdel("orders", entry)
+    world.sync()
+    for region in world:
+        with raw(world, region) as client:
+            client.xtrim(keys.journal(b"orders", 1), maxlen=1, approximate=False)
+    with raw(world, 2) as client:
+        copy = client.xrange(ONE)
+        client.delete(ONE)
+        lost = [native(added[4]), native(added[7])]
+        for entry, fields in copy:
+            if entry.decode() not in lost:
+                client.xadd(ONE, fields, id=entry)
+        last = copy[-1][0].decode()
+        client.execute_command("XSETID", ONE, last, "ENTRIESADDED", 10, "MAXDELETEDID", native(added[5]))
+    found = {each.id: (each.kind, each.region, each.healed) for each in healed(world)}
+    assert found == {added[4]: ("lost", 2, False), added[7]: ("lost", 2, True)}
+    assert added[7] in [entry for entry, _ in world[2].xrange("orders")]
+
+
 def test_entries_lost_after_the_last_that_is_left_are_put_back(world: World) -> None:
     added = fill(world, 10)
     plant(world, "lost", [added[3], *added[7:]])
@@ -189,6 +215,33 @@ def test_entries_lost_after_the_last_that_is_left_are_put_back(world: World) -> 
     world[1].xadd("orders", {"n": "goes on"})
     world.sync()
     assert audit(world).anomalies == []
+
+
+def test_a_strand_that_expires_does_so_after_a_repair(world: World) -> None:
+    added = fill(world, 10)
+    plant(world, "lost", [added[3]])
+    with raw(world, 2) as client:
+        client.pexpireat(ONE, 9_000_000_000_000)
+        assert [each.healed for each in healed(world)] == [True]
+        assert client.pexpiretime(ONE) == 9_000_000_000_000
+
+
+def test_a_plan_starts_over_on_the_next_server(engine: Engine) -> None:
+    runs = list[Engine]()
+    with Engine() as lost:
+        made = Auditor(None, {1: Servers((lost.url, engine.url), {})})
+
+        def plan() -> Plan[bytes]:
+            runs.append(lost)
+            yield Batch([("PING",)])
+            if len(runs) == 1:
+                lost.stop()
+            [reply] = yield Batch([("ECHO", b"here")])
+            return bytes(reply)
+
+        assert made.run_plan(1, b"x", plan) == b"here"
+        made.close()
+    assert len(runs) == 2
 
 
 def test_a_repair_brings_nothing_back_that_is_removed_meanwhile(
@@ -274,10 +327,10 @@ def test_nothing_false_is_named_while_regions_are_written_and_links_run(world: W
     made = auditor(world)
     real = made.run_plan
 
-    def busy(region: int, plan: Any, key: bytes) -> Any:
+    def busy(*how: Any) -> Any:
         for _ in range(2):
             step(dice, world, added)
-        return real(region, plan, key)
+        return real(*how)
 
     made.run_plan = busy  # type: ignore[method-assign]
     try:

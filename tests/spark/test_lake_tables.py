@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from braidstream.cli.main import app
 from braidstream.model.frontier import name_of_text, name_text
+from braidstream.spark.jobs import erasure
 from braidstream.spark.jobs.archive import Archiver
 from braidstream.spark.jobs.compaction import Compact, Compactor
 from braidstream.spark.jobs.erasure import Forget, forget
@@ -24,6 +25,7 @@ from braidstream.spark.options import Servers
 from tests.support.delta_readers import READERS, Rows
 from tests.support.lakes import Run, add, archived, files_with
 from tests.support.microbatch import rows_at_once
+from tests.support.regions import become, client_of
 from tests.support.servers import Engine
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -243,6 +245,60 @@ def test_what_a_running_archive_has_read_is_forgotten_too(
         assert archived(lake) == [0, 2]
         on_disk = [pa.parquet.read_table(path) for path in Path(lake).rglob("*.parquet")]
         assert sum(table.num_rows for table in on_disk) == 2
+
+
+def test_what_a_first_archive_has_read_is_forgotten_too(
+    archive: Run, lake: str, engine: Engine, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its stream has no table yet. The oldest entry: one that is missing later looks as if it was trimmed."""
+    real, what = Archiver._read, Forget(lake, "fields['n'] = '1'", Servers((engine.url,), {}), (b"orders",))
+
+    def overtaken(self: Archiver, work: Any) -> Any:
+        files = real(self, work)
+        monkeypatch.setattr(Archiver, "_read", real)
+        assert forget(spark, what).deleted == 1
+        return files
+
+    with engine.client() as client:
+        add(client, 0, name="users")
+        archive(streams=(b"users",))
+        add(client, 1, 2)
+        monkeypatch.setattr(Archiver, "_read", overtaken)
+        archive()
+        assert archived(lake) == [2]
+
+
+def test_what_is_archived_and_trimmed_during_a_search_is_forgotten_too(
+    archive: Run, lake: str, engine: Engine, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = erasure.scopes
+
+    def overtaken(*words: Any) -> Any:
+        monkeypatch.setattr(erasure, "scopes", real)
+        assert archive(trim=True).trimmed == 2
+        return real(*words)
+
+    with engine.client() as client:
+        add(client, 0)
+        archive(trim=True)
+        add(client, 1, 2)
+        monkeypatch.setattr(erasure, "scopes", overtaken)  # the lake was read, the stream was not
+        what = Forget(lake, "fields['n'] = '1'", Servers((engine.url,), {}), (b"orders",))
+        assert forget(spark, what).dropped == 1
+        assert archived(lake) == [0, 2]
+
+
+def test_what_the_lake_has_of_a_deleted_stream_is_forgotten_too(
+    archive: Run, lake: str, engine: Engine, spark: SparkSession
+) -> None:
+    become(engine)
+    with client_of(engine) as client:
+        add(client, 1, 2)
+        archive()
+        client.delete("orders")
+    what = Forget(lake, "fields['n'] = '1'", Servers((engine.url,), {}), (b"orders",))
+    assert forget(spark, what).dropped == 1
+    assert archived(lake) == [2]
 
 
 def test_what_a_group_of_a_plain_stream_has_not_acknowledged_is_not_forgotten(

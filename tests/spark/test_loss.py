@@ -267,3 +267,20 @@ def test_a_batch_of_chosen_ids_whose_stream_was_deleted_and_written_again_does_n
         query.run()
     query.options["failOnDataLoss"] = "false"
     assert query.numbers() == [6, 7]
+
+
+def test_a_key_that_the_server_has_lost_is_told_as_a_loss_and_not_as_a_deletion(
+    engine: Engine, client: redis.Redis
+) -> None:
+    become(engine)
+    query = Micro({"url": engine.url, "streams": "orders"})
+    with client_of(engine) as ours:
+        ours.xadd("orders", {"n": 1})
+        assert query.numbers() == [1]
+        ours.xadd("orders", {"n": 2})
+        client.delete("bs:1:s:{orders}")
+        ours.xadd("orders", {"n": 3})
+    with pytest.raises(DataLossError, match="the server has lost the stream's key"):
+        query.run()
+    query.options["failOnDataLoss"] = "false"
+    assert query.numbers() == [3]

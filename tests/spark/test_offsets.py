@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from braidstream.errors import OptionError
 from braidstream.model.frontier import Frontier
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
-from braidstream.spark.lag import lags
+from braidstream.spark.lag import LagListener, lags
 from braidstream.spark.option_table import OPTIONS
 from braidstream.spark.options import sink_options, source_options
 from braidstream.spark.source.offsets import Offset
@@ -49,6 +50,26 @@ def test_the_lag_is_known_by_counts_and_by_time() -> None:
     assert list(lags(end, latest)) == [("orders", 15, 2.5)]
     elsewhere = Offset(latest.frontier, latest.counts, 2)
     assert list(lags(end, elsewhere)) == [("orders", None, 2.5)]
+
+
+def test_a_stream_of_which_nothing_was_read_is_not_current() -> None:
+    orders, users = Strand(b"orders", "s", 1), Strand(b"users", "s", 1)
+    latest = Offset(Frontier({orders: (3500, 0), users: (3500, 0)}), {orders: 25, users: 9}, 1)
+    registry = CollectorRegistry()
+    listener = LagListener(registry)
+
+    def shown(name: str, stream: str) -> float | None:
+        return registry.get_sample_value(f"braidstream_spark_lag_{name}", {"query": "q", "stream": stream})
+
+    end = Offset(Frontier({orders: (3500, 0)}), {orders: 25}, 1)
+    for now_s in (100.0, 130.0):
+        listener.note("q", end, latest, now_s)
+    assert (shown("seconds", "orders"), shown("entries", "orders")) == (0, 0)
+    assert (shown("seconds", "users"), shown("entries", "users")) == (30, None)
+    listener.note("q", latest, latest, 140.0)
+    assert (shown("seconds", "users"), shown("entries", "users")) == (0, 0)
+    listener.note("q", Offset(latest.frontier, latest.counts, 2), latest, 150.0)
+    assert shown("entries", "users") is None  # not a number of another time
 
 
 SOURCE = {"url": "redis://h", "streams": "a"}

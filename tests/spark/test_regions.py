@@ -1,14 +1,24 @@
 """Three regions that replicate late and out of order while a query runs, moves and is cut off."""
 
+import json
 import random
 from contextlib import suppress
 from itertools import permutations
+from typing import Any
 
 import pytest
 
-from braidstream.errors import NotReplicatedError
+from braidstream.errors import DataLossError, NotReplicatedError
+from braidstream.model.keys import GENERATED
+from braidstream.model.strand import Strand
+from braidstream.spark.lake.log import Lake
+from braidstream.spark.options import Servers
+from braidstream.spark.source import limits
+from tests.support.lakes import Run
 from tests.support.microbatch import Killed, Micro, number
 from tests.support.world import World
+
+OWN = Strand(b"orders", GENERATED, 1)
 
 
 def urls(world: World, first: int) -> dict[str, str]:
@@ -62,6 +72,75 @@ def test_a_query_goes_on_in_another_region_when_its_own_is_gone(world: World) ->
         world[3].xadd("orders", {"n": 6})
         world.sync([2, 3])
         assert query.numbers() == [6]
+    finally:
+        world.engines[0].resume()
+
+
+def _count_differently(world: World) -> None:
+    """Region 2 never had the first five entries, so it has counted less."""
+    for n in range(10):
+        world[1].xadd("orders", {"n": n})
+    world[1].xtrim("orders", maxlen=5, approximate=False)
+    world.sync()
+    assert [_added(world, region) for region in (1, 2)] == [10, 5]
+
+
+def _added(world: World, region: int) -> int:
+    with world.engines[region - 1].client() as bare:
+        return int(bare.xinfo_stream(OWN.key)["entries-added"])
+
+
+def _lost_while_planning(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Region 1 is lost after the streams were looked at."""
+    real = limits.cut
+
+    def cut(server: Any, *how: Any) -> Any:
+        if server.url == world.engines[0].url:
+            raise ConnectionError("lost")
+        return real(server, *how)
+
+    monkeypatch.setattr(limits, "cut", cut)
+
+
+def test_a_query_that_moves_while_it_plans_counts_in_one_region(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _count_differently(world)
+    _lost_while_planning(world, monkeypatch)
+    query = Micro({"streams": "orders", "maxEntriesPerTrigger": 2, **urls(world, 1)})
+    with pytest.raises(Killed):
+        query.run(kill_after="plan", all_available=False)
+    assert json.loads(query.log[0])["counted"] == {"region": 2, "streams": {"orders": {"s1": 2}}}
+
+
+def test_an_archive_that_moves_while_it_plans_counts_in_one_region(
+    world: World, archive: Run, lake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _count_differently(world)
+    _lost_while_planning(world, monkeypatch)
+    servers = Servers(tuple(engine.url for engine in world.engines[:2]), {})
+    assert archive(servers=servers, max_entries=2).entries == 2
+    offset = Lake(lake).load().offsets["orders"]
+    assert (offset.region, dict(offset.counts)) == (2, {OWN: 2})
+
+
+def test_a_task_that_moves_to_another_region_detects_a_trim_there(world: World) -> None:
+    _count_differently(world)
+    query = Micro({"streams": "orders", "redis.socket_timeout": "0.3", **urls(world, 1)})
+    query.run()
+    for n in range(10, 14):
+        world[1].xadd("orders", {"n": n})
+    world.sync()
+
+    def move() -> None:
+        with world.engines[1].client() as bare:
+            bare.xtrim(OWN.key, maxlen=1, approximate=False)
+        world.engines[0].pause()
+
+    query.before_read = move
+    try:
+        with pytest.raises(DataLossError, match="may be trimmed too"):
+            query.run()
     finally:
         world.engines[0].resume()
 

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pyspark.sql import Row, SparkSession
@@ -44,6 +44,17 @@ def test_of_two_entries_with_one_id_none_is_dropped_in_silence(
     for _ in range(2):  # Spark runs a failed task again
         with pytest.raises(SinkError, match="two entries have the ID 5-2.*--keep-ids"):
             module._append(engine.url, "kept", iter(rows))
+
+
+def test_a_target_that_was_emptied_is_refused_if_ids_are_kept(engine: Engine) -> None:
+    """It accepts no ID up to its last one. Spark is not needed: that ID is not in the time of the replay."""
+    become(engine, id_mode="liberal")
+    with client_of(engine) as client:
+        client.xadd("kept", {"n": 1}, id=f"{2 * HOUR}-1")
+        client.xtrim("kept", maxlen=0, approximate=False)
+    what = Replay({}, engine.url, "kept", "job", 0, HOUR, keep_ids=True)
+    with pytest.raises(SinkError, match=f"is empty, and its last ID is {2 * HOUR}-1, which is not part"):
+        replay(cast(SparkSession, None), what)
 
 
 class Killed(Exception):

@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import redis
 
 from braidstream.admin.adoption import adopt, release
 from braidstream.errors import OptionError, SinkError
@@ -407,6 +408,29 @@ def test_without_idempotence_rows_go_straight_to_the_stream(place: Engine) -> No
     assert numbers(place) == list(range(5))
     sink.commit(0, message)
     assert numbers(place) == list(range(5))
+
+
+@pytest.mark.parametrize("idempotence", ["exactly-once", "none"])
+def test_a_region_that_was_emptied_gets_no_row(engine: Engine, idempotence: str) -> None:
+    become(engine)
+    Sink(engine.url).run(0, [1])
+    with engine.client() as operator:
+        operator.flushall()
+        sink = Sink(engine.url, txnAppId="another", idempotence=idempotence)
+        with pytest.raises(SinkError, match="braid region rejoin"):
+            sink.run(0, [2])
+        assert operator.keys("*") == []
+        operator.execute_command("FUNCTION", "DELETE", "braidstream")
+    sink.run(0, [3])
+    assert numbers(engine) == [3]
+
+
+def test_a_plain_database_beside_a_region_takes_rows(engine: Engine) -> None:
+    become(engine)
+    url = f"{engine.url.removesuffix('/0')}/1"
+    Sink(url).run(0, [1])
+    with redis.Redis.from_url(url) as operator:
+        assert operator.xlen("out") == 1
 
 
 def test_a_batch_write_with_a_transaction_is_done_once_and_resumed(

@@ -16,7 +16,7 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from braidstream.admin.adoption import adopt
-from braidstream.errors import LakeError
+from braidstream.errors import LakeError, NotReplicatedError
 from braidstream.model.strand import Strand
 from braidstream.spark import view
 from braidstream.spark.jobs.archive import Archive, Archiver
@@ -28,6 +28,7 @@ from tests.support.lakes import Run, add, archived
 from tests.support.microbatch import rows_at_once, rows_of
 from tests.support.regions import apply, become, client_of
 from tests.support.servers import Engine
+from tests.support.world import World
 
 FAR = Strand(b"orders", "s", 2)
 
@@ -239,3 +240,23 @@ def test_an_archive_that_is_killed_and_started_again_loses_and_doubles_nothing(
             rows = rows_at_once({"url": engine.url, "lake": lake, "streams": "orders"})
             assert sorted(int(row["fields"]["n"]) for row in rows) == list(range(added))
         assert client.xlen("orders") < added, "nothing was trimmed: the archive never came that far"
+
+
+def test_a_view_is_not_read_from_a_server_that_has_less_than_was_planned(
+    archive: Run, lake: str, engine: Engine
+) -> None:
+    """The server was lost after planning, and the next one is a region that is behind."""
+    with Engine() as two:
+        world = World([engine, two])
+        try:
+            add(world[1], 0, 1)
+            world.sync()
+            archive()
+            add(world[1], 2)
+            options = {"lake": lake, "streams": "orders", "replicationWait": "0.1s"}
+            planned = DefaultSource({**options, "url": engine.url}).reader(META).partitions()  # type: ignore[arg-type]
+            behind: Any = DefaultSource({**options, "url": two.url}).reader(META)  # type: ignore[arg-type]
+            with pytest.raises(NotReplicatedError):
+                [list(behind.read(part)) for part in planned]
+        finally:
+            world.close()

@@ -1,7 +1,7 @@
 """A Redis cluster as a region, and slots of it that move."""
 
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -50,16 +50,19 @@ class Cluster:
                     client.execute_command("CLUSTER", "ADDSLOTSRANGE", *slots)
                     if node is not self.nodes[0]:
                         client.execute_command("CLUSTER", "MEET", "127.0.0.1", self.nodes[0].port)
-            for node in self.nodes:
-                eventually(
-                    partial(_sees_all, node, len(self.nodes)),
-                    within_s=START_WITHIN_S,
-                    why=f"node {node.port} should see a cluster of {len(self.nodes)} in state ok",
-                )
+            self._wait_until_whole()
         except BaseException:
             self.stop()
             raise
         return self
+
+    def _wait_until_whole(self) -> None:
+        for node in self.nodes:
+            eventually(
+                partial(_sees_all, node, len(self.nodes)),
+                within_s=START_WITHIN_S,
+                why=f"node {node.port} should see a cluster of {len(self.nodes)} in state ok",
+            )
 
     def stop(self) -> None:
         for node in (*self.nodes, *self.replicas):
@@ -90,6 +93,23 @@ class Cluster:
                 why="all nodes should know the replica",
             )
         return replica
+
+    @contextmanager
+    def down(self, slot: int) -> Iterator[None]:
+        """No node serves a slot: with full coverage, the engine's default, every command with a key fails."""
+        owner = self.owner(slot)
+        others = [node for node in self.nodes if node is not owner]
+        for node in (owner, *others):
+            with node.client() as client:
+                client.execute_command("CLUSTER DELSLOTS", slot)
+        try:
+            for node in self.nodes:
+                eventually(partial(_is_down, node), within_s=START_WITHIN_S, why="the cluster should be down")
+            yield
+        finally:
+            with owner.client() as client:
+                client.execute_command("CLUSTER ADDSLOTS", slot)
+            self._wait_until_whole()
 
     def flush(self) -> None:
         for node in self.nodes:
@@ -190,6 +210,11 @@ class SlotMove:
                     raise
                 continue
             return
+
+
+def _is_down(node: Engine) -> bool:
+    with node.client() as client:
+        return bool(client.execute_command("CLUSTER INFO")["cluster_state"] == "fail")
 
 
 def _sees_all(node: Engine, size: int) -> bool:

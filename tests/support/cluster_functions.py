@@ -165,7 +165,7 @@ def nodes_of(cluster: Cluster, kind: type[Nodes] = Nodes) -> Iterator[Nodes]:
 
 
 def view_of_one() -> View:
-    return View(Region(1, "r1", 1, "liberal", (1, 2, 3)))
+    return View(Region(1, "r1", 1, "liberal", (1, 2, 3), is_cluster=True))
 
 
 def neighbour(name: bytes) -> bytes:
@@ -210,6 +210,8 @@ def say_every_function(said: Nodes, name: bytes) -> None:
     assert run(command(view, b"XGROUP", b"SCOPE", name, b"g", b"ONCE"), said) == b"OK"
     assert run(command(view, b"XGROUP", b"SCOPE", name, b"g", b"EVERYWHERE"), said) == b"OK"
     assert run(command(view, *WAIT, name, b">"), said) is None
+    words = (b"g", b"ann", 1, b"", home.registration, _registry(view, said, name).bell)
+    assert said(Batch([("FCALL", "bs_group_read", 2, keys.meta(name), home.key, *words)])) == [[0, 0, []]]
     alone = View(replace(view.region, writers=(1,)))
     run(expire_at(alone, name, 4_102_444_800_000), said)
     assert run(command(alone, b"EXISTS", name), said) == 1

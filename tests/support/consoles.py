@@ -5,7 +5,6 @@ with console(config) as page_url, Browser() as browser:
 """
 
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,7 @@ from typing import Any, Final, Self
 import pytest
 from playwright.sync_api import ConsoleMessage, Page, expect, sync_playwright
 
-from tests.support.cli import BRAID
+from tests.support.forked import braid_process
 
 WITHIN_S: Final = 30
 WIDTHS: Final = (1280, 390)
@@ -26,10 +25,11 @@ expect.set_options(timeout=WITHIN_S * 1000)
 
 
 @contextmanager
-def console(config: Path, *words: str, env: Mapping[str, str] | None = None) -> Iterator[str]:
-    """Its address, without the slash."""
-    command = [*BRAID, "console", "--config", str(config), "--listen", "0", "--json", *words]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **(env or {})})
+def console(config: Path | None, *words: str, env: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Its address, without the slash. config: None if the words say what it shows."""
+    which = [] if config is None else ["--config", str(config)]
+    started = ["console", *which, "--listen", "0", "--json", *words]
+    process = braid_process(started, env=env, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         yield json.loads(process.stdout.readline())["url"].rstrip("/")

@@ -17,8 +17,8 @@ WITHIN_S = 30
 class Runs:
     """One kind of consumer: "sync" or "asyncio"."""
 
-    def __init__(self, kind: str, url: str) -> None:
-        self.kind, self.url = kind, url
+    def __init__(self, kind: str, url: str, *, is_cluster: bool = False) -> None:
+        self.kind, self.url, self.is_cluster = kind, url, is_cluster
 
     @contextmanager
     def __call__(
@@ -27,6 +27,7 @@ class Runs:
         """A consumer that runs until the block ends. Its group is "billing" unless said otherwise."""
         options = {"group": "billing", "backoff": 0.02, **options}
         running = (_Threads if self.kind == "sync" else _Tasks)(self.url, handle, streams, options)
+        running.client_class = "RedisCluster" if self.is_cluster else "Redis"
         running.start()
         try:
             yield running
@@ -36,6 +37,8 @@ class Runs:
 
 class Running(threading.Thread):
     """A consumer in a thread."""
+
+    client_class = "Redis"
 
     def __init__(self, url: str, handle: Callable[..., Any], streams: Any, options: dict[str, Any]) -> None:
         super().__init__(daemon=True)
@@ -69,7 +72,7 @@ class Running(threading.Thread):
 
 class _Threads(Running):
     def serve(self) -> None:
-        with braidstream.Redis.from_url(self.url) as client:
+        with getattr(braidstream, self.client_class).from_url(self.url) as client:
             try:
                 self.consumer = braidstream.Consumer(client, self.streams, **self.options)
                 self.consumer.handler(self.handle)
@@ -84,7 +87,7 @@ class _Tasks(Running):
 
     async def _serve(self) -> None:
         self.loop = asyncio.get_running_loop()
-        async with braidstream.asyncio.Redis.from_url(self.url) as client:
+        async with getattr(braidstream.asyncio, self.client_class).from_url(self.url) as client:
             try:
                 self.consumer = braidstream.asyncio.Consumer(client, self.streams, **self.options)
                 is_coroutine = inspect.iscoroutinefunction(self.handle)

@@ -4,15 +4,13 @@ with replicating(tmp_path, {1: one.url, 2: two.url}) as daemon:
     daemon.tells("link.up peer=region-2")
 """
 
-import os
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.support.cli import BRAID
+from tests.support.forked import braid_process
 from tests.support.regions import become
 from tests.support.replicas import Site
 from tests.support.servers import Engine
@@ -30,8 +28,8 @@ class Daemon:
     def __init__(
         self, config: Path, region: int | str, *words: str, env: Mapping[str, str] | None = None
     ) -> None:
-        self.region, self.env = region, {**os.environ, **(env or {})}
-        self.command = [*BRAID, "replicate", "--config", str(config), "--region", str(region), *words]
+        self.region, self.env = region, env
+        self.words = ["replicate", "--config", str(config), "--region", str(region), *words]
         self.log = config.with_name(f"{config.stem}-daemon-{region}.log")
         self.seen = 0
         self.start()
@@ -47,7 +45,7 @@ class Daemon:
 
     def start(self) -> None:
         with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, env=self.env)
+            self.process = braid_process(self.words, env=self.env, stdout=log, stderr=log)
 
     def kill(self) -> None:
         self.process.kill()

@@ -6,9 +6,9 @@ from typing import TypeVar
 
 import redis
 
-from braidstream.errors import ReplyError
 from braidstream.model import keys
-from braidstream.protocol.plan import Plan
+from braidstream.protocol.plan import Batch, Plan
+from tests.support.observed import observed
 from tests.support.servers import Engine
 from tests.support.world import Here, World
 
@@ -72,25 +72,10 @@ class Interrupted(Here):
         self.before = before
 
     async def run(self, plan: Plan[T]) -> T:
-        return await super().run(self._watched(plan))
+        return await super().run(observed(plan, self._interrupt))
 
-    def _watched(self, plan: Plan[T]) -> Plan[T]:
-        try:
-            batch = next(plan)
-            while True:
-                if any(self.before in command for command in batch.commands):
-                    self._interrupt()
-                try:
-                    replies = yield batch
-                except ReplyError as error:
-                    batch = plan.throw(error)
-                else:
-                    batch = plan.send(replies)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-
-    def _interrupt(self) -> None:
-        if self.act is not None:
+    def _interrupt(self, batch: Batch) -> None:
+        if self.act is not None and any(self.before in command for command in batch.commands):
             act, self.act = self.act, None
             thread = Thread(target=act)  # a loop runs here
             thread.start()

@@ -36,6 +36,7 @@ BY_TURNS: Final = {
     "client/test_blocking.py::test_block_stretches_the_sockets_timeout",
     "client/test_cache.py",
     "client/test_cluster_client.py",
+    "client/test_cluster_consumer.py",
     "client/test_cluster_contract.py",
     "client/test_cluster_failover.py",
     "client/test_cluster_tasks.py",
@@ -49,6 +50,10 @@ BY_TURNS: Final = {
     "client/test_redis_py_range.py",
     "engine/test_cluster_node.py",
     "engine/test_cluster_region.py",
+    "engine/test_cluster_verbs.py",
+    "gateway/test_cluster_gateway.py",
+    "gateway/test_cluster_gateway_contract.py",
+    "gateway/test_cluster_gateway_moves.py",
     "gateway/test_gateway_crowd.py",
     "gateway/test_gateway_hostile.py",
     "gateway/test_gateway_logins.py",
@@ -64,7 +69,12 @@ BY_TURNS: Final = {
     "long/test_long_pages.py",
     "long/test_soak.py",
     "long/test_weaving.py",
+    "regions/test_ack_ranges.py",
     "regions/test_clocks.py",
+    "regions/test_cluster_facts.py",
+    "regions/test_cluster_regions.py",
+    "regions/test_cluster_rejoin.py",
+    "regions/test_cluster_takeover.py",
     "regions/test_daemons.py",
     "regions/test_deadlines.py",
     "regions/test_durability.py",
@@ -74,6 +84,7 @@ BY_TURNS: Final = {
     "regions/test_links.py",
     "regions/test_log_epoch_ends.py",
     "regions/test_log_kills.py",
+    "regions/test_log_rescue.py",
     "regions/test_long_absence.py",
     "regions/test_lost_data.py",
     "regions/test_own_server.py",
@@ -117,13 +128,19 @@ LONG: Final = {
     "engine/test_cluster.py",
     "engine/test_cluster_node.py",
     "engine/test_cluster_region.py",
+    "engine/test_cluster_verbs.py",
     "engine/test_engines_start_and_stop.py",
     "gateway/test_gateway_crowd.py",
     "gateway/test_gateway_hostile.py",
     "gateway/test_gateway_logins.py",
     "gateway/test_gateway_losses.py",
     "gateway/test_gateway_restart.py",
+    "gateway/test_gateway_workers.py",
     "regions/test_clocks.py",
+    "regions/test_cluster_facts.py",
+    "regions/test_cluster_regions.py",
+    "regions/test_cluster_rejoin.py",
+    "regions/test_cluster_takeover.py",
     "regions/test_daemons.py",
     "regions/test_durability.py",
     "regions/test_identity.py",
@@ -153,7 +170,7 @@ def thin(config: pytest.Config, items: list[pytest.Item]) -> None:
         return
     engines = dict[str, list[str]]()
     for item in items:
-        if (engine := _params(item).get("flavour")) in FLAVOURS:
+        if (engine := _engine(item)) is not None:
             engines.setdefault(_without_engine(item), []).append(engine)
     kept = [item for item in items if _is_wanted(item, engines)]
     left_out = set(items) - set(kept)
@@ -199,19 +216,29 @@ def _params(item: pytest.Item) -> dict[str, Any]:
 
 
 def _without_engine(item: pytest.Item) -> str:
-    return item.nodeid.replace(_params(item)["flavour"], "")
+    return item.nodeid.replace(str(_engine(item)), "")
+
+
+def _engine(item: pytest.Item) -> str | None:
+    """The engine it runs on, if it may run on another one."""
+    params = _params(item)
+    if params.get("flavour") in FLAVOURS:
+        return str(params["flavour"])
+    found: str | None = params.get("tls_flavour")
+    return found
 
 
 def _is_wanted(item: pytest.Item, engines: dict[str, list[str]]) -> bool:
-    params = _params(item)
-    engine = params.get("flavour")
-    if engine not in FLAVOURS:
+    params, engine = _params(item), _engine(item)
+    if engine is None:
         return True
-    if _is_in(item, ON_ONE):
-        return bool(engine == ONE)
     if _is_in(item, BY_TURNS):
         name = _without_engine(item)
         return bool(engine == engines[name][_number(name) % len(engines[name])])
+    if "flavour" not in params:  # one with TLS
+        return True
+    if _is_in(item, ON_ONE):
+        return bool(engine == ONE)
     client = next((CLIENTS.index(value) for value in params.values() if value in CLIENTS), None)
     if client is None and not _is_in(item, ON_TWO):
         return True

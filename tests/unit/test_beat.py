@@ -63,14 +63,21 @@ def test_the_smallest_live_region_takes_over_if_it_sees_half_of_them(
 ) -> None:
     everyone = {number: 1 for number in here.writers if number != here.writer}
     seen = pulses((0, everyone), (9, {number: 2 for number in alive}))
-    assert duty_of(here, seen, 11).dead == dead
+    assert duty_of(here, seen, 11).dead_for(here.writer, set()) == dead
+
+
+def test_a_smaller_region_that_does_not_exchange_the_stream_takes_over_nothing_of_it() -> None:
+    seen = pulses((0, {1: 1, 3: 1}), (9, {1: 2}))
+    duty = duty_of(region(2), seen, 11)
+    assert duty.dead_for(2, {1}) == {3}
+    assert duty.dead_for(2, {1, 3}) == set()
 
 
 def test_who_was_told_to_stop_is_neither_dead_nor_counted() -> None:
     """Region 1 sees itself, one of the two that remain."""
     seen = pulses((0, {2: 1, 3: 1}))
     seen.note({2: Beat(2, True)}, 1)
-    assert duty_of(region(1), seen, 100) == Duty(frozenset({3}), frozenset())
+    assert duty_of(region(1), seen, 100) == Duty(dead=frozenset({3}))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +95,7 @@ def test_all_strands_of_a_dead_region_are_taken_also_those_of_a_removed_one(
 ) -> None:
     here = region(2, left=(4,))
     scope = Scope(owners_of(owners))
-    assert to_take(here, scope, Duty(frozenset(dead))) == wanted
+    assert to_take(here, scope, dead) == wanted
 
 
 def test_what_was_taken_goes_back_to_its_region_or_to_the_default_owner_of_a_removed_one() -> None:

@@ -100,6 +100,27 @@ def test_a_listed_region_is_not_added_again_at_another_server(tmp_path: Path) ->
     assert "is listed with another url" in " ".join(done.stderr.split())
 
 
+@pytest.mark.parametrize("option", [("--include", "orders*"), ("--exclude", "*.tmp"), ("--gateway", "h:1")])
+def test_a_listed_region_is_not_added_again_with_other_options(
+    tmp_path: Path, option: tuple[str, str]
+) -> None:
+    path = tmp_path / "braid.toml"
+    path.write_text(INLINE)
+    words = ("--id", "2", "--name", "eu-west", "--url", "redis://b", "--config", str(path))
+    done = braid("region", "add", *words, *option)
+    assert done.returncode == 1
+    assert "is listed with another include, exclude or gateway" in " ".join(done.stderr.split())
+
+
+def test_a_region_with_any_characters_is_added_to_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "braid.toml"
+    path.write_text('[[region]]\nid = 1\nname = "us-east"\nurl = "redis://a"\n')
+    odd = '\N{ROCKET} \x7f " \\ \n é'
+    new = RegionConfig(id=2, name="eu-west", url="redis://b", include=(odd,))
+    path.write_text(with_region(path.read_text(), new))
+    assert load(path).named("eu-west") == new
+
+
 @pytest.mark.parametrize(
     ("include", "exclude", "taken"),
     [

@@ -39,9 +39,17 @@ def test_our_own_names_are_these() -> None:
         "retry",
         "sentinel",
         "trace_fields",
+        "utils",
     }
     assert braidstream.Redis is sync.Redis
     assert braidstream.asyncio.Redis is aio.Redis
+
+
+def test_a_client_of_utils_is_ours() -> None:
+    """A plain one would write a native stream beside the stream of that name."""
+    assert type(braidstream.utils.from_url("redis://localhost")) is sync.Redis
+    assert type(braidstream.asyncio.utils.from_url("redis://localhost")) is aio.Redis
+    assert braidstream.utils.str_if_bytes(b"x") == "x"
 
 
 def test_the_version_is_the_packages() -> None:

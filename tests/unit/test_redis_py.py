@@ -34,11 +34,13 @@ MODULES = [
     "exceptions",
     "retry",
     "sentinel",
+    "utils",
     "asyncio.client",
     "asyncio.cluster",
     "asyncio.connection",
     "asyncio.retry",
     "asyncio.sentinel",
+    "asyncio.utils",
 ]
 OURS = {"Redis", "StrictRedis", "from_url", "Sentinel", "RedisCluster", "Pipeline", "ClusterPipeline"}
 # Arguments of ours, and of redis-py, that are written out in the constructors.

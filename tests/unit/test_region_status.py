@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from braidstream.admin.daemon_status import DaemonStatus, LinkStatus
+from braidstream.admin.diagnosis import Setup, diagnose
 from braidstream.admin.region_status import View, overview
 from braidstream.lua import VERSION
 from braidstream.model.region_config import Region
@@ -39,6 +40,26 @@ def test_a_daemon_with_an_old_file_is_named(daemons: list[DaemonStatus]) -> None
     assert f"process {daemons[-1].pid} on host" in found[0].text
 
 
+def test_a_region_without_peers_needs_no_daemon() -> None:
+    alone = view(1)
+    assert alone.region is not None
+    assert kinds(alone) == []
+    assert kinds(replace(alone, region=replace(alone.region, writers=(1,)))) == []
+    assert kinds(replace(alone, region=replace(alone.region, writers=(1, 2)))) == [("daemon", "us-east")]
+    assert ("daemon", "us-east") in kinds(alone, view(2, daemon("us-east")))
+
+
+def test_a_region_that_was_read_alone_has_the_links_of_its_daemons() -> None:
+    down = replace(daemon("ap-south"), links={"eu-west": LinkStatus("down", since_ms=NOW_MS)}, pid=8)
+    found = overview([view(1, daemon("ap-south"), down)], has_file=False)
+    assert [(link.target, link.status and link.status.state) for link in found.links] == [
+        ("ap-south", "up"),
+        ("eu-west", "down"),
+    ]
+    assert [(each.kind, each.where) for each in found.problems] == [("link", "us-east -> eu-west")]
+    assert overview([view(1, down)]).links == (), "the console draws no link to a region without a box"
+
+
 @pytest.mark.parametrize(
     ("code", "kind"),
     [("NOREGION", "noregion"), ("LOADING", "loading"), ("NOPERM", "rights"), ("CONFIG", "config"),
@@ -46,6 +67,33 @@ def test_a_daemon_with_an_old_file_is_named(daemons: list[DaemonStatus]) -> None
 )  # fmt: skip
 def test_a_server_that_cannot_be_read_is_told_by_its_error(code: str, kind: str) -> None:
     assert kinds(View(1, "us-east", error="some text", code=code)) == [(kind, "us-east")]
+
+
+def test_a_new_server_is_initialized_and_one_that_lost_its_data_rejoins() -> None:
+    empty = View(1, "us-east", error="some text", code="NOREGION")
+    stranger = view(2, daemon("us-east"))
+    assert stranger.region is not None
+    friend = replace(stranger, region=replace(stranger.region, writers=(1, 2)))
+    unreachable = View(2, "eu-west", error="no answer", code="LOST")
+    init, rejoin = "braid init --url URL --region 1 --name us-east", "braid region rejoin us-east"
+    wanted = {
+        f"Restore a backup; or begin empty: {init}": (empty,),
+        f"Run: {init}": (empty, stranger),
+        f"Run: {rejoin}": (empty, friend),
+        empty.trouble[1]: (empty, unreachable),
+    }
+    for fix, views in wanted.items():
+        [problem] = [each for each in overview(views).problems if each.kind == "noregion"]
+        assert problem.fix == fix
+
+
+@pytest.mark.parametrize(("writers", "peers"), [((1,), False), ((1, 2), True)])
+def test_a_region_without_peers_is_not_told_of_peers(writers: tuple[int, ...], peers: bool) -> None:
+    region = Region(1, "us-east", 1, writers=writers)
+    setup = Setup("us-east", region, {b"redis_version": b"8.10.2"}, {b"appendonly": b"no", b"save": b""})
+    found = {each.check: f"{each.text} {each.fix}" for each in diagnose([setup], None, {})}
+    assert ("rejoin" in found["persistence"]) == peers
+    assert ("peer" in found["replicas"]) == ("durability" in found["replicas"]) == peers
 
 
 def test_functions_of_a_newer_release_are_no_problem() -> None:
@@ -64,6 +112,12 @@ def test_a_status_of_a_newer_release_is_read_without_its_new_fields() -> None:
 @pytest.mark.parametrize("odd", [{"at_ms": "x"}, {"pid": None}, {"taken": {"2": "x"}}, {"taken": 1}])
 def test_a_status_with_odd_values_is_ignored(odd: dict[str, object]) -> None:
     assert DaemonStatus.parse(json.dumps(asdict(daemon("eu-west")) | odd).encode()) is None
+
+
+def test_a_link_that_starts_is_said_to_connect() -> None:
+    starting = replace(daemon(), links={"eu-west": LinkStatus(since_ms=NOW_MS - 1_000)})
+    [found] = overview([view(1, starting), view(2, daemon("us-east"))]).problems
+    assert (found.where, found.text) == ("us-east -> eu-west", "the daemon has been connecting for 1 s")
 
 
 def test_a_link_that_starts_has_done_so_since_now() -> None:

@@ -8,6 +8,8 @@ from rich.console import Console
 from braidstream.admin.daemon_status import LinkStatus
 from braidstream.admin.region_status import LinkView, Overview, Problem, View
 from braidstream.cli.status import screen
+from braidstream.inspection.status_words import daemon_words
+from braidstream.model.region_config import Region
 
 NAMES = ("us-east", "us-west", "eu-west", "eu-north", "ap-south")
 
@@ -42,3 +44,9 @@ def test_problems_hang() -> None:
     lines = shown(80)
     at = next(at for at, line in enumerate(lines) if line.startswith("  us-east -> us-west: down for 4 s"))
     assert lines[at + 1].startswith("    ")
+
+
+@pytest.mark.parametrize(("writers", "words"), [((1,), "not needed"), ((1, 2), "none")])
+def test_status_and_console_say_whether_a_daemon_is_needed(writers: tuple[int, ...], words: str) -> None:
+    view = View(1, "us-east", region=Region(1, "us-east", 1, writers=writers))
+    assert daemon_words(view, Overview((view,), (), ())) == words

@@ -110,6 +110,13 @@ def test_a_decimal_with_very_many_places_is_rescued() -> None:
     assert row["c"] == Decimal("1.25e-19")
 
 
+def test_a_hexadecimal_text_is_no_integer() -> None:
+    for kind in ("long", "int", "short", "byte"):
+        rows = typed(f"n {kind}", [("n", b"0x1F")], [("n", b"31")], [("n", b"-0X1")], [])
+        assert [row["n"] for row in rows] == [None, 31, None, None]
+        assert [row[RESCUED] for row in rows] == [{"n": "0x1F"}, None, {"n": "-0X1"}, None]
+
+
 def test_of_a_repeated_field_the_last_value_is_in_the_column_and_all_are_rescued() -> None:
     rows = typed(
         "tag string, n long",

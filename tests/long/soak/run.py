@@ -91,7 +91,8 @@ def _suffer(sites: Sites, plan: list[Fault], traffic: Traffic, seconds: float) -
         for fault in [each for each, until_s in now.items() if until_s <= at_s]:
             sites.heal(fault)
             del now[fault]
-            busy |= dict.fromkeys(fault.targets, at_s + RECOVERY_S.get(fault.kind, 0.0))
+            healed_s = time.monotonic() - began  # it may have taken a while
+            busy |= dict.fromkeys(fault.targets, healed_s + RECOVERY_S.get(fault.kind, 0.0))
         if not sites.are_whole:  # no second region loses its data while one is being restored
             busy[LOSS] = at_s + RECOVERY_S[LOSSES[0]]
         taken = {target for fault in now for target in fault.targets}

@@ -63,6 +63,9 @@ class Site:
         write_config(self.config, urls, durability=dict.fromkeys(urls, "replicas:1"))
 
     def start_daemon(self) -> None:
+        """One at a time, and none while the region rejoins: an operator stops it before."""
+        if self._rejoining is not None or self.daemon is not None:
+            return
         self.write_config()
         command = [*BRAID, "replicate", "--config", str(self.config), "--region", str(self.number)]
         self.daemon = self._run(command)
@@ -94,6 +97,7 @@ class Site:
                 self.start_daemon()
         if self.daemon is not None and self.daemon.poll() is not None and self.engine.alive:
             self.restarts += 1
+            self.daemon = None
             if "braid region rejoin" in self.log.read_text(errors="replace")[-300:]:
                 self.rejoin()  # the backup was made while the region was coming back
             else:
@@ -214,7 +218,9 @@ class Sites:
             case "clock stepped":
                 site.step_clock(0.0)
                 if abs(fault.step_s) * 1000 > CLOCK_BOUND_MS:
-                    self.stepped_until = time.monotonic()
+                    # IDs stay ahead until the clock has caught up (decision 0016).
+                    ahead_until = time.monotonic() + max(0.0, fault.step_s)
+                    self.stepped_until = max(self.stepped_until, ahead_until)
             case "replica promoted":
                 with self._losing(site, self._hurt_at[fault]):
                     site.pair.promote(kill=True)

@@ -1,0 +1,47 @@
+"""Parts of a gateway before a cluster, without servers: what is sent again, and what is closed."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from braidstream.errors import LostError
+from braidstream.gateway import cluster_everywhere
+from braidstream.gateway.cluster_lane import ClusterLane
+from braidstream.net.sentinels import Place
+from braidstream.net.wire import parse_address
+
+PLACES: list[Place] = [("node", port) for port in (1, 2, 3)]
+
+
+async def nothing(*_: Any) -> None:
+    pass
+
+
+def test_flushall_runs_once_on_a_node_while_another_fails_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if a replica takes over from a node that was flushed: a client may have written there since."""
+    flushed = list[int]()
+    maps = [{0: ("node", 4), 50: ("node", 2), 99: ("node", 3)}, dict(zip((0, 50, 99), PLACES, strict=True))]
+
+    async def at(client: Any, place: Place, words: list[bytes]) -> bytes:
+        flushed.append(place[1])
+        if flushed == [1, 2]:
+            raise LostError("node:2", "it does not answer", wrote=False)
+        return b"OK"
+
+    monkeypatch.setattr(cluster_everywhere, "_at", at)
+    monkeypatch.setattr(cluster_everywhere, "_by_lowest_slot", lambda client: maps.pop())
+    client: Any = SimpleNamespace(
+        database=SimpleNamespace(refresh_if_due=nothing), enter_lane=nothing, session=SimpleNamespace(resp=2)
+    )
+    assert asyncio.run(cluster_everywhere.reply_to(client, [b"FLUSHALL"])) == b"+OK\r\n"
+    assert flushed == [1, 2, 2, 3]
+
+
+def test_a_lane_that_is_opened_after_the_last_client_left_is_closed() -> None:
+    here = parse_address("redis://127.0.0.1:7000")
+    nodes: Any = SimpleNamespace(slots=SimpleNamespace(address=lambda place: here))
+    lane = ClusterLane(here, lambda: None, nodes)
+    lane.close()
+    assert lane.at(PLACES[0])._closed

@@ -1,0 +1,76 @@
+"""What a consumer has in hand, in cases that depend on the moment."""
+
+from braidstream.consumers.held import Held
+from braidstream.consumers.in_hand import InHand
+from braidstream.consumers.settings import Settings
+
+FIRST, SECOND = b"1-1", b"2-1"
+
+
+def in_hand(*, prefetch: int, key: str | None = "customer") -> InHand:
+    settings = Settings(
+        streams=("orders",),
+        group="billing",
+        name="worker",
+        concurrency=4,
+        retries=3,
+        dead_letter=None,
+        backoff=1.0,
+        max_backoff=60.0,
+        timeout=None,
+        claim_after=30.0,
+        prefetch=prefetch,
+        key=key,
+        batch=None,
+        batch_wait=0.0,
+        start="0",
+        stop_timeout=10.0,
+    )
+    return InHand(settings, lambda: 0.5, 0.0)
+
+
+def took(hand: InHand) -> tuple[Held, Held]:
+    """Two entries of one key, of which the first may start."""
+    hand.taken(b"orders", [[entry, [b"customer", b"7"]] for entry in (FIRST, SECOND)], 0.0)
+    first, second = hand.held[b"orders", FIRST], hand.held[b"orders", SECOND]
+    assert hand.lanes is not None
+    hand.lanes.saw([first, second], [], 0.0)
+    hand.wake(0.0)
+    return first, second
+
+
+def test_an_entry_waits_while_another_consumer_has_the_earlier_one_of_its_key() -> None:
+    hand = in_hand(prefetch=100)
+    first, second = took(hand)
+    [work] = hand.next_work(0.0)
+    assert work == [first]
+    hand.lost(first)
+    hand.finished(work, RuntimeError("too late"), {}, 1.0)
+    hand.wake(1.0)
+    assert hand.next_work(1.0) == []
+    assert hand.lanes is not None
+    assert hand.lanes.in_question(b"orders") == [second]
+    hand.lanes.saw([second], [], 2.0)  # the other consumer has acknowledged it
+    hand.wake(2.0)
+    assert hand.next_work(2.0) == [[second]]
+
+
+def test_an_entry_that_waits_for_its_next_attempt_is_lost_and_the_next_of_its_key_waits() -> None:
+    hand = in_hand(prefetch=100)
+    first, second = took(hand)
+    [work] = hand.next_work(0.0)
+    hand.finished(work, RuntimeError("again"), {}, 0.0)
+    hand.lost(first)
+    hand.wake(100.0)
+    assert hand.next_work(100.0) == []
+    assert hand.countable() == []
+    assert second.attempts == 0
+
+
+def test_what_never_started_is_given_back_without_an_attempt() -> None:
+    """With prefetch=0 the engine counts a delivery as an attempt, until it is corrected."""
+    hand = in_hand(prefetch=0)
+    hand.taken(b"orders", [[FIRST, [b"customer", b"7"]]], 0.0)
+    hand.is_stopping = True
+    [held] = hand.leftovers()
+    assert hand.is_counted_too_much(held)
