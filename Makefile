@@ -31,7 +31,7 @@ format: ## rewrite the code to the format and fix what lint can fix
 	.venv/bin/ruff format .
 
 test: ## every test, many on one or two of the four engines; BRAID_ENGINE=all for all of them
-	$(PYTHON) -m pytest -n 4 --dist loadgroup
+	$(PYTHON) -m pytest -n 4 --dist loadgroup --reruns 1
 
 test-fast: ## unit, plans, engine, client, gateway and regions without the long ones, on one engine; under three minutes
 	BRAID_ENGINE=$(or $(BRAID_ENGINE),redis-8.10) $(PYTHON) -m pytest -q -n 3 -m "not long" --hypothesis-profile quick \

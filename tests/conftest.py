@@ -17,6 +17,7 @@ from tests.support.matrix import installed
 from tests.support.orphans import guard
 from tests.support.proxy import Proxy
 from tests.support.regions import become, client_of
+from tests.support.second_tries import SecondTries
 from tests.support.servers import FLAVOURS, WITH_TLS, Engine, Flavour
 from tests.support.thinning import keep_together, mark_long, spread, thin
 from tests.support.world import Pool, World, pooled
@@ -61,20 +62,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             raise pytest.UsageError("pytest-xdist forms no groups. Run: make setup")
 
 
-class FailuresAtOnce:
-    """Prints the name of a failed test when it fails, not only at the end of a run of 20 minutes."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self._config = config
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:
-            self._config.get_terminal_writer().line(f" failed: {report.nodeid}")
-
-
 def pytest_configure(config: pytest.Config) -> None:
     if "PYTEST_XDIST_WORKER" not in os.environ:
-        config.pluginmanager.register(FailuresAtOnce(config))
+        config.pluginmanager.register(SecondTries(config))
 
 
 @pytest.fixture(scope="session")
