@@ -103,10 +103,18 @@ install_node() {
     touch "$place/node_modules/.braidstream-$(sha256sum <"$place/package.json" | cut -c1-16)"
 }
 
+write_spark_classes() {
+    [ .venv/spark-classes.jsa -nt .venv/.braidstream-setup ] && return
+    say "writing Spark's classes for the JVMs of the tests"
+    rm -f .venv/spark-classes.jsa
+    .venv/bin/python -m scripts.spark_classes >/dev/null 2>&1 || say "note: not written. Tests of Spark take longer."
+}
+
 install_packages
 tell_version redis-server "$REDIS_VERSION"
 tell_version valkey-server "$VALKEY_VERSION"
 install_venv
+write_spark_classes
 bash scripts/engines.sh
 install_node tests/clients/node
 install_node scripts/workflows

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import braidstream
+from scripts import spark_classes
 from tests.support.clients import Opener
 from tests.support.cluster import Cluster
 from tests.support.gateways import Line, Served
@@ -25,8 +26,7 @@ from tests.support.world import Pool, World, pooled
 guard()
 # A shell ignores Ctrl-C for what it starts in the background, and processes inherit that. Tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# Every JVM that a test starts ends soon: compiling more would cost more time than it saves.
-os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+os.environ["SPARK_SUBMIT_OPTS"] = spark_classes.OPTIONS
 
 # A property test that asks for `engine` gets one clean server for all its examples, and calls engine.flush()
 # itself where examples must not see each other. Hypothesis would otherwise refuse such a fixture.
