@@ -61,7 +61,7 @@ PROGRAMS = Path(os.environ.get("BRAID_ENGINES", "~/.cache/braidstream/engines"))
 if str(PROGRAMS) not in os.environ["PATH"].split(os.pathsep):
     os.environ["PATH"] = f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}"
 
-START_WITHIN_S = 20
+START_WITHIN_S = 60
 STOP_WITHIN_S = 5
 BUS_OFFSET = 10_000
 # The other ports of `braid up` with two regions.
