@@ -111,6 +111,9 @@ example-pipeline: ## orders of two regions through Spark to sums, alerts, a Delt
 soak: ## ten minutes of faults on each engine: kills, pauses, cut links, full memory; SOAK="--seed 7 --seconds 60"
 	$(PYTHON) -m tests.long.soak $(SOAK)
 
+cluster-soak: ## half an hour on each engine: two clusters and a server, slots move and primaries die; SOAK="--seconds 120"
+	$(PYTHON) -m tests.long.cluster_soak $(SOAK)
+
 adopt-live: ## adopt a stream of 1,000,000 entries under load, and print the longest pause of a client
 	BRAID_ADOPT_ENTRIES=1000000 BRAID_ADOPT_PENDING=50000 BRAID_ADOPT_SECONDS=10 BRAID_ENGINE=redis-8.10 \
 	  $(PYTHON) -m pytest -q -n 0 -p no:cacheprovider tests/long/test_adopt_live.py

@@ -26,13 +26,18 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """An entry that a group gave to a consumer: as new, or again because its first reply was lost."""
+    """An entry that a group gave to a consumer: as new, or again because its first reply was lost.
+
+    began, ended: of the read that returned it.
+    """
 
     stream: str
     region: int
     consumer: str
     id: str
     new: bool = True
+    began: float = 0.0
+    ended: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,7 @@ class Loss:
 
     known: the texts of all entries that a peer had just before.
     alone: entries of other regions that only this server had left: those regions had lost them before.
+    streams: the streams on the primary of a cluster that was lost; None if the region is one server.
     """
 
     region: int
@@ -48,6 +54,10 @@ class Loss:
     upto: float
     known: frozenset[str]
     alone: frozenset[str] = frozenset()
+    streams: frozenset[str] | None = None
+
+    def concerns(self, stream: str) -> bool:
+        return self.streams is None or stream in self.streams
 
 
 @dataclass(slots=True)

@@ -91,6 +91,24 @@ def test_what_a_server_lost_before_a_peer_knew_it_is_excused() -> None:
     assert list(judge(log, {1: regions({})}, RULES, [lost])) == ["lost"]
 
 
+def test_a_killed_primary_excuses_only_its_own_streams_and_moment() -> None:
+    log = ClientLog([add(1, "1-1", "10-1"), add(2, "1-2", "20-1")])
+    killed = Loss(region=1, since=1.5, upto=3.0, known=frozenset(), streams=frozenset(["keep-0"]))
+    elsewhere = Loss(region=1, since=0.0, upto=3.0, known=frozenset(), streams=frozenset(["jobs-0"]))
+    assert judge(log, {1: regions({"keep-0": [ONE]})}, RULES, [killed]) == {}
+    assert list(judge(log, {1: regions({"keep-0": [TWO]})}, RULES, [killed])) == ["lost"]
+    assert list(judge(log, {1: regions({"keep-0": [ONE]})}, RULES, [elsewhere])) == ["lost"]
+
+
+def test_a_killed_primary_excuses_a_second_delivery_only_of_what_it_had_just_given_out() -> None:
+    ops = [add(1, "1-1", "10-1", stream="jobs-0")]
+    final = {1: regions({"jobs-0": [ONE]})}
+    given = [Delivery("jobs-0", 1, who, "10-1", began=at, ended=at + 0.1) for who, at in (("a", 2), ("b", 9))]
+    for since, wrong in ((1.5, []), (2.5, ["duplicated"])):
+        killed = Loss(1, since, 3.0, frozenset(), streams=frozenset(["jobs-0"]))
+        assert list(judge(ClientLog(ops, given), final, RULES, [killed])) == wrong
+
+
 def test_one_id_for_two_entries_is_minted_twice_unless_the_first_was_lost() -> None:
     log = ClientLog([add(1, "1-1", "10-1"), add(9, "1-2", "10-1")])
     final = {1: regions({"keep-0": [("10-1", "1-2")]})}

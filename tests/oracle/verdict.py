@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tests.oracle.answers import ascends, difference, id_order, times_over
-from tests.oracle.client_log import ACKED, REFUSED, UNKNOWN, ClientLog, Loss, Op
+from tests.oracle.client_log import ACKED, REFUSED, UNKNOWN, ClientLog, Delivery, Loss, Op
 
 # Longer than an engine is ever paused, on a machine that is busy elsewhere.
 LATE_S = 120.0
@@ -56,12 +56,13 @@ def judge(
     found["skipped"] += _skipped(log, one, rules.consumed)
     for name, entries in one.entries.items():
         ops = by_stream[name]
-        found["generated twice"] += _minted_again(name, ops, losses)
+        here = [loss for loss in losses if loss.concerns(name)]
+        found["generated twice"] += _minted_again(name, ops, here)
         found["duplicated"] += _twice(name, entries)
         found["reordered"] += _reordered(name, ops, entries)
         found["invented"] += _invented(name, ops, entries)
         there = {text for _, text in entries}
-        for op, stays in _fates(ops, losses, rules.maxlen.get(name)):
+        for op, stays in _fates(ops, here, rules.maxlen.get(name)):
             if name in rules.maxlen and op.began <= stepped_until:
                 continue
             if stays and op.subject not in there:
@@ -105,14 +106,23 @@ def _takes(drop: Op, op: Op, losses: Sequence[Loss]) -> bool:
 
     A region that has just lost the entry does not have it until a peer gives it back.
     """
-    was_away = any(_is_in(op, loss) and drop.began <= loss.upto + BACK_WITHIN_S for loss in losses)
-    return drop.region == op.region and drop.began >= op.ended and drop.outcome == ACKED and not was_away
+    if drop.region != op.region or drop.began < op.ended or drop.outcome != ACKED:
+        return False
+    return not any(_is_in(op, loss) and drop.began <= loss.upto + BACK_WITHIN_S for loss in losses)
 
 
 def excused(log: ClientLog, losses: Sequence[Loss]) -> int:
     """Acknowledged entries that may be missing: their server lost them before any peer knew of them."""
     adds = [op for op in log.ops if op.kind == "add" and op.outcome == ACKED]
     return sum(_is_excused(op, losses) for op in adds)
+
+
+def missing(log: ClientLog, final: Final, losses: Sequence[Loss], rules: Rules) -> int:
+    """Those of them that are missing, of streams without deletions."""
+    there = {text for entries in final.entries.values() for _, text in entries}
+    deleted = {op.stream for op in log.ops if op.kind != "add"} | set(rules.maxlen)
+    adds = [op for op in log.ops if op.kind == "add" and op.outcome == ACKED and op.subject not in there]
+    return sum(op.stream not in deleted and _is_excused(op, losses) for op in adds)
 
 
 def _is_excused(op: Op, losses: Sequence[Loss]) -> bool:
@@ -125,8 +135,9 @@ def _in_loss(op: Op, losses: Sequence[Loss]) -> bool:
     return any(_is_in(op, loss) for loss in losses)
 
 
-def _is_in(op: Op, loss: Loss) -> bool:
-    return op.region == loss.region and op.ended >= loss.since and op.began <= loss.upto
+def _is_in(op: Op | Delivery, loss: Loss) -> bool:
+    in_time = op.ended >= loss.since and op.began <= loss.upto
+    return in_time and op.region == loss.region and loss.concerns(op.stream)
 
 
 def _minted_again(name: str, ops: list[Op], losses: Sequence[Loss]) -> Iterator[str]:
@@ -169,12 +180,20 @@ def _invented(name: str, ops: list[Op], entries: Entries) -> Iterator[str]:
 
 
 def _redelivered(log: ClientLog, losses: Sequence[Loss], peers: int) -> Iterator[str]:
-    """A server that lost data may give an entry out once more for each peer that gives entries back."""
-    times = Counter((each.stream, each.region, each.id) for each in log.deliveries if each.new)
-    forgot = Counter(loss.region for loss in losses)
-    for (name, region, id), count in times.items():
-        if count > 1 + peers * forgot[region]:
-            yield f"region {region} gave out {id} of {name} as new {count} times"
+    """A server that lost data may give an entry out once more for each peer that gives entries back.
+
+    The new primary of a cluster does so only if the old one was killed when it had just given it out.
+    """
+    given: dict[tuple[str, int, str], list[Delivery]] = defaultdict(list)
+    for each in log.deliveries:
+        if each.new:
+            given[each.stream, each.region, each.id].append(each)
+    forgot = Counter(loss.region for loss in losses if loss.streams is None)
+    primaries = [loss for loss in losses if loss.streams is not None]
+    for (name, region, id), times in given.items():
+        again = len(times) - 1 - peers * forgot[region]
+        if again > 0 and again > sum(any(_is_in(each, loss) for each in times) for loss in primaries):
+            yield f"region {region} gave out {id} of {name} as new {len(times)} times"
 
 
 def _skipped(log: ClientLog, final: Final, consumed: Sequence[str]) -> Iterator[str]:

@@ -158,12 +158,19 @@ def facts_of(cluster: Cluster | Engine, changed: Facts) -> None:
 
 class SlotMove:
     """A slot on its way from one node to another: keys go one by one, as `redis-cli --cluster reshard` moves
-    them. At the end it is back where it was, so that the next test finds the cluster as it should be."""
+    them. At the end it is back where it was, so that the next test finds the cluster as it should be.
 
-    def __init__(self, cluster: Cluster, slot: int) -> None:
+    between: source and target, if they are not those of the start; then no other node is told.
+    """
+
+    def __init__(self, cluster: Cluster, slot: int, between: tuple[Engine, Engine] | None = None) -> None:
         self.cluster, self.slot = cluster, slot
-        self.source = cluster.owner(slot)
-        self.target = cluster.nodes[(cluster.nodes.index(self.source) + 1) % len(cluster.nodes)]
+        self.told = [] if between else cluster.nodes
+        if between:
+            self.source, self.target = between
+        else:
+            self.source = cluster.owner(slot)
+            self.target = cluster.nodes[(cluster.nodes.index(self.source) + 1) % len(cluster.nodes)]
 
     def __enter__(self) -> Self:
         self.begin()
@@ -202,7 +209,7 @@ class SlotMove:
         while True:
             self.move()
             try:
-                for node in (self.target, self.source, *self.cluster.nodes):
+                for node in (self.target, self.source, *self.told):
                     with node.client() as client:
                         client.execute_command("CLUSTER SETSLOT", self.slot, "NODE", there)
             except ResponseError as error:  # a client created a key there since

@@ -63,6 +63,7 @@ BY_TURNS: Final = {
     "long/test_adopt_live.py",
     "long/test_cluster_differential.py",
     "long/test_cluster_moves.py",
+    "long/test_cluster_soak.py",
     "long/test_consumers.py",
     "long/test_differential.py::test_drawn_sequences_get_the_bare_engines_replies",
     "long/test_groups.py",

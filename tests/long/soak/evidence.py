@@ -3,19 +3,17 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.long.soak.faults import Fault
-from tests.long.soak.sites import Site, Sites
-from tests.long.soak.traffic import STREAMS
+from tests.long.soak.traffic import STREAMS, Regions
 from tests.oracle.client_log import ClientLog
+from tests.support.servers import Engine
 
 
 def keep_evidence(
-    folder: Path, sites: Sites, log: ClientLog, plan: Iterable[Fault], began: float, anomalies: list[str]
+    folder: Path, sites: Regions, log: ClientLog, faults: Iterable[str], began: float, anomalies: list[str]
 ) -> None:
     """evidence.txt in the folder of the logs. began: the time from which seconds are counted."""
     named = [name for name in STREAMS if any(f"{name}:" in line or f"{name} " in line for line in anomalies)]
-    lines = [*anomalies, ""]
-    lines += [f"{fault.at_s:8.3f} fault {fault}, for {fault.lasts_s:.3f} s" for fault in plan]
+    lines = [*anomalies, "", *faults]
     for name in named:
         lines += ["", f"operations on {name}, by the seconds when they began and ended"]
         lines += [
@@ -25,14 +23,14 @@ def keep_evidence(
             if op.stream == name
         ]
         for number in sites:
-            lines += ["", f"{name} in region {number}", *_stored(sites[number], name)]
+            lines += ["", f"{name} in region {number}", *_stored(sites[number].engine_of(name), name)]
     (folder / "evidence.txt").write_text("\n".join(lines) + "\n")
 
 
-def _stored(site: Site, name: str) -> list[str]:
+def _stored(engine: Engine, name: str) -> list[str]:
     """Registry, strands and journals as they are."""
     found = list[str]()
-    with site.engine.client(decode_responses=True) as client:
+    with engine.client(decode_responses=True) as client:
         for key in sorted(client.scan_iter(f"bs:*{{{name}}}*", count=1_000)):
             if client.type(key) == "hash":
                 found += [f"{key} {field} {value}" for field, value in sorted(client.hgetall(key).items())]

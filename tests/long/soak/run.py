@@ -2,10 +2,10 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import redis
 from rich.console import Console
@@ -13,8 +13,8 @@ from rich.table import Table
 
 from tests.long.soak.evidence import keep_evidence
 from tests.long.soak.faults import KINDS, LOSS, LOSSES, RECOVERY_S, Fault, schedule
-from tests.long.soak.sites import Site, Sites, running
-from tests.long.soak.traffic import GROUP, JOBS, RULES, STREAMS, Traffic, odd_errors
+from tests.long.soak.sites import Sites, running
+from tests.long.soak.traffic import GROUP, JOBS, RULES, STREAMS, Region, Regions, Traffic, odd_errors
 from tests.oracle import verdict
 from tests.oracle.client_log import ACKED, UNKNOWN, Loss
 from tests.support.servers import Flavour
@@ -40,30 +40,38 @@ def soak(
     plan = schedule(seed, seconds, 3, kinds)
     print(f"soak on {flavour}: seed {seed}, {seconds:g} s, {len(plan)} faults, logs in {folder}", flush=True)
     with running(flavour, folder) as sites:
-        _make_group(sites)
+        make_group(sites)
         with Traffic(sites, seed) as traffic:
             began = time.monotonic()
             came = _suffer(sites, plan, traffic, seconds)
             traffic.stop_writing()
             stopped = time.monotonic()
-            quiet = _quiet(sites, traffic)
+            quiet = wait_for_rest(sites, traffic, lambda: _away(sites))
             took_s = time.monotonic() - stopped
-        finals = {number: _final(sites[number]) for number in sites}
+        finals = {number: read_final(sites[number]) for number in sites}
         judged = verdict.judge(traffic.log, finals, RULES, sites.losses, sites.stepped_until)
         anomalies = [
             *quiet,
             *sites.faults_of_ours(),
-            *(f"a client failed: {error}" for error in traffic.faults),
-            *(f"odd reply: {text}" for text in odd_errors(traffic.log)),
-            *(f"{name}: {line}" for name, lines in judged.items() for line in lines),
+            *described(traffic, judged),
         ]
         if anomalies:
-            keep_evidence(folder, sites, traffic.log, plan, began, anomalies)
+            faults = [f"{each.at_s:8.3f} fault {each}, for {each.lasts_s:.3f} s" for each in plan]
+            keep_evidence(folder, sites, traffic.log, faults, began, anomalies)
         restarts = sum(site.restarts for site in sites.all.values())
-    return Outcome(anomalies, came, _facts(traffic, finals, took_s, restarts, sites.losses))
+    facts = facts_of(traffic, finals, took_s, sites.losses)
+    return Outcome(anomalies, came, facts | {"daemons that gave up and were restarted": restarts})
 
 
-def _make_group(sites: Sites) -> None:
+def described(traffic: Traffic, judged: dict[str, list[str]]) -> list[str]:
+    return [
+        *(f"a client failed: {error}" for error in traffic.faults),
+        *(f"odd reply: {text}" for text in odd_errors(traffic.log)),
+        *(f"{name}: {line}" for name, lines in judged.items() for line in lines),
+    ]
+
+
+def make_group(sites: Regions) -> None:
     with sites[1].client() as client:
         for name in JOBS:
             client.xgroup_create(name, GROUP, id="0", mkstream=True)
@@ -107,27 +115,30 @@ def _suffer(sites: Sites, plan: list[Fault], traffic: Traffic, seconds: float) -
             site.supervise()
         if at_s - told_s >= TELL_EVERY_S:
             told_s = at_s
-            print(_line(at_s, seconds, traffic, now), flush=True)
+            print(progress(at_s, seconds, traffic, now), flush=True)
         time.sleep(0.05)
     return came
 
 
-def _line(at_s: float, seconds: float, traffic: Traffic, now: Iterable[Fault]) -> str:
+def progress(at_s: float, seconds: float, traffic: Traffic, now: Iterable[object]) -> str:
     outcomes = Counter(op.outcome for op in traffic.log.ops)
     said = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
     given = sum(each.new for each in traffic.log.deliveries)
     return f"{at_s:5.0f}/{seconds:g} s: {said}; {given} delivered; now: {', '.join(map(str, now)) or 'peace'}"
 
 
-def _quiet(sites: Sites, traffic: Traffic) -> list[str]:
-    """Wait until all regions look alike and every group has acknowledged everything."""
+def _away(sites: Sites) -> list[str]:
+    for site in sites.all.values():
+        site.supervise()
+    return [f"region {number} has not rejoined" for number in sites if not sites[number].is_whole]
+
+
+def wait_for_rest(sites: Regions, traffic: Traffic, away: Callable[[], list[str]]) -> list[str]:
+    """Wait until all regions are there, look alike and every group has acknowledged everything."""
     last: list[str] = []
 
     def check() -> bool:
-        for site in sites.all.values():
-            site.supervise()
-        away = [f"region {number} has not rejoined" for number in sites if not sites[number].is_whole]
-        last[:] = away or _unrest(sites, traffic)
+        last[:] = away() or _unrest(sites, traffic)
         time.sleep(0.2)
         return not last
 
@@ -138,7 +149,7 @@ def _quiet(sites: Sites, traffic: Traffic) -> list[str]:
     return []
 
 
-def _unrest(sites: Sites, traffic: Traffic) -> list[str]:
+def _unrest(sites: Regions, traffic: Traffic) -> list[str]:
     """Cheap signs that something is still on its way."""
     found, looks = list[str](), dict[str, set[object]]()
     for number in sites:
@@ -155,7 +166,7 @@ def _unrest(sites: Sites, traffic: Traffic) -> list[str]:
     return found or _undelivered(sites[1], traffic)
 
 
-def _undelivered(site: Site, traffic: Traffic) -> list[str]:
+def _undelivered(site: Region, traffic: Traffic) -> list[str]:
     """Consumers may be slow; what they never get is reported as skipped in the end."""
     given = {(each.stream, each.id) for each in list(traffic.log.deliveries)}
     with site.client(socket_timeout=10.0) as client:
@@ -167,26 +178,26 @@ def _undelivered(site: Site, traffic: Traffic) -> list[str]:
         ]
 
 
-def _look(client: redis.Redis, name: str) -> object:
+def _look(client: Any, name: str) -> object:
     if not client.exists(name):
         return ()
     last = client.xrevrange(name, count=1)
     return client.xlen(name), last[0][0] if last else "", tuple(_groups(client, name))
 
 
-def _groups(client: redis.Redis, name: str) -> list[str]:
+def _groups(client: Any, name: str) -> list[str]:
     return sorted(group["name"] for group in client.xinfo_groups(name))
 
 
-def _final(site: Site) -> verdict.Final:
+def read_final(site: Region) -> verdict.Final:
     with site.client(socket_timeout=30.0) as client:
         entries = {name: [(id, fields["n"]) for id, fields in client.xrange(name)] for name in STREAMS}
         groups = {name: _groups(client, name) if client.exists(name) else [] for name in STREAMS}
     return verdict.Final(entries, groups)
 
 
-def _facts(
-    traffic: Traffic, finals: dict[int, verdict.Final], took_s: float, restarts: int, losses: list[Loss]
+def facts_of(
+    traffic: Traffic, finals: dict[int, verdict.Final], took_s: float, losses: list[Loss]
 ) -> dict[str, int | float]:
     ops = traffic.log.ops
     done = Counter((op.kind, op.outcome) for op in ops)
@@ -195,11 +206,10 @@ def _facts(
         "... unknown to their writer": done["add", UNKNOWN],
         "XDEL acknowledged": done["xdel", ACKED],
         "DEL acknowledged": done["del", ACKED],
-        "acknowledged at a server that lost it": verdict.excused(traffic.log, losses),
+        "acknowledged where it may have been lost": verdict.excused(traffic.log, losses),
         "operations refused": sum(traffic.log.errors.values()),
         "delivered to consumers": sum(each.new for each in traffic.log.deliveries),
         "entries in the end": sum(map(len, finals[1].entries.values())),
-        "daemons that gave up and were restarted": restarts,
         "seconds until quiet": round(took_s, 1),
     }
 

@@ -46,6 +46,10 @@ class Site:
         """The primary."""
         return self.pair.primary
 
+    def engine_of(self, _: str) -> Engine:
+        """Where a stream is."""
+        return self.engine
+
     @property
     def log(self) -> Path:
         return self.folder / f"daemon-{self.number}.log"
@@ -242,7 +246,7 @@ class Sites:
             if peer is not site:
                 known |= _texts(peer.engine)
         # On a busy machine another region may not have back yet what it lost before.
-        alone = {text for text in _texts(site.engine) - known if not text.startswith(f"{site.number}-")}
+        alone = {text for text in _texts(site.engine) - known if not text.startswith(f"{site.number}.")}
         yield
         self.losses.append(Loss(site.number, since, time.monotonic(), frozenset(known), frozenset(alone)))
 

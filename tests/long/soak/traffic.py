@@ -3,7 +3,7 @@
 Every stream belongs to a kind, and a kind says what is done to it:
 
     keep    XADD only
-    once    XADD IDMP, sent again as long as nobody knows whether it was done
+    once    XADD IDMP or IDMPAUTO, sent again as long as nobody knows whether it was done
     jobs    XADD, and a group that consumers of all regions read and acknowledge
     trim    XADD MAXLEN ~
     prune   XADD and XDEL
@@ -15,15 +15,15 @@ import random
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final, Protocol
 
 import redis
 
-from tests.long.soak.sites import Site, Sites
 from tests.oracle.client_log import ACKED, REFUSED, UNKNOWN, ClientLog, Delivery, Op
 from tests.oracle.verdict import Rules
+from tests.support.servers import Engine
 
 KINDS: Final = ("keep", "once", "jobs", "trim", "prune", "drop")
 EACH: Final = 3
@@ -51,17 +51,41 @@ EXPECTED_ERRORS: Final = (
 )
 
 
+class Region(Protocol):
+    number: int
+
+    def client(self, **options: Any) -> Any: ...
+
+    def engine_of(self, name: str) -> Engine: ...
+
+
+class Regions(Protocol):
+    """By their numbers."""
+
+    def __getitem__(self, number: int) -> Region: ...
+
+    def __iter__(self) -> Iterator[int]: ...
+
+
 def odd_errors(log: ClientLog) -> list[str]:
     return [text for text in log.errors if not text.startswith(EXPECTED_ERRORS)]
 
 
 class Traffic:
-    """Starts with `with`; `stop_writing` lets consumers go on, leaving the block stops them too."""
+    """Starts with `with`; `stop_writing` lets consumers go on, leaving the block stops them too.
 
-    def __init__(self, sites: Sites, seed: int) -> None:
+    writers: how many each region has; they share its streams, each stream has one of them.
+    """
+
+    def __init__(self, sites: Regions, seed: int, *, writers: int = 1, pause_s: float = PAUSE_S) -> None:
         self.log = ClientLog()
         self._writing, self._reading = threading.Event(), threading.Event()
-        self._writers = [threading.Thread(target=self._write, args=(sites[r], seed)) for r in sites]
+        self._pause_s = pause_s
+        self._writers = [
+            threading.Thread(target=self._write, args=(sites[r], f"{r}.{n}", STREAMS[n::writers], seed))
+            for r in sites
+            for n in range(writers)
+        ]
         self._readers = [
             threading.Thread(target=self._consume, args=(sites[r], f"{r}-{n}", seed))
             for r in sites
@@ -90,23 +114,23 @@ class Traffic:
 
     # Writers
 
-    def _write(self, site: Site, seed: int) -> None:
-        dice = random.Random(f"{seed} writer {site.number}")
+    def _write(self, site: Region, writer: str, streams: Sequence[str], seed: int) -> None:
+        dice = random.Random(f"{seed} writer {writer}")
         seen: dict[str, list[str]] = {}
         number = 0
         try:
             with site.client(**PATIENCE) as client:
                 while self._writing.is_set():
                     number += 1
-                    name = dice.choice(STREAMS)
-                    self._one(client, site.number, name, f"{site.number}-{number}", dice, seen)
-                    time.sleep(PAUSE_S)
+                    name = dice.choice(streams)
+                    self._one(client, site.number, name, f"{writer}-{number}", dice, seen)
+                    time.sleep(self._pause_s)
         except Exception as error:
             self.faults.append("".join(traceback.format_exception(error)))
 
     def _one(
         self,
-        client: redis.Redis,
+        client: Any,
         region: int,
         name: str,
         text: str,
@@ -124,7 +148,9 @@ class Traffic:
         elif name.startswith(("prune", "drop")) and chance > 0.97:
             self._change_groups(client, name, dice)
         elif name.startswith("once"):
-            words = ("XADD", name, "IDMP", f"writer-{region}", text, "*", "n", text)
+            producer = f"writer-{text.partition('-')[0]}"
+            message = ("IDMPAUTO", producer) if name.endswith("1") else ("IDMP", producer, text)
+            words = ("XADD", name, *message, "*", "n", text)
             self._do("add", name, region, text, lambda: client.execute_command(*words), insist=True)
         else:
             trim = {"maxlen": MAXLEN, "approximate": True} if name.startswith("trim") else {}
@@ -161,13 +187,13 @@ class Traffic:
             self.log.errors[str(error)] += 1
             return REFUSED, str(error)
 
-    def _look(self, client: redis.Redis, name: str) -> list[str]:
+    def _look(self, client: Any, name: str) -> list[str]:
         try:
             return [id for id, _ in client.xrange(name, count=200)]
         except redis.RedisError:
             return []
 
-    def _change_groups(self, client: redis.Redis, name: str, dice: random.Random) -> None:
+    def _change_groups(self, client: Any, name: str, dice: random.Random) -> None:
         group = f"g{dice.randrange(3)}"
         if dice.random() < 0.6:
             start = dice.choice(["0", "$"])
@@ -177,7 +203,7 @@ class Traffic:
 
     # Consumers
 
-    def _consume(self, site: Site, consumer: str, seed: int) -> None:
+    def _consume(self, site: Region, consumer: str, seed: int) -> None:
         dice = random.Random(f"{seed} consumer {consumer}")
         unsettled = True
         try:
@@ -191,16 +217,19 @@ class Traffic:
         except Exception as error:
             self.faults.append("".join(traceback.format_exception(error)))
 
-    def _take(self, client: redis.Redis, region: int, consumer: str, dice: random.Random) -> None:
+    def _take(self, client: Any, region: int, consumer: str, dice: random.Random) -> None:
+        began = time.monotonic()
         found = client.xreadgroup(GROUP, consumer, dict.fromkeys(JOBS, ">"), count=50, block=300)
+        ended = time.monotonic()
         for name, entries in found or ():
             ids = [id for id, _ in entries]
-            self.log.deliveries += [Delivery(name, region, consumer, id) for id in ids]
+            times = {"began": began, "ended": ended}
+            self.log.deliveries += [Delivery(name, region, consumer, id, **times) for id in ids]
             acks = [id for id in ids if dice.random() < 0.9]
             if acks:
                 client.xack(name, GROUP, *acks)
 
-    def _settle(self, client: redis.Redis, region: int, consumer: str, _: random.Random) -> None:
+    def _settle(self, client: Any, region: int, consumer: str, _: random.Random) -> None:
         """Acknowledge what we were given and have not acknowledged: replies get lost."""
         while True:
             found = client.xreadgroup(GROUP, consumer, dict.fromkeys(JOBS, "0"), count=100)
