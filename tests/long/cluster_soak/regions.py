@@ -20,11 +20,12 @@ from redis.crc import key_slot
 
 import braidstream
 from braidstream.model import keys
+from tests.long.soak.pair import start_patiently
 from tests.long.soak.traffic import STREAMS
 from tests.oracle.client_log import Loss
 from tests.support.cluster import Cluster, SlotMove, become_cluster
 from tests.support.regions import become
-from tests.support.servers import DidNotStart, Engine, Flavour
+from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 
 SLOTS: Final = {name: int(key_slot(keys.meta(name.encode()))) for name in STREAMS}
@@ -142,7 +143,7 @@ class ClusterRegion:
             eventually(is_primary, within_s=WITHIN_S, why="the replica should take over")
             shard.primary, shard.replica = shard.replica, shard.primary
             time.sleep(dice.uniform(0, 2))
-            _start(shard.replica)
+            start_patiently(shard.replica)
             shard.wait_for_replica()
             self._wait_until_known(self.owners.index(shard.number), shard)
             self._note(f"back, of shard {shard.number}")
@@ -248,16 +249,6 @@ def _primary_of(node: Engine, slot: int) -> int:
     except (redis.ConnectionError, redis.TimeoutError):
         pass
     return 0
-
-
-def _start(engine: Engine) -> None:
-    for patience in reversed(range(5)):
-        try:
-            engine.start()
-            return
-        except DidNotStart:
-            if not patience:
-                raise
 
 
 # Atomic slot migration: MIGRATESLOTS at the source (Valkey 9.0), MIGRATION at the target (Redis 8.4).

@@ -71,10 +71,10 @@ def cluster_soak(flavour: Flavour, folder: Path, *, seconds: float, seed: int) -
             faults = sorted((at, each.number, what) for each in clusters for at, what in each.came)
             lines = [f"{at - began:8.3f} region {number}: {what}" for at, number, what in faults]
             keep_evidence(folder, regions, traffic.log, lines, began, anomalies)
-    facts = facts_of(traffic, finals, took_s, losses) | _pauses(traffic.log.ops, clusters)
-    facts["... and missing, in streams without deletions"] = verdict.missing(
-        traffic.log, finals[server.number], losses, RULES
-    )
+    missing = verdict.missing(traffic.log, finals[server.number], losses, RULES)
+    facts = facts_of(traffic, finals, took_s, losses)
+    facts["lost by killed primaries, in streams without deletions"] = missing
+    facts |= _pauses(traffic.log.ops, clusters)
     return Outcome(anomalies, sum((_counted(cluster) for cluster in clusters), Counter()), facts)
 
 

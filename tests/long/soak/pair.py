@@ -50,7 +50,7 @@ class Pair:
             engine.stop()
 
     def start_primary(self) -> None:
-        _start(self.primary)
+        start_patiently(self.primary)
 
     def deafen(self) -> None:
         """The replica hears nothing of what is written from now on."""
@@ -73,7 +73,7 @@ class Pair:
         self.front.cut()
         self.wire.target_port = self.primary.port
         self.wire.deliver()
-        _start(self.replica)
+        start_patiently(self.replica)
         self._follow()
 
     def back_up(self) -> None:
@@ -96,8 +96,8 @@ class Pair:
         self.front.cut()
         shutil.rmtree(self._store)
         shutil.copytree(self._backup, self._store)
-        _start(self.primary)
-        _start(self.replica)
+        start_patiently(self.primary)
+        start_patiently(self.replica)
         self._follow()
 
     def refuse_writes(self) -> None:
@@ -130,7 +130,7 @@ class Pair:
         )
 
 
-def _start(engine: Engine) -> None:
+def start_patiently(engine: Engine) -> None:
     """On a machine that is busy elsewhere, loading the file takes its time."""
     for patience in reversed(range(5)):
         try:
