@@ -15,6 +15,9 @@ from braidstream.net.bulk import Server
 from tests.support.servers import START_WITHIN_S, Engine, Flavour
 from tests.support.waiting import eventually
 
+# On a machine that is busy elsewhere, a node that moves slots answers late.
+PATIENCE_S = 60
+
 
 class Cluster:
     """Three masters that share the 16,384 slots. `add_replica` gives one of them a replica."""
@@ -186,31 +189,34 @@ class SlotMove:
         self.finish()
 
     def begin(self) -> None:
-        with self.source.client() as source, self.target.client() as target:
+        with (
+            self.source.client(socket_timeout=PATIENCE_S) as source,
+            self.target.client(socket_timeout=PATIENCE_S) as target,
+        ):
             here, there = (each.execute_command("CLUSTER MYID").decode() for each in (source, target))
             target.execute_command("CLUSTER SETSLOT", self.slot, "IMPORTING", here)
             source.execute_command("CLUSTER SETSLOT", self.slot, "MIGRATING", there)
 
     def left(self) -> list[bytes]:
         """The keys that are still at the source."""
-        with self.source.client() as source:
+        with self.source.client(socket_timeout=PATIENCE_S) as source:
             return list(source.execute_command("CLUSTER GETKEYSINSLOT", self.slot, 100_000))
 
     def move(self, *some: bytes) -> None:
         """Move keys; all that are left if none is named."""
-        with self.source.client() as source:
+        with self.source.client(socket_timeout=PATIENCE_S) as source:
             for key in some or self.left():
                 source.execute_command("MIGRATE", "127.0.0.1", self.target.port, key, 0, 5000, "REPLACE")
 
     def finish(self) -> None:
         """Move the rest, and tell every node who owns the slot now."""
-        with self.target.client() as target:
+        with self.target.client(socket_timeout=PATIENCE_S) as target:
             there = target.execute_command("CLUSTER MYID").decode()
         while True:
             self.move()
             try:
                 for node in (self.target, self.source, *self.told):
-                    with node.client() as client:
+                    with node.client(socket_timeout=PATIENCE_S) as client:
                         client.execute_command("CLUSTER SETSLOT", self.slot, "NODE", there)
             except ResponseError as error:  # a client created a key there since
                 if "keys" not in str(error):

@@ -29,9 +29,11 @@ from tests.support.servers import Engine, Flavour
 from tests.support.waiting import eventually
 
 SLOTS: Final = {name: int(key_slot(keys.meta(name.encode()))) for name in STREAMS}
-ARGS: Final = ("--cluster-node-timeout", "4000", "--cluster-require-full-coverage", "no")
-# Replicas that come back get a copy at once; primaries that come back have their data.
-COPIES: Final = ("--appendonly", "yes", "--repl-diskless-sync-delay", "0", "--repl-backlog-size", "16mb")
+ARGS: Final = ("--cluster-node-timeout", "6000", "--cluster-require-full-coverage", "no")
+# Replicas that come back get a copy at once; primaries that come back have their data. A killed process leaves
+# its file to the kernel: waiting for the disk would only stall engines, and cause failovers of their own.
+FILES: Final = ("--appendonly", "yes", "--appendfsync", "no")
+COPIES: Final = (*FILES, "--repl-diskless-sync-delay", "0", "--repl-backlog-size", "16mb")
 WITHIN_S: Final = 60.0
 # The engine's own migration moves up to so many slots on each side of a stream's.
 NEIGHBOURS: Final = 50
@@ -74,7 +76,11 @@ class Shard:
     def wait_for_replica(self) -> float:
         """Wait until the replica has everything of the primary; the time up to which that is certain."""
         at = time.monotonic()
-        upto = _replication(self.primary)["master_repl_offset"]
+        upto = eventually(
+            lambda: _replication(self.primary).get("master_repl_offset", 0),
+            within_s=WITHIN_S,
+            why="the primary should answer",
+        )
         eventually(lambda: _follows(self.replica, upto), within_s=WITHIN_S, why="the replica should follow")
         return at
 
