@@ -30,8 +30,8 @@ from tests.support.waiting import eventually
 
 SLOTS: Final = {name: int(key_slot(keys.meta(name.encode()))) for name in STREAMS}
 ARGS: Final = ("--cluster-node-timeout", "6000", "--cluster-require-full-coverage", "no")
-# Replicas that come back get a copy at once; primaries that come back have their data. A killed process leaves
-# its file to the kernel: waiting for the disk would only stall engines, and cause failovers of their own.
+# Replicas that come back get a copy at once; primaries that come back have their data. What a killed process
+# wrote is in the kernel: waiting for the disk would only stall engines, and cause failovers of their own.
 FILES: Final = ("--appendonly", "yes", "--appendfsync", "no")
 COPIES: Final = (*FILES, "--repl-diskless-sync-delay", "0", "--repl-backlog-size", "16mb")
 WITHIN_S: Final = 60.0
