@@ -117,3 +117,16 @@ def test_who_comes_when_no_more_files_can_be_opened_is_told_and_the_others_are_s
     logged = (tmp_path / "log").read_text()
     assert "gateway.limited maxclients=68 asked=20000 files=200" in logged
     assert "Too many open files" not in logged
+
+
+@pytest.mark.parametrize(("words", "warns"), [((), False), (("--maxclients", "20000"), True)])
+def test_a_limit_of_files_that_is_high_enough_is_no_warning_unless_more_clients_were_wanted(
+    tmp_path: Path, words: tuple[str, ...], warns: bool
+) -> None:
+    with Engine() as engine:
+        become(engine)
+        start = [*BRAID, "gateway", "--json", "--url", engine.url, "--listen", "127.0.0.1:0", *words]
+        limited = ["sh", "-c", 'ulimit -Sn 1000; ulimit -Hn 20000; exec "$@"', "sh", *start]
+        with gateway_process(limited, tmp_path) as port, Line(port) as line:
+            assert line.say("SET k v") == b"+OK\r\n"
+    assert ("gateway.limited" in (tmp_path / "log").read_text()) is warns

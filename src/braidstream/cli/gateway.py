@@ -62,7 +62,13 @@ Workers = Annotated[
         "want to use. Linux only.",
     ),
 ]
-MaxClients = Annotated[int, typer.Option(min=1, help="Maximum number of clients, of all workers together.")]
+MaxClients = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="Maximum number of clients, of all workers together. Fewer if the limit of open files is lower.",
+    ),
+]
 MaxBackends = Annotated[
     int,
     typer.Option(
@@ -91,6 +97,7 @@ MetricsOn = Annotated[
 
 
 def gateway(
+    ctx: typer.Context,
     url: Url = None,
     config: ConfigFile = None,
     region: RegionName = None,
@@ -140,7 +147,7 @@ def gateway(
     )
     log_to_stderr(verbose=False, log_format=log_format)
     with trouble(url, as_json), asyncio.Runner(loop_factory=new_loop if workers == 1 else None) as runner:
-        server = Gateway(parse_address(url), _within_files(settings), others)
+        server = Gateway(parse_address(url), _within_files(settings, chosen=_is_chosen(ctx)), others)
         if workers == 1:
             runner.run(_serve(server, (where, probes), url, as_json))
             return
@@ -166,8 +173,17 @@ def _check_workers(workers: int, listen: Listen) -> None:
         raise typer.BadParameter("--workers needs a TCP address: --listen HOST:PORT.")
 
 
-def _within_files(settings: Settings) -> Settings:
-    """As many open files as clients may need, as far as the system allows; or fewer clients."""
+def _is_chosen(ctx: typer.Context) -> bool:
+    """Whether the user named --maxclients."""
+    source = ctx.get_parameter_source("maxclients")
+    return source is not None and source.name != "DEFAULT"
+
+
+def _within_files(settings: Settings, *, chosen: bool) -> Settings:
+    """As many open files as clients may need, as far as the system allows; or fewer clients.
+
+    chosen: the user named the number. Half of the default is as many as the engine serves by default.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = 2 * settings.maxclients + _OTHER_FILES
     allowed = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
@@ -176,7 +192,7 @@ def _within_files(settings: Settings) -> Settings:
     room = max(allowed - _OTHER_FILES, 2)
     backends = min(settings.backends, room // 2)
     fits = replace(settings, maxclients=min(settings.maxclients, room - backends), backends=backends)
-    if fits.maxclients < settings.maxclients:
+    if fits.maxclients < (settings.maxclients if chosen else settings.maxclients // 2):
         emit("gateway.limited", maxclients=fits.maxclients, asked=settings.maxclients, files=allowed)
     return fits
 

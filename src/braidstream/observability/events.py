@@ -139,7 +139,7 @@ EVENTS: Final = {
     "gateway.ready": Event(logging.INFO, "listening for clients"),
     "gateway.limited": Event(
         logging.WARNING,
-        "the limit of open files allows fewer clients than --maxclients",
+        "the limit of open files allows fewer clients than --maxclients, or, without it, fewer than 10,000",
         "Raise `ulimit -n` (systemd: `LimitNOFILE`), or set a lower --maxclients.",
     ),
     "gateway.open": Event(
