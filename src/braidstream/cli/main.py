@@ -3,6 +3,7 @@
 A verb's module is imported when the verb is used: `braid --help` and shell completion import none of them.
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
@@ -108,6 +109,8 @@ def braid(
     ] = False,
 ) -> None:
     """Active-active event streams on the Redis or Valkey servers you already run."""
+    # Events are for the logs of daemons, which add their own handler. Without any, logging prints to stderr.
+    logging.getLogger("braidstream").addHandler(logging.NullHandler())
 
 
 if __name__ == "__main__":

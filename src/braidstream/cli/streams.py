@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 from rich.console import Console
@@ -32,22 +32,25 @@ Limit = Annotated[int, typer.Option(min=1, help="Show at most this many streams.
 def streams(url: Url, pattern: Pattern = "*", limit: Limit = 100, as_json: Json = False) -> None:
     """List the streams of a region: length, memory, groups, age of the last entry.
 
+    If a primary of a cluster cannot be reached, it lists the streams of the others, and the exit code is 1.
+
     Example: braid streams --url redis://localhost:6379 --pattern 'orders*'
     """
     with trouble(url, as_json), open_region(url) as client:
         client.run_plan(read_any_region())
         now_ms = client.run_plan(read_ms())
-        rows = [*_rows(client, pattern, limit)]
+        names, lost = _names(client, pattern)
+        rows = [*_rows(client, names, limit)]
     if as_json:
         facts = ({**_facts(row), "last_ms": row.last_ms, "last_offset": row.last_offset} for row in rows)
-        typer.echo(json.dumps({"streams": [*facts]}))
-        return
+        _print_json({"streams": [*facts]}, lost)
     table = _table("stream", "entries", "memory", "groups", "strands", "last entry")
     for row in rows:
         last = _last(row, now_ms)
         size = "?" if row.size is None else size_text(row.size)
         table.add_row(_shown(row.name), f"{row.length:,}", size, str(row.groups), str(row.strands), last)
     _print(table, rows, limit)
+    _report_lost(lost)
 
 
 def groups(url: Url, pattern: Pattern = "*", limit: Limit = 100, as_json: Json = False) -> None:
@@ -61,18 +64,19 @@ def groups(url: Url, pattern: Pattern = "*", limit: Limit = 100, as_json: Json =
     with trouble(url, as_json), open_region(url) as client:
         client.run_plan(read_any_region())
         now_ms = client.run_plan(read_ms())
-        rows = [row for row in _rows(client, pattern, limit) if row.groups]
+        names, lost = _names(client, pattern)
+        rows = [row for row in _rows(client, names, limit) if row.groups]
         for row in rows:
             found += map(_group, client.converse(read_groups(row.name, now_ms, is_log=row.is_log)))
     if as_json:
-        typer.echo(json.dumps({"groups": found}))
-        return
+        _print_json({"groups": found}, lost)
     table = _table("stream", "group", "lag", "pending", "oldest pending", "consumers", left=2)
     for each in sorted(found, key=lambda each: -each["lag"]):
         oldest = "-" if each["oldest_pending_ms"] is None else age(each["oldest_pending_ms"])
         counts = (f"{each['lag']:,}", f"{each['pending']:,}", oldest, str(each["consumers"]))
         table.add_row(escape(each["stream"]), escape(each["group"]), *counts)
     _print(table, rows, limit)
+    _report_lost(lost)
 
 
 def tail(
@@ -109,11 +113,31 @@ def tail(
             pass
 
 
-def _rows(client: AnyClient, pattern: str, limit: int) -> Iterator[StreamRow]:
-    """The first streams by name that match."""
-    wanted, shown = name_of_text(pattern), 0
-    found = client.run_on_primaries(lambda: find_streams(wanted))
-    for name in sorted({name for names in found for name in names}):
+def _names(client: AnyClient, pattern: str) -> tuple[list[bytes], dict[str, str]]:
+    """The streams that match, by name, and why primaries of a cluster cannot be reached, by address."""
+    wanted = name_of_text(pattern)
+    found, lost = client.run_on_reachable(lambda: find_streams(wanted))
+    return sorted({name for names in found for name in names}), lost
+
+
+def _print_json(facts: dict[str, Any], lost: dict[str, str]) -> NoReturn:
+    typer.echo(json.dumps(facts | ({"unreachable": lost} if lost else {})))
+    raise typer.Exit(1 if lost else 0)
+
+
+def _report_lost(lost: dict[str, str]) -> None:
+    for address, why in lost.items():
+        typer.echo(
+            f"error the primary {address} cannot be reached, its streams are not listed: {why}", err=True
+        )
+    if lost:
+        raise typer.Exit(1)
+
+
+def _rows(client: AnyClient, names: Iterable[bytes], limit: int) -> Iterator[StreamRow]:
+    """The first streams that still exist."""
+    shown = 0
+    for name in names:
         row = client.run_plan(read_stream(name))
         if row is not None:
             yield row

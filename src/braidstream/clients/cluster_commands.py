@@ -202,6 +202,21 @@ class ClusterCommands(ClusterPlans):
         with Sending(self.session):
             return [await self.on_node(node, lambda conn: self.run_on(conn, make())) for node in nodes]
 
+    def run_on_reachable(self, make: Callable[[], Plan[T]]) -> Any:
+        """The same on the primaries that can be reached, and why the others cannot, by address."""
+        return self.give(self._run_on_reachable(make))
+
+    async def _run_on_reachable(self, make: Callable[[], Plan[T]]) -> tuple[list[T], dict[str, str]]:
+        await self.nodes.ready()
+        found, lost = list[T](), dict[str, str]()
+        for node in list(self.get_primaries()):  # type: ignore[attr-defined]
+            try:
+                with Sending(self.session):
+                    found.append(await self.on_node(node, lambda conn: self.run_on(conn, make())))
+            except LOST as error:
+                lost[node.name] = str(error)
+        return found, lost
+
     async def _run_anywhere(self, plan_on: Any) -> Any:
         with Sending(self.session):
             try:

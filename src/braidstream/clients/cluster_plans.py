@@ -66,11 +66,15 @@ class ClusterPlans:
         return ClusterSender(self.nodes, conn, watching=self.watching)
 
     async def on_slot(self, slot: int | None, work: Callable[[Any], Any]) -> Any:
-        """Work with a connection to the primary of a slot."""
+        """Work with a connection to the primary of a slot; for None, to any that can be reached."""
+        if slot is None:
+            return await self._work(await self.nodes.take_any(), work)
         return await self.on_node(await self.nodes.node_of(slot), work)
 
     async def on_node(self, node: Any, work: Callable[[Any], Any]) -> Any:
-        conn = await self.nodes.take(node)
+        return await self._work(await self.nodes.take(node), work)
+
+    async def _work(self, conn: Any, work: Callable[[Any], Any]) -> Any:
         try:
             return await awaited(work(conn))
         finally:

@@ -156,6 +156,10 @@ class Redis(_Plans, shared.OurClient, LogCommands, redis.Redis):
         """Run a plan on each primary, as cluster clients do. Here it is one."""
         return [self.run_plan(make())]
 
+    def run_on_reachable(self, make: Callable[[], Plan[T]]) -> tuple[list[T], dict[str, str]]:
+        """The same, and why other primaries cannot be reached, by address. Here there are none."""
+        return [self.run_plan(make())], {}
+
     def converse(self, make: shared.Conversation[T]) -> T:
         """Run a plan over plans of commands: their replies are bytes, and redis-py does not parse them."""
         return self._run_on_one(lambda conn: self.session.viewed(conn, make))

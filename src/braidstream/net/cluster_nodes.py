@@ -10,7 +10,7 @@ import selectors
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
-from random import choice
+from random import choice, shuffle
 from typing import Any, Final, TypeVar
 
 from redis import exceptions
@@ -101,6 +101,16 @@ class Nodes:
             self.release(conn)
             raise
         return conn
+
+    async def take_any(self) -> Any:
+        """A connection to any primary that can be reached, to be released."""
+        await self.ready()
+        primaries = list(self.cluster.get_primaries())
+        shuffle(primaries)
+        for node in primaries[:-1]:
+            with suppress(*LOST):
+                return await self.take(node)
+        return await self.take(primaries[-1] if primaries else await self.node_of(None))
 
     def acquire(self, node: Any) -> Any:
         """A connection that may be closed, and may lack the functions."""
