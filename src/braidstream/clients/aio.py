@@ -112,6 +112,8 @@ class _Plans(Plans):
         found = await self.answer(conn, args, options)
         if found is not shared.NATIVE:
             return found
+        if self.watching:
+            await aconnect(conn, may=False)
         theirs = super()._send_command_parse_response(conn, command_name, *args, **options)  # type: ignore[misc]
         return await theirs
 
@@ -265,6 +267,8 @@ class Pipeline(_Plans, LogCommands, redis.asyncio.client.Pipeline):  # type: ign
 
     async def _execute_transaction(self, connection: Any, commands: Any, raise_on_error: bool) -> Any:
         if not pipeline.has_streams(commands):
+            if self.watching:
+                await aconnect(connection, may=False)
             return await super()._execute_transaction(connection, commands, raise_on_error)
         found = await self.run_on(connection, pipeline.transaction(self, connection, commands))
         self.watching = False

@@ -109,6 +109,8 @@ class _Plans(Plans):
         found = self.answer(conn, args, options)
         if found is not shared.NATIVE:
             return found
+        if self.watching:
+            connect(conn, may=False)
         return super()._send_command_parse_response(conn, command_name, *args, **options)  # type: ignore[misc]
 
 
@@ -266,6 +268,8 @@ class Pipeline(_Plans, LogCommands, redis.client.Pipeline):
 
     def _execute_transaction(self, connection: Any, commands: Any, raise_on_error: bool) -> Any:
         if not pipeline.has_streams(commands):
+            if self.watching:
+                connect(connection, may=False)
             return super()._execute_transaction(connection, commands, raise_on_error)
         found = self.run_on(connection, pipeline.transaction(self, connection, commands))
         self.watching = False

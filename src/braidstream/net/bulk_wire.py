@@ -9,6 +9,7 @@ import redis
 
 from braidstream.model.command import Command
 from braidstream.net.compat import socket_of
+from braidstream.net.sender import connect
 
 CHUNK: Final = 1 << 20
 
@@ -37,6 +38,7 @@ class Wire:
 
     def call(self, *commands: Command) -> list[Any]:
         """Run commands in one round trip. Errors are returned as values."""
+        connect(self.conn, may=False)  # it may WATCH keys
         self.conn.send_packed_command(self.conn.pack_commands(commands))
         replies = list[Any]()
         for _ in commands:

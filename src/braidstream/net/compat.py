@@ -131,6 +131,11 @@ def is_connected(conn: Any) -> bool:
     return _unwrapped(conn)._sock is not None if reported is None else bool(reported)
 
 
+def skip_health_check(conn: Any) -> None:
+    """Send the next command without `health_check_interval`'s PING, which opens a lost connection again."""
+    _unwrapped(conn).next_health_check = float("inf")
+
+
 async def awaited(value: Any) -> Any:
     """The value, also if it must be awaited: from redis-py's asyncio clients, or a user's callback."""
     return await value if hasattr(value, "__await__") else value

@@ -12,7 +12,7 @@ from redis import exceptions
 
 from braidstream.errors import LostError
 from braidstream.model.command import Command
-from braidstream.net.compat import closed_by_server, is_connected, packed, read_within
+from braidstream.net.compat import closed_by_server, is_connected, packed, read_within, skip_health_check
 from braidstream.net.reply_shape import resp2
 from braidstream.protocol.exchange import refuse_early_end, unpack, wire
 from braidstream.protocol.plan import Batch, Replies
@@ -111,12 +111,18 @@ def read_reply(conn: Any, timeout: float | None) -> Any:
 
 
 def connect(conn: Any, may: bool = True) -> None:
-    """Connect if the connection is not open."""
-    if is_connected(conn):
-        return
+    """Connect if the connection is not open. may: it has no state, like a WATCH, that would be lost."""
     if not may:
+        _require_same(conn)
+    elif not is_connected(conn):
+        conn.connect()
+
+
+def _require_same(conn: Any) -> None:
+    """Before a command that belongs to this connection and to no other."""
+    if not is_connected(conn):
         raise exceptions.ConnectionError("the connection was lost in the middle of a command")
-    conn.connect()
+    skip_health_check(conn)
 
 
 class AsyncSender:
@@ -188,11 +194,10 @@ async def aconnect(conn: Any, may: bool = True) -> None:
     """Connect if the connection is not open. redis-py's pool may return one that the server has closed."""
     if is_connected(conn) and closed_by_server(conn):
         await conn.disconnect(nowait=True)
-    if is_connected(conn):
-        return
     if not may:
-        raise exceptions.ConnectionError("the connection was lost in the middle of a command")
-    await conn.connect()
+        _require_same(conn)
+    elif not is_connected(conn):
+        await conn.connect()
 
 
 def read_timeout(conn: Any, batch: Batch) -> float | None:
