@@ -8,7 +8,9 @@ import redis
 
 import braidstream
 from tests.support.clients import Opener
+from tests.support.gateways import Line, Served
 from tests.support.proxy import Proxy
+from tests.support.servers import Engine
 
 TRANSACTIONS: dict[str, Callable[[Any], object]] = {
     "plain keys": lambda pipe: pipe.set("k", "mine"),
@@ -71,3 +73,52 @@ def test_health_checks_go_on_after_a_watch(proxy: Proxy) -> None:
         client.get("k")
         client.get("k")
         assert bytes(proxy.requests[-1]).count(b"PING") == 2
+
+
+# The right without which a plan fails after its WATCH.
+HALF_WAY = {
+    "RENAME": "-exists",
+    "COPY": "-exists",
+    "DUMP": "-unlink",
+}
+
+
+@pytest.mark.parametrize("command", HALF_WAY)
+@pytest.mark.parametrize("through", ["client", "pipeline", "gateway"])
+def test_a_command_that_is_refused_half_way_leaves_no_watch_behind(
+    opened: Opener, served: Served, engine: Engine, region: braidstream.Redis, command: str, through: str
+) -> None:
+    region.xadd("x", {"n": "0"})
+    with engine.client() as operator:
+        operator.execute_command("ACL", "SETUSER", "half", "reset", "on", "nopass", "~*", "+@all")
+        operator.execute_command("ACL", "SETUSER", "half", HALF_WAY[command])
+        try:
+            url = (served.url if through == "gateway" else engine.url).replace("//", "//half:any@", 1)
+            client = (opened.bare if through == "gateway" else opened)(url, max_connections=1)
+            words = ("x",) if command == "DUMP" else ("x", "{x}y")
+            pipe = client.pipeline(transaction=False)
+            pipe.execute_command(command, *words)
+            with pytest.raises(redis.ResponseError, match="permissions"):
+                pipe.execute() if through == "pipeline" else client.execute_command(command, *words)
+            region.xadd("x", {"n": "1"})
+            region.xadd("{x}y", {"n": "1"})
+            region.delete("x")
+            assert client.pipeline().set("k", "1").execute() == [True]
+        finally:
+            operator.execute_command("ACL", "DELUSER", "half")
+
+
+def test_a_refused_watch_at_a_gateway_watches_nothing(
+    line: Line, engine: Engine, region: braidstream.Redis
+) -> None:
+    with engine.client() as operator:
+        operator.execute_command("ACL", "SETUSER", "plain", "reset", "on", "nopass", "~k", "+@all")
+        try:
+            assert line.say("AUTH plain any") == b"+OK\r\n"
+            assert line.say("WATCH k").startswith(b"-NOPERM")
+            region.set("k", "theirs")
+            assert line.say("MULTI") == b"+OK\r\n"
+            assert line.say("SET k mine") == b"+QUEUED\r\n"
+            assert line.say("EXEC") == b"*1\r\n+OK\r\n"
+        finally:
+            operator.execute_command("ACL", "DELUSER", "plain")

@@ -85,10 +85,8 @@ class Plans:
             return run(plan, send)
         except BraidError as error:
             raise for_user(error) from None
-        except (NotResentError, *LOST):
-            raise
         except BaseException:
-            # Interrupted: replies may still arrive, keys may be WATCHed. The connection cannot be reused.
+            # Lost or interrupted: replies may still arrive, keys may be WATCHed. It cannot be reused.
             conn.disconnect()
             raise
         finally:

@@ -26,7 +26,7 @@ from braidstream.model.meta import Registry, group_start
 from braidstream.model.strand import facts
 from braidstream.protocol import braid
 from braidstream.protocol.lookup import read_registry, registry_of, require_region, settled
-from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.plan import Batch, Plan, ending_watch
 from braidstream.protocol.stream_view import View
 
 # The first byte of a payload: the types that engines have used for a stream, and for anything else.
@@ -57,6 +57,11 @@ def dump(view: View, argv: Argv) -> Plan[bytes | None]:
     view.carriage.refuse_watch("DUMP")
     view = view.alone().under_watch()
     aside = keys.copy(name, (yield from token()))
+    return (yield from ending_watch(_dump_aside(view, argv, aside), ("UNLINK", aside)))
+
+
+def _dump_aside(view: View, argv: Argv, aside: bytes) -> Plan[bytes | None]:
+    name = argv[1]
     for _ in range(TRIES):
         _, reply = yield Batch([("WATCH", keys.meta(name)), registry_of(name)])
         registry = view.learn(name, reply)
@@ -64,16 +69,11 @@ def dump(view: View, argv: Argv) -> Plan[bytes | None]:
             yield Batch([("UNWATCH",)])
             return (yield from _native(argv))
         yield Batch([("WATCH", *(strand.key for strand in registry.strands)), ("UNLINK", aside)])
-        try:
-            yield from fill(view, name, aside)
-            yield from _fill_groups(view, registry, name, aside)
-        except ReplyError:
-            yield Batch([("UNWATCH",), ("UNLINK", aside)])
-            raise
+        yield from fill(view, name, aside)
+        yield from _fill_groups(view, registry, name, aside)
         done: list[Any] | None = yield Batch([("DUMP", aside), ("UNLINK", aside)], atomic=True)
         if done is not None:
             return bytes(done[0])
-    yield Batch([("UNLINK", aside)])
     fail_changing(name)
 
 
@@ -159,6 +159,11 @@ def _restore_once(view: View, argv: Argv, replace: bool) -> Plan[bool]:
     view.carriage.refuse_watch("RESTORE")
     yield from require_region(view)
     aside = keys.copy(name, (yield from token()))
+    return (yield from ending_watch(_restore_aside(view, argv, aside, replace), ("UNLINK", aside)))
+
+
+def _restore_aside(view: View, argv: Argv, aside: bytes, replace: bool) -> Plan[bool]:
+    name = argv[1]
     _, _, reply, taken, error, kind = yield Batch(
         [
             ("WATCH", name),
@@ -192,9 +197,6 @@ def _restore_once(view: View, argv: Argv, replace: bool) -> Plan[bool]:
             yield from braid.delete(view, name)
             return True
         yield from _adopt(view, Copy(name, name, aside, move=False, replaces=bool(taken)))
-    except ReplyError:
-        yield Batch([("UNWATCH",), ("UNLINK", aside)])
-        raise
     finally:
         view.forget(name)
     if due >= 0:

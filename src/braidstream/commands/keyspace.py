@@ -24,7 +24,7 @@ from braidstream.protocol.lookup import (
     registry_now,
     registry_of,
 )
-from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.plan import Batch, Plan, ending_watch
 from braidstream.protocol.stream_view import View
 
 # Commands that replace a key of any type.
@@ -212,6 +212,11 @@ def describe(view: View, argv: Argv) -> Plan[Any]:
 
 def watch(view: View, argv: Argv) -> Plan[Any]:
     """WATCH: the plain keys, the registries, and all strands that exist or may be created."""
+    plan = _watch(view, argv)
+    return (yield from plan if view.carriage.watching else ending_watch(plan))
+
+
+def _watch(view: View, argv: Argv) -> Plan[Any]:
     names = argv[1:]
     replies = yield Batch([tuple(argv), ("WATCH", *map(keys.meta, names)), *map(registry_of, names)])
     strands = dict[bytes, None]()

@@ -28,7 +28,7 @@ from braidstream.protocol.append import native_command
 from braidstream.protocol.braid import delete
 from braidstream.protocol.identify import ms_of
 from braidstream.protocol.lookup import checked_now, exists, registry_of, settled
-from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.plan import Batch, Plan, ending_watch
 from braidstream.protocol.stream_view import View
 
 PAGE: Final = 500
@@ -115,8 +115,13 @@ def _database() -> Plan[int]:
 def _copy(view: View, source: bytes, target: bytes, *, move: bool, replace: bool) -> Plan[bool]:
     """Copy or move the source to the target; False if the target exists and may not be replaced."""
     view.carriage.refuse_watch("RENAME and COPY")
-    view = view.under_watch()
     aside = keys.copy(target, (yield from token()))
+    copied = Copy(source, target, aside, move)
+    return (yield from ending_watch(_copy_aside(view.under_watch(), copied, replace), ("UNLINK", aside)))
+
+
+def _copy_aside(view: View, made: "Copy", replace: bool) -> Plan[bool]:
+    source, target, aside, move = made.source, made.target, made.aside, made.move
     for _ in range(TRIES):
         watch: Command = ("WATCH", keys.meta(source), keys.meta(target))
         replies = yield Batch(
@@ -142,18 +147,19 @@ def _copy(view: View, source: bytes, target: bytes, *, move: bool, replace: bool
             yield from carry_out(view, source)
             continue
         if not here.exists:
+            if move:
+                fail("ERR no such key")
             yield Batch([("UNWATCH",), ("UNLINK", aside)])
-            return False if not move else fail("ERR no such key")
+            return False
         if here.is_log or there.is_log:
-            yield Batch([("UNWATCH",), ("UNLINK", aside)])
             refuse_logs(source if here.is_log else target)
         try:
             yield Batch([("WATCH", *(strand.key for strand in here.strands)), ("UNLINK", aside)])
-            done = yield from _attempt(view, Copy(source, target, aside, move, replaces=bool(replies[4])))
+            done = yield from _attempt(view, dataclasses.replace(made, replaces=bool(replies[4])))
         except ReplyError as error:
-            yield Batch([("UNWATCH",), ("UNLINK", aside)])
             if error.code not in ("BSCOPY", "BSSTALE"):
                 raise
+            yield Batch([("UNWATCH",), ("UNLINK", aside)])
             done = False
         view.forget(target)
         view.forget(source)
@@ -163,7 +169,6 @@ def _copy(view: View, source: bytes, target: bytes, *, move: bool, replace: bool
             if here.due or here.until:
                 yield from expire_at(view, target, here.due or here.until)
             return True
-    yield Batch([("UNLINK", aside)])
     fail_changing(source)
 
 
@@ -190,7 +195,7 @@ class Copy:
     target: bytes
     aside: bytes
     move: bool
-    replaces: bool
+    replaces: bool = False
 
 
 def _attempt(view: View, copied: Copy) -> Plan[bool]:

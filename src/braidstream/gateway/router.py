@@ -192,6 +192,8 @@ async def reply_to(client: Client, words: Words) -> bytes:
         client.database.remember(words, result)
     except LostError as lost:
         client.hub.metrics.failed(lost)
+        if client.nodes is not None and not session.watching:
+            await client.nodes.unwatch()  # the plan's, if another connection was lost
         if client.nodes is None and client.own is not None and client.own.lost is not None:
             raise
         return error_line(lost)

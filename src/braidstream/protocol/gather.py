@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from braidstream.errors import NotARegionError, RefusedError, ReplyError
+from braidstream.errors import RefusedError, ReplyError
 from braidstream.model.command import Command
 from braidstream.model.keys import meta, shares_slot
 from braidstream.protocol.append import is_plain
 from braidstream.protocol.exchange import Exchange, Shape, unpack, wire
 from braidstream.protocol.lookup import FENCE_TYPE, registry_of, require_region, settled
-from braidstream.protocol.plan import Batch, Plan, Replies, first_error, without_multi
+from braidstream.protocol.plan import Batch, Plan, Replies, ending_watch, first_error, without_multi
 from braidstream.protocol.retries import Retries
 from braidstream.protocol.stream_view import View
 
@@ -271,13 +271,8 @@ def transaction(
     while True:
         retries.count()
         view = view_of()
-        try:
-            yield from _look_up(view, queued)
-            _refuse(view, queued)
-        except (ReplyError, NotARegionError):
-            if not watching:
-                yield Batch([("UNWATCH",)])
-            raise
+        looks = _look_up_all(view, queued)
+        yield from looks if watching else ending_watch(looks)
         planned = _joined(view, queued)
         for item in planned:
             item.start(view)
@@ -290,6 +285,11 @@ def transaction(
             return True
         if watching:
             return False
+
+
+def _look_up_all(view: View, queued: list[Queued]) -> Plan[None]:
+    yield from _look_up(view, queued)
+    _refuse(view, queued)
 
 
 def is_native(view: View, spec: CommandSpec | None, argv: list[bytes]) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar, cast
 
-from braidstream.errors import LostError, ReplyError
+from braidstream.errors import BraidError, LostError, ReplyError
 from braidstream.model.command import Command
 
 T = TypeVar("T")
@@ -107,6 +107,18 @@ def send_one(command: Command, *, resend: bool = False) -> Plan[Any]:
     """Send one command and return its reply. An error reply is raised."""
     [reply] = yield Batch([command], resend=resend)
     return reply
+
+
+def ending_watch(plan: Plan[T], *besides: Command) -> Plan[T]:
+    """A plan that WATCHes keys. An error ends its WATCH too: others use the connection after it.
+
+    besides: what else to undo after an error.
+    """
+    try:
+        return (yield from plan)
+    except BraidError:
+        yield Batch([("UNWATCH",), *besides], attempt=True)
+        raise
 
 
 def altered(plan: Plan[T], alter: Callable[[Batch], Batch]) -> Plan[T]:
