@@ -1,5 +1,6 @@
 """A WATCH lasts as long as its connection: it is not lost silently, and no plan leaves one behind."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import redis
 
 import braidstream
+import braidstream.asyncio
 from tests.support.clients import Opener
 from tests.support.gateways import Line, Served
 from tests.support.proxy import Proxy
@@ -122,3 +124,29 @@ def test_a_refused_watch_at_a_gateway_watches_nothing(
             assert line.say("EXEC") == b"*1\r\n+OK\r\n"
         finally:
             operator.execute_command("ACL", "DELUSER", "plain")
+
+
+@pytest.mark.parametrize("command", ["COPY x y", "RENAME x y", "DUMP x"])
+def test_a_cancelled_copy_leaves_no_hidden_key(
+    proxy: Proxy, engine: Engine, region: braidstream.Redis, command: str
+) -> None:
+    async def cancel() -> None:
+        async with braidstream.asyncio.Redis.from_url(proxy.url) as client:
+            proxy.stall(b"XSETID")  # the copy has all its entries
+            copying = asyncio.create_task(client.execute_command(*command.split()))
+            await asyncio.to_thread(proxy.stalled.wait, 20)
+            assert list(operator.scan_iter("bs:copy:*"))
+            copying.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await copying
+            assert list(operator.scan_iter("bs:copy:*")) == []
+            proxy.stall(b"no such bytes")
+            proxy.go_on()
+            assert await client.xlen("x") == 3  # and the client goes on
+            assert await client.xlen("y") == 0
+
+    for n in range(3):
+        region.xadd("x", {"n": str(n)})
+    with engine.client() as operator:
+        asyncio.run(cancel())
+        assert list(operator.scan_iter("bs:copy:*")) == []

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 import redis.asyncio
 import redis.asyncio.client
@@ -19,9 +19,12 @@ from braidstream.errors import BraidError
 from braidstream.model.command import Command
 from braidstream.net.compat import awaited, awaited_all, packed
 from braidstream.net.sender import LOST, AsyncSender, NotResentError, aconnect, is_refusal, uncancelled
-from braidstream.protocol.plan import Plan, arun
+from braidstream.protocol.plan import AbandonedError, Plan, arun
 
 T = TypeVar("T")
+
+# How long a cancelled command may take to clean up.
+_CLEAN_UP_S: Final = 1.0
 
 
 async def _append(conn: Any, command: Command, session: Session, watching: bool) -> Any:
@@ -86,10 +89,29 @@ class Plans:
             return await arun(plan, send)
         except BraidError as error:
             raise for_user(error) from None
-        except BaseException:
+        except BaseException as error:
             # Lost or interrupted: replies may still arrive, keys may be WATCHed. It cannot be reused.
             await conn.disconnect(nowait=True)
+            if isinstance(error, asyncio.CancelledError):
+                await self._clean_up(conn, plan)
             raise
+        finally:
+            await send.close()
+
+    async def _clean_up(self, conn: Any, plan: Plan[Any]) -> None:
+        """Delete what a cancelled plan has left, over a new connection; not if the server does not answer."""
+        try:
+            batch = plan.throw(AbandonedError())
+        except (AbandonedError, StopIteration):
+            return
+        send = self.sender(conn)
+        try:
+            async with asyncio.timeout(_CLEAN_UP_S):
+                await send(batch)
+        except BaseException as error:
+            await conn.disconnect(nowait=True)
+            if not isinstance(error, (NotResentError, *LOST)):
+                raise
         finally:
             await send.close()
 

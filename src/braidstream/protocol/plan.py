@@ -109,6 +109,10 @@ def send_one(command: Command, *, resend: bool = False) -> Plan[Any]:
     return reply
 
 
+class AbandonedError(Exception):
+    """Thrown into a plan that was cancelled. It may yield one more batch, which cleans up."""
+
+
 def ending_watch(plan: Plan[T], *besides: Command) -> Plan[T]:
     """A plan that WATCHes keys. An error ends its WATCH too: others use the connection after it.
 
@@ -116,7 +120,7 @@ def ending_watch(plan: Plan[T], *besides: Command) -> Plan[T]:
     """
     try:
         return (yield from plan)
-    except BraidError:
+    except (AbandonedError, BraidError):
         yield Batch([("UNWATCH",), *besides], attempt=True)
         raise
 
