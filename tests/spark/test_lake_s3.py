@@ -17,12 +17,12 @@ from braidstream.cli.main import app
 from braidstream.errors import LakeError
 from braidstream.spark.jobs.archive import Archive, Archiver
 from braidstream.spark.jobs.commit_probe import probe
-from braidstream.spark.lake.log import Lake
+from braidstream.spark.lake.log import LEFT_S, Lake
 from braidstream.spark.lake.store import Store
 from braidstream.spark.lake.typed_columns import Typing
 from braidstream.spark.options import Servers
 from tests.support.lakes import add, archived
-from tests.support.s3_server import make_bucket, s3_server
+from tests.support.s3_server import age, make_bucket, s3_server
 from tests.support.servers import Engine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,3 +123,23 @@ def test_a_safe_store_passes_the_probe_and_keeps_nothing_of_it(bucket: str) -> N
     store = Store(f"{bucket}/lake")
     probe(store)
     assert not [each.path for each in store.list() if "_braid" not in each.path]
+
+
+def test_a_vacuum_deletes_what_a_killed_probe_has_left_a_day_later(
+    bucket: str, s3: dict[str, str], engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(bucket)
+    with engine.client() as client:
+        add(client, 0)
+    archiver = Archiver(None, Archive(bucket, Servers((engine.url,), {}), (b"orders",)))
+    archiver.round()
+    archiver.close()
+    with monkeypatch.context() as here:
+        here.setattr(Store, "delete_folder", lambda *_: None)  # killed before it cleans up
+        probe(store)
+    Lake(bucket).vacuum()
+    assert len(store.list("_braid")) == 1, "a job may still run it"
+    age(s3, 0, 2 * LEFT_S)
+    Lake(bucket).vacuum()
+    assert store.list("_braid") == []
+    assert archived(bucket) == [0]

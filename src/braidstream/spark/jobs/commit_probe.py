@@ -13,7 +13,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError
 
 from braidstream.errors import LakeError
-from braidstream.spark.lake.store import HIDDEN, Store
+from braidstream.spark.lake.store import HIDDEN, PROBE, Store
 
 RACERS, RACES = 6, 8
 _SCHEMA: Final = pa.schema([("n", pa.int64())])
@@ -23,7 +23,7 @@ def probe(store: Store) -> None:
     """LakeError if the store lets two commits with one number succeed. Local disks are not probed."""
     if store.is_local:
         return
-    folder = f"{HIDDEN}/probe-{uuid.uuid4().hex}"
+    folder = f"{HIDDEN}/{PROBE}{uuid.uuid4().hex}"
     DeltaTable.create(store.uri(folder), schema=_SCHEMA, storage_options=store.options)
     try:
         for race in range(RACES):
@@ -35,7 +35,7 @@ def probe(store: Store) -> None:
                     "ignores conditional writes (If-None-Match): upgrade it, or use another store."
                 )
     finally:
-        store.fs.delete_dir(store.path(folder))
+        store.delete_folder(folder)
 
 
 def _race(store: Store, folder: str, race: int) -> int:

@@ -37,7 +37,7 @@ from braidstream.model import ids
 from braidstream.model.frontier import Frontier, name_of_text, name_text
 from braidstream.protocol.retries import TRIES
 from braidstream.spark.lake.lake_state import NOTES, Change, Conflict, File, State, folder_of
-from braidstream.spark.lake.store import HIDDEN, store_of
+from braidstream.spark.lake.store import HIDDEN, PROBE, store_of
 from braidstream.spark.lake.typed_columns import OWN, RESCUED
 from braidstream.spark.source.entries import ENTRIES
 from braidstream.spark.source.offsets import Offset
@@ -298,6 +298,7 @@ class Lake:
             ours = {start + each for each in found if each.startswith("stream=" if self.is_one else "day=")}
             gone += self.store.delete(ours - set(state.files))
             self.store.delete(self._old_documents(folder, state.documents[folder]))
+        self._delete_old_probes()
         return gone
 
     def tend(self) -> None:
@@ -310,6 +311,15 @@ class Lake:
             number = int(each.base_name.removesuffix(".json"), 16) if each.extension == "json" else current
             if number != current and number is not None and time.time() - (number >> 21) / 1000 >= LEFT_S:
                 yield _document(folder, number)
+
+    def _delete_old_probes(self) -> None:
+        """Tables of probes (jobs/commit_probe.py) that were killed."""
+        for each in self.store.list(HIDDEN):
+            if each.base_name.startswith(PROBE):
+                folder = f"{HIDDEN}/{each.base_name}"
+                written = [file.mtime_ns or 0 for file in self.store.list(f"{folder}/_delta_log")]
+                if written and time.time() - max(written) / 1e9 >= LEFT_S:
+                    self.store.delete_folder(folder)
 
 
 def check_lake(root: str) -> None:

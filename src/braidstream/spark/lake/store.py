@@ -3,6 +3,7 @@
 Credentials come from the usual environment: AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL and so on.
 """
 
+import contextlib
 import os
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -11,6 +12,7 @@ from typing import Any, Final
 from pyarrow import fs
 
 HIDDEN: Final = "_braid"  # a folder that readers and Delta's vacuum skip
+PROBE: Final = "probe-"  # how tables in it begin that probes make
 
 
 class Store:
@@ -72,6 +74,10 @@ class Store:
             except FileNotFoundError:  # another job has deleted it
                 continue
         return gone
+
+    def delete_folder(self, folder: str) -> None:
+        with contextlib.suppress(FileNotFoundError):  # another job has deleted it
+            self.fs.delete_dir(self.path(folder))
 
 
 def _remote(root: str) -> tuple[Any, str]:
