@@ -90,6 +90,9 @@ freshness: ## seconds from XADD to readable in DuckDB, at 5,000 entries a second
 kill-spark: ## 144 SIGKILLs of Spark's workers, JVM and driver: every cell of the crash matrix, in random order
 	BRAID_KILLS=144 $(PYTHON) -m pytest -q -s tests/spark/test_kill.py -k matrix --timeout 0 -n 0
 
+kill-lake: ## 100 SIGKILLs of archives, compaction and vacuum on one lake, and of their JVMs and workers; half of them on S3
+	BRAID_KILLS=$(or $(BRAID_KILLS),100) $(PYTHON) -m pytest -q -s tests/spark/test_lake_kills.py -k many_kills --timeout 0 -n 0
+
 kill-consumers: ## 100,000 entries, 8 consumer processes that raise, hang and kill themselves, and engine restarts
 	BRAID_ENTRIES=$(or $(ENTRIES),100000) $(PYTHON) -m pytest -q -s tests/long/test_consumers.py --timeout 0 -n 0
 
