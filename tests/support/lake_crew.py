@@ -23,6 +23,7 @@ from tests.support.waiting import eventually
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 ENDS_WITHIN_S: Final = 240.0  # a driver that has lost its JVM
+PATIENCE_S: Final = 20.0
 STARTED_WITHIN_S: Final = 900.0
 AIMED: Final = (
     "write",
@@ -125,6 +126,9 @@ class Job:
     def is_running(self) -> bool:
         return bool(self.process.is_alive())
 
+    def is_at_work(self) -> bool:
+        return self.progress[1] not in ("start", "probe")
+
     def why(self) -> str:
         """The last words of a job that has ended."""
         lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines()]
@@ -186,28 +190,35 @@ class Crew:
                 self._aim(job)
             _, phase = job.progress
             if job.is_running() and not job.hit and job.kill(victim, self.dice):
-                self.kills[f"{job.task.kind} {victim}"] += 1
+                self.kills[self._name(job, victim)] += 1
                 self.phases[phase] += 1
                 return f"{victim} of {job.name} in {phase}"
             self.pause(0.1)
 
     def _next(self) -> tuple[Job, str]:
-        """Of the jobs that have done a round since their start, the victim that was killed least often; one
-        of ten may be of any job."""
-        deadline, is_early = time.monotonic() + STARTED_WITHIN_S, self.dice.random() < 0.1
+        """A victim of a job that is at work; one of ten may be of a job that starts. Those that were killed
+        often wait a while for the others: a JVM takes longer to start."""
+        names = {self._name(job, victim) for job in self.jobs for victim in VICTIMS[job.task.kind]}
+        few = min(self.kills[name] for name in names) + 1
+        began, is_early = time.monotonic(), self.dice.random() < 0.1
         while True:
             self.tend()
+            waited_s = time.monotonic() - began
             ready = [
                 (job, victim)
                 for job in self.jobs
                 for victim in VICTIMS[job.task.kind]
-                if not job.hit and (is_early or job.progress[0]) and job.pids(victim)
+                if not job.hit and (is_early or job.is_at_work()) and job.pids(victim)
+                if waited_s > PATIENCE_S or self.kills[self._name(job, victim)] <= few
             ]
             if ready:
-                self.dice.shuffle(ready)
-                return min(ready, key=lambda each: self.kills[f"{each[0].task.kind} {each[1]}"])
-            assert time.monotonic() < deadline, f"no job gets on: {self.report()}"
+                return self.dice.choice(ready)
+            assert waited_s < STARTED_WITHIN_S, f"no job gets on: {self.report()}"
             time.sleep(0.05)
+
+    @staticmethod
+    def _name(job: Job, victim: str) -> str:
+        return f"{job.task.kind} {victim}"
 
     def _aim(self, job: Job) -> None:
         """Wait until a job is in a step that changes something."""
