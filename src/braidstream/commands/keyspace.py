@@ -213,7 +213,7 @@ def describe(view: View, argv: Argv) -> Plan[Any]:
 def watch(view: View, argv: Argv) -> Plan[Any]:
     """WATCH: the plain keys, the registries, and all strands that exist or may be created."""
     plan = _watch(view, argv)
-    return (yield from plan if view.carriage.watching else ending_watch(plan))
+    return (yield from ending_watch(plan) if view.carriage.may_unwatch else plan)
 
 
 def _watch(view: View, argv: Argv) -> Plan[Any]:

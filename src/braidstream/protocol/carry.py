@@ -88,6 +88,11 @@ class Carriage:
         self.created.pop(name, None)
         self.expect_no_plain_key(name)
 
+    @property
+    def may_unwatch(self) -> bool:
+        """Whether a plan may send UNWATCH: the user WATCHes nothing."""
+        return not self.watching
+
     def alone(self) -> "Carriage":
         """For a plan that continues alone, after the round trip that it shared."""
         return replace(self, pipelined=False)
