@@ -77,12 +77,11 @@ class Job:
     starts: int = 0
     hit: str = ""  # which of its processes was killed since its start
     hit_at: float = 0.0
-    began: float = 0.0
     process: Any = None
     left: list[int] = field(default_factory=list)  # processes that should end by themselves
 
     def start(self) -> None:
-        self.starts, self.hit, self.began = self.starts + 1, "", time.monotonic()
+        self.starts, self.hit = self.starts + 1, ""
         self._progress.write_text("0 start")
         paths = {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "PYSPARK_PYTHON": sys.executable}
         words = (self.task, str(self._progress), str(self.log), {**self.env, **paths})
