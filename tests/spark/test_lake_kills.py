@@ -12,6 +12,7 @@ import os
 import random
 import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -131,7 +132,7 @@ class Leg:
         """While the jobs run: nothing is twice, and what must be there is there."""
         must = self._must()
         view = _again(self.in_view)
-        must -= {n for each in self.producers for n in each.doubted}
+        must -= {n for each in self.producers for n in list(each.doubted)}
         twice = {n: count for n, count in view.items() if count > 1}
         lost = must - set(view)
         assert not twice, f"twice in the view after {where}: {twice}"
@@ -260,11 +261,12 @@ def leg_of(
     with ExitStack() as stack:
         env, lake = dict[str, str](), str(folder / "lake")
         if is_remote:
-            env, lake = stack.enter_context(s3_server.s3_server()), "s3://lakes/lake"
+            env, bucket = stack.enter_context(s3_server.s3_server()), f"lakes-{uuid.uuid4().hex}"
+            lake = f"s3://{bucket}/lake"
             patch = stack.enter_context(pytest.MonkeyPatch.context())
             for name, value in env.items():
                 patch.setenv(name, value)
-            s3_server.make_bucket(env, "lakes")
+            s3_server.make_bucket(env, bucket)
         engine = stack.enter_context(Engine("redis-8.10"))
         become(engine)
         producers = [Producer(engine, number) for number in range(PRODUCERS)]

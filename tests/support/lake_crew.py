@@ -195,11 +195,11 @@ class Crew:
             self.pause(0.1)
 
     def _next(self) -> tuple[Job, str]:
-        """A victim of a job that is at work; one of ten may be of a job that starts. Those that were killed
+        """A victim of a job that is at work; a few are of jobs that start. Those that were killed
         often wait a while for the others: a JVM takes longer to start."""
         names = {self._name(job, victim) for job in self.jobs for victim in VICTIMS[job.task.kind]}
         few = min(self.kills[name] for name in names) + 1
-        began, is_early = time.monotonic(), self.dice.random() < 0.1
+        began, is_early = time.monotonic(), self.dice.random() < 0.04
         while True:
             self.tend()
             waited_s = time.monotonic() - began
