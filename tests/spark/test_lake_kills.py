@@ -208,11 +208,12 @@ class Leg:
         return sorted(path for path in paths - needed if not _is_log(path))
 
     def age(self, older_s: float) -> None:
-        """Files that are older than that become two days older: of a job that was killed long ago."""
+        """Files that are older than that become two days older: of a job that was killed long ago. Not the
+        commits: delta-rs deletes old ones, and a commit may just read them."""
         if self.env:
             s3_server.age(self.env, older_s, 2 * LEFT_S)
             return
-        for path in Path(self.lake).rglob("*"):
+        for path in Path(self.lake).rglob("day=*/*"):
             try:
                 written = path.stat().st_mtime
                 if path.is_file() and time.time() - LEFT_S < written < time.time() - older_s:

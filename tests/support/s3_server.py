@@ -2,7 +2,7 @@
 
 `python -m tests.support.s3_server PORT [--ignore-conditions]`: with the option it ignores If-None-Match, as
 some stores do, and answers in several threads. `GET /_age/60/3600` makes objects that are older than 60 s
-an hour older.
+an hour older, but no commits of Delta tables.
 """
 
 import os
@@ -73,7 +73,8 @@ def _age(older_s: float, by_s: float) -> None:
         for backend in account.values():
             for bucket in backend.buckets.values():
                 for key in bucket.keys.values():
-                    if key.last_modified.replace(tzinfo=None) < before:
+                    is_commit = "/_delta_log/" in key.name and "/probe-" not in key.name
+                    if not is_commit and key.last_modified.replace(tzinfo=None) < before:
                         key.last_modified -= timedelta(seconds=by_s)
 
 
