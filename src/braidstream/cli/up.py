@@ -106,7 +106,8 @@ async def _run(wanted: Wanted, as_json: bool) -> None:
     try:
         starting = asyncio.ensure_future(_start(wanted, children))
         stopping = asyncio.ensure_future(stop.wait())
-        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+        with Console(stderr=True).status("Starting servers, daemons and gateways ..."):
+            await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
