@@ -126,14 +126,21 @@ def test_a_refused_watch_at_a_gateway_watches_nothing(
             operator.execute_command("ACL", "DELUSER", "plain")
 
 
+@pytest.mark.parametrize("is_piped", [False, True], ids=["alone", "in a pipeline"])
 @pytest.mark.parametrize("command", ["COPY x y", "RENAME x y", "DUMP x"])
 def test_a_cancelled_copy_leaves_no_hidden_key(
-    proxy: Proxy, engine: Engine, region: braidstream.Redis, command: str
+    proxy: Proxy, engine: Engine, region: braidstream.Redis, command: str, is_piped: bool
 ) -> None:
+    async def copy(client: braidstream.asyncio.Redis) -> None:
+        if is_piped:
+            await client.pipeline(transaction=False).execute_command(*command.split()).execute()
+        else:
+            await client.execute_command(*command.split())
+
     async def cancel() -> None:
         async with braidstream.asyncio.Redis.from_url(proxy.url) as client:
             proxy.stall(b"XSETID")  # the copy has all its entries
-            copying = asyncio.create_task(client.execute_command(*command.split()))
+            copying = asyncio.create_task(copy(client))
             await asyncio.to_thread(proxy.stalled.wait, 20)
             assert list(operator.scan_iter("bs:copy:*"))
             copying.cancel()

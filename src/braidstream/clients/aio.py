@@ -47,6 +47,26 @@ async def _append(conn: Any, command: Command, session: Session, watching: bool)
         raise NotResentError(error) from error
 
 
+async def _clean_up(send: Any, conn: Any, plan: Plan[Any]) -> None:
+    """Delete what a cancelled plan has left, over a new connection; not if the server does not answer."""
+    try:
+        batch = plan.throw(AbandonedError())
+    except Exception:
+        return
+    if all(command == ("UNWATCH",) for command in batch.commands):
+        return  # it ended with the connection
+    try:
+        async with asyncio.timeout(_CLEAN_UP_S):
+            await send(batch)
+    except Exception:
+        await conn.disconnect(nowait=True)
+    except BaseException:
+        await conn.disconnect(nowait=True)
+        raise
+    finally:
+        await send.close()
+
+
 class Plans:
     """Runs the plans of commands, on a connection of one server or from a connection of a cluster."""
 
@@ -93,25 +113,8 @@ class Plans:
             # Lost or interrupted: replies may still arrive, keys may be WATCHed. It cannot be reused.
             await conn.disconnect(nowait=True)
             if isinstance(error, asyncio.CancelledError):
-                await self._clean_up(conn, plan)
+                await _clean_up(self.sender(conn), conn, plan)
             raise
-        finally:
-            await send.close()
-
-    async def _clean_up(self, conn: Any, plan: Plan[Any]) -> None:
-        """Delete what a cancelled plan has left, over a new connection; not if the server does not answer."""
-        try:
-            batch = plan.throw(AbandonedError())
-        except (AbandonedError, StopIteration):
-            return
-        send = self.sender(conn)
-        try:
-            async with asyncio.timeout(_CLEAN_UP_S):
-                await send(batch)
-        except BaseException as error:
-            await conn.disconnect(nowait=True)
-            if not isinstance(error, (NotResentError, *LOST)):
-                raise
         finally:
             await send.close()
 
@@ -177,6 +180,10 @@ class Redis(_Plans, shared.OurClient, LogCommands, redis.asyncio.Redis):  # type
     async def run_on_primaries(self, make: Callable[[], Plan[T]]) -> list[T]:
         """Run a plan on each primary, as cluster clients do. Here it is one."""
         return [await self.run_plan(make())]
+
+    async def run_on_reachable(self, make: Callable[[], Plan[T]]) -> tuple[list[T], dict[str, str]]:
+        """The same, and why other primaries cannot be reached, by address. Here there are none."""
+        return [await self.run_plan(make())], {}
 
     async def converse(self, make: shared.Conversation[T]) -> T:
         """Run a plan over plans of commands: their replies are bytes, and redis-py does not parse them."""

@@ -20,7 +20,15 @@ from braidstream.model.keys import meta, shares_slot
 from braidstream.protocol.append import is_plain
 from braidstream.protocol.exchange import Exchange, Shape, unpack, wire
 from braidstream.protocol.lookup import FENCE_TYPE, registry_of, require_region, settled
-from braidstream.protocol.plan import Batch, Plan, Replies, ending_watch, first_error, without_multi
+from braidstream.protocol.plan import (
+    AbandonedError,
+    Batch,
+    Plan,
+    Replies,
+    ending_watch,
+    first_error,
+    without_multi,
+)
 from braidstream.protocol.retries import Retries
 from braidstream.protocol.stream_view import View
 
@@ -138,7 +146,7 @@ class Queued:
         plan, batch = self.plan, self.batch
         assert plan is not None
         assert batch is not None
-        error = first_error(batch, replies)
+        error: Exception | None = first_error(batch, replies)
         while True:
             try:
                 batch = plan.throw(error) if error else plan.send(replies)
@@ -146,7 +154,7 @@ class Queued:
                 return stop.value
             try:
                 error, replies = None, (yield batch)
-            except ReplyError as refused:  # the driver throws it; this plan handles it
+            except (ReplyError, AbandonedError) as refused:  # the driver throws it; this plan handles it
                 error = refused
 
 

@@ -13,6 +13,7 @@ them a function that sends a batch.
 """
 
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar, cast
 
@@ -121,7 +122,8 @@ def ending_watch(plan: Plan[T], *besides: Command) -> Plan[T]:
     try:
         return (yield from plan)
     except (AbandonedError, BraidError):
-        yield Batch([("UNWATCH",), *besides], attempt=True)
+        with suppress(ReplyError):  # the connection is lost too: what is raised is the reason why
+            yield Batch([("UNWATCH",), *besides], attempt=True, optional=True)
         raise
 
 
@@ -137,7 +139,7 @@ def altered(plan: Plan[T], alter: Callable[[Batch], Batch]) -> Plan[T]:
         batch = alter(batch)
         try:
             step, value = plan.send, (yield batch)
-        except ReplyError as error:
+        except (ReplyError, AbandonedError) as error:
             step, value = plan.throw, error
 
 
