@@ -109,8 +109,9 @@ def braid(
     ] = False,
 ) -> None:
     """Active-active event streams on the Redis or Valkey servers you already run."""
-    # Events are for the logs of daemons, which add their own handler. Without any, logging prints to stderr.
-    logging.getLogger("braidstream").addHandler(logging.NullHandler())
+    # Warnings are for the logs of daemons, which add a handler. Without one, logging prints them to stderr.
+    if logging.lastResort is not None:
+        logging.lastResort.setLevel(logging.ERROR)
 
 
 if __name__ == "__main__":
