@@ -119,7 +119,10 @@ class Job:
         if victim != "worker":
             self.hit, self.hit_at = victim, time.monotonic()
             self.left += [*self.pids("jvm"), *self.pids("worker")]
-        os.kill(dice.choice(found), signal.SIGKILL)
+        try:
+            os.kill(dice.choice(found), signal.SIGKILL)
+        except ProcessLookupError:  # a worker that has just ended
+            return False
         return True
 
     def is_running(self) -> bool:
