@@ -109,9 +109,14 @@ def braid(
     ] = False,
 ) -> None:
     """Active-active event streams on the Redis or Valkey servers you already run."""
-    # Warnings are for the logs of daemons, which add a handler. Without one, logging prints them to stderr.
+    # Without a handler, which daemons add, logging prints warnings: that a verb waits for a replica, say.
     if logging.lastResort is not None:
-        logging.lastResort.setLevel(logging.ERROR)
+        logging.lastResort.addFilter(_is_no_lost_node)
+
+
+def _is_no_lost_node(record: logging.LogRecord) -> bool:
+    """A primary that is lost is in what the verb prints."""
+    return not record.getMessage().startswith("node.lost ")
 
 
 if __name__ == "__main__":
