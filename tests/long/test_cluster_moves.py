@@ -82,6 +82,20 @@ class Load:
         assert [fields["n"] for _, fields in found[2]] == [str(number)], (number, found)
         assert [fields["n"] for _, fields in self.client.xrange("replaced")] == [str(number), "last"]
 
+    def check(self) -> None:
+        """When all have ended: each entry is there and was delivered once, in the order of its writer."""
+        written = [entry for some in self.written.values() for entry in some]
+        stored = [f"{name} {fields['n']}" for name in NAMES for _, fields in self.client.xrange(name)]
+        assert len(written) > 100
+        assert sorted(stored) == sorted(written)
+        for writer, mine in self.written.items():
+            for name in NAMES:
+                own = [entry for entry in stored if entry.startswith(f"{name} {writer}:")]
+                assert own == [entry for entry in mine if entry.startswith(f"{name} ")]
+        while rest := self.client.xreadgroup("g", "ann", dict.fromkeys(NAMES, ">")):
+            self.read += [f"{name} {fields['n']}" for name, entries in rest for _, fields in entries]
+        assert sorted(self.read) == sorted(written)
+
 
 def test_slots_move_under_load_and_nothing_is_lost_or_comes_twice(cluster: Cluster) -> None:
     become_cluster(cluster, id_mode="liberal")
@@ -115,17 +129,7 @@ def test_slots_move_under_load_and_nothing_is_lost_or_comes_twice(cluster: Clust
                 each.result()
         load.written |= later.written
         load.read += later.read
-        written = [entry for some in load.written.values() for entry in some]
-        stored = [f"{name} {fields['n']}" for name in NAMES for _, fields in client.xrange(name)]
-        assert len(written) > 100
-        assert sorted(stored) == sorted(written)
-        for writer, mine in load.written.items():
-            for name in NAMES:
-                own = [entry for entry in stored if entry.startswith(f"{name} {writer}:")]
-                assert own == [entry for entry in mine if entry.startswith(f"{name} ")]
-        while rest := client.xreadgroup("g", "ann", dict.fromkeys(NAMES, ">")):
-            load.read += [f"{name} {fields['n']}" for name, entries in rest for _, fields in entries]
-        assert sorted(load.read) == sorted(written)
+        load.check()
 
 
 def _move_half_way(cluster: Cluster, name: str) -> None:
