@@ -188,7 +188,7 @@ def _cluster(setup: Setup) -> Iterable[Finding]:
         yield Finding("note", "coverage", setup.name, text, f"CONFIG SET {_COVERAGE.decode()} no")
     if setup.node.moving:
         slots = ", ".join(map(str, sorted(setup.node.moving)[:_NAMED]))
-        text = f"slots move from or to this node ({slots}). Meanwhile no stream or group is created in them."
+        text = f"slots move from or to this node ({slots}). No stream or group can be created in them now."
         fix = "Wait for the end of the resharding. If none is under way: redis-cli --cluster fix"
         yield Finding("warning", "moving", setup.name, text, fix)
 

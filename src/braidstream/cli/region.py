@@ -363,7 +363,7 @@ async def _each(copy: Copy, waiting: Iterator[bytes], done: Callable[[], None]) 
 
 
 async def _copied(copy: Copy, name: bytes) -> int:
-    """One stream, again if its slot moves or its node fails over meanwhile."""
+    """One stream; once more if its slot moves or its node fails over during the copy."""
     link, one = copy
     for tries in range(TRIES):
         try:

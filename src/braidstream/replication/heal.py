@@ -239,7 +239,7 @@ class Pair:
 
 def _doubts() -> Plan[tuple[tuple[int, int], ...]]:
     """When a region may have lost entries (Region.doubts). At any time, if its daemon has not noted yet that
-    another process serves it. Of a cluster nobody notes it."""
+    another process serves it. Daemons do not note that of a cluster."""
     try:
         region = yield from read_region()
     except ClusterError:

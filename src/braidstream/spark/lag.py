@@ -3,8 +3,8 @@
     spark.streams.addListener(LagListener())        # then start_http_server() of prometheus_client
 
 A progress report has the end of the batch and the end of the streams at that time; the difference is the lag:
-in entries, if one region counted both (offsets.py), and in seconds, by the IDs. Of a stream of which nothing
-was read yet the position has no time: its lag is how long the listener has seen that.
+in entries, if one region counted both (offsets.py), and in seconds, by the IDs. While
+nothing of a stream was read, its position has no time: the lag is then how long the listener has seen that.
 """
 
 import json

@@ -6,7 +6,7 @@ Entries of a strand that the lake has and the engine has not were trimmed or del
     engine            4  5     7  8  9        6 was deleted. 1 to 3 were trimmed, or deleted before that
 
 A trim keeps a stream short, so it removes nothing from the lake. Deleted are: entries missing above the
-engine's first entry (read last, because trims continue meanwhile), entries that a journal names, and entries
+engine's first entry (read last, because trims do not stop for us), entries that a journal names, and entries
 up to the cut of a DEL. A comparison reads all live entries, so it runs only if the count of removed entries
 has changed. Some trims remove single entries above the first one; the registry then has up to where (`d:`),
 and a comparison begins after that.

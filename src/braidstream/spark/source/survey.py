@@ -165,7 +165,7 @@ class Surveyor:
 
     def in_one_region(self, work: Callable[[], T]) -> T:
         """Run work that calls the servers several times, and counts entries. If another region has answered
-        meanwhile, run it again: what one region has counted is wrong in another."""
+        in between, run it again: what one region has counted is wrong in another."""
         retries = Retries(
             "the servers are lost again and again", error=lambda why: UnreachableError.of([why])
         )
