@@ -324,7 +324,7 @@ def test_a_merge_that_loses_against_a_deletion_leaves_no_file(
             state = other.load()
             path, file = next(iter(state.files.items()))
             drops = [(path, "p", position(file.first))]
-            rewrite.rewrite(None, other, rewrite.without(state, drops), "forget")
+            rewrite.rewrite(None, other, state, rewrite.without(state, drops), "forget")
             other.vacuum(grace_s=0)
         return real(here, streams, made, what)
 

@@ -155,11 +155,12 @@ class Archiver:
         archived = list[File]()
         while True:
             retries.count()
-            state = self.lake.load()
-            work = self.surveyor.in_one_region(partial(self._plan_round, state))
-            files = self._read(work)
-            offsets = _moved(self.lake, state, work.ends, work.counts, self.surveyor.region)
+            state, files = self.lake.load(), list[File]()
             try:
+                with self.lake.reading(state):
+                    work = self.surveyor.in_one_region(partial(self._plan_round, state))
+                files = self._read(work)
+                offsets = _moved(self.lake, state, work.ends, work.counts, self.surveyor.region)
                 if files or offsets or work.mended is not None:
                     change = Change("archive", add=tuple(files), offsets=offsets, mended=work.mended)
                     self._commit(state, change)

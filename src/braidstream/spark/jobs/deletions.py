@@ -124,11 +124,15 @@ def take_over(
     named, journals = _journals(surveyor, state, refused)
     pieces = [each.piece(state) for each in (*spans, *_cuts(state, infos))]
     finder = partial(_find, lake.root, surveyor.servers, url)
-    missing = distribute.run(spark, [each for each in pieces if each], _PIECE, finder, _FACT)
+    try:
+        with lake.reading(state):
+            missing = distribute.run(spark, [each for each in pieces if each], _PIECE, finder, _FACT)
+    except Conflict:
+        return Taken(lake.load(), 0)  # the next round compares
     doubtful = frozenset((row["stream"], row["place"]) for row in missing if not row["path"])
     drops = ((row["path"], row["place"], row["positions"]) for row in missing if row["path"])
     tasks = without(state, chain(drops, _holding(state, named)))
-    done = rewrite(spark, lake, tasks, "delete")
+    done = rewrite(spark, lake, state, tasks, "delete")
     if done.undone:
         # Another job has rewritten these files: the next round tries again.
         return Taken(lake.load(), done.entries)

@@ -218,8 +218,8 @@ def _open(root: str, path: str) -> pq.ParquetFile:
         return pq.ParquetFile(store_of(root).open(path))
     except FileNotFoundError:
         raise LakeError(
-            f"{root}/{path}: was deleted, because it was merged into another file over an hour ago. "
-            "Start the query again."
+            f"{root}/{path}: is missing. If another job has rewritten it since this one began (merge, "
+            "compact, forget), start this one again."
         ) from None
 
 

@@ -23,6 +23,7 @@ import re
 import time
 from collections import ChainMap
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -163,6 +164,17 @@ class Lake:
                 f"{FORM}. Upgrade it."
             )
         return stored
+
+    @contextmanager
+    def reading(self, state: State) -> Iterator[None]:
+        """While files of a state are read: Conflict if that fails because another job has removed one of
+        them since (`forget` deletes replaced files at once)."""
+        try:
+            yield
+        except Exception as error:
+            if state.files.keys() <= self.load().files.keys():
+                raise
+            raise Conflict("another job has removed files that were to be read") from error
 
     def commit(self, state: State, change: Change) -> State:
         """Commit to each table that changes. Conflict if another job has committed to it after `state`."""

@@ -96,12 +96,19 @@ class Dropped:
     undone: frozenset[str] = frozenset()
 
 
-def rewrite(spark: SparkSession | None, lake: Lake, tasks: Iterable[Task], what: str) -> Dropped:
-    """Run the tasks and commit. Safe to kill and repeat."""
+def rewrite(
+    spark: SparkSession | None, lake: Lake, state: State, tasks: Iterable[Task], what: str
+) -> Dropped:
+    """Run the tasks on files of a state, and commit. Safe to kill and repeat."""
     listed = list(tasks)
     pieces = [(pickle.dumps(task),) for task in listed]
-    made = [facts_of(row) for row in distribute.run(spark, pieces, _PIECE, partial(_merge, lake.root), FACTS)]
-    return _replace(lake, {path: task.stream for task in listed for path in task.paths}, made, what)
+    streams = {path: task.stream for task in listed for path in task.paths}
+    try:
+        with lake.reading(state):
+            rows = distribute.run(spark, pieces, _PIECE, partial(_merge, lake.root), FACTS)
+    except Conflict:
+        return Dropped(undone=frozenset(streams.values()))
+    return _replace(lake, streams, [facts_of(row) for row in rows], what)
 
 
 def tidy(spark: SparkSession | None, lake: Lake, *, local_entries: int = 0) -> int:
@@ -112,7 +119,7 @@ def tidy(spark: SparkSession | None, lake: Lake, *, local_entries: int = 0) -> i
     state = lake.load()
     tasks = small_files(state)
     entries = sum(state.files[path].rows for task in tasks for path in task.paths)
-    done = rewrite(None if entries <= local_entries else spark, lake, tasks, "merge")
+    done = rewrite(None if entries <= local_entries else spark, lake, state, tasks, "merge")
     lake.tend()
     return done.files
 
