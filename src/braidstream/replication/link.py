@@ -313,6 +313,8 @@ class Link:
         at, where = copy.last if copy else ids.ZERO, keys.journal(ours.name, writer)
         if journal is not None and at < journal.last:
             if theirs.is_beyond(ours, writer):
+                if writer not in (self.here.writer, *self.here.left):
+                    return  # that region compares: our copies may have come without what it had deleted
                 gone = await compare.delete_missing(
                     self.source, self.target, ours, own=self.here.writer, there=self.there.writer
                 )

@@ -191,15 +191,21 @@ class State:
         passed_on = self.meta.get(passed_on_field(strand, peer))
         return None if passed_on == self.meta.get(MetaField.MENDED + strand.label) else self.mended(strand)
 
+    def doubts(self, region: Region, peer: int) -> tuple[tuple[int, int], ...]:
+        """When we may have lost entries that this peer has; never, if a link has looked since."""
+        is_checked = self.meta.get(checked_field(peer)) == region.last_doubt
+        return () if is_checked else region.doubts
+
     def redone(self, writer: int) -> Id:
         """Up to where our lost journal was redone from this writer's copy."""
         return ids.native(self.meta.get(MetaField.REDONE + b"%d" % writer, b"0-0"))
 
     def marks(self, writer: int) -> dict[bytes, bytes]:
-        """The fields about losses of a region's own strands."""
+        """The fields about losses of a region's own strands. Where one begins is noted when it is there."""
         labels = [Strand(self.name, kind, writer).label for kind in (keys.GENERATED, keys.CHOSEN)]
         labels += [known.label for known in self.registry.cuts if known.is_of_log and known.writer == writer]
         own = {mark + label for mark in (MetaField.NEW, MetaField.MENDED, MetaField.LOST) for label in labels}
+        own -= {MetaField.NEW + known.label for known in self.registry.cuts if known not in self.strands}
         return {field: value for field, value in self.meta.items() if field in own}
 
     def is_lost(self, strand: Strand) -> bool:
