@@ -78,6 +78,26 @@ def test_a_strand_that_was_lost_before_a_peer_had_it_is_trimmed_there(world: Wor
     assert [entry for entry, _ in world[2].xrange("m")] == later[-1:]
 
 
+def test_what_is_written_after_a_peer_deleted_a_strand_that_was_lost_is_trimmed_there(world: World) -> None:
+    world[1].xadd("m", {"n": "lost"})
+    world.sync()
+    world[2].xtrim("m", maxlen=0, approximate=False)
+    world.sync()
+    with world.engines[0].client() as engine:
+        engine.delete("bs:1:s:{m}")
+    world[1].xadd("m", {"n": "again"})
+    world.sync()
+    world[2].delete("m")
+    world.ship(2, 1, "m")
+    for text in ("c", "d", "e"):
+        world[1].xadd("m", {"n": text})
+    world.ship(1, 2, "m")
+    last = world[1].xadd("m", {"n": "f"})
+    world[1].xtrim("m", minid=last, approximate=False)
+    world.sync()
+    assert [entry for entry, _ in world[2].xrange("m")] == [last]
+
+
 def fill(client: braidstream.Redis, count: int) -> list[str]:
     with client.pipeline(transaction=False) as pipe:
         for number in range(count):

@@ -296,6 +296,35 @@ def test_a_trim_is_told_where_the_same_process_served_all_the_time(make_world: M
     assert len(ids(world, 2)) == 1
 
 
+def test_groups_receive_what_came_back_though_a_region_went_on_without_it(make_world: Make) -> None:
+    """Region 1 has not seen the lost entries, and acknowledges all that follows them."""
+    world = make_world(3)
+    world[1].xgroup_create("x", "jobs", id="0", mkstream=True)
+    world.sync()
+    write(world, 2, "a", "b", "c")
+    world.sync()
+    earlier = snapshot(world.engines[1])
+    lost = write(world, 2, "d", "e", "f")
+    world.ship(2, 3, "x")
+    roll_back(world, 2, earlier)
+    write(world, 2, "g", "h")
+    world.ship(2, 1, "x")
+    seen = take(world, 1)
+    for source, target in ((1, 3), (1, 2), (2, 3), (2, 1)):
+        world.ship(source, target, "x")
+    assert not set(lost) & seen
+    assert set(lost) <= take(world, 2)
+    assert set(lost) <= take(world, 1)
+
+
+def take(world: World, region: int) -> set[str]:
+    """All that the group delivers and acknowledges."""
+    [[_, entries]] = world[region].xreadgroup("jobs", f"r{region}", {"x": ">"}) or [["x", []]]
+    for entry, _ in entries:
+        world[region].xack("x", "jobs", entry)
+    return {entry for entry, _ in entries}
+
+
 def test_only_the_last_windows_of_doubt_are_kept_apart(make_world: Make) -> None:
     world = make_world(1)
     for process in range(20):

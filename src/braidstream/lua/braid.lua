@@ -41,6 +41,7 @@ local DELETED_WITH_STREAM = {
   [META.MENDED] = true,
   [META.TRIMMED] = true,
   [META.PASSED_ON] = true,
+  [META.CHECKED] = true,
 }
 
 -- A user may have replaced the fence by a key of their own.

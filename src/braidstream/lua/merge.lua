@@ -131,6 +131,10 @@ local function merge_cut(meta, label, ours, theirs, named)
     if less(last, cut) then redis.call('XSETID', key, cut) end
   end
   register(meta, label, ours.life, ours.there and '+' or '-', cut)
+  local life, at, since = string.match(redis.call('HGET', meta, META.RESUMED .. label) or '', '^(%d+) (%S+) (%S+)$')
+  if life == ours.life and at == ours.cut then
+    redis.call('HSET', meta, META.RESUMED .. label, life .. ' ' .. cut .. ' ' .. since)
+  end
 end
 
 local function there_now(meta, named)

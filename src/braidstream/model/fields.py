@@ -45,6 +45,7 @@ class MetaField:
     RESTORES: Final = b"y:"  # how often entries of a strand were restored
     TRIMMED: Final = b"d:"  # up to here, entries of a strand were trimmed one by one, not deleted
     PASSED_ON: Final = b"p:"  # by writer and strand: the range that this peer has received since
+    CHECKED: Final = b"c:"  # by writer: after which restart we have looked for losses with this peer
     REDONE: Final = b"j:"  # up to where we applied a peer's copy of our lost journal again
 
 

@@ -69,6 +69,11 @@ class Region:
         """The writer whose journal takes deletions; 0 if the region has no peers."""
         return self.writer if len(self.writers) > 1 else 0
 
+    @property
+    def last_doubt(self) -> bytes:
+        """Names the last window of doubt: another process, another name."""
+        return b"%d" % self.doubts[-1][1] if self.doubts else b""
+
     @staticmethod
     def parse(reply: list[Any]) -> "Region":
         config = facts(reply)

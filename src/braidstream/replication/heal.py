@@ -45,11 +45,13 @@ class Pair:
     def _everyone(self) -> tuple[int, ...]:
         return (*self.region.writers, *self.region.left)
 
-    async def put_back(self, strand: Strand, loss: Loss, theirs: State) -> int:
+    async def put_back(self, strand: Strand, loss: Loss, theirs: State | None) -> int:
         """Restore the entries as the peer has them now. Entries that were deleted meanwhile, there or here,
         stay deleted.
+
+        theirs: what groups have acknowledged there is not delivered again. None: all is delivered.
         """
-        acked, done = _acknowledged(theirs, strand), 0
+        acked, done = {} if theirs is None else _acknowledged(theirs, strand), 0
         async for batch in self._batches(strand, loss.entries[strand]):
             done += await self._mend(strand, batch, acked, loss)
         return done
@@ -117,7 +119,8 @@ class Pair:
         back = Pair(self.peer, self.home, there, self.region.writer)
         entries = {strand: natives for strand, natives in lacking.items() if natives}
         loss = Loss(entries, seen=theirs.journal_ends(everyone), began=beginnings(theirs, entries))
-        done = sum([await back.put_back(strand, loss, ours) for strand in entries])
+        # Groups that are past them there have never received them.
+        done = sum([await back.put_back(strand, loss, None) for strand in entries])
         await self._note_passed_on(ours)
         return done
 
@@ -258,12 +261,15 @@ def _is_trimmed(theirs: State, strand: Strand, native: Id) -> bool:
 
 
 def _acknowledged(state: State, strand: Strand) -> dict[bytes, bytes]:
-    """How far each group has acknowledged a strand, by a region's registry."""
-    found = {}
+    """How far each group has acknowledged a strand, by a region's registry.
+
+    Not beyond the region's own copy: a region that had gone on without the lost entries said so.
+    """
+    found, last = {}, state.end(strand) or ids.ZERO
     for field_, value in state.meta.items():
         if field_.startswith(MetaField.GROUP_ACKED):
             position = acked(value).get(strand.registration)
-            if position:
+            if position and ids.native(position) <= last:
                 found[field_[len(MetaField.GROUP_ACKED) :]] = position
     return found
 

@@ -4,7 +4,7 @@ search.py finds it, and heal.py puts it back. What cannot be restored is marked 
 """
 
 import contextlib
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,7 +24,14 @@ from braidstream.replication.heal import Pair
 from braidstream.replication.loss import Loss
 from braidstream.replication.progress import Known
 from braidstream.replication.search import Search
-from braidstream.replication.state import State, likely_strands, read_state, resumed_note
+from braidstream.replication.state import (
+    Extent,
+    State,
+    checked_field,
+    likely_strands,
+    read_state,
+    resumed_note,
+)
 
 # Errors of the target if our cache is stale, and of the link if the source has changed.
 STALE: Final = ("BSGAP", "BSSTALE", "BSMOVED")
@@ -78,6 +85,8 @@ class Restorer:
             done += passed_on or 0
             if not known.owes:
                 self.lossy.discard(name)
+        if not known.owes:
+            await self._note_checked(ours)
         known.marks = ours.marks(own)
         return done
 
@@ -133,6 +142,15 @@ class Restorer:
                 with contextlib.suppress(ReplyError):  # it takes no writes now: the next link notes it
                     await self.home.run(send_one(note))
 
+    async def _note_checked(self, ours: State) -> None:
+        """Note that nothing of the windows of doubt is missing now, if the stream has entries of them."""
+        doubts = ours.doubts(self.here, self.there.writer)
+        own = [each for each in ours.strands.items() if each[0].writer == self.here.writer]
+        if any(_is_doubtful(strand, extent, doubts) for strand, extent in own):
+            field = checked_field(self.there.writer)
+            with contextlib.suppress(ReplyError):  # it takes no writes now: the next link notes it
+                await self.home.run(send_one(("HSET", keys.meta(ours.name), field, self.here.last_doubt)))
+
     async def _mark_lost(self, strand: Strand, ours: State, resumed: Id) -> None:
         """Mark a strand, so that its missing entries before `resumed` do not count as deleted.
 
@@ -157,6 +175,11 @@ class Restorer:
             return 0
         theirs = await self.peer.run(read_state(name, list(gaps.entries), []))
         return sum([await self._pair.put_back(strand, gaps, theirs) for strand in gaps.entries])
+
+
+def _is_doubtful(strand: Strand, extent: Extent, doubts: Iterable[tuple[int, int]]) -> bool:
+    """Whether a strand may have, or have had, entries of these windows."""
+    return any(not strand.has_generated_ids or first_ms <= extent.last[0] for first_ms, _ in doubts)
 
 
 def _lacks(strand: Strand, natives: list[bytes]) -> Plan[bool]:

@@ -142,7 +142,8 @@ class Search:
         """Whether everything up to an entry was deleted or trimmed here.
 
         A trim leaves no record. So it explains nothing in a time window in which another server process took
-        over: that process may have lost the entries.
+        over: that process may have lost the entries. Not after a link has looked: what this process had then
+        or wrote since, it has not lost.
         """
         cut = ours.meta.get(MetaField.LOST + strand.label)
         if native <= (ids.native(cut) if cut else ours.registry.cuts.get(strand, ids.ZERO)):
@@ -150,7 +151,7 @@ class Search:
         extent = ours.strands.get(strand)
         if extent is None or native < ours.had_since(strand):
             return False
-        doubts = self.region.doubts
+        doubts = ours.doubts(self.region, self.writer)
         if not strand.has_generated_ids and doubts:  # its IDs do not show when they were written
             return False
         if any(first <= native[0] <= last for first, last in doubts):

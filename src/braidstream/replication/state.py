@@ -41,6 +41,7 @@ _ASIDE: Final = (
     MetaField.DUE,
     MetaField.ENDED,
     MetaField.PASSED_ON,
+    MetaField.CHECKED,
     MetaField.RESTORES,
     MetaField.RESUMED,
     MetaField.TRIMMED,
@@ -59,6 +60,10 @@ _LATER: Final = (*_ASIDE, MetaField.GROUP_ACKED, MetaField.GROUP_RANGES, MetaFie
 
 def passed_on_field(strand: Strand, peer: int) -> bytes:
     return MetaField.PASSED_ON + b"%d:" % peer + strand.label
+
+
+def checked_field(peer: int) -> bytes:
+    return MetaField.CHECKED + b"%d" % peer
 
 
 def causal(meta: dict[bytes, bytes]) -> dict[bytes, bytes]:
