@@ -35,7 +35,7 @@ def write() -> None:
     jvm = spark.sparkContext._gateway.proc  # type: ignore[attr-defined]  # the only name of that process
     spark.stop()
     jvm.stdin.close()  # it ends, and writes the file
-    jvm.wait()
+    jvm.wait(timeout=120)
 
 
 if __name__ == "__main__":

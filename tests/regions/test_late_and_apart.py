@@ -12,6 +12,7 @@ import redis
 from braidstream.model import keys
 from braidstream.protocol.plan import Plan
 from braidstream.replication.pages import Pages
+from tests.support.rolling_back import assert_alike, ids, meet_again, write
 from tests.support.tables import play
 from tests.support.world import Here, World
 
@@ -227,3 +228,44 @@ def test_the_deletion_of_the_last_possible_id_travels(make_world: Make) -> None:
     again = world[2].xadd("x", {"n": "chosen ones do"}, id="5-1")
     world.sync()
     assert [world[number].xrange("x") for number in world] == [[(again, {"n": "chosen ones do"})]] * 2
+
+
+def test_a_relay_leaves_deletions_beyond_memory_to_their_region(make_world: Make) -> None:
+    """Region 1 has region 3's strand from region 2, which had deleted an entry: it cannot say which."""
+    world = make_world(3)
+    first, gone, last = write(world, 3, "a", "b", "c")
+    world.ship(3, 2, "x")
+    [other] = write(world, 2, "d")
+    world[2].xdel("x", gone)
+    world[2].xdel("x", other)
+    with world.engines[1].client() as engine:
+        engine.xtrim("bs:2:j:{x}", maxlen=1, approximate=False)
+    world.ship(2, 1, "x", relay=True)
+    world.ship(1, 3, "x", relay=True)
+    assert_alike(world, [first, last])
+
+
+def test_a_trim_of_a_strand_that_was_there_before_and_went_reaches_the_peers(make_world: Make) -> None:
+    """The strand came with a group and went with it, before a link had read it. Then it comes again."""
+    world = make_world(2)
+    world[1].xgroup_create("x", "first", id="0", mkstream=True)
+    world.ship(1, 2, "x")
+    world[2].xgroup_destroy("x", "first")
+    world.ship(2, 1, "x")
+    world[1].xgroup_create("x", "second", id="0", mkstream=True)
+    world.ship(1, 2, "x")
+    write(world, 2, "a", "b", "c")
+    world.ship(2, 1, "x")
+    world[2].xtrim("x", maxlen=1, approximate=False)
+    meet_again(world)
+    assert_alike(world, ids(world, 2))
+    assert len(ids(world, 1)) == 1
+
+
+def test_a_trim_reaches_the_peers_though_a_user_sets_the_count_of_entries(make_world: Make) -> None:
+    world = make_world(2)
+    entries = write(world, 1, "a", "b", "c", "d")
+    world.sync()
+    world[1].xtrim("x", maxlen=2, approximate=False)
+    world[1].execute_command("XSETID", "x", entries[-1], "ENTRIESADDED", 2)
+    assert_alike(world, entries[2:])

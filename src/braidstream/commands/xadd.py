@@ -232,15 +232,20 @@ def _check_setid(spec: SetId, ends: Ends) -> None:
 
 
 def _split_added(view: View, added: int | None, ends: Ends) -> tuple[bytes | int, bytes | int]:
-    """ENTRIESADDED counts the whole stream: the chosen strand gets what the other strands do not count."""
+    """ENTRIESADDED counts the whole stream: the chosen strand gets what the other strands do not count.
+
+    With peers, a strand of which XTRIM or XDEL has removed entries counts one more than it has: links compare
+    and trim only such strands. So the stream may count one or two more than the caller says.
+    """
     if added is None:
         return b"", b""
     home = chosen = others = 0
     for strand, (_, info) in ends.items():
+        removed = bool(view.region.peers) and info[b"entries-added"] > info[b"length"]
         if strand == view.home(strand.name):
-            home = info[b"length"]
+            home = info[b"length"] + removed
         elif strand == view.chosen(strand.name):
-            chosen = info[b"length"]
+            chosen = info[b"length"] + removed
         else:
             others += info[b"entries-added"]
     return home, max(chosen, added - home - others)
