@@ -1,7 +1,7 @@
 """A gateway before a cluster of three primaries: to its clients it is one server."""
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -248,6 +248,32 @@ def test_users_have_their_own_rights_on_every_node(line: Line, cluster: Cluster)
         for node in cluster.nodes:
             with node.client() as operator:
                 operator.execute_command("ACL", "DELUSER", "ann")
+
+
+@pytest.fixture
+def limited(cluster: Cluster) -> Iterator[Callable[[str], None]]:
+    """limited("-multi"): the user `app` lacks one right on every node."""
+
+    def tell(*words: str) -> None:
+        for node in cluster.nodes:
+            with node.client() as operator:
+                operator.execute_command("ACL", *words)
+
+    yield lambda right: tell("SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", right)
+    tell("DELUSER", "app")
+
+
+def test_a_user_without_discard_runs_one_multi_after_another(
+    line: Line, limited: Callable[[str], None]
+) -> None:
+    limited("-discard")
+    assert line.say("AUTH app pw") == b"+OK\r\n"
+    for number in range(1, 4):
+        [*_, done] = line.pipeline("MULTI", "INCR {a}n", "XADD {a}s * f v", "XLEN {a}s", "EXEC")
+        assert done.startswith(b"*3\r\n:%d\r\n" % number), done
+        assert done.endswith(b":%d\r\n" % number), done
+    assert line.pipeline("MULTI", "INCR {a}n", "NOSUCH", "EXEC")[-1].startswith(b"-EXECABORT")
+    assert line.say("GET {a}n") == b"$1\r\n3\r\n"
 
 
 @pytest.mark.parametrize("kind", ["sync", "asyncio"])

@@ -142,3 +142,26 @@ def test_an_exec_that_fails_ends_the_watch(served: Served, engine: Engine) -> No
                 assert user.pipeline("MULTI", "GET k", "EXEC")[-1] == b"*1\r\n$1\r\n2\r\n"
         finally:
             operator.execute_command("ACL", "DELUSER", "app")
+
+
+def test_a_user_without_discard_runs_one_multi_after_another(served: Served, engine: Engine) -> None:
+    with engine.client() as operator:
+        operator.execute_command(
+            "ACL", "SETUSER", "app", "reset", "on", ">pw", "~*", "&*", "+@all", "-discard"
+        )
+        try:
+            with Line(served.port) as user:
+                assert user.say("AUTH app pw") == b"+OK\r\n"
+                for number in range(1, 4):
+                    [*_, done] = user.pipeline("MULTI", "INCR n", "XADD s * f v", "XLEN s", "EXEC")
+                    assert done.startswith(b"*3\r\n:%d\r\n" % number), done
+                    assert user.say("GET n") == b"$1\r\n%d\r\n" % number
+                [*_, refused, queued, aborted] = user.pipeline(
+                    "MULTI", "INCR n", "DISCARD", "XADD s * f v", "EXEC"
+                )
+                assert refused.startswith(b"-NOPERM")
+                assert queued == b"+QUEUED\r\n"
+                assert aborted.startswith(b"-EXECABORT")
+                assert user.pipeline("GET n", "XLEN s") == [b"$1\r\n3\r\n", b":3\r\n"]
+        finally:
+            operator.execute_command("ACL", "DELUSER", "app")

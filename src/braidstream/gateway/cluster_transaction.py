@@ -23,6 +23,7 @@ from braidstream.gateway.transaction import (
     ABORTED,
     AT_ONCE,
     QUEUED,
+    leave,
     plan_error,
     presented,
     refusal_of,
@@ -172,7 +173,7 @@ async def _end(client: Client) -> None:
     multi, client.multi, client.session.in_multi = client.multi, None, False
     for own in multi.checkers:
         with suppress(LostError):
-            await own.collect(pack([("DISCARD",)]), 1, writes=False)
+            await leave(own)
     if client.session.watching:
         client.session.watching = False
         assert client.nodes is not None

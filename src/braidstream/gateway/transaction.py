@@ -140,8 +140,22 @@ def _end(client: Client) -> None:
         client.second = None
 
 
+async def leave(checker: OwnConnection) -> None:
+    """End a MULTI; nothing of it is run.
+
+    A user may lack the right to DISCARD. That refusal aborts the MULTI, as each does, so EXEC only ends it.
+    """
+    [reply] = await checker.collect(pack([("DISCARD",)]), 1, writes=False)
+    if reply.startswith(b"-"):
+        await checker.collect(pack([("EXEC",)]), 1, writes=False)
+
+
 async def _discard(client: Client, multi: Multi) -> None:
     [reply] = await multi.checker.collect(pack([("DISCARD",)]), 1, writes=False)
+    if reply.startswith(b"-"):  # the MULTI goes on, aborted
+        multi.failed = True
+        client.write(reply)
+        return
     if client.session.watching:
         await (await client.own_connection()).collect(pack([("UNWATCH",)]), 1, writes=False)
     client.session.watching = False
@@ -156,7 +170,7 @@ async def _execute(client: Client, multi: Multi) -> None:
             await own.relay(pack([("EXEC",)]), 1)
             return
         own = await client.own_connection()
-        await multi.checker.collect(pack([("DISCARD",)]), 1, writes=False)
+        await leave(multi.checker)
         if multi.failed:
             if client.session.watching:
                 await own.collect(pack([("UNWATCH",)]), 1, writes=False)
