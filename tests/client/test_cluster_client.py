@@ -286,6 +286,27 @@ def test_a_pipeline_without_streams_is_redis_pys(client: Any) -> None:
     assert client.mget_nonatomic(NAMES) == ["1"] * len(NAMES)
 
 
+def test_a_pipeline_of_a_user_without_multi_runs_each_command_once(
+    client: Any, opened: Opener, cluster: Cluster
+) -> None:
+    """A pipeline puts commands that may not overtake each other into a MULTI of its own."""
+    for node in cluster.nodes:
+        with node.client() as operator:
+            operator.execute_command("ACL", "SETUSER", "app", "reset", "on", ">pw", "~*", "&*", "+@all")
+            operator.execute_command("ACL", "SETUSER", "app", "-multi")
+    try:
+        user = opened(cluster.url.replace("//", "//app:pw@"), decode_responses=True)
+        client.xadd("{a}s", {"n": "0"})
+        pipe = user.pipeline(transaction=False)
+        pipe.incr("{a}n").delete("{a}x", "{a}y").incr("{a}n").xadd("{a}s", {"n": "1"}).xlen("{a}s")
+        first, deleted, second, _, length = pipe.execute()
+        assert (first, deleted, second, length) == (1, 0, 2, 2)
+    finally:
+        for node in cluster.nodes:
+            with node.client() as operator:
+                operator.execute_command("ACL", "DELUSER", "app")
+
+
 def test_a_multi_is_one_step_in_one_slot(client: Any) -> None:
     with client.pipeline(transaction=True) as pipe:
         pipe.xadd("{a}s", {"n": "1"}).set("{a}k", "1").xlen("{a}s")

@@ -276,6 +276,14 @@ def test_a_user_without_discard_runs_one_multi_after_another(
     assert line.say("GET {a}n") == b"$1\r\n3\r\n"
 
 
+def test_commands_of_a_user_without_multi_run_once(line: Line, limited: Callable[[str], None]) -> None:
+    limited("-multi")
+    assert line.say("AUTH app pw") == b"+OK\r\n"
+    replies = line.pipeline("INCR {a}n", "MGET {a}n {a}x", "INCR {a}n", "LPUSH {a}n 1")
+    assert replies[:3] == [b":1\r\n", b"*2\r\n$1\r\n1\r\n$-1\r\n", b":2\r\n"]
+    assert replies[3].startswith(b"-WRONGTYPE")
+
+
 @pytest.mark.parametrize("kind", ["sync", "asyncio"])
 def test_redis_py_works_as_with_one_server(served: Served, kind: str) -> None:
     with ExitStack() as stack:

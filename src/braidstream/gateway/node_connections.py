@@ -241,8 +241,6 @@ class _Carrier:
         answers = list[list[Any]]()
         for leg in legs:
             mine, read = read[: len(leg.wire())], read[len(leg.wire()) :]
-            if leg.is_multi and mine[-1].startswith(b"-NOPERM"):
-                own.close()  # the user may not say EXEC: the connection is still in MULTI
             answers.append(self._parsed(leg, mine))
         return answers
 
@@ -255,9 +253,12 @@ class _Carrier:
     def _parsed(self, leg: Leg, replies: list[bytes]) -> list[Any]:
         if not (self._raw and leg.is_multi):
             return list(map(self._value, replies))
-        *queued, last = replies
+        first = len(replies) - len(leg.inner) - 1
+        begun, queued, last = replies[:first], replies[first:-1], replies[-1]
         done = parse(last)
-        return [*map(parse, queued), elements(last) if isinstance(done, list) else done]
+        # If MULTI was refused, the commands have run, and these are their replies.
+        value = self._value if begun[-1].startswith(b"-") else parse
+        return [*map(parse, begun), *map(value, queued), elements(last) if isinstance(done, list) else done]
 
     def _value(self, reply: bytes) -> Any:
         is_raw = self._raw and not (reply[:1] == b"-" and _code(reply) in REDIRECTS)

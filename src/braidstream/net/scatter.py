@@ -145,7 +145,7 @@ def deliver(batch: Batch, native_keys: NativeKeys, patience: Patience, *, watchi
         for leg, read in zip(sent.legs, answers, strict=True):
             replies = leg.replies(read)
             refused = [reply for reply in replies if isinstance(reply, REDIRECTS)]
-            if not refused or patience.runs_out():
+            if not refused or _ran_without_multi(leg, replies) or patience.runs_out():
                 turn.legs += parcel.take(leg, replies)
                 continue
             _note(turn, refused, patience)
@@ -283,13 +283,17 @@ class _Parcel:
     def _take_units(self, leg: Leg, replies: list[Any]) -> list[Leg]:
         """The replies of commands that we put into a MULTI. If the engine cannot queue one, none has run:
         send them without the MULTI, each after the reply to the one before."""
-        done = replies[-1]
-        if isinstance(done, Exception):
+        began, *alone, ended = replies
+        is_refused = _ran_without_multi(leg, replies)
+        if isinstance(ended, Exception) and not is_refused:
             self._later.extend([unit] for unit in leg.units)
             return []
+        done = alone if is_refused else ended
         for unit in leg.units:
             mine, done = done[: len(unit.inner)], done[len(unit.inner) :]
-            self.take(unit, [b"OK", *([b"QUEUED"] * len(mine)), mine] if unit.is_multi else mine)
+            if unit.is_multi:
+                mine = [began, *([b"QUEUED"] * len(mine)), ended if is_refused else mine]
+            self.take(unit, mine)
         return []
 
     def follow(self, leg: Leg, replies: list[Any]) -> list[Leg]:
@@ -324,6 +328,11 @@ class _Parcel:
         for at, shares in self._shares.items():
             self._found[at] = _merged(shares)
         return self._found
+
+
+def _ran_without_multi(leg: Leg, replies: list[Any]) -> bool:
+    """Whether a MULTI was refused, because the user lacks the right: its commands ran one by one."""
+    return leg.is_multi and _is_error(replies[0]) and not isinstance(replies[0], REDIRECTS)
 
 
 def _from_watch(units: list[Leg]) -> tuple[list[Leg], list[Leg]]:
