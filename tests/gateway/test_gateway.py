@@ -7,6 +7,7 @@ import pytest
 import redis
 
 from tests.support.gateways import Line, Served, value_of
+from tests.support.proxy import Proxy
 from tests.support.servers import Engine
 from tests.support.waiting import eventually
 
@@ -329,6 +330,17 @@ def test_monitor_shows_what_others_do(line: Line, served: Served) -> None:
     while line.read() != b"+RESET\r\n":
         pass
     assert line.say("GET k") == b"$1\r\nv\r\n"
+
+
+def test_the_reply_to_monitor_comes_before_its_lines(proxy: Proxy, engine: Engine) -> None:
+    with Served(proxy.url) as served, Line(served.port) as line, Line(engine.port) as other:
+        line.say("CLIENT ID")  # it has its connection to the engine
+        with engine.paused():  # so that the engine runs both at once
+            line.send("MONITOR")
+            eventually(lambda: any(b"MONITOR" in sent for sent in proxy.requests), within_s=20, why="sent")
+            other.send("SET", "k", "v")
+        assert line.read() == b"+OK\r\n"
+        assert b'"SET" "k" "v"' in line.read()
 
 
 def test_a_command_of_a_client_that_has_left_is_still_done(served: Served, line: Line) -> None:

@@ -18,6 +18,7 @@ from braidstream.protocol.exchange import Exchange
 from braidstream.protocol.plan import Batch, Replies
 
 _PUSH: Final = ord(">")
+_ERROR: Final = ord("-")
 Sinks = tuple[Callable[[bytes], None], Callable[[bytes], None]]
 
 
@@ -44,10 +45,14 @@ class OwnConnection(asyncio.Protocol):
 
     # What a client's worker calls
 
-    async def relay(self, data: bytes, need: int) -> None:
-        """Send packed commands, and relay everything up to the last of so many replies."""
+    async def relay(self, data: bytes, need: int) -> bool:
+        """Send packed commands, and relay everything up to the last of so many replies.
+
+        Returns whether that one was no error.
+        """
         self._streams = True
         await self._exchange(data, need, writes=True)
+        return not self._refused
 
     async def collect(self, data: bytes, need: int, *, writes: bool = True) -> list[bytes]:
         """Send packed commands, and return their raw replies."""
@@ -166,7 +171,10 @@ class OwnConnection(asyncio.Protocol):
             self._torn = []
         for at, (end, kind) in enumerate(ends):
             self._count(kind != _PUSH)
-            if not self._streams and end < len(data):
+            if self._streams:
+                continue
+            self._refused = kind == _ERROR
+            if end < len(data):
                 self._sink(data[:end])
                 self._take(data[end:], [(later - end, kind) for later, kind in ends[at + 1 :]])
                 return

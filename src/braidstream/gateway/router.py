@@ -315,6 +315,12 @@ async def _relay_raw(client: Client, words: Words) -> None:
         client.queue.clear()
 
 
+async def _monitor(client: Client, words: Words) -> None:
+    """Lines may come together with the reply. It is relayed, so they cannot overtake it."""
+    own = await client.own_connection()
+    client.session.monitors = await own.relay(pack([tuple(words)]), 1)
+
+
 async def _replconf(client: Client, words: Words) -> None:
     """REPLCONF ACK has no reply; the others have one."""
     await (await client.own_connection()).listen(pack([tuple(words)]))
@@ -362,6 +368,7 @@ _HANDLERS: Final[dict[bytes, Handler]] = {
     **dict.fromkeys(PUBSUB, _pubsub),
     **dict.fromkeys(TRANSACTION, transaction.begin_or_refuse),
     b"RESET": _reset,
+    b"MONITOR": _monitor,
     b"SYNC": _relay_raw,
     b"PSYNC": _relay_raw,
     b"REPLCONF": _replconf,

@@ -181,8 +181,6 @@ class Session:
             self._hello(words)
         elif name == b"RESET":
             self.reset()
-        elif name == b"MONITOR":
-            self.monitors = True
         elif name == b"CLIENT" and len(words) > 2 and words[1].upper() == b"SETNAME":
             self.name = words[2]
         elif name == b"CLIENT" and len(words) > 3 and words[1].upper() == b"SETINFO":
