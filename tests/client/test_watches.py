@@ -1,7 +1,12 @@
 """A WATCH lasts as long as its connection: it is not lost silently, and no plan leaves one behind."""
 
 import asyncio
+import os
+import signal
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +17,9 @@ import braidstream.asyncio
 from tests.support.clients import Opener
 from tests.support.gateways import Line, Served
 from tests.support.proxy import Proxy
+from tests.support.regions import client_of
 from tests.support.servers import Engine
+from tests.support.waiting import eventually
 
 TRANSACTIONS: dict[str, Callable[[Any], object]] = {
     "plain keys": lambda pipe: pipe.set("k", "mine"),
@@ -154,6 +161,60 @@ def test_a_cancelled_copy_leaves_no_hidden_key(
 
     for n in range(3):
         region.xadd("x", {"n": str(n)})
+    with engine.client() as operator:
+        asyncio.run(cancel())
+        assert list(operator.scan_iter("bs:copy:*")) == []
+
+
+@pytest.mark.parametrize("command", ["COPY x y", "RENAME x y", "DUMP x"])
+def test_an_interrupted_copy_leaves_no_hidden_key(
+    proxy: Proxy, engine: Engine, region: braidstream.Redis, background: ThreadPoolExecutor, command: str
+) -> None:
+    for n in range(3):
+        region.xadd("x", {"n": str(n)})
+
+    def interrupt() -> list[bytes]:
+        assert proxy.stalled.wait(20)
+        copies = list(operator.scan_iter("bs:copy:*"))
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # Ctrl-C
+        return copies
+
+    with engine.client() as operator, braidstream.Redis.from_url(proxy.url) as client:
+        proxy.stall(b"XSETID")  # the copy has all its entries
+        interrupting = background.submit(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            client.execute_command(*command.split())
+        assert len(interrupting.result()) == 1
+        assert list(operator.scan_iter("bs:copy:*")) == []
+        proxy.stall(b"no such bytes")
+        proxy.go_on()
+        assert (client.xlen("x"), client.xlen("y")) == (3, 0)  # and the client goes on
+
+
+def test_a_restore_that_is_cancelled_while_it_is_sent_leaves_no_hidden_key(
+    proxy: Proxy, engine: Engine, region: braidstream.Redis
+) -> None:
+    region.xadd("x", {"n": os.urandom(16_000_000)})  # more than sockets buffer
+    with client_of(engine) as plain:
+        payload = plain.dump("x")
+
+    async def cancel() -> None:
+        async with braidstream.asyncio.Redis.from_url(proxy.url) as client:
+            before = len(operator.client_list())
+            proxy.stall(b"RESTORE")
+            restoring = asyncio.create_task(client.restore("y", 0, payload))
+            await asyncio.to_thread(proxy.stalled.wait, 20)
+            restoring.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await restoring
+            proxy.stall(b"no such bytes")
+            proxy.go_on()
+            await client.aclose()
+            ended = partial(
+                eventually, lambda: len(operator.client_list()) == before, within_s=20, why="it has ended"
+            )
+            await asyncio.to_thread(ended)
+
     with engine.client() as operator:
         asyncio.run(cancel())
         assert list(operator.scan_iter("bs:copy:*")) == []

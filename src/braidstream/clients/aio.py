@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import redis.asyncio
 import redis.asyncio.client
@@ -18,13 +18,18 @@ from braidstream.clients.shared import Sending, Session
 from braidstream.errors import BraidError
 from braidstream.model.command import Command
 from braidstream.net.compat import awaited, awaited_all, packed
-from braidstream.net.sender import LOST, AsyncSender, NotResentError, aconnect, is_refusal, uncancelled
+from braidstream.net.sender import (
+    CLEAN_UP_S,
+    LOST,
+    AsyncSender,
+    NotResentError,
+    aconnect,
+    is_refusal,
+    uncancelled,
+)
 from braidstream.protocol.plan import AbandonedError, Plan, arun
 
 T = TypeVar("T")
-
-# How long a cancelled command may take to clean up.
-_CLEAN_UP_S: Final = 1.0
 
 
 async def _append(conn: Any, command: Command, session: Session, watching: bool) -> Any:
@@ -56,7 +61,7 @@ async def _clean_up(send: Any, conn: Any, plan: Plan[Any]) -> None:
     if all(command == ("UNWATCH",) for command in batch.commands):
         return  # it ended with the connection
     try:
-        async with asyncio.timeout(_CLEAN_UP_S):
+        async with asyncio.timeout(CLEAN_UP_S):
             await send(batch)
     except Exception:
         await conn.disconnect(nowait=True)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import redis
@@ -17,9 +18,9 @@ from braidstream.clients.raised import for_user
 from braidstream.clients.shared import Sending, Session
 from braidstream.errors import BraidError
 from braidstream.model.command import Command
-from braidstream.net.compat import packed
-from braidstream.net.sender import LOST, NotResentError, Sender, connect, is_refusal
-from braidstream.protocol.plan import Plan, run
+from braidstream.net.compat import opens_with_timeout, packed
+from braidstream.net.sender import CLEAN_UP_S, LOST, NotResentError, Sender, connect, is_refusal
+from braidstream.protocol.plan import AbandonedError, Plan, run
 
 __all__ = ["Pipeline", "Redis", "ServerError"]
 
@@ -41,6 +42,22 @@ def _append(conn: Any, command: Command, session: Session, watching: bool) -> An
         if session.may_resend(command) or is_refusal(error):
             raise
         raise NotResentError(error) from error
+
+
+def _clean_up(send: Any, conn: Any, plan: Plan[Any]) -> None:
+    """Delete what an interrupted plan has left, over a new connection; not if the server does not answer."""
+    try:
+        batch = plan.throw(AbandonedError())
+    except Exception:
+        return
+    if all(command == ("UNWATCH",) for command in batch.commands):
+        return  # it ended with the connection
+    try:
+        with suppress(Exception), opens_with_timeout(conn, CLEAN_UP_S):
+            send(batch)
+    finally:
+        conn.disconnect()
+        send.close()
 
 
 class Plans:
@@ -85,9 +102,11 @@ class Plans:
             return run(plan, send)
         except BraidError as error:
             raise for_user(error) from None
-        except BaseException:
+        except BaseException as error:
             # Lost or interrupted: replies may still arrive, keys may be WATCHed. It cannot be reused.
             conn.disconnect()
+            if not isinstance(error, (NotResentError, *LOST)):  # Ctrl-C, say
+                _clean_up(self.sender(conn), conn, plan)
             raise
         finally:
             send.close()

@@ -12,7 +12,8 @@ clients. Each has the same signature in every supported version:
 """
 
 from codecs import lookup
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from inspect import signature
 from types import ModuleType
 from typing import Any
@@ -106,6 +107,17 @@ def socket_of(conn: Any) -> Any:
     """A connection's socket, or an asyncio connection's writer. It changes with each reconnect."""
     conn = _unwrapped(conn)
     return getattr(conn, "_sock", None) or getattr(conn, "_writer", None)
+
+
+@contextmanager
+def opens_with_timeout(conn: Any, timeout: float) -> Iterator[None]:
+    """A connection that is closed now is opened with another timeout for replies. Not for asyncio."""
+    conn = _unwrapped(conn)
+    before, conn.socket_timeout = conn.socket_timeout, timeout
+    try:
+        yield
+    finally:
+        conn.socket_timeout = before
 
 
 def closed_by_server(conn: Any) -> bool:

@@ -12,7 +12,14 @@ from redis import exceptions
 
 from braidstream.errors import LostError
 from braidstream.model.command import Command
-from braidstream.net.compat import closed_by_server, is_connected, packed, read_within, skip_health_check
+from braidstream.net.compat import (
+    closed_by_server,
+    is_connected,
+    packed,
+    read_within,
+    skip_health_check,
+    socket_of,
+)
 from braidstream.net.reply_shape import resp2
 from braidstream.protocol.exchange import refuse_early_end, unpack, wire
 from braidstream.protocol.plan import Batch, Replies
@@ -22,6 +29,8 @@ T = TypeVar("T")
 # The server executed nothing: it is still loading, or requires a password.
 REFUSALS: Final = (exceptions.BusyLoadingError, exceptions.AuthenticationError)
 LOST: Final = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
+# How long a command that was interrupted or cancelled may take to clean up.
+CLEAN_UP_S: Final = 1.0
 
 
 def is_refusal(error: BaseException, *, may_have_run: bool = False) -> bool:
@@ -158,7 +167,14 @@ class AsyncSender:
 
 
 async def asend(conn: Any, commands: Iterable[Command]) -> None:
-    await uncancelled(conn.send_packed_command(packed(conn, commands)))
+    """Send commands. If it is cancelled, what is not sent yet stays unsent; redis-py would send it later."""
+    writer = socket_of(conn)
+    try:
+        await uncancelled(conn.send_packed_command(packed(conn, commands)))
+    except asyncio.CancelledError:
+        if writer is not None:
+            writer.transport.abort()
+        raise
 
 
 def _cancels() -> int:
