@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from braidstream.cli.main import app
+from braidstream.errors import ReplyError
 from braidstream.model import keys
 from braidstream.model.keys import strand as strand_key
 from braidstream.protocol.plan import Batch, Plan
@@ -137,6 +138,19 @@ def test_every_planted_fault_is_found_and_healed(world: World, kind: str) -> Non
     assert audit(world).anomalies == []
     numbers = [fields["n"] for _, fields in world[2].xrange("orders")]
     assert numbers[:400] == [str(n) for n in range(400)]
+
+
+def test_a_repair_that_is_refused_half_way_leaves_no_copy_behind(world: World) -> None:
+    plant(world, "lost", fill(world, 20)[5:10])
+    with raw(world, 2) as client:
+        client.execute_command("ACL", "SETUSER", "default", "-xsetid")
+        try:
+            with pytest.raises(ReplyError, match="NOPERM"):
+                healed(world)
+        finally:
+            client.execute_command("ACL", "SETUSER", "default", "+xsetid")
+        assert list(client.scan_iter("bs:copy:*")) == []
+    assert all(each.healed for each in healed(world))
 
 
 def test_a_value_that_looks_like_more_fields_is_diverged(world: World) -> None:

@@ -25,7 +25,7 @@ from braidstream.model.ids import Id
 from braidstream.model.meta import acked
 from braidstream.model.strand import Strand, facts
 from braidstream.protocol.identify import read_any_region
-from braidstream.protocol.plan import Batch, Plan, send_one
+from braidstream.protocol.plan import Batch, Plan, ending_watch, send_one
 from braidstream.protocol.stream_view import View
 from braidstream.spark.jobs.audit import Anomaly, Auditor, read_entry
 
@@ -110,6 +110,10 @@ def rebuild(strand: Strand, fixes: Fixes) -> Plan[bool]:
     Entries after the strand's last ID are left out: a link sends them.
     """
     made = keys.copy(strand.name, secrets.token_hex(8).encode())
+    return (yield from ending_watch(_rebuild(strand, fixes, made), ("UNLINK", made)))
+
+
+def _rebuild(strand: Strand, fixes: Fixes, made: bytes) -> Plan[bool]:
     [info] = yield Batch([strand.xinfo()])
     before = facts(info)
     if max(fixes) > ids.native(before[b"last-generated-id"]):
