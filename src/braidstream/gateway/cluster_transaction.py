@@ -25,9 +25,8 @@ from braidstream.gateway.transaction import (
     QUEUED,
     leave,
     plan_error,
-    presented,
     refusal_of,
-    shape,
+    run_queued,
 )
 from braidstream.model.command import Command
 from braidstream.net.node_delivery import REDIRECTS
@@ -35,10 +34,7 @@ from braidstream.net.resp import NULL_ARRAY, Words, error_line
 from braidstream.net.routes import slot_of
 from braidstream.net.scatter import CROSS_SLOT
 from braidstream.net.wire import pack
-from braidstream.protocol import gather
-from braidstream.protocol.carry import Carriage
-from braidstream.protocol.gather import Queued
-from braidstream.protocol.plan import Batch, Replies, arun
+from braidstream.protocol.plan import Batch, Replies
 
 # Number of the connection on which commands are checked: see NodeConnections.at.
 _CHECKER: Final = -1
@@ -196,8 +192,7 @@ async def _execute(client: Client, multi: ClusterMulti) -> None:
 
 
 async def _run(client: Client, multi: ClusterMulti) -> bytes:
-    queued = [Queued(words, spec_of(words), words) for words in multi.queued]
-    database, nodes = client.database, client.nodes
+    nodes = client.nodes
     assert nodes is not None
     if client.session.watching and not nodes.watches:
         return NULL_ARRAY[client.session.resp]  # the connection that had the WATCH is gone
@@ -207,20 +202,4 @@ async def _run(client: Client, multi: ClusterMulti) -> bytes:
             return await nodes.run_multi(batch, lambda command: multi.keys.get(command, ()))
         return await nodes.send(batch)
 
-    plan = gather.transaction(
-        lambda: database.view(Carriage(pipelined=True, in_multi=True)),
-        queued,
-        shape,
-        watching=client.session.watching,
-    )
-    try:
-        await database.refresh_if_due()
-        done = await arun(plan, send)
-    except LostError:
-        raise
-    except BraidError as error:
-        await nodes.unwatch()
-        return error_line(error)
-    if not done:
-        return NULL_ARRAY[client.session.resp]
-    return b"*%d\r\n" % len(queued) + b"".join(presented(client, item) for item in queued)
+    return await run_queued(client, multi.queued, send)

@@ -10,6 +10,7 @@
 DISCARD would also end the client's WATCH, so under WATCH the commands are checked on a second connection.
 """
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -28,13 +29,15 @@ from braidstream.protocol import gather
 from braidstream.protocol.carry import Carriage
 from braidstream.protocol.gather import Queued
 from braidstream.protocol.lookup import find_natives
-from braidstream.protocol.plan import arun
+from braidstream.protocol.plan import Batch, Replies, arun
 
 QUEUED: Final = b"+QUEUED\r\n"
 ABORTED: Final = b"-EXECABORT Transaction discarded because of previous errors.\r\n"
 # Answered at once inside MULTI; an error there does not abort it.
 AT_ONCE: Final = frozenset((b"MULTI", b"WATCH"))
 UNFIT: Final = PUBSUB | {b"AUTH", b"HELLO", b"SELECT", b"MONITOR", b"SYNC", b"PSYNC", b"REPLCONF"}
+
+Send = Callable[[Batch], Awaitable[Replies]]
 
 
 @dataclass(slots=True)
@@ -176,7 +179,7 @@ async def _execute(client: Client, multi: Multi) -> None:
                 await own.collect(pack([("UNWATCH",)]), 1, writes=False)
             client.write(ABORTED)
         elif multi.has_plans:
-            client.write(await _run(client, own, multi.queued))
+            client.write(await run_queued(client, multi.queued, own.send))
         else:
             commands: list[Command] = [("MULTI",), *map(tuple, multi.queued)]
             await own.collect(pack(commands), len(commands))
@@ -186,7 +189,8 @@ async def _execute(client: Client, multi: Multi) -> None:
         _end(client)
 
 
-async def _run(client: Client, own: OwnConnection, commands: list[Words]) -> bytes:
+async def run_queued(client: Client, commands: list[Words], send: Send) -> bytes:
+    """Run the commands of a MULTI as one plan. Returns the reply to EXEC. It ends the client's WATCH."""
     queued = [Queued(words, spec_of(words), words) for words in commands]
     database, resp = client.database, client.session.resp
     plan = gather.transaction(
@@ -197,11 +201,11 @@ async def _run(client: Client, own: OwnConnection, commands: list[Words]) -> byt
     )
     try:
         await database.refresh_if_due()
-        done = await arun(plan, own.send)
+        done = await arun(plan, send)
     except LostError:
         raise
     except BraidError as error:
-        await own.collect(pack([("UNWATCH",)]), 1, writes=False)  # like EXEC, also after an error
+        await send(Batch([("UNWATCH",)], resend=True, attempt=True))  # like EXEC, also after an error
         return error_line(error)
     if not done:
         return NULL_ARRAY[resp]
