@@ -36,3 +36,19 @@ def test_scope_take_and_give_reach_the_groups_of_the_streams_that_match(flavour:
         refused = braid("group", "take", "--from", "9", "--url", one.url)
         assert refused.returncode == 1
         assert "there is no region 9" in refused.stdout + refused.stderr
+
+
+def test_the_result_is_one_sentence_for_one_group_and_for_none(flavour: Flavour) -> None:
+    with Engine(flavour) as one, Engine(flavour) as two, fresh_world([one, two]) as world:
+        world[1].xgroup_create("orders", "jobs", "0")
+        once = ("scope", "once", "--streams", "orders", "--group", "jobs")
+        printed = [
+            braid("group", *words, "--url", one.url).stdout
+            for words in (once, once, ("take", "--from", "2"), ("give", "--from", "2", "--to", "2"))
+        ]
+    assert printed == [
+        "1 group changed: the scope is now once.\n",
+        "0 groups changed.\n",
+        "1 group changed: this region now delivers the entries of region 2.\n",
+        "1 group changed: region 2 delivers the entries of region 2 after the hand-over.\n",
+    ]

@@ -90,7 +90,7 @@ def scope(
         rows = [row for row in _groups(client, streams, group) if _scope(row) != value]
         for row in rows:
             client.execute_command("XGROUP SCOPE", row.stream, row.group, value.value)
-    _report(rows, as_json, f"have scope {value.value} now")
+    _report(rows, as_json, f"the scope is now {value.value}")
 
 
 @app.command("take")
@@ -135,15 +135,16 @@ def _change(
         rows = [row for row in _groups(client, streams, group) if row.scope is not None]
         for row in rows:
             client.execute_command(f"XGROUP {verb}", row.stream, row.group, "REGION", of, *rest)
-    done = f"deliver the entries of region {of} here now"
+    done = f"this region now delivers the entries of region {of}"
     if verb == "GIVE":
-        done = f"hand the entries of region {of} over to region {rest[2]}"
+        done = f"region {rest[2]} delivers the entries of region {of} after the hand-over"
     _report(rows, as_json, done)
 
 
 def _report(rows: list[GroupRow], as_json: bool, done: str) -> None:
     named = [{"stream": _text(row.stream), "group": _text(row.group)} for row in rows]
-    report(as_json, {"groups": named}, f"{len(rows)} group{'' if len(rows) == 1 else 's'} {done}.")
+    result = f": {done}" if rows else ""
+    report(as_json, {"groups": named}, f"{len(rows)} group{'' if len(rows) == 1 else 's'} changed{result}.")
 
 
 def _groups(client: AnyClient, streams: str, group: str | None) -> Iterator[GroupRow]:
