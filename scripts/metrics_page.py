@@ -58,7 +58,9 @@ def metrics() -> str:
 
 def _daemon() -> list[Family]:
     link = LinkStatus(state="up", since_ms=1, lag_entries=1, lag_ms=1, clock_ms=1)
-    status = DaemonStatus(at_ms=1, started_ms=1, host="", pid=1, version="", links={"peer": link})
+    status = DaemonStatus(
+        at_ms=1, started_ms=1, host="", pid=1, version="", links={"peer": link}, taken={"1": 1}
+    )
     return [
         *families(status, engine_up=True),
         *group_families([GroupLag("s", "g", 1, 1)], Strays()),

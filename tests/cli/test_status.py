@@ -161,3 +161,19 @@ def test_watching_refreshes_until_it_is_stopped(engine: Engine, tmp_path: Path) 
         os.kill(watching.pid, signal.SIGINT)
         watching.stdout.read()
     assert watching.returncode in (0, 130, -signal.SIGINT)
+
+
+@pytest.mark.timeout(WITHIN_S)
+def test_watching_prints_each_screen_into_a_pipe(engine: Engine, tmp_path: Path) -> None:
+    config = write_config(tmp_path / "braid.toml", numbered([engine]))
+    words = ["status", "--config", str(config), "--watch", "--every", "0.2"]
+    with subprocess.Popen([*BRAID, *words], stdout=subprocess.PIPE, text=True) as watching:
+        try:
+            assert watching.stdout is not None
+            seen = list[str]()
+            while len(seen) < 2:
+                line = watching.stdout.readline()
+                if "Ctrl-C stops" in line:
+                    seen.append(line)
+        finally:
+            os.kill(watching.pid, signal.SIGINT)

@@ -86,7 +86,11 @@ def _watch(looking: _Looking, every_s: float, in_json: bool) -> None:
                 typer.echo(json.dumps(_facts(found, looking.regions)))
             else:
                 title = Text(f"{time.strftime('%H:%M:%S')}  Ctrl-C stops", style="dim")
-                live.update(Group(title, looking.show(found, rates)), refresh=True)
+                shown = Group(title, looking.show(found, rates))
+                if console.is_terminal:
+                    live.update(shown, refresh=True)
+                else:
+                    console.print(shown, "")  # into a pipe, Live prints nothing until it ends
             time.sleep(every_s)
 
 
