@@ -36,6 +36,7 @@ def region(engine: Engine) -> Iterator[braidstream.Redis]:
             for number in range(5):
                 client.xadd(name, {"n": number})
         client.xdel("orders", client.xrange("orders")[3][0])
+        client.xgroup_create("orders", "readers", "0")  # DEL removes it too
         yield client
 
 
