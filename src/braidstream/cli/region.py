@@ -109,7 +109,7 @@ def add(
 
         entries, streams = asyncio.run(_from_each(others, regions, target, relay))
     facts = {"region": number, "name": name, "streams": streams, "entries": entries}
-    text = f"region {number} ({name}) has {streams:,} streams; {entries:,} entries were copied."
+    text = f"region {number} ({name}) has {_streams(streams)}; {entries:,} entries were copied."
     report(as_json, facts, f"{text} Start its daemon: braid replicate --config {config} --region {name}")
 
 
@@ -118,6 +118,10 @@ def _selection(known: Config, name: str, include: Sequence[str], exclude: Sequen
     if include or exclude:
         return Selection(tuple(include), tuple(exclude))
     return next((each.selection for each in known.region if each.name == name), Selection())
+
+
+def _streams(count: int) -> str:
+    return f"{count:,} stream{'' if count == 1 else 's'}"
 
 
 @app.command("rejoin")
@@ -160,7 +164,10 @@ def rejoin(
         waiting = asyncio.run(_append_aside(lost, sources))
         asyncio.run(_admit_clients(lost))
     facts = {"region": lost.id, "name": lost.name, "streams": streams, "entries": entries}
-    text = f"region {lost.id} ({lost.name}) has {streams:,} streams again; {entries:,} entries were restored."
+    text = (
+        f"region {lost.id} ({lost.name}) has {_streams(streams)} again; {entries:,} entries were restored by "
+        "this command. Daemons of its peers may have sent others meanwhile."
+    )
     if waiting:
         facts["logs_waiting"] = waiting
         text += f" Run it again when the homes of these logs answer: {', '.join(waiting)}."
