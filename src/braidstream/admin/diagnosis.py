@@ -255,7 +255,8 @@ def _rights(setup: Setup) -> Iterable[Finding]:
         fix = f"ACL SETUSER {setup.user} ... as in the guides on servers and replication security"
         yield Finding("error", "rights", setup.name, text, fix)
     elif setup.denied is None:
-        text = f"the rights of the user {setup.user or '?'} cannot be checked without +acl."
+        who = f"user {setup.user}" if setup.user else "URL's user"
+        text = f"the rights of the {who} cannot be checked without +acl."
         yield Finding("note", "rights", setup.name, text, "Run it with an administrator's URL to check them.")
 
 

@@ -333,9 +333,13 @@ def _taken_over(view: View) -> list[Problem]:
     taken = Counter[str]()
     for each in view.live:
         taken.update(each.taken)
-    fix = "They are given back when it is back; nothing to do."
     return [
-        Problem("takeover", view.name, f"it delivers for region {region} in {groups:,} groups", fix)
+        Problem(
+            "takeover",
+            view.name,
+            f"it delivers for region {region} in {groups:,} groups",
+            f"Nothing to do: region {region} delivers again when it is back.",
+        )
         for region, groups in sorted(taken.items())
     ]
 
