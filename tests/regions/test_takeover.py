@@ -247,3 +247,31 @@ def test_a_give_back_that_was_refused_is_tried_again(make_world: Callable[..., W
         assert owned(two) == ["2"]
     finally:
         one.acl_deluser("daemon")
+
+
+def test_streams_that_a_daemon_gets_later_are_given_back_too(make_world: Callable[..., World]) -> None:
+    """Another daemon of the region was killed, and its streams come to this one."""
+    world = make_world(2)
+    one, held, beat = world[1], {b"orders"}, 1
+    for name in ("orders", "others"):
+        one.execute_command("XGROUP CREATE", name, "jobs", "0", "SCOPE", "ONCE", "MKSTREAM")
+
+    async def region_2_beats() -> None:
+        nonlocal beat
+        beat += 1
+        one.hset(keys.BEATS, "2", str(beat))
+
+    async def scenario() -> None:
+        killed = takeover_of(Here(one))
+        await until(lambda: killed.taken == {2: 2}, killed.look, killed.act)
+        takeover = Takeover(Here(one), tuple, held.__contains__, SOON_S)  # type: ignore[arg-type]
+        steps = (region_2_beats, takeover.look, takeover.act)
+        before = {name: one.hget(f"bs:meta:{{{name}}}", "w:jobs") for name in ("orders", "others")}
+        await until(lambda: one.hget("bs:meta:{orders}", "w:jobs") != before["orders"], *steps)
+        held.add(b"others")
+        takeover.missed()
+        await until(lambda: one.hget("bs:meta:{others}", "w:jobs") != before["others"], *steps)
+
+    asyncio.run(scenario())
+    world.sync()
+    assert [world[2].xinfo_groups(name)[0]["owned"] for name in ("orders", "others")] == [["2"], ["2"]]

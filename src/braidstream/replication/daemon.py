@@ -303,6 +303,7 @@ class Daemon:
         for peer in self.peers.values():
             peer.sweep.set()
         self._changes.missed()
+        self.takeover.missed()
 
     # Sending
 

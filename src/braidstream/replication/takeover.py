@@ -95,7 +95,12 @@ class Takeover:
         self._here: Region | None = None
         self._duty = self._done = Duty()
         self._has_failed = False
+        self._has_more = False
         self._again_s = 0.0
+
+    def missed(self) -> None:
+        """There may be streams that were not looked at: this daemon is responsible for more of them now."""
+        self._has_more = True
 
     async def look(self) -> None:
         """Beat, and see which regions do."""
@@ -165,9 +170,10 @@ class Takeover:
         if after_s is None or self._here is None or now_s - self._looked_s > after_s / 2:
             return
         must_repeat = self._may_take(self._here, duty) or self._has_failed
-        if duty == self._done and not (must_repeat and now_s >= self._again_s):
+        is_due = self._has_more or (must_repeat and now_s >= self._again_s)
+        if duty == self._done and not is_due:
             return
-        counts = _Counts()
+        counts, self._has_more = _Counts(), False
         try:
             async for names in all_streams(self._source):
                 await self._settle_all([*filter(self._is_mine, names)], counts)
