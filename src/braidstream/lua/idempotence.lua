@@ -201,11 +201,12 @@ do
   function idempotence.add(keys, args)
     local text, facts = facts_of(keys[1])
     if args[1] ~= text then return redis.error_reply('BSSTALE ' .. text) end
-    local wanted, starts = { '', args[4] }, { 4 }
-    local at = 6 + args[5]
+    local wanted, starts, at = { '' }, {}, 4
     while at < #args do
+      local size = tonumber(args[at + 1])
+      if not size or size < 1 then break end
       wanted[#wanted + 1], starts[#starts + 1] = args[at], at
-      at = at + 2 + args[at + 1]
+      at = at + 2 + size
     end
     if at ~= #args + 1 then return redis.error_reply('BSBATCH malformed batch') end
     local native = native_state(keys, text, facts)
