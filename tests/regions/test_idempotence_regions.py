@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from braidstream.admin.membership import part
+from tests.support.rolling_back import meet_again
 from tests.support.world import World
 
 Make = Callable[..., World]
@@ -180,12 +182,16 @@ def test_a_region_that_was_away_too_long_is_told_of_what_the_journal_still_has(m
 
 
 def test_a_second_comparison_takes_nothing_from_what_is_passed_on(make_world: Make) -> None:
-    """Two links find region 2 too far behind; the slower one says so after the faster one went on."""
+    """Two links find region 2 too far behind; the slower one says so after the faster one went on. Then
+    region 1 leaves for good."""
     world = make_world(3)
     send(world, 1, 1)
     forget_journal(world, 1)
     first = send(world, 1, 2)
     world.ship(1, 2, "s")
     world[2].fcall("bs_journal_skip", 1, "bs:1:j:{s}", "1-1")
+    for region in (2, 3):
+        world[region].run_plan(part([1]))
+    meet_again(world)
     world.ship(2, 3, "s", relay=True)
     assert send(world, 3, 2) == first

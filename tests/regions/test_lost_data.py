@@ -267,6 +267,7 @@ def test_a_region_that_a_backup_has_fenced_is_told(flavour: Flavour, tmp_path: P
     with started(flavour, tmp_path, 1) as regions:
         primary, daemon = regions.site.primary, regions.daemons[0]
         before = write(regions[1], 5)
+        everywhere(regions, before)
         regions[1].run_plan(set_fence(True))
         with primary.client() as engine:
             engine.save()
