@@ -2,7 +2,17 @@
 
 import pytest
 
-from tests.support.rolling_back import Make, assert_alike, meet_again, roll_back, served_by, snapshot
+from braidstream.admin.membership import part
+from tests.support.rolling_back import (
+    Make,
+    assert_alike,
+    bring_back,
+    ids,
+    meet_again,
+    roll_back,
+    served_by,
+    snapshot,
+)
 from tests.support.world import World
 
 MODES = pytest.mark.parametrize("mode", ["strict", "liberal"])
@@ -73,3 +83,29 @@ def test_a_look_before_the_loss_proves_nothing(make_world: Make, mode: str) -> N
     roll_back(world, 1, earlier)
     restart(world, "third")
     assert_alike(world, lost + add(world, mode, 5))
+
+
+@MODES
+def test_a_look_in_one_region_proves_nothing_about_what_another_one_relays(
+    make_world: Make, mode: str
+) -> None:
+    """Only region 3 has the lost entry. Region 2 receives it from there, after region 1 has looked."""
+    world = make_world(3, id_mode=mode)
+    restart(world, "first")
+    before = add(world, mode, 1, 2)
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    [lost] = add(world, mode, 3)
+    world.ship(1, 3, "x")
+    bring_back(world.engines[0], earlier)
+    restart(world, "second")
+    world.ship(1, 2, "x")
+    world.ship(3, 2, "x", relay=True)
+    assert ids(world, 2) == [*before, lost]
+    for region in (1, 2):
+        world[region].run_plan(part([3]))
+    world[1].xdel("x", *before)
+    later = add(world, mode, 4)
+    meet_again(world)
+    world.sync([1, 2])
+    assert ids(world, 1) == ids(world, 2) == [lost, *later]

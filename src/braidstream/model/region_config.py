@@ -71,8 +71,9 @@ class Region:
 
     @property
     def last_doubt(self) -> bytes:
-        """Names the last window of doubt: another process, another name."""
-        return b"%d" % self.doubts[-1][1] if self.doubts else b""
+        """Names the last window of doubt. Another process, another name; also when a region has left: what it
+        had of ours, others may have received after we looked there."""
+        return b" ".join(b"%d" % each for each in (self.doubts[-1][1], *self.left)) if self.doubts else b""
 
     @staticmethod
     def parse(reply: list[Any]) -> "Region":

@@ -144,7 +144,7 @@ class Restorer:
 
     async def _note_checked(self, ours: State) -> None:
         """Note that nothing of the windows of doubt is missing now, if the stream has entries of them."""
-        doubts = ours.doubts(self.here, self.there.writer)
+        doubts = () if ours.is_checked(self.here, self.there.writer) else self.here.doubts
         own = [each for each in ours.strands.items() if each[0].writer == self.here.writer]
         if any(_is_doubtful(strand, extent, doubts) for strand, extent in own):
             field = checked_field(self.there.writer)

@@ -151,7 +151,7 @@ class Search:
         extent = ours.strands.get(strand)
         if extent is None or native < ours.had_since(strand):
             return False
-        doubts = ours.doubts(self.region, self.writer)
+        doubts = ours.doubts(self.region)
         if not strand.has_generated_ids and doubts:  # its IDs do not show when they were written
             return False
         if any(first <= native[0] <= last for first, last in doubts):

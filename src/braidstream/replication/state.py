@@ -196,10 +196,14 @@ class State:
         passed_on = self.meta.get(passed_on_field(strand, peer))
         return None if passed_on == self.meta.get(MetaField.MENDED + strand.label) else self.mended(strand)
 
-    def doubts(self, region: Region, peer: int) -> tuple[tuple[int, int], ...]:
-        """When we may have lost entries that this peer has; never, if a link has looked since."""
-        is_checked = self.meta.get(checked_field(peer)) == region.last_doubt
+    def doubts(self, region: Region) -> tuple[tuple[int, int], ...]:
+        """When we may have lost entries that a peer has; never, if links have looked in all peers since. One
+        that no link has looked in may relay what we lost to the others."""
+        is_checked = all(self.is_checked(region, peer) for peer in region.peers)
         return () if is_checked else region.doubts
+
+    def is_checked(self, region: Region, peer: int) -> bool:
+        return self.meta.get(checked_field(peer)) == region.last_doubt
 
     def redone(self, writer: int) -> Id:
         """Up to where our lost journal was redone from this writer's copy."""
