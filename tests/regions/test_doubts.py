@@ -2,7 +2,8 @@
 
 import pytest
 
-from braidstream.admin.membership import part
+from braidstream.admin.membership import part, show_alive
+from braidstream.errors import ReplyError
 from tests.support.rolling_back import (
     Make,
     assert_alike,
@@ -109,3 +110,29 @@ def test_a_look_in_one_region_proves_nothing_about_what_another_one_relays(
     meet_again(world)
     world.sync([1, 2])
     assert ids(world, 1) == ids(world, 2) == [lost, *later]
+
+
+@MODES
+def test_what_a_process_lost_that_refused_writes_at_first_comes_back(make_world: Make, mode: str) -> None:
+    """It could not note that another process serves the region, until the link had come up."""
+    world = make_world(2, id_mode=mode)
+    restart(world, "first")
+    restart(world, "second")
+    before = add(world, mode, 1, 2)
+    world.sync()
+    earlier = snapshot(world.engines[0])
+    [lost] = add(world, mode, 3)
+    world.sync()
+    bring_back(world.engines[0], earlier)
+    with world.engines[0].client() as engine:
+        engine.config_set("min-replicas-to-write", 1)
+        try:
+            world[1].run_plan(show_alive())
+            meet_again(world)
+            with pytest.raises(ReplyError, match="NOREPLICAS"):
+                world.ship(1, 2, "x")
+        finally:
+            engine.config_set("min-replicas-to-write", 0)
+    world[1].run_plan(show_alive())
+    world[1].xdel("x", *before)
+    assert_alike(world, [lost, *add(world, mode, 4)])

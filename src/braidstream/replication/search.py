@@ -12,7 +12,7 @@ anything: absence alone never counts as a deletion. It checks the last entry of 
 if that was lost, it repeats the deletions of the peers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from braidstream.model import ids, keys
@@ -21,6 +21,7 @@ from braidstream.model.ids import Id
 from braidstream.model.journal import deletions
 from braidstream.model.region_config import Region
 from braidstream.model.strand import Strand
+from braidstream.protocol.identify import read_again
 from braidstream.replication import compare
 from braidstream.replication.endpoint import PlanRunner
 from braidstream.replication.loss import Loss, beginnings
@@ -56,6 +57,15 @@ class Search:
         missing = [strand for strand, here in zip(suspects, there, strict=False) if not here]
         if all(there) and not behind:
             return Loss()
+        return await (await self._by_now())._compare(ours, theirs, missing)
+
+    async def _by_now(self) -> "Search":
+        """With our doubts of now: our engine may have refused to note another process when the link came
+        up."""
+        now = await self.home.run(read_again(self.region))
+        return replace(self, region=replace(self.region, doubts=now.doubts))
+
+    async def _compare(self, ours: State, theirs: State, missing: list[Strand]) -> Loss:
         everyone = self.everyone
         theirs = await self.peer.run(read_state(ours.name, theirs.registry.strands, everyone))
         # The peer's journal may have grown. Check its new tail before our state is read, so a trim in between
@@ -182,6 +192,9 @@ class Search:
         After a loss a copy may not be a prefix: other peers gave us back less than this one has. Lists all
         IDs of the strands, so it is only for that case.
         """
+        return await (await self._by_now())._compare_all(name)
+
+    async def _compare_all(self, name: bytes) -> Loss:
         theirs = await self.peer.run(read_state(name, [], self.everyone))
         ours = await self.home.run(read_state(name, theirs.registry.strands, self.everyone))
         found = dict[Strand, list[bytes]]()
