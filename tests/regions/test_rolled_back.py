@@ -317,6 +317,25 @@ def test_groups_receive_what_came_back_though_a_region_went_on_without_it(make_w
     assert set(lost) <= take(world, 1)
 
 
+def test_groups_receive_what_came_back_before_an_entry_that_a_region_acknowledged(make_world: Make) -> None:
+    """Region 2 went on with an ID between the lost ones, and region 1 has acknowledged that."""
+    world = make_world(3, id_mode="liberal")
+    world[1].xgroup_create("x", "jobs", id="0", mkstream=True)
+    world.sync()
+    world[2].xadd("x", {"n": "a"}, id="1-1")
+    world.sync()
+    earlier = snapshot(world.engines[1])
+    lost = [world[2].xadd("x", {"n": "b"}, id=entry) for entry in ("10-1", "20-1")]
+    world.ship(2, 3, "x")
+    roll_back(world, 2, earlier)
+    world[2].xadd("x", {"n": "c"}, id="15-1")
+    world.ship(2, 1, "x")
+    assert take(world, 1) == {"1-1", "15-1"}
+    for source, target in ((1, 3), (1, 2), (2, 3), (2, 1)):
+        world.ship(source, target, "x")
+    assert set(lost) <= take(world, 2)
+
+
 def take(world: World, region: int) -> set[str]:
     """All that the group delivers and acknowledges."""
     [[_, entries]] = world[region].xreadgroup("jobs", f"r{region}", {"x": ">"}) or [["x", []]]

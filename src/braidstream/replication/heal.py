@@ -51,10 +51,28 @@ class Pair:
 
         theirs: what groups have acknowledged there is not delivered again. None: all is delivered.
         """
-        acked, done = {} if theirs is None else _acknowledged(theirs, strand), 0
+        acked, done = {} if theirs is None else await self._acknowledged(theirs, strand), 0
         async for batch in self._batches(strand, loss.entries[strand]):
             done += await self._mend(strand, batch, acked, loss)
         return done
+
+    async def _acknowledged(self, theirs: State, strand: Strand) -> dict[bytes, bytes]:
+        """How far each group has acknowledged a strand, by the peer's registry.
+
+        Only up to entries that the peer has, or may have deleted: a region that had gone on without the lost
+        entries acknowledged others.
+        """
+        found = _acknowledged(theirs, strand)
+        there = await self.peer.run(
+            compare.are_there([(strand.key, ids.native(at)) for at in found.values()])
+        )
+        copy = theirs.strands.get(strand)
+        deleted = copy.deleted if copy else ids.ZERO
+        return {
+            group: at
+            for (group, at), has in zip(found.items(), there, strict=True)
+            if has or ids.native(at) <= deleted
+        }
 
     async def _batches(self, strand: Strand, natives: list[bytes]) -> AsyncIterator[ship.Page]:
         """The peer's entries, in parts for one call each. If the peer is lost, first what was read: the next
@@ -261,15 +279,11 @@ def _is_trimmed(theirs: State, strand: Strand, native: Id) -> bool:
 
 
 def _acknowledged(state: State, strand: Strand) -> dict[bytes, bytes]:
-    """How far each group has acknowledged a strand, by a region's registry.
-
-    Not beyond the region's own copy: a region that had gone on without the lost entries said so.
-    """
-    found, last = {}, state.end(strand) or ids.ZERO
+    found = {}
     for field_, value in state.meta.items():
         if field_.startswith(MetaField.GROUP_ACKED):
             position = acked(value).get(strand.registration)
-            if position and ids.native(position) <= last:
+            if position:
                 found[field_[len(MetaField.GROUP_ACKED) :]] = position
     return found
 
