@@ -30,7 +30,7 @@ async def settle(network: Network, lines: list[Line], names: Sequence[str] = NAM
 
 
 async def one_round(network: Network, lines: list[Line], names: Sequence[str] = NAMES) -> bool:
-    """Whether something moved."""
+    """Whether something moved, or waits for what another link brings."""
     moved = False
     for line in lines:
         for name in names:
@@ -43,5 +43,5 @@ async def one_round(network: Network, lines: list[Line], names: Sequence[str] = 
             if progress.moved or progress.waiting:
                 found = {fact: getattr(progress, fact) for fact in FACTS if getattr(progress, fact)}
                 network.tell(f"{line} sync {name}", str(found))
-            moved = moved or progress.moved
+            moved = moved or progress.moved or progress.waiting
     return moved
