@@ -257,7 +257,8 @@ def test_what_another_one_rewrites_meanwhile_is_left_for_the_next_round(
     def late(lake: Lake, streams: Any, made: Any, what: str) -> Any:
         """An archive merges the files that we have just rewritten."""
         if what == "compact":
-            rewrite.rewrite(None, lake, rewrite.small_files(lake.load(), at_least=2), "merge")
+            state = lake.load()
+            rewrite.rewrite(None, lake, state, rewrite.small_files(state, at_least=2), "merge")
         return replace_in_table(lake, streams, made, what)
 
     with monkeypatch.context() as here:
