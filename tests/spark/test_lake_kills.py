@@ -175,7 +175,8 @@ class Leg:
         wanted = self.wanted()
         assert not self.crew.hung, self.crew.hung
         # A vacuum at once, as `forget` does it, may delete a file that another job has begun to read.
-        assert not [why for why in self.crew.ends if "was deleted" not in why], self.crew.report()
+        raced = ("was deleted", "is missing. If another job has rewritten it")
+        assert all(any(text in why for text in raced) for why in self.crew.ends), self.crew.report()
         seen = {"delta-rs": self.in_table(), "view": self.in_view()}
         seen["lake"] = self.numbers(rows_at_once({"lake": self.lake, "streams": "orders"}))
         if not self.env:
