@@ -27,7 +27,7 @@ from braidstream.net.sender import (
     is_refusal,
     uncancelled,
 )
-from braidstream.protocol.plan import AbandonedError, Plan, arun
+from braidstream.protocol.plan import Plan, abandon, arun
 
 T = TypeVar("T")
 
@@ -54,12 +54,9 @@ async def _append(conn: Any, command: Command, session: Session, watching: bool)
 
 async def _clean_up(send: Any, conn: Any, plan: Plan[Any]) -> None:
     """Delete what a cancelled plan has left, over a new connection; not if the server does not answer."""
-    try:
-        batch = plan.throw(AbandonedError())
-    except Exception:
+    batch = abandon(plan)
+    if batch is None:
         return
-    if all(command == ("UNWATCH",) for command in batch.commands):
-        return  # it ended with the connection
     try:
         async with asyncio.timeout(CLEAN_UP_S):
             await send(batch)

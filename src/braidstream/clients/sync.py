@@ -20,7 +20,7 @@ from braidstream.errors import BraidError
 from braidstream.model.command import Command
 from braidstream.net.compat import opens_with_timeout, packed
 from braidstream.net.sender import CLEAN_UP_S, LOST, NotResentError, Sender, connect, is_refusal
-from braidstream.protocol.plan import AbandonedError, Plan, run
+from braidstream.protocol.plan import Plan, abandon, run
 
 __all__ = ["Pipeline", "Redis", "ServerError"]
 
@@ -46,12 +46,9 @@ def _append(conn: Any, command: Command, session: Session, watching: bool) -> An
 
 def _clean_up(send: Any, conn: Any, plan: Plan[Any]) -> None:
     """Delete what an interrupted plan has left, over a new connection; not if the server does not answer."""
-    try:
-        batch = plan.throw(AbandonedError())
-    except Exception:
+    batch = abandon(plan)
+    if batch is None:
         return
-    if all(command == ("UNWATCH",) for command in batch.commands):
-        return  # it ended with the connection
     try:
         with suppress(Exception), opens_with_timeout(conn, CLEAN_UP_S):
             send(batch)

@@ -114,6 +114,16 @@ class AbandonedError(Exception):
     """Thrown into a plan that was cancelled. It may yield one more batch, which cleans up."""
 
 
+def abandon(plan: Plan[Any]) -> Batch | None:
+    """End a plan that was interrupted, after its connection was closed. Returns what cleans up, if needed."""
+    try:
+        batch = plan.throw(AbandonedError())
+    except Exception:
+        return None
+    # A WATCH ended with the connection.
+    return None if all(command == ("UNWATCH",) for command in batch.commands) else batch
+
+
 def ending_watch(plan: Plan[T], *besides: Command) -> Plan[T]:
     """A plan that WATCHes keys. An error ends its WATCH too: others use the connection after it.
 
