@@ -283,7 +283,9 @@ def test_a_region_that_a_backup_has_fenced_is_told(flavour: Flavour, tmp_path: P
         assert rejoined.returncode == 0, rejoined.stderr
         said = " ".join(rejoined.stdout.split())
         assert "has 1 stream again;" in said
-        assert "restored by this command. Daemons of its peers may have sent others meanwhile." in said
+        assert (
+            "restored by this command. Its peers' daemons may have restored others at the same time." in said
+        )
         daemon.start()
         everywhere(regions, before)
 

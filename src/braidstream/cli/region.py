@@ -166,7 +166,7 @@ def rejoin(
     facts = {"region": lost.id, "name": lost.name, "streams": streams, "entries": entries}
     text = (
         f"region {lost.id} ({lost.name}) has {_streams(streams)} again; {entries:,} entries were restored by "
-        "this command. Daemons of its peers may have sent others meanwhile."
+        "this command. Its peers' daemons may have restored others at the same time."
     )
     if waiting:
         facts["logs_waiting"] = waiting

@@ -234,8 +234,8 @@ def _check_setid(spec: SetId, ends: Ends) -> None:
 def _split_added(view: View, added: int | None, ends: Ends) -> tuple[bytes | int, bytes | int]:
     """ENTRIESADDED counts the whole stream: the chosen strand gets what the other strands do not count.
 
-    With peers, a strand of which XTRIM or XDEL has removed entries counts one more than it has: links compare
-    and trim only such strands. So the stream may count one or two more than the caller says.
+    Links trim and compare only strands that count more entries than they have. So, with peers, a strand that
+    was trimmed or deleted from keeps one more, and the stream may count one or two more than the caller says.
     """
     if added is None:
         return b"", b""
