@@ -62,7 +62,10 @@ class Pair:
         Only up to entries that the peer has, or may have deleted: a region that had gone on without the lost
         entries acknowledged others.
         """
-        found = _acknowledged(theirs, strand)
+        found = dict[bytes, bytes]()
+        for field_, value in theirs.meta.items():
+            if field_.startswith(MetaField.GROUP_ACKED) and (at := acked(value).get(strand.registration)):
+                found[field_[len(MetaField.GROUP_ACKED) :]] = at
         there = await self.peer.run(
             compare.are_there([(strand.key, ids.native(at)) for at in found.values()])
         )
@@ -276,16 +279,6 @@ def _is_trimmed(theirs: State, strand: Strand, native: Id) -> bool:
     """Whether a peer's copy had an entry, and has trimmed it."""
     first = theirs.strands[strand].first
     return first is not None and theirs.is_new_after(strand) <= native < first
-
-
-def _acknowledged(state: State, strand: Strand) -> dict[bytes, bytes]:
-    found = {}
-    for field_, value in state.meta.items():
-        if field_.startswith(MetaField.GROUP_ACKED):
-            position = acked(value).get(strand.registration)
-            if position:
-                found[field_[len(MetaField.GROUP_ACKED) :]] = position
-    return found
 
 
 def _id(entry: tuple[bytes, list[bytes]]) -> Id:
