@@ -52,7 +52,7 @@ oldest-redis-py: ## the clients' tests with the oldest supported redis-py (the o
 		&& echo $(REDIS_PY) > $(OLDEST)/version; }
 	PYTHONPATH=$(CURDIR)/$(OLDEST) BRAID_ENGINE=redis-8.10 $(PYTHON) -m pytest -q --reruns 1 \
 		tests/unit/test_redis_py.py tests/unit/test_exports.py tests/client/test_raised.py tests/client/test_watches.py \
-		tests/client/test_redis_py_range.py tests/client/test_snippets.py tests/docs/test_examples.py
+		tests/client/test_arrived_replies.py tests/client/test_redis_py_range.py tests/client/test_snippets.py tests/docs/test_examples.py
 
 bench: ## all ratios against the bare engine and bare redis-py; writes bench/results/latest.json
 	$(PYTHON) -m bench

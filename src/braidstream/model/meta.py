@@ -32,6 +32,8 @@ _DEFAULTS: Final = Settings()
 _LOG_DEFAULTS: Final = LogSettings()
 _KINDS: Final = (keys.GENERATED.encode(), keys.CHOSEN.encode(), keys.LOG.encode())
 _GROUPS: Final = (MetaField.GROUP, MetaField.GROUP_MOVED)
+# Longer replies are not kept beside their registry: they would take more memory than they save time.
+_KEPT_WORDS: Final = 64
 _USER_COUNTED: Final = b" told"
 _LABEL = re.compile(rb"\A(?:[sc][0-9]{1,4}|t[0-9]+\.[0-9]+)\Z")
 _STATE = re.compile(rb"\A([0-9]+):([+-]):([0-9]+-[0-9]+)\Z")
@@ -57,6 +59,7 @@ class Registry:
     lost: by label, up to where a strand was really deleted. Its key was lost, and its cut is where it began
     again.
     trims: by label, the life of a strand, and up to where it was trimmed entry by entry.
+    reply: what it was parsed from, if that is short.
     """
 
     cuts: dict[Strand, Id] = field(default_factory=dict)
@@ -77,6 +80,11 @@ class Registry:
     mends: dict[bytes, bytes] = field(default_factory=dict)
     lost: dict[bytes, Id] = field(default_factory=dict)
     trims: dict[bytes, bytes] = field(default_factory=dict)
+    reply: list[Any] = field(default_factory=list, compare=False, repr=False)
+
+    def parsed_again(self, name: bytes, reply: list[Any]) -> "Registry":
+        """The registry by a newer reply: this one, if nothing has changed."""
+        return self if reply and reply == self.reply else Registry.parse(name, reply)
 
     @staticmethod
     def parse(name: bytes, reply: list[Any]) -> "Registry":
@@ -155,6 +163,7 @@ class Registry:
             {label: join_mend(mends.get(label), restores.get(label)) for label in {*mends, *restores}},
             lost,
             trims,
+            reply if len(reply) <= _KEPT_WORDS else [],
         )
 
     @property

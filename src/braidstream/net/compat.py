@@ -20,9 +20,11 @@ from typing import Any
 
 import hiredis
 from redis._parsers.base import BaseParser
+from redis._parsers.hiredis import NOT_ENOUGH_DATA
+from redis.asyncio.connection import AbstractConnection as AsyncioConnection
 from redis.cluster import ClusterPipeline
 from redis.connection import AbstractConnection
-from redis.exceptions import TimeoutError
+from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
 try:
     from redis.driver_info import DriverInfo
@@ -135,6 +137,38 @@ def read_within(conn: Any, timeout: float) -> Any:
     if not conn.can_read(timeout=timeout):
         raise TimeoutError(f"Timeout reading from {conn!r}")
     return conn.read_response(disable_decoding=True)
+
+
+_READ_RESPONSE = (AbstractConnection.read_response, AsyncioConnection.read_response)
+_PUSH: Any = getattr(hiredis, "PushNotification", ())
+
+
+def take_arrived(conn: Any, replies: list[Any], most: int) -> Any:
+    """Add replies that have arrived, undecoded and errors as values, until there are `most`.
+
+    redis-py takes some microseconds of Python for each reply. Does nothing without hiredis, and for
+    connections that handle replies in their own way: those of Sentinel and of redis-py's client-side cache.
+    A push that came between them is handled and ends it: await what is returned in asyncio.
+    """
+    if getattr(type(conn), "read_response", None) not in _READ_RESPONSE:
+        return None
+    parser = conn._parser
+    reader = getattr(parser, "_reader", None)
+    if type(reader) is not hiredis.Reader:
+        return None
+    while len(replies) < most:
+        reply = reader.gets(False)
+        if reply is NOT_ENOUGH_DATA:
+            return None
+        first = reply[0] if type(reply) is list and reply else reply
+        if isinstance(first, ConnectionError):
+            raise first
+        if isinstance(reply, Exception) and not isinstance(reply, ResponseError):
+            raise reply
+        if isinstance(reply, _PUSH):
+            return parser.handle_push_response(reply)
+        replies.append(reply)
+    return None
 
 
 def is_connected(conn: Any) -> bool:

@@ -1,5 +1,6 @@
 """Converts replies to the shape that plans expect (RESP2), and results to the shape of RESP3. No parsing."""
 
+from itertools import chain
 from typing import Any
 
 from redis import exceptions
@@ -13,6 +14,8 @@ def resp2(command: Command, reply: Any) -> Any:
     """A reply of either protocol in the shape of RESP2."""
     if isinstance(reply, exceptions.ResponseError):
         return reply_error(reply)
+    if isinstance(reply, dict) and command[0] == "HGETALL":
+        return list(chain.from_iterable(reply.items()))
     if isinstance(reply, dict) and command[0] in ("XREAD", "XREADGROUP"):
         return [[name, entries] for name, entries in reply.items()]
     if isinstance(reply, dict) or command[0] in ("XINFO", "FUNCTION"):

@@ -13,12 +13,14 @@ from redis import exceptions
 from braidstream.errors import LostError
 from braidstream.model.command import Command
 from braidstream.net.compat import (
+    awaited,
     closed_by_server,
     is_connected,
     packed,
     read_within,
     skip_health_check,
     socket_of,
+    take_arrived,
 )
 from braidstream.net.reply_shape import resp2
 from braidstream.protocol.exchange import refuse_early_end, unpack, wire
@@ -91,8 +93,9 @@ class Sender:
             connect(self.conn, self.may_connect)
             self.may_connect, self.wrote = False, self.wrote or not batch.resend
             self.conn.send_packed_command(packed(self.conn, commands))
-            for _ in commands:
+            while len(replies) < len(commands):
                 replies.append(read_reply(self.conn, timeout))
+                take_arrived(self.conn, replies, len(commands))
             found = unpack(batch, replies, resp2)
         except LOST as error:
             self.conn.disconnect()
@@ -148,8 +151,9 @@ class AsyncSender:
             await aconnect(self.conn, self.may_connect)
             self.may_connect, self.wrote = False, self.wrote or not batch.resend
             await asend(self.conn, commands)
-            for _ in commands:
+            while len(replies) < len(commands):
                 replies.append(await aread_reply(self.conn, timeout))
+                await awaited(take_arrived(self.conn, replies, len(commands)))
             found = unpack(batch, replies, resp2)
         except LOST as error:
             await self.conn.disconnect(nowait=True)

@@ -11,6 +11,8 @@ from braidstream.protocol.plan import Batch, Replies
 # Converts a reply from the form that a connection reads to the form that plans expect.
 Shape = Callable[[Command, Any], Any]
 
+EXEC: Final = ("EXEC",)
+
 
 @dataclass(frozen=True, slots=True)
 class Exchange(Batch):
@@ -26,7 +28,7 @@ class Exchange(Batch):
 
 def wire(batch: Batch) -> list[Command]:
     """The commands to send for a batch."""
-    return [("MULTI",), *batch.commands, ("EXEC",)] if batch.atomic else list(batch.commands)
+    return [("MULTI",), *batch.commands, EXEC] if batch.atomic else list(batch.commands)
 
 
 # The clocks of the engine and of this process are read at different moments.
@@ -42,8 +44,9 @@ def refuse_early_end(batch: Batch, replies: Replies, waited_s: float) -> None:
 def unpack(batch: Batch, replies: Replies, shape: Shape) -> Replies:
     """The replies as the plan gets them, from those that the connection read."""
     if batch.atomic:
-        *queued, last = (shape(command, reply) for command, reply in zip(wire(batch), replies, strict=True))
+        last = shape(EXEC, replies[-1])
         if isinstance(last, ReplyError):
+            queued = map(shape, wire(batch), replies)
             raise next((each for each in queued if isinstance(each, ReplyError)), last)
         if last is None:
             return None  # type: ignore[return-value]  # only plans that WATCH get it

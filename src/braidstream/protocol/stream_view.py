@@ -100,7 +100,7 @@ class View:
         return strand in self.recall(strand.name).cuts or (home is not None and home.strand == strand)
 
     def learn(self, name: bytes, reply: list[Any]) -> Registry:
-        registry = Registry.parse(name, reply)
+        registry = self.recall(name).parsed_again(name, reply)
         self._remember(name, registry)
         return registry
 
