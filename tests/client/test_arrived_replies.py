@@ -1,4 +1,4 @@
-"""Replies that have arrived together: a batch gets its own, also with errors and pushes among them."""
+"""What clients skip: work for replies that arrived together, and for registries that have not changed."""
 
 import asyncio
 from typing import Any
@@ -8,8 +8,11 @@ import redis
 
 import braidstream
 import braidstream.asyncio
+from braidstream.model.meta import Registry
+from braidstream.model.strand import Strand
+from tests.support.cluster import Cluster, become_cluster
 from tests.support.regions import become
-from tests.support.servers import Engine
+from tests.support.servers import Engine, Flavour
 
 ROUNDS = 20
 
@@ -69,3 +72,24 @@ def test_a_stream_that_changes_between_two_reads_is_read_anew(region: Engine) ->
         other.xadd("x", {"n": 2})
         other.xadd("x", {"n": 3})
         assert client.xlen("x") == 2
+
+
+def test_a_registry_that_a_pipeline_predicted_is_parsed_again() -> None:
+    reply = [b"s1", b"0:-:7-3"]
+    known = Registry.parse(b"x", reply)
+    predicted = known.with_strand(Strand(b"x", "c", 1))
+    assert known.parsed_again(b"x", reply) is known
+    assert predicted.parsed_again(b"x", reply) == known != predicted
+
+
+@pytest.mark.parametrize("flavour", ["redis-7.0"])
+def test_reads_before_an_xadd_in_a_pipeline_do_not_see_it(flavour: Flavour) -> None:
+    with Cluster(flavour) as cluster:
+        become_cluster(cluster, id_mode="liberal")
+        with braidstream.RedisCluster.from_url(cluster.url) as client:
+            client.xadd("x", {"n": 1}, id="1-2")
+            client.delete("x")
+            pipe = client.pipeline()
+            pipe.xrange("x")
+            pipe.xadd("x", {"n": 2}, id="1-2")
+            assert pipe.execute() == [[], b"1-2"]

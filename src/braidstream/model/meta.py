@@ -80,7 +80,8 @@ class Registry:
     mends: dict[bytes, bytes] = field(default_factory=dict)
     lost: dict[bytes, Id] = field(default_factory=dict)
     trims: dict[bytes, bytes] = field(default_factory=dict)
-    reply: list[Any] = field(default_factory=list, compare=False, repr=False)
+    # Not an argument, so that `replace` drops it: a changed registry is not what the reply says.
+    reply: list[Any] = field(default_factory=list, init=False, compare=False, repr=False)
 
     def parsed_again(self, name: bytes, reply: list[Any]) -> "Registry":
         """The registry by a newer reply: this one, if nothing has changed."""
@@ -144,7 +145,7 @@ class Registry:
             elif label.startswith(MetaField.GROUP_PASSED) and value:
                 passes[label[len(MetaField.GROUP_PASSED) :]] = frozenset(value.split()[::2])
         is_native = idempotence is not None and native == b"%d" % idempotence.era
-        return Registry(
+        registry = Registry(
             cuts,
             _ordered(there),
             dict(sorted(groups.items())),
@@ -163,8 +164,10 @@ class Registry:
             {label: join_mend(mends.get(label), restores.get(label)) for label in {*mends, *restores}},
             lost,
             trims,
-            reply if len(reply) <= _KEPT_WORDS else [],
         )
+        if len(reply) <= _KEPT_WORDS:
+            object.__setattr__(registry, "reply", reply)
+        return registry
 
     @property
     def exists(self) -> bool:
