@@ -6,6 +6,7 @@ from redis import exceptions
 
 from braidstream.clients import pipeline, shared
 from braidstream.clients.cluster_plans import EVERYWHERE, ClusterPlans, one_slot, slots_of
+from braidstream.clients.raised import for_user
 from braidstream.clients.shared import Sending
 from braidstream.net.cluster_sender import ClusterSender
 from braidstream.net.compat import awaited, awaited_all
@@ -201,6 +202,7 @@ class QueuedCommands(ClusterPlans):
                 "All keys involved in a cluster transaction must map to the same slot"
             )
         if not wanted:
+            self._refuse_malformed(commands)
             raise exceptions.RedisClusterException(
                 "At least a command with a key is needed to identify a node"
             )
@@ -217,6 +219,14 @@ class QueuedCommands(ClusterPlans):
         if found is None:
             raise exceptions.WatchError("Watched variable changed.")
         return found
+
+    def _refuse_malformed(self, commands: pipeline.Commands) -> None:
+        """A stream command has no key because words are missing: its error says more."""
+        for args, _ in commands:
+            spec = shared.spec_of(args)
+            error = None if spec is None else spec.arity_error(shared.words(self, args))
+            if error is not None:
+                raise for_user(error)
 
     def reset(self) -> Any:
         return self.give(self._reset())
