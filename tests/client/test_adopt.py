@@ -324,6 +324,20 @@ def test_undo_keeps_entries_that_were_given_back(region: Any, engine: Engine, mo
         assert names == {"ann", "bob"}
 
 
+def test_undo_leaves_pending_entries_with_a_consumer_whose_name_is_empty(region: Any, engine: Engine) -> None:
+    with _bare(engine) as bare:
+        _native(bare)
+        _adopted(region)
+        added = region.xadd("orders", {"new": 1})
+        region.xreadgroup("billing", "", {"orders": ">"})
+        assert region.run_plan(release(b"orders")).problem == ""
+        [row] = bare.xpending_range("orders", "billing", added, added, 1)
+        assert (row["consumer"], row["times_delivered"]) == ("", 1)
+        assert row["time_since_delivered"] >= 0
+        owners = {each["name"]: each["pending"] for each in bare.xinfo_consumers("orders", "billing")}
+        assert owners == {"ann": 6, "": 11}
+
+
 def test_undo_is_refused_if_lua_would_round_an_id(region: Any, engine: Engine) -> None:
     with _bare(engine) as bare:
         _native(bare)

@@ -113,6 +113,23 @@ def test_a_log_that_was_written_anew_looks_the_same(client: braidstream.Redis) -
     assert [row[0] for row in client.tread("log", count=2_000, group="once")][-1] == 2_501
 
 
+def test_a_consumer_whose_name_is_empty_keeps_its_entries_when_a_log_is_written_anew(
+    world: World, client: braidstream.Redis
+) -> None:
+    fill(client, 20)
+    client.xgroup_create("log", "g", "0")
+    client.xreadgroup("g", "", {"log": ">"}, count=5)
+    client.xdel("log", "0-7")
+    before = shown(client)["pending"]
+    rewrite(client)
+    assert shown(client)["pending"] == before
+    assert [row[1] for row in before["g"]] == [""] * 5
+    strand = world[1].run_plan(log_compaction.read_segments(b"log"))[0].strand.key
+    with world.engines[0].client(decode_responses=True) as operator:
+        [owner] = operator.xinfo_consumers(strand, "g")
+    assert (owner["name"], owner["pending"]) == ("", 5)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_others_write_read_delete_and_evict_meanwhile(client: braidstream.Redis, seed: int) -> None:
     fill(client)

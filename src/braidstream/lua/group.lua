@@ -70,11 +70,14 @@ local function remove_empty_strands(meta, named)
   end
 end
 
---[[ Make an entry pending as a row of XPENDING says. A row without a consumer was given back by XNACK, and is again: XCLAIM
-     would create a consumer without a name. XNACK FATAL sets a count that is not exact in Lua. ]]
+-- Whether XNACK gave back the entry of a row of XPENDING. Its idle time shows it: a consumer may have an empty name.
+local function was_given_back(row) return row[3] < 0 end
+
+--[[ Make an entry pending as a row of XPENDING says. A row that XNACK gave back has no consumer, so it is given back again:
+     XCLAIM would create a consumer without a name. XNACK FATAL sets a count that is not exact in Lua. ]]
 local function put_pending(key, group, id, row)
   local count = row[4] < 2 ^ 53 and row[4] or '9223372036854775807'
-  if row[2] == '' then
+  if was_given_back(row) then
     redis.call('XNACK', key, group, 'FAIL', 'IDS', 1, id, 'RETRYCOUNT', count, 'FORCE')
   else
     redis.call('XCLAIM', key, group, row[2], 0, id, 'IDLE', row[3], 'RETRYCOUNT', count, 'FORCE', 'JUSTID')

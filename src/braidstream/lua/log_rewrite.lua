@@ -44,7 +44,7 @@ do
     if not groups then return redis.error_reply('BSBUSY too many entries are pending') end
     for _, group in ipairs(groups) do
       for _, row in ipairs(group.rows) do
-        if row[2] == '' then return redis.error_reply('BSBUSY group ' .. group.name .. ' has entries that were given back by XNACK') end
+        if was_given_back(row) then return redis.error_reply('BSBUSY group ' .. group.name .. ' has entries that were given back by XNACK') end
       end
     end
     redis.call('UNLINK', strand)

@@ -61,7 +61,7 @@ do
       group.rows = redis.call('XPENDING', key, group.name, '-', '+', MENDED_AT_ONCE)
       group.members = redis.call('XINFO', 'CONSUMERS', key, group.name)
       total = total + #group.rows
-      for _, row in ipairs(group.rows) do groups.is_given_back = groups.is_given_back or row[2] == '' end
+      for _, row in ipairs(group.rows) do groups.is_given_back = groups.is_given_back or was_given_back(row) end
     end
     if total < MENDED_AT_ONCE then return groups end
   end

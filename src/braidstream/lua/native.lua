@@ -86,7 +86,7 @@ local function all_pending(s, page)
   local rows, is_given_back = {}, false
   for group in pairs(#page > 0 and group_positions(s) or {}) do
     rows[group] = pending_in(s, group, page)
-    for _, row in ipairs(rows[group]) do is_given_back = is_given_back or row[2] == '' end
+    for _, row in ipairs(rows[group]) do is_given_back = is_given_back or was_given_back(row) end
   end
   return rows, is_given_back
 end
