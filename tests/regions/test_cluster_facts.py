@@ -93,6 +93,52 @@ def test_a_primary_that_was_lost_gets_what_it_missed_from_the_daemon(cluster: Cl
     asyncio.run(run())
 
 
+def test_a_removal_that_reached_some_primaries_wins_over_a_later_change_of_the_others(
+    cluster: Cluster,
+) -> None:
+    become_cluster(cluster)
+    add_writers(cluster.url, [2, 3])
+    before = facts_at(cluster.nodes[0])
+    newer = b"%d" % (int(before[ConfigField.TOPOLOGY]) + 2)
+    removed = {**before, ConfigField.WRITERS: b"1 2", ConfigField.LEFT: b"3"}
+    for node in cluster.nodes[1:]:
+        leave_old(node, removed)
+    leave_old(cluster.nodes[0], {**before, ConfigField.WRITERS: b"1 2 3 4", ConfigField.TOPOLOGY: newer})
+
+    async def run() -> None:
+        async with reached(cluster) as endpoint:
+            await Completion(endpoint).look()
+
+    asyncio.run(run())
+    assert writers_of(cluster) == [b"1 2 4"] * 3
+    assert [facts_at(node)[ConfigField.LEFT] for node in cluster.nodes] == [b"3"] * 3
+
+
+def test_a_change_that_lost_its_key_does_not_undo_a_removal(cluster: Cluster) -> None:
+    become_cluster(cluster)
+    add_writers(cluster.url, [2, 3])
+
+    def remove_meanwhile() -> None:
+        """A failover lost the key, so `braid region remove` did not wait."""
+        for node in cluster.nodes:
+            facts = facts_at(node)
+            topology = b"%d" % (int(facts[ConfigField.TOPOLOGY]) + 1)
+            left = {ConfigField.WRITERS: b"1 2", ConfigField.LEFT: b"3", ConfigField.TOPOLOGY: topology}
+            leave_old(node, {**facts, **left})
+
+    def add(facts: Facts) -> Facts:
+        remove_meanwhile()
+        return {**facts, ConfigField.WRITERS: b"1 2 3 4"}
+
+    async def run() -> None:
+        async with reached(cluster) as endpoint:
+            await change_facts(endpoint, add)
+
+    asyncio.run(run())
+    assert writers_of(cluster) == [b"1 2 4"] * 3
+    assert [facts_at(node)[ConfigField.LEFT] for node in cluster.nodes] == [b"3"] * 3
+
+
 def test_facts_are_compared_again_without_a_reason(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     become_cluster(cluster)
     before = facts_at(cluster.nodes[2])

@@ -6,11 +6,11 @@ completes it.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from braidstream.admin.membership import check_names, first_facts, refuse_eviction
 from braidstream.errors import BraidError, RegionTakenError
-from braidstream.lua.cluster_facts import Facts, load_facts, load_functions, read_facts
+from braidstream.lua.cluster_facts import WHO, Facts, join_facts, load_facts, load_functions, read_facts
 from braidstream.model.fields import ConfigField
 from braidstream.model.region_config import FLUSHED, Region
 from braidstream.protocol.identify import info_facts
@@ -19,7 +19,6 @@ from braidstream.protocol.retries import Retries
 
 # Runs a plan on one primary.
 Node = Callable[[Plan[Any]], Any]
-_WHO: Final = (ConfigField.REGION, ConfigField.NAME)
 
 
 def initialise_cluster(
@@ -47,14 +46,14 @@ def _agree(nodes: Sequence[Node], first: Facts, *, fenced: bool) -> Facts:
     while True:
         retries.count()
         found = [node(read_facts()) for node in nodes]
-        known = newest_facts([each for each in found if each is not None])
+        known = agreed_facts([each for each in found if each is not None])
         if known is None:
             fence = {ConfigField.FENCED: FLUSHED} if fenced else {}
             known = {**first, **fence, ConfigField.IDENTITY: nodes[0](_run_id())}
             if not nodes[0](load_facts(known)):
                 continue
             found[0] = known
-        if any(known[field] != first[field] for field in _WHO):
+        if any(known[field] != first[field] for field in WHO):
             raise RegionTakenError(has=_shown(known), wanted=_shown(first))
         if fenced and None in found and ConfigField.FENCED not in known:
             topology = b"%d" % (int(known[ConfigField.TOPOLOGY]) + 1)
@@ -68,11 +67,11 @@ def _agree(nodes: Sequence[Node], first: Facts, *, fenced: bool) -> Facts:
             return known
 
 
-def newest_facts(found: Sequence[Facts]) -> Facts | None:
-    """The facts with the highest `topology`. An error if nodes belong to different regions."""
+def agreed_facts(found: Sequence[Facts]) -> Facts | None:
+    """The facts of several nodes, joined. An error if they belong to different regions."""
     if not found:
         return None
-    who = {tuple(each[field] for field in _WHO) for each in found}
+    who = {tuple(each[field] for field in WHO) for each in found}
     if len(who) > 1:
         regions = " and ".join(sorted({_shown(each) for each in found}))
         raise BraidError(
@@ -80,7 +79,7 @@ def newest_facts(found: Sequence[Facts]) -> Facts | None:
             "functions of its former region. On that node, run: FUNCTION DELETE braidstream_region. Then run "
             "this again."
         )
-    return max(found, key=lambda each: (int(each[ConfigField.TOPOLOGY]), each[ConfigField.IDENTITY]))
+    return join_facts(sorted(found, key=lambda each: each[ConfigField.IDENTITY], reverse=True))
 
 
 def _shown(facts: Facts) -> str:

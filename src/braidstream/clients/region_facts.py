@@ -2,7 +2,7 @@
 
 The facts of a cluster are a library (lua/cluster_facts.py), which the engine replaces as a whole. So that two
 changes at once do not undo each other, a change holds a key for a moment. A change that ended half-way is
-completed by the next one, or by `braid init`: the facts with the highest `topology` count.
+completed by the next one, or by `braid init`: the facts of all nodes are joined (`join_facts`).
 """
 
 import secrets
@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from braidstream.admin.cluster_membership import newest_facts
+from braidstream.admin.cluster_membership import agreed_facts
 from braidstream.admin.membership import check_id_mode, tune_id_mode
 from braidstream.clients.any_region import AnyClient
 from braidstream.errors import BraidError, NotARegionError
-from braidstream.lua.cluster_facts import Facts, load_facts, read_facts
+from braidstream.lua.cluster_facts import Facts, put_facts, read_facts
 from braidstream.model.fields import ConfigField
 from braidstream.model.keys import FACTS_LOCK
 from braidstream.model.region_config import Region
@@ -45,12 +45,12 @@ def _change(client: AnyClient, changed: Facts) -> Region:
     """Change facts on every primary. All of them must answer: one that does not would keep the old ones."""
     with _alone(client):
         found = client.run_on_primaries(read_facts)
-        known = newest_facts([facts for facts in found if facts is not None])
+        known = agreed_facts([facts for facts in found if facts is not None])
         if known is None:
             raise NotARegionError
         topology = int(known[ConfigField.TOPOLOGY]) + 1
         wanted = {**known, **changed, ConfigField.TOPOLOGY: b"%d" % topology}
-        client.run_on_primaries(lambda: load_facts(wanted, replace=True))
+        client.run_on_primaries(lambda: put_facts(wanted))
     region: Region = client.run_plan(read_any_region())
     return region
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from braidstream.errors import ReplyError
 from braidstream.lua import VERSION, installed, refuse_newer, source
+from braidstream.model.fields import ConfigField
 from braidstream.model.strand import facts as paired
 from braidstream.protocol.identify import NODE_FACTS
 from braidstream.protocol.plan import Batch, Plan
@@ -20,6 +21,8 @@ from braidstream.protocol.plan import Batch, Plan
 NAME: Final = "braidstream_region"
 # Both libraries.
 _OURS: Final = "braidstream*"
+# Which region it is. Facts of another region are never joined with ours.
+WHO: Final = (ConfigField.REGION, ConfigField.NAME)
 
 Facts = dict[bytes, bytes]
 
@@ -56,6 +59,46 @@ def is_missing(reply: ReplyError) -> bool:
 def load_facts(facts: Facts, *, replace: bool = False) -> Plan[bool]:
     """Store the facts on a node. Without `replace`: False if the node holds some already."""
     return (yield from _load(facts_library(facts), replace=replace))
+
+
+def put_facts(facts: Facts) -> Plan[None]:
+    """Store the facts on a node, joined with those that another change has stored there meanwhile."""
+    here = yield from read_facts()
+    joined = facts if here is None else join_facts([facts, here])
+    if joined != here:
+        yield from load_facts(joined, replace=True)
+
+
+def join_facts(found: Sequence[Facts]) -> Facts:
+    """The facts with the highest `topology`, with the writers and the removed regions of all.
+
+    These sets only grow, except that a removed region is no writer. So of two changes at once, where the key
+    that keeps them apart was lost in a failover, neither undoes what the other one has added or removed.
+    """
+    newest = max(found, key=lambda facts: int(facts[ConfigField.TOPOLOGY]))
+    same = [facts for facts in found if all(facts[field] == newest[field] for field in WHO)]
+    left = set[int]().union(*(numbers(facts, ConfigField.LEFT) for facts in same))
+    writers = set[int]().union(*(numbers(facts, ConfigField.WRITERS) for facts in same)) - left
+    if (writers, left) == (numbers(newest, ConfigField.WRITERS), numbers(newest, ConfigField.LEFT)):
+        return newest
+    topology = b"%d" % (int(newest[ConfigField.TOPOLOGY]) + 1)
+    return with_numbers(newest, writers, left) | {ConfigField.TOPOLOGY: topology}
+
+
+def numbers(facts: Facts, field: bytes) -> set[int]:
+    return {*map(int, facts.get(field, b"").split())}
+
+
+def with_numbers(facts: Facts, writers: set[int], left: set[int]) -> Facts:
+    """The facts with these writers and removed regions."""
+    changed = {ConfigField.WRITERS: _text(writers)}
+    if left:
+        changed[ConfigField.LEFT] = _text(left)
+    return {**facts, **changed}
+
+
+def _text(chosen: set[int]) -> bytes:
+    return b" ".join(b"%d" % number for number in sorted(chosen))
 
 
 def _load(text: str, *, replace: bool = False) -> Plan[bool]:

@@ -1,7 +1,8 @@
 """Which region an engine is, and who its peers are: of one server in `bs:config`, of a cluster on every node.
 
 Facts of a cluster are a library (lua/cluster_facts.py), which the engine replaces as a whole. So that two
-changes at once do not undo each other, a change holds a key for a moment. A node that was added, that missed
+changes at once do not undo each other, a change holds a key for a moment; and should the key be lost in a
+failover, the facts of all nodes are joined. A node that was added, that missed
 a change, or that came back empty gets the functions and facts of the others.
 """
 
@@ -14,7 +15,16 @@ from typing import Final, TypeVar
 from braidstream.admin.membership import meet, part
 from braidstream.errors import BraidError, LostError, NotARegionError, ReplyError
 from braidstream.lua import installed
-from braidstream.lua.cluster_facts import Facts, load_facts, load_libraries, read_facts, read_libraries
+from braidstream.lua.cluster_facts import (
+    Facts,
+    join_facts,
+    load_libraries,
+    numbers,
+    put_facts,
+    read_facts,
+    read_libraries,
+    with_numbers,
+)
 from braidstream.model.fields import ConfigField
 from braidstream.model.keys import FACTS_LOCK
 from braidstream.model.region_config import Region
@@ -120,13 +130,12 @@ async def change_facts(
     async with _alone(cluster):
         nodes = cluster.nodes if nodes is None else nodes
         found = [await node.run(read_facts()) for node in nodes]
-        known = _newest([facts for facts in found if facts is not None])
+        known = _joined([facts for facts in found if facts is not None])
         wanted = change(known)
         if wanted != known:
             wanted = {**wanted, ConfigField.TOPOLOGY: b"%d" % (int(known[ConfigField.TOPOLOGY]) + 1)}
-        for node, facts in zip(nodes, found, strict=True):
-            if facts != wanted:
-                await node.run(load_facts(wanted, replace=True))
+        for node in nodes:
+            await node.run(put_facts(wanted))
     return await region_of(cluster)
 
 
@@ -177,7 +186,7 @@ async def _complete_nodes(cluster: ClusterEndpoint, nodes: Sequence[Endpoint]) -
 
 
 async def _share_facts(cluster: ClusterEndpoint, nodes: Sequence[Endpoint]) -> None:
-    """Give the newest facts to those of the nodes that have others."""
+    """Give the facts of all to those of the nodes that have others."""
     facts = [await node.run(read_facts()) for node in nodes]
     if any(each != facts[0] for each in facts):
         await change_facts(cluster, lambda known: known, nodes)
@@ -187,26 +196,18 @@ def _connected(cluster: ClusterEndpoint) -> list[Endpoint]:
     return [node for node in cluster.nodes if node.connected]
 
 
-def _newest(found: list[Facts]) -> Facts:
+def _joined(found: list[Facts]) -> Facts:
     if not found:
         raise NotARegionError
-    return max(found, key=lambda facts: int(facts[ConfigField.TOPOLOGY]))
+    return join_facts(found)
 
 
 def _with_writers(facts: Facts, come: set[int], gone: set[int], now_ms: int = 0) -> Facts:
     """Those that left stay away. now_ms: noted if these are the first peers."""
-    left = {*map(int, facts.get(ConfigField.LEFT, b"").split())} | gone
-    known = {*map(int, facts.get(ConfigField.WRITERS, b"").split())}
-    changed = {ConfigField.WRITERS: _text((known | come) - left)}
-    if left:
-        changed[ConfigField.LEFT] = _text(left)
-    if len(known) < 2 and now_ms:
-        changed[ConfigField.MET] = b"%d" % now_ms
-    return {**facts, **changed}
-
-
-def _text(numbers: set[int]) -> bytes:
-    return b" ".join(b"%d" % number for number in sorted(numbers))
+    left = numbers(facts, ConfigField.LEFT) | gone
+    known = numbers(facts, ConfigField.WRITERS)
+    met = {ConfigField.MET: b"%d" % now_ms} if len(known) < 2 and now_ms else {}
+    return with_numbers(facts, (known | come) - left, left) | met
 
 
 @asynccontextmanager
