@@ -7,12 +7,16 @@ from typing import Any
 import pytest
 import redis
 
+from braidstream.commands.rename import copy
+from braidstream.protocol.identify import read_region
+from braidstream.protocol.plan import Plan
+from braidstream.protocol.stream_view import View
 from tests.regions.test_replication_security import RIGHTS
 from tests.support.cli import braid
 from tests.support.daemons import numbered, write_config
 from tests.support.matrix import installed
 from tests.support.regions import become, client_of
-from tests.support.servers import NEWEST, Engine
+from tests.support.servers import NEWEST, Engine, Flavour
 
 
 @pytest.fixture(params=NEWEST)
@@ -59,6 +63,36 @@ def test_every_bad_setting_is_found_with_a_remedy(pair: tuple[Engine, Engine], t
     weak = two.url.replace("redis://", "redis://weak:secret@")
     config = write_config(tmp_path / "weak.toml", {2: weak})
     assert "XADD" in findings(config)["rights", "region-2"]["text"]
+
+
+def test_the_copy_of_a_client_that_was_killed_is_named_after_an_hour(
+    flavour: Flavour, tmp_path: Path
+) -> None:
+    def killed(plan: Plan[Any]) -> Plan[None]:
+        """Nothing is sent after the first page of the copy."""
+        batch = next(plan)
+        while True:
+            replies = yield batch
+            if any(command[0] == "XADD" for command in batch.commands):
+                return
+            batch = plan.send(replies)
+
+    with Engine(flavour, clock_s=0) as engine:
+        config = write_config(tmp_path / "braid.toml", {1: engine.url})
+        become(engine, region=1, name="region-1")
+        with client_of(engine) as client, engine.client() as operator:
+            client.xadd("orders", {"n": 1})
+            view = View(client.run_plan(read_region()))
+            client.run_plan(killed(copy(view, [b"COPY", b"orders", b"sales"])))
+            [left] = operator.keys("bs:copy:*")
+            assert ("copies", "region-1") not in findings(config)
+            engine.set_clock(2 * 3600)
+            found = findings(config)["copies", "region-1"]
+            assert left.decode() in found["text"]
+            assert "120 minutes" in found["text"]
+            assert "UNLINK" in found["fix"]
+            operator.unlink(left)
+            assert ("copies", "region-1") not in findings(config)
 
 
 def test_what_is_found_is_shown_with_what_to_type(pair: tuple[Engine, Engine], tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from braidstream.admin.adoption import find_native
 from braidstream.admin.cluster_map import READ_NODES, ClusterNode, by_itself, place_text
+from braidstream.admin.unfinished_copies import UnfinishedCopy, find_unfinished
 from braidstream.errors import ReplyError
 from braidstream.model import keys
 from braidstream.model.command import Command
@@ -80,6 +81,7 @@ class Setup:
     strays: native streams under the name of one of ours; natives: other native streams.
     denied: commands that the user may not run; None if that cannot be checked.
     unchecked: why native streams could not be looked for.
+    copies: those that killed clients left.
     """
 
     name: str
@@ -92,13 +94,14 @@ class Setup:
     denied: tuple[str, ...] | None = None
     unchecked: str = ""
     node: ClusterNode | None = None
+    copies: tuple[UnfinishedCopy, ...] = ()
 
     def number(self, fact: bytes) -> int:
         return int(self.info.get(fact, b"0"))
 
 
 def read_setup(name: str, node: ClusterNode | None = None, region: Region | None = None) -> Plan[Setup]:
-    """Read it. Native streams are found by SCAN: many round trips on a large server.
+    """Read it. Native streams and unfinished copies are found by SCAN: many round trips on a large server.
 
     node: of a cluster. region: which one that is; a node may lack the facts.
     """
@@ -112,15 +115,16 @@ def read_setup(name: str, node: ClusterNode | None = None, region: Region | None
     try:
         is_replica = node is not None and not node.is_primary
         native, unchecked = ([] if is_replica else (yield from find_native())), ""
+        copies = () if is_replica else tuple((yield from find_unfinished()))
     except ReplyError as error:  # no right to SCAN, say
-        native, unchecked = [], str(error)
+        native, unchecked, copies = [], str(error), ()
     strays = tuple(stream.name for stream in native if stream.is_stray)
     natives = tuple(stream.name for stream in native if not stream.is_stray)
     about = {} if isinstance(info, ReplyError) else info_facts(info)
     if node is not None:
         [listed] = yield Batch([READ_NODES], resend=True, attempt=True)
         node = by_itself(node, listed)
-    return Setup(name, region, about, known, strays, natives, who, denied, unchecked, node)
+    return Setup(name, region, about, known, strays, natives, who, denied, unchecked, node, copies)
 
 
 def _denied(user: str, also: Sequence[Command] = ()) -> Plan[tuple[str, ...] | None]:
@@ -157,7 +161,7 @@ def diagnose(
         found += [replace(finding, nodes=nodes) for some in checks for finding in some]
         regions[setup.name] = _joined(regions.get(setup.name, setup), setup)
     for whole in regions.values():
-        found += [*_strays(whole), *(() if listed is None else _drift(whole, listed))]
+        found += [*_strays(whole), *_copies(whole), *(() if listed is None else _drift(whole, listed))]
     return _folded([*found, *_modes([*regions.values()])])
 
 
@@ -169,6 +173,7 @@ def _joined(one: Setup, two: Setup) -> Setup:
         strays=tuple(sorted(strays)),
         natives=tuple(sorted(natives - strays)),
         unchecked=one.unchecked or two.unchecked,
+        copies=tuple(sorted({*one.copies, *two.copies})),
     )
 
 
@@ -247,6 +252,17 @@ def _strays(setup: Setup) -> Iterable[Finding]:
         text = f"native streams, which are not replicated: {_some(setup.natives)}."
         fix = "To replicate one: braid adopt NAME --url URL. To keep it native: nothing."
         yield Finding("note", "native", setup.name, text, fix)
+
+
+def _copies(setup: Setup) -> Iterable[Finding]:
+    if setup.copies:
+        oldest = max(each.age_s for each in setup.copies) // 60
+        text = (
+            f"unfinished copies use memory: {_some([each.key for each in setup.copies])}. The oldest is "
+            f"{oldest:,} minutes old. A client was killed in COPY, RENAME, RESTORE or DUMP."
+        )
+        fix = "If no such command has been running for so long, delete each of them: UNLINK KEY"
+        yield Finding("warning", "copies", setup.name, text, fix)
 
 
 def _rights(setup: Setup) -> Iterable[Finding]:

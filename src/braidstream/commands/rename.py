@@ -11,6 +11,7 @@ only the first is (AA-12, AA-25 of docs/design/requirements.md).
 """
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
@@ -33,6 +34,8 @@ from braidstream.protocol.stream_view import View
 
 PAGE: Final = 500
 TRIES: Final = 5
+# A temporary copy whose name `token` made: the client, the time.
+_MADE: Final = re.compile(re.escape(keys.COPY) + rb"[0-9]+\.([0-9]+)\.[0-9]+:")
 
 
 def rename(view: View, argv: Argv) -> Plan[bytes]:
@@ -209,6 +212,12 @@ def token() -> Plan[bytes]:
     """A unique name for a temporary copy: this connection and the time."""
     time, client = yield Batch([("TIME",), ("CLIENT", "ID")], resend=True)
     return b"%d.%b.%b" % (client, time[0], time[1])
+
+
+def made_s(key: bytes) -> int | None:
+    """When the temporary copy was begun, by the clock of its server. None for a key with another token."""
+    found = _MADE.match(key)
+    return None if found is None else int(found[1])
 
 
 def fill(view: View, source: bytes, aside: bytes) -> Plan[tuple[int, Id]]:

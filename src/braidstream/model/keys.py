@@ -63,7 +63,7 @@ _BELL = b"bs:bell:"
 _TURN = b"bs:turn:"
 _TAKES: Final = (b"bs:room:", b"bs:look:", b"bs:gate:", b"bs:waits:")
 _TICK = b"bs:tick:"
-_COPY = b"bs:copy:"
+COPY: Final = b"bs:copy:"
 _CLAIM = b"bs:claim:"
 _SAFE = b"bs:safe:"
 STRAY: Final = b"bs:stray:"
@@ -150,7 +150,7 @@ def tick(name: bytes) -> bytes:
 
 
 def copy(name: bytes, token: bytes) -> bytes:
-    return _COPY + token + b":" + tag(name)
+    return COPY + token + b":" + tag(name)
 
 
 def stray(name: bytes) -> bytes:
@@ -175,7 +175,7 @@ def parse_aside(key: bytes) -> tuple[bytes, bytes] | None:
 
 def is_left_over(key: bytes) -> bool:
     """Whether FLUSHDB may unlink a key: an unfinished copy, or the messages of a producer."""
-    return key.startswith((_COPY, _ABOUT, STRAY, ASIDE)) or _KNOWN.match(key) is not None
+    return key.startswith((COPY, _ABOUT, STRAY, ASIDE)) or _KNOWN.match(key) is not None
 
 
 def about(name: bytes) -> bytes:
@@ -227,7 +227,7 @@ def parse_journal(key: bytes) -> tuple[bytes, int] | None:
 def is_ours(key: bytes) -> bool:
     """Whether a key belongs to braidstream. KEYS and SCAN hide it."""
     if key in (CONFIG, DAEMONS, STATUS, BEATS, FACTS_LOCK) or key.startswith(
-        (META, _BELL, _TURN, *_TAKES, _TICK, _COPY, _CLAIM, _SAFE, _ABOUT, _STAGE, _SINK, STRAY, ASIDE)
+        (META, _BELL, _TURN, *_TAKES, _TICK, COPY, _CLAIM, _SAFE, _ABOUT, _STAGE, _SINK, STRAY, ASIDE)
     ):
         return True
     return any(form.match(key) for form in (_STRAND, _JOURNAL, _KNOWN))
