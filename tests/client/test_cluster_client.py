@@ -301,6 +301,8 @@ def test_a_pipeline_of_a_user_without_multi_runs_each_command_once(
         pipe.incr("{a}n").delete("{a}x", "{a}y").incr("{a}n").xadd("{a}s", {"n": "1"}).xlen("{a}s")
         first, deleted, second, _, length = pipe.execute()
         assert (first, deleted, second, length) == (1, 0, 2, 2)
+        assert user.xadd("{a}new", {"n": "1"})
+        assert user.xlen("{a}new") == 1
     finally:
         for node in cluster.nodes:
             with node.client() as operator:

@@ -172,6 +172,25 @@ def test_a_deletion_that_is_refused_deletes_no_stream(
     assert state(line) == before
 
 
+@pytest.mark.parametrize("rights", [["-multi"], ["-multi", "-exec"]])
+def test_the_first_entry_of_a_user_without_multi_is_answered_with_its_id(
+    line: Line, served: Served, engine: Engine, grant: Grant, rights: list[str]
+) -> None:
+    grant("+@all", *rights, "~*")
+    with as_user(served.port) as user:
+        assert user.say("XADD s * n 1").startswith(b"$")
+        assert line.say("XLEN s") == b":1\r\n"
+        [*_, refused] = user.pipeline("MULTI", "XADD s * n 2", "EXEC")
+        assert refused.startswith(b"-")
+    with braidstream.Redis.from_url(
+        engine.url.replace("//", "//app:secret@"), decode_responses=True
+    ) as client:
+        added = client.xadd("t", {"n": "1"})
+        assert [entry for entry, _ in client.xrange("t")] == [added]
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            client.pipeline(transaction=True).xadd("t", {"n": "2"}).execute()
+
+
 def test_of_several_names_all_must_be_allowed(line: Line, served: Served, grant: Grant) -> None:
     fill(line)
     grant("+@all", "~s", "~bs:*")

@@ -282,6 +282,8 @@ def test_commands_of_a_user_without_multi_run_once(line: Line, limited: Callable
     replies = line.pipeline("INCR {a}n", "MGET {a}n {a}x", "INCR {a}n", "LPUSH {a}n 1")
     assert replies[:3] == [b":1\r\n", b"*2\r\n$1\r\n1\r\n$-1\r\n", b":2\r\n"]
     assert replies[3].startswith(b"-WRONGTYPE")
+    assert line.say("XADD {a}new * n 1").startswith(b"$")
+    assert line.say("XLEN {a}new") == b":1\r\n"
 
 
 @pytest.mark.parametrize("kind", ["sync", "asyncio"])

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from redis.exceptions import AskError, ClusterDownError, MovedError
+from redis.exceptions import AskError, ClusterDownError, MovedError, NoPermissionError, ResponseError
 
 from braidstream.net import scatter
 from braidstream.net.scatter import Patience, Round, deliver
@@ -46,6 +46,13 @@ def test_a_multi_of_ours_does_not_end_the_watch_of_the_user() -> None:
     [sent], replies = run(batch, whole(1, 2), watching=True)
     assert sent.legs[0].commands == list(batch.commands)
     assert replies == [1, 2]
+
+
+def test_replies_of_a_multi_within_a_multi_of_ours_that_was_refused_are_kept() -> None:
+    batch = Batch([("DEL", "{t}a", "{t}b"), ("MULTI",), ("XADD", "{t}c", "*", "n", "1"), ("EXEC",)])
+    refused, ended = NoPermissionError("no MULTI"), ResponseError("EXEC without MULTI")
+    _, replies = run(batch, whole(refused, 2, b"1-1", ended))
+    assert replies == [2, refused, b"1-1", ended]
 
 
 def test_a_command_that_is_refused_is_not_sent_after_a_later_one_that_ran() -> None:

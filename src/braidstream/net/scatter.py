@@ -292,7 +292,7 @@ class _Parcel:
         for unit in leg.units:
             mine, done = done[: len(unit.inner)], done[len(unit.inner) :]
             if unit.is_multi:
-                mine = [began, *([b"QUEUED"] * len(mine)), ended if is_refused else mine]
+                mine = [began, *mine, ended] if is_refused else [began, *([b"QUEUED"] * len(mine)), mine]
             self.take(unit, mine)
         return []
 

@@ -46,8 +46,13 @@ def unpack(batch: Batch, replies: Replies, shape: Shape) -> Replies:
     if batch.atomic:
         last = shape(EXEC, replies[-1])
         if isinstance(last, ReplyError):
-            queued = map(shape, wire(batch), replies)
-            raise next((each for each in queued if isinstance(each, ReplyError)), last)
+            began, *queued = map(shape, wire(batch), replies)
+            if isinstance(began, ReplyError) and not isinstance(batch, Exchange):
+                # The user may not run MULTI. So the engine ran the commands one by one: the plan gets their
+                # replies. A MULTI of the user's own fails, as it does at the engine.
+                last = replies[1:-1]
+            else:
+                raise next((each for each in (began, *queued) if isinstance(each, ReplyError)), last)
         if last is None:
             return None  # type: ignore[return-value]  # only plans that WATCH get it
         replies = last
