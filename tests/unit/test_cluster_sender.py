@@ -101,6 +101,19 @@ def test_a_node_that_refuses_a_batch_alone_has_done_nothing_of_it() -> None:
         send(Fake(one, Node("two")), one, Batch([("XADD", "a", "*", "n", "1")]))
 
 
+def test_a_batch_of_which_a_node_ran_a_part_before_it_refused_is_not_sent_again() -> None:
+    one = Node("one", b"1-0", LOADING)
+    with pytest.raises(NotResentError):
+        send(Fake(one, Node("two")), one, Batch([("XADD", "a", "*", "n", "1"), ("XADD", "a", "*", "n", "2")]))
+
+
+def test_a_multi_that_a_node_refused_before_its_end_has_done_nothing() -> None:
+    one = Node("one", b"OK", b"QUEUED", LOADING)
+    batch = Batch([("XADD", "a", "*", "n", "1"), ("XADD", "a", "*", "n", "2")], atomic=True)
+    with pytest.raises(exceptions.BusyLoadingError):
+        send(Fake(one, Node("two")), one, batch)
+
+
 PAGE = [[b"b", [[b"1-0", [b"n", b"1"]]]]]
 
 

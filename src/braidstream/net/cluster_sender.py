@@ -153,20 +153,30 @@ class ClusterSender:
             for conn in load:  # replies may still arrive
                 await self._nodes.disconnect(conn)
             raise
-        answers = [read[id(leg)] for leg in turn.legs]
-        self._ran = self._ran or any(not isinstance(each, REDIRECTS) for some in answers for each in some)
-        return _without_losses(turn.legs, answers)
+        return _without_losses(turn.legs, [read[id(leg)] for leg in turn.legs])
 
     async def _read(self, conn: Any, leg: Leg, timeout: float | None) -> list[Any]:
         """The replies to a leg. For one slot's share of a read, a lost connection is a reply: other nodes may
         have delivered entries to a group."""
+        replies = list[Any]()
         try:
-            return [await self._nodes.read(conn, timeout) for _ in leg.wire()]
+            for _ in leg.wire():
+                replies.append(await self._nodes.read(conn, timeout))
         except LOST as error:
             if not leg.part:
+                self._note_run(leg, replies)
                 raise
+            self._ran = True  # entries may have been delivered
             await self._nodes.disconnect(conn)
             return [error for _ in leg.wire()]
+        self._note_run(leg, replies)
+        return replies
+
+    def _note_run(self, leg: Leg, replies: list[Any]) -> None:
+        """Before the reply to its EXEC, a MULTI has not run. A redirected command has not run either."""
+        is_queued = leg.is_multi and len(replies) < len(leg.wire())
+        ran = not is_queued and any(not isinstance(each, REDIRECTS) for each in replies)
+        self._ran = self._ran or ran
 
     async def _connection(self, leg: Leg) -> Any:
         if leg.ask is not None:
