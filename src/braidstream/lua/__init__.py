@@ -29,6 +29,7 @@ _PARTS: Final = (
         "log_group",
         "log_move",
         "braid",
+        "shared_deadline",
         "deadline",
         "native",
         "journal",

@@ -7,13 +7,7 @@
         2   when the entries of all other regions are gone too, it deletes the stream, with its groups
 
      So no region deletes what another one wrote: a region that was cut off may have extended the deadline. What a region
-     writes after its step 1 stays.
-
-        until   <version> <ms, 0 for none>      the later version wins, then the later time; none is the latest
-        ended   <version> <0|1|2>               the step that was done here; local to this region. 0: the deadline was known
-                                                here before it was over
-        again   <version> <ms>                  after this deadline a region has entries with chosen IDs, which do not show
-                                                that they are later: the stream was started again. The later one wins
+     writes after its step 1 stays. shared_deadline.lua has the fields.
 
      Without peers the engine itself does it: `due` -> `<ms> <our writer> <our writer, 0 without peers>`, or ''.
 
@@ -26,6 +20,7 @@
      first. Clients that only read call `bs_braid_registry`, which writes nothing. ]]
 do
   local FOREVER = 9007199254740991 -- larger numbers are not exact in Lua
+  local shared = deadline.shared
 
   local function read(text)
     local at, writer, journal = string.match(text or '', '^(%d+) (%d+) (%d+)$')
@@ -47,89 +42,11 @@ do
 
   function deadline.rights(meta) return of(meta) and { 'PEXPIREAT' } or {} end
 
-  -- Of a peer: numbers that are exact in Lua.
-  function deadline.is_valid(text)
-    local version, at = string.match(text, '^(%d+) (%d+)$')
-    return version ~= nil and #version <= 15 and #at <= 16
-  end
-
-  local function read_until(text)
-    local version, at = string.match(text or '', '^(%d+) (%d+)$')
-    return { version = tonumber(version or 0), at = tonumber(at or 0) }
-  end
-
-  -- Notes that the deadline is known before it is over: then chosen IDs that are there at that time are older.
-  local function write_until(meta, version, at)
-    redis.call('HSET', meta, META.UNTIL, string.format('%.0f %.0f', version, at))
-    if at > now_ms() then redis.call('HSET', meta, META.ENDED, string.format('%.0f 0', version)) end
-  end
-
-  -- The step of a deadline that was done here: 0, 1 or 2.
-  local function step_of(meta, known)
-    local version, step = string.match(redis.call('HGET', meta, META.ENDED) or '', '^(%d+) (%d)$')
-    if not version or tonumber(version) < known.version then return 0 end
-    return tonumber(step)
-  end
-
-  local function note_step(meta, known, step) redis.call('HSET', meta, META.ENDED, string.format('%.0f %d', known.version, step)) end
-
-  local function is_known_in_time(meta, known)
-    return redis.call('HGET', meta, META.ENDED) == string.format('%.0f 0', known.version)
-  end
-
-  -- The replicated deadline, if there is one that is not over.
-  local function shared(meta)
-    local known = read_until(redis.call('HGET', meta, META.UNTIL))
-    if known.at > 0 and step_of(meta, known) == 0 then return known end
-  end
-
-  -- Whether deadline a comes after b.
-  local function is_later(a, b)
-    local function when(known) return known.at == 0 and math.huge or known.at end
-    return a.version > b.version or (a.version == b.version and when(a) > when(b))
-  end
-
-  local function is_used_again(meta, known)
-    local again = redis.call('HGET', meta, META.AGAIN)
-    return again and not is_later(known, read_until(again))
-  end
-
-  local function note_again(meta, known)
-    if is_used_again(meta, known) then return end
-    redis.call('HSET', meta, META.AGAIN, string.format('%.0f %.0f', known.version, known.at))
-  end
-
-  function deadline.merge_again(meta, text)
-    if deadline.is_valid(text) then note_again(meta, read_until(text)) end
-  end
-
-  --[[ If two regions set a deadline at once, the later one may be over when it arrives: what was added after the earlier one may
-       be later than both. ]]
-  function deadline.merge(meta, text)
-    local ours, theirs = read_until(redis.call('HGET', meta, META.UNTIL)), read_until(text)
-    if not is_later(theirs, ours) then return end
-    local is_used = theirs.version == ours.version and theirs.at > 0 and theirs.at <= now_ms() and is_used_again(meta, ours)
-    write_until(meta, theirs.version, theirs.at)
-    if is_used then note_again(meta, theirs) end
-  end
-
-  -- Each region carries a deadline out, and all count it alike: its version and its time, under numbers that no writer has.
-  local function counted_as(known) return { [0] = known.version, [WRITERS] = known.at } end
-
-  function deadline.is_counted(meta, known)
-    return covers(vector_of(redis.call('HGET', meta, META.DELETIONS)), counted_as(known))
-  end
-
-  function deadline.count(meta, known)
-    local counts = joined(vector_of(redis.call('HGET', meta, META.DELETIONS)), counted_as(known))
-    redis.call('HSET', meta, META.DELETIONS, vector_text(counts))
-  end
-
   -- The stream was deleted before its deadline, or the name is a log now.
   function deadline.forget(meta)
     if of(meta) then redis.call('HSET', meta, META.DUE, '') end
-    local known = shared(meta)
-    if known then write_until(meta, known.version + 1, 0) end
+    local known = shared.not_over(meta)
+    if known then shared.write(meta, known.version + 1, 0) end
   end
 
   local function home_among(keys, writer)
@@ -278,7 +195,7 @@ do
     local is_late = logs.is_log(meta) and args[3] ~= 'never' -- EXPIRE is refused, if the client knows that it is a log
     if settled or not names_all(meta, given.named) or is_late then return redis.error_reply(STALE_STREAM) end
     if not exists(meta) then return 0 end
-    local due, now, has_peers = of(meta) or shared(meta), now_ms(), args[2] ~= '0'
+    local due, now, has_peers = of(meta) or shared.not_over(meta), now_ms(), args[2] ~= '0'
     local ends = {}
     if given.bell.key then ends[1] = given.bell.key end
     if fence then ends[#ends + 1] = fence end
@@ -310,7 +227,7 @@ do
         for _, each in ipairs(ends) do redis.call('PERSIST', each) end
         redis.call('HSET', meta, META.DUE, '')
       end
-      write_until(meta, read_until(redis.call('HGET', meta, META.UNTIL)).version + 1, at)
+      shared.write(meta, shared.of(meta).version + 1, at)
       return 1
     end
     deadline.forget(meta)
@@ -350,11 +267,11 @@ do
 
   -- Before an entry with a chosen ID is added after the deadline: those before it end now.
   function deadline.end_chosen(meta, key)
-    local known = read_until(redis.call('HGET', meta, META.UNTIL))
-    if known.at == 0 or now_ms() <= known.at or not is_known_in_time(meta, known) then return end
+    local known = shared.of(meta)
+    if known.at == 0 or now_ms() <= known.at or not shared.is_known_in_time(meta, known) then return end
     if redis.call('EXISTS', key) == 1 then redis.call('XTRIM', key, 'MAXLEN', '=', 0) end
     redis.call('HDEL', meta, META.ENDED)
-    note_again(meta, known)
+    shared.note_again(meta, known)
   end
 
   -- Once these writers' strands are trimmed: whether entries are left, and whether anything was written since.
@@ -379,12 +296,12 @@ do
        Why a function: nothing may be written between the last look and the deletion. ]]
   function deadline.carry_out(keys, args)
     local meta = keys[1]
-    local known = read_until(redis.call('HGET', meta, META.UNTIL))
-    if known.at == 0 or now_ms() <= known.at or step_of(meta, known) == 2 then return 0 end
+    local known = shared.of(meta)
+    if known.at == 0 or now_ms() <= known.at or shared.step_of(meta, known) == 2 then return 0 end
     if logs.is_log(meta) then -- it was set for a stream of that name
       local refused = denied(meta, 'HSET')
       if refused then return refused end
-      note_step(meta, known, 2)
+      shared.note_step(meta, known, 2)
       return 1
     end
     local given, key_at, place = read_stream_keys(keys, 2, args, 3)
@@ -400,13 +317,13 @@ do
       if key and redis.call('EXISTS', key) == 1 then strands[fields[at]] = key end
     end
     -- Also later: what was restored after a loss may be older.
-    if trim_own(strands, args[1], known, is_known_in_time(meta, known)) then return 2 end
-    if step_of(meta, known) == 0 then note_step(meta, known, 1) end -- a write wakes the links
+    if trim_own(strands, args[1], known, shared.is_known_in_time(meta, known)) then return 2 end
+    if shared.step_of(meta, known) == 0 then shared.note_step(meta, known, 1) end -- a write wakes the links
     local left, is_used, is_again = what_is_left(strands, args[1], known)
-    if is_again then note_again(meta, known) end
-    is_used = is_used or is_used_again(meta, known)
+    if is_again then shared.note_again(meta, known) end
+    is_used = is_used or shared.is_used_again(meta, known)
     if left > 0 and not is_used then return 3 end
-    note_step(meta, known, 2)
+    shared.note_step(meta, known, 2)
     -- A peer carried it out, and its deletion has arrived: groups that are here were created later.
     local is_new = deadline.is_counted(meta, known) and has_groups(fields)
     if not is_used and not is_new then delete() end

@@ -12,8 +12,8 @@
        q:<sink>   7:3:9                   of a Spark sink's batch 7, 3 of 9 chunks are in the stream: the later
        home       0.1:1 1.2:1018:1        the epochs of a log: all of them (log.lua)
        log        3.1:1000:0:0            settings of a log: the later version
-       until      2 4102444800000         the deadline: the later version, then the later time (deadline.lua)
-       again      2                       chosen IDs were used after the deadline of version 2: the higher one (deadline.lua)
+       until      2 4102444800000         the deadline: the later version, then the later time (shared_deadline.lua)
+       again      2                       chosen IDs were used after the deadline of version 2: the higher one (shared_deadline.lua)
        r:t0.1:900 1200                    what a former home wrote after 900 was appended again up to here: the furthest
        idmp       1:100:100:0             settings of idempotent production: the later era (settings.lua)
 

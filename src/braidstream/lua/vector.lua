@@ -1,6 +1,6 @@
 --[[ Version vectors: deletions counted by writer. `1.2,3.1` means two by writer 1, one by writer 3. A group
      exists only while its creator's vector covers every deletion known here. Vectors merge by maximum.
-     0 and WRITERS are no writers: they count deadlines (deadline.lua). ]]
+     0 and WRITERS are no writers: they count deadlines (shared_deadline.lua). ]]
 
 local function vector_of(text)
   local counts = {}
