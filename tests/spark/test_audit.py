@@ -19,7 +19,8 @@ from braidstream.model.keys import strand as strand_key
 from braidstream.protocol.plan import Batch, Plan
 from braidstream.spark.jobs import repair as repairing
 from braidstream.spark.jobs import snapshots
-from braidstream.spark.jobs.audit import Anomaly, Auditor, Report
+from braidstream.spark.jobs.audit import Auditor, Report
+from braidstream.spark.jobs.audit_findings import Anomaly
 from braidstream.spark.jobs.audit_report import as_facts, as_page
 from braidstream.spark.jobs.repair import repair
 from braidstream.spark.options import Servers

@@ -1,22 +1,13 @@
 """audit: compares all regions' copies of a stream. A difference is replication in progress, or an anomaly.
 
 For every range of every strand one task reads all regions, computes digests, and compares entry by entry if
-they differ. For an entry that region X has and region Y has not, Y's last ID and its present entries decide:
-
-    above Y's last ID            behind        has not arrived in Y yet
-    below Y's first, or cut      removing      trimmed or deleted in Y, not yet in X
-    a journal names it           removing      until X has applied that journal; then it is RESURRECTED in X
-    else                         LOST in Y     Y had it, no one deleted it, and no link sends it again
-
-Also: DIVERGED, two copies have different fields under one ID. DUPLICATED, one user ID in two strands. A group
-that the registry has and a strand has not is LOST too.
-
-The audit reads suspects again until `settle_s` has passed, and reports only those that are still wrong.
+they differ. The audit reads these suspects again until `settle_s` has passed, and reports only those that are
+still wrong (audit_findings.py).
 """
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from typing import Any, Final
@@ -30,6 +21,7 @@ from braidstream.model.frontier import name_of_text, name_text, place_of_text, p
 from braidstream.model.ids import Id
 from braidstream.model.strand import Strand
 from braidstream.protocol.plan import Batch, Plan, send_one
+from braidstream.spark.jobs.audit_findings import Anomaly, Suspect, id_text, judge, lost_groups
 from braidstream.spark.jobs.snapshots import Snapshots, read_snapshot
 from braidstream.spark.lake import distribute
 from braidstream.spark.options import Servers
@@ -53,20 +45,6 @@ _FACT.add("count", LongType())
 _FACT_ARROW: Final = pa.schema(
     [(each.name, pa.int64() if each.name == "count" else pa.string()) for each in _FACT]
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Anomaly:
-    """One anomaly. id: the user ID; for a group its name. certain: a repair may rely on it."""
-
-    kind: str
-    stream: str
-    place: str
-    id: str
-    region: int
-    certain: bool = True
-    healed: bool = False
-    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +84,6 @@ class Report:
     @property
     def wrong(self) -> int:
         return sum(not each.healed for each in self.anomalies)
-
-
-@dataclass(frozen=True, slots=True)
-class Suspect:
-    """An entry that differs between regions: {region: digest of its fields}, for regions that have it."""
-
-    strand: Strand
-    native: Id
-    found: Mapping[int, str] = field(default_factory=dict)
 
 
 class Auditor:
@@ -158,7 +127,7 @@ class Auditor:
             stretches += _stretches(facts)
             suspects += [_suspect(fact) for fact in facts if fact["what"] == "differs"]
             anomalies += self._duplicates(before)
-            groups += _lost_groups(before)
+            groups += lost_groups(before)
         deadline = time.monotonic() + self.settle_s
         anomalies += self._settled(suspects, deadline) + self._settled_groups(groups, deadline)
         anomalies.sort(key=lambda each: (each.stream, each.place, len(each.id), each.id, each.region))
@@ -191,7 +160,9 @@ class Auditor:
             parts = self.run_plan(region, strand.key, split, whole, count) if count > 1 else [whole]
             ends = " ".join(f"{number}:{_ends(copy)}" for number, copy in copies.items())
             where = name_text(strand.name), place_text(strand)
-            pieces += [(*where, _text(part.start), _text(part.end), ends) for part in parts if end > ids.ZERO]
+            pieces += [
+                (*where, id_text(part.start), id_text(part.end), ends) for part in parts if end > ids.ZERO
+            ]
         return pieces
 
     def _settled(self, suspects: list[Suspect], deadline: float) -> list[Anomaly]:
@@ -215,7 +186,7 @@ class Auditor:
         """The groups that are still lost: one may have been created or destroyed while it was read."""
         while lost:
             names = {each.stream for each in lost}
-            now = [each for name in names for each in _lost_groups(self.snapshots(name_of_text(name)))]
+            now = [each for name in names for each in lost_groups(self.snapshots(name_of_text(name)))]
             lost = [each for each in lost if each in now]
             if time.monotonic() >= deadline:
                 break
@@ -246,55 +217,10 @@ class Auditor:
                         if native is None or (other.has_chosen_ids and other.writer < strand.writer):
                             continue
                         if self.run_plan(region, other.key, read_entry, other, native):
-                            where_text = name_text(strand.name), place_text(strand), _text(user)
+                            where_text = name_text(strand.name), place_text(strand), id_text(user)
                             note = f"also in {place_text(other)}"
                             found.append(Anomaly("duplicated", *where_text, region, note=note))
         return found
-
-
-def _lost_groups(snapshots: Snapshots) -> list[Anomaly]:
-    name = name_text(snapshots.name)
-    return [
-        Anomaly(
-            "lost", name, place_text(strand), group.decode("utf-8", "backslashreplace"), region, note="group"
-        )
-        for region, strand, group in snapshots.lost_groups
-    ]
-
-
-def judge(before: Suspect, suspect: Suspect, snapshots: Snapshots) -> list[Anomaly]:
-    """The anomalies of an entry that was read before and after the snapshots.
-
-    A removal and its record are one step. So the snapshots explain an entry that was missing before them; and
-    an entry that a region knew to be deleted by then must be missing after them.
-    """
-    strand, native = suspect.strand, suspect.native
-    what = name_text(strand.name), place_text(strand), _text(strand.user(native))
-    found = list[Anomaly]()
-    if len(set(suspect.found.values())) > 1:
-        right = suspect.found.get(snapshots.home(strand))
-        wrong = [region for region, digest in suspect.found.items() if digest != right]
-        note = "" if right is not None else "its own region no longer has it"
-        found += [Anomaly("diverged", *what, region, right is not None, note=note) for region in wrong]
-    named = snapshots.deletion(strand, native)
-    for region, here in snapshots.by_region.items():
-        if region in suspect.found:
-            if named is not None and here.journal_at(named[0]) >= named[1]:
-                found.append(Anomaly("resurrected", *what, region))
-        elif region not in before.found and named is None and not _is_explained(snapshots, region, suspect):
-            # Daemons trim journals. But XDEL, also of a link, moves the highest deleted ID of a copy.
-            sure = not snapshots.forgot_deletions or native > snapshots.copy(region, strand).deleted
-            note = "" if sure else "or deleted: a journal no longer has all deletions"
-            found.append(Anomaly("lost", *what, region, sure, note=note))
-    return found
-
-
-def _is_explained(snapshots: Snapshots, region: int, suspect: Suspect) -> bool:
-    """Whether an entry is missing because it has not arrived, was trimmed, or was deleted with its stream."""
-    copy, native = snapshots.copy(region, suspect.strand), suspect.native
-    if native > copy.last or native <= copy.cut or snapshots.is_over(region, suspect.strand):
-        return True
-    return copy.there and (copy.first is None or native < copy.first)
 
 
 def read_entry(strand: Strand, native: Id) -> Plan[list[Any]]:
@@ -314,10 +240,6 @@ def _users(strand: Strand) -> Plan[list[Id]]:
         after = b"(" + page[-1][0]
 
 
-def _text(entry: Id) -> str:
-    return ids.text(entry).decode()
-
-
 def _digest(words: Iterable[bytes]) -> str:
     framed = b"".join(b"%d:%b" % (len(word), word) for word in words)  # `ab` `c` is not `a` `bc`
     return blake2b(framed, digest_size=8).hexdigest()
@@ -326,7 +248,7 @@ def _digest(words: Iterable[bytes]) -> str:
 def _ends(copy: StrandInfo) -> str:
     """First and last ID at the start of the audit: entries outside are still replicating."""
     first = copy.last if copy.first is None else ids.before(copy.first) or ids.ZERO
-    return f"{_text(max(first, copy.cut))}:{_text(copy.last)}"
+    return f"{id_text(max(first, copy.cut))}:{id_text(copy.last)}"
 
 
 def _suspect(fact: Mapping[str, Any]) -> Suspect:
@@ -395,7 +317,7 @@ def _facts(
                 differs = True
         if differs and listed < NAMED:
             listed += 1
-            yield {"what": "differs", "id": _text(native), "count": 1}
+            yield {"what": "differs", "id": id_text(native), "count": 1}
     for what, counts in (("behind", behind), ("removing", removing)):
         yield from ({"what": what, "found": str(region), "count": n} for region, n in counts.items() if n)
 

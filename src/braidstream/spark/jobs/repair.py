@@ -27,7 +27,8 @@ from braidstream.model.strand import Strand, facts
 from braidstream.protocol.identify import read_any_region
 from braidstream.protocol.plan import Batch, Plan, ending_watch, send_one
 from braidstream.protocol.stream_view import View
-from braidstream.spark.jobs.audit import Anomaly, Auditor, read_entry
+from braidstream.spark.jobs.audit import Auditor, read_entry
+from braidstream.spark.jobs.audit_findings import Anomaly
 
 PAGE: Final = 1_000
 TRIES: Final = 20

@@ -33,12 +33,12 @@ from braidstream.spark.plain_errors import plain_errors
 from braidstream.spark.source import limits, progress_group
 from braidstream.spark.source.data_loss import Loss, describe, losses
 from braidstream.spark.source.filters import Bounds, narrow
-from braidstream.spark.source.grouping import grouped, tasks_for
 from braidstream.spark.source.offsets import INITIAL, Offset, adopted
+from braidstream.spark.source.partitioning import partitioned
 from braidstream.spark.source.positions import check_logs, in_epochs, resolve
 from braidstream.spark.source.reading import await_copies, read
 from braidstream.spark.source.rows import Rows, Shape
-from braidstream.spark.source.slices import Range, Slice, split
+from braidstream.spark.source.slices import Range, Slice
 from braidstream.spark.source.strand_info import StrandInfo, StrandInfos, find_info
 from braidstream.spark.source.survey import Surveyor
 
@@ -91,28 +91,8 @@ class _Source:
         yield from read(part, self.options.servers, rows.of, self.options.replication_wait_s)
 
     def slices(self, parts: Sequence[Range]) -> list[InputPartition]:
-        """The partitions that read these ranges. Small ranges share one (grouping.py)."""
-        made, most = self._split_large(parts), self.options.max_per_partition
-        weights = [each.weight for each in made]
-        tasks = tasks_for(sum(weights), self.options.min_partitions, most)
-        where = self.surveyor.url, self.surveyor.region
-        return [Slice(each, *where) for each in grouped(made, weights, tasks, most)]
-
-    def _split_large(self, parts: Sequence[Range]) -> list[Range]:
-        """Ranges split for minPartitions, in proportion to their sizes, and for maxEntriesPerPartition."""
-        weights, most = [max(1, part.weight) for part in parts], self.options.max_per_partition
-        spare = max(0, (self.options.min_partitions or 0) - len(parts))
-        wanted = [1 + round(spare * weight / sum(weights)) for weight in weights]
-        if most is not None:
-            wanted = [max(pieces, -(-weight // most)) for pieces, weight in zip(wanted, weights, strict=True)]
-        return [
-            each for part, pieces in zip(parts, wanted, strict=True) for each in self._split(part, pieces)
-        ]
-
-    def _split(self, part: Range, pieces: int) -> list[Range]:
-        if pieces == 1:
-            return [part]
-        return self.surveyor.try_servers(lambda server: server.run(split(part, pieces), part.strand.key))
+        """The partitions that read these ranges."""
+        return [*partitioned(self.surveyor, self.options, parts)]
 
 
 class BatchReader(_Source, DataSourceReader):
