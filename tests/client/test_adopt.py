@@ -1,4 +1,4 @@
-"""`braid adopt`: native streams become streams of ours in place, and back; strays; the fence."""
+"""`braid adopt`: native streams become streams of ours in place; strays; the fence."""
 
 import time
 from collections.abc import Callable
@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-import braidstream
-from braidstream.admin.adoption import adopt, adopted_names, bring_in, find_native, find_strays, release
-from braidstream.admin.membership import tune_id_mode
+from braidstream.admin.adoption import adopt, bring_in, find_native, find_strays, release
 from braidstream.commands.rename import rename
 from braidstream.model.keys import meta
 from braidstream.protocol.identify import read_region
@@ -19,35 +17,17 @@ from braidstream.protocol.stream_view import View
 from tests.support.cli import braid
 from tests.support.clients import Opener
 from tests.support.gateways import Line, Served
+from tests.support.native_streams import adopt_here, bare_client, native_stream
 from tests.support.regions import become, client_of
 from tests.support.servers import Engine
 from tests.support.world import World
 
 
-def _bare(engine: Engine) -> redis.Redis:
-    return redis.Redis.from_url(engine.url, decode_responses=True)
-
-
-def _native(bare: redis.Redis, name: str = "orders", entries: int = 20) -> list[Any]:
-    """A native stream with two groups: one has read 10 and acknowledged 4, one has read nothing."""
-    for at in range(entries):
-        bare.xadd(name, {"at": at})
-    bare.xgroup_create(name, "billing", 0)
-    bare.xgroup_create(name, "audit", "$")
-    [[_, taken]] = bare.xreadgroup("billing", "ann", {name: ">"}, count=10)
-    bare.xack(name, "billing", *(entry for entry, _ in taken[:4]))
-    return bare.xrange(name)
-
-
-def _adopted(client: braidstream.Redis, name: str = "orders") -> None:
-    assert client.run_plan(adopt(name.encode())).problem == ""
-
-
 def test_an_adopted_stream_keeps_entries_groups_and_pending_entries(region: Any, engine: Engine) -> None:
-    with _bare(engine) as bare:
-        entries = _native(bare)
+    with bare_client(engine) as bare:
+        entries = native_stream(bare)
         before = bare.xpending_range("orders", "billing", "-", "+", 100)
-        _adopted(region)
+        adopt_here(region)
         assert region.xrange("orders") == entries
         assert [each["name"] for each in region.xinfo_groups("orders")] == ["audit", "billing"]
         after = region.xpending_range("orders", "billing", "-", "+", 100)
@@ -67,14 +47,14 @@ def test_an_adopted_stream_keeps_entries_groups_and_pending_entries(region: Any,
 def test_ids_continue_above_those_of_an_adopted_stream_whose_ids_are_ahead(
     region: Any, engine: Engine
 ) -> None:
-    with _bare(engine) as bare:
+    with bare_client(engine) as bare:
         last = f"{int(time.time() * 1000) + 30_000}-7"
         bare.xadd("orders", {"n": 1}, id=last)
-        _adopted(region)
+        adopt_here(region)
         assert _order(region.xadd("orders", {"n": 2})) > _order(last)
         bare.xadd("empty", {"n": 1}, id="0-1")
         bare.xdel("empty", "0-1")
-        _adopted(region, "empty")
+        adopt_here(region, "empty")
         region.xadd("empty", {"n": 1})
         assert region.xlen("empty") == 1
 
@@ -84,9 +64,9 @@ def _order(entry: str) -> tuple[int, ...]:
 
 
 def test_the_fence_refuses_clients_of_the_engine(region: Any, engine: Engine) -> None:
-    with _bare(engine) as bare:
-        _native(bare)
-        _adopted(region)
+    with bare_client(engine) as bare:
+        native_stream(bare)
+        adopt_here(region)
         for command in (
             ("XADD", "orders", "*", "f", "v"),
             ("XGROUP", "CREATE", "orders", "g", "$", "MKSTREAM"),
@@ -101,10 +81,10 @@ def test_the_fence_refuses_clients_of_the_engine(region: Any, engine: Engine) ->
 def test_no_command_shows_the_fence(opened: Opener, engine: Engine) -> None:
     become(engine)
     client = opened(engine.url, decode_responses=True)
-    with _bare(engine) as bare, client_of(engine) as operator:
-        _native(bare)
+    with bare_client(engine) as bare, client_of(engine) as operator:
+        native_stream(bare)
         bare.hset("plain", "f", "v")
-        _adopted(operator)
+        adopt_here(operator)
         client.session.cache.expire_region()
         assert sorted(client.keys("*")) == ["orders", "plain"]
         assert sorted(client.scan(count=1000)[1]) == ["orders", "plain"]
@@ -132,9 +112,9 @@ def test_del_takes_the_fence_and_counts_one(
 ) -> None:
     become(engine)
     client = opened(engine.url, decode_responses=True)
-    with _bare(engine) as bare, client_of(engine) as operator:
-        _native(bare)
-        _adopted(operator)
+    with bare_client(engine) as bare, client_of(engine) as operator:
+        native_stream(bare)
+        adopt_here(operator)
         if cached:
             client.xlen("orders")
         if transaction is None:
@@ -146,8 +126,8 @@ def test_del_takes_the_fence_and_counts_one(
         client.xadd("orders", {"n": 1})
         assert client.xlen("orders") == 1
         for at in range(3):
-            _native(bare, f"n{at}")
-            _adopted(operator, f"n{at}")
+            native_stream(bare, f"n{at}")
+            adopt_here(operator, f"n{at}")
         bare.set("plain", 1)
         assert client.delete("n0", "n1", "plain", "none") == 3
         client.flushdb()
@@ -156,9 +136,9 @@ def test_del_takes_the_fence_and_counts_one(
 
 
 def test_a_fence_outlives_a_stream_that_a_peer_deleted(region: Any, engine: Engine) -> None:
-    with _bare(engine) as bare:
-        _native(bare)
-        _adopted(region)
+    with bare_client(engine) as bare:
+        native_stream(bare)
+        adopt_here(region)
         # What the merge with a peer does: strands are gone, the registry keeps their cuts.
         for label, life in (("c1", "0"), ("s1", "0")):
             last = bare.xinfo_stream(f"bs:1:{label[0]}:{{orders}}")["last-generated-id"]
@@ -184,9 +164,9 @@ def test_a_fence_outlives_a_stream_that_a_peer_deleted(region: Any, engine: Engi
 
 def test_a_log_may_be_made_where_a_fence_is_left(make_world: Callable[..., World]) -> None:
     world = make_world(2)
-    with _bare(world.engines[0]) as bare:
+    with bare_client(world.engines[0]) as bare:
         bare.xadd("orders", {"n": 1})
-        _adopted(world[1])
+        adopt_here(world[1])
         world.sync()
         world[2].delete("orders")
         world.sync()
@@ -196,24 +176,24 @@ def test_a_log_may_be_made_where_a_fence_is_left(make_world: Callable[..., World
 
 
 def test_a_second_adoption_starts_a_new_life(region: Any, engine: Engine) -> None:
-    with _bare(engine) as bare:
+    with bare_client(engine) as bare:
         for _ in range(3):
-            entries = _native(bare)
-            _adopted(region)
+            entries = native_stream(bare)
+            adopt_here(region)
             assert region.xrange("orders") == entries
             region.xadd("orders", {"n": 1})
             assert region.delete("orders") == 1
 
 
 def test_what_cannot_be_adopted_is_left_as_it_is(region: Any, engine: Engine) -> None:
-    with _bare(engine) as bare:
-        _native(bare)
+    with bare_client(engine) as bare:
+        native_stream(bare)
         bare.expire("orders", 1000)
         assert "time to live" in region.run_plan(adopt(b"orders")).problem
         assert "no native stream" in region.run_plan(adopt(b"none")).problem
         assert "not adopted" in region.run_plan(release(b"none")).problem
         bare.persist("orders")
-        _adopted(region)
+        adopt_here(region)
         assert "no native stream" in region.run_plan(adopt(b"orders")).problem
         assert region.xlen("orders") == 20
 
@@ -233,13 +213,13 @@ def test_a_producer_with_few_rights_appends_to_an_adopted_stream(region: Any, en
     """Those of docs/guides/servers.md, also where it must create the strand beside the fence."""
     rights = "+del +exec +exists +fcall +hget +hgetall +hset +hsetnx +multi +time +type +unlink +unwatch"
     more = "+watch +xadd +xdel +xgroup|create +xgroup|destroy +xinfo|stream +xsetid +xlen"
-    with _bare(engine) as bare:
+    with bare_client(engine) as bare:
         bare.execute_command(
             "ACL", "SETUSER", "bob", "on", ">b", "~bs:*", "~orders*", *rights.split(), *more.split()
         )
         try:
-            _native(bare)
-            _adopted(region)
+            native_stream(bare)
+            adopt_here(region)
             bare.delete("bs:1:s:{orders}")
             direct = redis.Redis.from_url(engine.url, username="bob", password="b")
             with direct, pytest.raises(redis.ResponseError, match="WRONGTYPE"):
@@ -251,135 +231,16 @@ def test_a_producer_with_few_rights_appends_to_an_adopted_stream(region: Any, en
             bare.execute_command("ACL", "DELUSER", "bob")
 
 
-# Back
-
-
-@pytest.mark.parametrize("appended", [0, 3, 2500])
-def test_undo_gives_everything_back(region: Any, engine: Engine, appended: int) -> None:
-    with _bare(engine) as bare:
-        _native(bare)
-        _adopted(region)
-        assert region.run_plan(adopted_names([b"ord*"])) == [b"orders"]
-        pipe = region.pipeline(transaction=False)
-        for at in range(appended):
-            pipe.xadd("orders", {"new": at})
-        pipe.execute()
-        [[_, taken]] = region.xreadgroup("billing", "bob", {"orders": ">"}, count=12)
-        region.xack("orders", "billing", *(entry for entry, _ in taken[:11]))
-        region.xgroup_create("orders", "late", 0)
-        entries = region.xrange("orders")
-        pending = region.xpending_range("orders", "billing", "-", "+", 100)
-        assert region.run_plan(release(b"orders")).problem == ""
-        assert bare.xrange("orders") == entries == region.xrange("orders")
-        after = bare.xpending_range("orders", "billing", "-", "+", 100)
-        for row in (*pending, *after):
-            row.pop("time_since_delivered")
-        assert pending == after
-        rest = [entry for entry, _ in entries[22:]]
-        left = bare.xreadgroup("billing", "cid", {"orders": ">"})
-        assert [entry for _, page in left for entry, _ in page] == rest
-        assert len(bare.xreadgroup("late", "l", {"orders": ">"})[0][1]) == 20 + appended
-        assert bare.keys("bs:[0-9]*") == []
-        assert region.xlen("orders") == 20 + appended
-        entry = region.xadd("orders", {"n": "native"})
-        assert bare.xrange("orders")[-1][0] == entry
-        _adopted(region)
-        assert region.xlen("orders") == 21 + appended
-
-
-def test_undo_keeps_all_pending_entries_between_deleted_ones(region: Any, engine: Engine) -> None:
-    with _bare(engine) as bare:
-        _native(bare)
-        _adopted(region)
-        with region.pipeline(transaction=False) as pipe:
-            for at in range(1_500):
-                pipe.xadd("orders", {"new": at})
-            added = pipe.execute()
-        region.xreadgroup("billing", "bob", {"orders": ">"})
-        region.xdel("orders", *added[::2])
-        assert region.run_plan(release(b"orders")).problem == ""
-        rows = bare.xpending_range("orders", "billing", "-", "+", 2_000, consumername="bob")
-        assert [row["message_id"] for row in rows][-750:] == added[1::2]
-
-
-@pytest.mark.parametrize("mode", ["FAIL", "FATAL"])
-def test_undo_keeps_entries_that_were_given_back(region: Any, engine: Engine, mode: str) -> None:
-    if "XNACK" not in engine.vocabulary:
-        pytest.skip("this engine has no XNACK")
-    with _bare(engine) as bare:
-        _native(bare)
-        _adopted(region)
-        region.xreadgroup("billing", "bob", {"orders": ">"})
-        added = region.xadd("orders", {"new": 1})
-        region.xreadgroup("billing", "bob", {"orders": ">"})
-        strand = "bs:1:s:{orders}"
-        [[native, _]] = bare.xrange(strand)
-        bare.execute_command("XNACK", strand, "billing", mode, "IDS", 1, native)
-        [before] = bare.xpending_range(strand, "billing", "-", "+", 10)
-        assert before["consumer"] == ""
-        assert region.run_plan(release(b"orders")).problem == ""
-        [after] = bare.xpending_range("orders", "billing", added, added, 1)
-        assert (after["consumer"], after["times_delivered"]) == ("", before["times_delivered"])
-        names = {each["name"] for each in bare.xinfo_consumers("orders", "billing")}
-        assert names == {"ann", "bob"}
-
-
-def test_undo_leaves_pending_entries_with_a_consumer_whose_name_is_empty(region: Any, engine: Engine) -> None:
-    with _bare(engine) as bare:
-        _native(bare)
-        _adopted(region)
-        added = region.xadd("orders", {"new": 1})
-        region.xreadgroup("billing", "", {"orders": ">"})
-        assert region.run_plan(release(b"orders")).problem == ""
-        [row] = bare.xpending_range("orders", "billing", added, added, 1)
-        assert (row["consumer"], row["times_delivered"]) == ("", 1)
-        assert row["time_since_delivered"] >= 0
-        owners = {each["name"]: each["pending"] for each in bare.xinfo_consumers("orders", "billing")}
-        assert owners == {"ann": 6, "": 11}
-
-
-def test_undo_is_refused_if_lua_would_round_an_id(region: Any, engine: Engine) -> None:
-    with _bare(engine) as bare:
-        _native(bare)
-        _adopted(region)
-        region.xadd("orders", {"n": "1"})
-        for sequence in (2**43 + 1, 2**43 + 2):
-            bare.xadd("bs:1:s:{orders}", {"n": "2"}, id=f"4102444800000-{sequence}")
-        before = region.xrange("orders")
-        assert "too large a sequence" in region.run_plan(release(b"orders")).problem
-        assert region.xrange("orders") == before
-
-
-def test_undo_of_a_stream_with_later_chosen_ids_is_refused_and_others_go_on(
-    region: Any, engine: Engine
-) -> None:
-    with _bare(engine) as bare:
-        for name in ("orders", "other"):
-            _native(bare, name)
-            _adopted(region, name)
-        region.run_plan(tune_id_mode("semi-strict"))
-        region.session.cache.expire_region()
-        region.xadd("orders", {"n": "generated"})
-        region.xadd("orders", {"n": "chosen"}, id=f"{int(time.time() * 1000) + 60_000}-1")
-        before = region.xrange("orders")
-        assert "an ID that was chosen since" in region.run_plan(release(b"orders")).problem
-        assert region.xrange("orders") == before
-        assert region.run_plan(release(b"other")).problem == ""
-        region.xdel("orders", before[-2][0])
-        assert region.run_plan(release(b"orders")).problem == ""
-        assert bare.xrange("orders") == [*before[:-2], before[-1]]
-
-
 # Strays
 
 
 def test_strays_are_found_and_brought_in_once(region: Any, engine: Engine) -> None:
-    with _bare(engine) as bare:
+    with bare_client(engine) as bare:
         region.xadd("orders", {"n": "ours"})
         region.xgroup_create("orders", "billing", "$")
         for at in range(2300):
             bare.xadd("orders", {"n": at})
-        _native(bare, "other")
+        native_stream(bare, "other")
         [stray] = region.run_plan(find_strays())
         assert (stray.name, stray.entries, stray.is_stray) == (b"orders", 2300, True)
         assert [each.name for each in region.run_plan(find_native())] == [b"orders", b"other"]
@@ -393,7 +254,7 @@ def test_strays_are_found_and_brought_in_once(region: Any, engine: Engine) -> No
 
 
 def test_an_interrupted_stray_is_finished_later(region: Any, engine: Engine) -> None:
-    with _bare(engine) as bare:
+    with bare_client(engine) as bare:
         region.xadd("orders", {"n": "ours"})
         for at in range(30):
             bare.xadd("orders", {"n": at})
@@ -407,7 +268,7 @@ def test_an_interrupted_stray_is_finished_later(region: Any, engine: Engine) -> 
 
 
 def test_a_native_stream_beside_a_log_is_left_alone_and_said(region: Any, engine: Engine) -> None:
-    with _bare(engine) as bare:
+    with bare_client(engine) as bare:
         region.twrite("ledger", "t", "1")
         region.xadd("orders", {"n": "ours"})
         for name in ("ledger", "orders"):
@@ -422,7 +283,7 @@ def test_a_native_stream_beside_a_log_is_left_alone_and_said(region: Any, engine
 
 
 def test_strays_are_not_appended_by_who_may_not_delete_them(region: Any, engine: Engine) -> None:
-    with _bare(engine) as bare:
+    with bare_client(engine) as bare:
         region.xadd("orders", {"n": "ours"})
         bare.xadd("orders", {"n": "beside"})
         bare.execute_command("ACL", "SETUSER", "bob", "on", ">b", "~*", "+@all", "-xdel")
@@ -448,15 +309,15 @@ def test_readers_that_wait_see_what_comes_after_an_adoption(
 ) -> None:
     become(engine)
     with (
-        _bare(engine) as bare,
+        bare_client(engine) as bare,
         client_of(engine, decode_responses=True) as client,
         Served(engine.url) as gateway,
         redis.Redis.from_url(gateway.url, decode_responses=True, socket_timeout=30) as other,
     ):
-        _native(bare)
+        native_stream(bare)
         bare.xreadgroup("billing", "ann", {"orders": ">"})
         if back:
-            _adopted(client)
+            adopt_here(client)
         reader = client if through == "client" else other
 
         def read() -> Any:
@@ -474,18 +335,18 @@ def test_readers_that_wait_see_what_comes_after_an_adoption(
             if back:
                 assert operator.run_plan(release(b"orders")).problem == ""
             else:
-                _adopted(operator)
+                adopt_here(operator)
             entry = operator.xadd("orders", {"n": "new"})
         assert waiting.result(10) == [["orders", [(entry, {"n": "new"})]]]
 
 
 def test_a_gateway_that_knew_the_native_stream_follows(line: Line, engine: Engine) -> None:
-    with _bare(engine) as bare, client_of(engine) as operator:
-        _native(bare)
+    with bare_client(engine) as bare, client_of(engine) as operator:
+        native_stream(bare)
         for at in range(3):
             assert line.say("XADD orders * f v").startswith(b"$")
             assert line.say("XLEN orders") == b":%d\r\n" % (21 + 4 * at)
-            _adopted(operator)
+            adopt_here(operator)
             said = line.pipeline("XADD orders * f v", "XADD orders * f v", "XLEN orders", "MULTI")
             assert said[2:] == [b":%d\r\n" % (23 + 4 * at), b"+OK\r\n"]
             assert line.pipeline("XADD orders * f v", "EXEC")[1].startswith(b"*1\r\n$")
@@ -503,9 +364,9 @@ def test_a_connection_lost_after_rename_leaves_no_fence(region: Any, engine: Eng
                 return
             batch = plan.send(replies)
 
-    with _bare(engine) as bare:
-        entries = _native(bare)
-        _adopted(region)
+    with bare_client(engine) as bare:
+        entries = native_stream(bare)
+        adopt_here(region)
         view = View(region.run_plan(read_region()))
         region.run_plan(cut_off(rename(view, [b"RENAME", b"orders", b"sales"])))
         assert region.xrange("sales") == entries
