@@ -8,58 +8,19 @@ import pytest
 import redis
 
 from braidstream.admin.membership import part
-from braidstream.commands.expire import carry_out
 from braidstream.errors import ReplyError
-from braidstream.protocol.identify import read_region
-from braidstream.protocol.stream_view import View
 from tests.support.daemons import all_replicating, numbered, replicating
+from tests.support.expiring import FAR_MS, WAITS, due, entries, now_ms, pass_time, settle
 from tests.support.matrix import on_every_engine
 from tests.support.waiting import eventually
 from tests.support.world import World
 
 flavour = on_every_engine
-FAR_MS = 4_102_444_800_000
-MORE, WAITS = 2, 3
 
 
 @pytest.fixture
 def world(make_world: Callable[..., World]) -> World:
     return make_world(2)
-
-
-def due(world: World, region: int, name: str = "x") -> int:
-    """What the daemon of a region does every second."""
-    client = world[region]
-    while True:
-        done = client.run_plan(carry_out(View(client.run_plan(read_region())), name.encode()))
-        if done != MORE:
-            return done
-
-
-def pass_time(world: World, name: str = "x") -> None:
-    """Until the deadline is over, on the clock of every engine."""
-    until = max(world[region].pexpiretime(name) for region in world)
-    for engine in world.engines:
-        with engine.client() as client:
-            while _now_ms(client) <= until:
-                pass
-
-
-def _now_ms(client: redis.Redis) -> int:
-    seconds, micros = client.time()
-    return int(seconds) * 1000 + int(micros) // 1000
-
-
-def entries(client: redis.Redis, name: str = "x") -> list[str]:
-    return [entry for entry, _ in client.xrange(name)]
-
-
-def settle(world: World) -> None:
-    for _ in range(3):
-        world.sync()
-        for region in world:
-            due(world, region)
-    world.sync()
 
 
 def test_a_deadline_travels_and_persist_too(world: World) -> None:
@@ -129,7 +90,7 @@ def test_a_region_that_never_heard_of_the_deadline_keeps_what_it_wrote_later(wor
     world.sync()
     world[1].pexpire("x", 20)
     until = world[1].pexpiretime("x")
-    while _now_ms(world[1]) <= until or _now_ms(world[2]) <= until:
+    while now_ms(world[1]) <= until or now_ms(world[2]) <= until:
         pass
     due(world, 1)
     later = world[2].xadd("x", {"n": "3"})
@@ -203,7 +164,7 @@ def test_each_of_two_deadlines_ends_the_groups_that_were_there(world: World) -> 
     world[1].pexpire("x", 20)
     until = world[1].pexpiretime("x")
     world[2].pexpireat("x", until + 1_500)
-    while _now_ms(world[1]) <= until:
+    while now_ms(world[1]) <= until:
         pass
     assert due(world, 1) == 1
     world[1].xgroup_create("x", "g", "$", mkstream=True)
@@ -249,52 +210,6 @@ def test_rename_and_copy_find_no_stream_after_the_deadline(world: World) -> None
     assert world[1].exists("x", "y") == 0
 
 
-def test_chosen_ids_and_a_long_stream_expire_too(make_world: Callable[..., World]) -> None:
-    world = make_world(2, id_mode="liberal")
-    world[1].xadd("x", {"n": "1"}, id="5-5")
-    with world[2].pipeline(transaction=False) as pipe:
-        for number in range(3_000):
-            pipe.xadd("x", {"n": number})
-        pipe.execute()
-    world[1].pexpire("x", 500)
-    world.sync()
-    pass_time(world)
-    settle(world)
-    assert [world[region].exists("x") for region in world] == [0, 0]
-
-
-def test_chosen_ids_that_were_written_later_stay(make_world: Callable[..., World]) -> None:
-    world = make_world(2, id_mode="liberal")
-    world[1].xadd("x", {"n": "old"}, id="5-5")
-    world[1].pexpire("x", 300)
-    world.sync()
-    pass_time(world)
-    world[1].xadd("x", {"n": "new"}, id="6-6")
-    settle(world)
-    assert [entries(world[region]) for region in world] == [["6-6"]] * 2
-    for engine in world.engines:  # a server that lost what is local, and got the rest back from its peer
-        with engine.client() as operator:
-            operator.hdel("bs:meta:{x}", "ended")
-    settle(world)
-    assert [entries(world[region]) for region in world] == [["6-6"]] * 2
-
-
-def test_a_stream_that_starts_again_with_chosen_ids_keeps_its_groups_when_it_is_empty(
-    make_world: Callable[..., World],
-) -> None:
-    world = make_world(2, id_mode="liberal")
-    world[1].xadd("x", {"n": "old"}, id="5-5")
-    world[1].pexpire("x", 300)
-    world.sync()
-    pass_time(world)
-    world[1].xadd("x", {"n": "new"}, id="6-6")
-    settle(world)
-    world[1].xgroup_create("x", "g", "0")
-    world[1].xdel("x", "6-6")
-    settle(world)
-    assert [[group["name"] for group in world[region].xinfo_groups("x")] for region in world] == [["g"]] * 2
-
-
 def test_what_a_removed_region_wrote_expires_too(make_world: Callable[..., World]) -> None:
     world = make_world(3)
     for region in world:
@@ -325,62 +240,6 @@ def test_what_is_restored_after_the_deadline_is_trimmed_again(world: World) -> N
     assert [world[region].exists("x") for region in world] == [0, 0]
 
 
-@pytest.mark.parametrize("how", ["added", "copied"])
-def test_chosen_ids_after_the_deadline_stay(make_world: Callable[..., World], how: str) -> None:
-    world = make_world(2, id_mode="liberal")
-    world[1].xadd("x", {"n": "old"}, id="5-5")
-    world[2].xadd("x", {"n": "2"})
-    world[1].xadd("y", {"n": "new"}, id="7-7")
-    world[1].pexpire("x", 300)
-    world.sync()
-    pass_time(world)
-    assert due(world, 1) == WAITS
-    if how == "added":
-        world[1].xadd("x", {"n": "new"}, id="7-7")
-    else:
-        world[1].copy("y", "x", replace=True)
-    settle(world)
-    assert [entries(world[region]) for region in world] == [["7-7"]] * 2
-
-
-def test_chosen_ids_that_an_older_release_kept_after_the_deadline_stay(
-    make_world: Callable[..., World],
-) -> None:
-    """Library 23 noted step 1, and not that the stream was used again."""
-    world = make_world(2, id_mode="liberal")
-    for number in (1, 2):
-        world[1].xadd("x", {"n": str(number)}, id=f"1-{number}")
-    world.sync()
-    for engine in world.engines:
-        with engine.client() as operator:
-            operator.hset("bs:meta:{x}", mapping={"until": "1 1000", "ended": "1 1"})
-    settle(world)
-    assert [entries(world[region]) for region in world] == [["1-1", "1-2"]] * 2
-
-
-def test_a_stream_that_starts_again_after_the_earlier_of_two_deadlines_ends_at_the_later_one(
-    make_world: Callable[..., World],
-) -> None:
-    world = make_world(2, id_mode="liberal")
-    world[1].xadd("x", {"n": "old"}, id="5-5")
-    world[1].xgroup_create("x", "g", "0")
-    world.sync()
-    world[2].pexpireat("x", FAR_MS)
-    world[1].pexpire("x", 50)
-    earlier = world[1].pexpiretime("x")
-    with world.engines[0].client() as operator:
-        while _now_ms(operator) <= earlier:
-            pass
-    world[1].xadd("x", {"n": "new"}, id="6-6")
-    world.sync()
-    assert [world[region].pexpiretime("x") for region in world] == [FAR_MS] * 2
-    for engine in world.engines:  # so that FAR_MS is over
-        with engine.client() as operator:
-            operator.hset("bs:meta:{x}", "until", f"1 {earlier + 1}")
-    settle(world)
-    assert [world[region].exists("x") for region in world] == [0, 0]
-
-
 def test_a_deadline_that_no_region_writes_is_refused(world: World) -> None:
     world[1].xadd("x", {"n": "1"})
     with world.engines[0].client() as operator:
@@ -400,7 +259,7 @@ def test_whatever_the_order_regions_agree_and_lose_nothing_that_was_written_late
     world.sync()
     world[dice.choice([1, 2, 3])].pexpire("x", 200)
     until = max(world[region].pexpiretime("x") for region in world)
-    while _now_ms(world[1]) < until + 1000:
+    while now_ms(world[1]) < until + 1000:
         region = dice.choice([1, 2, 3])
         roll = dice.random()
         if roll < 0.4:
@@ -448,7 +307,7 @@ def test_what_changed_while_a_daemon_was_cut_off_expires_too(world: World, tmp_p
         eventually(lambda: not world[1].exists("w"), within_s=30, why="the daemon has read all of it")
         with world.engines[0].client() as operator, operator.pipeline() as step:
             step.execute_command("CLIENT", "KILL", "TYPE", "normal")
-            step.hset("bs:meta:{x}", mapping={"until": f"1 {_now_ms(operator) + 1_000}", "ended": "1 0"})
+            step.hset("bs:meta:{x}", mapping={"until": f"1 {now_ms(operator) + 1_000}", "ended": "1 0"})
             step.execute()
         eventually(lambda: not world[1].exists("x"), within_s=30, why="x expires")
 

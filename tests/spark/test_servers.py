@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from braidstream.errors import OptionError, UnreachableError
-from tests.spark.test_sink import Sink
 from tests.support.cluster import Cluster
 from tests.support.microbatch import Micro
 from tests.support.servers import Engine
+from tests.support.sinks import Sink
 
 
 def test_tls_and_an_acl_user(tmp_path: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from pyspark_braidstream import DefaultSource
-from tests.support.regions import client_of
+from tests.support.regions import become, client_of
 from tests.support.servers import Engine
 
 
@@ -86,3 +86,11 @@ def crash_after(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, times: i
         return made
 
     monkeypatch.setattr(kind, name, stepped)
+
+
+@pytest.fixture(params=["plain", "braid"])
+def plain_and_region(request: pytest.FixtureRequest, engine: Engine) -> Engine:
+    """A server without braidstream, and a region."""
+    if request.param == "braid":
+        become(engine)
+    return engine

@@ -79,6 +79,7 @@ BY_TURNS: Final = {
     "regions/test_cluster_takeover.py",
     "regions/test_daemons.py",
     "regions/test_deadlines.py",
+    "regions/test_deadlines_of_chosen_ids.py",
     "regions/test_durability.py",
     "regions/test_flushed_regions.py",
     "regions/test_identity.py",
