@@ -171,6 +171,15 @@ def test_a_log_whose_entries_are_deleted_all_the_time_stays_as_it_is(client: bra
     assert client.xlen("log") == 2_500 - (next(chosen) - 500)
 
 
+def test_a_log_with_too_many_pending_entries_stays_as_it_is_and_says_why(client: braidstream.Redis) -> None:
+    fill(client, 10_000)
+    client.xgroup_create("log", "g", "0")
+    client.xreadgroup("g", "ann", {"log": ">"}, count=10_000)
+    with pytest.raises(BraidError, match=r"log 'log' was not written anew: too many entries are pending"):
+        rewrite(client)
+    assert client.xpending("log", "g")["pending"] == 10_000
+
+
 def test_a_reader_that_waits_is_served_after_the_swap(world: World, client: braidstream.Redis) -> None:
     fill(client, 20)
     client.tread("log", count=100, group="readers", retry=RETRY)

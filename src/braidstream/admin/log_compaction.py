@@ -125,6 +125,7 @@ def rewrite(strand: Strand, token: bytes) -> Plan[None]:
             yield Batch([("UNLINK", copy)])
             if error.code == "BSBUSY" or (error.code == "BSSTALE" and not left):
                 name = strand.name.decode(errors="replace")
-                raise BraidError(f"log {name!r} was not written anew: {error.text[8:]}. Try again.") from None
+                why = error.text.partition(" ")[2]
+                raise BraidError(f"log {name!r} was not written anew: {why}. Try again.") from None
             if error.code != "BSSTALE":
                 raise
