@@ -96,6 +96,16 @@ def test_a_multi_is_one_step_in_one_slot(client: Any) -> None:
     assert client.exists("a", "b") == 0
 
 
+def test_a_multi_without_keys_says_which_words_are_missing(client: Any) -> None:
+    with client.pipeline(transaction=True) as pipe:
+        pipe.execute_command("XREAD", "STREAMS", "x")
+        with pytest.raises(redis.ResponseError, match="wrong number of arguments for 'xread'"):
+            pipe.execute()
+        pipe.execute_command("PING")
+        with pytest.raises(redis.exceptions.RedisClusterException, match="with a key is needed"):
+            pipe.execute()
+
+
 def test_a_watch_sees_changes_of_streams(client: Any) -> None:
     client.xadd("s", {"n": "1"})
     with client.pipeline(transaction=True) as pipe:
