@@ -101,6 +101,9 @@ def test_a_multi_without_keys_says_which_words_are_missing(client: Any) -> None:
         pipe.execute_command("XREAD", "STREAMS", "x")
         with pytest.raises(redis.ResponseError, match="wrong number of arguments for 'xread'"):
             pipe.execute()
+        pipe.execute_command("XREAD", "COUNT", "1", "STREAMS", "x")
+        with pytest.raises(redis.ResponseError, match="Unbalanced"):
+            pipe.execute()
         pipe.execute_command("PING")
         with pytest.raises(redis.exceptions.RedisClusterException, match="with a key is needed"):
             pipe.execute()

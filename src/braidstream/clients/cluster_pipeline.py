@@ -6,7 +6,6 @@ from redis import exceptions
 
 from braidstream.clients import pipeline, shared
 from braidstream.clients.cluster_plans import EVERYWHERE, ClusterPlans, one_slot, slots_of
-from braidstream.clients.raised import for_user
 from braidstream.clients.shared import Sending
 from braidstream.net.cluster_sender import ClusterSender
 from braidstream.net.compat import awaited, awaited_all
@@ -201,8 +200,8 @@ class QueuedCommands(ClusterPlans):
             raise exceptions.CrossSlotTransactionError(
                 "All keys involved in a cluster transaction must map to the same slot"
             )
-        if not wanted:
-            self._refuse_malformed(commands)
+        # A stream command without a key lacks words: any node says which.
+        if not wanted and all(shared.spec_of(args) is None for args, _ in commands):
             raise exceptions.RedisClusterException(
                 "At least a command with a key is needed to identify a node"
             )
@@ -214,19 +213,11 @@ class QueuedCommands(ClusterPlans):
             found = await awaited(transaction_on(self._held))
             self.watching = False
         else:
-            [slot] = wanted
+            slot = next(iter(wanted), None)
             found = await self.keep_trying(lambda: self.on_slot(slot, transaction_on))
         if found is None:
             raise exceptions.WatchError("Watched variable changed.")
         return found
-
-    def _refuse_malformed(self, commands: pipeline.Commands) -> None:
-        """A stream command has no key because words are missing: its error says more."""
-        for args, _ in commands:
-            spec = shared.spec_of(args)
-            error = None if spec is None else spec.arity_error(shared.words(self, args))
-            if error is not None:
-                raise for_user(error)
 
     def reset(self) -> Any:
         return self.give(self._reset())
