@@ -52,6 +52,7 @@ BY_TURNS: Final = {
     "engine/test_cluster_node.py",
     "engine/test_cluster_region.py",
     "engine/test_cluster_verbs.py",
+    "gateway/test_announced_gateways.py",
     "gateway/test_cluster_gateway.py",
     "gateway/test_cluster_gateway_contract.py",
     "gateway/test_cluster_gateway_moves.py",

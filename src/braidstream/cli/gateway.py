@@ -21,11 +21,13 @@ from braidstream.cli.probing import listen_errors, parse_probes, serve_probes
 from braidstream.cli.reach import Json, trouble
 from braidstream.cli.replicate import LogFormat, LogFormats, log_to_stderr
 from braidstream.config import RegionConfig, load
+from braidstream.gateway.announce import parse_announced
 from braidstream.gateway.hub import Settings
 from braidstream.gateway.server import Gateway
 from braidstream.model.region_config import Region
 from braidstream.net.bulk import shown
 from braidstream.net.listen import Listen
+from braidstream.net.sentinels import Place
 from braidstream.net.wire import parse_address
 from braidstream.observability.events import emit
 from braidstream.observability.probes import Answers
@@ -82,6 +84,14 @@ TlsCa = Annotated[
     typer.Option(help="CA (PEM) of client certificates. Clients then must present one."),
 ]
 
+Announce = Annotated[
+    str | None,
+    typer.Option(
+        help="For cluster clients: the addresses of all gateways of the region, HOST:PORT,HOST:PORT,... "
+        "Clients see a cluster whose nodes they are."
+    ),
+]
+
 AllowOpen = Annotated[
     bool,
     typer.Option("--allow-open", help="Listen on the network even if the server requires no password."),
@@ -109,6 +119,7 @@ def gateway(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
+    announce: Announce = None,
     allow_open: AllowOpen = False,
     log_format: LogFormat = LogFormats.text,
     as_json: Json = False,
@@ -139,11 +150,13 @@ def gateway(
     with trouble(tls_cert or Path(), as_json):
         tls = _tls(tls_cert, tls_key, tls_ca)
     _check_workers(workers, where)
+    announced = _announced(announce, where, url)
     settings = Settings(
         maxclients=-(-maxclients // workers),
         backends=-(-backends // workers),
         tls=tls,
         allow_open=allow_open,
+        announce=announced,
     )
     log_to_stderr(verbose=False, log_format=log_format)
     with trouble(url, as_json), asyncio.Runner(loop_factory=new_loop if workers == 1 else None) as runner:
@@ -161,6 +174,7 @@ def gateway(
             tls_cert=tls_cert,
             tls_key=tls_key,
             tls_ca=tls_ca,
+            announce=announced,
             log_format=log_format,
         )
         runner.run(_serve_by_workers(server, (where, probes), (job, workers), as_json))
@@ -171,6 +185,19 @@ def _check_workers(workers: int, listen: Listen) -> None:
         raise typer.BadParameter("--workers needs Linux: elsewhere one process would get all clients.")
     if workers > 1 and listen.path is not None:
         raise typer.BadParameter("--workers needs a TCP address: --listen HOST:PORT.")
+
+
+def _announced(announce: str | None, listen: Listen, url: str) -> tuple[Place, ...]:
+    if announce is None:
+        return ()
+    if listen.path is not None:
+        raise typer.BadParameter("--announce needs a TCP address: --listen HOST:PORT.")
+    if parse_address(url).db:
+        raise typer.BadParameter("--announce: a cluster has database 0 only, and the URL names another one.")
+    try:
+        return parse_announced(announce)
+    except ValueError as error:
+        raise typer.BadParameter(f"--announce: {error}") from None
 
 
 def _is_chosen(ctx: typer.Context) -> bool:

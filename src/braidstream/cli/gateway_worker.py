@@ -25,6 +25,7 @@ from braidstream.errors import BraidError
 from braidstream.gateway.hub import Settings
 from braidstream.gateway.server import Gateway
 from braidstream.net.listen import Listen
+from braidstream.net.sentinels import Place
 from braidstream.net.wire import parse_address
 from braidstream.observability.events import add_to_events
 from braidstream.observability.metrics import Family
@@ -50,6 +51,7 @@ class Job(BaseModel):
     tls_cert: Path | None
     tls_key: Path | None
     tls_ca: Path | None
+    announce: tuple[Place, ...]
     log_format: LogFormats
 
 
@@ -100,7 +102,7 @@ async def _work(parent: socket.socket) -> int:
 
 async def _start(job: Job) -> Gateway:
     tls = None if job.tls_cert is None else tls_context(job.tls_cert, job.tls_key, job.tls_ca)
-    settings = Settings(maxclients=job.maxclients, backends=job.backends, tls=tls)
+    settings = Settings(maxclients=job.maxclients, backends=job.backends, tls=tls, announce=job.announce)
     server = Gateway(parse_address(job.url), settings, job.others)
     await server.start(Listen.parse(job.listen), is_worker=True)
     return server

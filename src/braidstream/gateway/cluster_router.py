@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable
 from itertools import islice
 from typing import Final
 
-from braidstream.errors import BraidError, RefusedError, ReplyError
-from braidstream.gateway import cluster_everywhere, cluster_transaction, info, router
+from braidstream.errors import BraidError, RefusedError
+from braidstream.gateway import about_clusters, cluster_everywhere, cluster_transaction, info, router
 from braidstream.gateway.client_state import Client
 from braidstream.gateway.cluster_natives import run_natives
 from braidstream.gateway.gateway_metrics import perf_counter
-from braidstream.gateway.session import SPECIAL, TRANSACTION, blocks, spec_of
+from braidstream.gateway.session import ABOUT_CLUSTERS, SPECIAL, TRANSACTION, blocks, spec_of
 from braidstream.gateway.stream_slots import EVERYWHERE, IN_ONE_STEP, is_split, slots_of, split
 from braidstream.net.reply_shape import resp2
 from braidstream.net.resp import Words, error_line
@@ -152,13 +152,9 @@ async def _in_one_step(client: Client, words: Words) -> None:
 # Commands about the connection
 
 
-async def _no_cluster(client: Client, words: Words) -> None:
-    client.write(error_line(ReplyError(cluster_transaction.NO_CLUSTER)))
-
-
 async def _stateful(client: Client, words: Words) -> None:
     """AUTH, HELLO, SELECT and CLIENT SETNAME: one node answers; connections to others follow."""
-    if words[0].upper() == b"SELECT" and words[1:] != [b"0"] and words[-1].isdigit():
+    if about_clusters.selects_other(words):
         client.write(_ONE_DATABASE)
         return
     own, before = await client.own_connection(), client.session.greeting()
@@ -168,7 +164,7 @@ async def _stateful(client: Client, words: Words) -> None:
         assert client.nodes is not None
         await client.nodes.follow(tuple(words))
         client.moved()
-    client.write(reply.replace(b"$4\r\nmode\r\n$7\r\ncluster\r\n", b"$4\r\nmode\r\n$10\r\nstandalone\r\n"))
+    client.write(info.hello_with_mode(reply, client.hub.mode))
 
 
 async def _client(client: Client, words: Words) -> None:
@@ -194,23 +190,14 @@ async def _unwatch(client: Client, words: Words) -> None:
     client.write(reply)
 
 
-async def _info(client: Client, words: Words) -> None:
-    """INFO of one node, which does not say that it is a node."""
-    own = await client.own_connection()
-    [reply] = await own.collect(pack([tuple(words)]), 1, writes=False)
-    reply = await info.corrected_info(client.session.db, reply, client.database.count_hidden)
-    client.write(info.as_one_server(reply))
-
-
 Handler = Callable[[Client, Words], Awaitable[None]]
 
 _HANDLERS: Final[dict[bytes, Handler]] = {
-    **dict.fromkeys(cluster_transaction.DISABLED, _no_cluster),
+    **dict.fromkeys(ABOUT_CLUSTERS, about_clusters.answer),
     **dict.fromkeys((b"AUTH", b"HELLO", b"SELECT"), _stateful),
     **dict.fromkeys(TRANSACTION - {b"UNWATCH"}, cluster_transaction.begin_or_refuse),
     **dict.fromkeys((b"WAIT", b"WAITAOF"), cluster_everywhere.wait),
     **dict.fromkeys((b"FUNCTION", b"SCRIPT"), cluster_everywhere.load),
     b"UNWATCH": _unwatch,
     b"CLIENT": _client,
-    b"INFO": _info,
 }

@@ -17,7 +17,7 @@ from typing import Any, Final
 from braidstream.errors import BraidError, LostError, RefusedError, ReplyError
 from braidstream.gateway.client_state import Client
 from braidstream.gateway.own_connection import OwnConnection
-from braidstream.gateway.session import spec_of
+from braidstream.gateway.session import ABOUT_CLUSTERS, NO_CLUSTER, spec_of
 from braidstream.gateway.stream_slots import slots_of
 from braidstream.gateway.transaction import (
     ABORTED,
@@ -38,9 +38,6 @@ from braidstream.protocol.plan import Batch, Replies
 
 # Number of the connection on which commands are checked: see NodeConnections.at.
 _CHECKER: Final = -1
-# Commands about clusters, which are answered as by a server that is in none.
-DISABLED: Final = (b"CLUSTER", b"READONLY", b"READWRITE", b"ASKING")
-NO_CLUSTER: Final = "ERR This instance has cluster support disabled"
 _NESTED: Final = {
     b"MULTI": b"-ERR MULTI calls can not be nested\r\n",
     b"WATCH": b"-ERR WATCH inside MULTI is not allowed\r\n",
@@ -129,7 +126,7 @@ async def _queue(client: Client, multi: ClusterMulti, words: Words) -> bytes | N
 def _refusal(words: Words) -> ReplyError | None:
     """The error for a command that the gateway answers itself, or that every node must run."""
     name = words[0].upper()
-    if name in DISABLED:
+    if name in ABOUT_CLUSTERS:
         return ReplyError(NO_CLUSTER)
     if name in (b"SCRIPT", b"FUNCTION") and words[1:2] and words[1].upper() in (b"LOAD", b"FLUSH"):
         what = f"{name.decode()} {words[1].decode('ascii', 'replace').upper()} inside MULTI"

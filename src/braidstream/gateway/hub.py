@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+from braidstream.gateway.announce import Announced
 from braidstream.gateway.backends import Backends, Lane
 from braidstream.gateway.cluster_database import ClusterDatabase
 from braidstream.gateway.cluster_lane import ClusterLane
@@ -17,6 +18,7 @@ from braidstream.gateway.ready_nodes import ReadyNodes
 from braidstream.gateway.session import Login
 from braidstream.net.address import Address
 from braidstream.net.resp import Limits
+from braidstream.net.sentinels import Place
 from braidstream.observability.events import emit
 from braidstream.observability.metrics import Family
 from braidstream.observability.traces import Traces
@@ -30,6 +32,7 @@ class Settings:
     backends: how many idle clients keep an engine connection of their own.
     grace_s: how long a shutdown waits for running commands.
     allow_open: listen on the network even if the engine requires no password.
+    announce: the gateways that cluster clients are told of: announce.py. Empty: clients see one server.
     """
 
     maxclients: int = 20_000
@@ -38,6 +41,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     tls: ssl.SSLContext | None = None
     allow_open: bool = False
+    announce: tuple[Place, ...] = ()
 
 
 class Admitted(Protocol):
@@ -62,6 +66,7 @@ class Hub:
     """See the top of the file.
 
     db: the database of the region. homes: None if no file names the regions. nodes: None before one server.
+    announced: None if clients are told of no cluster.
     """
 
     def __init__(self, address: Address, settings: Settings) -> None:
@@ -75,6 +80,9 @@ class Hub:
         self.traces = Traces()
         self.homes: Forwards | None = None
         self.nodes: ReadyNodes | None = None
+        self.announced: Announced | None = None
+        if settings.announce:
+            self.announced = Announced(settings.announce, uses_tls=settings.tls is not None)
         self._address = address
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -82,6 +90,13 @@ class Hub:
         """The region is a cluster. Called before the first client connects."""
         self.nodes = nodes
         self.backends.new_lane = partial(ClusterLane, nodes=nodes)
+
+    @property
+    def mode(self) -> bytes | None:
+        """What INFO and HELLO call the server. None: what the engine says."""
+        if self.announced is not None:
+            return b"cluster"
+        return None if self.nodes is None else b"standalone"
 
     def admit(self, client: Admitted) -> bool:
         """Count a new client; False if there are too many."""

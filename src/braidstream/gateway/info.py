@@ -1,4 +1,4 @@
-"""INFO with the number of keys that users see. Counting takes a SCAN, so the result is cached."""
+"""INFO with the number of keys that users see, and another mode. Counting takes a SCAN, so it is cached."""
 
 import re
 import time
@@ -7,10 +7,14 @@ from typing import Final
 
 from braidstream.commands.keyspace import count_expiring, hidden_keys
 from braidstream.errors import BraidError
+from braidstream.net.resp import bulk
 from braidstream.protocol.plan import Batch, Replies, arun
 
 # A count stays valid for this many times its own duration.
 _REST: Final = 20
+_MODE: Final = re.compile(rb"\b(redis_mode|server_mode):\w+")
+_ENABLED: Final = re.compile(rb"\bcluster_enabled:\d")
+_HELLO_MODE: Final = re.compile(rb"\$4\r\nmode\r\n\$\d+\r\n\w+\r\n")
 
 
 class Hidden:
@@ -47,15 +51,19 @@ async def corrected_info(
     return b"%b%d\r\n%b\r\n" % (head[:1], len(body), body)
 
 
-def as_one_server(reply: bytes) -> bytes:
-    """INFO's reply of a node of a cluster, as that of a server that is none."""
+def info_with_mode(reply: bytes, mode: bytes | None) -> bytes:
+    """INFO's reply with another mode: cluster or standalone. None: as the engine says it."""
     head, _, text = reply.partition(b"\r\n")
-    if head[:1] not in (b"$", b"="):
+    if mode is None or head[:1] not in (b"$", b"="):
         return reply
-    body = text[:-2].replace(b"redis_mode:cluster", b"redis_mode:standalone")
-    body = body.replace(b"server_mode:cluster", b"server_mode:standalone")
-    body = body.replace(b"cluster_enabled:1", b"cluster_enabled:0")
+    body = _MODE.sub(rb"\1:" + mode, text[:-2])
+    body = _ENABLED.sub(b"cluster_enabled:%d" % (mode == b"cluster"), body)
     return b"%b%d\r\n%b\r\n" % (head[:1], len(body), body)
+
+
+def hello_with_mode(reply: bytes, mode: bytes | None) -> bytes:
+    """The same for HELLO."""
+    return reply if mode is None else _HELLO_MODE.sub(bulk(b"mode") + bulk(mode), reply, count=1)
 
 
 def _line(db: int, found: re.Match[bytes], seen: tuple[int, int]) -> bytes:

@@ -8,11 +8,20 @@ from typing import Any, Final
 
 from braidstream.commands import keyspace
 from braidstream.errors import BraidError, LostError
-from braidstream.gateway import guard, info, transaction
+from braidstream.gateway import about_clusters, guard, info, transaction
 from braidstream.gateway.client_state import Client
 from braidstream.gateway.gateway_metrics import perf_counter
 from braidstream.gateway.replies import reply_of
-from braidstream.gateway.session import ALONE, PUBSUB, SPECIAL, STATEFUL, TRANSACTION, blocks, spec_of
+from braidstream.gateway.session import (
+    ABOUT_CLUSTERS,
+    ALONE,
+    PUBSUB,
+    SPECIAL,
+    STATEFUL,
+    TRANSACTION,
+    blocks,
+    spec_of,
+)
 from braidstream.net.reply_shape import resp2
 from braidstream.net.resp import NULL, Words, bulk, error_line
 from braidstream.net.wire import pack
@@ -253,11 +262,14 @@ async def _run_pipelined(client: Client, run: list[Words]) -> bytes:
 
 async def _stateful(client: Client, words: Words) -> None:
     """AUTH, HELLO, SELECT, CLIENT SETNAME: the engine answers, the session is updated."""
+    if client.hub.announced is not None and about_clusters.selects_other(words):
+        client.write(b"-ERR SELECT is not allowed in cluster mode\r\n")
+        return
     own = await client.own_connection()
     [reply] = await own.collect(pack([tuple(words)]), 1, writes=False)
     client.session.note_reply(words, reply)
     client.moved()
-    client.write(reply)
+    client.write(info.hello_with_mode(reply, client.hub.mode))
 
 
 async def _pubsub(client: Client, words: Words) -> None:
@@ -337,7 +349,8 @@ async def _swap(client: Client, words: Words) -> None:
 async def _info(client: Client, words: Words) -> None:
     own = await client.own_connection()
     [reply] = await own.collect(pack([tuple(words)]), 1, writes=False)
-    client.write(await info.corrected_info(client.session.db, reply, client.database.count_hidden))
+    reply = await info.corrected_info(client.session.db, reply, client.database.count_hidden)
+    client.write(info.info_with_mode(reply, client.hub.mode))
 
 
 async def _function(client: Client, words: Words) -> None:
@@ -367,6 +380,7 @@ _HANDLERS: Final[dict[bytes, Handler]] = {
     **dict.fromkeys(STATEFUL, _stateful),
     **dict.fromkeys(PUBSUB, _pubsub),
     **dict.fromkeys(TRANSACTION, transaction.begin_or_refuse),
+    **dict.fromkeys(ABOUT_CLUSTERS, about_clusters.answer),
     b"RESET": _reset,
     b"MONITOR": _monitor,
     b"SYNC": _relay_raw,

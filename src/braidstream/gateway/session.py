@@ -19,10 +19,14 @@ PUBSUB: Final = SUBSCRIBES | UNSUBSCRIBES
 # Commands that change the state of a connection: the engine answers, the gateway reads along.
 STATEFUL: Final = PUBSUB | {b"AUTH", b"HELLO", b"SELECT", b"RESET", b"MONITOR", b"SYNC", b"PSYNC"}
 TRANSACTION: Final = frozenset((b"MULTI", b"EXEC", b"DISCARD", b"UNWATCH"))
+# Answered by a server that is in no cluster, unless the gateway announces one.
+ABOUT_CLUSTERS: Final = frozenset((b"CLUSTER", b"READONLY", b"READWRITE", b"ASKING"))
+NO_CLUSTER: Final = "ERR This instance has cluster support disabled"
 # Commands with a handler of their own in the gateway.
 SPECIAL: Final = (
     STATEFUL
     | TRANSACTION
+    | ABOUT_CLUSTERS
     | {b"CLIENT", b"QUIT", b"INFO", b"FUNCTION", b"WAIT", b"WAITAOF", b"REPLCONF", b"SWAPDB"}
 )
 # Plans that WATCH need a connection of the client's own.

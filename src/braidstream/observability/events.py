@@ -160,6 +160,12 @@ EVENTS: Final = {
         "reach the other workers. It is started again at once, then at most every two seconds",
         "Read `why` and the lines of this `worker` before. SIGKILL: was the memory full?",
     ),
+    "announced.lost": Event(
+        logging.WARNING,
+        "a gateway that --announce names does not answer; cluster clients are no longer told of it",
+        "Start it. If it is gone for good, restart the other gateways with another --announce.",
+    ),
+    "announced.up": Event(logging.INFO, "a gateway that --announce names answers again"),
     "consumer.ready": Event(logging.INFO, "a consumer joined its group and takes entries"),
     "consumer.stopped": Event(logging.INFO, "a consumer finished what it had started, and left its group"),
     "consumer.failed": Event(
