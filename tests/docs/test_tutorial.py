@@ -26,7 +26,7 @@ def test_readme_tutorials_and_guides_run_as_printed_one_after_the_other(
 ) -> None:
     first = free_port(*UP_ABOVE)
     up = {7001: first, 7002: first + 1, 7101: first + 100, 7102: first + 101}
-    alone = {port: free_port() for port in (6379, 6390, 6391, 9291)}
+    alone = {port: free_port() for port in (6379, 6390, 6391, 6392, 6393, 9291)}
     reader = Reader(tmp_path, flavour, alone | up)
     try:
         for page in TYPED + GUIDES:
