@@ -138,13 +138,13 @@ class Announced:
 
     # Which gateways answer
 
-    async def watch(self, port: int) -> None:
-        """Keep the list up to date. port: where this gateway listens."""
-        await asyncio.gather(*(self._watch_one(place, port) for place in self._places))
+    async def watch(self, listen: Place) -> None:
+        """Keep the list up to date. listen: where this gateway listens."""
+        await asyncio.gather(*(self._watch_one(place, listen) for place in self._places))
 
-    async def _watch_one(self, place: Place, port: int) -> None:
+    async def _watch_one(self, place: Place, listen: Place) -> None:
         while True:
-            answers = await self._answers(place, port)
+            answers = await self._answers(place, listen)
             if answers and place in self._lost:
                 self._lost.discard(place)
                 emit("announced.up", gateway=_shown(place))
@@ -153,7 +153,7 @@ class Announced:
                 emit("announced.lost", gateway=_shown(place))
             await asyncio.sleep(_PROBE_S)
 
-    async def _answers(self, place: Place, port: int) -> bool:
+    async def _answers(self, place: Place, listen: Place) -> bool:
         """QUIT costs the other gateway nothing: it does not use the engine, and needs no login.
 
         With TLS the handshake is an answer already. The gateway may then want a certificate that we lack.
@@ -162,7 +162,7 @@ class Announced:
             async with asyncio.timeout(_ANSWERS_WITHIN_S):
                 reader, writer = await asyncio.open_connection(*place, ssl=self._tls)
                 try:
-                    if place[1] == port and _is_on_this_machine(writer):
+                    if _leads_to(listen, writer):
                         self._own = place
                     writer.write(b"QUIT\r\n")
                     return self._tls is not None or bool(await reader.read(1))
@@ -172,9 +172,14 @@ class Announced:
             return False
 
 
-def _is_on_this_machine(writer: asyncio.StreamWriter) -> bool:
-    here, there = (writer.get_extra_info(side)[0] for side in ("sockname", "peername"))
-    return bool(here == there or ip_address(there).is_loopback)
+def _leads_to(listen: Place, writer: asyncio.StreamWriter) -> bool:
+    """Whether a connection ends at this address of this machine, or at any if it listens on all."""
+    here, there = writer.get_extra_info("sockname"), writer.get_extra_info("peername")
+    if not here or not there or there[1] != listen[1]:  # none if it was closed at once
+        return False
+    if not ip_address(listen[0]).is_unspecified:
+        return bool(there[0] == listen[0])
+    return bool(here[0] == there[0] or ip_address(there[0]).is_loopback)
 
 
 def _unverified() -> ssl.SSLContext:

@@ -70,7 +70,8 @@ class Gateway:
         self.hub.run(self._keep_fresh())
         self.hub.run(self._leave_silent())
         if self.hub.announced is not None:
-            self.hub.run(self.hub.announced.watch(int(where.rpartition(":")[2])))
+            host, _, port = where.rpartition(":")
+            self.hub.run(self.hub.announced.watch((host, int(port))))
         if nodes is not None:
             self.hub.run(self._read_slots(nodes.slots))
         if self._others:
