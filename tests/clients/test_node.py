@@ -6,16 +6,32 @@ from pathlib import Path
 
 import pytest
 
+from braidstream.gateway.hub import Settings
 from tests.support.gateways import Served
+from tests.support.regions import become
+from tests.support.servers import Engine, free_port
 
 HERE = Path(__file__).parent / "node"
 
 
 @pytest.mark.parametrize("program", ["node_redis.js", "ioredis.js", "bullmq.js"])
 def test_a_javascript_client_produces_consumes_and_retries(served: Served, program: str) -> None:
+    run(program, served.url)
+
+
+def test_cluster_clients_use_gateways_that_announce_themselves(engine: Engine) -> None:
+    become(engine)
+    places = tuple(("127.0.0.1", free_port()) for _ in range(2))
+    settings = Settings(announce=places)
+    gateways = [Served(engine.url, settings, f"127.0.0.1:{port}") for _, port in places]
+    with gateways[0], gateways[1]:
+        run("cluster.js", gateways[1].url)  # it has seen the first one
+
+
+def run(program: str, url: str) -> None:
     if shutil.which("node") is None or not (HERE / "node_modules").exists():
         pytest.skip("node, or its packages, are not here. make setup installs both.")
-    run = subprocess.run(
-        ["node", program, served.url], cwd=HERE, capture_output=True, text=True, timeout=60, check=False
+    done = subprocess.run(
+        ["node", program, url], cwd=HERE, capture_output=True, text=True, timeout=60, check=False
     )
-    assert (run.returncode, run.stdout, run.stderr) == (0, "fine\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
