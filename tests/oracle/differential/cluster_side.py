@@ -47,7 +47,7 @@ class OneCluster:
         self._theirs.session = new_session(False, None, is_cluster=True)
 
     def execute_command(self, *argv: bytes) -> Any:
-        if argv[0].upper() == b"SCAN":
+        if argv[0].upper() == b"SCAN" and len(argv) > 1:
             return self._scan(argv)
         # redis-py's own cluster client takes the command as text only.
         reply = self.client.execute_command(argv[0].decode(), *argv[1:])
