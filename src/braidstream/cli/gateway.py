@@ -5,7 +5,6 @@ import json
 import os
 import resource
 import signal
-import ssl
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -16,10 +15,11 @@ from typing import Annotated, Final
 import typer
 
 from braidstream.cli.gateway_pool import WorkerPool, reserved
-from braidstream.cli.gateway_worker import Job, new_loop, tls_context
+from braidstream.cli.gateway_worker import Job, new_loop
 from braidstream.cli.probing import listen_errors, parse_probes, serve_probes
 from braidstream.cli.reach import Json, trouble
 from braidstream.cli.replicate import LogFormat, LogFormats, log_to_stderr
+from braidstream.cli.serving_tls import parse_tls
 from braidstream.config import RegionConfig, load
 from braidstream.gateway.announce import parse_announced
 from braidstream.gateway.hub import Settings
@@ -148,7 +148,7 @@ def gateway(
         raise typer.BadParameter(str(error)) from None
     probes = parse_probes(metrics)
     with trouble(tls_cert or Path(), as_json):
-        tls = _tls(tls_cert, tls_key, tls_ca)
+        tls = parse_tls(tls_cert, tls_key, tls_ca)
     _check_workers(workers, where)
     announced = _announced(announce, where, url)
     settings = Settings(
@@ -222,14 +222,6 @@ def _within_files(settings: Settings, *, chosen: bool) -> Settings:
     if fits.maxclients < (settings.maxclients if chosen else settings.maxclients // 2):
         emit("gateway.limited", maxclients=fits.maxclients, asked=settings.maxclients, files=allowed)
     return fits
-
-
-def _tls(cert: Path | None, key: Path | None, ca: Path | None) -> ssl.SSLContext | None:
-    if cert is None:
-        if key or ca:
-            raise typer.BadParameter("--tls-key and --tls-ca need --tls-cert.")
-        return None
-    return tls_context(cert, key, ca)
 
 
 async def _serve(server: Gateway, addresses: tuple[Listen, Listen | None], url: str, as_json: bool) -> None:

@@ -12,7 +12,6 @@ import asyncio
 import json
 import signal
 import socket
-import ssl
 import sys
 from pathlib import Path
 from typing import Final
@@ -20,6 +19,7 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from braidstream.cli.replicate import LogFormats, log_to_stderr
+from braidstream.cli.serving_tls import tls_context
 from braidstream.config import RegionConfig
 from braidstream.errors import BraidError
 from braidstream.gateway.hub import Settings
@@ -68,14 +68,6 @@ def new_loop() -> asyncio.AbstractEventLoop:
         return asyncio.new_event_loop()
     loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
     return loop
-
-
-def tls_context(cert: Path, key: Path | None, ca: Path | None) -> ssl.SSLContext:
-    """ca: clients need a certificate of it."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=ca)
-    context.load_cert_chain(cert, key)
-    context.verify_mode = ssl.CERT_REQUIRED if ca else ssl.CERT_NONE
-    return context
 
 
 async def _work(parent: socket.socket) -> int:

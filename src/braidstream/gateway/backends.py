@@ -12,11 +12,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
-from braidstream.errors import LostError, ReplyError
+from braidstream.errors import ReplyError
 from braidstream.gateway.own_connection import OwnConnection, Sinks
 from braidstream.gateway.session import Login
 from braidstream.net import wire
 from braidstream.net.address import Address
+from braidstream.net.exposure import accepts
 from braidstream.net.sentinels import Place
 from braidstream.net.wire import Connection
 from braidstream.protocol.plan import Batch, Replies
@@ -79,7 +80,7 @@ class Lane:
             conn = await wire.connect(self.address)
             if self.address.password is None:
                 # If the engine requires a login it refuses each command itself: any client may use the lane.
-                is_open = await _accepts(conn)
+                is_open = await accepts(conn)
                 if not is_open and self.address.db:
                     conn.close()  # it is in database 0, and must not be used if the engine opens later
                     raise ReplyError("NOAUTH Authentication required.")
@@ -96,7 +97,7 @@ class Lane:
             began = time.monotonic()
             conn = await wire.connect(self.address.in_db(0))
             try:
-                is_open = await _accepts(conn)
+                is_open = await accepts(conn)
             finally:
                 conn.close()
             if is_open:
@@ -129,29 +130,6 @@ class Lane:
         self._closed = True
         if self.conn is not None:
             self.conn.close()
-
-
-async def needs_no_login(address: Address) -> bool:
-    """Whether the engine accepts commands without a login."""
-    try:
-        conn = await wire.connect(address.as_user(None, None).in_db(0))
-        try:
-            return await _accepts(conn)
-        finally:
-            conn.close()
-    except LostError:
-        return False
-
-
-async def _accepts(conn: Connection) -> bool:
-    """Whether the engine accepts commands on a new connection; the user may still lack the right to PING."""
-    try:
-        async with asyncio.timeout(wire.CONNECT_WITHIN_S):
-            [reply] = await conn.send(Batch([("PING",)], resend=True, attempt=True))
-    except TimeoutError:
-        conn.close()
-        raise LostError(conn.name, "it does not answer", wrote=False) from None
-    return not (isinstance(reply, ReplyError) and reply.code in ("NOAUTH", "DENIED"))
 
 
 class Backends:

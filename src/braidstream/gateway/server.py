@@ -1,7 +1,6 @@
 """Listens for clients: where, how many, and the shutdown."""
 
 import asyncio
-import ssl
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -9,13 +8,13 @@ from typing import Final
 
 from braidstream.config import RegionConfig
 from braidstream.errors import BraidError, ConfigError, LostError
-from braidstream.gateway.backends import needs_no_login
 from braidstream.gateway.client_connection import ClientConnection
 from braidstream.gateway.homes import Homes, OtherRegion
 from braidstream.gateway.hub import Hub, Settings
 from braidstream.gateway.ready_nodes import ReadyNodes, find_cluster
 from braidstream.model.region_config import Region
 from braidstream.net.address import Address
+from braidstream.net.exposure import is_exposed
 from braidstream.net.listen import Listen
 from braidstream.net.sentinels import Sentinels
 from braidstream.net.slot_map import SlotMap
@@ -130,11 +129,8 @@ class Gateway:
         return nodes
 
     async def _check_exposure(self, listen: Listen) -> None:
-        """Refuse to expose an engine without a password. Its protected-mode and bind do not help, because it
-        sees the gateway's address and not the clients'."""
-        tls = self.settings.tls
-        needs_certificate = tls is not None and tls.verify_mode == ssl.CERT_REQUIRED
-        if listen.is_local or needs_certificate or not await needs_no_login(self._address):
+        """Refuse to expose an engine without a password."""
+        if not await is_exposed(self._address, listen, self.settings.tls):
             return
         if not self.settings.allow_open:
             raise ConfigError(

@@ -1,0 +1,42 @@
+"""Whether a process that listens would open its engine to the network: it needs no password.
+
+The engine's protected-mode and bind do not help, because it sees the address of the process.
+"""
+
+import asyncio
+from ssl import CERT_REQUIRED, SSLContext
+
+from braidstream.errors import LostError, ReplyError
+from braidstream.net.address import Address
+from braidstream.net.listen import Listen
+from braidstream.net.wire import CONNECT_WITHIN_S, Connection, connect
+from braidstream.protocol.plan import Batch
+
+
+async def is_exposed(address: Address, listen: Listen, tls: SSLContext | None) -> bool:
+    """Whether clients of the network need neither a password nor a certificate."""
+    needs_certificate = tls is not None and tls.verify_mode == CERT_REQUIRED
+    return not listen.is_local and not needs_certificate and await _needs_no_login(address)
+
+
+async def _needs_no_login(address: Address) -> bool:
+    """Whether the engine accepts commands without a login."""
+    try:
+        conn = await connect(address.as_user(None, None).in_db(0))
+        try:
+            return await accepts(conn)
+        finally:
+            conn.close()
+    except LostError:
+        return False
+
+
+async def accepts(conn: Connection) -> bool:
+    """Whether the engine accepts commands on a new connection; the user may still lack the right to PING."""
+    try:
+        async with asyncio.timeout(CONNECT_WITHIN_S):
+            [reply] = await conn.send(Batch([("PING",)], resend=True, attempt=True))
+    except TimeoutError:
+        conn.close()
+        raise LostError(conn.name, "it does not answer", wrote=False) from None
+    return not (isinstance(reply, ReplyError) and reply.code in ("NOAUTH", "DENIED"))
