@@ -14,10 +14,13 @@ from braidstream.consumers.consumer_metrics import ConsumerMetrics
 from braidstream.consumers.message import Message
 from braidstream.gateway.homes import Homes
 from braidstream.gateway.server import Gateway
-from braidstream.net.address import parse_address
+from braidstream.net.address import Address, parse_address
+from braidstream.net.compressed import Traffic
 from braidstream.observability.metrics import Family
+from braidstream.replication.endpoint import Endpoint
 from braidstream.replication.group_lags import GroupLag, Strays
-from braidstream.replication.reporting import families, group_families, rescue_families
+from braidstream.replication.receiver import Receiver
+from braidstream.replication.reporting import families, group_families, rescue_families, traffic_families
 from braidstream.spark.jobs.freshness import Freshness
 from braidstream.spark.lag import LagListener
 from braidstream.spark.lake.lake_state import File
@@ -65,6 +68,8 @@ def _daemon() -> list[Family]:
         *families(status, engine_up=True),
         *group_families([GroupLag("s", "g", 1, 1)], Strays()),
         *rescue_families(1),
+        *traffic_families("braid_link", {("peer",): Traffic()}, ("peer",)),
+        *Receiver(Endpoint(Address())).families(),
     ]
 
 

@@ -10,6 +10,8 @@
     durability = "replicas:1"          # when an entry may go to the peers; chosen by itself if left out
     include = ["orders*"]              # exchange only these streams with other regions; all if left out
     exclude = ["*.tmp"]                # and not these; they stay local
+    compression = "zstd"               # peers send compressed, to the receiver; not compressed if left out
+    receiver = "tls://braid.us-east.example:6395"  # where peers reach `braid replicate --receive`
 
     [groups]
     takeover_after_s = 60              # scope ONCE: take over from a region that is silent for so long
@@ -25,9 +27,9 @@ import stat
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -134,6 +136,22 @@ class RegionConfig(BaseModel):
     exclude: Annotated[
         _Patterns, Field(description="Globs of streams that stay local. It goes before `include`.")
     ] = ()
+    compression: Annotated[
+        Literal["zstd"] | None,
+        Field(
+            description="`zstd`: the daemons of other regions send compressed to this one, through its "
+            "`receiver`. Left out: not compressed, straight to `url`.",
+        ),
+    ] = None
+    receiver: Annotated[
+        str | None,
+        Field(
+            pattern=r"^(tcp|tls)://",
+            description="Where the daemons of other regions reach `braid replicate --receive` of this one: "
+            "`tls://host:port` with redis-py's `ssl_*` options, or `tcp://host:port`. `${NAME}` is replaced "
+            "as in `url`. Used only with `compression`.",
+        ),
+    ] = None
 
     @property
     def selection(self) -> Selection:
@@ -208,20 +226,28 @@ def parse(words: dict[str, Any], where: str, environment: Mapping[str, str]) -> 
         twice = next((value for value in seen if seen.count(value) > 1), None)
         if twice is not None:
             raise ConfigError(f"{where}: two regions have the {field} {twice!r}. Each needs its own.")
+    for region in config.region:
+        if region.compression and not region.receiver:
+            raise ConfigError(
+                f"{where}: region {region.name!r} has compression, but no receiver. Add where its peers "
+                'reach `braid replicate --receive`, as in: receiver = "tls://host:6395"'
+            )
     regions = [_filled(region, where, environment) for region in config.region]
     return config.model_copy(update={"region": tuple(regions)})
 
 
 def _filled(region: RegionConfig, where: str, environment: Mapping[str, str]) -> RegionConfig:
-    def value(found: re.Match[str]) -> str:
+    def value(key: str, found: re.Match[str]) -> str:
         if found[1] not in environment:
             raise ConfigError(
-                f"{where}: the url of region {region.name!r} wants ${{{found[1]}}}, and the environment has "
-                "no such variable. Export it before starting braid."
+                f"{where}: the {key} of region {region.name!r} wants ${{{found[1]}}}, and the environment "
+                "has no such variable. Export it before starting braid."
             )
         return environment[found[1]]
 
-    return region.model_copy(update={"url": _VARIABLE.sub(value, region.url)})
+    given = {"url": region.url, "receiver": region.receiver}
+    urls = {key: _VARIABLE.sub(partial(value, key), url) for key, url in given.items() if url is not None}
+    return region.model_copy(update=urls)
 
 
 def with_region(text: str, region: RegionConfig) -> str:

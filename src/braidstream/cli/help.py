@@ -16,7 +16,7 @@ _VALUES: Final = {
     "URL": ("url", "to_url"),
     "FILE": ("url_file", "config", "png", "html", "tls_cert", "tls_key", "tls_ca", "password_file", "audit"),
     "FOLDER": ("lake", "directory", "table"),
-    "ADDRESS": ("listen", "metrics", "gateway"),
+    "ADDRESS": ("listen", "metrics", "gateway", "receive"),
     "NAME": ("region", "name", "home", "to", "job", "group", "key", "without", "stream"),
     "NAME,...": ("streams",),
     "NAME=VALUE": ("redis",),

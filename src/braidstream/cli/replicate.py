@@ -18,6 +18,16 @@ from braidstream import lua
 from braidstream.admin.membership import initialise
 from braidstream.cli.probing import parse_probes, serve_probes
 from braidstream.cli.reach import ConfigFile, Json, ask, trouble
+from braidstream.cli.receiving import (
+    ReceiveOn,
+    Receiving,
+    TlsCa,
+    TlsCert,
+    TlsKey,
+    link_address,
+    parse_receiving,
+    start_receiver,
+)
 from braidstream.cli.region_reach import is_cluster_at, prepare_cluster, region_at
 from braidstream.clients.sync import ServerError
 from braidstream.config import Config, RegionConfig, Selection, load
@@ -26,6 +36,7 @@ from braidstream.net.listen import Listen
 from braidstream.net.sender import LOST
 from braidstream.net.wire import Address, parse_address
 from braidstream.observability.events import JsonFormatter, emit
+from braidstream.observability.metrics import Family
 from braidstream.observability.probes import Answers
 from braidstream.replication.daemon import Daemon
 from braidstream.replication.gate import Durability
@@ -59,6 +70,10 @@ def replicate(
     region: RegionName,
     config: ConfigFile = Path("braid.toml"),
     listen: ListenOn = None,
+    receive: ReceiveOn = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
     verbose: Verbose = False,
     log_format: LogFormat = LogFormats.text,
     as_json: Json = False,
@@ -75,6 +90,7 @@ def replicate(
         here = regions.named(region)
         _peers(regions, here)
     probes = parse_probes(listen or here.listen)
+    receiving = parse_receiving(receive, (tls_cert, tls_key, tls_ca), as_json)
     with trouble(here.url, as_json):
         is_cluster = is_cluster_at(here.url)
         _refuse_lost(here, regions.peers_of(here.name), is_cluster=is_cluster)
@@ -86,7 +102,7 @@ def replicate(
     log_to_stderr(verbose, log_format)
     daemon = partial(Daemon, parse_address(here.url), durability_of(here), is_cluster=is_cluster)
     with contextlib.suppress(asyncio.CancelledError):
-        asyncio.run(_run(config, regions, here, daemon, probes, as_json))
+        asyncio.run(_run(config, regions, here, daemon, (probes, receiving), as_json))
 
 
 def _prepare_cluster(here: RegionConfig) -> None:
@@ -160,14 +176,20 @@ async def _run(
     regions: Config,
     here: RegionConfig,
     make: Callable[[], Daemon],
-    probes: Listen | None,
+    listens: tuple[Listen | None, Receiving | None],
     as_json: bool,
 ) -> None:
+    """listens: for probes, and for compressed links of peers."""
     daemon = make()
     daemon.takeover.after_s = regions.groups.takeover_after_s
-    prober, metrics = await serve_probes(
-        probes, Answers(here.name, daemon.families, daemon.why_not_ready), option="--listen", as_json=as_json
-    )
+    probes, receiving = listens
+    receiver = None if receiving is None else await start_receiver(receiving, daemon.source, as_json)
+
+    def families() -> list[Family]:
+        return [*daemon.families(), *(receiver.families() if receiver else ())]
+
+    answers = Answers(here.name, families, daemon.why_not_ready)
+    prober, metrics = await serve_probes(probes, answers, option="--listen", as_json=as_json)
     work = asyncio.ensure_future(daemon.run())
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, work.cancel)
@@ -176,6 +198,8 @@ async def _run(
     asides = [follow, asyncio.ensure_future(_report_ready(regions, here, daemon, metrics, as_json))]
     if metrics:
         asides.append(asyncio.ensure_future(daemon.measure_groups()))
+    if receiver is not None:
+        asides.append(asyncio.ensure_future(receiver.watch()))
     try:
         await work
     except asyncio.CancelledError:
@@ -185,6 +209,8 @@ async def _run(
         raise
     finally:
         prober.close()
+        if receiver is not None:
+            receiver.close()
         for task in asides:
             task.cancel()
         emit("daemon.stopped", region=here.name)
@@ -214,7 +240,7 @@ def _peers(regions: Config, here: RegionConfig) -> dict[str, tuple[int, Address]
     for peer in regions.region:
         if peer.id != here.id:
             try:
-                found[peer.name] = peer.id, parse_address(peer.url)
+                found[peer.name] = peer.id, link_address(peer)
             except ConfigError as error:
                 raise ConfigError(f"region {peer.name!r}: {error}") from None
     return found

@@ -21,10 +21,12 @@ from redis.connection import SSLConnection, parse_url
 from redis.exceptions import RedisError
 
 from braidstream.errors import ConfigError
+from braidstream.net.compressed import Via, load_zstandard
 from braidstream.net.sentinels import Place, Sentinels
 
 SENTINEL_PORT: Final = 26379
 _SCHEMES: Final = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
+_RECEIVERS: Final = {"tcp": "redis", "tls": "rediss"}
 _NO: Final = ("false", "no", "0", "off", "n", "f")
 # Shown in place of a URL that may hold a secret.
 _HIDDEN: Final = "the given URL"
@@ -35,6 +37,7 @@ class Address:
     """Where an engine is, and the user we log in as. repr() hides the password.
 
     With `sentinels`, host and port are not used: each new connection gets them from the sentinels.
+    With `via`, connections go to that receiver, which knows where its engine is.
     """
 
     host: str = "localhost"
@@ -46,11 +49,13 @@ class Address:
     tls: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
     tls_options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     sentinels: Sentinels | None = None
+    via: Via | None = None
 
     def __str__(self) -> str:
+        through = "" if self.via is None else f" through receiver {self.via}"
         if self.sentinels is not None:
-            return str(self.sentinels)
-        return self.path or f"{self.host}:{self.port}"
+            return f"{self.sentinels}{through}"
+        return f"{self.path or f'{self.host}:{self.port}'}{through}"
 
     @property
     def place(self) -> Place:
@@ -63,9 +68,13 @@ class Address:
     def in_db(self, db: int) -> "Address":
         return replace(self, db=db)
 
+    def through(self, receiver: str) -> "Address":
+        """The same server through a receiver: `parse_receiver`."""
+        return replace(self, via=parse_receiver(receiver))
+
     async def resolve(self) -> "Address":
         """The address of one server. Raises LostError if no sentinel knows it."""
-        if self.sentinels is None:
+        if self.sentinels is None or self.via is not None:
             return self
         host, port = await self.sentinels.primary()
         return replace(self, host=host, port=port, sentinels=None)
@@ -152,6 +161,26 @@ def _parse(url: str) -> Address:
         tls_options=tuple(sorted((key, str(value)) for key, value in options.items())),
         sentinels=sentinels,
     )
+
+
+def parse_receiver(url: str) -> Via:
+    """The receiver at `tcp://host:port` or `tls://host:port`, the latter with redis-py's ssl_* options.
+
+    Raises ConfigError if the URL is invalid, or if zstandard is not installed.
+    """
+    load_zstandard()
+    scheme, _, rest = url.partition("://")
+    try:
+        has_port = scheme in _RECEIVERS and urlsplit(url).port is not None
+    except ValueError:
+        has_port = False
+    if not has_port:
+        raise ConfigError(
+            "its receiver cannot be read. Write tcp://host:port, or tls://host:port with redis-py's ssl_* "
+            "options."
+        )
+    found = parse_address(f"{_RECEIVERS[scheme]}://{rest}")
+    return Via(found.host, found.port, found.tls, found.tls_options)
 
 
 class _Pool(redis.sentinel.SentinelConnectionPool):

@@ -22,6 +22,7 @@ from braidstream.model.command import Command
 from braidstream.model.command import pack as pack
 from braidstream.net.address import Address as Address
 from braidstream.net.address import parse_address as parse_address
+from braidstream.net.compressed import open_tunnel
 from braidstream.net.raw_reply import RawReplies, new_mark
 from braidstream.net.reply_shape import resp2
 from braidstream.net.sentinels import Place
@@ -114,7 +115,9 @@ async def open_socket(address: Address, make: Callable[[], P]) -> P:
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(CONNECT_WITHIN_S):
-            if address.path is not None:
+            if address.via is not None:
+                protocol = await open_tunnel(address.via, "{}:{}".format(*address.place), make)
+            elif address.path is not None:
                 _, protocol = await loop.create_unix_connection(make, address.path)
             else:
                 _, protocol = await loop.create_connection(make, address.host, address.port, ssl=address.tls)

@@ -8,8 +8,8 @@ The daemon is stateless. A new process that replaces a killed one starts with a 
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
 
 from braidstream.admin.daemon_status import EVERY_S, DaemonStatus, forget_status
 from braidstream.admin.membership import show_alive
@@ -33,7 +33,7 @@ from braidstream.replication.cluster_link import Homes, Side, link_between, pinn
 from braidstream.replication.cluster_region import Completion, await_journal, meet_region, region_of
 from braidstream.replication.deadlines import EVERY_S as DEADLINES_EVERY_S
 from braidstream.replication.deadlines import Deadlines
-from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint, back_off, reason
+from braidstream.replication.endpoint import PEER_REPLY_BYTES, Endpoint, back_off, reason, until_one_ends
 from braidstream.replication.feed import Feed
 from braidstream.replication.gate import Durability
 from braidstream.replication.group_lags import EVERY_S as GROUPS_EVERY_S
@@ -45,7 +45,7 @@ from braidstream.replication.log_rescue import LogRescue
 from braidstream.replication.peer import Peer, apart, is_misconfigured, why_down
 from braidstream.replication.queue import Need, Queue
 from braidstream.replication.raising import raise_home
-from braidstream.replication.reporting import families, group_families, report, rescue_families
+from braidstream.replication.reporting import families, group_families, link_traffic, report, rescue_families
 from braidstream.replication.skew import watch_clock
 from braidstream.replication.sweeping import Sweeper
 from braidstream.replication.takeover import EVERY_S as TAKEOVER_EVERY_S
@@ -156,6 +156,7 @@ class Daemon:
             *families(self.status if is_up else None, is_up),
             *group_families(self.group_lags, self.strays),
             *rescue_families(self.rescue.entries),
+            *link_traffic(self.peers.values()),
         ]
 
     async def why_not_ready(self) -> str:
@@ -181,7 +182,7 @@ class Daemon:
                 self._has_new_peer.clear()
                 writers = here.writer, {*here.writers, *(peer.id for peer in self.peers.values())}
                 feed = self._feed(writers)
-                await _until_one_fails(feed.run(), self.source.watch(), self._has_new_peer.wait())
+                await until_one_ends(feed.run(), self.source.watch(), self._has_new_peer.wait())
             except Exception as error:  # also for an unexpected reply
                 if feed is None or not isinstance(error, ReplyError):
                     where = "" if isinstance(error, LostError) else f"{self.source.address}: "
@@ -364,18 +365,6 @@ class Daemon:
         peer.swept = True
         if all(each.swept for each in self.peers.values()):
             self.ready.set()
-
-
-async def _until_one_fails(*works: Coroutine[Any, Any, object]) -> None:
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _first(errors: ExceptionGroup[Exception]) -> Exception:

@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Sequence
-from typing import Final, Protocol, TypeVar
+from collections.abc import Awaitable, Coroutine, Sequence
+from typing import Any, Final, Protocol, TypeVar
 
 from braidstream.errors import BraidError, LostError
 from braidstream.net.address import Address
@@ -118,7 +118,7 @@ class Endpoint:
                 beat = asyncio.ensure_future(_beat(conn))
                 beat.add_done_callback(lambda task: task.cancelled() or task.exception())
             await asyncio.sleep(BEAT_S)
-            if self.address.sentinels is not None:
+            if self.address.sentinels is not None and self.address.via is None:
                 with contextlib.suppress(LostError):  # no sentinel answers: keep the connection
                     place = await self.address.sentinels.primary()
                     if place != conn.place:
@@ -164,6 +164,19 @@ async def _beat(conn: Connection) -> None:
     [hello] = await conn.send(Batch([("HELLO",)], resend=True))
     if is_replica(hello):
         conn.close("it is a replica now")
+
+
+async def until_one_ends(*works: Coroutine[Any, Any, object]) -> None:
+    """Run all until the first one ends, then cancel the others. Raises its error, if it has one."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def back_off(tries: int) -> None:

@@ -3,11 +3,12 @@
 import os
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from typing import Final
 
 from braidstream.admin.daemon_status import DaemonStatus, LinkStatus, store_status
+from braidstream.net.compressed import Traffic
 from braidstream.observability.events import event_families
 from braidstream.observability.metrics import Family, process_families
 from braidstream.protocol.identify import read_ms
@@ -80,6 +81,30 @@ def rescue_families(entries: int) -> list[Family]:
     """For /metrics: what this region wrote to logs when it was no longer their home."""
     text = "Entries of logs that this region wrote after their home was forced away, appended at the home."
     return [Family.counter("braid_log_rescued_total", text, {(): entries})]
+
+
+def link_traffic(peers: Iterable[Peer]) -> list[Family]:
+    """For /metrics: the bytes of links that are compressed."""
+    found = dict[tuple[str, ...], Traffic]()
+    for peer in peers:
+        if (via := peer.endpoint.address.via) is not None:
+            found[peer.name,] = via.traffic
+    return traffic_families("braid_link", found, ("peer",))
+
+
+def traffic_families(
+    name: str, found: Mapping[tuple[str, ...], Traffic], labels: tuple[str, ...]
+) -> list[Family]:
+    raw, wire = dict[tuple[str, ...], float](), dict[tuple[str, ...], float]()
+    for values, each in found.items():
+        raw[*values, "sent"], raw[*values, "received"] = each.raw_sent, each.raw_received
+        wire[*values, "sent"], wire[*values, "received"] = each.wire_sent, each.wire_received
+    labels = (*labels, "direction")
+    text = "Bytes of compressed connections, before compression."
+    return [
+        Family.counter(f"{name}_raw_bytes_total", text, raw, labels),
+        Family.counter(f"{name}_wire_bytes_total", "The same bytes on the wire, compressed.", wire, labels),
+    ]
 
 
 def _stray_families(strays: Strays | None) -> list[Family]:

@@ -1,0 +1,218 @@
+"""The receiver of compressed links: peers' daemons connect here, and it connects them to the own engine.
+
+    daemon of a peer === zstd (net/compressed.py) === Receiver --- own engine
+
+It is a tunnel. A peer logs in at the engine with its own user, so it has the rights that it would have there
+without the receiver, and no others. Nothing is buffered beyond a few frames: who sends faster than the engine
+takes is slowed down. A connection on which a peer says nothing for IDLE_S is closed; links say something
+every second.
+"""
+
+import asyncio
+import contextlib
+from ssl import SSLContext
+from typing import Any, Final
+
+from braidstream.errors import BraidError, LostError
+from braidstream.net.address import Address
+from braidstream.net.compressed import HELLO, LONGEST_LINE, OK, Packer, Traffic, TunnelError, Unpacker
+from braidstream.net.listen import Listen
+from braidstream.net.sentinels import Place
+from braidstream.observability.metrics import Family
+from braidstream.observability.repeated import Repeated
+from braidstream.replication.cluster_endpoint import ClusterEndpoint
+from braidstream.replication.endpoint import Endpoint, until_one_ends
+from braidstream.replication.reporting import traffic_families
+
+# Each costs up to 4 MB for the windows of zstd.
+MOST_CONNECTIONS: Final = 128
+# A handshake of TLS, the hello after it, and then the connection to the engine have so long, each.
+STEP_WITHIN_S: Final = 4.0
+IDLE_S: Final = 60.0
+LINGER_S: Final = 1.0
+# How often the sentinels are asked whether the connections go to the primary.
+LOOK_S: Final = 1.0
+_READ: Final = 64 * 1024
+_REFUSAL: Final = b"-ERR receiver: %b\r\n"
+_NOT_REDIS: Final = (
+    "this is the receiver of braid replicate, not a Redis server. Only daemons of the same version connect"
+)
+
+
+class _RefusedError(Exception):
+    """A connection that gets an error and is closed."""
+
+
+class Receiver:
+    """source: the own engine, as the daemon knows it."""
+
+    def __init__(self, source: Endpoint) -> None:
+        self.traffic = Traffic()
+        self._source = source
+        self._server: asyncio.Server | None = None
+        self._open: dict[asyncio.Task[Any], Place] = {}
+        self._waiting = 0  # connections without an engine yet
+        self._trouble = Repeated()
+
+    async def start(self, listen: Listen, tls: SSLContext | None) -> str:
+        """Start to listen. Returns HOST:PORT. OSError if that fails."""
+        within_s = None if tls is None else STEP_WITHIN_S
+        self._server = await asyncio.start_server(
+            self._serve, listen.host, listen.port, ssl=tls, ssl_handshake_timeout=within_s, limit=_READ
+        )
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return str(Listen(host, port))
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in self._open:
+            task.cancel()
+
+    def families(self) -> list[Family]:
+        """For /metrics."""
+        count = Family.gauge(
+            "braid_receiver_connections", "Connections of peers' daemons.", {(): len(self._open)}
+        )
+        return [count, *traffic_families("braid_receiver", {(): self.traffic}, ())]
+
+    async def watch(self) -> None:
+        """Behind sentinels: close connections to a server that is not the primary any more."""
+        sentinels = self._source.address.sentinels
+        while sentinels is not None:
+            await asyncio.sleep(LOOK_S)
+            with contextlib.suppress(LostError):  # no sentinel answers: keep the connections
+                primary = await sentinels.primary()
+                for task in [task for task, place in self._open.items() if place != primary]:
+                    task.cancel()
+
+    # One connection
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        who = writer.get_extra_info("peername") or ("?", 0)
+        engine: asyncio.StreamWriter | None = None
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            answers, engine, self._open[task] = await self._introduce(reader, writer)
+            await until_one_ends(self._to_engine(reader, engine), self._to_peer(answers, writer))
+        except _RefusedError as error:
+            self._log(who, f"{error}: {error.__cause__}" if error.__cause__ else str(error))
+            await _refuse(reader, writer, str(error))
+        except TunnelError as error:
+            self._log(who, f"it sent invalid bytes: {error}")
+        except TimeoutError:
+            self._log(who, "it said nothing, or took nothing, for too long")
+        except OSError:
+            pass  # one of the two left
+        except asyncio.CancelledError:
+            pass  # the primary changed, or the daemon stops
+        finally:
+            self._open.pop(task, None)
+            if engine is not None:
+                engine.transport.abort()
+            writer.close()
+            # It may not take the last answers.
+            asyncio.get_running_loop().call_later(STEP_WITHIN_S, writer.transport.abort)
+
+    async def _introduce(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Place]:
+        """Read the hello, connect to the engine that it wants, and answer."""
+        self._waiting += 1
+        try:
+            if len(self._open) + self._waiting > MOST_CONNECTIONS:
+                raise _RefusedError(f"it has {MOST_CONNECTIONS} connections, which is its limit")
+            async with asyncio.timeout(STEP_WITHIN_S):
+                address = self._wanted(await _read_hello(reader))
+            try:
+                async with asyncio.timeout(STEP_WITHIN_S):
+                    connected = await _connect(address)
+            except (BraidError, OSError, ValueError) as error:
+                raise _RefusedError("its region's engine does not answer") from error
+            writer.write(OK)
+            self._trouble.over(asyncio.get_running_loop().time())
+            return connected
+        finally:
+            self._waiting -= 1
+
+    def _wanted(self, wanted: str) -> Address:
+        """The server that a peer wants. Only a cluster has more than one."""
+        source = self._source
+        if not isinstance(source, ClusterEndpoint):
+            return source.address
+        for address in (source.address, *(node.address for node in source.nodes)):
+            if "{}:{}".format(*address.place) == wanted:
+                return address
+        raise _RefusedError(f"{wanted} is no primary of this region's cluster")
+
+    async def _to_engine(self, reader: asyncio.StreamReader, engine: asyncio.StreamWriter) -> None:
+        unpacker, traffic = Unpacker(), self.traffic
+        while True:
+            async with asyncio.timeout(IDLE_S):
+                data = await reader.read(_READ)
+                if not data:
+                    return
+                traffic.wire_received += len(data)
+                for raw in unpacker.unpack(data):
+                    traffic.raw_received += len(raw)
+                    engine.write(raw)
+                    await engine.drain()
+
+    async def _to_peer(self, answers: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        packer, traffic = Packer(), self.traffic
+        while data := await answers.read(_READ):
+            packed = packer.pack(data)
+            traffic.raw_sent += len(data)
+            traffic.wire_sent += len(packed)
+            async with asyncio.timeout(IDLE_S):
+                writer.write(packed)
+                await writer.drain()
+
+    def _log(self, who: tuple[Any, ...], why: str) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self._trouble.log("receiver.refused", now_s, client=f"{who[0]}:{who[1]}", why=why)
+
+
+async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, why: str) -> None:
+    """Answer, and read on for a moment: unread bytes would reset the connection before the answer is read."""
+    writer.write(_REFUSAL % why.encode())
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(LINGER_S):
+            if writer.can_write_eof():
+                writer.write_eof()
+            while await reader.read(_READ):
+                pass
+
+
+async def _read_hello(reader: asyncio.StreamReader) -> str:
+    """Which server is wanted. A client of another protocol may not send a line at all."""
+    data = b""
+    while b"\n" not in data:
+        more = await reader.read(LONGEST_LINE)
+        data += more
+        known = data[: len(HELLO)] == HELLO[: len(data)]
+        if not more or not known or len(data) > LONGEST_LINE:
+            raise _RefusedError(_NOT_REDIS)
+    line, _, rest = data.partition(b"\n")
+    if rest:  # a daemon waits for the answer
+        raise _RefusedError(_NOT_REDIS)
+    return line.removeprefix(HELLO).decode("utf-8", "replace")
+
+
+async def _connect(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Place]:
+    """A connection to the engine on which nobody is logged in: the certificate of this daemon might have."""
+    at = await address.resolve()
+    if at.path is not None:
+        reader, writer = await asyncio.open_unix_connection(at.path, limit=_READ)
+    else:
+        reader, writer = await asyncio.open_connection(at.host, at.port, ssl=at.tls, limit=_READ)
+    try:
+        writer.write(b"RESET\r\n")
+        answer = await reader.readline()
+        if answer != b"+RESET\r\n":
+            raise ConnectionError(f"{at} answers RESET with {answer!r:.200}")
+    except BaseException:
+        writer.close()
+        raise
+    return reader, writer, at.place

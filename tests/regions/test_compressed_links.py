@@ -1,0 +1,482 @@
+"""`compression = "zstd"`: links through `braid replicate --receive` of the peer."""
+
+import os
+import re
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+import braidstream
+from braidstream.net.compressed import HELLO, MOST, OK
+from braidstream.replication.receiver import MOST_CONNECTIONS
+from tests.support.cli import braid
+from tests.support.cluster import Cluster, become_cluster
+from tests.support.daemons import Daemon, numbered, write_config
+from tests.support.forked import BRAID
+from tests.support.proxy import Proxy
+from tests.support.regions import become
+from tests.support.replicas import SentinelGroup
+from tests.support.servers import Engine, Flavour, free_port, tls_files
+from tests.support.waiting import eventually
+
+WITHIN_S = 30
+SECRET = "a-secret-of-the-link"
+ENTRY: dict[Any, Any] = {
+    "order": "0123456789abcdef",
+    "customer": "c-4711-0815",
+    "amount": "129.90",
+    "currency": "EUR",
+}
+
+
+@pytest.fixture
+def pair(flavour: Flavour) -> Iterator[tuple[Engine, Engine]]:
+    with Engine(flavour) as one, Engine(flavour) as two:
+        yield one, two
+
+
+def compressed(port: int, receiver: str = "") -> dict[str, dict[int, str]]:
+    """What braid.toml says of region 2."""
+    return {"compression": {2: "zstd"}, "receiver": {2: receiver or f"tcp://127.0.0.1:{port}"}}
+
+
+@contextmanager
+def linked(
+    folder: Path, urls: dict[int, str], *words: str, env: dict[str, str] | None = None, **more: Any
+) -> Iterator[tuple[Daemon, Daemon]]:
+    """The daemon of region 1, and that of region 2, which receives. The first one may not be ready yet."""
+    port = free_port()
+    config = write_config(folder / "braid.toml", urls, **(compressed(port) | more))
+    receiving = ["--receive", str(port), *words]
+    with Daemon(config, 2, *receiving, env=env) as two:
+        two.tells("receiver.ready")
+        with Daemon(config, 1, env=env) as one:
+            yield one, two
+
+
+def receiver_of(daemon: Daemon) -> int:
+    """The port on which a daemon receives."""
+    [port] = re.findall(r"receiver.ready receiver=127.0.0.1:([0-9]+)", daemon.text)[-1:]
+    return int(port)
+
+
+def become_equal(one: Any, two: Any, name: str) -> None:
+    eventually(
+        lambda: one.xrange(name) == two.xrange(name), within_s=WITHIN_S, why="the regions should be alike"
+    )
+
+
+def client_of(engine: Engine) -> braidstream.Redis:
+    return braidstream.Redis.from_url(engine.url, decode_responses=True)
+
+
+def fill(client: braidstream.Redis, name: str, entries: int) -> None:
+    pipe = client.pipeline(transaction=False)
+    for number in range(entries):
+        pipe.xadd(name, ENTRY | {"n": str(number)})
+    pipe.execute()
+
+
+def test_two_regions_become_equal_through_a_receiver_with_few_bytes(
+    pair: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    port = free_port()
+    with Proxy(port) as proxy, client_of(pair[0]) as one, client_of(pair[1]) as two:
+        config = write_config(
+            tmp_path / "braid.toml", numbered(pair), **compressed(port, f"tcp://127.0.0.1:{proxy.port}")
+        )
+        fill(one, "s", 2_000)
+        with Daemon(config, 2, "--receive", str(port)) as second, Daemon(config, 1) as first:
+            second.tells("receiver.ready")
+            first.tells("daemon.ready")
+            become_equal(one, two, "s")
+            two.xadd("s", {"n": "back"})
+            one.xgroup_create("s", "g", "0")
+            become_equal(one, two, "s")
+            eventually(lambda: two.xinfo_groups("s"), within_s=WITHIN_S, why="groups should come over")
+            assert len(two.xrange("s")) == 2_001
+        sent = b"".join(proxy.requests)
+        assert len(sent) < 2_000 * 60, "an entry has more than 100 bytes before compression"
+        assert sent.startswith(HELLO)
+
+
+def test_a_receiver_that_is_killed_under_load_loses_and_repeats_nothing(
+    pair: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    urls = numbered(pair)
+    with (
+        client_of(pair[0]) as one,
+        client_of(pair[1]) as two,
+        linked(tmp_path, urls) as (first, second),
+    ):
+        first.tells("daemon.ready")
+        done = threading.Event()
+
+        def write() -> None:
+            with client_of(pair[0]) as client:
+                while not done.is_set():
+                    fill(client, "s", 50)
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            for _ in range(3):
+                before = two.xlen("s")
+                eventually(lambda was=before: two.xlen("s") > was, within_s=WITHIN_S, why="entries arrive")  # type: ignore[misc]
+                second.kill()
+                assert "through receiver" in first.tells("link.lost peer=region-2")
+                second.start()
+                first.tells("link.up peer=region-2")
+        finally:
+            done.set()
+            writer.join()
+        become_equal(one, two, "s")
+        assert one.xlen("s") == len({entry for entry, _ in two.xrange("s")})
+
+
+def with_secret(url: str) -> str:
+    return url.replace("//", "//link:${LINK_PASSWORD}@", 1)
+
+
+def grant(engine: Engine) -> None:
+    with engine.client() as operator:
+        operator.execute_command("ACL", "SETUSER", "link", "on", f">{SECRET}", "~*", "&*", "+@all")
+
+
+def test_daemons_use_tls_with_certificates_of_both_and_their_own_password(
+    tls_flavour: Flavour, tmp_path: Path
+) -> None:
+    with Engine(tls_flavour, tls=True) as first_engine, Engine(tls_flavour, tls=True) as second_engine:
+        pair = first_engine, second_engine
+        urls = {number: with_secret(url) for number, url in numbered(pair).items()}
+        for engine in pair:
+            grant(engine)
+        files, port = tls_files(tmp_path), free_port()
+        trusts = f"tls://127.0.0.1:{port}?ssl_ca_certs={files['ca']}"
+        both = f"{trusts}&ssl_certfile={files['cert']}&ssl_keyfile={files['key']}"
+        words = [
+            "--tls-cert",
+            str(files["cert"]),
+            "--tls-key",
+            str(files["key"]),
+            "--tls-ca",
+            str(files["ca"]),
+        ]
+        env = {"LINK_PASSWORD": SECRET}
+        config = write_config(tmp_path / "braid.toml", urls, **compressed(port, both))
+        with (
+            client_of(first_engine) as one,
+            client_of(second_engine) as two,
+            Daemon(config, 2, "--receive", str(port), *words, env=env) as second,
+        ):
+            assert "tls=yes" in second.tells("receiver.ready")
+            one.xadd("s", {"n": "1"})
+            wrongs = {
+                trusts: "certificates that the other one accepts",
+                f"tls://127.0.0.1:{port}": "certificate verify failed",
+                f"tcp://127.0.0.1:{port}": "do both sides use TLS",
+            }
+            for number, (wrong, why) in enumerate(wrongs.items()):
+                other = tmp_path / f"{number}.toml"
+                write_config(other, urls, **compressed(port, wrong))
+                with Daemon(other, 1, env=env) as stranger:
+                    assert why in stranger.tells("link.lost peer=region-2")
+            with Daemon(config, 1, env={"LINK_PASSWORD": SECRET}) as first:
+                first.tells("link.up")
+                become_equal(one, two, "s")
+                with second_engine.client() as operator:
+                    operator.execute_command("ACL", "SETUSER", "link", "resetpass", ">another")
+                    operator.client_kill_filter(_type="normal", skipme=True)
+                assert "WRONGPASS" in first.tells("peer.misconfigured")
+                assert SECRET not in first.text + second.text
+
+
+def test_a_password_is_not_compressed_with_entries(pair: tuple[Engine, Engine], tmp_path: Path) -> None:
+    """Else the lengths of later bytes would tell what it looks like."""
+    urls = numbered(pair)
+    grant(pair[1])
+    port = free_port()
+    with Proxy(port) as proxy, client_of(pair[0]) as one, client_of(pair[1]) as two:
+        config = write_config(
+            tmp_path / "braid.toml",
+            {1: urls[1], 2: with_secret(urls[2])},
+            **compressed(port, f"tcp://127.0.0.1:{proxy.port}"),
+        )
+        env = {"LINK_PASSWORD": SECRET}
+        with (
+            Daemon(config, 2, "--receive", str(port), env=env) as second,
+            Daemon(config, 1, env=env) as first,
+        ):
+            second.tells("receiver.ready")
+            first.tells("daemon.ready")
+            one.xadd("s", {"n": "1"})
+            become_equal(one, two, "s")
+        # In clear (there is no TLS here) before the first byte of zstd.
+        [sent] = [bytes(each) for each in proxy.requests if SECRET.encode() in each]
+        assert sent.index(SECRET.encode()) < sent.index(zstandard.FRAME_HEADER)
+
+
+def say(port: int, *parts: bytes) -> bytes:
+    """What the receiver answers until it closes."""
+    with socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S) as line:
+        found = b""
+        try:
+            for part in parts:
+                line.sendall(part)
+            while more := line.recv(65536):
+                found += more
+        except ConnectionResetError:
+            pass
+        return found
+
+
+def framed(body: bytes) -> bytes:
+    return len(body).to_bytes(4, "big") + body
+
+
+def bomb(window_log: int, size: int) -> bytes:
+    settings = zstandard.ZstdCompressionParameters.from_level(1, window_log=window_log)
+    stream = zstandard.ZstdCompressor(compression_params=settings).compressobj()
+    return stream.compress(bytes(size)) + stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+
+
+def resident(daemon: Daemon) -> int:
+    return int(Path(f"/proc/{daemon.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+HELLO_LINE = HELLO + b"127.0.0.1:1\n"
+
+
+def test_hostile_bytes_end_their_own_connection_only(pair: tuple[Engine, Engine], tmp_path: Path) -> None:
+    urls = numbered(pair)
+    with (
+        client_of(pair[0]) as one,
+        client_of(pair[1]) as two,
+        linked(tmp_path, urls) as (first, second),
+    ):
+        first.tells("daemon.ready")
+        port, before = receiver_of(second), resident(second)
+        assert b"-ERR receiver: this is the receiver of braid replicate" in say(port, b"*1\r\n$4\r\nPING\r\n")
+        for garbage in (os.urandom(4_000), b"GET / HTTP/1.1\r\n\r\n", b"\n", HELLO + bytes(4_000)):
+            assert say(port, garbage) in (b"", say(port, b"PING\r\n"))
+        for frame in (
+            framed(os.urandom(100)),
+            framed(bomb(20, 64 << 20)),
+            framed(bomb(27, 1_000)),
+            (1 << 30).to_bytes(4, "big"),
+        ):
+            with greeted(port) as line:
+                line.sendall(frame)
+                assert ended(line)
+        second.tells("receiver.refused")
+        one.xadd("s", {"n": "1"})
+        become_equal(one, two, "s")
+        assert len(first.said("link.up")) == 1
+        assert resident(second) - before < 32 << 20
+
+
+@contextmanager
+def greeted(port: int) -> Iterator[socket.socket]:
+    """A connection that the receiver has accepted."""
+    with socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S) as line:
+        line.sendall(HELLO_LINE)
+        assert line.recv(100) == OK
+        yield line
+
+
+def ended(line: socket.socket) -> bool:
+    """Whether the other side closes. What it said before is not looked at."""
+    try:
+        while line.recv(65536):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+def test_a_bomb_only_explodes_as_fast_as_the_engine_takes_it(
+    pair: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    """Small frames that stand for 2 GB, while the engine takes nothing."""
+    numbered(pair)
+    with Engine(pair[1].flavour) as engine:
+        become(engine, region=2, name="region-2")
+        with linked(tmp_path, {1: pair[0].url, 2: engine.url}) as (first, second):
+            first.tells("daemon.ready")
+            stream = zstandard.ZstdCompressor(level=1).compressobj()
+            frames = list[bytes]()
+            for _ in range((2 << 30) // MOST):
+                body = stream.compress(bytes(MOST)) + stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+                frames.append(framed(body))
+            before = resident(second)
+            with greeted(receiver_of(second)) as line, engine.paused():
+                line.sendall(b"".join(frames))
+                first.tells("link.lost")  # after 10 s of silence
+                assert resident(second) - before < 32 << 20
+
+
+def test_a_connection_that_says_nothing_is_closed_and_there_is_a_limit_of_them(
+    pair: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    with linked(tmp_path, numbered(pair)) as (first, second):
+        first.tells("daemon.ready")
+        port = receiver_of(second)
+        assert say(port) == b""
+        with ExitStack() as stack:
+            for _ in range(MOST_CONNECTIONS - 1):
+                stack.enter_context(greeted(port))
+            assert b"which is its limit" in say(port, HELLO_LINE)
+        eventually(lambda: _is_greeted(port), within_s=WITHIN_S, why="there is room when others have left")
+        assert len(first.said("link.up")) == 1
+
+
+def _is_greeted(port: int) -> bool:
+    with socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S) as line:
+        line.sendall(HELLO_LINE)
+        return line.recv(100) == OK
+
+
+def test_a_link_says_that_there_is_no_receiver(pair: tuple[Engine, Engine], tmp_path: Path) -> None:
+    urls = numbered(pair)
+    config = write_config(tmp_path / "braid.toml", urls, **compressed(pair[1].port))
+    with Daemon(config, 1) as first:
+        assert "no receiver at this address" in first.tells("link.lost peer=region-2")
+
+
+def test_a_link_says_that_the_engine_of_the_receiver_does_not_answer(
+    pair: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    with linked(tmp_path, numbered(pair)) as (first, _):
+        first.tells("daemon.ready")
+        pair[1].kill()
+        first.tells("link.lost peer=region-2")
+        assert "its region's engine does not answer" in first.tells("link.lost peer=region-2", within_s=90)
+        pair[1].start()
+        become(pair[1], region=2, name="region-2")
+        first.tells("link.up peer=region-2")
+
+
+def test_without_compression_a_link_does_not_use_the_receiver(
+    pair: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    nobody = {2: f"tcp://127.0.0.1:{free_port()}"}
+    config = write_config(tmp_path / "braid.toml", numbered(pair), receiver=nobody)
+    with client_of(pair[0]) as one, client_of(pair[1]) as two, Daemon(config, 1) as first:
+        first.tells("daemon.ready")
+        one.xadd("s", {"n": "1"})
+        become_equal(one, two, "s")
+
+
+def test_compression_can_be_switched_on_and_off_while_daemons_run(
+    pair: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    urls, port = numbered(pair), free_port()
+    config = write_config(tmp_path / "braid.toml", urls)
+    with (
+        client_of(pair[0]) as one,
+        client_of(pair[1]) as two,
+        Daemon(config, 2, "--receive", str(port)) as second,
+        Daemon(config, 1) as first,
+    ):
+        second.tells("receiver.ready")
+        first.tells("daemon.ready")
+        for more in (compressed(port), {}):
+            write_config(config, urls, **more)
+            first.tells("config.changed")
+            first.tells("link.up peer=region-2")
+            one.xadd("s", ENTRY)
+            become_equal(one, two, "s")
+
+
+def test_a_cluster_is_reached_through_its_receiver(
+    flavour: Flavour, cluster: Cluster, tmp_path: Path
+) -> None:
+    become_cluster(cluster, region=2, name="region-2")
+    with Engine(flavour) as server:
+        become(server, region=1, name="region-1")
+        with (
+            client_of(server) as one,
+            braidstream.RedisCluster.from_url(cluster.url, decode_responses=True) as two,
+            linked(tmp_path, {1: server.url, 2: cluster.url}) as (first, second),
+        ):
+            first.tells("daemon.ready")
+            for number in range(20):
+                one.xadd(f"s{number}", {"n": str(number)})
+            for number in range(20):
+                become_equal(one, two, f"s{number}")
+            port = receiver_of(second)
+            assert b"is no primary of this region" in say(port, HELLO + b"127.0.0.1:%d\n" % server.port)
+
+
+def test_a_receiver_follows_a_failover_of_its_sentinels(flavour: Flavour, tmp_path: Path) -> None:
+    with SentinelGroup(flavour) as group, Engine(flavour) as server:
+        old = group.primary
+        become(server, region=1, name="region-1")
+        become(old, region=2, name="region-2")
+        with (
+            client_of(server) as one,
+            linked(tmp_path, {1: server.url, 2: group.url}) as (first, _),
+        ):
+            first.tells("daemon.ready")
+            one.xadd("s", {"n": "1"})
+            with client_of(old) as two:
+                become_equal(one, two, "s")
+            group.fail_over()
+            with client_of(group.promoted(old)) as two:
+                one.xadd("s", {"n": "2"})
+                eventually(
+                    lambda: [fields["n"] for _, fields in two.xrange("s")] == ["1", "2"],
+                    within_s=WITHIN_S,
+                    why="the new primary should get it",
+                )
+
+
+def hidden(folder: Path) -> dict[str, str]:
+    """An environment in which `import zstandard` fails."""
+    (folder / "zstandard.py").write_text("raise ModuleNotFoundError('hidden', name='zstandard')\n")
+    return {**os.environ, "PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"}
+
+
+@pytest.mark.parametrize("words", [["--region", "1"], ["--region", "2", "--receive", "0"]])
+def test_without_zstandard_a_daemon_says_what_to_install(
+    engine: Engine, tmp_path: Path, words: list[str]
+) -> None:
+    config = write_config(tmp_path / "braid.toml", {1: engine.url, 2: engine.url}, **compressed(1))
+    command = [*BRAID, "replicate", "--config", str(config), *words]
+    done = subprocess.run(command, env=hidden(tmp_path), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "pip install 'braidstream[compression]'" in done.stderr
+
+
+def test_an_engine_without_a_password_is_not_opened_to_the_network(engine: Engine, tmp_path: Path) -> None:
+    config = write_config(tmp_path / "braid.toml", {1: engine.url})
+    become(engine, region=1, name="region-1")
+    done = braid("replicate", "--config", str(config), "--region", "1", "--receive", "0.0.0.0:0")
+    assert done.returncode == 1
+    assert "requires no password" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"compression": {2: "zstd"}}, "has compression, but no receiver"),
+        ({"compression": {2: "gzip"}, "receiver": {2: "tcp://h:1"}}, "compression: Input should be 'zstd'"),
+        ({"compression": {2: "zstd"}, "receiver": {2: "tcp://h"}}, "its receiver cannot be read"),
+        ({"compression": {2: "zstd"}, "receiver": {2: "h:1"}}, "receiver: String should match"),
+        ({"compression": {2: "zstd"}, "receiver": {2: "tls://h:1?ssl_ca_certs=/none"}}, "No such file"),
+    ],
+)
+def test_a_file_with_a_wrong_receiver_is_refused(
+    engine: Engine, tmp_path: Path, more: dict[str, dict[int, str]], why: str
+) -> None:
+    config = write_config(tmp_path / "braid.toml", {1: engine.url, 2: engine.url}, **more)
+    done = braid("replicate", "--config", str(config), "--region", "1")
+    assert done.returncode == 1
+    assert why in " ".join(done.stderr.split())
