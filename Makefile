@@ -69,6 +69,9 @@ bench-many: ## 100,000 small streams in three regions: memory, catch-up, restart
 bench-scale: ## the constants of docs/design/scale.md; writes bench/results/scale.json; some minutes
 	$(PYTHON) -m bench.scale
 
+bench-compression: ## bytes and CPU for an entry between daemons, with zstd and without; some minutes
+	$(PYTHON) -m bench.compression
+
 bench-console: ## CPU of the console with five regions under load, without viewers and with five
 	$(PYTHON) -m bench.console
 
