@@ -390,7 +390,7 @@ def test_compression_can_be_switched_on_and_off_while_daemons_run(
         for more in (compressed(port), {}):
             write_config(config, urls, **more)
             first.tells("config.changed")
-            first.tells("link.up peer=region-2")
+            assert ("receiver=" in first.tells("link.up peer=region-2")) == bool(more)
             one.xadd("s", ENTRY)
             become_equal(one, two, "s")
 
@@ -416,14 +416,20 @@ def test_a_cluster_is_reached_through_its_receiver(
 
 
 def test_a_receiver_follows_a_failover_of_its_sentinels(flavour: Flavour, tmp_path: Path) -> None:
+    """The peer reaches the receiver only: to it, the sentinels are away."""
     with SentinelGroup(flavour) as group, Engine(flavour) as server:
-        old = group.primary
+        old, port = group.primary, free_port()
         become(server, region=1, name="region-1")
         become(old, region=2, name="region-2")
+        away = re.sub(r":[0-9]+([,/])", r":1\1", group.url)
+        there = write_config(tmp_path / "there.toml", {1: server.url, 2: group.url})
+        here = write_config(tmp_path / "here.toml", {1: server.url, 2: away}, **compressed(port))
         with (
             client_of(server) as one,
-            linked(tmp_path, {1: server.url, 2: group.url}) as (first, _),
+            Daemon(there, 2, "--receive", str(port)) as second,
+            Daemon(here, 1) as first,
         ):
+            second.tells("receiver.ready")
             first.tells("daemon.ready")
             one.xadd("s", {"n": "1"})
             with client_of(old) as two:

@@ -171,6 +171,7 @@ async def open_tunnel(via: Via, wanted: str, make: Callable[[], P]) -> P:
         await loop.create_connection(lambda: tunnel, via.host, via.port, ssl=via.tls)
         await tunnel.opened
     except BaseException:
+        tunnel.opened.cancel()
         tunnel.abort()
         raise
     return inner
@@ -234,7 +235,8 @@ class Tunnel(asyncio.Protocol, asyncio.WriteTransport):
         if self._answer is None:
             self._inner.connection_lost(exc)
         else:
-            self._fail(f"{exc or 'it closed the connection'} before it answered. {_HINT}")
+            why = str(exc or "") or "it closed the connection"
+            self._fail(f"{why} before it answered. {_HINT}")
 
     # As a transport
 

@@ -40,7 +40,8 @@ EVENTS: Final = {
     "daemon.stopped": Event(logging.INFO, "stopped by a signal"),
     "link.up": Event(
         logging.INFO,
-        "connected to a peer; comparing its state. After `link.lost`, `down_s` says how long it lasted",
+        "connected to a peer; comparing its state. After `link.lost`, `down_s` says how long it lasted; "
+        "`receiver`: through which one, if the link is compressed",
     ),
     "link.lost": Event(
         logging.WARNING,

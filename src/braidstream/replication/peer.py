@@ -89,7 +89,9 @@ class Peer:
         self.link, self.state, self.since_s, self.why = link, "up", now, ""
         self.lag.writer = link.here.writer
         self._refusals.over(now)
-        emit("link.up", peer=self.name, **self._trouble.over(now))
+        via = self.endpoint.address.via
+        more = {} if via is None else {"receiver": via}
+        emit("link.up", peer=self.name, **more, **self._trouble.over(now))
 
     def down(self, error: Exception, own: Endpoint) -> None:
         """The link ended, or could not be opened. If our own engine was lost, that is logged elsewhere."""
