@@ -5,8 +5,11 @@ in turns. Bytes are those of the link, as /metrics counts them: without TLS, TCP
 
     long     one stream, written while daemon 1 is stopped: pages of many entries
     live     500 entries a second, one by one
-    orders   8 fields that vary as orders do, 128 bytes of payload
+    busy     5,000 entries a second, ten at a time
+    orders   8 fields that vary as orders do, on average 126 bytes of payload
     random   84 bytes of payload, of which half are random: what compresses badly
+
+The lag is the median time from an XADD to the entry at the peer, one at a time, with nothing else to send.
 """
 
 import argparse
@@ -23,6 +26,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -32,7 +36,10 @@ from tests.support.cli import BRAID
 from tests.support.daemons import write_config
 from tests.support.servers import EVERY, Flavour, free_port
 
-LIVE_RATE = 500
+# Writes a second, and the entries of each.
+LIVE = {"live": (500, 1), "busy": (500, 10)}
+LIVE_S = 8
+LAGS = 200
 Entries = Iterator[list[bytes]]
 _SAMPLE = re.compile(r'^braid_link_(raw|wire)_bytes_total\{.*direction="sent"\} (\S+)$', re.MULTILINE)
 
@@ -124,8 +131,10 @@ class Pair(Bed):
             time.sleep(0.05)
 
 
-def measure(flavour: Flavour, kind: str, entries: int, *, is_compressed: bool) -> dict[str, Cost]:
-    """By load: long and live."""
+def measure(
+    flavour: Flavour, kind: str, entries: int, *, is_compressed: bool
+) -> tuple[dict[str, Cost], float]:
+    """The costs by load, and the lag in milliseconds."""
     found, made = dict[str, Cost](), KINDS[kind]()
     with Pair(flavour, is_compressed=is_compressed) as bed, bed.daemons() as (sender, receiver):
         bed.world[1].xadd("s0", {"n": "0"})
@@ -148,17 +157,29 @@ def measure(flavour: Flavour, kind: str, entries: int, *, is_compressed: bool) -
             os.kill(sender.pid, signal.SIGCONT)
             bed.wait(1 + entries)
 
-        def live() -> None:
-            start = time.monotonic()
-            for number in range(count):
-                time.sleep(max(0.0, start + number / LIVE_RATE - time.monotonic()))
-                bed.append(islice(made, 1))
-            bed.wait(1 + entries + count)
+        def write(rate: int, size: int) -> None:
+            start, there = time.monotonic(), arrived(bed.source, 1)
+            for number in range(rate * LIVE_S):
+                time.sleep(max(0.0, start + number / rate - time.monotonic()))
+                bed.append(islice(made, size))
+            bed.wait(there + rate * LIVE_S * size)
 
         found["long"] = spent(catch_up, entries)
-        count = min(entries, 10 * LIVE_RATE)
-        found["live"] = spent(live, count)
-    return found
+        for load, (rate, size) in LIVE.items():
+            found[load] = spent(partial(write, rate, size), rate * LIVE_S * size)
+        return found, statistics.median(lag(bed, made) for _ in range(LAGS))
+
+
+def lag(bed: Pair, made: Entries) -> float:
+    there, start = arrived(bed.target, 1), time.perf_counter()
+    bed.append(islice(made, 1))
+    while arrived(bed.target, 1) == there:
+        pass
+    return (time.perf_counter() - start) * 1_000
+
+
+def _how(is_compressed: bool) -> str:
+    return "zstd" if is_compressed else "straight"
 
 
 def main() -> None:
@@ -167,19 +188,22 @@ def main() -> None:
     parser.add_argument("--entries", type=int, default=60_000)
     parser.add_argument("--rounds", type=int, default=3)
     chosen = parser.parse_args()
-    found = dict[tuple[str, str, bool], list[Cost]]()
+    found, lags = dict[tuple[str, str, bool], list[Cost]](), dict[tuple[str, bool], list[float]]()
     for number in range(chosen.rounds):
         for kind in KINDS:
             for is_compressed in (True, False) if number % 2 else (False, True):
-                costs = measure(chosen.engine, kind, chosen.entries, is_compressed=is_compressed)
+                costs, lag_ms = measure(chosen.engine, kind, chosen.entries, is_compressed=is_compressed)
+                lags.setdefault((kind, is_compressed), []).append(lag_ms)
                 for load, cost in costs.items():
                     found.setdefault((kind, load, is_compressed), []).append(cost)
-                print(kind, "zstd" if is_compressed else "straight", costs, flush=True)
+                print(kind, _how(is_compressed), costs, f"lag {lag_ms:.2f} ms", flush=True)
     for (kind, load, is_compressed), some in sorted(found.items()):
         names = [each.name for each in fields(Cost)]
         medians = {name: round(statistics.median(getattr(cost, name) for cost in some), 2) for name in names}
-        how = "zstd" if is_compressed else "straight"
-        print(json.dumps({"entries": kind, "load": load, "link": how, **medians}), flush=True)
+        print(json.dumps({"entries": kind, "load": load, "link": _how(is_compressed), **medians}))
+    for (kind, is_compressed), times in sorted(lags.items()):
+        ms = round(statistics.median(times), 2)
+        print(json.dumps({"entries": kind, "link": _how(is_compressed), "lag_ms": ms}))
     print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
 
 

@@ -117,16 +117,7 @@ def test_a_receiver_that_is_killed_under_load_loses_and_repeats_nothing(
         linked(tmp_path, urls) as (first, second),
     ):
         first.tells("daemon.ready")
-        done = threading.Event()
-
-        def write() -> None:
-            with client_of(pair[0]) as client:
-                while not done.is_set():
-                    fill(client, "s", 50)
-
-        writer = threading.Thread(target=write)
-        writer.start()
-        try:
+        with writing(pair[0], "s"):
             for _ in range(3):
                 before = two.xlen("s")
                 eventually(lambda was=before: two.xlen("s") > was, within_s=WITHIN_S, why="entries arrive")  # type: ignore[misc]
@@ -134,11 +125,43 @@ def test_a_receiver_that_is_killed_under_load_loses_and_repeats_nothing(
                 assert "through receiver" in first.tells("link.lost peer=region-2")
                 second.start()
                 first.tells("link.up peer=region-2")
-        finally:
-            done.set()
-            writer.join()
         become_equal(one, two, "s")
         assert one.xlen("s") == len({entry for entry, _ in two.xrange("s")})
+
+
+def test_an_engine_that_hangs_behind_its_receiver_loses_and_repeats_nothing(
+    pair: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    """What the receiver still has of the lost link reaches the engine late, beside the next link."""
+    urls = numbered(pair)
+    with client_of(pair[0]) as one, client_of(pair[1]) as two, linked(tmp_path, urls) as (first, _):
+        first.tells("daemon.ready")
+        with writing(pair[0], "s"):
+            eventually(lambda: two.xlen("s") > 0, within_s=WITHIN_S, why="entries arrive")
+            with pair[1].paused():
+                first.tells("link.lost peer=region-2")
+            first.tells("link.up peer=region-2")
+        become_equal(one, two, "s")
+        assert one.xlen("s") == len({entry for entry, _ in two.xrange("s")})
+
+
+@contextmanager
+def writing(engine: Engine, name: str) -> Iterator[None]:
+    """Entries are written all the time."""
+    done = threading.Event()
+
+    def write() -> None:
+        with client_of(engine) as client:
+            while not done.is_set():
+                fill(client, name, 50)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield
+    finally:
+        done.set()
+        writer.join()
 
 
 def with_secret(url: str) -> str:
