@@ -32,14 +32,27 @@ class KeyLanes:
         self._clear = set[Held]()
         self._started = dict[Lane, Held]()
         self._pause = SCAN_S[0]
-        self.next_scan: float | None = None
+        self._scan_at: float | None = None
+        self._rests_until = 0.0
+
+    @property
+    def next_scan(self) -> float | None:
+        """When the pending list is to be read; None if no entry waits for that."""
+        return None if self._scan_at is None else max(self._scan_at, self._rests_until)
+
+    def scan_again(self, at: float | None) -> None:
+        self._scan_at = at
+
+    def rest(self, until: float) -> None:
+        """Do not read the pending list before."""
+        self._rests_until = until
 
     def add(self, held: Held) -> None:
         insort(
             self._lanes.setdefault((held.stream, held.key), []), (number(held), held), key=lambda it: it[0]
         )
         self._unseen.add(held)
-        self.next_scan = 0.0
+        self._scan_at = 0.0
 
     def remove(self, held: Held) -> None:
         """It is acknowledged, moved or lost: the next of its lane may run, once it is clear."""
@@ -59,7 +72,7 @@ class KeyLanes:
         self._clear -= others
         self._unseen |= others
         if others:
-            self.next_scan = 0.0
+            self._scan_at = 0.0
 
     def startable(self) -> list[Held]:
         """Heads of lanes that may start, each once."""
@@ -95,7 +108,7 @@ class KeyLanes:
                 self._clear.add(held)
                 moved = True
         self._pause = SCAN_S[0] if moved else min(self._pause * 2, SCAN_S[1])
-        self.next_scan = now + self._pause if self._blocked or self._unseen else None
+        self._scan_at = now + self._pause if self._blocked or self._unseen else None
 
 
 def number(entry: Held | bytes) -> Id:

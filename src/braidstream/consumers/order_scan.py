@@ -1,5 +1,6 @@
 """Reads the pending list: which entries of other consumers come before ours? See key_lanes.py."""
 
+import time
 from collections.abc import Hashable, Mapping
 from typing import Any, Final
 
@@ -12,6 +13,8 @@ from braidstream.protocol.plan import Plan
 
 _PAGE: Final = 1000
 _BODIES: Final = 100
+# After a scan it rests for so many times the CPU that it took: dead consumers may leave thousands of entries.
+_REST: Final = 4
 _NO_KEY: Final = object()
 
 Place = tuple[bytes, bytes]
@@ -30,12 +33,15 @@ class OrderScan:
     def scan(self, view_of: ViewOf, now: float) -> Plan[None]:
         """Which entries of other consumers are before ours, and what are their keys?"""
         questions = {name.encode(): self._lanes.in_question(name.encode()) for name in self._settings.streams}
-        self._lanes.next_scan = now + SCAN_S[1] if any(questions.values()) else None
+        again_at = now + SCAN_S[1] if any(questions.values()) else None
+        self._lanes.scan_again(again_at)
+        used_s = time.thread_time()
         for stream, asked in questions.items():
             if asked:
                 last = max(asked, key=number)
                 foreign = yield from self._foreign(view_of, stream, last.id)
                 self._lanes.saw(asked, (yield from self._with_keys(view_of, stream, foreign)), now)
+        self._lanes.rest(time.monotonic() + _REST * (time.thread_time() - used_s))
 
     def _foreign(self, view_of: ViewOf, stream: bytes, last: bytes) -> Plan[list[bytes]]:
         """Pending entries up to an ID that we do not hold."""
