@@ -1,0 +1,78 @@
+"""The queue of a link: each stream goes to one of the tasks that wait, when it is due."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from braidstream.replication.queue import Need, Queue
+
+TASKS = 8
+
+
+def with_takers(story: Callable[[Queue, list[asyncio.Task[bytes]]], Awaitable[None]]) -> None:
+    async def take(queue: Queue) -> bytes:
+        return (await queue.take())[0]
+
+    async def whole() -> None:
+        queue = Queue()
+        tasks = [asyncio.create_task(take(queue)) for _ in range(TASKS)]
+        await asyncio.sleep(0)
+        try:
+            await story(queue, tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    asyncio.run(whole())
+
+
+def test_every_stream_goes_to_one_task() -> None:
+    async def story(queue: Queue, tasks: list[asyncio.Task[bytes]]) -> None:
+        for name in (b"a", b"b", b"a", b"c"):
+            queue.add(name, Need.FOLLOW)
+        found = [await task for task in tasks[:3]]
+        assert sorted(found) == [b"a", b"b", b"c"]
+        assert not any(task.done() for task in tasks[3:])
+
+    with_takers(story)
+
+
+def test_streams_come_when_they_are_due_and_the_earlier_time_wins() -> None:
+    async def story(queue: Queue, tasks: list[asyncio.Task[bytes]]) -> None:
+        queue.add(b"never", Need.SYNC, 3600.0)
+        queue.add(b"late", Need.SYNC, 0.2)
+        queue.add(b"soon", Need.SYNC, 60.0)
+        queue.add(b"soon", Need.SYNC, 0.1)
+        clock, began = asyncio.get_running_loop().time, asyncio.get_running_loop().time()
+        assert await tasks[0] == b"soon"
+        assert clock() - began >= 0.1
+        assert await tasks[1] == b"late"
+        assert clock() - began >= 0.2
+        assert len(queue) == 3
+
+    with_takers(story)
+
+
+def test_a_stream_whose_task_was_cancelled_goes_to_another_one() -> None:
+    async def story(queue: Queue, tasks: list[asyncio.Task[bytes]]) -> None:
+        queue.add(b"a", Need.FOLLOW)  # wakes the first
+        tasks[0].cancel()
+        tasks[1].cancel()
+        assert await tasks[2] == b"a"
+        tasks[3].cancel()
+        queue.add(b"b", Need.FOLLOW)  # the fourth has not seen yet that it is cancelled
+        assert await tasks[4] == b"b"
+
+    with_takers(story)
+
+
+def test_a_stream_that_changes_while_it_is_taken_comes_again_after_that() -> None:
+    async def story(queue: Queue, tasks: list[asyncio.Task[bytes]]) -> None:
+        queue.add(b"a", Need.FOLLOW)
+        assert await tasks[0] == b"a"
+        queue.add(b"a", Need.SYNC)
+        await asyncio.sleep(0.05)
+        assert not tasks[1].done()
+        queue.done(b"a")
+        assert await tasks[1] == b"a"
+
+    with_takers(story)
