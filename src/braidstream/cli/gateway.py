@@ -14,8 +14,9 @@ from typing import Annotated, Final
 
 import typer
 
+from braidstream.cli.event_loop import new_loop
 from braidstream.cli.gateway_pool import WorkerPool, reserved
-from braidstream.cli.gateway_worker import Job, new_loop
+from braidstream.cli.gateway_worker import Job
 from braidstream.cli.probing import listen_errors, parse_probes, serve_probes
 from braidstream.cli.reach import Json, trouble
 from braidstream.cli.replicate import LogFormat, LogFormats, log_to_stderr

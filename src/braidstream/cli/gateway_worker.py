@@ -18,6 +18,7 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from braidstream.cli.event_loop import new_loop
 from braidstream.cli.replicate import LogFormats, log_to_stderr
 from braidstream.cli.serving_tls import tls_context
 from braidstream.config import RegionConfig
@@ -58,16 +59,6 @@ class Job(BaseModel):
 def main() -> None:
     with asyncio.Runner(loop_factory=new_loop) as runner:
         sys.exit(runner.run(_work(socket.socket(fileno=int(sys.argv[1])))))
-
-
-def new_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where it is installed, as by `pip install braidstream[gateway]`: see docs/benchmarks.md."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    return loop
 
 
 async def _work(parent: socket.socket) -> int:

@@ -16,6 +16,7 @@ import typer
 
 from braidstream import lua
 from braidstream.admin.membership import initialise
+from braidstream.cli.event_loop import new_loop
 from braidstream.cli.probing import parse_probes, serve_probes
 from braidstream.cli.reach import ConfigFile, Json, ask, trouble
 from braidstream.cli.receiving import (
@@ -101,8 +102,8 @@ def replicate(
             _load_functions(here.url)
     log_to_stderr(verbose, log_format)
     daemon = partial(Daemon, parse_address(here.url), durability_of(here), is_cluster=is_cluster)
-    with contextlib.suppress(asyncio.CancelledError):
-        asyncio.run(_run(config, regions, here, daemon, (probes, receiving), as_json))
+    with contextlib.suppress(asyncio.CancelledError), asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(_run(config, regions, here, daemon, (probes, receiving), as_json))
 
 
 def _prepare_cluster(here: RegionConfig) -> None:
