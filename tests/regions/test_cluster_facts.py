@@ -114,6 +114,22 @@ def test_a_removal_that_reached_some_primaries_wins_over_a_later_change_of_the_o
     assert [facts_at(node)[ConfigField.LEFT] for node in cluster.nodes] == [b"3"] * 3
 
 
+def test_a_node_of_another_cluster_of_that_name_removes_no_region(cluster: Cluster) -> None:
+    become_cluster(cluster)
+    add_writers(cluster.url, [2, 3])
+    facts = facts_at(cluster.nodes[0])
+    lower = b"%d" % (int(facts[ConfigField.TOPOLOGY]) - 1)
+    other = {ConfigField.IDENTITY: b"f" * 40, ConfigField.LEFT: b"2", ConfigField.TOPOLOGY: lower}
+    leave_old(cluster.nodes[2], {**facts, **other})
+
+    async def run() -> None:
+        async with reached(cluster) as endpoint:
+            await Completion(endpoint).look()
+
+    asyncio.run(run())
+    assert [facts_at(node) for node in cluster.nodes] == [facts] * 3
+
+
 def test_a_change_that_lost_its_key_does_not_undo_a_removal(cluster: Cluster) -> None:
     become_cluster(cluster)
     add_writers(cluster.url, [2, 3])

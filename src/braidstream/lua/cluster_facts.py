@@ -21,8 +21,10 @@ from braidstream.protocol.plan import Batch, Plan
 NAME: Final = "braidstream_region"
 # Both libraries.
 _OURS: Final = "braidstream*"
-# Which region it is. Facts of another region are never joined with ours.
+# Which region it is.
 WHO: Final = (ConfigField.REGION, ConfigField.NAME)
+# Facts that differ in one of these are not joined.
+_SAME: Final = (*WHO, ConfigField.IDENTITY)
 
 Facts = dict[bytes, bytes]
 
@@ -72,11 +74,12 @@ def put_facts(facts: Facts) -> Plan[None]:
 def join_facts(found: Sequence[Facts]) -> Facts:
     """The facts with the highest `topology`, with the writers and the removed regions of all.
 
-    These sets only grow, except that a removed region is no writer. So of two changes at once, where the key
-    that keeps them apart was lost in a failover, neither undoes what the other one has added or removed.
+    These sets only grow, except that a removed region is no writer. So they survive two changes at once,
+    where a failover lost the key that keeps them apart. Of other facts those of the newest remain. A node of
+    another cluster, which was a region of the same number and name, adds nothing: its identity differs.
     """
     newest = max(found, key=lambda facts: int(facts[ConfigField.TOPOLOGY]))
-    same = [facts for facts in found if all(facts[field] == newest[field] for field in WHO)]
+    same = [facts for facts in found if all(facts.get(field) == newest.get(field) for field in _SAME)]
     left = set[int]().union(*(numbers(facts, ConfigField.LEFT) for facts in same))
     writers = set[int]().union(*(numbers(facts, ConfigField.WRITERS) for facts in same)) - left
     if (writers, left) == (numbers(newest, ConfigField.WRITERS), numbers(newest, ConfigField.LEFT)):
