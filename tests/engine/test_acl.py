@@ -189,6 +189,9 @@ def test_the_first_entry_of_a_user_without_multi_is_answered_with_its_id(
         assert [entry for entry, _ in client.xrange("t")] == [added]
         with pytest.raises(redis.exceptions.NoPermissionError):
             client.pipeline(transaction=True).xadd("t", {"n": "2"}).execute()
+        # It relies on WATCH: without MULTI it would lose what others write at the same time.
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            client.rename("t", "u")
 
 
 def test_of_several_names_all_must_be_allowed(line: Line, served: Served, grant: Grant) -> None:

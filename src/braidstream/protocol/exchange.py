@@ -47,9 +47,9 @@ def unpack(batch: Batch, replies: Replies, shape: Shape) -> Replies:
         last = shape(EXEC, replies[-1])
         if isinstance(last, ReplyError):
             began, *queued = map(shape, wire(batch), replies)
-            if isinstance(began, ReplyError) and not isinstance(batch, Exchange):
+            if isinstance(began, ReplyError) and batch.attempt and not isinstance(batch, Exchange):
                 # The user may not run MULTI. So the engine ran the commands one by one: the plan gets their
-                # replies. A MULTI of the user's own fails, as it does at the engine.
+                # replies. Plans that WATCH keys fail, and so does a MULTI of the user's own.
                 last = replies[1:-1]
             else:
                 raise next((each for each in (began, *queued) if isinstance(each, ReplyError)), last)
