@@ -33,7 +33,7 @@ _LOG_DEFAULTS: Final = LogSettings()
 _KINDS: Final = (keys.GENERATED.encode(), keys.CHOSEN.encode(), keys.LOG.encode())
 _GROUPS: Final = (MetaField.GROUP, MetaField.GROUP_MOVED)
 # Longer replies are not kept beside their registry: they would take more memory than they save time.
-_KEPT_WORDS: Final = 64
+_KEPT_BYTES: Final = 2_000
 _USER_COUNTED: Final = b" told"
 _LABEL = re.compile(rb"\A(?:[sc][0-9]{1,4}|t[0-9]+\.[0-9]+)\Z")
 _STATE = re.compile(rb"\A([0-9]+):([+-]):([0-9]+-[0-9]+)\Z")
@@ -165,7 +165,7 @@ class Registry:
             lost,
             trims,
         )
-        if len(reply) <= _KEPT_WORDS:
+        if sum(map(len, reply)) <= _KEPT_BYTES:
             object.__setattr__(registry, "reply", reply)
         return registry
 
