@@ -150,6 +150,7 @@ class RegionConfig(BaseModel):
             description="Where the daemons of other regions reach `braid replicate --receive` of this one: "
             "`tls://host:port` with redis-py's `ssl_*` options, or `tcp://host:port`. `${NAME}` is replaced "
             "as in `url`. Used only with `compression`.",
+            repr=False,
         ),
     ] = None
 
@@ -245,7 +246,7 @@ def _filled(region: RegionConfig, where: str, environment: Mapping[str, str]) ->
             )
         return environment[found[1]]
 
-    given = {"url": region.url, "receiver": region.receiver}
+    given = {"url": region.url, "receiver": region.receiver if region.compression else None}
     urls = {key: _VARIABLE.sub(partial(value, key), url) for key, url in given.items() if url is not None}
     return region.model_copy(update=urls)
 

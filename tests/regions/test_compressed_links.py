@@ -14,8 +14,8 @@ import pytest
 import zstandard
 
 import braidstream
-from braidstream.net.compressed import HELLO, MOST, OK
-from braidstream.replication.receiver import MOST_CONNECTIONS
+from braidstream.net.compressed import HELLO, MOST, OK, store
+from braidstream.replication.receiver import MOST_OF_ONE_HOST
 from tests.support.cli import braid
 from tests.support.cluster import Cluster, become_cluster
 from tests.support.daemons import Daemon, numbered, write_config
@@ -294,6 +294,7 @@ def test_hostile_bytes_end_their_own_connection_only(pair: tuple[Engine, Engine]
             framed(bomb(20, 64 << 20)),
             framed(bomb(27, 1_000)),
             (1 << 30).to_bytes(4, "big"),
+            bytes(4_000),
         ):
             with greeted(port) as line:
                 line.sendall(frame)
@@ -345,19 +346,34 @@ def test_a_bomb_only_explodes_as_fast_as_the_engine_takes_it(
                 assert resident(second) - before < 32 << 20
 
 
-def test_a_connection_that_says_nothing_is_closed_and_there_is_a_limit_of_them(
+def test_a_connection_that_does_not_log_in_is_closed_and_one_address_has_a_limit(
     pair: tuple[Engine, Engine], tmp_path: Path
 ) -> None:
     with linked(tmp_path, numbered(pair)) as (first, second):
         first.tells("daemon.ready")
         port = receiver_of(second)
         assert say(port) == b""
+        with greeted(port) as line:
+            line.sendall(framed(b"half")[:6])
+            assert ended(line)
         with ExitStack() as stack:
-            for _ in range(MOST_CONNECTIONS - 1):
-                stack.enter_context(greeted(port))
+            for _ in range(MOST_OF_ONE_HOST - 1):  # the link has one
+                line = stack.enter_context(greeted(port))
+                line.sendall(store(b"PING\r\n"))
             assert b"which is its limit" in say(port, HELLO_LINE)
         eventually(lambda: _is_greeted(port), within_s=WITHIN_S, why="there is room when others have left")
         assert len(first.said("link.up")) == 1
+
+
+def test_a_health_check_of_a_load_balancer_is_no_refusal(pair: tuple[Engine, Engine], tmp_path: Path) -> None:
+    with linked(tmp_path, numbered(pair)) as (first, second):
+        first.tells("daemon.ready")
+        port = receiver_of(second)
+        socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S).close()
+        assert _is_greeted(port)
+        say(port, b"PING\r\n")
+        assert [line for line in second.said("receiver.refused") if "not a Redis server" not in line] == []
+        assert len(second.said("receiver.refused")) == 1
 
 
 def _is_greeted(port: int) -> bool:

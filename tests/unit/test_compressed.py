@@ -5,6 +5,8 @@ import random
 import pytest
 import zstandard
 
+from braidstream.errors import ConfigError
+from braidstream.net.address import parse_address
 from braidstream.net.compressed import LARGEST_FRAME, MOST, STORED, Packer, TunnelError, Unpacker, store
 
 
@@ -43,9 +45,34 @@ def test_every_write_comes_out_at_once_however_the_network_cuts_it(seed: int) ->
         (framed(random.Random(1).randbytes(64)), "zstd"),
         ((LARGEST_FRAME + 1).to_bytes(4, "big"), "a frame has"),
         ((STORED | MOST + 1).to_bytes(4, "big"), "a frame has"),
+        (bytes(4), "a frame has 0 bytes"),
+        (STORED.to_bytes(4, "big"), "a frame has 0 bytes"),
     ],
-    ids=["bomb", "one byte too many", "window", "random", "large", "large and stored"],
+    ids=[
+        "bomb",
+        "one byte too many",
+        "window",
+        "random",
+        "large",
+        "large and stored",
+        "empty",
+        "empty and stored",
+    ],
 )
 def test_a_hostile_frame_is_refused(hostile: bytes, why: str) -> None:
     with pytest.raises(TunnelError, match=why):
         [*Unpacker().unpack(hostile)]
+
+
+@pytest.mark.parametrize(
+    "receiver", ["tcp://h", "tcp://:6395", "tcp://h:0", "tls://user:secret@h:1", "tcp://h:1?ssl_ca_certs=/ca"]
+)
+def test_a_receiver_that_would_not_be_used_as_written_is_refused(receiver: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        parse_address("redis://h").through(receiver)
+
+
+def test_a_password_for_tls_does_not_go_through_a_receiver_without_tls() -> None:
+    with pytest.raises(ConfigError, match="would be readable"):
+        parse_address("rediss://:secret@h").through("tcp://h:6395")
+    assert parse_address("rediss://:secret@h").through("tcp://127.0.0.1:6395").via is not None

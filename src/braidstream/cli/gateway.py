@@ -88,8 +88,8 @@ TlsCa = Annotated[
 Announce = Annotated[
     str | None,
     typer.Option(
-        help="For cluster clients: the addresses of all gateways of the region, HOST:PORT,HOST:PORT,... "
-        "Clients see a cluster whose nodes they are."
+        help="For cluster clients: HOST:PORT of all gateways of the region, with commas. Clients see a "
+        "cluster whose nodes they are."
     ),
 ]
 
@@ -151,7 +151,8 @@ def gateway(
     with trouble(tls_cert or Path(), as_json):
         tls = parse_tls(tls_cert, tls_key, tls_ca)
     _check_workers(workers, where)
-    announced = _announced(announce, where, url)
+    with trouble(url, as_json):
+        announced = _announced(announce, where, url)
     settings = Settings(
         maxclients=-(-maxclients // workers),
         backends=-(-backends // workers),

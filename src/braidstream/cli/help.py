@@ -19,6 +19,7 @@ _VALUES: Final = {
     "ADDRESS": ("listen", "metrics", "gateway", "receive"),
     "NAME": ("region", "name", "home", "to", "job", "group", "key", "without", "stream"),
     "NAME,...": ("streams",),
+    "ADDRESS,...": ("announce",),
     "NAME=VALUE": ("redis",),
     "GLOB": ("pattern", "patterns"),
     "TIME": ("since", "until"),

@@ -80,6 +80,7 @@ class Announced:
     def __init__(self, places: Sequence[Place], *, uses_tls: bool) -> None:
         self._places = sorted(places)  # however they were listed, all gateways deal the same slots
         self._lost = set[Place]()
+        self._answered = set[Place]()
         self._own: Place | None = None
         self._tls = _unverified() if uses_tls else None
 
@@ -104,8 +105,9 @@ class Announced:
 
     @property
     def _listed(self) -> list[Place]:
-        """Without those that do not answer; all of them if none does."""
-        return [each for each in self._places if each == self._own or each not in self._lost] or self._places
+        """Without those that answered and no longer do. What we never reached, clients may reach."""
+        gone = (self._lost & self._answered) - {self._own}
+        return [each for each in self._places if each not in gone] or self._places
 
     @property
     def _myself(self) -> Place:
@@ -145,6 +147,8 @@ class Announced:
     async def _watch_one(self, place: Place, listen: Place) -> None:
         while True:
             answers = await self._answers(place, listen)
+            if answers:
+                self._answered.add(place)
             if answers and place in self._lost:
                 self._lost.discard(place)
                 emit("announced.up", gateway=_shown(place))
@@ -162,7 +166,7 @@ class Announced:
             async with asyncio.timeout(_ANSWERS_WITHIN_S):
                 reader, writer = await asyncio.open_connection(*place, ssl=self._tls)
                 try:
-                    if _leads_to(listen, writer):
+                    if self._own is None and _leads_to(listen, writer):
                         self._own = place
                     writer.write(b"QUIT\r\n")
                     return self._tls is not None or bool(await reader.read(1))

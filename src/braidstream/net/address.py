@@ -26,6 +26,7 @@ from braidstream.net.sentinels import Place, Sentinels
 
 SENTINEL_PORT: Final = 26379
 _SCHEMES: Final = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
+_LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _RECEIVERS: Final = {"tcp": "redis", "tls": "rediss"}
 _NO: Final = ("false", "no", "0", "off", "n", "f")
 # Shown in place of a URL that may hold a secret.
@@ -70,7 +71,18 @@ class Address:
 
     def through(self, receiver: str) -> "Address":
         """The same server through a receiver: `parse_receiver`."""
-        return replace(self, via=parse_receiver(receiver))
+        via = parse_receiver(receiver)
+        if self.tls is not None and via.tls is None and via.host not in _LOOPBACK:
+            raise ConfigError(
+                "its url uses TLS and its receiver does not, so the password would be readable on the way. "
+                "Write tls://host:port."
+            )
+        return replace(self, via=via)
+
+    @property
+    def straight(self) -> "Address":
+        """The same server without its receiver."""
+        return replace(self, via=None)
 
     async def resolve(self) -> "Address":
         """The address of one server. Raises LostError if no sentinel knows it."""
@@ -171,10 +183,11 @@ def parse_receiver(url: str) -> Via:
     load_zstandard()
     scheme, _, rest = url.partition("://")
     try:
-        has_port = scheme in _RECEIVERS and urlsplit(url).port is not None
+        parts = urlsplit(url)
+        is_address = bool(scheme in _RECEIVERS and parts.hostname and parts.port and "@" not in parts.netloc)
     except ValueError:
-        has_port = False
-    if not has_port:
+        is_address = False
+    if not is_address or (scheme == "tcp" and parts.query):
         raise ConfigError(
             "its receiver cannot be read. Write tcp://host:port, or tls://host:port with redis-py's ssl_* "
             "options."

@@ -129,13 +129,16 @@ class Unpacker:
         while len(waiting) >= 4:
             head = int.from_bytes(waiting[:4], "big")
             size = head & ~STORED
-            if size > (MOST if head & STORED else LARGEST_FRAME):
+            if not 0 < size <= (MOST if head & STORED else LARGEST_FRAME):
                 raise TunnelError(f"a frame has {size:,} bytes")
             if len(waiting) < 4 + size:
                 return
             body = bytes(waiting[4 : 4 + size])
             del waiting[: 4 + size]
-            yield body if head & STORED else self._inflate(body)
+            raw = body if head & STORED else self._inflate(body)
+            if not raw:
+                raise TunnelError("a frame is empty")
+            yield raw
 
     def _inflate(self, body: bytes) -> bytes:
         try:

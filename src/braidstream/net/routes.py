@@ -93,10 +93,12 @@ def streams_at(command: Command) -> int:
 
 def slot_of(key: Any) -> int:
     """The slot of a key. Plans have bytes; a user's native command may have text or a number."""
-    return _slot(key) if isinstance(key, bytes) else _slot(str(key).encode())
+    data = key if isinstance(key, bytes) else str(key).encode()
+    return _slot(data) if len(data) <= _CACHED_BYTES else key_slot(data)
 
 
 _slot = lru_cache(maxsize=10_000)(key_slot)
+_CACHED_BYTES: Final = 1_000
 
 
 def may_be_late(command: Command) -> bool:

@@ -44,8 +44,23 @@ async def raise_home(source: Endpoint, here: Region, peers: Mapping[str, tuple[i
     IDs that only those peers have are covered too, if they are in the same millisecond.
     """
     await raise_above(source, source, here.writer)
-    reached = await asyncio.gather(*(_query(source, here, (name, *peer)) for name, peer in peers.items()))
+    reached = await asyncio.gather(*(_query_any(source, here, (name, *peer)) for name, peer in peers.items()))
     return [name for name, done in zip(peers, reached, strict=True) if not done]
+
+
+async def _query_any(source: Endpoint, here: Region, peer: tuple[str, int, Address]) -> bool:
+    """Through the peer's receiver, and straight: its server may answer while its daemon is down."""
+    name, number, address = peer
+    ways = [address] if address.via is None else [address, address.straight]
+    tries = [asyncio.ensure_future(_query(source, here, (name, number, way))) for way in ways]
+    try:
+        for done in asyncio.as_completed(tries):
+            if await done:
+                return True
+        return False
+    finally:
+        for each in tries:
+            each.cancel()
 
 
 async def _query(source: Endpoint, here: Region, peer: tuple[str, int, Address]) -> bool:

@@ -4,12 +4,13 @@
 
 It is a tunnel. A peer logs in at the engine with its own user, so it has the rights that it would have there
 without the receiver, and no others. Nothing is buffered beyond a few frames: who sends faster than the engine
-takes is slowed down. A connection on which a peer says nothing for IDLE_S is closed; links say something
-every second.
+takes is slowed down. A connection on which no complete frame arrives for IDLE_S is closed; links send some
+every second. The first one has to arrive soon after the hello: it is the login.
 """
 
 import asyncio
 import contextlib
+from collections import Counter
 from ssl import SSLContext
 from typing import Any, Final
 
@@ -26,8 +27,10 @@ from braidstream.replication.reporting import traffic_families
 
 # Each takes about 4 MB: the windows and tables of zstd in both directions (measured: 3.8 MB), and buffers.
 MOST_CONNECTIONS: Final = 128
-# A handshake of TLS, the hello after it, and then the connection to the engine have so long, each.
+# A handshake of TLS, the hello, the connection to the engine, and then the first frame have so long, each.
 STEP_WITHIN_S: Final = 4.0
+# Of one address, so that a stranger who cannot log in does not keep out all peers.
+MOST_OF_ONE_HOST: Final = 64
 IDLE_S: Final = 60.0
 LINGER_S: Final = 1.0
 # How often the sentinels are asked whether the connections go to the primary.
@@ -51,7 +54,7 @@ class Receiver:
         self._source = source
         self._server: asyncio.Server | None = None
         self._open: dict[asyncio.Task[Any], Place] = {}
-        self._waiting = 0  # connections without an engine yet
+        self._hosts = Counter[str]()  # all connections, also those without an engine yet
         self._trouble = Repeated()
 
     async def start(self, listen: Listen, tls: SSLContext | None) -> str:
@@ -93,8 +96,11 @@ class Receiver:
         engine: asyncio.StreamWriter | None = None
         task = asyncio.current_task()
         assert task is not None
+        self._hosts[who[0]] += 1
         try:
-            answers, engine, self._open[task] = await self._introduce(reader, writer)
+            if self._hosts.total() > 2 * MOST_CONNECTIONS:
+                return
+            answers, engine, self._open[task] = await self._introduce(reader, writer, self._hosts[who[0]])
             await until_one_ends(self._to_engine(reader, engine), self._to_peer(answers, writer))
         except _RefusedError as error:
             self._log(who, f"{error}: {error.__cause__}" if error.__cause__ else str(error))
@@ -109,6 +115,8 @@ class Receiver:
             pass  # the primary changed, or the daemon stops
         finally:
             self._open.pop(task, None)
+            self._hosts[who[0]] -= 1
+            self._hosts += Counter()  # without zeros
             if engine is not None:
                 engine.transport.abort()
             writer.close()
@@ -116,25 +124,23 @@ class Receiver:
             asyncio.get_running_loop().call_later(STEP_WITHIN_S, writer.transport.abort)
 
     async def _introduce(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, of_host: int
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Place]:
         """Read the hello, connect to the engine that it wants, and answer."""
-        self._waiting += 1
+        if self._hosts.total() > MOST_CONNECTIONS:
+            raise _RefusedError(f"it has {MOST_CONNECTIONS} connections, which is its limit")
+        if of_host > MOST_OF_ONE_HOST:
+            raise _RefusedError(f"it has {MOST_OF_ONE_HOST} connections of your address, which is its limit")
+        async with asyncio.timeout(STEP_WITHIN_S):
+            address = self._wanted(await _read_hello(reader))
         try:
-            if len(self._open) + self._waiting > MOST_CONNECTIONS:
-                raise _RefusedError(f"it has {MOST_CONNECTIONS} connections, which is its limit")
             async with asyncio.timeout(STEP_WITHIN_S):
-                address = self._wanted(await _read_hello(reader))
-            try:
-                async with asyncio.timeout(STEP_WITHIN_S):
-                    connected = await _connect(address)
-            except (BraidError, OSError, ValueError) as error:
-                raise _RefusedError("its region's engine does not answer") from error
-            writer.write(OK)
-            self._trouble.over(asyncio.get_running_loop().time())
-            return connected
-        finally:
-            self._waiting -= 1
+                connected = await _connect(address)
+        except (BraidError, OSError, ValueError) as error:
+            raise _RefusedError("its region's engine does not answer") from error
+        writer.write(OK)
+        self._trouble.over(asyncio.get_running_loop().time())
+        return connected
 
     def _wanted(self, wanted: str) -> Address:
         """The server that a peer wants. Only a cluster has more than one."""
@@ -147,17 +153,16 @@ class Receiver:
         raise _RefusedError(f"{wanted} is no primary of this region's cluster")
 
     async def _to_engine(self, reader: asyncio.StreamReader, engine: asyncio.StreamWriter) -> None:
-        unpacker, traffic = Unpacker(), self.traffic
-        while True:
-            async with asyncio.timeout(IDLE_S):
-                data = await reader.read(_READ)
-                if not data:
-                    return
+        unpacker, traffic, clock = Unpacker(), self.traffic, asyncio.get_running_loop().time
+        async with asyncio.timeout(STEP_WITHIN_S) as idle:
+            while data := await reader.read(_READ):
                 traffic.wire_received += len(data)
                 for raw in unpacker.unpack(data):
                     traffic.raw_received += len(raw)
                     engine.write(raw)
                     await engine.drain()
+                    idle.reschedule(clock() + IDLE_S)
+                await asyncio.sleep(0)  # others have their turn, also if this one never waits
 
     async def _to_peer(self, answers: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         packer, traffic = Packer(), self.traffic
@@ -192,6 +197,8 @@ async def _read_hello(reader: asyncio.StreamReader) -> str:
         more = await reader.read(LONGEST_LINE)
         data += more
         known = data[: len(HELLO)] == HELLO[: len(data)]
+        if not more and not data:  # a health check of a load balancer
+            raise ConnectionError("closed before the first byte")
         if not more or not known or len(data) > LONGEST_LINE:
             raise _RefusedError(_NOT_REDIS)
     line, _, rest = data.partition(b"\n")
@@ -213,6 +220,6 @@ async def _connect(address: Address) -> tuple[asyncio.StreamReader, asyncio.Stre
         if answer != b"+RESET\r\n":
             raise ConnectionError(f"{at} answers RESET with {answer!r:.200}")
     except BaseException:
-        writer.close()
+        writer.transport.abort()
         raise
     return reader, writer, at.place
