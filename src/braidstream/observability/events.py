@@ -171,7 +171,7 @@ EVENTS: Final = {
     ),
     "announced.lost": Event(
         logging.WARNING,
-        "a gateway that --announce names does not answer; if it answered before, cluster clients no longer see it",
+        "a gateway that --announce names does not answer; if it did before, cluster clients no longer see it",
         "Start it. If it is gone for good, restart the other gateways with another --announce.",
     ),
     "announced.up": Event(logging.INFO, "a gateway that --announce names answers again"),
