@@ -90,12 +90,19 @@ def test_a_region_by_its_url_shows_the_links_that_its_daemon_knows(engine: Engin
 
             up = [("region-1", "region-2", "up")]
             eventually(lambda: links() == up, within_s=WITHIN_S, why="the daemon should report its link")
-            done = braid("status", "--url", engine.url)
-            assert (done.exit_code, done.stderr) == (0, "")
-            shown = " ".join(done.stdout.split())
-            assert "from \\ to region-1 region-2 region-1 - ok" in shown
-            assert "region-1 has peers: region 2." in shown
-            assert "braid status --config braid.toml" in shown
+
+            def shown() -> str:
+                done = braid("status", "--url", engine.url)
+                assert (done.exit_code, done.stderr) == (0, "")
+                return " ".join(done.stdout.split())
+
+            eventually(
+                lambda: "from \\ to region-1 region-2 region-1 - ok" in shown(),
+                within_s=WITHIN_S,
+                why="the daemon should have measured its lag",
+            )
+            assert "region-1 has peers: region 2." in shown()
+            assert "braid status --config braid.toml" in shown()
         done = braid("status", "--url", engine.url, "--json")
         assert done.exit_code == 1
         assert [each["kind"] for each in json.loads(done.stdout)["problems"]] == ["daemon"]

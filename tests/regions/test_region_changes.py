@@ -104,7 +104,7 @@ def test_a_region_that_joins_gets_the_full_state_while_traffic_goes_on(
                     why=f"{name} should be the same in all three regions",
                 )
             assert three.xinfo_groups("s1")[0]["last-delivered-id"] == entries[-1][0]
-            assert three.exists("s3") == 0
+            eventually(lambda: not three.exists("s3"), within_s=WITHIN_S, why="s3 was deleted")
             assert sum(fields["n"].startswith("late-") for _, fields in three.xrange("s0")) == written[0]
 
             three.xadd("s0", {"n": "from the new one"})

@@ -162,6 +162,10 @@ def _unrest(sites: Regions, traffic: Traffic) -> list[str]:
                         found.append(f"{pending} pending in {name} of region {number}")
             except (redis.ConnectionError, redis.TimeoutError) as error:
                 found.append(f"region {number}: {error}")
+            except redis.ResponseError as error:  # a deletion has just arrived
+                if "no such key" not in str(error):
+                    raise
+                found.append(f"region {number}: {error}")
     found += [f"{name} looks like {sorted(map(str, seen))}" for name, seen in looks.items() if len(seen) > 1]
     return found or _undelivered(sites[1], traffic)
 
