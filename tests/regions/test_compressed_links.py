@@ -2,11 +2,10 @@
 
 import os
 import re
-import socket
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,19 @@ import pytest
 import zstandard
 
 import braidstream
-from braidstream.net.compressed import HELLO, MOST, OK, store
-from braidstream.replication.receiver import MOST_OF_ONE_HOST
+from braidstream.net.compressed import HELLO
 from tests.support.cli import braid
 from tests.support.cluster import Cluster, become_cluster
+from tests.support.compressed_links import (
+    WITHIN_S,
+    become_equal,
+    client_of,
+    compressed,
+    engine_pair,
+    linked,
+    receiver_of,
+    say,
+)
 from tests.support.daemons import Daemon, numbered, write_config
 from tests.support.forked import BRAID
 from tests.support.proxy import Proxy
@@ -26,7 +34,8 @@ from tests.support.replicas import SentinelGroup
 from tests.support.servers import Engine, Flavour, free_port, tls_files
 from tests.support.waiting import eventually
 
-WITHIN_S = 30
+pair = engine_pair
+
 SECRET = "a-secret-of-the-link"
 ENTRY: dict[Any, Any] = {
     "order": "0123456789abcdef",
@@ -34,47 +43,6 @@ ENTRY: dict[Any, Any] = {
     "amount": "129.90",
     "currency": "EUR",
 }
-
-
-@pytest.fixture
-def pair(flavour: Flavour) -> Iterator[tuple[Engine, Engine]]:
-    with Engine(flavour) as one, Engine(flavour) as two:
-        yield one, two
-
-
-def compressed(port: int, receiver: str = "") -> dict[str, dict[int, str]]:
-    """What braid.toml says of region 2."""
-    return {"compression": {2: "zstd"}, "receiver": {2: receiver or f"tcp://127.0.0.1:{port}"}}
-
-
-@contextmanager
-def linked(
-    folder: Path, urls: dict[int, str], *words: str, env: dict[str, str] | None = None, **more: Any
-) -> Iterator[tuple[Daemon, Daemon]]:
-    """The daemon of region 1, and that of region 2, which receives. The first one may not be ready yet."""
-    port = free_port()
-    config = write_config(folder / "braid.toml", urls, **(compressed(port) | more))
-    receiving = ["--receive", str(port), *words]
-    with Daemon(config, 2, *receiving, env=env) as two:
-        two.tells("receiver.ready")
-        with Daemon(config, 1, env=env) as one:
-            yield one, two
-
-
-def receiver_of(daemon: Daemon) -> int:
-    """The port on which a daemon receives."""
-    [port] = re.findall(r"receiver.ready receiver=127.0.0.1:([0-9]+)", daemon.text)[-1:]
-    return int(port)
-
-
-def become_equal(one: Any, two: Any, name: str) -> None:
-    eventually(
-        lambda: one.xrange(name) == two.xrange(name), within_s=WITHIN_S, why="the regions should be alike"
-    )
-
-
-def client_of(engine: Engine) -> braidstream.Redis:
-    return braidstream.Redis.from_url(engine.url, decode_responses=True)
 
 
 def fill(client: braidstream.Redis, name: str, entries: int) -> None:
@@ -244,142 +212,6 @@ def test_a_password_is_not_compressed_with_entries(pair: tuple[Engine, Engine], 
         # In clear (there is no TLS here) before the first byte of zstd.
         [sent] = [bytes(each) for each in proxy.requests if SECRET.encode() in each]
         assert sent.index(SECRET.encode()) < sent.index(zstandard.FRAME_HEADER)
-
-
-def say(port: int, *parts: bytes) -> bytes:
-    """What the receiver answers until it closes."""
-    with socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S) as line:
-        found = b""
-        try:
-            for part in parts:
-                line.sendall(part)
-            while more := line.recv(65536):
-                found += more
-        except ConnectionResetError:
-            pass
-        return found
-
-
-def framed(body: bytes) -> bytes:
-    return len(body).to_bytes(4, "big") + body
-
-
-def bomb(window_log: int, size: int) -> bytes:
-    settings = zstandard.ZstdCompressionParameters.from_level(1, window_log=window_log)
-    stream = zstandard.ZstdCompressor(compression_params=settings).compressobj()
-    return stream.compress(bytes(size)) + stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
-
-
-def resident(daemon: Daemon) -> int:
-    return int(Path(f"/proc/{daemon.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-HELLO_LINE = HELLO + b"127.0.0.1:1\n"
-
-
-def test_hostile_bytes_end_their_own_connection_only(pair: tuple[Engine, Engine], tmp_path: Path) -> None:
-    urls = numbered(pair)
-    with (
-        client_of(pair[0]) as one,
-        client_of(pair[1]) as two,
-        linked(tmp_path, urls) as (first, second),
-    ):
-        first.tells("daemon.ready")
-        port, before = receiver_of(second), resident(second)
-        assert b"-ERR receiver: this is the receiver of braid replicate" in say(port, b"*1\r\n$4\r\nPING\r\n")
-        for garbage in (os.urandom(4_000), b"GET / HTTP/1.1\r\n\r\n", b"\n", HELLO + bytes(4_000)):
-            assert say(port, garbage) in (b"", say(port, b"PING\r\n"))
-        for frame in (
-            framed(os.urandom(100)),
-            framed(bomb(20, 64 << 20)),
-            framed(bomb(27, 1_000)),
-            (1 << 30).to_bytes(4, "big"),
-            bytes(4_000),
-        ):
-            with greeted(port) as line:
-                line.sendall(frame)
-                assert ended(line)
-        second.tells("receiver.refused")
-        one.xadd("s", {"n": "1"})
-        become_equal(one, two, "s")
-        assert len(first.said("link.up")) == 1
-        assert resident(second) - before < 32 << 20
-
-
-@contextmanager
-def greeted(port: int) -> Iterator[socket.socket]:
-    """A connection that the receiver has accepted."""
-    with socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S) as line:
-        line.sendall(HELLO_LINE)
-        assert line.recv(100) == OK
-        yield line
-
-
-def ended(line: socket.socket) -> bool:
-    """Whether the other side closes. What it said before is not looked at."""
-    try:
-        while line.recv(65536):
-            pass
-    except ConnectionResetError:
-        pass
-    return True
-
-
-def test_a_bomb_only_explodes_as_fast_as_the_engine_takes_it(
-    pair: tuple[Engine, Engine], tmp_path: Path
-) -> None:
-    """Small frames that stand for 2 GB, while the engine takes nothing."""
-    numbered(pair)
-    with Engine(pair[1].flavour) as engine:
-        become(engine, region=2, name="region-2")
-        with linked(tmp_path, {1: pair[0].url, 2: engine.url}) as (first, second):
-            first.tells("daemon.ready")
-            stream = zstandard.ZstdCompressor(level=1).compressobj()
-            frames = list[bytes]()
-            for _ in range((2 << 30) // MOST):
-                body = stream.compress(bytes(MOST)) + stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
-                frames.append(framed(body))
-            before = resident(second)
-            with greeted(receiver_of(second)) as line, engine.paused():
-                line.sendall(b"".join(frames))
-                first.tells("link.lost")  # after 10 s of silence
-                assert resident(second) - before < 32 << 20
-
-
-def test_a_connection_that_does_not_log_in_is_closed_and_one_address_has_a_limit(
-    pair: tuple[Engine, Engine], tmp_path: Path
-) -> None:
-    with linked(tmp_path, numbered(pair)) as (first, second):
-        first.tells("daemon.ready")
-        port = receiver_of(second)
-        assert say(port) == b""
-        with greeted(port) as line:
-            line.sendall(framed(b"half")[:6])
-            assert ended(line)
-        with ExitStack() as stack:
-            for _ in range(MOST_OF_ONE_HOST - 1):  # the link has one
-                line = stack.enter_context(greeted(port))
-                line.sendall(store(b"PING\r\n"))
-            assert b"which is its limit" in say(port, HELLO_LINE)
-        eventually(lambda: _is_greeted(port), within_s=WITHIN_S, why="there is room when others have left")
-        assert len(first.said("link.up")) == 1
-
-
-def test_a_health_check_of_a_load_balancer_is_no_refusal(pair: tuple[Engine, Engine], tmp_path: Path) -> None:
-    with linked(tmp_path, numbered(pair)) as (first, second):
-        first.tells("daemon.ready")
-        port = receiver_of(second)
-        socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S).close()
-        assert _is_greeted(port)
-        say(port, b"PING\r\n")
-        assert [line for line in second.said("receiver.refused") if "not a Redis server" not in line] == []
-        assert len(second.said("receiver.refused")) == 1
-
-
-def _is_greeted(port: int) -> bool:
-    with socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S) as line:
-        line.sendall(HELLO_LINE)
-        return line.recv(100) == OK
 
 
 def test_a_link_says_that_there_is_no_receiver(pair: tuple[Engine, Engine], tmp_path: Path) -> None:

@@ -11,6 +11,18 @@ from tests.support.world import World
 flavour = on_every_engine
 
 
+def started_again(make_world: Callable[..., World]) -> World:
+    """The stream expired; then region 1 wrote 6-6 to it."""
+    world = make_world(2, id_mode="liberal")
+    world[1].xadd("x", {"n": "old"}, id="5-5")
+    world[1].pexpire("x", 300)
+    world.sync()
+    pass_time(world)
+    world[1].xadd("x", {"n": "new"}, id="6-6")
+    settle(world)
+    return world
+
+
 def test_chosen_ids_and_a_long_stream_expire_too(make_world: Callable[..., World]) -> None:
     world = make_world(2, id_mode="liberal")
     world[1].xadd("x", {"n": "1"}, id="5-5")
@@ -26,13 +38,7 @@ def test_chosen_ids_and_a_long_stream_expire_too(make_world: Callable[..., World
 
 
 def test_chosen_ids_that_were_written_later_stay(make_world: Callable[..., World]) -> None:
-    world = make_world(2, id_mode="liberal")
-    world[1].xadd("x", {"n": "old"}, id="5-5")
-    world[1].pexpire("x", 300)
-    world.sync()
-    pass_time(world)
-    world[1].xadd("x", {"n": "new"}, id="6-6")
-    settle(world)
+    world = started_again(make_world)
     assert [entries(world[region]) for region in world] == [["6-6"]] * 2
     for engine in world.engines:  # a server that lost what is local, and got the rest back from its peer
         with engine.client() as operator:
@@ -44,13 +50,7 @@ def test_chosen_ids_that_were_written_later_stay(make_world: Callable[..., World
 def test_a_stream_that_starts_again_with_chosen_ids_keeps_its_groups_when_it_is_empty(
     make_world: Callable[..., World],
 ) -> None:
-    world = make_world(2, id_mode="liberal")
-    world[1].xadd("x", {"n": "old"}, id="5-5")
-    world[1].pexpire("x", 300)
-    world.sync()
-    pass_time(world)
-    world[1].xadd("x", {"n": "new"}, id="6-6")
-    settle(world)
+    world = started_again(make_world)
     world[1].xgroup_create("x", "g", "0")
     world[1].xdel("x", "6-6")
     settle(world)

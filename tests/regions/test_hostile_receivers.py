@@ -1,0 +1,149 @@
+"""`braid replicate --receive` and strangers: garbage, bombs, connections that do nothing."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import zstandard
+
+from braidstream.net.compressed import HELLO, MOST, OK, store
+from braidstream.replication.receiver import MOST_OF_ONE_HOST
+from tests.support.compressed_links import (
+    WITHIN_S,
+    become_equal,
+    client_of,
+    engine_pair,
+    linked,
+    receiver_of,
+    say,
+)
+from tests.support.daemons import Daemon, numbered
+from tests.support.regions import become
+from tests.support.servers import Engine
+from tests.support.waiting import eventually
+
+pair = engine_pair
+
+
+def framed(body: bytes) -> bytes:
+    return len(body).to_bytes(4, "big") + body
+
+
+def bomb(window_log: int, size: int) -> bytes:
+    settings = zstandard.ZstdCompressionParameters.from_level(1, window_log=window_log)
+    stream = zstandard.ZstdCompressor(compression_params=settings).compressobj()
+    return stream.compress(bytes(size)) + stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+
+
+def resident(daemon: Daemon) -> int:
+    return int(Path(f"/proc/{daemon.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+HELLO_LINE = HELLO + b"127.0.0.1:1\n"
+
+
+def test_hostile_bytes_end_their_own_connection_only(pair: tuple[Engine, Engine], tmp_path: Path) -> None:
+    urls = numbered(pair)
+    with (
+        client_of(pair[0]) as one,
+        client_of(pair[1]) as two,
+        linked(tmp_path, urls) as (first, second),
+    ):
+        first.tells("daemon.ready")
+        port, before = receiver_of(second), resident(second)
+        assert b"-ERR receiver: this is the receiver of braid replicate" in say(port, b"*1\r\n$4\r\nPING\r\n")
+        for garbage in (os.urandom(4_000), b"GET / HTTP/1.1\r\n\r\n", b"\n", HELLO + bytes(4_000)):
+            assert say(port, garbage) in (b"", say(port, b"PING\r\n"))
+        for frame in (
+            framed(os.urandom(100)),
+            framed(bomb(20, 64 << 20)),
+            framed(bomb(27, 1_000)),
+            (1 << 30).to_bytes(4, "big"),
+            bytes(4_000),
+        ):
+            with greeted(port) as line:
+                line.sendall(frame)
+                assert ended(line)
+        second.tells("receiver.refused")
+        one.xadd("s", {"n": "1"})
+        become_equal(one, two, "s")
+        assert len(first.said("link.up")) == 1
+        assert resident(second) - before < 32 << 20
+
+
+@contextmanager
+def greeted(port: int) -> Iterator[socket.socket]:
+    """A connection that the receiver has accepted."""
+    with socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S) as line:
+        line.sendall(HELLO_LINE)
+        assert line.recv(100) == OK
+        yield line
+
+
+def ended(line: socket.socket) -> bool:
+    """Whether the other side closes. What it said before is not looked at."""
+    try:
+        while line.recv(65536):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+def test_a_bomb_only_explodes_as_fast_as_the_engine_takes_it(
+    pair: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    """Small frames that stand for 2 GB, while the engine takes nothing."""
+    numbered(pair)
+    with Engine(pair[1].flavour) as engine:
+        become(engine, region=2, name="region-2")
+        with linked(tmp_path, {1: pair[0].url, 2: engine.url}) as (first, second):
+            first.tells("daemon.ready")
+            stream = zstandard.ZstdCompressor(level=1).compressobj()
+            frames = list[bytes]()
+            for _ in range((2 << 30) // MOST):
+                body = stream.compress(bytes(MOST)) + stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+                frames.append(framed(body))
+            before = resident(second)
+            with greeted(receiver_of(second)) as line, engine.paused():
+                line.sendall(b"".join(frames))
+                first.tells("link.lost")  # after 10 s of silence
+                assert resident(second) - before < 32 << 20
+
+
+def test_a_connection_that_does_not_log_in_is_closed_and_one_address_has_a_limit(
+    pair: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    with linked(tmp_path, numbered(pair)) as (first, second):
+        first.tells("daemon.ready")
+        port = receiver_of(second)
+        assert say(port) == b""
+        with greeted(port) as line:
+            line.sendall(framed(b"half")[:6])
+            assert ended(line)
+        with ExitStack() as stack:
+            for _ in range(MOST_OF_ONE_HOST - 1):  # the link has one
+                line = stack.enter_context(greeted(port))
+                line.sendall(store(b"PING\r\n"))
+            assert b"which is its limit" in say(port, HELLO_LINE)
+        eventually(lambda: _is_greeted(port), within_s=WITHIN_S, why="there is room when others have left")
+        assert len(first.said("link.up")) == 1
+
+
+def test_a_health_check_of_a_load_balancer_is_no_refusal(pair: tuple[Engine, Engine], tmp_path: Path) -> None:
+    with linked(tmp_path, numbered(pair)) as (first, second):
+        first.tells("daemon.ready")
+        port = receiver_of(second)
+        socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S).close()
+        assert _is_greeted(port)
+        say(port, b"PING\r\n")
+        assert [line for line in second.said("receiver.refused") if "not a Redis server" not in line] == []
+        assert len(second.said("receiver.refused")) == 1
+
+
+def _is_greeted(port: int) -> bool:
+    with socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S) as line:
+        line.sendall(HELLO_LINE)
+        return line.recv(100) == OK
