@@ -1,7 +1,7 @@
 """Copies that a client left behind: it was killed in the middle of COPY, RENAME, RESTORE or DUMP.
 
-Clients delete their copy also after an error. Nobody does it for a client that was killed, and nobody may
-guess: a copy of a large stream takes long. So `braid doctor` names the old ones.
+Clients also delete their copy after an error. A client that was killed cannot, and a program cannot know
+whether a copy is still being made: for a large stream that takes long. So `braid doctor` names the old ones.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The gateways as a cluster: what cluster clients are told if `--announce` names the gateways.
+"""The gateways as a cluster: what cluster clients see if `--announce` names the gateways.
 
     slots 0-8191        10.0.0.1:6390     Every gateway serves every slot, so no client is redirected.
     slots 8192-16383    10.0.0.2:6390     The slots only spread clients over the gateways.
@@ -84,7 +84,7 @@ class Announced:
         self._own: Place | None = None
         self._tls = _unverified() if uses_tls else None
 
-    # What clients are told
+    # What clients see
 
     def reply_to(self, words: Words, resp: int) -> bytes:
         """The reply to a command that `refusal_of` does not refuse, and that the engine would accept."""

@@ -32,7 +32,7 @@ class Settings:
     backends: how many idle clients keep an engine connection of their own.
     grace_s: how long a shutdown waits for running commands.
     allow_open: listen on the network even if the engine requires no password.
-    announce: the gateways that cluster clients are told of: announce.py. Empty: clients see one server.
+    announce: the gateways that cluster clients see as nodes: announce.py. Empty: clients see one server.
     """
 
     maxclients: int = 20_000
@@ -66,7 +66,7 @@ class Hub:
     """See the top of the file.
 
     db: the database of the region. homes: None if no file names the regions. nodes: None before one server.
-    announced: None if clients are told of no cluster.
+    announced: None if clients see one server.
     """
 
     def __init__(self, address: Address, settings: Settings) -> None:

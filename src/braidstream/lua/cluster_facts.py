@@ -64,7 +64,7 @@ def load_facts(facts: Facts, *, replace: bool = False) -> Plan[bool]:
 
 
 def put_facts(facts: Facts) -> Plan[None]:
-    """Store the facts on a node, joined with those that another change has stored there meanwhile."""
+    """Store the facts on a node, joined with those that it holds: another change may have stored some."""
     here = yield from read_facts()
     joined = facts if here is None else join_facts([facts, here])
     if joined != here:

@@ -6,8 +6,8 @@
     answer    BRAID-ZSTD 1 OK\\n           or -ERR and a reason, as a Redis server would write it
     frames    4 bytes with a length, then so many bytes: a flushed part of one zstd stream for each direction
 
-A frame stands for at most MOST bytes, and a stream has a window of 1 MB. Whoever unpacks stops at the first
-byte above these limits, so a hostile peer cannot make it allocate more.
+A frame decompresses to at most MOST bytes, and a stream has a window of 1 MB. Decompression fails at the
+first byte over these limits, so a hostile peer cannot make it allocate more.
 
 The first thing that is written is the login. It is sent as it is (STORED), and no later byte refers to it:
 else the lengths of later frames would tell someone who may write entries what the password looks like.

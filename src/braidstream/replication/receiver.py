@@ -208,7 +208,7 @@ async def _read_hello(reader: asyncio.StreamReader) -> str:
 
 
 async def _connect(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Place]:
-    """A connection to the engine on which nobody is logged in: the certificate of this daemon might have."""
+    """A connection to the engine without a login. RESET ends one that this daemon's certificate may have."""
     at = await address.resolve()
     if at.path is not None:
         reader, writer = await asyncio.open_unix_connection(at.path, limit=_READ)
