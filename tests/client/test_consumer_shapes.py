@@ -86,6 +86,32 @@ def test_an_entry_waits_for_an_earlier_one_of_its_key_in_another_process(
     assert log.firsts.index("1") < log.firsts.index("3")
 
 
+def test_entries_of_a_dead_worker_that_wait_for_each_other_are_taken_over_together(
+    runs: Runs, region: braidstream.Redis, engine: Engine
+) -> None:
+    """Each claim reads the list of pending entries: one for each entry would make all workers slow."""
+    entries = 300
+    region.xgroup_create("orders", "billing", "0", mkstream=True)
+    for number in range(entries):
+        region.xadd("orders", {"order": number, "customer": "a"})
+    region.xreadgroup("billing", "crashed", {"orders": ">"})
+    log, before = Log(), _looks(engine)
+
+    def handle(message: Message) -> None:
+        log(message["order"])
+
+    with runs(handle, key="customer", concurrency=1, prefetch=0, claim_after=0.5):
+        until_acknowledged(region)
+    assert log.firsts == [str(number) for number in range(entries)]
+    assert _looks(engine) - before < entries
+
+
+def _looks(engine: Engine) -> int:
+    """How often the list of pending entries was read."""
+    with engine.client() as operator:
+        return int(operator.info("commandstats").get("cmdstat_xpending", {}).get("calls", 0))
+
+
 def test_two_processes_keep_the_order_of_a_key_between_them(runs: Runs, region: braidstream.Redis) -> None:
     log = Log()
     for number in range(60):

@@ -26,6 +26,7 @@ from math import inf
 from typing import Any, Final
 
 from braidstream.consumers.backoff import Backoff
+from braidstream.consumers.claim_times import ClaimTimes
 from braidstream.consumers.done import Done
 from braidstream.consumers.held import Failure, Held, Reject, Work, described
 from braidstream.consumers.key_lanes import KeyLanes
@@ -35,8 +36,9 @@ from braidstream.consumers.settings import Settings
 
 # At least so many entries may wait for their next attempt, or for their key, before no more are taken.
 _MOST_WAITING: Final = 1000
-# Claims are tried at least this often.
-_CLAIM_EVERY_S: Final = 5.0
+# With `key=`, so many entries are claimed at once for each handler. Most of them wait for each other, and
+# each claim reads the list of pending entries.
+_CLAIMED_WITH_KEYS: Final = 10
 # XNACK FATAL sets the count to 2**63 - 1. Such an entry counts as failed for good.
 _FATAL: Final = 2**62
 CRASHED: Final = "the process that handled it crashed, or lost its connection for too long"
@@ -56,11 +58,8 @@ class InHand:
         self.lanes = KeyLanes() if settings.key is not None else None
         self.is_stopping = False
         self.must_recover = False
-        # Claims that were sent, and whose reply has not come: the delivery count of each entry.
-        self.claiming = dict[tuple[bytes, bytes], int]()
         self.next_beat = now + settings.claim_after / 3
-        self.next_claim = now + dice() * self._claim_every
-        self._has_more = False
+        self.claims = ClaimTimes(settings.claim_after, dice, now)
         self._backoff = Backoff()
         self._running = self._again_running = self._suspects_running = 0
         self._oldest_ready: float | None = None
@@ -70,10 +69,6 @@ class InHand:
     def is_exact(self) -> bool:
         """Whether a delivery means that the handler was started."""
         return self.settings.prefetch == 0
-
-    @property
-    def _claim_every(self) -> float:
-        return min(self.settings.claim_after / 2, _CLAIM_EVERY_S)
 
     @property
     def _size(self) -> int:
@@ -112,7 +107,7 @@ class InHand:
         for entry, words in entries:
             if (stream, entry) in self.held:
                 continue
-            known = self.claiming.pop((stream, entry), None)
+            known = self.claims.sent.pop((stream, entry), None)
             attempts = deliveries if self.is_exact else deliveries - 1
             if ours and known is None and deliveries == 1:
                 attempts = 0
@@ -332,9 +327,9 @@ class InHand:
         held.lease = now + self.settings.claim_after
 
     def unreached(self, now: float) -> None:
-        """The connection was lost: replies may be lost too. Others get time to extend what they hold."""
-        self.must_recover, self._has_more = True, False
-        self.next_claim = max(self.next_claim, now + self.settings.claim_after / 2)
+        """The connection was lost: replies may be lost too."""
+        self.must_recover = True
+        self.claims.unreached(now)
 
     # When and how much
 
@@ -358,14 +353,12 @@ class InHand:
     @property
     def claim_room(self) -> int:
         """How many entries may be claimed now. Order per key needs those of others in any case."""
-        return max(self.room, 0 if self.lanes is None else self.settings.concurrency)
+        return max(self.room, 0 if self.lanes is None else _CLAIMED_WITH_KEYS * self.settings.concurrency)
 
     def _claim_time(self, now: float) -> float:
         if self.is_stopping:
             return inf
-        if self._has_more and self.room:
-            return now
-        return self.next_claim if self.claim_room else inf
+        return self.claims.next_time(now, room=self.room, claim_room=self.claim_room)
 
     def is_claim_due(self, now: float) -> bool:
         return now >= self._claim_time(now)
@@ -400,11 +393,6 @@ class InHand:
         if self.lanes is not None and self.lanes.next_scan is not None:
             times.append(self.lanes.next_scan)
         return max(min(times), now)
-
-    def after_claim(self, now: float, *, again: bool) -> None:
-        """again: there may be more. They are claimed as soon as there is room."""
-        self._has_more = again
-        self.next_claim = now + self._claim_every * (0.75 + self._dice() / 2)
 
     def after_beat(self, now: float) -> None:
         self.next_beat = now + self.settings.claim_after / 3

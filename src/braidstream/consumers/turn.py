@@ -243,7 +243,7 @@ class Turns:
             found += adopted
         if found:
             emit("consumer.claimed", group=self.settings.group, entries=found)
-        hand.after_claim(now, again=is_full and found > 0)
+        hand.claims.done(now, has_more=is_full and found > 0)
 
     def _recover(self, view_of: ViewOf, now: float) -> Plan[None]:
         """A reply was lost, and with it perhaps entries that are now pending for us."""
@@ -252,7 +252,7 @@ class Turns:
             rows = yield from self._own(view_of, key)
             missing = [row for row in rows if (key, row[0]) not in self.hand.held]
             yield from self._adopt(view_of, key, missing, 0, now, ours=True)
-        self.hand.claiming.clear()
+        self.hand.claims.sent.clear()
         self.hand.must_recover = False
 
     def _adopt(
@@ -263,7 +263,7 @@ class Turns:
         for entry, _, _, deliveries in rows:
             by_count[deliveries].append(entry)
             if not ours:
-                self.hand.claiming[stream, entry] = deliveries
+                self.hand.claims.sent[stream, entry] = deliveries
         found, names = 0, (self.settings.group, self.settings.name)
         for deliveries, texts in by_count.items():
             entries = yield from command(
@@ -271,7 +271,7 @@ class Turns:
             )
             found += self.hand.claimed(stream, entries, deliveries, now, ours=ours)
             for entry in texts if not ours else ():
-                self.hand.claiming.pop((stream, entry), None)
+                self.hand.claims.sent.pop((stream, entry), None)
         return found
 
     def _pending(
