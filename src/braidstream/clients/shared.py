@@ -322,7 +322,7 @@ def spec_of(args: tuple[Any, ...]) -> Spec | None:
 def words(conn: Any, args: Iterable[Any]) -> list[bytes]:
     """The command line in bytes, as the engine gets it."""
     encode = encoder_of(conn).encode
-    first, *rest = (bytes(encode(word)) for word in args)
+    first, *rest = [word if type(word) is bytes else bytes(encode(word)) for word in args]
     return [*first.split(), *rest]
 
 

@@ -78,20 +78,18 @@ class Spec:
 
     def plan(self, view: View, argv: Argv) -> Plan[Any]:
         """The plan for a command line. A wrong number of words is an error before any plan."""
-        error = self.arity_error(argv) or self._storage_error(argv)
+        error = self.arity_error(argv)
         if error is not None:
             raise error
+        names = self.names(argv)
+        for name in names:
+            if is_storage(name):
+                raise storage_error(argv[0], name)
         if argv[0][:1] in (b"X", b"x"):
-            made = native.routed(view, argv, self.names(argv), self.build)
+            made = native.routed(view, argv, names, self.build)
         else:
             made = self.build(view, argv)
         return _until_unblocked(made) if argv[0].upper() in _WAITING else made
-
-    def _storage_error(self, argv: Argv) -> ReplyError | None:
-        for name in self.names(argv):
-            if is_storage(name):
-                return storage_error(argv[0], name)
-        return None
 
     def arity_error(self, argv: Argv) -> ReplyError | None:
         """The error that the engine finds before it reads a key: in a MULTI the command is not queued."""

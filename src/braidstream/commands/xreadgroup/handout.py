@@ -161,7 +161,7 @@ def _new_and_claimed(view: View, spec: ReadGroup, name: bytes, budget: Budget) -
     None if there are none.
     """
     if not spec.limited:
-        return reply_entries((yield from new(view, spec, name))) or None
+        return as_reply((yield from new(view, spec, name))) or None
     budget.begin(name)
     found: list[Any] | None
     if budget.spent:
@@ -227,14 +227,14 @@ def _limited(view: View, spec: ReadGroup, name: bytes, budget: Budget) -> Plan[l
         left = yield from _how_many_fit(view, replace(spec, count=left), name, budget)
     reads = new(view, replace(spec, count=left), name)
     try:
-        fresh = yield from (_optional(reads) if found else reads)
+        fresh = as_reply((yield from (_optional(reads) if found else reads)))
     except ReplyError as error:
         if error.code not in _NEXT_TIME or not found:
             raise
         return found  # already claimed, so return it
     if budget.size is None:
         budget.used += len(fresh)
-    return found + [[*entry, *extra] for entry in reply_entries(fresh)]
+    return found + [[*entry, *extra] for entry in fresh]
 
 
 def _empty_page(view: View, spec: ReadGroup, name: bytes) -> Plan[list[Any] | None]:
@@ -266,8 +266,8 @@ def _how_many_fit(view: View, spec: ReadGroup, name: bytes, budget: Budget) -> P
     return len(budget.take(merged(dict(heads.by_strand(reply)))[:page], *numbers))
 
 
-def new(view: View, spec: ReadGroup, name: bytes) -> Plan[list[Entry]]:
-    """New entries of one stream, in ID order."""
+def new(view: View, spec: ReadGroup, name: bytes) -> Plan[dict[Strand, list[Any]]]:
+    """New entries of one stream, by strand."""
     strands = view.delivered(name, spec.group)
     if not strands:
         # This region delivers no strand of the stream. The read creates the consumer, and the other one is
@@ -275,15 +275,15 @@ def new(view: View, spec: ReadGroup, name: bytes) -> Plan[list[Entry]]:
         none = _xreadgroup_own(spec, view.recall(name).strands[0], ids.before(ids.LAST) or ids.ZERO, 1)
         bells = bell(view, name)
         yield Batch([none, xreadgroup(spec, bells, 1)] if bells else [none])
-        return []
+        return {}
     if passing.is_passing(view, name, spec.group):
         bells = bell(view, name)
         native = partial(_xreadgroup_one, spec, bells)
-        return merged((yield from passing.read(view, spec, name, native)))
+        return (yield from passing.read(view, spec, name, native))
     if spec.count is None or len(strands) == 1:
         where = [*(strand.key for strand in strands), *bell(view, name)]
         [reply] = yield Batch([xreadgroup(spec, where, spec.count)])
-        return merged(dict(heads.by_strand(reply)))
+        return dict(heads.by_strand(reply))
     one_busy, pages = heads.one_busy(view, name, spec.group), None
     if one_busy is not None:
         pages = yield from _of_one(view, spec, *one_busy)
@@ -296,7 +296,7 @@ def new(view: View, spec: ReadGroup, name: bytes) -> Plan[list[Entry]]:
         replies = yield Batch(commands, atomic=view.carriage.one_step(len(commands)))
         pages = dict(page for reply in replies for page in heads.by_strand(reply))
     heads.note_delivered(view, name, spec.group, pages)
-    return merged(pages)
+    return pages
 
 
 def _xreadgroup_one(spec: ReadGroup, bells: list[bytes], strand: Strand, count: int | None) -> Command:
