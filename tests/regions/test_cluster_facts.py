@@ -143,8 +143,9 @@ def test_a_change_that_lost_its_key_does_not_undo_a_removal(cluster: Cluster) ->
             leave_old(node, {**facts, **left})
 
     def add(facts: Facts) -> Facts:
-        remove_meanwhile()
-        return {**facts, ConfigField.WRITERS: b"1 2 3 4"}
+        if ConfigField.LEFT not in facts:
+            remove_meanwhile()
+        return {**facts, ConfigField.WRITERS: facts[ConfigField.WRITERS].rstrip(b" 4") + b" 4"}
 
     async def run() -> None:
         async with reached(cluster) as endpoint:

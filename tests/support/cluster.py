@@ -9,9 +9,10 @@ from typing import Self
 from redis.exceptions import ResponseError
 
 from braidstream.admin.cluster_membership import initialise_cluster
-from braidstream.lua.cluster_facts import Facts, load_facts, read_facts
+from braidstream.lua.cluster_facts import Facts, facts_library, read_facts
 from braidstream.model.fields import ConfigField
 from braidstream.net.bulk import Server
+from braidstream.protocol.plan import send_one
 from tests.support.servers import START_WITHIN_S, Engine, Flavour
 from tests.support.waiting import eventually
 
@@ -156,7 +157,8 @@ def facts_of(cluster: Cluster | Engine, changed: Facts) -> None:
     """Change facts of the region on every node."""
     with closing(Server(cluster.url, {"cluster": True})) as server:
         for run_here in server.each_primary():
-            run_here(load_facts(run_here(read_facts()) | changed, replace=True))
+            text = facts_library(run_here(read_facts()) | changed)
+            run_here(send_one(("FUNCTION", "LOAD", "REPLACE", text)))
 
 
 class SlotMove:

@@ -5,12 +5,21 @@ lets one of them create the facts there, and the other one finds them. If a call
 completes it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from braidstream.admin.membership import check_names, first_facts, refuse_eviction
-from braidstream.errors import BraidError, RegionTakenError
-from braidstream.lua.cluster_facts import WHO, Facts, join_facts, load_facts, load_functions, read_facts
+from braidstream.errors import BraidError, ConfigError, RegionTakenError
+from braidstream.lua.cluster_facts import (
+    WHO,
+    Facts,
+    join_facts,
+    load_facts,
+    load_functions,
+    put_facts,
+    read_facts,
+    with_topology,
+)
 from braidstream.model.fields import ConfigField
 from braidstream.model.region_config import FLUSHED, Region
 from braidstream.protocol.identify import info_facts
@@ -49,43 +58,40 @@ def _agree(nodes: Sequence[Node], first: Facts, *, fenced: bool) -> Facts:
         known = agreed_facts([each for each in found if each is not None])
         if known is None:
             fence = {ConfigField.FENCED: FLUSHED} if fenced else {}
-            known = {**first, **fence, ConfigField.IDENTITY: nodes[0](_run_id())}
-            if not nodes[0](load_facts(known)):
-                continue
-            found[0] = known
+            nodes[0](load_facts({**first, **fence, ConfigField.IDENTITY: nodes[0](_run_id())}))
+            continue  # read what this or another call has stored
         if any(known[field] != first[field] for field in WHO):
             raise RegionTakenError(has=_shown(known), wanted=_shown(first))
-        if fenced and None in found and ConfigField.FENCED not in known:
-            topology = b"%d" % (int(known[ConfigField.TOPOLOGY]) + 1)
-            known = {**known, ConfigField.FENCED: b"1", ConfigField.TOPOLOGY: topology}
-        stored = [
-            node(load_facts(known, replace=each is not None))
-            for node, each in zip(nodes, found, strict=True)
-            if each != known
-        ]
-        if all(stored):
+        if fenced and None in found:
+            known = with_topology(known, {ConfigField.FENCED: b"1", **known})
+        if all(each == known for each in found):
             return known
+        for node in nodes:
+            node(put_facts(known))
 
 
 def agreed_facts(found: Sequence[Facts]) -> Facts | None:
     """The facts of several nodes, joined. An error if they belong to different regions."""
     if not found:
         return None
-    who = {tuple(each[field] for field in WHO) for each in found}
-    if len(who) > 1:
-        regions = " and ".join(sorted({_shown(each) for each in found}))
-        raise BraidError(
-            f"the nodes of this cluster are different regions: {regions}. One of them was added with the "
-            "functions of its former region. On that node, run: FUNCTION DELETE braidstream_region. Then run "
-            "this again."
-        )
+    refuse_other_regions(map(_shown, found))
     return join_facts(sorted(found, key=lambda each: each[ConfigField.IDENTITY], reverse=True))
 
 
+def refuse_other_regions(shown: Iterable[str]) -> None:
+    """An error if the nodes of a cluster say that they are different regions."""
+    regions = sorted({*shown})
+    if len(regions) > 1:
+        raise ConfigError(
+            f"the nodes of this cluster are different regions: {' and '.join(regions)}. One of them was "
+            "added with the functions of its former region. On that node, run: FUNCTION DELETE "
+            "braidstream_region. Then run: braid init"
+        )
+
+
 def _shown(facts: Facts) -> str:
-    return (
-        f"region {facts[ConfigField.REGION].decode()} ({facts[ConfigField.NAME].decode('utf-8', 'replace')})"
-    )
+    number, name = (facts[field].decode("utf-8", "replace") for field in WHO)
+    return f"region {number} ({name})"
 
 
 def _node_id() -> Plan[bytes]:

@@ -1,7 +1,7 @@
 """Changes the settings of a region: of one server in `bs:config`, of a cluster the facts on every node.
 
 The facts of a cluster are a library (lua/cluster_facts.py), which the engine replaces as a whole. So that two
-changes at once do not undo each other, a change holds a key for a moment. A change that ended half-way is
+changes at once do not undo each other, a change holds a lock for a moment. A change that ended half-way is
 completed by the next one, or by `braid init`: the facts of all nodes are joined (`join_facts`).
 """
 
@@ -9,18 +9,20 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 from braidstream.admin.cluster_membership import agreed_facts
 from braidstream.admin.membership import check_id_mode, tune_id_mode
 from braidstream.clients.any_region import AnyClient
 from braidstream.errors import BraidError, NotARegionError
-from braidstream.lua.cluster_facts import Facts, put_facts, read_facts
+from braidstream.lua.cluster_facts import Facts, put_facts, read_facts, with_topology
 from braidstream.model.fields import ConfigField
 from braidstream.model.keys import FACTS_LOCK
 from braidstream.model.region_config import Region
 from braidstream.protocol.identify import read_any_region
 from braidstream.protocol.plan import send_one
+from braidstream.protocol.retries import Retries
 
 # How long a change may take, and how long another one waits for it.
 LOCK_S: Final = 10
@@ -42,15 +44,22 @@ def note_adoption(client: AnyClient) -> None:
 
 
 def _change(client: AnyClient, changed: Facts) -> Region:
-    """Change facts on every primary. All of them must answer: one that does not would keep the old ones."""
+    """Change facts on every primary, and look whether all of them have the change.
+
+    All of them must answer: one that does not would keep the old ones.
+    """
+    retries = Retries("others kept changing the facts about this region. Try again.", error=BraidError)
     with _alone(client):
-        found = client.run_on_primaries(read_facts)
-        known = agreed_facts([facts for facts in found if facts is not None])
-        if known is None:
-            raise NotARegionError
-        topology = int(known[ConfigField.TOPOLOGY]) + 1
-        wanted = {**known, **changed, ConfigField.TOPOLOGY: b"%d" % topology}
-        client.run_on_primaries(lambda: put_facts(wanted))
+        while True:
+            retries.count()
+            found = client.run_on_primaries(read_facts)
+            known = agreed_facts([facts for facts in found if facts is not None])
+            if known is None:
+                raise NotARegionError
+            wanted = with_topology(known, {**known, **changed})
+            if all(facts == wanted for facts in found):
+                break
+            client.run_on_primaries(partial(put_facts, wanted))
     region: Region = client.run_plan(read_any_region())
     return region
 

@@ -11,12 +11,13 @@ Docs: docs/decisions/0022-a-cluster-holds-its-facts-on-every-node.md.
 from collections.abc import Sequence
 from typing import Final
 
-from braidstream.errors import ReplyError
+from braidstream.errors import BraidError, ReplyError
 from braidstream.lua import VERSION, installed, refuse_newer, source
 from braidstream.model.fields import ConfigField
 from braidstream.model.strand import facts as paired
 from braidstream.protocol.identify import NODE_FACTS
 from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.retries import Retries
 
 NAME: Final = "braidstream_region"
 # Both libraries.
@@ -58,34 +59,84 @@ def is_missing(reply: ReplyError) -> bool:
     return "not found" in reply.text.lower()
 
 
-def load_facts(facts: Facts, *, replace: bool = False) -> Plan[bool]:
-    """Store the facts on a node. Without `replace`: False if the node holds some already."""
-    return (yield from _load(facts_library(facts), replace=replace))
+def load_facts(facts: Facts) -> Plan[bool]:
+    """Store the first facts of a node. False if it holds some already."""
+    return (yield from _load(facts_library(facts)))
 
 
 def put_facts(facts: Facts) -> Plan[None]:
-    """Store the facts on a node, joined with those that it holds: another change may have stored some."""
+    """Store the facts on a node, joined with those that it holds: another change may have stored some.
+
+    The engine cannot compare before it replaces a library. So a MULTI returns what it has replaced; if that
+    is not what was read before, it is joined and stored too.
+    """
+    retries = Retries("others kept changing which region this node is", error=BraidError)
     here = yield from read_facts()
-    joined = facts if here is None else join_facts([facts, here])
-    if joined != here:
-        yield from load_facts(joined, replace=True)
+    while True:
+        retries.count()
+        if here is None:
+            if (yield from load_facts(facts)):
+                return
+            here = yield from read_facts()
+            continue
+        facts = join_facts([facts, here])
+        if facts == here:
+            return
+        replaced = yield from _replace(facts)
+        if replaced is None or replaced == here:
+            return
+        facts, here = join_facts([facts, replaced]), facts
+
+
+def _replace(facts: Facts) -> Plan[Facts | None]:
+    """Store the facts; returns those that the node had until now."""
+    load = ("FUNCTION", "LOAD", "REPLACE", facts_library(facts))
+    before, loaded = yield Batch([NODE_FACTS, load], atomic=True, attempt=True)
+    if isinstance(loaded, ReplyError):
+        raise loaded
+    return None if isinstance(before, ReplyError) else paired(before)
 
 
 def join_facts(found: Sequence[Facts]) -> Facts:
     """The facts with the highest `topology`, with the writers and the removed regions of all.
 
     These sets only grow, except that a removed region is no writer. So they survive two changes at once,
-    where a failover lost the key that keeps them apart. Of other facts those of the newest remain. A node of
-    another cluster, which was a region of the same number and name, adds nothing: its identity differs.
+    where a failover lost the lock. So does what `_lasting` lists. Of other facts those of the newest remain.
+    A node of another cluster, which was a region of the same number and name, adds nothing: its identity
+    differs.
     """
-    newest = max(found, key=lambda facts: int(facts[ConfigField.TOPOLOGY]))
+    newest = max(found, key=_topology)
     same = [facts for facts in found if all(facts.get(field) == newest.get(field) for field in _SAME)]
     left = set[int]().union(*(numbers(facts, ConfigField.LEFT) for facts in same))
     writers = set[int]().union(*(numbers(facts, ConfigField.WRITERS) for facts in same)) - left
-    if (writers, left) == (numbers(newest, ConfigField.WRITERS), numbers(newest, ConfigField.LEFT)):
-        return newest
-    topology = b"%d" % (int(newest[ConfigField.TOPOLOGY]) + 1)
-    return with_numbers(newest, writers, left) | {ConfigField.TOPOLOGY: topology}
+    return with_topology(newest, with_numbers(newest, writers, left) | _lasting(newest, same))
+
+
+def _lasting(newest: Facts, same: Sequence[Facts]) -> Facts:
+    """When the region got its first peer, whether it has adopted streams, and the fence.
+
+    A fence is removed some day, so that of older facts does not count. Of two changes at once, the one with
+    a fence wins: a region must not serve clients too early.
+    """
+    found = Facts()
+    times = [int(facts[ConfigField.MET]) for facts in same if ConfigField.MET in facts]
+    if times:
+        found[ConfigField.MET] = b"%d" % max(times)
+    if any(ConfigField.ADOPTED in facts for facts in same):
+        found[ConfigField.ADOPTED] = b"1"
+    for facts in (newest, *same):
+        if ConfigField.FENCED in facts and _topology(facts) == _topology(newest):
+            found.setdefault(ConfigField.FENCED, facts[ConfigField.FENCED])
+    return found
+
+
+def with_topology(known: Facts, wanted: Facts) -> Facts:
+    """What is wanted, with the next `topology` if it differs from what is known."""
+    return wanted if wanted == known else {**wanted, ConfigField.TOPOLOGY: b"%d" % (_topology(known) + 1)}
+
+
+def _topology(facts: Facts) -> int:
+    return int(facts[ConfigField.TOPOLOGY])
 
 
 def numbers(facts: Facts, field: bytes) -> set[int]:
@@ -104,9 +155,8 @@ def _text(chosen: set[int]) -> bytes:
     return b" ".join(b"%d" % number for number in sorted(chosen))
 
 
-def _load(text: str, *, replace: bool = False) -> Plan[bool]:
-    how = ("REPLACE",) if replace else ()
-    [reply] = yield Batch([("FUNCTION", "LOAD", *how, text)], attempt=True)
+def _load(text: str) -> Plan[bool]:
+    [reply] = yield Batch([("FUNCTION", "LOAD", text)], attempt=True)
     if not isinstance(reply, ReplyError):
         return True
     if "already exists" in reply.text:

@@ -1,9 +1,9 @@
 """Which region an engine is, and who its peers are: of one server in `bs:config`, of a cluster on every node.
 
 Facts of a cluster are a library (lua/cluster_facts.py), which the engine replaces as a whole. So that two
-changes at once do not undo each other, a change holds a key for a moment; and should the key be lost in a
-failover, the facts of all nodes are joined. A node that was added, that missed
-a change, or that came back empty gets the functions and facts of the others.
+changes at once do not undo each other, a change holds a lock for a moment; if a failover loses the lock, the
+facts of all nodes are joined, and each change looks again whether it was stored. A node that was added, that
+missed a change, or that came back empty gets the functions and facts of the others.
 """
 
 import asyncio
@@ -12,18 +12,19 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Final, TypeVar
 
+from braidstream.admin.cluster_membership import agreed_facts, refuse_other_regions
 from braidstream.admin.membership import meet, part
-from braidstream.errors import BraidError, LostError, NotARegionError, ReplyError
+from braidstream.errors import BraidError, ConfigError, LostError, NotARegionError, ReplyError
 from braidstream.lua import installed
 from braidstream.lua.cluster_facts import (
     Facts,
-    join_facts,
     load_libraries,
     numbers,
     put_facts,
     read_facts,
     read_libraries,
     with_numbers,
+    with_topology,
 )
 from braidstream.model.fields import ConfigField
 from braidstream.model.keys import FACTS_LOCK
@@ -33,6 +34,7 @@ from braidstream.observability.events import emit
 from braidstream.protocol.cache import REGION_FRESH_S
 from braidstream.protocol.identify import read_ms, read_node, read_region
 from braidstream.protocol.plan import Batch, Plan, send_one
+from braidstream.protocol.retries import Retries
 from braidstream.replication.cluster_endpoint import ClusterEndpoint, is_away
 from braidstream.replication.endpoint import Endpoint, PlanRunner
 
@@ -58,6 +60,7 @@ async def region_of(engine: PlanRunner) -> Region:
     if not regions:
         fault = next((each for each in found if isinstance(each, BaseException)), None)
         raise fault or LostError(str(engine.address), "not connected", wrote=False)
+    refuse_other_regions(f"region {region.id} ({region.name})" for region in regions)
     newest = max(regions, key=lambda region: region.topology)
     return replace(newest, library=min(region.library for region in regions))
 
@@ -123,19 +126,26 @@ async def part_region(engine: PlanRunner, writers: Iterable[int]) -> Region:
 async def change_facts(
     cluster: ClusterEndpoint, change: Callable[[Facts], Facts], nodes: Sequence[Endpoint] | None = None
 ) -> Region:
-    """Change the facts on every primary. All of them must answer: one that does not would keep the old.
+    """Change the facts on every primary, and look whether all of them have the change. All of them must
+    answer: one that does not would keep the old.
 
+    change: called again if another change came in between.
     nodes: only these, for a change that only copies.
     """
+    retries = Retries("others kept changing the facts about this region. Try again.", error=BraidError)
     async with _alone(cluster):
         nodes = cluster.nodes if nodes is None else nodes
-        found = [await node.run(read_facts()) for node in nodes]
-        known = _joined([facts for facts in found if facts is not None])
-        wanted = change(known)
-        if wanted != known:
-            wanted = {**wanted, ConfigField.TOPOLOGY: b"%d" % (int(known[ConfigField.TOPOLOGY]) + 1)}
-        for node in nodes:
-            await node.run(put_facts(wanted))
+        while True:
+            retries.count()
+            found = [await node.run(read_facts()) for node in nodes]
+            known = agreed_facts([facts for facts in found if facts is not None])
+            if known is None:
+                raise NotARegionError
+            wanted = with_topology(known, change(known))
+            if all(facts == wanted for facts in found):
+                break
+            for node in nodes:
+                await node.run(put_facts(wanted))
     return await region_of(cluster)
 
 
@@ -158,7 +168,7 @@ class Completion:
             return
         try:
             done = await _complete_nodes(self._source, nodes)
-        except ReplyError as error:
+        except (ReplyError, ConfigError) as error:
             if str(error) != self._refusal:
                 self._refusal = str(error)
                 emit("node.incomplete", why=error)
@@ -194,12 +204,6 @@ async def _share_facts(cluster: ClusterEndpoint, nodes: Sequence[Endpoint]) -> N
 
 def _connected(cluster: ClusterEndpoint) -> list[Endpoint]:
     return [node for node in cluster.nodes if node.connected]
-
-
-def _joined(found: list[Facts]) -> Facts:
-    if not found:
-        raise NotARegionError
-    return join_facts(found)
 
 
 def _with_writers(facts: Facts, come: set[int], gone: set[int], now_ms: int = 0) -> Facts:
