@@ -8,7 +8,6 @@ import redis
 from redis.exceptions import CrossSlotTransactionError, WatchError
 
 from tests.support.clients import Opener
-from tests.support.cluster import Cluster
 from tests.support.cluster_clients import NAMES, cluster_client, cluster_opener, values
 
 opened = cluster_opener
@@ -61,29 +60,6 @@ def test_a_pipeline_without_streams_is_redis_pys(client: Any) -> None:
             pipe.incr(name)
         assert pipe.execute() == [1] * len(NAMES)
     assert client.mget_nonatomic(NAMES) == ["1"] * len(NAMES)
-
-
-def test_a_pipeline_of_a_user_without_multi_runs_each_command_once(
-    client: Any, opened: Opener, cluster: Cluster
-) -> None:
-    """A pipeline puts commands that may not overtake each other into a MULTI of its own."""
-    for node in cluster.nodes:
-        with node.client() as operator:
-            operator.execute_command("ACL", "SETUSER", "app", "reset", "on", ">pw", "~*", "&*", "+@all")
-            operator.execute_command("ACL", "SETUSER", "app", "-multi")
-    try:
-        user = opened(cluster.url.replace("//", "//app:pw@"), decode_responses=True)
-        client.xadd("{a}s", {"n": "0"})
-        pipe = user.pipeline(transaction=False)
-        pipe.incr("{a}n").delete("{a}x", "{a}y").incr("{a}n").xadd("{a}s", {"n": "1"}).xlen("{a}s")
-        first, deleted, second, _, length = pipe.execute()
-        assert (first, deleted, second, length) == (1, 0, 2, 2)
-        assert user.xadd("{a}new", {"n": "1"})
-        assert user.xlen("{a}new") == 1
-    finally:
-        for node in cluster.nodes:
-            with node.client() as operator:
-                operator.execute_command("ACL", "DELUSER", "app")
 
 
 def test_a_multi_is_one_step_in_one_slot(client: Any) -> None:

@@ -8,6 +8,7 @@ from redis.exceptions import AskError, ClusterDownError, MovedError, NoPermissio
 
 from braidstream.net import scatter
 from braidstream.net.scatter import Patience, Round, deliver
+from braidstream.protocol.exchange import Exchange
 from braidstream.protocol.plan import Batch
 
 MOVED = MovedError("1 127.0.0.1:7001")
@@ -53,6 +54,25 @@ def test_replies_of_a_multi_within_a_multi_of_ours_that_was_refused_are_kept() -
     refused, ended = NoPermissionError("no MULTI"), ResponseError("EXEC without MULTI")
     _, replies = run(batch, whole(refused, 2, b"1-1", ended))
     assert replies == [2, refused, b"1-1", ended]
+
+
+def test_commands_of_a_multi_that_was_refused_follow_one_by_one_after_the_last_that_ran() -> None:
+    sent = [("XADD", "a", "*", "n", str(n)) for n in range(4)]
+    refused, ended = NoPermissionError("no MULTI"), ResponseError("EXEC without MULTI")
+    first = whole(refused, DOWN, b"1-0", ASK, ASK, ended)
+    batch = Batch(sent, atomic=True, attempt=True)
+    rounds, replies = run(batch, first, whole(ASK), whole(b"", b"2-0"), whole(b"3-0"))
+    assert [turn.legs[0].wire() for turn in rounds[1:]] == [[sent[2]], [("ASKING",), sent[2]], [sent[3]]]
+    assert replies == [refused, DOWN, b"1-0", b"2-0", b"3-0", ended]
+
+
+@pytest.mark.parametrize(
+    "batch", [Batch([("XLEN", "a")], atomic=True), Exchange([("XLEN", "a")], atomic=True)]
+)
+def test_a_multi_that_must_be_one_does_not_follow_without_it(batch: Batch) -> None:
+    refused, ended = NoPermissionError("no MULTI"), ResponseError("EXEC without MULTI")
+    _, replies = run(batch, whole(refused, MOVED, ended))
+    assert replies == [refused, MOVED, ended]
 
 
 def test_a_command_that_is_refused_is_not_sent_after_a_later_one_that_ran() -> None:

@@ -97,6 +97,13 @@ class Leg:
         """Its commands without MULTI and EXEC."""
         return self.commands[1:-1] if self.is_multi else self.commands
 
+    @property
+    def inner_at(self) -> list[int]:
+        """Which commands of the batch `inner` are."""
+        if self.units:
+            return [at for unit in self.units for at in unit.inner_at]
+        return self.at[1:-1] if self.is_multi else self.at
+
     def wire(self) -> list[Command]:
         """What to send."""
         if self.ask is None:
@@ -145,10 +152,14 @@ def deliver(batch: Batch, native_keys: NativeKeys, patience: Patience, *, watchi
         for leg, read in zip(sent.legs, answers, strict=True):
             replies = leg.replies(read)
             refused = [reply for reply in replies if isinstance(reply, REDIRECTS)]
-            if not refused or _ran_without_multi(leg, replies) or patience.runs_out():
+            ran_alone = _ran_without_multi(leg, replies)
+            if not refused or (ran_alone and not parcel.may_run_alone(leg)) or patience.runs_out():
                 turn.legs += parcel.take(leg, replies)
                 continue
             _note(turn, refused, patience)
+            if ran_alone:
+                parcel.follow_alone(leg, replies)
+                continue
             turn.legs += [leg] if sent.is_race else parcel.follow(leg, replies)
             if leg.is_multi and watching:
                 yield Round([], turn.pause_s, moved=turn.moved, is_down=turn.is_down)
@@ -315,6 +326,20 @@ class _Parcel:
             again[-1].at.append(at)
             again[-1].commands.append(command)
         return again
+
+    def may_run_alone(self, leg: Leg) -> bool:
+        """Whether the commands of a MULTI that was refused may follow redirects without it: as `unpack`."""
+        is_plan = self._batch.attempt and not isinstance(self._batch, Exchange)
+        return bool(leg.units) or (is_plan and not self._watching)
+
+    def follow_alone(self, leg: Leg, replies: list[Any]) -> None:
+        """A MULTI was refused, so the node looked at each command by itself. Those after the last one that
+        ran follow, each after the reply to the one before: none may overtake another."""
+        self.take(leg, replies)
+        inner = replies[1:-1]
+        ran = max((at for at, reply in enumerate(inner, 1) if not isinstance(reply, REDIRECTS)), default=0)
+        rest = zip(leg.inner_at[ran:], leg.inner[ran:], strict=True)
+        self._later.extend([Leg(leg.slot, [at], [command])] for at, command in rest)
 
     @property
     def has_entries(self) -> bool:
