@@ -182,6 +182,18 @@ def test_a_pipeline_that_is_refused_after_an_append_is_not_sent_again(opened: Op
     assert sum(sent.count(b"XADD") for sent in proxy.requests) == before + 2
 
 
+def test_a_multi_that_was_refused_has_run_the_commands_before_a_refusal(opened: Opener, proxy: Proxy) -> None:
+    """A user without the right to MULTI: the first entry of a stream is a MULTI of ours."""
+    client = opened(proxy.url, **opened.retry(3))
+    client.xadd("x", {"n": 0})
+    before = sum(sent.count(b"MULTI") for sent in proxy.requests)
+    refused = b"-NOPERM User app has no permissions to run the 'multi' command\r\n"
+    proxy.answer(b"MULTI", refused + b":1\r\n-LOADING Redis is loading the dataset in memory\r\n")
+    with pytest.raises(redis.exceptions.BusyLoadingError, match=UNKNOWN):
+        client.xadd("new", {"n": 1})
+    assert sum(sent.count(b"MULTI") for sent in proxy.requests) == before + 1
+
+
 def test_a_refusal_by_a_server_that_is_loading_is_no_lost_reply(opened: Opener, flavour: Flavour) -> None:
     slow = ["--enable-debug-command", "yes", "--key-load-delay", "20000"]
     slow += ["--loading-process-events-interval-bytes", "1024"]

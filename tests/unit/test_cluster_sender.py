@@ -114,6 +114,13 @@ def test_a_multi_that_a_node_refused_before_its_end_has_done_nothing() -> None:
         send(Fake(one, Node("two")), one, batch)
 
 
+def test_a_batch_whose_multi_was_refused_is_not_sent_again_after_a_part_of_it_ran() -> None:
+    one = Node("one", exceptions.NoPermissionError("no MULTI"), b"1-0", LOADING)
+    batch = Batch([("XADD", "a", "*", "n", "1"), ("XADD", "a", "*", "n", "2")], atomic=True)
+    with pytest.raises(NotResentError):
+        send(Fake(one, Node("two")), one, batch)
+
+
 PAGE = [[b"b", [[b"1-0", [b"n", b"1"]]]]]
 
 

@@ -173,8 +173,10 @@ class ClusterSender:
         return replies
 
     def _note_run(self, leg: Leg, replies: list[Any]) -> None:
-        """Before the reply to its EXEC, a MULTI has not run. A redirected command has not run either."""
-        is_queued = leg.is_multi and len(replies) < len(leg.wire())
+        """Before the reply to its EXEC, a MULTI has not run, unless MULTI was refused: then its commands run
+        one by one. A redirected command has not run either."""
+        refused = any(isinstance(each, Exception) for each in leg.replies(replies)[:1])
+        is_queued = leg.is_multi and not refused and len(replies) < len(leg.wire())
         ran = not is_queued and any(not isinstance(each, REDIRECTS) for each in replies)
         self._ran = self._ran or ran
 

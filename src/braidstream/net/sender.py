@@ -47,11 +47,12 @@ def is_refusal(error: BaseException, *, may_have_run: bool = False) -> bool:
 def _may_have_run(batch: Batch, commands: list[Command], replies: list[Any]) -> bool:
     """Whether the server may have run a command of a batch, though the reply after `replies` was a refusal.
 
-    Refused AUTH and HELLO do not stop the commands behind them.
+    Refused AUTH and HELLO do not stop the commands behind them, nor does a refused MULTI.
     """
     first = commands[0][0]
     name = first.decode("ascii", "replace") if isinstance(first, bytes) else str(first)
-    return not batch.atomic and (bool(replies) or name.upper() in ("AUTH", "HELLO"))
+    is_queued = batch.atomic and not any(isinstance(each, Exception) for each in replies[:1])
+    return not is_queued and (bool(replies) or name.upper() in ("AUTH", "HELLO"))
 
 
 class NotResentError(Exception):
