@@ -1,15 +1,19 @@
 """`braid doctor` finds what is set up badly, and says what to type."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
+from braidstream.admin.diagnosis import read_setup
 from braidstream.commands.rename import copy
+from braidstream.model.strand import Strand
+from braidstream.net.sender import Sender
 from braidstream.protocol.identify import read_region
-from braidstream.protocol.plan import Plan
+from braidstream.protocol.plan import Plan, run
 from braidstream.protocol.stream_view import View
 from tests.regions.test_replication_security import RIGHTS
 from tests.support.cli import braid
@@ -65,8 +69,21 @@ def test_every_bad_setting_is_found_with_a_remedy(pair: tuple[Engine, Engine], t
     assert "XADD" in findings(config)["rights", "region-2"]["text"]
 
 
+def _copy(client: Any) -> Plan[Any]:
+    view = View(client.run_plan(read_region()))
+    return copy(view, [b"COPY", b"orders", b"sales"])
+
+
+def _repair(client: Any) -> Plan[Any]:
+    pytest.importorskip("pyspark")
+    from braidstream.spark.jobs.repair import rebuild
+
+    return rebuild(Strand(b"orders", "s", 1), {(1, 0): [b"n", b"0"]})
+
+
+@pytest.mark.parametrize("command", [_copy, _repair])
 def test_the_copy_of_a_client_that_was_killed_is_named_after_an_hour(
-    flavour: Flavour, tmp_path: Path
+    flavour: Flavour, tmp_path: Path, command: Callable[[Any], Plan[Any]]
 ) -> None:
     def killed(plan: Plan[Any]) -> Plan[None]:
         """Nothing is sent after the first page of the copy."""
@@ -82,8 +99,7 @@ def test_the_copy_of_a_client_that_was_killed_is_named_after_an_hour(
         become(engine, region=1, name="region-1")
         with client_of(engine) as client, engine.client() as operator:
             client.xadd("orders", {"n": 1})
-            view = View(client.run_plan(read_region()))
-            client.run_plan(killed(copy(view, [b"COPY", b"orders", b"sales"])))
+            client.run_plan(killed(command(client)))
             [left] = operator.keys("bs:copy:*")
             assert ("copies", "region-1") not in findings(config)
             engine.set_clock(2 * 3600)
@@ -93,6 +109,17 @@ def test_the_copy_of_a_client_that_was_killed_is_named_after_an_hour(
             assert "UNLINK" in found["fix"]
             operator.unlink(left)
             assert ("copies", "region-1") not in findings(config)
+
+
+def test_native_streams_are_found_although_copies_cannot_be_looked_for(pair: tuple[Engine, Engine]) -> None:
+    become(pair[0], region=1, name="region-1")
+    with pair[0].client() as operator:
+        operator.execute_command("ACL", "SETUSER", "few", "on", ">secret", "~*", "+@all", "-time")
+        operator.xadd("bull:x:events", {"n": 1})
+    with redis.Redis.from_url(pair[0].url.replace("//", "//few:secret@", 1)) as few:
+        setup = run(read_setup("region-1"), Sender(few.connection_pool.get_connection()))
+    assert setup.natives == (b"bull:x:events",)
+    assert "unfinished copies could not be looked for: NOPERM" in setup.unchecked
 
 
 def test_what_is_found_is_shown_with_what_to_type(pair: tuple[Engine, Engine], tmp_path: Path) -> None:

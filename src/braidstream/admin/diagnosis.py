@@ -5,9 +5,9 @@ Each check is a function from what was read to findings. Nothing here writes.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
-from braidstream.admin.adoption import find_native
+from braidstream.admin.adoption import NativeStream, find_native
 from braidstream.admin.cluster_map import READ_NODES, ClusterNode, by_itself, place_text
 from braidstream.admin.unfinished_copies import UnfinishedCopy, find_unfinished
 from braidstream.errors import ReplyError
@@ -18,6 +18,7 @@ from braidstream.model.strand import facts
 from braidstream.protocol.identify import info_facts, read_region
 from braidstream.protocol.plan import Batch, Plan
 
+T = TypeVar("T")
 Level = Literal["error", "warning", "note"]
 
 # The daemon gets pushes of changed keys as a normal client: it does not SUBSCRIBE. With less room a burst of
@@ -80,7 +81,7 @@ class Setup:
 
     strays: native streams under the name of one of ours; natives: other native streams.
     denied: commands that the user may not run; None if that cannot be checked.
-    unchecked: why native streams could not be looked for.
+    unchecked: why native streams, or copies, could not be looked for.
     copies: those that killed clients left.
     """
 
@@ -112,19 +113,26 @@ def read_setup(name: str, node: ClusterNode | None = None, region: Region | None
     known = {} if isinstance(settings, ReplyError) else facts(settings)
     who = "" if isinstance(user, ReplyError) else user.decode("utf-8", "replace")
     denied = yield from _denied(who)
-    try:
-        is_replica = node is not None and not node.is_primary
-        native, unchecked = ([] if is_replica else (yield from find_native())), ""
-        copies = () if is_replica else tuple((yield from find_unfinished()))
-    except ReplyError as error:  # no right to SCAN, say
-        native, unchecked, copies = [], str(error), ()
+    native, copies, unchecked = list[NativeStream](), list[UnfinishedCopy](), ""
+    if node is None or node.is_primary:
+        copies, why = yield from _looked_for("unfinished copies", find_unfinished())
+        native, unchecked = yield from _looked_for("native streams", find_native())
+        unchecked = unchecked or why
     strays = tuple(stream.name for stream in native if stream.is_stray)
     natives = tuple(stream.name for stream in native if not stream.is_stray)
     about = {} if isinstance(info, ReplyError) else info_facts(info)
     if node is not None:
         [listed] = yield Batch([READ_NODES], resend=True, attempt=True)
         node = by_itself(node, listed)
-    return Setup(name, region, about, known, strays, natives, who, denied, unchecked, node, copies)
+    return Setup(name, region, about, known, strays, natives, who, denied, unchecked, node, tuple(copies))
+
+
+def _looked_for(what: str, plan: Plan[list[T]]) -> Plan[tuple[list[T], str]]:
+    """What was found, and why nothing could be: no right to SCAN, say."""
+    try:
+        return (yield from plan), ""
+    except ReplyError as error:
+        return [], f"{what} could not be looked for: {error}"
 
 
 def _denied(user: str, also: Sequence[Command] = ()) -> Plan[tuple[str, ...] | None]:
@@ -239,8 +247,7 @@ def _clients(setup: Setup) -> Iterable[Finding]:
 
 def _strays(setup: Setup) -> Iterable[Finding]:
     if setup.unchecked:
-        text = f"native streams could not be looked for: {setup.unchecked}"
-        yield Finding("note", "unchecked", setup.name, text, "Run it with an administrator's URL.")
+        yield Finding("note", "unchecked", setup.name, setup.unchecked, "Run it with an administrator's URL.")
     if setup.strays:
         text = (
             f"native streams beside streams of braidstream: {_some(setup.strays)}. A client writes directly "
@@ -259,7 +266,8 @@ def _copies(setup: Setup) -> Iterable[Finding]:
         oldest = max(each.age_s for each in setup.copies) // 60
         text = (
             f"unfinished copies use memory: {_some([each.key for each in setup.copies])}. The oldest is "
-            f"{oldest:,} minutes old. A client was killed in COPY, RENAME, RESTORE or DUMP."
+            f"{oldest:,} minutes old. A client was killed in COPY, RENAME, RESTORE, DUMP or "
+            "braid spark audit --repair."
         )
         fix = "If no such command has been running for so long, delete each of them: UNLINK KEY"
         yield Finding("warning", "copies", setup.name, text, fix)

@@ -1,4 +1,5 @@
-"""Copies that a client left behind: it was killed in the middle of COPY, RENAME, RESTORE or DUMP.
+"""Copies that a client left behind: it was killed in the middle of COPY, RENAME, RESTORE or DUMP, or of
+`braid spark audit --repair`. Those of `braid log compact` expire.
 
 Clients also delete their copy after an error. A client that was killed cannot, and a program cannot know
 whether a copy is still being made: for a large stream that takes long. So `braid doctor` names the old ones.

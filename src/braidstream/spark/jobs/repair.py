@@ -11,12 +11,12 @@ or a trim, it changes nothing: they would come back. An XACK at the moment of th
 entry is delivered again.
 """
 
-import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from braidstream.commands.drop import drop_command
+from braidstream.commands.rename import token
 from braidstream.model import ids, keys
 from braidstream.model.command import Command
 from braidstream.model.fields import MetaField
@@ -110,7 +110,7 @@ def rebuild(strand: Strand, fixes: Fixes) -> Plan[bool]:
 
     Entries after the strand's last ID are left out: a link sends them.
     """
-    made = keys.copy(strand.name, secrets.token_hex(8).encode())
+    made = keys.copy(strand.name, (yield from token()))
     return (yield from ending_watch(_rebuild(strand, fixes, made), ("UNLINK", made)))
 
 
