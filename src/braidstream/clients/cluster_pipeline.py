@@ -7,6 +7,7 @@ from redis import exceptions
 from braidstream.clients import pipeline, shared
 from braidstream.clients.cluster_plans import EVERYWHERE, ClusterPlans, one_slot, slots_of
 from braidstream.clients.shared import Sending
+from braidstream.commands.arguments import option
 from braidstream.net.cluster_sender import ClusterSender
 from braidstream.net.compat import awaited, awaited_all
 from braidstream.net.routes import slot_of
@@ -200,8 +201,7 @@ class QueuedCommands(ClusterPlans):
             raise exceptions.CrossSlotTransactionError(
                 "All keys involved in a cluster transaction must map to the same slot"
             )
-        # A stream command without a key lacks words: any node says which.
-        if not wanted and all(shared.spec_of(args) is None for args, _ in commands):
+        if not wanted and not any(self._lacks_words(args) for args, _ in commands):
             raise exceptions.RedisClusterException(
                 "At least a command with a key is needed to identify a node"
             )
@@ -218,6 +218,11 @@ class QueuedCommands(ClusterPlans):
         if found is None:
             raise exceptions.WatchError("Watched variable changed.")
         return found
+
+    def _lacks_words(self, args: Any) -> bool:
+        """Whether a command that has no key is one of ours that needs one: any node says what it lacks."""
+        needs_none = [option(word) for word in shared.words(self, args)[1:2]] == [b"HELP"]
+        return shared.spec_of(args) is not None and not needs_none
 
     def reset(self) -> Any:
         return self.give(self._reset())
