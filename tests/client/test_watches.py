@@ -14,6 +14,11 @@ import redis
 
 import braidstream
 import braidstream.asyncio
+from braidstream import lua
+from braidstream.admin.membership import initialise
+from braidstream.errors import ReplyError
+from braidstream.net.sender import Sender
+from braidstream.protocol.plan import Batch, Plan, run
 from tests.support.clients import Opener
 from tests.support.gateways import Line, Served
 from tests.support.proxy import Proxy
@@ -113,6 +118,25 @@ def test_a_command_that_is_refused_half_way_leaves_no_watch_behind(
             region.xadd("{x}y", {"n": "1"})
             region.delete("x")
             assert client.pipeline().set("k", "1").execute() == [True]
+        finally:
+            operator.execute_command("ACL", "DELUSER", "half")
+
+
+@pytest.mark.parametrize(
+    ("make", "right"), [(partial(initialise, 1, "us-east"), "-hgetall"), (lua.load, "-hget")]
+)
+def test_a_setup_that_is_refused_half_way_leaves_no_watch_behind(
+    engine: Engine, region: braidstream.Redis, make: Callable[[], Plan[Any]], right: str
+) -> None:
+    with engine.client() as operator:
+        operator.execute_command("ACL", "SETUSER", "half", "reset", "on", "nopass", "~*", "+@all", right)
+        try:
+            with redis.Redis.from_url(engine.url.replace("//", "//half:any@", 1)) as half:
+                conn = half.connection_pool.get_connection()
+                with pytest.raises(ReplyError, match="NOPERM"):
+                    run(make(), Sender(conn))
+                operator.hincrby("bs:config", "topology", 1)
+                assert Sender(conn)(Batch([("SET", "k", "1")], atomic=True)) == [b"OK"]
         finally:
             operator.execute_command("ACL", "DELUSER", "half")
 

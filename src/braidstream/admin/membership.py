@@ -10,7 +10,7 @@ from braidstream.model.ids import LAST_WRITER
 from braidstream.model.keys import CONFIG
 from braidstream.model.region_config import FLUSHED, ID_MODES, Region
 from braidstream.protocol.identify import info_facts, read_region
-from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.plan import Batch, Plan, ending_watch
 
 # Smaller changes of a clock difference are not written.
 NOTED_MS: Final = 1_000
@@ -20,6 +20,14 @@ def initialise(region: int, name: str, *, fenced: bool = False) -> Plan[Region]:
     """Write `bs:config`, once; repeating it changes nothing. fenced: serve no client yet."""
     check_names(region, name)
     yield from refuse_eviction()
+    known = yield from ending_watch(_written(region, name, fenced=fenced))
+    if (known.id, known.name) != (region, name):
+        raise RegionTakenError(has=f"region {known.id} ({known.name})", wanted=f"region {region} ({name})")
+    return known if known.identity else (yield from _identify())
+
+
+def _written(region: int, name: str, *, fenced: bool) -> Plan[Region]:
+    """What `bs:config` says, after this or another client has written it."""
     while True:
         yield Batch([("WATCH", CONFIG)])
         try:
@@ -30,10 +38,7 @@ def initialise(region: int, name: str, *, fenced: bool = False) -> Plan[Region]:
             yield Batch([("HSET", CONFIG, *who, *fence)], atomic=True)
             continue  # read what this or another client has written
         yield Batch([("UNWATCH",)])
-        break
-    if (known.id, known.name) != (region, name):
-        raise RegionTakenError(has=f"region {known.id} ({known.name})", wanted=f"region {region} ({name})")
-    return known if known.identity else (yield from _identify())
+        return known
 
 
 def check_names(region: int, name: str) -> None:

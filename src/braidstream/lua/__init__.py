@@ -17,7 +17,7 @@ from braidstream.model.ids import CLOCK_BOUND_MS, WRITERS
 from braidstream.model.journal import JournalWord
 from braidstream.model.keys import CHOSEN, CONFIG, GENERATED, LOG, PREFIX
 from braidstream.model.region_config import Region
-from braidstream.protocol.plan import Batch, Plan
+from braidstream.protocol.plan import Batch, Plan, ending_watch
 from braidstream.protocol.retries import Retries
 
 VERSION: Final = 26
@@ -100,6 +100,10 @@ def load(text: str | None = None, *, version: int = VERSION) -> Plan[int]:
     the version it relies on (functions belong to the server). A newer library is kept, because other
     clients need it; the older client gets an error that says to upgrade.
     """
+    return (yield from ending_watch(_load(text or source(version), version)))
+
+
+def _load(text: str, version: int) -> Plan[int]:
     retries = Retries(
         f"others kept changing {CONFIG.decode()} while the functions were loaded. Try again.",
         error=LibraryError,
@@ -107,20 +111,14 @@ def load(text: str | None = None, *, version: int = VERSION) -> Plan[int]:
     while True:
         retries.count()
         _, noted = yield Batch([("WATCH", CONFIG), ("HGET", CONFIG, ConfigField.LIBRARY)])
-        try:
-            before = yield from installed()
-        except ReplyError:
-            yield Batch([("UNWATCH",)])
-            raise
-        if before > version:
-            yield Batch([("UNWATCH",)])
+        before = yield from installed()
         refuse_newer(before, version)
         if before == version and noted == b"%d" % version:
             yield Batch([("UNWATCH",)])
             return before
         commands: list[Command] = [("HSET", CONFIG, ConfigField.LIBRARY, version)]
         if before < version:
-            commands.insert(0, ("FUNCTION", "LOAD", "REPLACE", text or source(version)))
+            commands.insert(0, ("FUNCTION", "LOAD", "REPLACE", text))
         done: Any = yield Batch(commands, atomic=True)
         if done is not None:
             return before
