@@ -377,3 +377,11 @@ def test_numbers_that_no_region_can_have_are_not_met(engine: Engine) -> None:
         for words in (("meet", 2, "100000000000000", "-5", "0", "1024", "x"), ("part", "2000")):
             operator.fcall("bs_region_writers", 1, "bs:config", *words)
         assert operator.hmget("bs:config", "writers", "left") == ["1 2", ""]
+
+
+def test_the_library_has_room_for_more_local_variables(engine: Engine) -> None:
+    """Lua allows 200 at the top level, of all files together. If this fails, put helpers into tables."""
+    more = "\n".join(f"local spare_{number} = nil" for number in range(10))
+    with engine.client() as operator:
+        assert operator.function_load(f"{functions.source()}\n{more}", replace=True) == b"braidstream"
+        operator.function_load(functions.source(), replace=True)
