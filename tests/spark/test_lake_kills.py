@@ -132,8 +132,11 @@ class Leg:
         return self.numbers(rows_at_once({"url": self.engine.url, "lake": self.lake, "streams": "orders"}))
 
     def wait_for_table(self) -> None:
+        """Until an archive has made the lake, other jobs end because there is none."""
         while not Lake(self.lake).load().files:
             self.crew.pause(0.5)
+        self.crew.more_rounds(1)
+        self.crew.ends.clear()
 
     def check_now(self, where: str) -> None:
         """While the jobs run: nothing is twice, and what must be there is there."""
