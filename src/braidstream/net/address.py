@@ -21,13 +21,14 @@ from redis.connection import SSLConnection, parse_url
 from redis.exceptions import RedisError
 
 from braidstream.errors import ConfigError
-from braidstream.net.compressed import Via, load_zstandard
+from braidstream.net.compressed import Via
+from braidstream.net.listen import Listen
 from braidstream.net.sentinels import Place, Sentinels
 
 SENTINEL_PORT: Final = 26379
 _SCHEMES: Final = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
-_LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
-_RECEIVERS: Final = {"tcp": "redis", "tls": "rediss"}
+# The schemes of receivers, without and with options.
+_RECEIVERS: Final = (("tcp", False), ("tls", False), ("tls", True))
 _NO: Final = ("false", "no", "0", "off", "n", "f")
 # Shown in place of a URL that may hold a secret.
 _HIDDEN: Final = "the given URL"
@@ -72,7 +73,7 @@ class Address:
     def through(self, receiver: str) -> "Address":
         """The same server through a receiver: `parse_receiver`."""
         via = parse_receiver(receiver)
-        if self.tls is not None and via.tls is None and via.host not in _LOOPBACK:
+        if self.tls is not None and not via.uses_tls and not Listen(via.host).is_local:
             raise ConfigError(
                 "its url uses TLS and its receiver does not, so the password would be readable on the way. "
                 "Write tls://host:port."
@@ -178,22 +179,30 @@ def _parse(url: str) -> Address:
 def parse_receiver(url: str) -> Via:
     """The receiver at `tcp://host:port` or `tls://host:port`, the latter with redis-py's ssl_* options.
 
-    Raises ConfigError if the URL is invalid, or if zstandard is not installed.
+    Raises ConfigError if the URL is invalid. The files that it names are read later: `receiver_tls`.
     """
-    load_zstandard()
-    scheme, _, rest = url.partition("://")
+    scheme = url.partition("://")[0]
     try:
         parts = urlsplit(url)
-        is_address = bool(scheme in _RECEIVERS and parts.hostname and parts.port and "@" not in parts.netloc)
+        host, port = parts.hostname, parts.port
     except ValueError:
-        is_address = False
-    if not is_address or (scheme == "tcp" and parts.query):
+        host = port = None
+    if not host or not port or "@" in parts.netloc or (scheme, bool(parts.query)) not in _RECEIVERS:
         raise ConfigError(
             "its receiver cannot be read. Write tcp://host:port, or tls://host:port with redis-py's ssl_* "
             "options."
         )
-    found = parse_address(f"{_RECEIVERS[scheme]}://{rest}")
-    return Via(found.host, found.port, found.tls, found.tls_options)
+    return Via(host, port, url)
+
+
+def receiver_tls(via: Via) -> ssl.SSLContext | None:
+    """Read for each connection. Raises ConfigError if this machine cannot use a file that the URL names."""
+    if not via.uses_tls:
+        return None
+    try:
+        return parse_address(via.url.replace("tls", "rediss", 1)).tls
+    except ConfigError as error:
+        raise ConfigError(f"its receiver: {error}") from None
 
 
 class _Pool(redis.sentinel.SentinelConnectionPool):

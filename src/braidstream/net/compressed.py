@@ -61,12 +61,15 @@ class Via:
 
     host: str
     port: int
-    tls: SSLContext | None = field(default=None, repr=False, compare=False)
-    tls_options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    url: str = field(repr=False)
     traffic: Traffic = field(default_factory=Traffic, repr=False, compare=False)
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
+
+    @property
+    def uses_tls(self) -> bool:
+        return self.url.startswith("tls:")
 
 
 def load_zstandard() -> Any:
@@ -165,13 +168,16 @@ class _Bounded:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def open_tunnel(via: Via, wanted: str, make: Callable[[], P]) -> P:
-    """Connect a protocol to an engine through a receiver. Raises OSError. The caller limits the time."""
+async def open_tunnel(via: Via, wanted: str, make: Callable[[], P], *, tls: SSLContext | None) -> P:
+    """Connect a protocol to an engine through a receiver. The caller limits the time.
+
+    Raises OSError, or ConfigError if zstandard is not installed.
+    """
     inner = make()
     loop = asyncio.get_running_loop()
     tunnel = Tunnel(cast(asyncio.Protocol, inner), wanted, via.traffic)
     try:
-        await loop.create_connection(lambda: tunnel, via.host, via.port, ssl=via.tls)
+        await loop.create_connection(lambda: tunnel, via.host, via.port, ssl=tls)
         await tunnel.opened
     except BaseException:
         tunnel.opened.cancel()

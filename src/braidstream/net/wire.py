@@ -22,6 +22,7 @@ from braidstream.model.command import Command
 from braidstream.model.command import pack as pack
 from braidstream.net.address import Address as Address
 from braidstream.net.address import parse_address as parse_address
+from braidstream.net.address import receiver_tls
 from braidstream.net.compressed import open_tunnel
 from braidstream.net.raw_reply import RawReplies, new_mark
 from braidstream.net.reply_shape import resp2
@@ -69,7 +70,8 @@ async def connect(
 ) -> "Connection":
     """Connect, log in and select the database.
 
-    Raises LostError if the server does not answer, ReplyError if it refuses.
+    Raises LostError if the server does not answer, ReplyError if it refuses, ConfigError if this machine
+    lacks what its receiver needs.
     primary: refuse a replica; always so if sentinels name the server. on_push: gets RESP3 push messages.
     silence_s: close if replies are due and nothing arrives for so long. most_bytes: the same if the replies
     to a batch are larger.
@@ -116,7 +118,8 @@ async def open_socket(address: Address, make: Callable[[], P]) -> P:
     try:
         async with asyncio.timeout(CONNECT_WITHIN_S):
             if address.via is not None:
-                protocol = await open_tunnel(address.via, "{}:{}".format(*address.place), make)
+                tls, wanted = receiver_tls(address.via), "{}:{}".format(*address.place)
+                protocol = await open_tunnel(address.via, wanted, make, tls=tls)
             elif address.path is not None:
                 _, protocol = await loop.create_unix_connection(make, address.path)
             else:

@@ -52,7 +52,8 @@ EVENTS: Final = {
     "peer.misconfigured": Event(
         logging.ERROR,
         "a peer refuses the user or password, is no region, is another region than the file says, was "
-        "removed, shares its number with another server, or has a broken `bs:config`. It gets nothing",
+        "removed, shares its number with another server, or has a broken `bs:config`; or this machine "
+        "lacks a file or package for the peer's `receiver`. It gets nothing",
         "Correct the file or the server that `why` names. `braid doctor` shows more.",
     ),
     "clock.skew": Event(
