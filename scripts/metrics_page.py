@@ -69,7 +69,7 @@ def _daemon() -> list[Family]:
         *group_families([GroupLag("s", "g", 1, 1)], Strays()),
         *rescue_families(1),
         *traffic_families("braid_link", {("peer",): Traffic()}, ("peer",)),
-        *Receiver(Endpoint(Address())).families(),
+        *Receiver(Endpoint(Address()), needs_password=True).families(),
     ]
 
 

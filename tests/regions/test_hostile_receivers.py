@@ -2,8 +2,10 @@
 
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import zstandard
@@ -11,17 +13,19 @@ import zstandard
 from braidstream.net.compressed import HELLO, MOST, OK, store
 from braidstream.replication.receiver import MOST_OF_ONE_HOST
 from tests.support.compressed_links import (
+    HELLO_LINE,
     WITHIN_S,
     become_equal,
     client_of,
     engine_pair,
+    is_greeted,
     linked,
     receiver_of,
     say,
 )
-from tests.support.daemons import Daemon, numbered
+from tests.support.daemons import Daemon, numbered, write_config
 from tests.support.regions import become
-from tests.support.servers import Engine
+from tests.support.servers import Engine, tls_files
 from tests.support.waiting import eventually
 
 pair = engine_pair
@@ -39,9 +43,6 @@ def bomb(window_log: int, size: int) -> bytes:
 
 def resident(daemon: Daemon) -> int:
     return int(Path(f"/proc/{daemon.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-HELLO_LINE = HELLO + b"127.0.0.1:1\n"
 
 
 def test_hostile_bytes_end_their_own_connection_only(pair: tuple[Engine, Engine], tmp_path: Path) -> None:
@@ -128,7 +129,7 @@ def test_a_connection_that_does_not_log_in_is_closed_and_one_address_has_a_limit
                 line = stack.enter_context(greeted(port))
                 line.sendall(store(b"PING\r\n"))
             assert b"which is its limit" in say(port, HELLO_LINE)
-        eventually(lambda: _is_greeted(port), within_s=WITHIN_S, why="there is room when others have left")
+        eventually(lambda: is_greeted(port), within_s=WITHIN_S, why="there is room when others have left")
         assert len(first.said("link.up")) == 1
 
 
@@ -137,13 +138,45 @@ def test_a_health_check_of_a_load_balancer_is_no_refusal(pair: tuple[Engine, Eng
         first.tells("daemon.ready")
         port = receiver_of(second)
         socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S).close()
-        assert _is_greeted(port)
+        assert is_greeted(port)
         say(port, b"PING\r\n")
         assert [line for line in second.said("receiver.refused") if "not a Redis server" not in line] == []
         assert len(second.said("receiver.refused")) == 1
 
 
-def _is_greeted(port: int) -> bool:
-    with socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S) as line:
-        line.sendall(HELLO_LINE)
-        return line.recv(100) == OK
+def test_a_tls_handshake_that_fails_is_logged_with_its_reason(engine: Engine, tmp_path: Path) -> None:
+    files = tls_files(tmp_path)
+    become(engine, region=1, name="region-1")
+    config = write_config(tmp_path / "braid.toml", {1: engine.url})
+    words = [word for name in ("cert", "key", "ca") for word in (f"--tls-{name}", str(files[name]))]
+    with Daemon(config, 1, "--receive", "0", *words) as daemon:
+        daemon.tells("receiver.ready")
+        port = receiver_of(daemon)
+        socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S).close()  # a health check
+        for attempt, why in (
+            (lambda: say(port, HELLO_LINE), "the TLS handshake failed: "),
+            (lambda: say_without_certificate(port, files["ca"]), "peer did not return a certificate"),
+            (lambda: say(port), "it did not finish the TLS handshake"),
+        ):
+            eventually(
+                partial(is_refused, daemon, attempt, why),
+                within_s=WITHIN_S,
+                why=f"it should log {why}",
+            )
+        assert len(daemon.said("receiver.refused")) == 3
+
+
+def say_without_certificate(port: int, ca: Path) -> None:
+    context = ssl.create_default_context(cafile=str(ca))
+    with (
+        suppress(OSError),
+        socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S) as line,
+        context.wrap_socket(line, server_hostname="127.0.0.1") as secured,
+    ):
+        secured.recv(1)
+
+
+def is_refused(daemon: Daemon, attempt: Callable[[], object], why: str) -> bool:
+    """Whether an attempt is logged. Another reason is, a second after the last one."""
+    attempt()
+    return any(why in line and "client=127.0.0.1:" in line for line in daemon.said("receiver.refused"))

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 import braidstream
+from braidstream.net.compressed import HELLO, OK
 from tests.support.daemons import Daemon, write_config
 from tests.support.servers import Engine, Flavour, free_port
 from tests.support.waiting import eventually
 
 WITHIN_S = 30
+# Only the receiver of a cluster looks at the address.
+HELLO_LINE = HELLO + b"127.0.0.1:1\n"
 
 
 @pytest.fixture
@@ -70,3 +73,10 @@ def say(port: int, *parts: bytes) -> bytes:
         except ConnectionResetError:
             pass
         return found
+
+
+def is_greeted(port: int) -> bool:
+    """Whether the receiver accepts a connection, which ends at once."""
+    with socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S) as line:
+        line.sendall(HELLO_LINE)
+        return line.recv(100) == OK

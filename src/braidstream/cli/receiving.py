@@ -14,7 +14,7 @@ from braidstream.config import RegionConfig
 from braidstream.errors import ConfigError
 from braidstream.net.address import Address, parse_address
 from braidstream.net.compressed import load_zstandard
-from braidstream.net.exposure import is_exposed
+from braidstream.net.exposure import needs_password
 from braidstream.net.listen import Listen
 from braidstream.observability.events import emit
 from braidstream.replication.endpoint import Endpoint
@@ -65,14 +65,15 @@ def parse_receiving(
 async def start_receiver(receiving: Receiving, source: Endpoint, as_json: bool) -> Receiver:
     """Raises typer.Exit if it may not or cannot listen there."""
     listen, tls = receiving.listen, receiving.tls
+    receiver = Receiver(source, needs_password=needs_password(listen, tls))
     with trouble(listen, as_json):
-        if await is_exposed(source.address, listen, tls):
+        try:
+            await receiver.check()
+        except ConfigError as error:
             raise ConfigError(
-                "anyone who can reach it could read and change everything: the region's server requires no "
-                "password. Set one there (requirepass or ACL users), require client certificates (--tls-ca), "
-                "or listen on 127.0.0.1."
-            )
-    receiver = Receiver(source)
+                f"anyone who can reach it could read and change everything: {error}. Set one there "
+                "(requirepass or ACL users), require client certificates (--tls-ca), or listen on 127.0.0.1."
+            ) from None
     with listen_errors(listen, "--receive", as_json):
         where = await receiver.start(listen, tls)
     emit("receiver.ready", receiver=where, tls="yes" if tls else "no")

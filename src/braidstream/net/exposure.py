@@ -5,6 +5,7 @@ The engine's protected-mode and bind do not help, because it sees the address of
 
 import asyncio
 from ssl import CERT_REQUIRED, SSLContext
+from typing import Final
 
 from braidstream.errors import LostError, ReplyError
 from braidstream.net.address import Address
@@ -12,11 +13,18 @@ from braidstream.net.listen import Listen
 from braidstream.net.wire import CONNECT_WITHIN_S, Connection, connect
 from braidstream.protocol.plan import Batch
 
+# The codes with which an engine refuses a command before a login.
+DENIALS: Final = ("NOAUTH", "DENIED")
+
+
+def needs_password(listen: Listen, tls: SSLContext | None) -> bool:
+    """Whether only the engine's password protects it: clients of the network need no certificate."""
+    return not listen.is_local and (tls is None or tls.verify_mode != CERT_REQUIRED)
+
 
 async def is_exposed(address: Address, listen: Listen, tls: SSLContext | None) -> bool:
     """Whether clients of the network need neither a password nor a certificate."""
-    needs_certificate = tls is not None and tls.verify_mode == CERT_REQUIRED
-    return not listen.is_local and not needs_certificate and await _needs_no_login(address)
+    return needs_password(listen, tls) and await _needs_no_login(address)
 
 
 async def _needs_no_login(address: Address) -> bool:
@@ -39,4 +47,4 @@ async def accepts(conn: Connection) -> bool:
     except TimeoutError:
         conn.close()
         raise LostError(conn.name, "it does not answer", wrote=False) from None
-    return not (isinstance(reply, ReplyError) and reply.code in ("NOAUTH", "DENIED"))
+    return not (isinstance(reply, ReplyError) and reply.code in DENIALS)

@@ -31,9 +31,10 @@ EVENTS: Final = {
     "receiver.ready": Event(logging.INFO, "listening for compressed links of peers (`--receive`)"),
     "receiver.refused": Event(
         logging.WARNING,
-        "the receiver refused or closed a connection: `client` is no daemon, or of another version, sent "
-        "invalid bytes or none for a minute, wants a server that is not of this region, or is one too many; "
-        "or this region's engine does not answer. Logged once, then once a minute",
+        "the receiver refused or closed a connection: `client` is no daemon, or of another version, failed "
+        "the TLS handshake, sent invalid bytes or none for a minute, wants a server that is not of this "
+        "region, or is one too many; or this region's engine does not answer, or requires no password. "
+        "Logged once, then once a minute",
         "Fix what `why` names. If `client` is not a daemon of yours, close the port to it.",
     ),
     "daemon.ready": Event(logging.INFO, "every peer was reached and compared once"),

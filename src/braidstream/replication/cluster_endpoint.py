@@ -204,10 +204,14 @@ class ClusterEndpoint(Endpoint):
 
     # The map
 
-    async def _learn_after(self, pause_s: float) -> None:
-        await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+    async def learn(self) -> None:
+        """Read the map now. If no node answers, the last one stays."""
         with contextlib.suppress(BraidError):
             await self._learn()
+
+    async def _learn_after(self, pause_s: float) -> None:
+        await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+        await self.learn()
 
     async def _learn(self) -> None:
         """Read the map from a node that answers, another one each time. One that was cut off from the others

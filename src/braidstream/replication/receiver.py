@@ -10,13 +10,16 @@ every second. The first one has to arrive soon after the hello: it is the login.
 
 import asyncio
 import contextlib
+import socket
 from collections import Counter
-from ssl import SSLContext
+from collections.abc import Coroutine
+from ssl import SSLContext, SSLError
 from typing import Any, Final
 
-from braidstream.errors import BraidError, LostError
+from braidstream.errors import BraidError, ConfigError, LostError
 from braidstream.net.address import Address
 from braidstream.net.compressed import HELLO, LONGEST_LINE, OK, Packer, Traffic, TunnelError, Unpacker
+from braidstream.net.exposure import DENIALS
 from braidstream.net.listen import Listen
 from braidstream.net.sentinels import Place
 from braidstream.observability.metrics import Family
@@ -36,6 +39,9 @@ LINGER_S: Final = 1.0
 # How often the sentinels are asked whether the connections go to the primary.
 LOOK_S: Final = 1.0
 _READ: Final = 64 * 1024
+# How long to wait if no connection can be accepted: too many files are open.
+_ACCEPT_AGAIN_S: Final = 1.0
+_DENIALS: Final = tuple(f"-{code}" for code in DENIALS)
 _REFUSAL: Final = b"-ERR receiver: %b\r\n"
 _NOT_REDIS: Final = (
     "this is the receiver of braid replicate, not a Redis server. Only daemons of the same version connect"
@@ -43,33 +49,41 @@ _NOT_REDIS: Final = (
 
 
 class _RefusedError(Exception):
-    """A connection that gets an error and is closed."""
+    """A connection that is closed; it gets an error, if it can read one."""
 
 
 class Receiver:
-    """source: the own engine, as the daemon knows it."""
+    """source: the own engine, as the daemon knows it. needs_password: do not connect to one without."""
 
-    def __init__(self, source: Endpoint) -> None:
+    def __init__(self, source: Endpoint, *, needs_password: bool) -> None:
         self.traffic = Traffic()
-        self._source = source
-        self._server: asyncio.Server | None = None
+        self._source, self._needs_password = source, needs_password
+        self._tasks = set[asyncio.Task[None]]()
         self._open: dict[asyncio.Task[Any], Place] = {}
         self._hosts = Counter[str]()  # all connections, also those without an engine yet
         self._trouble = Repeated()
 
+    async def check(self) -> None:
+        """ConfigError if the engine has no password, but needs one. Each connection is checked again."""
+        with contextlib.suppress(LostError, OSError, ValueError):
+            async with asyncio.timeout(STEP_WITHIN_S):
+                _, engine, _ = await self._connect(self._source.address)
+                engine.transport.abort()
+
     async def start(self, listen: Listen, tls: SSLContext | None) -> str:
         """Start to listen. Returns HOST:PORT. OSError if that fails."""
-        within_s = None if tls is None else STEP_WITHIN_S
-        self._server = await asyncio.start_server(
-            self._serve, listen.host, listen.port, ssl=tls, ssl_handshake_timeout=within_s, limit=_READ
-        )
-        host, port = self._server.sockets[0].getsockname()[:2]
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(listen.host, listen.port, type=socket.SOCK_STREAM)
+        places = dict.fromkeys((family, at) for family, _, _, _, at in found)
+        listening = [socket.create_server(at, family=family) for family, at in places]
+        host, port = listening[0].getsockname()[:2]
+        for each in listening:
+            each.setblocking(False)
+            self._begin(self._accept(each, tls))
         return str(Listen(host, port))
 
     def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for task in self._open:
+        for task in self._tasks:
             task.cancel()
 
     def families(self) -> list[Family]:
@@ -91,37 +105,67 @@ class Receiver:
 
     # One connection
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        who = writer.get_extra_info("peername") or ("?", 0)
-        engine: asyncio.StreamWriter | None = None
-        task = asyncio.current_task()
-        assert task is not None
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, listening: socket.socket, tls: SSLContext | None) -> None:
+        """asyncio's server would not say which handshakes of TLS fail, and why."""
+        with listening:
+            while True:
+                try:
+                    sock, who = await asyncio.get_running_loop().sock_accept(listening)
+                except OSError as error:
+                    self._log(("?", 0), f"it cannot be accepted: {error}")
+                    await asyncio.sleep(_ACCEPT_AGAIN_S)
+                else:
+                    self._begin(self._serve(sock, who, tls))
+                    await asyncio.sleep(0)  # sock_accept does not wait while there are more
+
+    async def _serve(self, sock: socket.socket, who: tuple[Any, ...], tls: SSLContext | None) -> None:
         self._hosts[who[0]] += 1
         try:
             if self._hosts.total() > 2 * MOST_CONNECTIONS:
+                sock.close()
                 return
-            answers, engine, self._open[task] = await self._introduce(reader, writer, self._hosts[who[0]])
-            await until_one_ends(self._to_engine(reader, engine), self._to_peer(answers, writer))
+            reader, writer = await _open_streams(sock, tls)
+            try:
+                await self._serve_peer(reader, writer, who)
+            finally:
+                writer.close()
+                # It may not take the last answers.
+                asyncio.get_running_loop().call_later(STEP_WITHIN_S, writer.transport.abort)
         except _RefusedError as error:
-            self._log(who, f"{error}: {error.__cause__}" if error.__cause__ else str(error))
-            await _refuse(reader, writer, str(error))
+            self._log(who, str(error))
+        except TimeoutError as error:
+            self._log(who, str(error) or "it said nothing for too long")
         except TunnelError as error:
             self._log(who, f"it sent invalid bytes: {error}")
-        except TimeoutError:
-            self._log(who, "it said nothing, or took nothing, for too long")
         except OSError:
             pass  # one of the two left
         except asyncio.CancelledError:
             pass  # the primary changed, or the daemon stops
         finally:
-            self._open.pop(task, None)
             self._hosts[who[0]] -= 1
             self._hosts += Counter()  # without zeros
+
+    async def _serve_peer(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, who: tuple[Any, ...]
+    ) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        engine: asyncio.StreamWriter | None = None
+        try:
+            answers, engine, self._open[task] = await self._introduce(reader, writer, self._hosts[who[0]])
+            await until_one_ends(self._to_engine(reader, engine), self._to_peer(answers, writer))
+        except _RefusedError as error:
+            self._log(who, f"{error}: {error.__cause__}" if error.__cause__ else str(error))
+            await _refuse(reader, writer, str(error))
+        finally:
+            self._open.pop(task, None)
             if engine is not None:
                 engine.transport.abort()
-            writer.close()
-            # It may not take the last answers.
-            asyncio.get_running_loop().call_later(STEP_WITHIN_S, writer.transport.abort)
 
     async def _introduce(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, of_host: int
@@ -132,37 +176,66 @@ class Receiver:
         if of_host > MOST_OF_ONE_HOST:
             raise _RefusedError(f"it has {MOST_OF_ONE_HOST} connections of your address, which is its limit")
         async with asyncio.timeout(STEP_WITHIN_S):
-            address = self._wanted(await _read_hello(reader))
+            wanted = await _read_hello(reader)
         try:
             async with asyncio.timeout(STEP_WITHIN_S):
-                connected = await _connect(address)
+                connected = await self._connect(await self._find(wanted))
+        except ConfigError as error:
+            raise _RefusedError(str(error)) from None
         except (BraidError, OSError, ValueError) as error:
             raise _RefusedError("its region's engine does not answer") from error
         writer.write(OK)
         self._trouble.over(asyncio.get_running_loop().time())
         return connected
 
-    def _wanted(self, wanted: str) -> Address:
-        """The server that a peer wants. Only a cluster has more than one."""
+    async def _find(self, wanted: str) -> Address:
+        """The server that a peer wants. Only a cluster has more than one; a peer may know it earlier."""
         source = self._source
         if not isinstance(source, ClusterEndpoint):
             return source.address
-        for address in (source.address, *(node.address for node in source.nodes)):
-            if "{}:{}".format(*address.place) == wanted:
-                return address
+        for looks_again in (True, False):
+            for address in (source.address, *(node.address for node in source.nodes)):
+                if "{}:{}".format(*address.place) == wanted:
+                    return address
+            if looks_again:
+                await source.learn()
         raise _RefusedError(f"{wanted} is no primary of this region's cluster")
+
+    async def _connect(self, address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Place]:
+        """A connection to the engine without a login. RESET ends one that our certificate may have.
+
+        ConfigError if it needs none. Checked each time: a failover may lead to a server without a password.
+        """
+        at = await address.resolve()
+        if at.path is not None:
+            reader, writer = await asyncio.open_unix_connection(at.path, limit=_READ)
+        else:
+            reader, writer = await asyncio.open_connection(at.host, at.port, ssl=at.tls, limit=_READ)
+        try:
+            if (answer := await _ask(reader, writer, "RESET")) != "+RESET":
+                raise ConnectionError(f"{at} answers RESET with {answer!r:.200}")
+            if self._needs_password and (await _ask(reader, writer, "PING")).split(" ")[0] not in _DENIALS:
+                raise ConfigError("the region's server requires no password")
+        except BaseException:
+            writer.transport.abort()
+            raise
+        return reader, writer, at.place
 
     async def _to_engine(self, reader: asyncio.StreamReader, engine: asyncio.StreamWriter) -> None:
         unpacker, traffic, clock = Unpacker(), self.traffic, asyncio.get_running_loop().time
-        async with asyncio.timeout(STEP_WITHIN_S) as idle:
-            while data := await reader.read(_READ):
-                traffic.wire_received += len(data)
-                for raw in unpacker.unpack(data):
-                    traffic.raw_received += len(raw)
-                    engine.write(raw)
-                    await engine.drain()
-                    idle.reschedule(clock() + IDLE_S)
-                await asyncio.sleep(0)  # others have their turn, also if this one never waits
+        try:
+            async with asyncio.timeout(STEP_WITHIN_S) as idle:
+                while data := await reader.read(_READ):
+                    traffic.wire_received += len(data)
+                    for raw in unpacker.unpack(data):
+                        traffic.raw_received += len(raw)
+                        engine.write(raw)
+                        await engine.drain()
+                        idle.reschedule(clock() + IDLE_S)
+                    await asyncio.sleep(0)  # others have their turn, also if this one never waits
+        except TimeoutError:
+            is_stuck = engine.transport.get_write_buffer_size() > 0
+            raise TimeoutError("this region's engine read nothing for too long" if is_stuck else "") from None
 
     async def _to_peer(self, answers: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         packer, traffic = Packer(), self.traffic
@@ -170,9 +243,12 @@ class Receiver:
             packed = packer.pack(data)
             traffic.raw_sent += len(data)
             traffic.wire_sent += len(packed)
-            async with asyncio.timeout(IDLE_S):
-                writer.write(packed)
-                await writer.drain()
+            writer.write(packed)
+            try:
+                async with asyncio.timeout(IDLE_S):
+                    await writer.drain()
+            except TimeoutError:
+                raise TimeoutError("it read nothing for too long") from None
 
     def _log(self, who: tuple[Any, ...], why: str) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -207,19 +283,29 @@ async def _read_hello(reader: asyncio.StreamReader) -> str:
     return line.removeprefix(HELLO).decode("utf-8", "replace")
 
 
-async def _connect(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Place]:
-    """A connection to the engine without a login. RESET ends one that this daemon's certificate may have."""
-    at = await address.resolve()
-    if at.path is not None:
-        reader, writer = await asyncio.open_unix_connection(at.path, limit=_READ)
-    else:
-        reader, writer = await asyncio.open_connection(at.host, at.port, ssl=at.tls, limit=_READ)
+async def _open_streams(
+    sock: socket.socket, tls: SSLContext | None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """As asyncio.open_connection, for the side that accepted. _RefusedError if the handshake of TLS fails."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=_READ)
+    protocol = asyncio.StreamReaderProtocol(reader)
+    within_s = None if tls is None else STEP_WITHIN_S
     try:
-        writer.write(b"RESET\r\n")
-        answer = await reader.readline()
-        if answer != b"+RESET\r\n":
-            raise ConnectionError(f"{at} answers RESET with {answer!r:.200}")
-    except BaseException:
-        writer.transport.abort()
-        raise
-    return reader, writer, at.place
+        transport, _ = await loop.connect_accepted_socket(
+            lambda: protocol, sock, ssl=tls, ssl_handshake_timeout=within_s
+        )
+    except SSLError as error:
+        raise _RefusedError(f"the TLS handshake failed: {error}") from None
+    except ConnectionAbortedError:
+        raise _RefusedError("it did not finish the TLS handshake") from None
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+
+async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, command: str) -> str:
+    """The engine's answer to a command: a line."""
+    writer.write(f"{command}\r\n".encode())
+    answer = await reader.readline()
+    if not answer.endswith(b"\n"):
+        raise ConnectionError("it closed the connection")
+    return answer.decode("utf-8", "replace").rstrip()
