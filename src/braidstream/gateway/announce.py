@@ -158,9 +158,10 @@ class Announced:
             await asyncio.sleep(_PROBE_S)
 
     async def _answers(self, place: Place, listen: Place) -> bool:
-        """QUIT costs the other gateway nothing: it does not use the engine, and needs no login.
+        """QUIT costs the other gateway little: it does not use the engine, and needs no login.
 
-        With TLS the handshake is an answer already. The gateway may then want a certificate that we lack.
+        With TLS it costs a handshake, which is an answer already. The gateway may then want a
+        certificate that we lack.
         """
         try:
             async with asyncio.timeout(_ANSWERS_WITHIN_S):
