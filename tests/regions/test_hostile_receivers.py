@@ -11,7 +11,7 @@ from pathlib import Path
 import zstandard
 
 from braidstream.net.compressed import HELLO, MOST, OK, store
-from braidstream.replication.receiver import MOST_OF_ONE_HOST
+from braidstream.replication.receiver import MOST_CONNECTIONS, MOST_OF_ONE_HOST
 from tests.support.compressed_links import (
     HELLO_LINE,
     WITHIN_S,
@@ -146,11 +146,7 @@ def test_a_health_check_of_a_load_balancer_is_no_refusal(pair: tuple[Engine, Eng
 
 def test_a_tls_handshake_that_fails_is_logged_with_its_reason(engine: Engine, tmp_path: Path) -> None:
     files = tls_files(tmp_path)
-    become(engine, region=1, name="region-1")
-    config = write_config(tmp_path / "braid.toml", {1: engine.url})
-    words = [word for name in ("cert", "key", "ca") for word in (f"--tls-{name}", str(files[name]))]
-    with Daemon(config, 1, "--receive", "0", *words) as daemon:
-        daemon.tells("receiver.ready")
+    with secured(engine, tmp_path, files) as daemon:
         port = receiver_of(daemon)
         socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S).close()  # a health check
         for attempt, why in (
@@ -166,14 +162,41 @@ def test_a_tls_handshake_that_fails_is_logged_with_its_reason(engine: Engine, tm
         assert len(daemon.said("receiver.refused")) == 3
 
 
+def test_strangers_that_do_not_finish_a_tls_handshake_keep_out_no_peer(
+    engine: Engine, tmp_path: Path
+) -> None:
+    files = tls_files(tmp_path)
+    context = ssl.create_default_context(cafile=str(files["ca"]))
+    context.load_cert_chain(files["cert"], files["key"])
+    with secured(engine, tmp_path, files) as daemon, ExitStack() as stack:
+        place = "127.0.0.1", receiver_of(daemon)
+        for _ in range(MOST_CONNECTIONS + MOST_OF_ONE_HOST):
+            stack.enter_context(socket.create_connection(place, WITHIN_S, source_address=("127.0.0.2", 0)))
+        line = stack.enter_context(socket.create_connection(place, WITHIN_S))
+        peer = stack.enter_context(context.wrap_socket(line, server_hostname="127.0.0.1"))
+        peer.sendall(HELLO_LINE)
+        assert peer.recv(100) == OK
+
+
+@contextmanager
+def secured(engine: Engine, folder: Path, files: dict[str, Path]) -> Iterator[Daemon]:
+    """A daemon whose receiver needs certificates of its peers."""
+    become(engine, region=1, name="region-1")
+    config = write_config(folder / "braid.toml", {1: engine.url})
+    words = [word for name in ("cert", "key", "ca") for word in (f"--tls-{name}", str(files[name]))]
+    with Daemon(config, 1, "--receive", "0", *words) as daemon:
+        daemon.tells("receiver.ready")
+        yield daemon
+
+
 def say_without_certificate(port: int, ca: Path) -> None:
     context = ssl.create_default_context(cafile=str(ca))
     with (
         suppress(OSError),
         socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S) as line,
-        context.wrap_socket(line, server_hostname="127.0.0.1") as secured,
+        context.wrap_socket(line, server_hostname="127.0.0.1") as stranger,
     ):
-        secured.recv(1)
+        stranger.recv(1)
 
 
 def is_refused(daemon: Daemon, attempt: Callable[[], object], why: str) -> bool:

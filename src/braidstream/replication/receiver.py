@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import socket
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from ssl import SSLContext, SSLError
 from typing import Any, Final
 
@@ -60,7 +60,8 @@ class Receiver:
         self._source, self._needs_password = source, needs_password
         self._tasks = set[asyncio.Task[None]]()
         self._open: dict[asyncio.Task[Any], Place] = {}
-        self._hosts = Counter[str]()  # all connections, also those without an engine yet
+        self._handshakes = Counter[str]()  # of TLS, by host
+        self._hosts = Counter[str]()  # all connections after that, also those without an engine yet
         self._trouble = Repeated()
 
     async def check(self) -> None:
@@ -124,14 +125,17 @@ class Receiver:
                     await asyncio.sleep(0)  # sock_accept does not wait while there are more
 
     async def _serve(self, sock: socket.socket, who: tuple[Any, ...], tls: SSLContext | None) -> None:
-        self._hosts[who[0]] += 1
+        host, handshakes, hosts = who[0], self._handshakes, self._hosts
         try:
-            if self._hosts.total() > 2 * MOST_CONNECTIONS:
-                sock.close()
-                return
-            reader, writer = await _open_streams(sock, tls)
+            with _counted(handshakes, host):
+                many = handshakes.total() + hosts.total() > 2 * MOST_CONNECTIONS
+                if many or handshakes[host] > MOST_OF_ONE_HOST:
+                    sock.close()
+                    return
+                reader, writer = await _open_streams(sock, tls)
             try:
-                await self._serve_peer(reader, writer, who)
+                with _counted(hosts, host):
+                    await self._serve_peer(reader, writer, who)
             finally:
                 writer.close()
                 # It may not take the last answers.
@@ -146,9 +150,6 @@ class Receiver:
             pass  # one of the two left
         except asyncio.CancelledError:
             pass  # the primary changed, or the daemon stops
-        finally:
-            self._hosts[who[0]] -= 1
-            self._hosts += Counter()  # without zeros
 
     async def _serve_peer(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, who: tuple[Any, ...]
@@ -281,6 +282,17 @@ async def _read_hello(reader: asyncio.StreamReader) -> str:
     if rest:  # a daemon waits for the answer
         raise _RefusedError(_NOT_REDIS)
     return line.removeprefix(HELLO).decode("utf-8", "replace")
+
+
+@contextlib.contextmanager
+def _counted(hosts: Counter[str], host: str) -> Iterator[None]:
+    hosts[host] += 1
+    try:
+        yield
+    finally:
+        hosts[host] -= 1
+        if not hosts[host]:
+            del hosts[host]
 
 
 async def _open_streams(
