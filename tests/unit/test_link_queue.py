@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import pytest
+
 from braidstream.replication.queue import Need, Queue
 
 TASKS = 8
@@ -76,3 +78,44 @@ def test_a_stream_that_changes_while_it_is_taken_comes_again_after_that() -> Non
         assert await tasks[1] == b"a"
 
     with_takers(story)
+
+
+def test_streams_that_are_due_at_one_time_start_together() -> None:
+    async def story(queue: Queue, tasks: list[asyncio.Task[bytes]]) -> None:
+        for name in (b"a", b"b", b"c"):
+            queue.add(name, Need.SYNC, 0.01)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        assert sorted(task.result() for task in tasks if task.done()) == [b"a", b"b", b"c"]
+
+    with_takers(story)
+
+
+def test_streams_that_wait_for_their_time_keep_no_task_busy() -> None:
+    async def story(queue: Queue, tasks: list[asyncio.Task[bytes]]) -> None:
+        for number in range(100):
+            queue.add(b"later-%d" % number, Need.SYNC, 60.0)
+        assert (len(queue), queue.in_work) == (100, 0)
+        for number in range(TASKS + 2):
+            queue.add(b"now-%d" % number, Need.SYNC)
+        assert queue.in_work == TASKS + 2
+        queue.done(await tasks[0])
+        assert queue.in_work == TASKS + 1
+
+    with_takers(story)
+
+
+def test_on_uvloop_times_within_a_millisecond_are_kept() -> None:
+    """Its timers for less than that are no timers, and do not know when they ring."""
+    uvloop = pytest.importorskip("uvloop")
+
+    async def story() -> None:
+        queue = Queue()
+        tasks = [asyncio.create_task(queue.take()) for _ in range(TASKS)]
+        await asyncio.sleep(0.01)
+        for number in range(TASKS):
+            queue.add(b"%d" % number, Need.SYNC, 0.0004 - number / 100_000)
+        found = await asyncio.gather(*tasks)
+        assert {name for name, _ in found} == {b"%d" % number for number in range(TASKS)}
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(story())
