@@ -242,3 +242,29 @@ def test_entries_that_a_full_region_refuses_arrive_when_it_has_room_again(
         operator.config_set("maxmemory", "0")
     world.sync()
     assert texts(world) == [["1", *["2", "3"] * 3]] * 3
+
+
+def test_a_link_says_which_stream_was_refused_after_it_had_sent_on(
+    world: World, engines: list[Engine], full: Callable[[int], None]
+) -> None:
+    """`follow` does not wait for the reply, and the next comparison of the stream may be far away."""
+    world[1].xadd("m", {"n": "1"})
+    world.sync()
+    link, heard = world.links[1, 2], list[bytes]()
+
+    async def send_on() -> None:
+        link.on_refused = heard.append
+        await link.sync(b"m")
+        full(2)
+        world[1].xadd("m", {"n": "2"})
+        await link.follow(b"m")
+        async with asyncio.timeout(10):
+            while not heard:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(send_on())
+    assert heard == [b"m"]
+    with engines[1].client() as operator:
+        operator.config_set("maxmemory", "0")
+    world.sync()
+    assert texts(world) == [["1", "2"]] * 3

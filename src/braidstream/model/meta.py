@@ -230,6 +230,8 @@ class Registry:
 
     def with_strand(self, strand: Strand) -> "Registry":
         """This registry with a strand (in this life) that exists."""
+        if strand in self.strands:
+            return self
         cuts = {each: cut for each, cut in self.cuts.items() if each.label != strand.label}
         others = [each for each in self.strands if each.label != strand.label]
         cuts[strand] = self.cuts.get(strand, ids.ZERO)

@@ -9,6 +9,7 @@ would leave a gap), and the flow has failed: its link reads the target's positio
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -58,6 +59,7 @@ class Flow:
     ends: the target's positions once everything in flight has arrived.
     bell: the stamp of the target's bell, for strands that are new there.
     takes_spliced: the target's functions take entries as bytes.
+    on_failure: called when the target refuses a batch.
     """
 
     target: PlanRunner
@@ -68,6 +70,7 @@ class Flow:
     ends: dict[Strand, Id] = field(default_factory=dict)
     bell: bytes = b""
     takes_spliced: bool = True
+    on_failure: Callable[[], None] = lambda: None
     failed: BaseException | None = None
     sent: int = 0
     _batches: int = 0
@@ -111,7 +114,7 @@ class Flow:
             try:
                 while answer := await ahead.take():
                     parts, meta = answer
-                    if causal(meta) != causal(self.merged):
+                    if meta != self.merged and causal(meta) != causal(self.merged):
                         raise ReplyError("BSMOVED the stream changed otherwise than by appends")
                     for part in parts:
                         await self._take_off(strand, part)
@@ -176,5 +179,6 @@ class Flow:
         self._flying.discard(task)
         if task.cancelled():
             self.failed = self.failed or ReplyError("BSMOVED the link was stopped")
-        elif (error := task.exception()) is not None:
-            self.failed = self.failed or error
+        elif (error := task.exception()) is not None and self.failed is None:
+            self.failed = error
+            self.on_failure()

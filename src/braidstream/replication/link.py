@@ -15,7 +15,7 @@ Kill a link between any two steps, and another one continues. Two links on one s
 """
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Final
 
@@ -66,6 +66,8 @@ class Link:
         self.heals = heals
         self.pages = pages or Pages(Source(source, has_pages=here.library >= HAS_PAGES))
         self.window = Window()
+        # Called with a stream whose entries did not arrive, although `follow` had sent them.
+        self.on_refused: Callable[[bytes], None] = lambda name: None
         self._lossy = set[bytes]()  # streams with a loss, until the target has received everything
         self.highest_ms = 0  # the highest ID of our home strands that this link has read
         self._known: OrderedDict[bytes, Known] = OrderedDict()
@@ -138,7 +140,14 @@ class Link:
             if error.code not in STALE:
                 raise
             return await self.sync(name)
-        return Progress(entries=flow.sent - before)
+        self._note_highest(flow)
+        sent = flow.sent - before
+        return Progress(entries=sent, restless=known.has_groups and sent > 0, strands=tuple(flow.ends))
+
+    def _note_highest(self, flow: Flow) -> None:
+        for strand, (ms, _) in flow.ends.items():
+            if strand.has_generated_ids and ms > self.highest_ms:
+                self.highest_ms = ms
 
     async def _round(self, name: bytes, progress: Progress, relay: bool) -> None:
         own, known = self.here.writer, self._recall(name)
@@ -177,7 +186,7 @@ class Link:
             finally:
                 progress.entries += flow.sent - before_sent
             theirs = theirs.with_strands(flow.ends)
-        known.started = True
+        known.started, known.has_groups = True, bool(ours.registry.groups)
         for writer in writers:
             await self._journal(writer, ours, theirs, progress)
         if progress.journal == known.applied:
@@ -215,6 +224,7 @@ class Link:
         known = self._known.get(name)
         if known is None or known.flow.failed is not None:
             known = Known(self._flow({}))
+            known.flow.on_failure = lambda: self.on_refused(name)
         return known
 
     def _flow(self, meta: dict[bytes, bytes]) -> Flow:

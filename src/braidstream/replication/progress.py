@@ -40,6 +40,7 @@ class Known:
     merged, theirs: the two registries after the last merge; while both are unchanged there is nothing to
     merge.
     started: a round has put all our strands into the flow. Until then it does not see every new entry.
+    has_groups: new entries make the source restless.
     marks: our fields about losses when we last looked for losses; None: not yet.
     owes: the target lacks restored entries, and deletions of them may be in transit.
     applied: how far the target has applied our journal.
@@ -49,6 +50,7 @@ class Known:
     merged: dict[bytes, bytes] = field(default_factory=dict)
     theirs: dict[bytes, bytes] = field(default_factory=dict)
     started: bool = False
+    has_groups: bool = False
     marks: dict[bytes, bytes] | None = None
     owes: bool = False
     applied: Id = ids.ZERO
