@@ -4,8 +4,8 @@
                                            `--> if so, on which strands?       XINFO GROUPS, compared
                                            `--> the links compare these streams
 
-While nothing is unread or pending, nothing is asked. A busy stream does not need this: the links compare it
-after its entries anyway.
+While nothing is unread or pending, nothing is asked. The links also compare a stream some time after its new
+entries, but that may be later: if many streams are busy, these comparisons are spaced (carrier.py).
 """
 
 import asyncio
@@ -23,8 +23,8 @@ from braidstream.replication.endpoint import PlanRunner, nodes_of
 EVERY_S: Final = 0.25
 # A further pause for each strand that was read: so reading takes at most about a twentieth of the time.
 PAUSE_S: Final = 0.001
-# Further streams wait for the daemon's regular checks.
-MOST_STREAMS: Final = 1_000
+# Further streams wait for a sweep, or for a check after their entries.
+MOST_STREAMS: Final = 3_000
 PAGE: Final = 200
 # Commands that may move what a group has acknowledged, as INFO commandstats counts them.
 _CALLS: Final = re.compile(

@@ -1,4 +1,12 @@
-"""Takes streams from the queues of a peer, replicates them, and schedules the next check."""
+"""Takes streams from the queues of a peer, replicates them, and schedules the next check.
+
+    a push of the registry or the journal, an acknowledgement, a sweep  --->  compare at once
+    new entries  --->  send them, and compare later: in 0.1 s if few streams wait for that
+                       `--> else spaced, so that a link makes about CHECKS such comparisons a second
+
+A comparison costs about as much as a visit that sends one entry. Those after new entries bring trims, and
+what the others have missed. A sweep finds that too: if it comes first, the comparison is left to it.
+"""
 
 import time
 from collections.abc import Mapping
@@ -14,12 +22,13 @@ from braidstream.replication.ack_watch import AckWatch
 from braidstream.replication.cluster_link import AnyLink
 from braidstream.replication.peer import Peer
 from braidstream.replication.progress import Progress
-from braidstream.replication.queue import Need, Queue
+from braidstream.replication.queue import AT_ONCE, Need, Queue
+from braidstream.replication.sweeping import SWEEP_S
 
-# How many streams one link works on at once.
-AT_ONCE: Final = 32
 # After new entries, when to check for changes without a push: trims and acknowledgements.
 SETTLE_S: Final = 0.1
+# If more than AT_ONCE streams wait for that, how many are checked in a second.
+CHECKS: Final = 50
 REFUSED_S: Final = 1.0
 
 
@@ -70,7 +79,14 @@ class Carrier:
         if moved or not waits:
             peer.restless.pop(name, None)
         if moved or waits:
-            peer.queue.add(name, Need.SYNC, peer.later(name, SETTLE_S))
+            delay_s = 0.0 if progress.waiting else spacing_s(len(peer.queue))
+            if delay_s < SWEEP_S:
+                peer.queue.add(name, Need.SYNC, max(delay_s, peer.later(name, SETTLE_S)))
+
+    def refused(self, peer: Peer, name: bytes) -> None:
+        """Entries did not arrive that `follow` had sent. A sync that runs gets the error itself."""
+        if not peer.queue.is_taken(name):
+            peer.queue.add(name, Need.SYNC, SETTLE_S)
 
     async def _trim_journal(self, link: AnyLink, name: bytes, progress: Progress) -> None:
         """Trim our journal up to what every peer has applied; the last such entry stays as a mark.
@@ -90,3 +106,8 @@ class Carrier:
         if done > ids.ZERO:
             journal = keys.journal(name, link.here.writer)
             await source.run(send_one(("XTRIM", journal, "MINID", "=", ids.text(done))))
+
+
+def spacing_s(waiting: int) -> float:
+    """How long a check waits at least, if so many streams wait for one."""
+    return max(0, waiting - AT_ONCE) / CHECKS

@@ -9,6 +9,7 @@ The daemon is stateless. A new process that replaces a killed one starts with a 
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Final
 
 from braidstream.admin.daemon_status import EVERY_S, DaemonStatus, forget_status
@@ -24,7 +25,7 @@ from braidstream.observability.repeated import Repeated
 from braidstream.observability.traces import Traces
 from braidstream.replication.ack_watch import EVERY_S as ACKS_EVERY_S
 from braidstream.replication.ack_watch import AckWatch
-from braidstream.replication.carrier import AT_ONCE, Carrier
+from braidstream.replication.carrier import Carrier
 from braidstream.replication.changes import Changes
 from braidstream.replication.cluster_endpoint import ClusterEndpoint, recognised
 from braidstream.replication.cluster_feed import ClusterFeed
@@ -43,7 +44,7 @@ from braidstream.replication.leases import Leases
 from braidstream.replication.log_rescue import EVERY_S as RESCUES_EVERY_S
 from braidstream.replication.log_rescue import LogRescue
 from braidstream.replication.peer import Peer, apart, is_misconfigured, why_down
-from braidstream.replication.queue import Need, Queue
+from braidstream.replication.queue import AT_ONCE, Need, Queue
 from braidstream.replication.raising import raise_home
 from braidstream.replication.reporting import families, group_families, link_traffic, report, rescue_families
 from braidstream.replication.skew import watch_clock
@@ -294,7 +295,7 @@ class Daemon:
     def _acknowledged(self, name: bytes) -> bool:
         """Groups of a quiet stream moved. False if a link is busy: report it again later."""
         links = [peer for peer in self.peers.values() if peer.link is not None and peer.takes(name)]
-        idle = [peer for peer in links if len(peer.queue) < AT_ONCE]
+        idle = [peer for peer in links if peer.queue.in_work < AT_ONCE]
         for peer in idle:
             peer.queue.add(name, Need.SYNC)
         return len(idle) == len(links)
@@ -326,6 +327,7 @@ class Daemon:
                 ends = Side(self.source, self._homes.of), Side(peer.endpoint, pinned)
                 peer.fresh, peer.queue = Queue(), Queue()
                 link = link_between(*ends, here=here, there=there)
+                link.on_refused = partial(self._carrier.refused, peer)
                 peer.up(link)
                 peer.sweep.set()
                 async with asyncio.TaskGroup() as tasks:

@@ -10,7 +10,6 @@ from typing import Final
 
 from braidstream.errors import BraidError, LostError
 from braidstream.observability.events import emit
-from braidstream.replication.carrier import AT_ONCE, SETTLE_S
 from braidstream.replication.cluster_endpoint import spares_others
 from braidstream.replication.cluster_link import AnyLink
 from braidstream.replication.cluster_region import region_of
@@ -20,13 +19,15 @@ from braidstream.replication.glance import differing
 from braidstream.replication.identity import check_pair
 from braidstream.replication.leases import Leases
 from braidstream.replication.peer import Peer
-from braidstream.replication.queue import Need
+from braidstream.replication.queue import AT_ONCE, Need
 
 # How often all streams are compared, and at most which part (1/n) of the time that takes.
 SWEEP_S: Final = 30.0
 SWEEP_PART: Final = 20
 # How soon it is repeated at the earliest, if a node was lost. When the node is back, it is at once.
 AGAIN_S: Final = 1.0
+# How often to look whether the link has room for more streams.
+ROOM_S: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class Sweeper:
                 peer.queue.add(name, Need.RELAY)
                 peer.lag.changed(name)
             while peer.queue.relays > 10 * AT_ONCE:
-                await asyncio.sleep(SETTLE_S / 10)
+                await asyncio.sleep(ROOM_S)
         return done
 
 
