@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from tests.support.servers import Engine
 from tests.support.waiting import eventually
 
 GUIDE = Path(__file__).parents[2] / "docs/guides/servers.md"
-# By user: patterns and rights. The last block has no user: what a writer needs besides, for messages.
+# By user: patterns and rights. One block adds to those of a user: what a worker also needs, for dead letters.
+# The last block has no user: what a writer needs besides, for messages.
 _BLOCKS = [
     block.split() for block in re.findall(r"```\n((?:ACL SETUSER |\+)[^`]*)```", GUIDE.read_text(), re.DOTALL)
 ]
-USERS = {block[2]: block[5:] for block in _BLOCKS if block[0] == "ACL"}
+USERS = {block[2]: block[5:] for block in _BLOCKS if block[0] == "ACL" and block[3] == "on"}
+[WORKER] = [block[3:] for block in _BLOCKS if block[0] == "ACL" and block[3] != "on"]
 [IDEMPOTENT] = [block for block in _BLOCKS if block[0] != "ACL"]
 # What the client or the test calls in any case; COMMAND INFO is optional, says the guide.
 OURS = {"acl|log", "auth", "hello", "info", "config|resetstat", "client|setinfo", "command|info"}
@@ -96,6 +99,25 @@ def produce(client: Any) -> None:
     client.execute_command("XADD", "orders", "IDMP", "q", time.time(), "*", "n", "1")
 
 
+def work_until_dead(client: Any) -> None:
+    """A worker creates the stream, and gives up on an entry."""
+    consumer = braidstream.Consumer(client, "orders", group="bills", concurrency=1, stop_timeout=1)
+
+    @consumer.handler
+    def handle(message: braidstream.Message) -> None:
+        raise braidstream.Reject(message["n"])
+
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(consumer.run)
+        try:
+            eventually(lambda: running.done() or client.exists("orders"), within_s=20, why="it creates it")
+            client.xadd("orders", {"n": "bad"})
+            eventually(lambda: running.done() or client.xlen("orders.dead"), within_s=20, why="a dead letter")
+        finally:
+            consumer.stop()
+        running.result()
+
+
 WORK: dict[str, Callable[[Any], None]] = {"reader": read, "writer": write, "consumer": consume}
 
 
@@ -154,6 +176,19 @@ def test_an_idempotent_writer_needs_these_rights_too(region: braidstream.Redis, 
         )
     assert refused(engine) == set()
     assert called(engine) - plain(USERS["writer"]) - {"xcfgset"} == plain(IDEMPOTENT)
+
+
+def test_a_worker_of_the_guide_needs_these_rights_too(region: braidstream.Redis, engine: Engine) -> None:
+    used = set[str]()
+    for regions in [(1,), (1, 2)]:
+        region.run_plan(meet(regions))
+        region.delete("orders", "orders.dead")  # the worker creates them
+        url = grant(engine, "consumer", [*USERS["consumer"], *WORKER])
+        with braidstream.Redis.from_url(url, decode_responses=True) as client:
+            work_until_dead(client)
+        assert refused(engine) == set()
+        used |= called(engine)
+    assert used - plain(USERS["consumer"]) == plain(WORKER)
 
 
 @pytest.mark.parametrize("user", WORK)
