@@ -12,7 +12,7 @@ import typer
 
 from braidstream.admin import log_compaction, log_moves
 from braidstream.cli.log_reach import UNREAD, FoundLog, between, bring, client_of, find, opened, refuse_local
-from braidstream.cli.reach import ConfigFile, Json, report
+from braidstream.cli.reach import ConfigFile, Json, JsonLines, report
 from braidstream.cli.spark_run import duration
 from braidstream.cli.terminal import bar
 from braidstream.cli.verbs import Verbs
@@ -298,7 +298,7 @@ def tail(
     count: Annotated[int | None, typer.Option(min=1, help="Stop after so many entries.")] = None,
     region: Annotated[str | None, typer.Option(help="Read here. Default: at the home.")] = None,
     config: ConfigFile = Path("braid.toml"),
-    as_json: Json = False,
+    as_json: JsonLines = False,
 ) -> None:
     """Show the entries of a log, and new ones as they are written.
 

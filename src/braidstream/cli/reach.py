@@ -28,6 +28,7 @@ ConfigFile = Annotated[
     Path, typer.Option("--config", envvar="BRAID_CONFIG", help="The file that lists the regions.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
+JsonLines = Annotated[bool, typer.Option("--json", help="Print each entry as one line of JSON.")]
 
 # As redis-py 8 has it. redis-py 7 would wait for a frozen server for ever.
 _WITHIN_S: Final = 5.0

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from braidstream.admin.stream_overview import StreamRow, ends_before, find_streams, follow, read_stream
-from braidstream.cli.reach import Json, Url, trouble
+from braidstream.cli.reach import Json, JsonLines, Url, trouble
 from braidstream.clients.any_region import AnyClient, open_region
 from braidstream.errors import BraidError
 from braidstream.inspection.group_reader import GroupRow, read_groups
@@ -84,7 +84,7 @@ def tail(
     url: Url,
     count: Annotated[int, typer.Option("--count", "-n", min=0, help="Show this many entries first.")] = 10,
     follow_: Annotated[bool, typer.Option("--follow/--no-follow", "-f", help="Wait for new entries.")] = True,
-    as_json: Json = False,
+    as_json: JsonLines = False,
 ) -> None:
     """Print the last entries of a stream, and new ones as they arrive, from all regions.
 
